@@ -1,0 +1,1 @@
+"""Quire: a three-tier KV cache for LLM inference."""

@@ -1,0 +1,46 @@
+"""Every error Quire raises on purpose.
+
+    QuireError
+    ├── ConfigError          an option is wrong or contradicts another: names it and the fix
+    ├── StoreError           a store cannot be opened or administered
+    │   └── StoreURLError    the URL itself is wrong
+    ├── MemoryBudgetError    a pool does not fit this machine or container
+    ├── LeaseError           a lease was used after release, or released twice
+    ├── WorkerError          a worker process failed to start or died
+    └── InvariantError       our own bookkeeping is broken: a bug in Quire
+
+Faults of a store, disk or peer while serving are *not* exceptions: they come back per page as a
+`PageStatus` and end as a counted miss.
+"""
+
+
+class QuireError(Exception):
+    """Base of all of Quire's errors."""
+
+
+class ConfigError(QuireError):
+    """An option is wrong, or two options contradict each other."""
+
+
+class StoreError(QuireError):
+    """A store cannot be opened, attached or administered."""
+
+
+class StoreURLError(StoreError):
+    """A store URL is malformed, or names a scheme or option nobody knows."""
+
+
+class MemoryBudgetError(QuireError):
+    """A memory pool does not fit into what this machine or container may use."""
+
+
+class LeaseError(QuireError):
+    """A lease was released twice, or used after its release."""
+
+
+class WorkerError(QuireError):
+    """A worker process could not be started, or is gone."""
+
+
+class InvariantError(QuireError):
+    """A structural invariant does not hold. Always a bug in Quire."""

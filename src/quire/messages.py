@@ -1,0 +1,157 @@
+"""What the leader tells workers and what workers report: typed, msgpack, nothing else.
+
+A command goes to every rank unchanged: pools have the same page numbers everywhere, only the
+bytes behind them differ (each rank holds its shard of the heads). Each rank answers each command
+with completions carrying the operation's id, its rank and a status per page. "Done" is not "ok":
+the statuses say what happened, page by page.
+
+    Backup, Load     one `Transferred(final=True)`
+    Write, Fetch     any number of `Transferred`, the last with final=True; `first` is the index
+                     within the command of the first status carried
+    Probe            one `Probed`
+    *Store           one `StoreChanged`
+    Cancel           nothing of its own: the cancelled operation still ends with its final report,
+                     and only then may its pages be reused
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from quire.types import OperationId, PageIds
+
+
+class _Message(msgspec.Struct, frozen=True, tag_field="t"):
+    pass
+
+
+# ---- commands: leader → worker ------------------------------------------------------------------
+
+
+class Backup(_Message, frozen=True, tag="backup"):
+    """L1 → L2: copy device[i] to host[i]."""
+
+    op: OperationId
+    component: str
+    device: PageIds
+    host: PageIds
+
+
+class Load(_Message, frozen=True, tag="load"):
+    """L2 → L1: copy host[i] to device[i], layer by layer."""
+
+    op: OperationId
+    component: str
+    host: PageIds
+    device: PageIds
+
+
+class Write(_Message, frozen=True, tag="write"):
+    """L2 → L3: publish host[i] under keys[i]."""
+
+    op: OperationId
+    component: str
+    host: PageIds
+    keys: bytes
+    timeout_s: float
+
+
+class Fetch(_Message, frozen=True, tag="fetch"):
+    """L3 → L2: read keys[i] into host[i], in order; pages after the first miss may be skipped."""
+
+    op: OperationId
+    component: str
+    keys: bytes
+    host: PageIds
+    timeout_s: float
+
+
+class Probe(_Message, frozen=True, tag="probe"):
+    """How long a prefix of each query's keys does L3 hold? One command for many requests."""
+
+    op: OperationId
+    component: str
+    queries: list[bytes]
+    timeout_s: float
+
+
+class Cancel(_Message, frozen=True, tag="cancel"):
+    op: OperationId
+
+
+class AttachStore(_Message, frozen=True, tag="attach"):
+    """Open the store at `url` and use it from here on; replaces the one attached."""
+
+    op: OperationId
+    url: str
+
+
+class DetachStore(_Message, frozen=True, tag="detach"):
+    op: OperationId
+
+
+class ClearStore(_Message, frozen=True, tag="clear"):
+    op: OperationId
+
+
+Command = (
+    Backup | Load | Write | Fetch | Probe | Cancel | AttachStore | DetachStore | ClearStore
+)
+
+# ---- completions: worker → leader ---------------------------------------------------------------
+
+
+class Transferred(_Message, frozen=True, tag="transferred"):
+    """Pages [first, first + len(statuses)) of `op` have these statuses (one byte each)."""
+
+    op: OperationId
+    rank: int
+    component: str
+    first: int
+    statuses: bytes
+    final: bool
+    seconds: float = 0.0
+    """Time the bytes of this report took to move; 0 when unknown."""
+
+
+class Probed(_Message, frozen=True, tag="probed"):
+    """Leading pages present, per query."""
+
+    op: OperationId
+    rank: int
+    component: str
+    hits: list[int]
+
+
+class StoreChanged(_Message, frozen=True, tag="store_changed"):
+    op: OperationId
+    rank: int
+    error: str = ""
+    """Empty when it worked, else one sentence for the person who asked."""
+
+
+class WorkerLost(_Message, frozen=True, tag="worker_lost"):
+    """The rank is gone: its operations will never be reported on again."""
+
+    rank: int
+    reason: str
+
+
+Completion = Transferred | Probed | StoreChanged | WorkerLost
+
+_command_codec = msgspec.msgpack.Decoder(list[Command])
+_completion_codec = msgspec.msgpack.Decoder(list[Completion])
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(messages: list[Command] | list[Completion]) -> bytes:
+    return _encoder.encode(messages)
+
+
+def decode_commands(data: bytes) -> list[Command]:
+    """Raises msgspec.DecodeError on anything that is not a list of commands."""
+    return _command_codec.decode(data)
+
+
+def decode_completions(data: bytes) -> list[Completion]:
+    return _completion_codec.decode(data)

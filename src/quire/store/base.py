@@ -1,0 +1,115 @@
+"""The L3 protocol: what a store implements, and the value types that travel through it.
+
+A `Store` keeps *objects*: a fixed-size header followed by a page's bytes, under a name. It knows
+nothing of prefixes, models or checksums. `PageStore` (client.py) sits on every store, seals what
+goes in and verifies what comes out, so that no backend has to be trusted with rule 1, and so
+that a `FaultyStore` placed between the two is seen through.
+
+Calls are batched and block; they are made from a worker's I/O threads, never from the step, and
+several threads call at once. Faults come back per object, never as an exception of the batch: a
+store that does raise is treated as having failed every object of that call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from quire.types import PageKey, PageStatus
+
+HEADER_BYTES = 4096
+"""One disk block, so that the page behind it stays aligned for direct I/O."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Which part of a page an object holds: one component, one shard of its heads."""
+
+    component: str
+    shard: int
+    num_shards: int
+    fingerprint: bytes
+    """32-byte digest of model, dtype, page size and layout: whose bytes these are."""
+    page_bytes: int
+    """Length of every page of this part; a multiple of HEADER_BYTES."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectName:
+    """Full identity of one stored object."""
+
+    key: PageKey
+    component: str
+    shard: int
+    num_shards: int
+
+    @property
+    def text(self) -> str:
+        """File- and URL-safe name: hex key, then component and shard."""
+        return f"{self.key.hex()}.{self.component}.{self.shard}of{self.num_shards}"
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """Where an object's bytes are read from or written to, without a copy."""
+
+    header: memoryview
+    """HEADER_BYTES long, block-aligned."""
+    payload: memoryview
+    """The host page itself, block-aligned when it comes from a host pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    name: ObjectName
+    size_bytes: int
+    modified_s: float
+    """Unix time of publication or last use, as the store knows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """What a store holds and may hold. None: unknown or unlimited."""
+
+    num_objects: int | None = None
+    used_bytes: int | None = None
+    capacity_bytes: int | None = None
+    evicted_objects: int = 0
+    read_only: str = ""
+    """Why nothing is written at the moment; empty when writing works."""
+
+
+class Store(Protocol):
+    """One L3 backend. Thread-safe. `deadline` is absolute, on time.monotonic's clock."""
+
+    url: str
+
+    def contains(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
+        """Is each object published? May be optimistic: get() decides."""
+
+    def get(
+        self, names: Sequence[ObjectName], into: Sequence[Blob], *, deadline: float
+    ) -> list[PageStatus]:
+        """Read header and payload of each object: OK (exactly those bytes), MISS, FAILED, TIMEOUT.
+
+        An object shorter or longer than the blob is CORRUPT.
+        """
+
+    def put(
+        self, names: Sequence[ObjectName], blobs: Sequence[Blob], *, deadline: float
+    ) -> list[PageStatus]:
+        """Publish each object atomically. OK also if it was there already; REJECTED when full."""
+
+    def quarantine(self, name: ObjectName) -> None:
+        """The object failed verification: make it unreadable, keep it for a person if possible."""
+
+    def scan(self) -> Iterator[StoredObject]:
+        """Every published object, in no particular order. For people and verification."""
+
+    def clear(self) -> int:
+        """Remove every object this store owns, nothing else. Returns how many."""
+
+    def stats(self) -> StoreStats: ...
+
+    def close(self) -> None: ...
