@@ -94,9 +94,7 @@ class ClearStore(_Message, frozen=True, tag="clear"):
     op: OperationId
 
 
-Command = (
-    Backup | Load | Write | Fetch | Probe | Cancel | AttachStore | DetachStore | ClearStore
-)
+Command = Backup | Load | Write | Fetch | Probe | Cancel | AttachStore | DetachStore | ClearStore
 
 # ---- completions: worker → leader ---------------------------------------------------------------
 

@@ -1,0 +1,39 @@
+"""Eviction policies by name."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+
+from quire.eviction.base import EvictionPolicy, Queue
+from quire.eviction.fifo import FIFO
+from quire.eviction.lfu import LFU
+from quire.eviction.lru import LRU
+from quire.eviction.priority import MAX_PRIORITY, Priority
+from quire.eviction.slru import SLRU
+
+__all__ = ["MAX_PRIORITY", "EvictionKind", "EvictionPolicy", "Queue", "make_policy"]
+
+
+class EvictionKind(enum.Enum):
+    LRU = "lru"
+    LFU = "lfu"
+    SLRU = "slru"
+    FIFO = "fifo"
+    PRIORITY = "priority"
+
+
+def make_policy(
+    kind: EvictionKind, clock: Callable[[], float], retention_decay_s: float = 60.0
+) -> EvictionPolicy:
+    match kind:
+        case EvictionKind.LRU:
+            return LRU()
+        case EvictionKind.LFU:
+            return LFU()
+        case EvictionKind.SLRU:
+            return SLRU()
+        case EvictionKind.FIFO:
+            return FIFO()
+        case EvictionKind.PRIORITY:
+            return Priority(clock, retention_decay_s)

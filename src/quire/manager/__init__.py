@@ -1,0 +1,25 @@
+"""The leader: one single-threaded object that owns all metadata."""
+
+from quire.manager.counters import Count, Counters, Decline
+from quire.manager.events import CacheEvent, EventBatch, EventKind
+from quire.manager.lease import Lease, LoadState, PrefixMatch
+from quire.manager.manager import CacheManager
+from quire.manager.prefetch import Prefetch, PrefetchState
+from quire.manager.stores import StoreChange, StoreState
+
+__all__ = [
+    "CacheEvent",
+    "CacheManager",
+    "Count",
+    "Counters",
+    "Decline",
+    "EventBatch",
+    "EventKind",
+    "Lease",
+    "LoadState",
+    "Prefetch",
+    "PrefetchState",
+    "PrefixMatch",
+    "StoreChange",
+    "StoreState",
+]

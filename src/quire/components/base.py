@@ -1,0 +1,67 @@
+"""What a kind of state needs from the tree.
+
+A prefix is usable up to the deepest page boundary at which *every* component is satisfied. Each
+component answers that for itself, and says what may be evicted; the tree and the manager ask all
+of them and assume none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from quire.tree import Holding, Node
+from quire.types import Tier
+
+
+class Step(NamedTuple):
+    """One node on a walk, and the page of the key at which its covered part ends."""
+
+    node: Node
+    end: int
+
+
+class Guard(NamedTuple):
+    """One lock: the slot's holdings of the nodes from `tail` up to below `stop` (None: the root).
+
+    Both ends survive splits, and what is locked stays, so unlocking the same triple undoes it.
+    """
+
+    slot: int
+    tail: Node
+    stop: Node | None
+
+
+class Component(Protocol):
+    name: str
+    index: int
+    """Position among the manager's components: its slots in Node.held."""
+
+    def deepest(self, path: Sequence[Step], limit: int, *, host: bool) -> int:
+        """Largest page boundary ≤ `limit` at which this component is satisfied.
+
+        `host` = False counts READY device pages only, True also those that are READY on the host.
+        """
+
+    def protection(self, tail: Node) -> list[Guard]:
+        """Locks that keep this component's state along the path to `tail` usable.
+
+        Together the guards cover every node of the path, so that no node above a protected one
+        can leave the tree.
+        """
+
+    def may_evict(self, holding: Holding, tier: Tier) -> bool:
+        """May a READY holding leave `tier` now?"""
+
+
+def usable_pages(
+    components: Sequence[Component], path: Sequence[Step], limit: int, *, host: bool
+) -> int:
+    """Deepest boundary at which all components are satisfied: lower the limit until all agree."""
+    while True:
+        agreed = limit
+        for component in components:
+            agreed = component.deepest(path, agreed, host=host)
+        if agreed == limit or len(components) == 1:
+            return agreed
+        limit = agreed

@@ -1,0 +1,113 @@
+"""What an eviction policy is: an order over the holdings of one tier, coldest first.
+
+Every READY holding of a tier is in its policy, locked or not, so that locking costs a counter and
+no list operation. A holding met at the cold end that may not go now (locked, or others hang below
+it) is *parked*: taken out of the order until `touch` or `unpark` brings it back. Each lock period
+parks a holding at most once, so that finding a victim costs O(1) amortised, however many leaves
+there are.
+
+The tree calls `insert` and `touch` child first along a path. A policy that keeps parents behind
+their children (all of ours do) therefore has an evictable leaf at its cold end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from quire.tree import Holding
+
+Evictable = Callable[["Holding"], bool]
+
+
+class EvictionPolicy(Protocol):
+    def insert(self, holding: Holding) -> None:
+        """The holding has become READY in this tier."""
+
+    def touch(self, holding: Holding) -> None:
+        """It was used, and its last user has just let go. Brings a parked one back."""
+
+    def unpark(self, holding: Holding) -> None:
+        """It may go again although nobody used it: back to the cold end if parked."""
+
+    def split(self, lower: Holding, upper: Holding) -> None:
+        """`upper` was cut off `lower`, its child: same standing, right behind it."""
+
+    def remove(self, holding: Holding) -> None:
+        """It is gone from this tier."""
+
+    def victim(self, evictable: Evictable) -> Holding | None:
+        """The coldest holding that may go (it stays in the order), or None."""
+
+    def coldest(self) -> Iterator[Holding]:
+        """From the cold end on. The order must not change while iterating."""
+
+
+class Queue:
+    """Intrusive doubly linked list of holdings, cold end first. A holding is in at most one."""
+
+    __slots__ = ("_next", "_prev")
+
+    def __init__(self) -> None:
+        # The queue is its own sentinel: an empty one points at itself.
+        self._prev: Holding | Queue = self
+        self._next: Holding | Queue = self
+
+    def push_hot(self, holding: Holding) -> None:
+        self._link(self._prev, holding, self)
+
+    def push_cold(self, holding: Holding) -> None:
+        self._link(self, holding, self._next)
+
+    def insert_after(self, where: Holding, holding: Holding) -> None:
+        self._link(where, holding, where._next)
+
+    def remove(self, holding: Holding) -> None:
+        before, after = holding._prev, holding._next
+        before._next = after
+        after._prev = before
+        holding._prev = holding._next = holding
+        holding.queue = None
+
+    def coldest(self) -> Holding | None:
+        first = self._next
+        return None if isinstance(first, Queue) else first
+
+    def hottest(self) -> Holding | None:
+        last = self._prev
+        return None if isinstance(last, Queue) else last
+
+    def __iter__(self) -> Iterator[Holding]:
+        at = self._next
+        while not isinstance(at, Queue):
+            yield at
+            at = at._next
+
+    def _link(self, before: Holding | Queue, holding: Holding, after: Holding | Queue) -> None:
+        holding._prev = before
+        holding._next = after
+        before._next = holding
+        after._prev = holding
+        holding.queue = self
+
+
+def first_evictable(queue: Queue, evictable: Evictable) -> Holding | None:
+    """Coldest holding of `queue` that may go; parks those in front of it."""
+    while (holding := queue.coldest()) is not None:
+        if evictable(holding):
+            return holding
+        queue.remove(holding)
+    return None
+
+
+def discard(holding: Holding) -> None:
+    """Out of whichever queue it is in; nothing if parked."""
+    if holding.queue is not None:
+        holding.queue.remove(holding)
+
+
+def split_in_place(lower: Holding, upper: Holding) -> None:
+    """Default `split`: right behind its child, or parked with it."""
+    if lower.queue is not None:
+        lower.queue.insert_after(lower, upper)

@@ -1,0 +1,160 @@
+"""Core: what the parts of the manager share, and the moves of pages between owners.
+
+Knows the tree, the allocators, the counters, the events and the outbox. Each page of each pool is
+at every moment free, in the tree, in a lease or in an operation; every move between those goes
+through here or through the tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from quire.components import Component, Guard
+from quire.config import CacheConfig
+from quire.errors import InvariantError
+from quire.eviction import make_policy
+from quire.manager.counters import Count, Counters
+from quire.manager.events import CacheEvent, EventBuffer, EventKind
+from quire.manager.operations import Operation, Operations
+from quire.memory.allocator import PageAllocator
+from quire.messages import Command
+from quire.tree import Freed, Holding, Node, PrefixTree, Root, slot_of
+from quire.types import PageIds, Tier, num_pages
+
+Clock = Callable[[], float]
+
+
+class Core:
+    def __init__(self, config: CacheConfig, components: Sequence[Component], clock: Clock) -> None:
+        self.config = config
+        self.components = components
+        self.clock = clock
+        self.tree = PrefixTree(
+            len(components),
+            lambda _component, _tier: make_policy(config.eviction, clock, config.retention_decay_s),
+        )
+        sizes = {Tier.DEVICE: config.device_pages, Tier.HOST: config.host_pages}
+        self.allocators = [PageAllocator(sizes[tier]) for _ in components for tier in Tier]
+        """By slot."""
+        self.counters = Counters()
+        self.events = EventBuffer(config.event_buffer)
+        self.operations = Operations(config.num_ranks, [c.name for c in components])
+        self.outbox: list[Command] = []
+        self.store_epoch = 0
+        """Number of the store attached, counting attachments and clearings; 0: none attached."""
+        self._last_epoch = 0
+        self._evictable = [self._rule(c, tier) for c in components for tier in Tier]
+
+    def _rule(self, component: Component, tier: Tier) -> Callable[[Holding], bool]:
+        return lambda holding: component.may_evict(holding, tier)
+
+    # ---- pages ----------------------------------------------------------------------------------
+
+    def reserve(self, slot: int, count: int) -> PageIds | None:
+        """Allocate, evicting the shortfall if need be. None: nothing was allocated."""
+        allocator = self.allocators[slot]
+        pages = allocator.allocate(count)
+        if pages is None:
+            if count > allocator.num_pages:
+                return None  # hopeless: do not empty the cache for it
+            self.evict(slot, count - allocator.num_free)
+            pages = allocator.allocate(count)
+        return pages
+
+    def evict(self, slot: int, count: int) -> int:
+        """Free at least `count` pages of the slot if that many may go. Returns how many went.
+
+        Host: copies of what the device has too go first, most recently used first (the device
+        will keep those longest); then leaves that only the host has, in policy order.
+        """
+        freed = 0
+        spare = self.tree.spare[slot // len(Tier)] if slot % len(Tier) == Tier.HOST else None
+        while freed < count and spare is not None and (holding := spare.hottest()) is not None:
+            if self._evictable[slot](holding):
+                freed += num_pages(holding.pages)
+                self.counters.add(Count.EVICTED_SPARE, num_pages(holding.pages))
+                self.release(self.tree.detach(holding.node, slot))
+            else:
+                spare.remove(holding)  # parked; unlocking brings it back
+        order, rule = self.tree.orders[slot], self._evictable[slot]
+        name = Count.EVICTED_HOST if slot % len(Tier) == Tier.HOST else Count.EVICTED_DEVICE
+        while freed < count and (holding := order.victim(rule)) is not None:
+            self.counters.add(name, num_pages(holding.pages))
+            for gone in self.tree.detach(holding.node, slot):
+                freed += num_pages(gone.pages) if slot == slot_of(gone.component, gone.tier) else 0
+                self.release([gone])
+        return freed
+
+    def release(self, freed: Sequence[Freed]) -> None:
+        """Pages that left the tree go back to their pools."""
+        for gone in freed:
+            self.allocators[slot_of(gone.component, gone.tier)].free(gone.pages)
+            if not gone.was_ready:
+                continue
+            if not any(gone.node.held):
+                self.counters.add(Count.DROPPED, num_pages(gone.pages))
+            if self.events.enabled:
+                tier = gone.tier.name.lower()
+                self._emit(EventKind.REMOVED, tier, gone.component, gone.node)
+
+    # ---- protection -----------------------------------------------------------------------------
+
+    def protect(self, tail: Node, extra: Sequence[Guard] = ()) -> list[Guard]:
+        """Lock the path to `tail` in every component, and the extra guards."""
+        guards = [guard for c in self.components for guard in c.protection(tail)]
+        guards += extra
+        for slot, end, stop in guards:
+            self.tree.lock(end, stop, slot)
+        root = self.tree.root_of(tail)
+        root.users += 1
+        guards.append(Guard(-1, root, None))  # the root itself: keeps an empty namespace alive
+        return guards
+
+    def unprotect(self, guards: list[Guard], *, used: bool) -> None:
+        """Undo `protect`; the list is emptied, so that it cannot be undone twice."""
+        while guards:
+            slot, end, stop = guards.pop(0)
+            if slot < 0:
+                assert isinstance(end, Root)
+                end.users -= 1
+                if end.users < 0:
+                    raise InvariantError("a root was released more often than it was used")
+                self.tree.drop_root_if_unused(end)
+            else:
+                self.release(self.tree.unlock(end, stop, slot, used=used))
+
+    @property
+    def healthy(self) -> bool:
+        """Are all ranks alive? Without one of them no new operation could ever end."""
+        return not self.operations.lost_ranks
+
+    # ---- keys, store, events --------------------------------------------------------------------
+
+    @property
+    def keyed(self) -> bool:
+        """Does anybody need page keys at the moment?"""
+        return self.store_epoch > 0 or self.events.enabled
+
+    def next_epoch(self) -> None:
+        self._last_epoch += 1
+        self.store_epoch = self._last_epoch
+
+    def stored(self, node: Node, slot: int) -> None:
+        """Announce that a node's pages are READY in a tier."""
+        if self.events.enabled:
+            component, tier = divmod(slot, len(Tier))
+            self._emit(EventKind.STORED, Tier(tier).name.lower(), component, node)
+
+    def written(self, node: Node) -> None:
+        """Announce that the store has a node's pages."""
+        if self.events.enabled:
+            for component in self.components:
+                self._emit(EventKind.STORED, "store", component.index, node)
+
+    def _emit(self, kind: EventKind, tier: str, component: int, node: Node) -> None:
+        name = self.components[component].name
+        self.events.add(CacheEvent(kind, tier, name, self.tree.keys_of(node)))
+
+    def finish(self, op: Operation) -> None:
+        """Give back the locks of an operation that has ended."""
+        self.unprotect(op.guards, used=False)

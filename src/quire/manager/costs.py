@@ -1,0 +1,49 @@
+"""CostModel: does fetching beat recomputing? Fed by measured rates, optimistic without them."""
+
+from __future__ import annotations
+
+_SMOOTHING = 0.2
+_RETRY_EVERY = 16
+
+
+class _Rate:
+    """Exponentially smoothed seconds per item."""
+
+    def __init__(self) -> None:
+        self.seconds_per_item: float | None = None
+
+    def observe(self, items: int, seconds: float) -> None:
+        if items <= 0 or seconds <= 0:
+            return
+        sample = seconds / items
+        old = self.seconds_per_item
+        self.seconds_per_item = sample if old is None else old + _SMOOTHING * (sample - old)
+
+
+class CostModel:
+    def __init__(self, *, enabled: bool, page_size: int) -> None:
+        self._enabled = enabled
+        self._page_size = page_size
+        self._fetch = _Rate()
+        self._prefill = _Rate()
+        self._declined_in_a_row = 0
+
+    def observe_fetch(self, num_pages: int, seconds: float) -> None:
+        self._fetch.observe(num_pages, seconds)
+
+    def observe_prefill(self, num_tokens: int, seconds: float) -> None:
+        self._prefill.observe(num_tokens, seconds)
+
+    def worth_fetching(self, num_pages: int) -> bool:
+        """True while a rate is unknown, and now and then although it is not: stores recover."""
+        fetch, prefill = self._fetch.seconds_per_item, self._prefill.seconds_per_item
+        if not self._enabled or fetch is None or prefill is None:
+            return True
+        if fetch * num_pages < prefill * num_pages * self._page_size:
+            self._declined_in_a_row = 0
+            return True
+        self._declined_in_a_row += 1
+        if self._declined_in_a_row >= _RETRY_EVERY:
+            self._declined_in_a_row = 0
+            return True
+        return False

@@ -1,0 +1,146 @@
+"""check(): recompute from scratch what the manager keeps incrementally, and compare.
+
+Proves that every page of every pool has exactly one owner, that locks equal the guards that are
+alive, and that the tree's structure, counters and eviction orders equal their definitions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from quire.components import Guard
+from quire.errors import InvariantError
+from quire.manager.core import Core
+from quire.manager.lease import Lease
+from quire.manager.prefetch import Prefetcher
+from quire.tree import NUM_TIERS, Holding, Node, Root
+from quire.types import PAGE_KEY_BYTES, PageIds, Residency, Tier, num_pages, page_array
+
+
+def check(core: Core, leases: Iterable[Lease], prefetcher: Prefetcher) -> None:
+    leases = list(leases)
+    _check_structure(core)
+    _check_locks(core, leases, prefetcher)
+    _check_owners(core, leases, prefetcher)
+    _check_orders(core)
+
+
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        raise InvariantError(what)
+
+
+def _nodes(core: Core) -> Iterator[Node]:
+    stack: list[Node] = list(core.tree.roots.values())
+    while stack:
+        node = stack.pop()
+        stack.extend((node.children or {}).values())
+        if not isinstance(node, Root):
+            yield node
+
+
+def _check_structure(core: Core) -> None:
+    for root in core.tree.roots.values():
+        _require(bool(root.children) or root.users > 0, "an empty root without users was kept")
+    for node in _nodes(core):
+        root, parent = core.tree.root_of(node), node.parent
+        assert parent is not None
+        size = node.num_pages
+        overlap = root.page_width - root.page_bytes
+        _require(size > 0, f"{node} is empty")
+        _require(any(h is not None for h in node.held), f"{node} holds nothing")
+        _require(len(node.tokens) == size * root.page_bytes + overlap, f"{node}: tokens")
+        key = hash(node.tokens[: root.page_width])
+        _require((parent.children or {}).get(key) is node, f"{node} is not under its first page")
+        if node.page_keys is not None:
+            _require(len(node.page_keys) == size * PAGE_KEY_BYTES, f"{node}: page keys")
+        for slot, holding in enumerate(node.held):
+            if holding is not None:
+                _check_holding(node, slot, holding)
+
+
+def _check_holding(node: Node, slot: int, holding: Holding) -> None:
+    parent = node.parent
+    assert parent is not None
+    _require(holding.node is node, f"{node}: holding of another node")
+    _require(num_pages(holding.pages) == node.num_pages, f"{node}: pages of slot {slot}")
+    _require(holding.state is not Residency.ABSENT, f"{node}: an absent holding")
+    if slot % NUM_TIERS == Tier.DEVICE:
+        below = sum(c.held[slot] is not None for c in (node.children or {}).values())
+        _require(holding.branches == below, f"{node}: {holding.branches} branches, not {below}")
+        closed = isinstance(parent, Root) or parent.held[slot] is not None
+        _require(closed, f"{node} is on the device below a parent that is not")
+
+
+def _check_locks(core: Core, leases: list[Lease], prefetcher: Prefetcher) -> None:
+    held: list[list[Guard]] = [lease.guards for lease in leases]
+    held += [op.guards for op in core.operations.running.values()]
+    held += prefetcher.live_guards()
+    locks: Counter[int] = Counter()
+    users: Counter[int] = Counter()
+    for guard in (guard for guards in held for guard in guards):
+        if guard.slot < 0:
+            users[id(guard.tail)] += 1
+            continue
+        for node in core.tree.path(guard.tail, guard.stop):
+            holding = node.held[guard.slot]
+            _require(holding is not None, f"{node} is locked in slot {guard.slot} and absent")
+            locks[id(holding)] += 1
+    for root in core.tree.roots.values():
+        _require(root.users == users.pop(id(root), 0), "a root's users are miscounted")
+    _require(not users, "somebody uses a root that is gone")
+    for node in _nodes(core):
+        for holding in node.held:
+            if holding is not None:
+                due = locks.pop(id(holding), 0)
+                _require(holding.locks == due, f"{node}: {holding.locks} locks, not {due}")
+    _require(not locks, "somebody holds a node that is gone")
+
+
+def _check_owners(core: Core, leases: list[Lease], prefetcher: Prefetcher) -> None:
+    owned: list[list[PageIds]] = [[] for _ in core.allocators]
+    for node in _nodes(core):
+        for slot, holding in enumerate(node.held):
+            if holding is not None:
+                owned[slot].append(holding.pages)
+    for lease in leases:
+        owned[Tier.DEVICE].append(lease.private_pages)
+    reserved = 0
+    for slot, allocator in enumerate(core.allocators):
+        in_operations = prefetcher.reserved_pages(slot)
+        if slot == Tier.HOST:
+            reserved = sum(map(num_pages, in_operations))
+        pages = page_array(PageIds(b"".join([*owned[slot], *in_operations]))).tolist()
+        _require(len(set(pages)) == len(pages), f"slot {slot}: a page has two owners")
+        free = allocator.free_pages()
+        _require(len(free) == allocator.num_free, f"slot {slot}: a page is free twice")
+        _require(free.isdisjoint(pages), f"slot {slot}: a free page has an owner")
+        everything = len(free) + len(pages)
+        _require(everything == allocator.num_pages, f"slot {slot}: {everything} pages accounted")
+    _require(prefetcher.inflight_pages == reserved, "the in-flight budget is miscounted")
+
+
+def _check_orders(core: Core) -> None:
+    tree = core.tree
+    queued = [{id(h) for h in order.coldest()} for order in tree.orders]
+    spare = [{id(h) for h in queue} for queue in tree.spare]
+    seen = 0
+    for node in _nodes(core):
+        for slot, holding in enumerate(node.held):
+            if holding is None:
+                continue
+            component, tier = divmod(slot, NUM_TIERS)
+            device = node.held[slot - tier]
+            on_device = device is not None and device.state is Residency.READY
+            ready = holding.state is Residency.READY
+            is_spare = tier == Tier.HOST and on_device and ready
+            where = spare[component] if is_spare else queued[slot]
+            present = id(holding) in where
+            seen += present
+            _require(present == (holding.queue is not None), f"{node}: in the wrong order")
+            _require(ready or not present, f"{node}: slot {slot} is ordered but not READY")
+            idle = ready and core.components[component].may_evict(holding, Tier(tier))
+            _require(present or not idle, f"{node}: slot {slot} could go but is not ordered")
+    total = sum(map(len, queued)) + sum(map(len, spare))
+    _require(seen == total, "an order holds something that is not in the tree")

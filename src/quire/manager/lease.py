@@ -1,0 +1,108 @@
+"""PrefixMatch and Lease: what a request found, and the handle through which it uses it.
+
+The pages of a request, in the order of its tokens:
+
+    page    0 ················ d ················ t ·················
+            [  in the tree,  )[  in the tree,  )
+            [  on the device )[  on the host   )
+                              [  private pages of the request, computed by it ···
+            ╰─ num_device ───╯╰─ num_host ─────╯
+
+`pages` is the request's page table: tree pages [0, d), then its private ones. Loading moves d
+towards t; committing moves private pages into the tree and d with them. Tree pages stay where
+they are until release; private pages belong to the lease alone.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple
+
+from quire.components import Guard
+from quire.errors import LeaseError
+from quire.keys import PrefixKey
+from quire.tree import Node, Walk
+from quire.types import NO_PAGES, OperationId, PageIds, RequestId, num_pages
+
+if TYPE_CHECKING:
+    from quire.manager.manager import CacheManager
+    from quire.manager.prefetch import Prefetch
+
+
+class PrefixMatch(NamedTuple):
+    """How much of a key is usable, in pages. A pure reading: true when taken, protects nothing."""
+
+    key: PrefixKey
+    num_device: int
+    """Leading pages on the device."""
+    num_host: int
+    """Pages after those that are on the host."""
+    walk: Walk
+    change: int
+    """State of the tree it was read from."""
+
+    @property
+    def num_pages(self) -> int:
+        return self.num_device + self.num_host
+
+
+class LoadState(enum.Enum):
+    IDLE = enum.auto()
+    """Nothing is on its way: every tree page of the lease is on the device and readable."""
+    LOADING = enum.auto()
+    """Pages are arriving layer by layer; the worker's wait_layer() says when each is there."""
+    FAILED = enum.auto()
+    """Pages will not arrive: release the lease and start over from a new match."""
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    manager: CacheManager
+    owner: RequestId
+    key: PrefixKey
+    priority: int
+    tail: Node
+    """End of the path it protects."""
+    device_tail: Node
+    """End of the device part of that path."""
+    guards: list[Guard]
+    tree_pages: PageIds
+    """Device pages of the tree it uses, from page 0 on."""
+    private_pages: PageIds = NO_PAGES
+    loads: set[OperationId] = field(default_factory=set)
+    """Loads in flight that fill some of `tree_pages`."""
+    load_state: LoadState = LoadState.IDLE
+    prefetch: Prefetch | None = None
+    released: bool = False
+
+    @property
+    def num_device(self) -> int:
+        return num_pages(self.tree_pages)
+
+    @property
+    def num_host(self) -> int:
+        """Pages on the host that a load would bring to the device."""
+        return max(0, self.tail.end - self.num_device)
+
+    @property
+    def pages(self) -> PageIds:
+        """The request's page table."""
+        return PageIds(self.tree_pages + self.private_pages)
+
+    def require_live(self) -> None:
+        if self.released:
+            raise LeaseError(f"the lease of {self.owner!r} was released already")
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self.released:
+            self.manager.release(self)

@@ -1,0 +1,298 @@
+"""CacheManager: the leader. All decisions, no bytes.
+
+Single-threaded and never blocking: calls change metadata and queue commands; `step` takes in what
+the workers have reported and gives out what they should do next. The life of a request:
+
+    match → acquire → prefetch ··· ready? → admit → load → extend → (compute) → commit → release
+
+`match` only reads. Everything from `acquire` on goes through the Lease, and `release` (or leaving
+its `with` block) at any point gives back all that it held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from quire.components import Component, FullAttention, Step, usable_pages
+from quire.config import CacheConfig
+from quire.errors import ConfigError, LeaseError
+from quire.keys import PrefixKey
+from quire.manager.core import Clock, Core
+from quire.manager.costs import CostModel
+from quire.manager.counters import Count
+from quire.manager.events import EventBatch
+from quire.manager.lease import Lease, LoadState, PrefixMatch
+from quire.manager.loads import Loader
+from quire.manager.prefetch import Prefetch, Prefetcher
+from quire.manager.stores import StoreChange, StoreControl
+from quire.manager.writes import Writer
+from quire.messages import Command, Completion, Probed, StoreChanged, Transferred, WorkerLost
+from quire.tree import Node, slot_of
+from quire.types import NO_PAGES, PAGE_ID_BYTES, PageIds, RequestId, Tier, num_pages
+
+
+class CacheManager:
+    def __init__(
+        self,
+        config: CacheConfig,
+        *,
+        clock: Clock,
+        components: Sequence[Component] | None = None,
+    ) -> None:
+        self.config = config
+        self.core = Core(config, components or [FullAttention()], clock)
+        self.counters = self.core.counters
+        self.costs = CostModel(enabled=config.prefetch.cost_model, page_size=config.page_size)
+        self.store = StoreControl(self.core)
+        self.leases: set[Lease] = set()
+        self._loader = Loader(self.core)
+        self._writer = Writer(self.core)
+        self._prefetcher = Prefetcher(self.core, self.costs)
+        self._device_slots = [slot_of(c.index, Tier.DEVICE) for c in self.core.components]
+
+    # ---- the life of a request ------------------------------------------------------------------
+
+    def match(self, key: PrefixKey) -> PrefixMatch:
+        """Longest usable prefix of `key`, in pages. Changes nothing, protects nothing."""
+        if key.namespace.page_size != self.config.page_size:
+            raise ConfigError(
+                f"the key has pages of {key.namespace.page_size} units, this cache of "
+                f"{self.config.page_size}: build keys with the cache's page_size"
+            )
+        walk = self.core.tree.walk(key)
+        path = [Step(node, node.end) for node in walk.nodes]
+        if path:
+            path[-1] = Step(walk.nodes[-1], walk.num_pages)
+        components = self.core.components
+        reachable = usable_pages(components, path, walk.num_pages, host=True)
+        on_device = usable_pages(components, path, reachable, host=False)
+        return PrefixMatch(key, on_device, reachable - on_device, walk, self.core.tree.changes)
+
+    def acquire(self, match: PrefixMatch, owner: RequestId, *, priority: int = 0) -> Lease:
+        """Protect what was matched. Matches again if the tree has changed since."""
+        core, tree = self.core, self.core.tree
+        if match.change != tree.changes:
+            match = self.match(match.key)
+        tail = self._cut(match, match.num_pages)
+        device_tail = self._cut(match, match.num_device)
+        lead = self._device_slots[0]
+        pages: list[bytes] = []
+        for node in tree.path(tail):
+            node.hits += 1
+            node.priority = max(node.priority, priority)
+            self._writer.used(node)
+            if node.end <= match.num_device:
+                holding = node.held[lead]
+                assert holding is not None
+                pages.append(holding.pages)
+        pages.reverse()
+        guards = core.protect(tail)
+        table = PageIds(b"".join(pages))
+        lease = Lease(self, owner, match.key, priority, tail, device_tail, guards, table)
+        self.leases.add(lease)
+        self.counters.add(Count.MATCHED_DEVICE, match.num_device)
+        self.counters.add(Count.MATCHED_HOST, match.num_host)
+        return lease
+
+    def prefetch(self, lease: Lease) -> Prefetch:
+        """Look in the store for what comes after the match, and fetch it if it is worth it."""
+        lease.require_live()
+        if lease.prefetch is None:
+            lease.prefetch = self._prefetcher.start(lease)
+        return lease.prefetch
+
+    def ready(self, lease: Lease) -> bool:
+        """May the request be admitted, as far as its prefetch is concerned?"""
+        lease.require_live()
+        return lease.prefetch is None or self._prefetcher.is_over(lease.prefetch)
+
+    def admit(self, lease: Lease) -> PrefixMatch:
+        """End the prefetch and take in what has arrived, from the store or by other requests."""
+        lease.require_live()
+        if lease.prefetch is not None:
+            self._prefetcher.settle(lease.prefetch)
+        match = self.match(lease.key)
+        if match.num_pages > lease.tail.end and not lease.private_pages:
+            self._advance(lease, match)
+        return match
+
+    def load(self, lease: Lease) -> int:
+        """Bring the host part to the device; returns the device pages gained.
+
+        The pages count as the lease's at once, and arrive layer by layer: wait for each layer on
+        the worker, or for `lease.load_state` to leave LOADING.
+        """
+        lease.require_live()
+        if lease.private_pages:
+            raise LeaseError(f"{lease.owner!r} has computed pages already: load before extend")
+        return self._loader.load(lease)
+
+    def extend(self, lease: Lease, count: int) -> bool:
+        """Give the request `count` private device pages. False: nothing was changed."""
+        lease.require_live()
+        pages = self.core.reserve(self._device_slots[0], count)
+        if pages is None:
+            self.counters.add(Count.ALLOCATION_FAILURES)
+            return False
+        lease.private_pages = PageIds(lease.private_pages + pages)
+        return True
+
+    def commit(self, lease: Lease, key: PrefixKey) -> int:
+        """Share the computed pages of `key` (the lease's key, or one extending it).
+
+        Returns how many pages left the private part. Pages somebody else had committed first are
+        freed, and the page table then names theirs. What cannot be shared yet (a load of the
+        same page is in flight) stays private; commit again later.
+        """
+        lease.require_live()
+        lease.key = key
+        if lease.loads or lease.load_state is LoadState.FAILED:
+            return 0
+        first = lease.num_device
+        last = min(key.last, first + num_pages(lease.private_pages))
+        if last <= first:
+            return 0
+        size = (last - first) * PAGE_ID_BYTES
+        mine = PageIds(lease.private_pages[:size])
+        done = self.core.tree.insert(lease.device_tail, key, last, self._device_slots[0], mine)
+        shared = done.tail.end - first
+        lease.private_pages = PageIds(lease.private_pages[shared * PAGE_ID_BYTES :])
+        lease.tree_pages = PageIds(lease.tree_pages + done.pages)
+        self.core.allocators[self._device_slots[0]].free(done.duplicate)
+        self.counters.add(Count.COMMITTED, shared)
+        self.counters.add(Count.DUPLICATE, num_pages(done.duplicate))
+        for node in done.adopted:
+            self._committed(lease, node)
+        if shared:
+            self._repoint(lease, done.tail)
+        return shared
+
+    def release(self, lease: Lease) -> None:
+        """End or abort the request, in any state: all it held comes back."""
+        lease.require_live()
+        lease.released = True
+        self.leases.remove(lease)
+        if lease.prefetch is not None:
+            self._prefetcher.settle(lease.prefetch)
+        self._loader.forget(lease)
+        self.core.allocators[self._device_slots[0]].free(lease.private_pages)
+        lease.private_pages = NO_PAGES
+        self.core.unprotect(lease.guards, used=True)
+
+    # ---- the step -------------------------------------------------------------------------------
+
+    def step(self, completions: Iterable[Completion] = ()) -> list[Command]:
+        """Take in what workers reported, and give out what they should do next."""
+        operations = self.core.operations
+        for report in completions:
+            known = True
+            match report:
+                case Transferred():
+                    known = operations.transferred(report)
+                case Probed(op, rank, component, hits):
+                    known = operations.probed(op, (rank, component), hits)
+                case StoreChanged(op, rank, error):
+                    known = operations.store_changed(op, (rank, ""), error)
+                case WorkerLost(rank, reason):
+                    operations.lose_rank(rank, reason)
+            if not known:
+                self.counters.add(Count.LATE_REPORTS)
+        overdue = operations.expire(self.core.clock())
+        if overdue:
+            self.counters.add(Count.OVERDUE, overdue)
+        self._writer.flush()
+        self._prefetcher.flush()
+        commands, self.core.outbox = self.core.outbox, []
+        return commands
+
+    def next_wakeup(self) -> float | None:
+        """Clock time at which `step` has something to do without any report; None: never."""
+        times = [self.core.operations.next_deadline(), self._writer.next_retry()]
+        return min((t for t in times if t is not None), default=None)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing in flight and nothing waiting to be sent."""
+        return not self.core.operations.running and not self.core.outbox
+
+    # ---- administration -------------------------------------------------------------------------
+
+    def attach_store(self, url: str) -> StoreChange:
+        return self.store.attach(url)
+
+    def detach_store(self) -> StoreChange:
+        return self.store.detach()
+
+    def clear_store(self) -> StoreChange:
+        return self.store.clear()
+
+    def flush(self, tier: Tier) -> int:
+        """Evict everything from a tier that nobody uses. Returns the pages freed."""
+        slots = [slot_of(c.index, tier) for c in self.core.components]
+        return sum(self.core.evict(slot, self.core.allocators[slot].num_pages) for slot in slots)
+
+    def observe_prefill(self, num_tokens: int, seconds: float) -> None:
+        """Tell the cost model how fast the engine recomputes."""
+        self.costs.observe_prefill(num_tokens, seconds)
+
+    def take_events(self) -> EventBatch:
+        return self.core.events.take()
+
+    def check_invariants(self) -> None:
+        """Raise InvariantError unless all bookkeeping is consistent. Cost grows with the cache."""
+        from quire.manager.invariants import check
+
+        check(self.core, self.leases, self._prefetcher)
+
+    # ---- inside ---------------------------------------------------------------------------------
+
+    def _cut(self, match: PrefixMatch, end: int) -> Node:
+        """The node on the match's path that ends at page `end`, split off if need be."""
+        if end == 0:
+            return self.core.tree.root(match.key)
+        for node in match.walk.nodes:
+            if node.end >= end:
+                at = node
+                break
+        else:
+            raise AssertionError("the cut lies beyond the match")
+        while at.start >= end:  # split off above since the walk
+            assert at.parent is not None
+            at = at.parent
+        return at if at.end == end else self.core.tree.split(at, end - at.start)
+
+    def _advance(self, lease: Lease, match: PrefixMatch) -> None:
+        """Extend a lease to a longer match of its own key."""
+        tail = self._cut(match, match.num_pages)
+        while lease.num_device < match.num_device:
+            node = tail
+            while node.start > lease.num_device:
+                assert node.parent is not None
+                node = node.parent
+            holding = node.held[self._device_slots[0]]
+            if holding is None:
+                break
+            lease.tree_pages = PageIds(lease.tree_pages + holding.pages)
+            lease.device_tail = node
+        self._repoint(lease, tail, device=False)
+
+    def _repoint(self, lease: Lease, tail: Node, *, device: bool = True) -> None:
+        """Move the end of what the lease protects; never lets go before it has the new hold."""
+        if device:
+            lease.device_tail = tail
+        if tail.end > lease.tail.end:
+            lease.tail = tail
+        old, lease.guards = lease.guards, self.core.protect(lease.tail)
+        self.core.unprotect(old, used=False)
+
+    def _committed(self, lease: Lease, node: Node) -> None:
+        core = self.core
+        if core.keyed and node.page_keys is None:
+            above = node.parent
+            if node.start and above is not None and above.page_keys:
+                lease.key.anchor(node.start, above.page_keys[-32:])
+            node.page_keys = lease.key.page_keys(node.start, node.end)
+        node.priority = max(node.priority, lease.priority)
+        core.stored(node, self._device_slots[0])
+        self.counters.add(Count.ADOPTED, node.num_pages)
+        self._writer.committed(node)

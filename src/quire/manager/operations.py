@@ -1,0 +1,187 @@
+"""Operations in flight: what was asked of the workers, and what each of them has reported.
+
+An operation has one *leg* per (rank, component). Pages count as done only when every leg says so:
+the agreed length is the minimum over the legs. An operation ends when every leg has sent its
+final report, or its rank is lost; only then may its pages be reused, whatever its deadline says.
+
+    RUNNING ──deadline──▶ OVERDUE ──┐
+       └──────last final report─────┴▶ ENDED
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from quire.components import Guard
+from quire.messages import Transferred
+from quire.types import OperationId, PageStatus
+
+_UNREPORTED = 255
+Leg = tuple[int, str]
+
+
+class Kind(enum.StrEnum):
+    BACKUP = "backup"
+    LOAD = "load"
+    WRITE = "write"
+    FETCH = "fetch"
+    PROBE = "probe"
+    STORE = "store"
+
+
+class OpState(enum.Enum):
+    RUNNING = enum.auto()
+    OVERDUE = enum.auto()
+    ENDED = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class Operation:
+    id: OperationId
+    kind: Kind
+    num_pages: int
+    """Pages; for a probe, queries."""
+    started_s: float
+    deadline_s: float
+    legs: dict[Leg, bytearray]
+    """Statuses per leg; _UNREPORTED where nothing has come yet."""
+    open_legs: set[Leg]
+    on_report: Callable[[Operation], None]
+    """Called with every report, the ending one included, and once when it becomes overdue."""
+    guards: list[Guard] = field(default_factory=list)
+    """Locks held until it ends."""
+    state: OpState = OpState.RUNNING
+    hits: list[int] | None = None
+    """Probe only: leading pages present per query, minimum over the legs."""
+    error: str = ""
+    """The first rank's complaint, for operations whose outcome is not per page."""
+
+    def agreed_pages(self) -> int:
+        """Leading pages that every leg reports OK."""
+        return min(_leading_ok(statuses) for statuses in self.legs.values())
+
+    def page_statuses(self) -> bytes:
+        """Worst status of each page over the legs; what was never reported is FAILED."""
+        merged = [
+            max(column) if len(column) > 1 else column[0]
+            for column in zip(*self.legs.values(), strict=True)
+        ]
+        return bytes(PageStatus.FAILED if s == _UNREPORTED else s for s in merged)
+
+    def all_ok(self) -> bool:
+        return not any(map(any, self.legs.values()))
+
+
+def _leading_ok(statuses: bytearray) -> int:
+    return len(statuses) - len(statuses.lstrip(b"\0"))
+
+
+class Operations:
+    def __init__(self, num_ranks: int, components: Iterable[str]) -> None:
+        self._ranks = set(range(num_ranks))
+        self._components = list(components)
+        self._next_id = 1
+        self._deadlines: list[tuple[float, OperationId]] = []
+        self.running: dict[OperationId, Operation] = {}
+        self.lost_ranks: dict[int, str] = {}
+
+    def start(
+        self,
+        kind: Kind,
+        num_pages: int,
+        *,
+        now: float,
+        timeout_s: float,
+        on_report: Callable[[Operation], None],
+        guards: list[Guard] | None = None,
+        components: Iterable[str] | None = None,
+    ) -> Operation:
+        names = self._components if components is None else components
+        legs = {
+            (rank, name): bytearray(b"\xff" * num_pages) for rank in self._ranks for name in names
+        }
+        op = Operation(
+            id=OperationId(self._next_id),
+            kind=kind,
+            num_pages=num_pages,
+            started_s=now,
+            deadline_s=now + timeout_s,
+            legs=legs,
+            open_legs=set(legs),
+            on_report=on_report,
+            guards=guards or [],
+        )
+        self._next_id += 1
+        self.running[op.id] = op
+        heapq.heappush(self._deadlines, (op.deadline_s, op.id))
+        return op
+
+    def transferred(self, report: Transferred) -> bool:
+        """Take in a report. False: no such operation (any more)."""
+        op = self.running.get(report.op)
+        leg = (report.rank, report.component)
+        if op is None or leg not in op.open_legs:
+            return False
+        end = report.first + len(report.statuses)
+        if report.first < 0 or end > op.num_pages:
+            return False  # a confused worker: its pages stay unreported, hence not OK
+        op.legs[leg][report.first : end] = report.statuses
+        self._advance(op, leg if report.final else None)
+        return True
+
+    def probed(self, op_id: OperationId, leg: Leg, hits: list[int]) -> bool:
+        op = self.running.get(op_id)
+        if op is None or leg not in op.open_legs:
+            return False
+        if len(hits) != op.num_pages:
+            op.error = op.error or f"rank {leg[0]} answered {len(hits)} of {op.num_pages} queries"
+        elif op.hits is None:
+            op.hits = hits
+        else:
+            op.hits = [min(pair) for pair in zip(op.hits, hits, strict=True)]
+        self._advance(op, leg)
+        return True
+
+    def store_changed(self, op_id: OperationId, leg: Leg, error: str) -> bool:
+        op = self.running.get(op_id)
+        if op is None or leg not in op.open_legs:
+            return False
+        op.error = op.error or error
+        self._advance(op, leg)
+        return True
+
+    def lose_rank(self, rank: int, reason: str) -> None:
+        """The rank will never report again: its legs end as they are, unreported pages failed."""
+        self.lost_ranks[rank] = reason
+        for op in list(self.running.values()):
+            for leg in [leg for leg in op.open_legs if leg[0] == rank]:
+                op.error = op.error or f"rank {rank} is lost: {reason}"
+                self._advance(op, leg)
+
+    def expire(self, now: float) -> int:
+        """Mark overdue operations and tell their owners. Returns how many."""
+        count = 0
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, op_id = heapq.heappop(self._deadlines)
+            op = self.running.get(op_id)
+            if op is not None and op.state is OpState.RUNNING:
+                op.state = OpState.OVERDUE
+                count += 1
+                op.on_report(op)
+        return count
+
+    def next_deadline(self) -> float | None:
+        while self._deadlines and self._deadlines[0][1] not in self.running:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def _advance(self, op: Operation, ended_leg: Leg | None) -> None:
+        if ended_leg is not None:
+            op.open_legs.discard(ended_leg)
+            if not op.open_legs:
+                op.state = OpState.ENDED
+                del self.running[op.id]
+        op.on_report(op)

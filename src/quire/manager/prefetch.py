@@ -1,0 +1,331 @@
+"""Prefetcher: from the store to the host (L3 → L2) while a request still queues.
+
+    QUEUED ──flush──▶ PROBING ──hit──▶ FETCHING ──ended, or settled──▶ DONE
+       └───────declined───┴──miss, declined──────────────────────────────┘
+
+The probe asks how long a prefix the store holds; one command carries the probes of all requests
+of a step. Host pages are reserved only for pages that hit. If they do not fit, the shortfall is
+evicted; if that is not enough, the fetch is cut to the pages that are free, as long as those reach
+the threshold. Cutting concerns only the end: keys and anchor describe what lies before.
+
+Pages that have arrived enter the tree under the anchor when the fetch ends or the request is
+admitted, whichever comes first. Pages still on their way then stay with the operation until its
+last report, and are freed.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from quire.components import Guard
+from quire.config import PrefetchPolicy
+from quire.keys import PrefixKey
+from quire.manager.core import Core
+from quire.manager.costs import CostModel
+from quire.manager.counters import Count, Decline
+from quire.manager.lease import Lease
+from quire.manager.operations import Kind, Operation, OpState
+from quire.messages import Cancel, Fetch, Probe
+from quire.tree import Node, slot_of
+from quire.types import PAGE_ID_BYTES, PAGE_KEY_BYTES, OperationId, PageIds, Tier, num_pages
+
+PROBE_TIMEOUT_S = 5.0
+GRACE_S = 5.0
+"""How much longer than the worker the manager waits before it goes on without it."""
+
+
+class PrefetchState(enum.Enum):
+    QUEUED = enum.auto()
+    PROBING = enum.auto()
+    FETCHING = enum.auto()
+    DONE = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class Prefetch:
+    """One request's prefetch. `key` is the whole prefix wanted; pages before `first` are there."""
+
+    key: PrefixKey
+    first: int
+    anchor: Node
+    guards: list[Guard]
+    """Keep the anchor's path until the pages have landed."""
+    started_s: float
+    state: PrefetchState = PrefetchState.QUEUED
+    declined: Decline | None = None
+    num_hit: int = 0
+    """Pages the store was found to have."""
+    num_fetching: int = 0
+    """Pages really reserved and asked for."""
+    num_landed: int = 0
+    op: Operation | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Reserved:
+    """Host pages of a fetch, per component, that are not yet in the tree."""
+
+    prefetch: Prefetch
+    pages: list[PageIds]
+    epoch: int
+    """The store they come from."""
+    landed: bool = False
+    first: int = 0
+    """Pages before this one have gone to the tree."""
+
+
+class Prefetcher:
+    def __init__(self, core: Core, costs: CostModel) -> None:
+        self._core = core
+        self._costs = costs
+        self._queued: list[Prefetch] = []
+        self._probing: dict[OperationId, list[Prefetch]] = {}
+        self._fetching: dict[OperationId, _Reserved] = {}
+        self.inflight_pages = 0
+        """Host pages held by fetches at this moment."""
+
+    # ---- for the manager ------------------------------------------------------------------------
+
+    def start(self, lease: Lease) -> Prefetch:
+        """Begin looking for what comes after the lease's tail."""
+        core = self._core
+        prefetch = Prefetch(
+            key=lease.key,
+            first=lease.tail.end,
+            anchor=lease.tail,
+            guards=[],
+            started_s=core.clock(),
+        )
+        reason = self._reason_not_to_probe(prefetch)
+        if reason is not None:
+            return self._decline(prefetch, reason)
+        if prefetch.first:
+            prefetch.key.anchor(prefetch.first, core.tree.keys_of(lease.tail)[-PAGE_KEY_BYTES:])
+        prefetch.guards = core.protect(lease.tail)
+        self._queued.append(prefetch)
+        return prefetch
+
+    def is_over(self, prefetch: Prefetch) -> bool:
+        """Need the request wait no longer, by the prefetch policy?"""
+        if prefetch.state is PrefetchState.DONE:
+            return True
+        match self._core.config.prefetch.policy:
+            case PrefetchPolicy.BEST_EFFORT:
+                return True
+            case PrefetchPolicy.WAIT_COMPLETE:
+                return False
+            case PrefetchPolicy.TIMEOUT:
+                return self._core.clock() >= self._timeout_at(prefetch)
+
+    def settle(self, prefetch: Prefetch) -> None:
+        """The request goes on now: land what has arrived and stop the rest. Any state, any time."""
+        if prefetch.state is PrefetchState.DONE:
+            return
+        if prefetch.op is not None and prefetch.state is PrefetchState.FETCHING:
+            self._core.outbox.append(Cancel(prefetch.op.id))
+            self._land(prefetch, prefetch.op)
+        else:
+            self._queued = [p for p in self._queued if p is not prefetch]
+            self._decline(prefetch, Decline.ABORTED)
+
+    def flush(self) -> None:
+        """Send the probes of this step, all in one command per component."""
+        if not self._queued:
+            return
+        batch, self._queued = self._queued, []
+        core = self._core
+        op = core.operations.start(
+            Kind.PROBE,
+            len(batch),
+            now=core.clock(),
+            timeout_s=PROBE_TIMEOUT_S + GRACE_S,
+            on_report=self._probe_reported,
+        )
+        queries = [p.key.page_keys(p.first, p.key.last) for p in batch]
+        for component in core.components:
+            core.outbox.append(Probe(op.id, component.name, queries, PROBE_TIMEOUT_S))
+        for prefetch in batch:
+            prefetch.state = PrefetchState.PROBING
+        self._probing[op.id] = batch
+
+    def reserved_pages(self, slot: int) -> list[PageIds]:
+        """Host pages owned by fetches, for check_invariants()."""
+        component, tier = divmod(slot, len(Tier))
+        if tier != Tier.HOST:
+            return []
+        return [
+            PageIds(r.pages[component][r.first * PAGE_ID_BYTES :]) for r in self._fetching.values()
+        ]
+
+    def live_guards(self) -> list[list[Guard]]:
+        probing = [p for batch in self._probing.values() for p in batch]
+        fetching = [r.prefetch for r in self._fetching.values()]
+        return [p.guards for p in [*self._queued, *probing, *fetching]]
+
+    # ---- deciding -------------------------------------------------------------------------------
+
+    def _reason_not_to_probe(self, prefetch: Prefetch) -> Decline | None:
+        config = self._core.config
+        if config.host_pages == 0:
+            return Decline.NO_HOST
+        if self._core.store_epoch == 0:
+            return Decline.NO_STORE
+        if not self._core.healthy:
+            return Decline.WORKER_LOST
+        if prefetch.key.last - prefetch.first < config.threshold_pages:
+            return Decline.BELOW_THRESHOLD
+        if config.max_inflight_pages - self.inflight_pages < config.threshold_pages:
+            return Decline.BUDGET
+        return None
+
+    def _timeout_at(self, prefetch: Prefetch) -> float:
+        wanted = prefetch.num_fetching or prefetch.key.last - prefetch.first
+        tokens = wanted * self._core.config.page_size
+        return prefetch.started_s + self._core.config.prefetch.timeout_s(tokens)
+
+    def _decline(self, prefetch: Prefetch, reason: Decline) -> Prefetch:
+        prefetch.declined = reason
+        prefetch.state = PrefetchState.DONE
+        self._core.counters.decline(reason)
+        self._core.unprotect(prefetch.guards, used=False)
+        return prefetch
+
+    def _probe_reported(self, op: Operation) -> None:
+        if op.state is OpState.RUNNING:
+            return
+        batch = self._probing.pop(op.id, [])  # empty when it was overdue before it ended
+        hits = op.hits if op.state is OpState.ENDED and not op.error else None
+        for index, prefetch in enumerate(batch):
+            if prefetch.state is not PrefetchState.PROBING:
+                continue  # settled meanwhile
+            if hits is not None:
+                wanted = prefetch.key.last - prefetch.first
+                self._probed(prefetch, max(0, min(hits[index], wanted)))
+            elif self._core.healthy:
+                self._decline(prefetch, Decline.PROBE_FAILED)
+            else:
+                self._decline(prefetch, Decline.WORKER_LOST)
+
+    def _probed(self, prefetch: Prefetch, hit: int) -> None:
+        config = self._core.config
+        prefetch.num_hit = hit
+        if self._core.store_epoch == 0:
+            self._decline(prefetch, Decline.NO_STORE)
+        elif hit < config.threshold_pages:
+            self._decline(prefetch, Decline.SHORT_HIT)
+        elif not self._costs.worth_fetching(hit):
+            self._decline(prefetch, Decline.SLOWER_THAN_RECOMPUTE)
+        else:
+            budget = config.max_inflight_pages - self.inflight_pages
+            if budget < config.threshold_pages:
+                self._decline(prefetch, Decline.BUDGET)
+            else:
+                self._reserve_and_fetch(prefetch, min(hit, budget))
+
+    def _reserve_and_fetch(self, prefetch: Prefetch, wanted: int) -> None:
+        """Exact fit, else evict the shortfall, else cut to what is free, else decline."""
+        core = self._core
+        slots = [slot_of(c.index, Tier.HOST) for c in core.components]
+        outcome = Count.PREFETCH_EXACT
+        pages = self._allocate(slots, wanted)
+        if pages is None:
+            outcome = Count.PREFETCH_EVICTED
+            for slot in slots:
+                core.evict(slot, wanted - core.allocators[slot].num_free)
+            pages = self._allocate(slots, wanted)
+        if pages is None:
+            outcome = Count.PREFETCH_TRUNCATED
+            wanted = min(wanted, *(core.allocators[slot].num_free for slot in slots))
+            if wanted < core.config.threshold_pages:
+                self._decline(prefetch, Decline.HOST_FULL)
+                return
+            pages = self._allocate(slots, wanted)
+        if pages is None:
+            self._decline(prefetch, Decline.ALLOCATION_FAILED)
+            return
+        core.counters.add(outcome)
+        self._fetch(prefetch, wanted, pages)
+
+    def _allocate(self, slots: list[int], count: int) -> list[PageIds] | None:
+        """`count` pages in every slot, or in none."""
+        taken: list[PageIds] = []
+        for slot in slots:
+            pages = self._core.allocators[slot].allocate(count)
+            if pages is None:
+                for done, back in zip(slots, taken, strict=False):
+                    self._core.allocators[done].free(back)
+                return None
+            taken.append(pages)
+        return taken
+
+    # ---- fetching -------------------------------------------------------------------------------
+
+    def _fetch(self, prefetch: Prefetch, count: int, pages: list[PageIds]) -> None:
+        core = self._core
+        timeout_s = core.config.prefetch.max_timeout_s
+        op = core.operations.start(
+            Kind.FETCH,
+            count,
+            now=core.clock(),
+            timeout_s=timeout_s + GRACE_S,
+            on_report=self._fetch_reported,
+        )
+        prefetch.op, prefetch.num_fetching = op, count
+        prefetch.state = PrefetchState.FETCHING
+        self._fetching[op.id] = _Reserved(prefetch, pages, core.store_epoch)
+        self.inflight_pages += count
+        keys = prefetch.key.page_keys(prefetch.first, prefetch.first + count)
+        for component, host in zip(core.components, pages, strict=True):
+            core.outbox.append(Fetch(op.id, component.name, keys, host, timeout_s))
+
+    def _fetch_reported(self, op: Operation) -> None:
+        reserved = self._fetching[op.id]
+        if op.state is OpState.RUNNING:
+            return  # progress is read when it is wanted
+        self._land(reserved.prefetch, op)
+        if op.state is OpState.ENDED:
+            del self._fetching[op.id]
+            agreed = op.agreed_pages()
+            self._count_failures(op, agreed)
+            self._costs.observe_fetch(agreed, self._core.clock() - op.started_s)
+            for component in self._core.components:
+                rest = PageIds(reserved.pages[component.index][reserved.first * PAGE_ID_BYTES :])
+                self._core.allocators[slot_of(component.index, Tier.HOST)].free(rest)
+            self.inflight_pages -= op.num_pages - reserved.first
+            self._core.finish(op)
+
+    def _land(self, prefetch: Prefetch, op: Operation) -> None:
+        """Publish the pages every rank has, once; what comes later is not looked at."""
+        reserved = self._fetching[op.id]
+        if reserved.landed:
+            return
+        reserved.landed = True
+        core = self._core
+        count = op.agreed_pages()
+        prefetch.num_landed = count
+        prefetch.state = PrefetchState.DONE
+        if count:
+            for component in core.components:
+                self._publish(prefetch, component.index, reserved, count)
+            reserved.first = count
+            self.inflight_pages -= count
+            core.counters.add(Count.FETCHED, count)
+        core.unprotect(prefetch.guards, used=False)
+
+    def _publish(self, prefetch: Prefetch, component: int, reserved: _Reserved, count: int) -> None:
+        core, slot = self._core, slot_of(component, Tier.HOST)
+        pages = PageIds(reserved.pages[component][: count * PAGE_ID_BYTES])
+        last = prefetch.first + count
+        done = core.tree.insert(prefetch.anchor, prefetch.key, last, slot, pages)
+        leftover = PageIds(pages[(done.tail.end - prefetch.first) * PAGE_ID_BYTES :])
+        core.allocators[slot].free(PageIds(done.duplicate + leftover))
+        core.counters.add(Count.DUPLICATE, num_pages(done.duplicate))
+        for node in done.adopted:
+            node.page_keys = prefetch.key.page_keys(node.start, node.end)
+            node.stored = reserved.epoch
+            core.stored(node, slot)
+
+    def _count_failures(self, op: Operation, agreed: int) -> None:
+        if agreed < op.num_pages:
+            self._core.counters.add(Count.FETCH_MISSED, op.num_pages - agreed)

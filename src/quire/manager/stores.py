@@ -1,0 +1,97 @@
+"""StoreControl: attach, detach and clear the store at run time, under load.
+
+No request fails for it. From the moment a change is asked for until all ranks have agreed to it,
+the cache runs without a store; operations already under way end on the store they began with.
+Every attachment and every clearing is a new *epoch*: what a node knew to be stored no longer
+counts.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from quire.errors import ConfigError, StoreError, WorkerError
+from quire.manager.core import Core
+from quire.manager.operations import Kind, Operation, OpState
+from quire.messages import AttachStore, ClearStore, DetachStore
+
+TIMEOUT_S = 60.0
+
+
+class StoreState(enum.Enum):
+    DETACHED = enum.auto()
+    CHANGING = enum.auto()
+    ATTACHED = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class StoreChange:
+    """A change asked for; `done` when every rank has answered, `error` if one could not."""
+
+    url: str
+    """What will be attached when it is done; empty: nothing."""
+    done: bool = False
+    error: str = ""
+
+
+class StoreControl:
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self.state = StoreState.DETACHED
+        self.url = ""
+
+    def attach(self, url: str) -> StoreChange:
+        """Use the store at `url`; replaces the one attached."""
+        if self._core.config.host_pages == 0:
+            raise ConfigError("a store needs a host tier: give host_pages a size or drop the store")
+        change, op = self._begin(url)
+        self._core.outbox.append(AttachStore(op.id, url))
+        return change
+
+    def detach(self) -> StoreChange:
+        change, op = self._begin("")
+        self._core.outbox.append(DetachStore(op.id))
+        return change
+
+    def clear(self) -> StoreChange:
+        """Empty the attached store of everything it owns."""
+        if self.state is not StoreState.ATTACHED:
+            raise StoreError("no store is attached, so there is nothing to clear: attach one first")
+        change, op = self._begin(self.url)
+        self._core.outbox.append(ClearStore(op.id))
+        return change
+
+    def _begin(self, url: str) -> tuple[StoreChange, Operation]:
+        if self.state is StoreState.CHANGING:
+            raise StoreError("the store is being changed already: wait for that to finish")
+        if not self._core.healthy:
+            raise WorkerError(
+                "a worker is lost and the store cannot be changed: restart the engine"
+            )
+        self.state = StoreState.CHANGING
+        self._core.store_epoch = 0
+        change = StoreChange(url)
+        op = self._core.operations.start(
+            Kind.STORE,
+            0,
+            now=self._core.clock(),
+            timeout_s=TIMEOUT_S,
+            on_report=lambda op: self._reported(op, change),
+            components=[""],
+        )
+        return change, op
+
+    def _reported(self, op: Operation, change: StoreChange) -> None:
+        if op.state is OpState.RUNNING or change.done:
+            return
+        overdue = op.state is OpState.OVERDUE
+        change.done = True
+        change.error = op.error or ("a worker did not answer in time" if overdue else "")
+        if change.url and not change.error:
+            self.state, self.url = StoreState.ATTACHED, change.url
+            self._core.next_epoch()
+            return
+        self.state, self.url = StoreState.DETACHED, ""
+        if change.error and change.url and self._core.healthy:
+            self.detach()  # some rank could not follow: none may go on alone

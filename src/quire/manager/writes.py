@@ -1,0 +1,310 @@
+"""Writer: keeps computed pages alive: device → host (backup), host → store (write).
+
+Runs once per step over everything that became due, in one operation each. Backups follow the
+write policy. Writes follow backups: whatever reaches the host goes to the store. A page that the
+store did not take is tried again a few times, and after that by the next request that uses it, so
+that no hole stays to hide the pages behind it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from itertools import islice
+
+from quire.components import Guard
+from quire.config import WritePolicy
+from quire.manager.core import Core
+from quire.manager.counters import Count
+from quire.manager.operations import Kind, Operation, OpState
+from quire.messages import Backup, Write
+from quire.tree import Node, slot_of
+from quire.types import OperationId, PageIds, PageStatus, Residency, Tier, num_pages
+
+BACKUP_TIMEOUT_S = 60.0
+LOOK_AHEAD = 32
+"""Cold holdings looked at per step for copying out ahead of eviction."""
+MAX_QUEUED_NODES = 1 << 16
+INFLIGHT_WRITE_SHARE = 0.25
+"""Share of the host pool that writes in flight may pin: a slow store must not fill the host."""
+
+
+class Span:
+    """One node of an operation, remembered as (its end, what was above it): survives splits."""
+
+    __slots__ = ("attempt", "size", "stop", "tail")
+
+    def __init__(self, node: Node, attempt: int = 0) -> None:
+        assert node.parent is not None
+        self.tail = node
+        self.stop = node.parent
+        self.size = node.num_pages
+        self.attempt = attempt
+
+    def nodes(self, core: Core) -> list[Node]:
+        return list(core.tree.path(self.tail, self.stop))
+
+
+class Writer:
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._to_back_up: dict[Node, None] = {}
+        self._cold: set[Node] = set()
+        """Nodes whose backup was started because the device will soon let go of them."""
+        self._to_write: dict[Node, int] = {}
+        """Nodes waiting for a write, with the attempts made so far."""
+        self._retries: list[tuple[float, int, Node, int]] = []
+        self._sequence = 0
+        self._spans: dict[OperationId, list[Span]] = {}
+        self._epochs: dict[OperationId, int] = {}
+        """Writes only: the store they go to."""
+        self._writing: set[Node] = set()
+        self._inflight_pages = 0
+        config = core.config
+        self._low_pages = int(config.write.low_watermark * config.device_pages)
+        self._high_pages = int(config.write.high_watermark * config.device_pages)
+        self._max_inflight = max(1, int(config.host_pages * INFLIGHT_WRITE_SHARE))
+
+    # ---- what becomes due -----------------------------------------------------------------------
+
+    def committed(self, node: Node) -> None:
+        """New pages on the device."""
+        if self._core.config.write.policy is WritePolicy.WRITE_THROUGH:
+            self._to_back_up[node] = None
+
+    def used(self, node: Node) -> None:
+        """A request has hit the node: selective write-through counts, and holes are repaired."""
+        config = self._core.config.write
+        if (
+            config.policy is WritePolicy.WRITE_THROUGH_SELECTIVE
+            and node.hits >= config.selective_hits
+        ):
+            self._to_back_up[node] = None
+        if node.stored != self._core.store_epoch:
+            self.want_write(node)
+
+    def want_write(self, node: Node, attempt: int = 0) -> None:
+        if self._core.store_epoch == 0:
+            return
+        self._to_write.setdefault(node, attempt)
+        if len(self._to_write) > MAX_QUEUED_NODES:
+            oldest = next(iter(self._to_write))
+            del self._to_write[oldest]
+            self._core.counters.add(Count.WRITE_FAILED, oldest.num_pages)
+
+    def flush(self) -> None:
+        """Start what is due. Called at the end of each step."""
+        if self._core.config.host_pages == 0 or not self._core.healthy:
+            self._to_back_up.clear()
+            self._to_write.clear()
+            return
+        self._clean_ahead()
+        if self._to_back_up:
+            self._start_backups()
+        now = self._core.clock()
+        while self._retries and self._retries[0][0] <= now:
+            _, _, node, attempt = heapq.heappop(self._retries)
+            self.want_write(node, attempt)
+        if self._to_write:
+            self._start_writes()
+
+    def next_retry(self) -> float | None:
+        return self._retries[0][0] if self._retries else None
+
+    # ---- device → host --------------------------------------------------------------------------
+
+    def _clean_ahead(self) -> None:
+        """Short of device pages: copy out the coldest that the host lacks, before they must go."""
+        core = self._core
+        if core.config.write.policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
+            return
+        for component in core.components:
+            slot = slot_of(component.index, Tier.DEVICE)
+            free = core.allocators[slot].num_free
+            if free >= self._low_pages:
+                continue
+            covered = free
+            for holding in islice(core.tree.orders[slot].coldest(), LOOK_AHEAD):
+                if covered >= self._high_pages:
+                    break
+                covered += num_pages(holding.pages)
+                if holding.locks == 0 and holding.node.held[slot + 1] is None:
+                    self._to_back_up[holding.node] = None
+                    self._cold.add(holding.node)
+
+    def _start_backups(self) -> None:
+        core = self._core
+        nodes = self._dirty_nodes()
+        self._to_back_up.clear()
+        spans: list[Span] = []
+        guards: list[Guard] = []
+        for node in nodes:
+            if self._reserve_host(node):
+                spans.append(Span(node))
+                guards += core.protect(node)
+            else:
+                core.counters.add(Count.BACKUP_SKIPPED, node.num_pages)
+                self._cold.discard(node)
+        if not spans:
+            return
+        op = core.operations.start(
+            Kind.BACKUP,
+            sum(span.size for span in spans),
+            now=core.clock(),
+            timeout_s=BACKUP_TIMEOUT_S,
+            on_report=self._backup_reported,
+            guards=guards,
+        )
+        self._spans[op.id] = spans
+        for component in core.components:
+            slot = slot_of(component.index, Tier.DEVICE)
+            device, host = _joined(spans, slot), _joined(spans, slot + 1)
+            core.outbox.append(Backup(op.id, component.name, device, host))
+
+    def _dirty_nodes(self) -> list[Node]:
+        """Nodes due, and the ancestors that the host lacks too, each once, parents first."""
+        lead = slot_of(0, Tier.DEVICE)
+        dirty: dict[Node, None] = {}
+        for node in self._to_back_up:
+            chain = []
+            for at in self._core.tree.path(node):
+                device = at.held[lead]
+                if device is None or device.state is not Residency.READY:
+                    break
+                if at.held[lead + 1] is not None:
+                    break
+                chain.append(at)
+            dirty.update(dict.fromkeys(reversed(chain)))
+        return list(dirty)
+
+    def _reserve_host(self, node: Node) -> bool:
+        """Give the node its FILLING host holdings, in every component or in none."""
+        core = self._core
+        for component in core.components:
+            slot = slot_of(component.index, Tier.HOST)
+            pages = core.reserve(slot, node.num_pages)
+            if pages is None:
+                self._drop_host(node)
+                return False
+            core.tree.attach(node, slot, pages, Residency.FILLING)
+        return True
+
+    def _drop_host(self, node: Node) -> None:
+        for component in self._core.components:
+            slot = slot_of(component.index, Tier.HOST)
+            if node.held[slot] is not None:
+                self._core.release(self._core.tree.detach(node, slot))
+
+    def _backup_reported(self, op: Operation) -> None:
+        if op.state is not OpState.ENDED:
+            return
+        core = self._core
+        for node, good in self._outcomes(op):
+            if good:
+                for component in core.components:
+                    slot = slot_of(component.index, Tier.HOST)
+                    core.tree.make_ready(node, slot)
+                    core.stored(node, slot)
+                    if node in self._cold:
+                        core.tree.keep_spare(node, slot)
+                core.counters.add(Count.BACKED_UP, node.num_pages)
+                self.want_write(node)
+            else:
+                core.counters.add(Count.BACKUP_FAILED, node.num_pages)
+                self._drop_host(node)
+            self._cold.discard(node)
+        del self._spans[op.id]
+        core.finish(op)
+
+    # ---- host → store ---------------------------------------------------------------------------
+
+    def _start_writes(self) -> None:
+        core = self._core
+        spans: list[Span] = []
+        guards: list[Guard] = []
+        slots = [slot_of(c.index, Tier.HOST) for c in core.components]
+        while self._to_write and self._inflight_pages < self._max_inflight:
+            node = next(iter(self._to_write))
+            attempt = self._to_write.pop(node)
+            if node.stored == core.store_epoch or node in self._writing:
+                continue
+            if any((h := node.held[s]) is None or h.state is not Residency.READY for s in slots):
+                continue  # gone from the host meanwhile, or not there yet
+            spans.append(Span(node, attempt))
+            self._writing.add(node)
+            guards += core.protect(node, [Guard(slot, node, node.parent) for slot in slots])
+            self._inflight_pages += node.num_pages
+        if not spans:
+            return
+        timeout_s = core.config.write.timeout_s
+        op = core.operations.start(
+            Kind.WRITE,
+            sum(span.size for span in spans),
+            now=core.clock(),
+            timeout_s=timeout_s * 2,  # the worker gives up first
+            on_report=self._write_reported,
+            guards=guards,
+        )
+        self._spans[op.id] = spans
+        self._epochs[op.id] = core.store_epoch
+        keys = b"".join(core.tree.keys_of(span.tail) for span in spans)
+        for component in core.components:
+            host = _joined(spans, slot_of(component.index, Tier.HOST))
+            core.outbox.append(Write(op.id, component.name, host, keys, timeout_s))
+
+    def _write_reported(self, op: Operation) -> None:
+        if op.state is not OpState.ENDED:
+            return
+        core = self._core
+        epoch = self._epochs.pop(op.id)
+        attempts = {node: s.attempt for s in self._spans[op.id] for node in s.nodes(core)}
+        rejected = PageStatus.REJECTED in op.page_statuses()
+        for node, good in self._outcomes(op):
+            self._inflight_pages -= node.num_pages
+            self._writing.discard(node)
+            if good:
+                core.counters.add(Count.WRITTEN, node.num_pages)
+                node.stored = epoch
+                core.written(node)
+            elif epoch == core.store_epoch:
+                self._retry(node, attempts[node] + 1, hopeless=rejected)
+        del self._spans[op.id]
+        core.finish(op)
+
+    def _retry(self, node: Node, attempt: int, *, hopeless: bool) -> None:
+        """Soon again, unless it was tried enough or the store takes nothing at the moment."""
+        config = self._core.config.write
+        if hopeless or attempt >= config.max_attempts:
+            self._core.counters.add(Count.WRITE_FAILED, node.num_pages)
+            return
+        self._core.counters.add(Count.WRITE_RETRIED, node.num_pages)
+        due = self._core.clock() + config.retry_delay_s * 2 ** (attempt - 1)
+        self._sequence += 1
+        heapq.heappush(self._retries, (due, self._sequence, node, attempt))
+
+    # ---- shared ---------------------------------------------------------------------------------
+
+    def _outcomes(self, op: Operation) -> Iterator[tuple[Node, bool]]:
+        """Every node of the operation, as it is cut now, with whether all its pages are OK."""
+        clean = op.all_ok()
+        statuses = b"" if clean else op.page_statuses()
+        at = 0
+        for span in self._spans[op.id]:
+            for node in reversed(span.nodes(self._core)):
+                end = at + node.num_pages
+                mine = statuses[at:end]
+                if any(mine):
+                    for status in PageStatus:
+                        if status and (count := mine.count(status)):
+                            self._core.counters.status(op.kind, status.name.lower(), count)
+                yield node, clean or not any(mine)
+                at = end
+
+
+def _joined(spans: list[Span], slot: int) -> PageIds:
+    pages = []
+    for span in spans:
+        holding = span.tail.held[slot]
+        assert holding is not None
+        pages.append(holding.pages)
+    return PageIds(b"".join(pages))
