@@ -152,7 +152,8 @@ class PrefixTree:
         self.orders = [make_order(c, tier) for c in range(num_components) for tier in Tier]
         """Eviction order per slot. Host holdings are in theirs only while the device lacks them."""
         self.spare = [Queue() for _ in range(num_components)]
-        """Per component: host holdings whose page is READY on the device too."""
+        """Per component: host holdings whose pages are READY on the device too, and likely to stay
+        there for a while."""
         self.changes = 0
         """Grows with every change that can make an earlier walk wrong."""
 
@@ -354,11 +355,11 @@ class PrefixTree:
         self.changes += 1
 
     def keep_spare(self, node: Node, slot: int) -> None:
-        """The device will let go of `node` soon: of the host's spare copies, this goes last."""
-        holding, spare = node.held[slot], self.spare[slot // NUM_TIERS]
-        if holding is not None and holding.queue is spare:
-            spare.remove(holding)
-            spare.push_cold(holding)
+        """The device will let go of `node` soon: rank its host copy as if it had already."""
+        holding = node.held[slot]
+        if holding is not None and holding.queue is self.spare[slot // NUM_TIERS]:
+            holding.queue.remove(holding)
+            self.orders[slot].insert(holding)
 
     def condemn(self, node: Node, slot: int) -> None:
         """→ DRAINING: unreadable from now on, to be detached when the last lock goes."""
@@ -400,8 +401,7 @@ class PrefixTree:
                 self.orders[slot].unpark(above)
         host = node.held[slot + 1]
         if host is not None and host.state is Residency.READY:
-            if host.queue is not None:
-                host.queue.remove(host)
+            self._leave_orders(host, slot + 1)
             self.orders[slot + 1].insert(host)
 
     def _prune(self, node: Node, freed: list[Freed]) -> None:
@@ -448,7 +448,7 @@ class PrefixTree:
             self.orders[slot].insert(holding)
             host = holding.node.held[slot + 1]
             if host is not None and host.state is Residency.READY:
-                self.orders[slot + 1].remove(host)
+                self._leave_orders(host, slot + 1)
                 self.spare[slot // NUM_TIERS].push_hot(host)
         elif self._on_device(holding.node, slot - 1):
             self.spare[slot // NUM_TIERS].push_hot(holding)

@@ -134,8 +134,8 @@ def _check_orders(core: Core) -> None:
             device = node.held[slot - tier]
             on_device = device is not None and device.state is Residency.READY
             ready = holding.state is Residency.READY
-            is_spare = tier == Tier.HOST and on_device and ready
-            where = spare[component] if is_spare else queued[slot]
+            may_spare = tier == Tier.HOST and on_device and ready
+            where = queued[slot] | spare[component] if may_spare else queued[slot]
             present = id(holding) in where
             seen += present
             _require(present == (holding.queue is not None), f"{node}: in the wrong order")

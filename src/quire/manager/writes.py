@@ -48,7 +48,8 @@ class Span:
 class Writer:
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._to_back_up: dict[Node, None] = {}
+        self._to_back_up: dict[Node, Node] = {}
+        """Nodes due, each with its parent then: a node split meanwhile is due in all its parts."""
         self._cold: set[Node] = set()
         """Nodes whose backup was started because the device will soon let go of them."""
         self._to_write: dict[Node, int] = {}
@@ -70,18 +71,22 @@ class Writer:
     def committed(self, node: Node) -> None:
         """New pages on the device."""
         if self._core.config.write.policy is WritePolicy.WRITE_THROUGH:
-            self._to_back_up[node] = None
+            self._want_backup(node)
 
     def used(self, node: Node) -> None:
         """A request has hit the node: selective write-through counts, and holes are repaired."""
-        config = self._core.config.write
-        if (
-            config.policy is WritePolicy.WRITE_THROUGH_SELECTIVE
-            and node.hits >= config.selective_hits
-        ):
-            self._to_back_up[node] = None
+        policy = self._core.config.write.policy
+        if policy is WritePolicy.WRITE_THROUGH_SELECTIVE and self._is_proven(node):
+            self._want_backup(node)
         if node.stored != self._core.store_epoch:
             self.want_write(node)
+
+    def _is_proven(self, node: Node) -> bool:
+        return node.hits >= self._core.config.write.selective_hits
+
+    def _want_backup(self, node: Node) -> None:
+        assert node.parent is not None
+        self._to_back_up.setdefault(node, node.parent)
 
     def want_write(self, node: Node, attempt: int = 0) -> None:
         if self._core.store_epoch == 0:
@@ -116,8 +121,7 @@ class Writer:
     def _clean_ahead(self) -> None:
         """Short of device pages: copy out the coldest that the host lacks, before they must go."""
         core = self._core
-        if core.config.write.policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
-            return
+        selective = core.config.write.policy is WritePolicy.WRITE_THROUGH_SELECTIVE
         for component in core.components:
             slot = slot_of(component.index, Tier.DEVICE)
             free = core.allocators[slot].num_free
@@ -128,9 +132,12 @@ class Writer:
                 if covered >= self._high_pages:
                     break
                 covered += num_pages(holding.pages)
-                if holding.locks == 0 and holding.node.held[slot + 1] is None:
-                    self._to_back_up[holding.node] = None
-                    self._cold.add(holding.node)
+                node = holding.node
+                if holding.locks or node.held[slot + 1] is not None:
+                    continue
+                if not selective or self._is_proven(node):
+                    self._want_backup(node)
+                    self._cold.add(node)
 
     def _start_backups(self) -> None:
         core = self._core
@@ -162,20 +169,16 @@ class Writer:
             core.outbox.append(Backup(op.id, component.name, device, host))
 
     def _dirty_nodes(self) -> list[Node]:
-        """Nodes due, and the ancestors that the host lacks too, each once, parents first."""
+        """Nodes due that are on the device and not on the host, parents before children."""
         lead = slot_of(0, Tier.DEVICE)
-        dirty: dict[Node, None] = {}
-        for node in self._to_back_up:
-            chain = []
-            for at in self._core.tree.path(node):
-                device = at.held[lead]
-                if device is None or device.state is not Residency.READY:
-                    break
-                if at.held[lead + 1] is not None:
-                    break
-                chain.append(at)
-            dirty.update(dict.fromkeys(reversed(chain)))
-        return list(dirty)
+        dirty: list[Node] = []
+        for tail, stop in self._to_back_up.items():
+            for node in reversed(list(self._core.tree.path(tail, stop))):
+                device = node.held[lead]
+                on_device = device is not None and device.state is Residency.READY
+                if on_device and node.held[lead + 1] is None:
+                    dirty.append(node)
+        return list(dict.fromkeys(dirty))
 
     def _reserve_host(self, node: Node) -> bool:
         """Give the node its FILLING host holdings, in every component or in none."""
