@@ -256,8 +256,10 @@ def chain_keys(seed: bytes, tokens: bytes, page_bytes: int, page_width: int) -> 
 
 def common_pages(left: bytes, right: bytes, page_bytes: int, page_width: int) -> int:
     """Leading pages that two runs of page tokens share. Bisects: one memcmp per halving."""
-    low, high = 0, (min(len(left), len(right)) - (page_width - page_bytes)) // page_bytes
     overlap = page_width - page_bytes
+    low, high = 0, max(0, min(len(left), len(right)) - overlap) // page_bytes
+    if left == right:
+        return high
     while low < high:  # pages [0, low) are equal; a difference, if any, lies before page `high`
         middle = (low + high + 1) // 2
         start, end = low * page_bytes, middle * page_bytes + overlap

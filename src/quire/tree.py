@@ -159,16 +159,18 @@ class PrefixTree:
 
     # ---- reading --------------------------------------------------------------------------------
 
-    def walk(self, key: PrefixKey) -> Walk:
-        """Longest run of nodes whose tokens equal the key's. Changes nothing."""
-        root = self.roots.get(key.namespace.digest)
+    def walk(self, key: PrefixKey, start: Node | None = None) -> Walk:
+        """Longest run of nodes whose tokens equal the key's. Changes nothing.
+
+        `start` is a node known to lie on the key's path: only what is below it is walked.
+        """
         nodes: list[Node] = []
-        if root is None:
+        node = start or self.roots.get(key.namespace.digest)
+        if node is None:
             return Walk(nodes, 0)
-        node: Node = root
         data, step, width = key.data, key.page_bytes, key.page_width
         overlap = width - step
-        at, last = 0, key.last
+        at, last = node.end, key.last
         while at < last and node.children is not None:
             offset = at * step
             child = node.children.get(hash(data[offset : offset + width]))
@@ -361,27 +363,35 @@ class PrefixTree:
             holding.queue.remove(holding)
             self.orders[slot].insert(holding)
 
-    def condemn(self, node: Node, slot: int) -> None:
-        """→ DRAINING: unreadable from now on, to be detached when the last lock goes."""
+    def condemn(self, node: Node, slot: int) -> list[Freed]:
+        """→ DRAINING: unreadable from now on; detached as soon as nothing uses it any more."""
         holding = node.held[slot]
         assert holding is not None
         self._leave_orders(holding, slot)
         holding.state = Residency.DRAINING
         self.changes += 1
+        return self.detach(node, slot) if self._is_drained(holding) else []
 
     def detach(self, node: Node, slot: int) -> list[Freed]:
         """→ ABSENT. A node that holds nothing any more leaves, with all that hangs below it."""
         freed: list[Freed] = []
-        self._detach(node, slot, freed)
-        if not any(node.held):
-            self._prune(node, freed)
+        at: Node | None = node
+        while at is not None:
+            self._detach(at, slot, freed)
+            if not any(at.held):
+                self._prune(at, freed)
+            # What drains above it may have waited only for this.
+            at = at.parent
+            above = at.held[slot] if at is not None else None
+            if above is None or not self._is_drained(above):
+                break
         return freed
 
     def _detach(self, node: Node, slot: int, freed: list[Freed]) -> None:
         holding = node.held[slot]
         assert holding is not None
-        if holding.locks:
-            raise InvariantError(f"{node} is freed with {holding.locks} users")
+        if holding.locks or holding.branches:
+            raise InvariantError(f"{node} is freed while something uses it")
         component, tier = divmod(slot, NUM_TIERS)
         self._leave_orders(holding, slot)
         node.held[slot] = None
@@ -464,34 +474,40 @@ class PrefixTree:
     # ---- protection -----------------------------------------------------------------------------
 
     def lock(self, tail: Node, stop: Node | None, slot: int) -> None:
-        """Protect the slot's holdings of all nodes from `tail` up to below `stop`."""
+        """Protect the slot's holdings of the nodes from `tail` up to below `stop`."""
         for node in self.path(tail, stop):
             holding = node.held[slot]
             assert holding is not None
             holding.locks += 1
 
-    def unlock(self, tail: Node, stop: Node | None, slot: int, *, used: bool = True) -> list[Freed]:
-        """Undo one lock; `used` refreshes what it protected. Frees what was only draining."""
-        drained: list[Node] = []
-        for node in self.path(tail, stop):
+    def unlock(self, tail: Node, stop: Node | None, slot: int) -> list[Freed]:
+        """Undo one lock. Frees what was only draining."""
+        freed: list[Freed] = []
+        for node in list(self.path(tail, stop)):
             holding = node.held[slot]
             assert holding is not None
             holding.locks -= 1
-            if holding.locks == 0:
+            if holding.locks == 0 and holding.queue is None:
                 if holding.state is Residency.READY:
-                    self._let_go(holding, slot, used)
-                elif holding.state is Residency.DRAINING:
-                    drained.append(node)
-        freed: list[Freed] = []
-        for node in drained:  # children first: path() goes upwards
-            freed += self.detach(node, slot)
+                    self._bring_back(holding, slot)
+                elif self._is_drained(holding):
+                    freed += self.detach(node, slot)
         return freed
 
-    def _let_go(self, holding: Holding, slot: int, used: bool) -> None:
+    def touch(self, tail: Node) -> None:
+        """Everything on the path was used: children first, so that parents rank as hotter."""
+        for node in self.path(tail):
+            for slot, holding in enumerate(node.held):
+                if holding is not None and self._is_order_member(holding, slot):
+                    self.orders[slot].touch(holding)
+
+    def _bring_back(self, holding: Holding, slot: int) -> None:
+        """A parked holding may go again."""
         if slot % NUM_TIERS == Tier.HOST and self._on_device(holding.node, slot - 1):
-            if holding.queue is None:
-                self.spare[slot // NUM_TIERS].push_hot(holding)
-        elif used:
-            self.orders[slot].touch(holding)
+            self.spare[slot // NUM_TIERS].push_hot(holding)
         else:
             self.orders[slot].unpark(holding)
+
+    def _is_drained(self, holding: Holding) -> bool:
+        unused = holding.locks == 0 and holding.branches == 0
+        return unused and holding.state is Residency.DRAINING

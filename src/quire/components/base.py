@@ -37,17 +37,17 @@ class Component(Protocol):
     index: int
     """Position among the manager's components: its slots in Node.held."""
 
-    def deepest(self, path: Sequence[Step], limit: int, *, host: bool) -> int:
-        """Largest page boundary ≤ `limit` at which this component is satisfied.
+    def deepest(self, path: Sequence[Step], first: int, limit: int, *, host: bool) -> int:
+        """Largest page boundary in [first, limit] at which this component is satisfied.
 
-        `host` = False counts READY device pages only, True also those that are READY on the host.
+        `path` begins at page `first`, at which it is. `host` = False counts READY device pages
+        only, True also those that are READY on the host.
         """
 
     def protection(self, tail: Node) -> list[Guard]:
         """Locks that keep this component's state along the path to `tail` usable.
 
-        Together the guards cover every node of the path, so that no node above a protected one
-        can leave the tree.
+        They need not name every node: what hangs below a node on the device holds it there.
         """
 
     def may_evict(self, holding: Holding, tier: Tier) -> bool:
@@ -55,13 +55,13 @@ class Component(Protocol):
 
 
 def usable_pages(
-    components: Sequence[Component], path: Sequence[Step], limit: int, *, host: bool
+    components: Sequence[Component], path: Sequence[Step], first: int, limit: int, *, host: bool
 ) -> int:
     """Deepest boundary at which all components are satisfied: lower the limit until all agree."""
     while True:
         agreed = limit
         for component in components:
-            agreed = component.deepest(path, agreed, host=host)
+            agreed = component.deepest(path, first, agreed, host=host)
         if agreed == limit or len(components) == 1:
             return agreed
         limit = agreed

@@ -17,8 +17,8 @@ class FullAttention:
         self._device = slot_of(index, Tier.DEVICE)
         self._host = slot_of(index, Tier.HOST)
 
-    def deepest(self, path: Sequence[Step], limit: int, *, host: bool) -> int:
-        reached = 0
+    def deepest(self, path: Sequence[Step], first: int, limit: int, *, host: bool) -> int:
+        reached = first
         for node, end in path:
             holding = node.held[self._device]
             if holding is None or holding.state is not Residency.READY:
@@ -31,7 +31,12 @@ class FullAttention:
         return reached
 
     def protection(self, tail: Node) -> list[Guard]:
-        """Device copies as far down as there are any, host copies from there to the tail."""
+        """The lowest device copy on the path, and the host copies from there to the tail.
+
+        The device copies above the lowest one have a branch below them, so they stay as well.
+        Host copies are named one by one: each could become spare, and go, if a load made its
+        page READY on the device.
+        """
         boundary = tail
         while boundary.parent is not None and boundary.held[self._device] is None:
             boundary = boundary.parent
@@ -39,7 +44,7 @@ class FullAttention:
         if boundary is not tail:
             guards.append(Guard(self._host, tail, boundary))
         if boundary.parent is not None:
-            guards.append(Guard(self._device, boundary, None))
+            guards.append(Guard(self._device, boundary, boundary.parent))
         return guards
 
     def may_evict(self, holding: Holding, tier: Tier) -> bool:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 
 from quire.components import Component, Guard
 from quire.config import CacheConfig
-from quire.errors import InvariantError
 from quire.eviction import make_policy
 from quire.manager.counters import Count, Counters
 from quire.manager.events import CacheEvent, EventBuffer, EventKind
@@ -22,6 +21,8 @@ from quire.tree import Freed, Holding, Node, PrefixTree, Root, slot_of
 from quire.types import PageIds, Tier, num_pages
 
 Clock = Callable[[], float]
+ROOT_SLOT = -1
+"""In a Guard: not a holding but the root itself, which an empty namespace needs to stay."""
 
 
 class Core:
@@ -68,21 +69,24 @@ class Core:
         will keep those longest); then leaves that only the host has, in policy order.
         """
         freed = 0
+        gone: list[Freed] = []
         spare = self.tree.spare[slot // len(Tier)] if slot % len(Tier) == Tier.HOST else None
         while freed < count and spare is not None and (holding := spare.hottest()) is not None:
             if self._evictable[slot](holding):
                 freed += num_pages(holding.pages)
                 self.counters.add(Count.EVICTED_SPARE, num_pages(holding.pages))
-                self.release(self.tree.detach(holding.node, slot))
+                gone += self.tree.detach(holding.node, slot)
             else:
                 spare.remove(holding)  # parked; unlocking brings it back
         order, rule = self.tree.orders[slot], self._evictable[slot]
         name = Count.EVICTED_HOST if slot % len(Tier) == Tier.HOST else Count.EVICTED_DEVICE
         while freed < count and (holding := order.victim(rule)) is not None:
             self.counters.add(name, num_pages(holding.pages))
-            for gone in self.tree.detach(holding.node, slot):
-                freed += num_pages(gone.pages) if slot == slot_of(gone.component, gone.tier) else 0
-                self.release([gone])
+            for item in self.tree.detach(holding.node, slot):
+                gone.append(item)
+                if slot_of(item.component, item.tier) == slot:
+                    freed += num_pages(item.pages)
+        self.release(gone)
         return freed
 
     def release(self, freed: Sequence[Freed]) -> None:
@@ -100,28 +104,26 @@ class Core:
     # ---- protection -----------------------------------------------------------------------------
 
     def protect(self, tail: Node, extra: Sequence[Guard] = ()) -> list[Guard]:
-        """Lock the path to `tail` in every component, and the extra guards."""
+        """Keep the path to `tail` usable in every component, and what the extra guards name."""
+        if isinstance(tail, Root):
+            tail.users += 1
+            return [Guard(ROOT_SLOT, tail, None)]
         guards = [guard for c in self.components for guard in c.protection(tail)]
         guards += extra
         for slot, end, stop in guards:
             self.tree.lock(end, stop, slot)
-        root = self.tree.root_of(tail)
-        root.users += 1
-        guards.append(Guard(-1, root, None))  # the root itself: keeps an empty namespace alive
         return guards
 
-    def unprotect(self, guards: list[Guard], *, used: bool) -> None:
+    def unprotect(self, guards: list[Guard]) -> None:
         """Undo `protect`; the list is emptied, so that it cannot be undone twice."""
-        while guards:
-            slot, end, stop = guards.pop(0)
-            if slot < 0:
+        for slot, end, stop in guards:
+            if slot == ROOT_SLOT:
                 assert isinstance(end, Root)
                 end.users -= 1
-                if end.users < 0:
-                    raise InvariantError("a root was released more often than it was used")
                 self.tree.drop_root_if_unused(end)
             else:
-                self.release(self.tree.unlock(end, stop, slot, used=used))
+                self.release(self.tree.unlock(end, stop, slot))
+        guards.clear()
 
     @property
     def healthy(self) -> bool:
@@ -157,4 +159,4 @@ class Core:
 
     def finish(self, op: Operation) -> None:
         """Give back the locks of an operation that has ended."""
-        self.unprotect(op.guards, used=False)
+        self.unprotect(op.guards)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from quire.components import Guard
 from quire.errors import InvariantError
-from quire.manager.core import Core
+from quire.manager.core import ROOT_SLOT, Core
 from quire.manager.lease import Lease
 from quire.manager.prefetch import Prefetcher
 from quire.tree import NUM_TIERS, Holding, Node, Root
@@ -21,7 +21,7 @@ from quire.types import PAGE_KEY_BYTES, PageIds, Residency, Tier, num_pages, pag
 def check(core: Core, leases: Iterable[Lease], prefetcher: Prefetcher) -> None:
     leases = list(leases)
     _check_structure(core)
-    _check_locks(core, leases, prefetcher)
+    _check_locks(core, leases)
     _check_owners(core, leases, prefetcher)
     _check_orders(core)
 
@@ -73,14 +73,13 @@ def _check_holding(node: Node, slot: int, holding: Holding) -> None:
         _require(closed, f"{node} is on the device below a parent that is not")
 
 
-def _check_locks(core: Core, leases: list[Lease], prefetcher: Prefetcher) -> None:
+def _check_locks(core: Core, leases: list[Lease]) -> None:
     held: list[list[Guard]] = [lease.guards for lease in leases]
     held += [op.guards for op in core.operations.running.values()]
-    held += prefetcher.live_guards()
     locks: Counter[int] = Counter()
     users: Counter[int] = Counter()
     for guard in (guard for guards in held for guard in guards):
-        if guard.slot < 0:
+        if guard.slot == ROOT_SLOT:
             users[id(guard.tail)] += 1
             continue
         for node in core.tree.path(guard.tail, guard.stop):

@@ -60,7 +60,7 @@ class Loader:
             self._start(lease, todo)
         if lease.num_device > before:
             old, lease.guards = lease.guards, self._core.protect(lease.tail)
-            self._core.unprotect(old, used=False)
+            self._core.unprotect(old)
         self._core.counters.add(Count.LOAD_DECLINED, lease.num_host)
         return lease.num_device - before
 
@@ -190,10 +190,7 @@ class Loader:
             below = child.held[slot]
             if below is not None and below.state is Residency.READY:
                 self._condemn(child, slot)
-        self._core.tree.condemn(node, slot)
-        holding = node.held[slot]
-        if holding is not None and holding.locks == 0:
-            self._core.release(self._core.tree.detach(node, slot))
+        self._core.release(self._core.tree.condemn(node, slot))
 
     def _tell(self, span: _Span) -> None:
         for lease in span.waiting:

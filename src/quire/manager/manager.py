@@ -27,7 +27,7 @@ from quire.manager.prefetch import Prefetch, Prefetcher
 from quire.manager.stores import StoreChange, StoreControl
 from quire.manager.writes import Writer
 from quire.messages import Command, Completion, Probed, StoreChanged, Transferred, WorkerLost
-from quire.tree import Node, slot_of
+from quire.tree import Node, Root, Walk, slot_of
 from quire.types import NO_PAGES, PAGE_ID_BYTES, PageIds, RequestId, Tier, num_pages
 
 
@@ -60,21 +60,28 @@ class CacheManager:
                 f"{self.config.page_size}: build keys with the cache's page_size"
             )
         walk = self.core.tree.walk(key)
+        reachable, on_device = self._usable(walk, 0)
+        return PrefixMatch(key, on_device, reachable - on_device, walk, self.core.tree.changes)
+
+    def _usable(self, walk: Walk, first: int) -> tuple[int, int]:
+        """Boundaries up to which a walk from page `first` is usable at all, and on the device."""
         path = [Step(node, node.end) for node in walk.nodes]
         if path:
             path[-1] = Step(walk.nodes[-1], walk.num_pages)
         components = self.core.components
-        reachable = usable_pages(components, path, walk.num_pages, host=True)
-        on_device = usable_pages(components, path, reachable, host=False)
-        return PrefixMatch(key, on_device, reachable - on_device, walk, self.core.tree.changes)
+        reachable = usable_pages(components, path, first, walk.num_pages, host=True)
+        return reachable, usable_pages(components, path, first, reachable, host=False)
 
     def acquire(self, match: PrefixMatch, owner: RequestId, *, priority: int = 0) -> Lease:
         """Protect what was matched. Matches again if the tree has changed since."""
         core, tree = self.core, self.core.tree
         if match.change != tree.changes:
             match = self.match(match.key)
-        tail = self._cut(match, match.num_pages)
-        device_tail = self._cut(match, match.num_device)
+        root = tree.root(match.key)
+        tail = self._cut(match.walk, match.num_pages) if match.num_pages else root
+        device_tail = self._cut(match.walk, match.num_device) if match.num_device else root
+        assert tail is not None
+        assert device_tail is not None
         lead = self._device_slots[0]
         pages: list[bytes] = []
         for node in tree.path(tail):
@@ -106,15 +113,17 @@ class CacheManager:
         lease.require_live()
         return lease.prefetch is None or self._prefetcher.is_over(lease.prefetch)
 
-    def admit(self, lease: Lease) -> PrefixMatch:
-        """End the prefetch and take in what has arrived, from the store or by other requests."""
+    def admit(self, lease: Lease) -> int:
+        """End the prefetch and take in what has arrived, from the store or by other requests.
+
+        Returns the usable pages, on device and host together.
+        """
         lease.require_live()
         if lease.prefetch is not None:
             self._prefetcher.settle(lease.prefetch)
-        match = self.match(lease.key)
-        if match.num_pages > lease.tail.end and not lease.private_pages:
-            self._advance(lease, match)
-        return match
+        if not lease.private_pages:
+            self._advance(lease)
+        return lease.num_device + lease.num_host
 
     def load(self, lease: Lease) -> int:
         """Bring the host part to the device; returns the device pages gained.
@@ -164,7 +173,8 @@ class CacheManager:
         for node in done.adopted:
             self._committed(lease, node)
         if shared:
-            self._repoint(lease, done.tail)
+            lease.device_tail = done.tail
+            self._repoint(lease, max(lease.tail, done.tail, key=lambda node: node.end))
         return shared
 
     def release(self, lease: Lease) -> None:
@@ -177,7 +187,8 @@ class CacheManager:
         self._loader.forget(lease)
         self.core.allocators[self._device_slots[0]].free(lease.private_pages)
         lease.private_pages = NO_PAGES
-        self.core.unprotect(lease.guards, used=True)
+        self.core.tree.touch(lease.tail)
+        self.core.unprotect(lease.guards)
 
     # ---- the step -------------------------------------------------------------------------------
 
@@ -246,44 +257,34 @@ class CacheManager:
 
     # ---- inside ---------------------------------------------------------------------------------
 
-    def _cut(self, match: PrefixMatch, end: int) -> Node:
-        """The node on the match's path that ends at page `end`, split off if need be."""
-        if end == 0:
-            return self.core.tree.root(match.key)
-        for node in match.walk.nodes:
+    def _cut(self, walk: Walk, end: int) -> Node | None:
+        """The node of a walk that ends at page `end`, split off if need be; None: before it."""
+        for node in walk.nodes:
             if node.end >= end:
-                at = node
                 break
         else:
-            raise AssertionError("the cut lies beyond the match")
-        while at.start >= end:  # split off above since the walk
-            assert at.parent is not None
-            at = at.parent
-        return at if at.end == end else self.core.tree.split(at, end - at.start)
+            return None
+        while node.start >= end:  # split off since the walk
+            assert node.parent is not None
+            node = node.parent
+        if isinstance(node, Root):
+            return None
+        return node if node.end == end else self.core.tree.split(node, end - node.start)
 
-    def _advance(self, lease: Lease, match: PrefixMatch) -> None:
-        """Extend a lease to a longer match of its own key."""
-        tail = self._cut(match, match.num_pages)
-        while lease.num_device < match.num_device:
-            node = tail
-            while node.start > lease.num_device:
-                assert node.parent is not None
-                node = node.parent
-            holding = node.held[self._device_slots[0]]
-            if holding is None:
-                break
-            lease.tree_pages = PageIds(lease.tree_pages + holding.pages)
-            lease.device_tail = node
-        self._repoint(lease, tail, device=False)
+    def _advance(self, lease: Lease) -> None:
+        """Extend a lease to what is now usable after its tail."""
+        first = lease.tail.end
+        walk = self.core.tree.walk(lease.key, lease.tail)
+        reachable, _ = self._usable(walk, first)
+        tail = self._cut(walk, reachable) if reachable > first else None
+        if tail is not None:
+            self._repoint(lease, tail)
 
-    def _repoint(self, lease: Lease, tail: Node, *, device: bool = True) -> None:
+    def _repoint(self, lease: Lease, tail: Node) -> None:
         """Move the end of what the lease protects; never lets go before it has the new hold."""
-        if device:
-            lease.device_tail = tail
-        if tail.end > lease.tail.end:
-            lease.tail = tail
-        old, lease.guards = lease.guards, self.core.protect(lease.tail)
-        self.core.unprotect(old, used=False)
+        lease.tail = tail
+        old, lease.guards = lease.guards, self.core.protect(tail)
+        self.core.unprotect(old)
 
     def _committed(self, lease: Lease, node: Node) -> None:
         core = self.core

@@ -18,7 +18,6 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from quire.components import Guard
 from quire.config import PrefetchPolicy
 from quire.keys import PrefixKey
 from quire.manager.core import Core
@@ -49,8 +48,8 @@ class Prefetch:
     key: PrefixKey
     first: int
     anchor: Node
-    guards: list[Guard]
-    """Keep the anchor's path until the pages have landed."""
+    """What the pages will hang under. The lease protects it: a prefetch never outlives its
+    lease."""
     started_s: float
     state: PrefetchState = PrefetchState.QUEUED
     declined: Decline | None = None
@@ -94,7 +93,6 @@ class Prefetcher:
             key=lease.key,
             first=lease.tail.end,
             anchor=lease.tail,
-            guards=[],
             started_s=core.clock(),
         )
         reason = self._reason_not_to_probe(prefetch)
@@ -102,7 +100,6 @@ class Prefetcher:
             return self._decline(prefetch, reason)
         if prefetch.first:
             prefetch.key.anchor(prefetch.first, core.tree.keys_of(lease.tail)[-PAGE_KEY_BYTES:])
-        prefetch.guards = core.protect(lease.tail)
         self._queued.append(prefetch)
         return prefetch
 
@@ -158,11 +155,6 @@ class Prefetcher:
             PageIds(r.pages[component][r.first * PAGE_ID_BYTES :]) for r in self._fetching.values()
         ]
 
-    def live_guards(self) -> list[list[Guard]]:
-        probing = [p for batch in self._probing.values() for p in batch]
-        fetching = [r.prefetch for r in self._fetching.values()]
-        return [p.guards for p in [*self._queued, *probing, *fetching]]
-
     # ---- deciding -------------------------------------------------------------------------------
 
     def _reason_not_to_probe(self, prefetch: Prefetch) -> Decline | None:
@@ -188,7 +180,6 @@ class Prefetcher:
         prefetch.declined = reason
         prefetch.state = PrefetchState.DONE
         self._core.counters.decline(reason)
-        self._core.unprotect(prefetch.guards, used=False)
         return prefetch
 
     def _probe_reported(self, op: Operation) -> None:
@@ -311,7 +302,6 @@ class Prefetcher:
             reserved.first = count
             self.inflight_pages -= count
             core.counters.add(Count.FETCHED, count)
-        core.unprotect(prefetch.guards, used=False)
 
     def _publish(self, prefetch: Prefetch, component: int, reserved: _Reserved, count: int) -> None:
         core, slot = self._core, slot_of(component, Tier.HOST)

@@ -61,6 +61,8 @@ class Writer:
         """Writes only: the store they go to."""
         self._writing: set[Node] = set()
         self._inflight_pages = 0
+        self._seen = 0
+        """Pages committed and evicted up to the last look at the cold end."""
         config = core.config
         self._low_pages = int(config.write.low_watermark * config.device_pages)
         self._high_pages = int(config.write.high_watermark * config.device_pages)
@@ -121,6 +123,10 @@ class Writer:
     def _clean_ahead(self) -> None:
         """Short of device pages: copy out the coldest that the host lacks, before they must go."""
         core = self._core
+        moved = core.counters[Count.EVICTED_DEVICE] + core.counters[Count.COMMITTED]
+        if moved == self._seen:
+            return  # the cold end is as it was
+        self._seen = moved
         selective = core.config.write.policy is WritePolicy.WRITE_THROUGH_SELECTIVE
         for component in core.components:
             slot = slot_of(component.index, Tier.DEVICE)

@@ -5,10 +5,8 @@ One allocator per (component, tier) lives with the leader; workers never allocat
 
 from __future__ import annotations
 
-import numpy as np
-
 from quire.errors import InvariantError
-from quire.types import NO_PAGES, PAGE_ID_BYTES, PageIds, page_array
+from quire.types import NO_PAGES, PAGE_ID_BYTES, PageIds, page_array, page_ids
 
 
 class PageAllocator:
@@ -16,33 +14,30 @@ class PageAllocator:
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
-        # _stack[:_top] are the free pages; the lowest numbers come out first.
-        self._stack = np.arange(num_pages - 1, -1, -1, dtype="<i4")
-        self._top = num_pages
+        self._stack = bytearray(page_ids(range(num_pages - 1, -1, -1)))
+        """Free pages as PageIds; taken from and put back at the end."""
 
     @property
     def num_free(self) -> int:
-        return self._top
+        return len(self._stack) // PAGE_ID_BYTES
 
     def allocate(self, count: int) -> PageIds | None:
         """`count` pages, or None and nothing changed."""
-        top = self._top - count
-        if top < 0:
+        stack, size = self._stack, count * PAGE_ID_BYTES
+        if size > len(stack):
             return None
-        if count == 0:
+        if size == 0:
             return NO_PAGES
-        self._top = top
-        return PageIds(self._stack[top : top + count].tobytes())
+        pages = PageIds(bytes(stack[-size:]))
+        del stack[-size:]
+        return pages
 
     def free(self, pages: PageIds) -> None:
         """Give pages back. Freeing more than is out is an InvariantError."""
-        count = len(pages) // PAGE_ID_BYTES
-        top = self._top + count
-        if top > self.num_pages:
-            raise InvariantError(f"freed {count} pages with {self.num_pages - self._top} in use")
-        self._stack[self._top : top] = page_array(pages)
-        self._top = top
+        self._stack += pages
+        if len(self._stack) > self.num_pages * PAGE_ID_BYTES:
+            raise InvariantError(f"{self.num_free} pages are free in a pool of {self.num_pages}")
 
     def free_pages(self) -> set[int]:
         """The free pages as a set, for check_invariants()."""
-        return set(self._stack[: self._top].tolist())
+        return set(page_array(PageIds(bytes(self._stack))).tolist())

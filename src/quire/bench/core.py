@@ -1,0 +1,296 @@
+"""`quire bench core`: what the metadata path costs per request, with instant workers.
+
+Times only the manager and the building of keys: match, lease, probe, load, allocate, evict,
+commit, backup, write, release; CPU time of the step thread, so that a busy machine does not count
+as cost. The workers behind it answer at once and their time is not counted. The third tier is a set of page keys that remembers what was written.
+
+    chat            2,000 sessions × 8 turns, 200 of them active at a time, 20 shared system prompts
+                    of 2k tokens, 500–700 new tokens per turn, a device of 1M tokens
+    chat_scattered  the same with all sessions active at once: most turns find their history in
+                    host memory or the store, so loads and fetches are in the figure
+    longdoc         200 documents of 64k tokens, 5 questions each, random order, a device of 6.5M
+
+Requests come in batches of eight, as an engine's step would take them. The host holds twice as
+much as the device.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.config import CacheConfig
+from quire.keys import Namespace, PrefixKey
+from quire.manager import CacheManager
+from quire.messages import (
+    AttachStore,
+    Backup,
+    Cancel,
+    Command,
+    Completion,
+    Fetch,
+    Load,
+    Probe,
+    Probed,
+    StoreChanged,
+    Transferred,
+    Write,
+)
+from quire.tree import Node
+from quire.types import PageKey, RequestId, num_pages, split_keys
+
+Progress = Callable[[str, int, int], None]
+"""Called with (what, done, total)."""
+
+PAGE_SIZE = 64
+HOST_FACTOR = 2
+BATCH = 8
+"""Requests per engine step; what a step does once, it does for all of them."""
+_VOCABULARY = 50_000
+
+
+@dataclass(frozen=True)
+class Workload:
+    name: str
+    prompts: Callable[[], Iterator[npt.NDArray[np.int32]]]
+    num_requests: int
+    device_tokens: int
+
+
+def chat(
+    sessions: int = 2000, turns: int = 8, device_tokens: int = 1_000_000, active: int = 200
+) -> Workload:
+    def prompts() -> Iterator[npt.NDArray[np.int32]]:
+        rng, pick = np.random.default_rng(7), random.Random(7)
+        systems = [_tokens(rng, 2048) for _ in range(20)]
+        history = [systems[i % 20] for i in range(sessions)]
+        turns_left = [turns] * sessions
+        waiting = iter(range(active, sessions))
+        running = list(range(active))
+        while running:
+            at = pick.randrange(len(running))
+            session = running[at]
+            turn = _tokens(rng, int(rng.integers(500, 701)))
+            history[session] = np.concatenate([history[session], turn])
+            yield history[session]
+            turns_left[session] -= 1
+            if turns_left[session] == 0:
+                running[at : at + 1] = islice(waiting, 1)
+
+    name = "chat" if active < sessions else "chat_scattered"
+    return Workload(name, prompts, sessions * turns, device_tokens)
+
+
+def longdoc(documents: int = 200, questions: int = 5, device_tokens: int = 6_500_000) -> Workload:
+    def prompts() -> Iterator[npt.NDArray[np.int32]]:
+        rng = np.random.default_rng(11)
+        texts = [_tokens(rng, 65536) for _ in range(documents)]
+        order = [i for i in range(documents) for _ in range(questions)]
+        random.Random(11).shuffle(order)
+        for document in order:
+            yield np.concatenate([texts[document], _tokens(rng, 160)])
+
+    return Workload("longdoc", prompts, documents * questions, device_tokens)
+
+
+def leaves(count: int) -> Workload:
+    """Unrelated prompts of 4 pages, five times as many as the device holds: all leaves."""
+
+    def prompts() -> Iterator[npt.NDArray[np.int32]]:
+        rng = np.random.default_rng(13)
+        for _ in range(count * 5):
+            yield _tokens(rng, 4 * PAGE_SIZE)
+
+    return Workload(f"{count} leaves", prompts, count * 5, count * 4 * PAGE_SIZE)
+
+
+def run(*, rounds: int = 3, progress: Progress | None = None) -> dict[str, Any]:
+    """All workloads, with and without a store; medians over the rounds."""
+    result: dict[str, Any] = {}
+    for workload in (chat(), chat(active=2000), longdoc()):
+        with_store = [measure(workload, store=True, progress=progress) for _ in range(rounds)]
+        without = [measure(workload, store=False, progress=progress) for _ in range(rounds)]
+        result[workload.name] = {
+            "us_per_request": _median(with_store, "us_per_request"),
+            "us_per_request_no_store": _median(without, "us_per_request"),
+            "bytes_per_token": with_store[0]["bytes_per_token"],
+            "bytes_per_token_no_store": without[0]["bytes_per_token"],
+            "requests": workload.num_requests,
+            "hit_rate": with_store[0]["hit_rate"],
+        }
+    result["flatness"] = flatness(rounds=rounds, progress=progress)
+    return result
+
+
+def flatness(*, rounds: int = 3, progress: Progress | None = None) -> dict[str, Any]:
+    """Cost per request with a number of leaves and with ten times as many, interleaved."""
+    small, large = leaves(2_000), leaves(20_000)
+    samples: dict[str, list[float]] = {"small": [], "large": []}
+    for _ in range(rounds):
+        for name, load in (("small", small), ("large", large)):
+            samples[name].append(measure(load, store=False, progress=progress)["us_per_request"])
+    ratios = [b / a for a, b in zip(samples["small"], samples["large"], strict=True)]
+    return {
+        "leaves": [2_000, 20_000],
+        "us_per_request": [round(statistics.median(s), 1) for s in samples.values()],
+        "ratio": round(statistics.median(ratios), 3),
+    }
+
+
+def measure(
+    workload: Workload, *, store: bool, progress: Progress | None = None
+) -> dict[str, float]:
+    device_pages = workload.device_tokens // PAGE_SIZE
+    config = CacheConfig(
+        page_size=PAGE_SIZE, device_pages=device_pages, host_pages=device_pages * HOST_FACTOR
+    )
+    manager = CacheManager(config, clock=time.monotonic)
+    worker = InstantWorker()
+    if store:
+        manager.attach_store("memory://")
+        manager.step(worker.answer(manager.step()))
+    namespace = Namespace("bench", "bfloat16", PAGE_SIZE)
+    spent, reused, asked = 0.0, 0, 0
+    label = f"{workload.name}{'' if store else ', no store'}"
+    gc.collect()
+    prompts, done = workload.prompts(), 0
+    while batch := list(islice(prompts, BATCH)):
+        seconds, hit = _serve(manager, worker, namespace, batch)
+        spent += seconds
+        reused += hit
+        asked += sum(len(tokens) // PAGE_SIZE for tokens in batch)
+        done += len(batch)
+        if progress is not None:
+            progress(label, done, workload.num_requests)
+    return {
+        "us_per_request": round(spent / workload.num_requests * 1e6, 1),
+        "bytes_per_token": round(metadata_bytes_per_token(manager), 2),
+        "hit_rate": round(reused / max(1, asked), 3),
+    }
+
+
+def _serve(
+    manager: CacheManager,
+    worker: InstantWorker,
+    namespace: Namespace,
+    batch: list[npt.NDArray[np.int32]],
+) -> tuple[float, int]:
+    """A batch of requests through their whole life; seconds in the manager, pages reused."""
+    timer = _Timer(manager, worker)
+    timer.start()
+    leases = []
+    for index, tokens in enumerate(batch):
+        key = PrefixKey(namespace, tokens)
+        lease = manager.acquire(manager.match(key), RequestId(str(index)))
+        manager.prefetch(lease)
+        leases.append(lease)
+    timer.step_until_quiet()  # probes, then fetches
+    for lease in leases:
+        manager.admit(lease)
+        manager.load(lease)
+    reused = sum(lease.num_device for lease in leases)
+    timer.step_until_quiet()  # loads
+    for lease in leases:
+        if not manager.extend(lease, lease.key.num_pages - lease.num_device):
+            raise AssertionError("the benchmark's device is too small for one batch")
+        manager.commit(lease, lease.key)
+        manager.release(lease)
+    timer.step_until_quiet()  # backups, then writes
+    return timer.stop(), reused
+
+
+class _Timer:
+    """Counts the time between start and stop, less what the workers take to answer."""
+
+    def __init__(self, manager: CacheManager, worker: InstantWorker) -> None:
+        self._manager = manager
+        self._worker = worker
+        self._spent = 0.0
+        self._begun = 0.0
+
+    def start(self) -> None:
+        self._begun = time.thread_time()
+
+    def stop(self) -> float:
+        self._spent += time.thread_time() - self._begun
+        return self._spent
+
+    def step_until_quiet(self) -> None:
+        commands = self._manager.step()
+        while commands:
+            self.stop()
+            reports = self._worker.answer(commands)
+            self.start()
+            commands = self._manager.step(reports)
+
+
+class InstantWorker:
+    """Answers every command at once and well; remembers which page keys were written."""
+
+    def __init__(self) -> None:
+        self._stored: set[PageKey] = set()
+
+    def answer(self, commands: list[Command]) -> list[Completion]:
+        return [report for command in commands if (report := self._one(command)) is not None]
+
+    def _one(self, command: Command) -> Completion | None:
+        match command:
+            case Probe(op, component, queries):
+                return Probed(op, 0, component, [self._leading(q) for q in queries])
+            case Write():
+                self._stored.update(split_keys(command.keys))
+            case AttachStore(op):
+                return StoreChanged(op, 0)
+            case Cancel():
+                return None
+        assert isinstance(command, Backup | Load | Write | Fetch)
+        statuses = bytes(num_pages(command.host))
+        return Transferred(command.op, 0, command.component, 0, statuses, True)
+
+    def _leading(self, query: bytes) -> int:
+        count = 0
+        for key in split_keys(query):
+            if key not in self._stored:
+                break
+            count += 1
+        return count
+
+
+def metadata_bytes_per_token(manager: CacheManager) -> float:
+    """Everything the tree and the allocators keep, per token that is cached somewhere."""
+    core = manager.core
+    total = sum(allocator.num_pages * 4 for allocator in core.allocators)
+    tokens = 0
+    stack: list[Node] = list(core.tree.roots.values())
+    while stack:
+        node = stack.pop()
+        tokens += node.num_pages * manager.config.page_size
+        total += sys.getsizeof(node) + sys.getsizeof(node.tokens) + sys.getsizeof(node.held)
+        total += sys.getsizeof(node.page_keys) if node.page_keys else 0
+        total += sys.getsizeof(node.end)
+        for holding in node.held:
+            if holding is not None:
+                total += sys.getsizeof(holding) + sys.getsizeof(holding.pages)
+        if node.children is not None:
+            total += sys.getsizeof(node.children)
+            total += sum(map(sys.getsizeof, node.children))
+            stack.extend(node.children.values())
+    return total / max(1, tokens)
+
+
+def _median(samples: list[dict[str, float]], name: str) -> float:
+    return round(statistics.median(sample[name] for sample in samples), 1)
+
+
+def _tokens(rng: np.random.Generator, count: int) -> npt.NDArray[np.int32]:
+    return rng.integers(0, _VOCABULARY, count, dtype=np.int32)
