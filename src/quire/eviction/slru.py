@@ -1,8 +1,8 @@
 """Segmented LRU: what was used once waits on probation, what was used again is protected.
 
 A scan of prompts seen once flows through probation and cannot push out what is reused. The
-protected segment holds at most `protected_share` of the holdings; its coldest fall back to
-probation.
+protected segment holds at most `protected_share` of the holdings when a victim is sought; beyond
+that its coldest fall back to probation.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ class SLRU:
     def insert(self, holding: Holding) -> None:
         reused = holding.node.hits > 0
         self._enter(holding, self._protected if reused else self._probation)
-        if reused:
-            self._demote_overflow()
 
     def touch(self, holding: Holding) -> None:
         self._leave(holding)
@@ -50,6 +48,7 @@ class SLRU:
         self._leave(holding)
 
     def victim(self, evictable: Evictable) -> Holding | None:
+        self._demote_overflow()
         for queue in (self._probation, self._protected):
             if (holding := first_evictable(queue, self._counting(evictable))) is not None:
                 return holding

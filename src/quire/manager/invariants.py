@@ -26,9 +26,10 @@ def check(core: Core, leases: Iterable[Lease], prefetcher: Prefetcher) -> None:
     _check_orders(core)
 
 
-def _require(condition: bool, what: str) -> None:
+def _require(condition: bool, what: str, node: Node | None = None) -> None:
+    # The node is only described when something is wrong: this runs millions of times in tests.
     if not condition:
-        raise InvariantError(what)
+        raise InvariantError(what if node is None else f"{node}: {what}")
 
 
 def _nodes(core: Core) -> Iterator[Node]:
@@ -48,13 +49,13 @@ def _check_structure(core: Core) -> None:
         assert parent is not None
         size = node.num_pages
         overlap = root.page_width - root.page_bytes
-        _require(size > 0, f"{node} is empty")
-        _require(any(h is not None for h in node.held), f"{node} holds nothing")
-        _require(len(node.tokens) == size * root.page_bytes + overlap, f"{node}: tokens")
+        _require(size > 0, "is empty", node)
+        _require(any(node.held), "holds nothing", node)
+        _require(len(node.tokens) == size * root.page_bytes + overlap, "tokens", node)
         key = hash(node.tokens[: root.page_width])
-        _require((parent.children or {}).get(key) is node, f"{node} is not under its first page")
+        _require((parent.children or {}).get(key) is node, "is not under its first page", node)
         if node.page_keys is not None:
-            _require(len(node.page_keys) == size * PAGE_KEY_BYTES, f"{node}: page keys")
+            _require(len(node.page_keys) == size * PAGE_KEY_BYTES, "page keys", node)
         for slot, holding in enumerate(node.held):
             if holding is not None:
                 _check_holding(node, slot, holding)
@@ -63,14 +64,14 @@ def _check_structure(core: Core) -> None:
 def _check_holding(node: Node, slot: int, holding: Holding) -> None:
     parent = node.parent
     assert parent is not None
-    _require(holding.node is node, f"{node}: holding of another node")
-    _require(num_pages(holding.pages) == node.num_pages, f"{node}: pages of slot {slot}")
-    _require(holding.state is not Residency.ABSENT, f"{node}: an absent holding")
+    _require(holding.node is node, "holding of another node", node)
+    _require(num_pages(holding.pages) == node.num_pages, "pages of a holding", node)
+    _require(holding.state is not Residency.ABSENT, "an absent holding", node)
     if slot % NUM_TIERS == Tier.DEVICE:
         below = sum(c.held[slot] is not None for c in (node.children or {}).values())
-        _require(holding.branches == below, f"{node}: {holding.branches} branches, not {below}")
+        _require(holding.branches == below, "branches are miscounted", node)
         closed = isinstance(parent, Root) or parent.held[slot] is not None
-        _require(closed, f"{node} is on the device below a parent that is not")
+        _require(closed, "is on the device below a parent that is not", node)
 
 
 def _check_locks(core: Core, leases: list[Lease]) -> None:
@@ -84,7 +85,7 @@ def _check_locks(core: Core, leases: list[Lease]) -> None:
             continue
         for node in core.tree.path(guard.tail, guard.stop):
             holding = node.held[guard.slot]
-            _require(holding is not None, f"{node} is locked in slot {guard.slot} and absent")
+            _require(holding is not None, "is locked and absent", node)
             locks[id(holding)] += 1
     for root in core.tree.roots.values():
         _require(root.users == users.pop(id(root), 0), "a root's users are miscounted")
@@ -93,7 +94,7 @@ def _check_locks(core: Core, leases: list[Lease]) -> None:
         for holding in node.held:
             if holding is not None:
                 due = locks.pop(id(holding), 0)
-                _require(holding.locks == due, f"{node}: {holding.locks} locks, not {due}")
+                _require(holding.locks == due, "locks are miscounted", node)
     _require(not locks, "somebody holds a node that is gone")
 
 
@@ -134,12 +135,13 @@ def _check_orders(core: Core) -> None:
             on_device = device is not None and device.state is Residency.READY
             ready = holding.state is Residency.READY
             may_spare = tier == Tier.HOST and on_device and ready
-            where = queued[slot] | spare[component] if may_spare else queued[slot]
-            present = id(holding) in where
+            name = id(holding)
+            present = name in queued[slot] or (may_spare and name in spare[component])
             seen += present
-            _require(present == (holding.queue is not None), f"{node}: in the wrong order")
-            _require(ready or not present, f"{node}: slot {slot} is ordered but not READY")
-            idle = ready and core.components[component].may_evict(holding, Tier(tier))
-            _require(present or not idle, f"{node}: slot {slot} could go but is not ordered")
+            _require(present == (holding.queue is not None), "in the wrong order", node)
+            _require(ready or not present, "is ordered but not READY", node)
+            if ready and not present:
+                idle = core.components[component].may_evict(holding, Tier(tier))
+                _require(not idle, "could go but is not ordered", node)
     total = sum(map(len, queued)) + sum(map(len, spare))
     _require(seen == total, "an order holds something that is not in the tree")

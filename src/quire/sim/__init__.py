@@ -1,0 +1,15 @@
+"""Simulation: the real manager over simulated workers, in virtual time, repeatable by seed."""
+
+from quire.sim.options import SimOptions, UnitMix
+from quire.sim.report import SimReport, SimulationError, Tally
+from quire.sim.run import Simulation, simulate
+
+__all__ = [
+    "SimOptions",
+    "SimReport",
+    "Simulation",
+    "SimulationError",
+    "Tally",
+    "UnitMix",
+    "simulate",
+]

@@ -1,0 +1,195 @@
+"""`quire bench store`: the file store, checksums on, beside raw direct I/O on the same disk.
+
+Raw writes go into a new file, preallocated outside the timing, one per round: `threads` threads
+write blocks of the page size with O_DIRECT, as the store also writes new data. Raw reads read
+those blocks in random order; store reads ask for the round's pages in random order. The store is
+driven as a worker drives it: two calling threads with batches of `BATCH_PAGES` pages, the other
+`threads` − 2 being its own.
+
+Disks are noisy, so every round times store and raw next to each other, in alternating order, and
+the result is the median of the rounds' ratios. Files are deleted only after the last round of a
+page size: deleting costs the disk work that would fall into somebody's measurement.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+import shutil
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from quire.errors import StoreError
+from quire.store.base import Part
+from quire.store.client import PageStore
+from quire.store.file import FileStore
+from quire.types import PageKey, PageStatus
+from quire.units import format_bytes
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+PAGE_SIZES = (360 * KIB, 2 * MIB)
+BATCH_PAGES = 32
+NUM_CALLERS = 2
+DEADLINE_S = 600.0
+
+Timed = Callable[[], None]
+
+
+def run(
+    path: str,
+    *,
+    page_sizes: Sequence[int] = PAGE_SIZES,
+    total_bytes: int = 512 * MIB,
+    threads: int = 6,
+    rounds: int = 7,
+    seed: int = 0,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Any]:
+    """Measure in a new folder under `path`, removed afterwards. `total_bytes` is per round.
+
+    Raises StoreError when the disk has too little room.
+    """
+    folder = Path(path) / f"quire-bench-{os.getpid()}"
+    needed = 2 * rounds * total_bytes + GIB
+    disk = os.statvfs(path)
+    if disk.f_bavail * disk.f_frsize < needed:
+        raise StoreError(
+            f"the benchmark needs {format_bytes(needed)} free at {path!r}: "
+            f"give another path or a smaller total"
+        )
+    results = []
+    for i, page_bytes in enumerate(page_sizes):
+        folder.mkdir()
+        try:
+            with _Bench(folder, page_bytes, total_bytes, threads, seed) as bench:
+                samples = []
+                for number in range(rounds):
+                    samples.append(bench.round(number))
+                    progress(i * rounds + number + 1, len(page_sizes) * rounds)
+        finally:
+            shutil.rmtree(folder)
+        results.append(_summary(page_bytes, samples))
+    return {"threads": threads, "rounds": rounds, "bytes_per_round": total_bytes, "pages": results}
+
+
+def _summary(page_bytes: int, samples: list[dict[str, float]]) -> dict[str, Any]:
+    """Rates in GB/s."""
+    entry: dict[str, Any] = {"page_bytes": page_bytes}
+    for way in ("write", "read"):
+        ratios = [sample[f"store_{way}"] / sample[f"raw_{way}"] for sample in samples]
+        entry[way] = {
+            "store_gb_s": statistics.median(sample[f"store_{way}"] for sample in samples),
+            "raw_gb_s": statistics.median(sample[f"raw_{way}"] for sample in samples),
+            "ratio": statistics.median(ratios),
+            "ratio_min": min(ratios),
+            "ratio_max": max(ratios),
+        }
+    return entry
+
+
+class _Bench:
+    """Buffers, store and raw files for one page size."""
+
+    def __init__(
+        self, folder: Path, page_bytes: int, total_bytes: int, threads: int, seed: int
+    ) -> None:
+        self._folder = folder
+        self._page_bytes = page_bytes
+        self._num_pages = total_bytes // page_bytes
+        self._threads = threads
+        self._random = random.Random(seed)
+        own = max(1, threads - NUM_CALLERS)
+        file_store = FileStore(folder / "store", max_bytes=1 << 50, reserve_bytes=0)
+        self._store = PageStore(
+            file_store, clock=time.monotonic, read_threads=own, write_threads=own
+        )
+        self._part = Part("full", 0, 1, bytes(32), page_bytes)
+        noise = self._random.randbytes(page_bytes)
+        self._pages = [_page(noise) for _ in range(NUM_CALLERS * BATCH_PAGES)]
+
+    def __enter__(self) -> _Bench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._store.close()
+
+    def round(self, number: int) -> dict[str, float]:
+        keys = [PageKey(self._random.randbytes(32)) for _ in range(self._num_pages)]
+        shuffled = self._random.sample(keys, len(keys))
+        blocks = self._random.sample(range(self._num_pages), self._num_pages)
+        raw_path = str(self._folder / f"raw-{number}")
+        fd = os.open(raw_path, os.O_RDWR | os.O_CREAT | os.O_DIRECT | os.O_CLOEXEC, 0o644)
+        try:
+            os.posix_fallocate(fd, 0, self._num_pages * self._page_bytes)
+            steps: dict[str, Timed] = {
+                "store_write": lambda: self._store_pass(self._store.put, keys),
+                "raw_write": lambda: self._raw_pass(os.pwritev, fd, range(self._num_pages)),
+                "store_read": lambda: self._store_pass(self._store.get, shuffled),
+                "raw_read": lambda: self._raw_pass(os.preadv, fd, blocks),
+            }
+            order = list(steps) if number % 2 == 0 else [list(steps)[i] for i in (1, 0, 3, 2)]
+            return {name: self._rate(steps[name]) for name in order}
+        finally:
+            os.close(fd)
+
+    def _rate(self, step: Timed) -> float:
+        """GB/s."""
+        start = time.perf_counter()
+        step()
+        return self._num_pages * self._page_bytes / (time.perf_counter() - start) / 1e9
+
+    def _store_pass(self, call: Callable[..., list[PageStatus]], keys: Sequence[PageKey]) -> None:
+        batches = [keys[i : i + BATCH_PAGES] for i in range(0, len(keys), BATCH_PAGES)]
+
+        def work(caller: int) -> None:
+            pages = self._pages[caller * BATCH_PAGES : (caller + 1) * BATCH_PAGES]
+            for batch in batches[caller::NUM_CALLERS]:
+                deadline = time.monotonic() + DEADLINE_S
+                statuses = call(self._part, batch, pages[: len(batch)], deadline=deadline)
+                if any(status is not PageStatus.OK for status in statuses):
+                    raise StoreError(f"the store did not move every page: {set(statuses)}")
+
+        _parallel(work, NUM_CALLERS)
+
+    def _raw_pass(
+        self,
+        move: Callable[[int, Sequence[memoryview], int], int],
+        fd: int,
+        blocks: Sequence[int],
+    ) -> None:
+        def work(thread: int) -> None:
+            page = self._pages[thread]
+            for block in blocks[thread :: self._threads]:
+                move(fd, [page], block * self._page_bytes)
+
+        _parallel(work, self._threads)
+
+
+def _page(content: bytes) -> memoryview:
+    view = memoryview(mmap.mmap(-1, len(content)))
+    view[:] = content
+    return view
+
+
+def _parallel(work: Callable[[int], None], num_threads: int) -> None:
+    """Run `work(i)` on threads of its own; raises what the first of them raised."""
+    errors: list[BaseException] = []
+
+    def guarded(i: int) -> None:
+        try:
+            work(i)
+        except Exception as error:  # handed to the caller below
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(i,)) for i in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]

@@ -1,0 +1,175 @@
+"""HostPool: L2 pages, page-first, each one contiguous block-aligned object that L3 takes as it is.
+
+Knows one anonymous mapping: aligned, pre-faulted, and registered with CUDA when asked, so that
+copies to and from the device are truly asynchronous. Does not know which pages are in use.
+
+The mapping lives as long as anything refers to it: a store or a test that still holds a page's
+view after close() reads valid, if meaningless, memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+
+from quire.errors import MemoryBudgetError
+from quire.memory.device import torch_dtype, word_dtype
+from quire.memory.layout import BLOCK_BYTES, PageLayout
+from quire.memory.sizing import check_host_budget
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all), from the thread that builds the pool."""
+
+_PREFAULT_SLICE_BYTES = 64 << 20
+_MAX_PREFAULT_THREADS = 8
+_CUDA_HOST_REGISTER_PORTABLE_MAPPED = 1 | 2
+
+
+class HostPool:
+    """`num_pages` pages of `layout.page_stride_bytes` each."""
+
+    def __init__(
+        self,
+        layout: PageLayout,
+        num_pages: int,
+        *,
+        pin_for: torch.device | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Takes all its memory now, and pins it when a CUDA device is named.
+
+        Raises MemoryBudgetError when it does not fit, or cannot be pinned.
+        """
+        self.layout = layout
+        self.num_pages = num_pages
+        self.size_bytes = num_pages * layout.page_stride_bytes
+        check_host_budget(self.size_bytes, what=f"host pool '{layout.component}'")
+        mapping = _map(max(self.size_bytes, BLOCK_BYTES))
+        self._buffer = memoryview(mapping)
+        _prefault(self._buffer[: self.size_bytes], progress)
+        # [num_pages, stride]; every other tensor is a view of this one.
+        self._bytes = torch.frombuffer(mapping, dtype=torch.uint8)[: self.size_bytes].view(
+            num_pages, layout.page_stride_bytes
+        )
+        self._registered = False
+        if pin_for is not None and self.size_bytes:
+            _register(self._bytes, pin_for)
+            self._registered = True
+
+    @property
+    def pinned(self) -> bool:
+        return self._registered
+
+    @property
+    def data_ptr(self) -> int:
+        return self._bytes.data_ptr()
+
+    def page_view(self, page: int) -> memoryview:
+        """The page's bytes, padding included, writable, without a copy."""
+        if not 0 <= page < self.num_pages:
+            raise IndexError(f"page {page} of a host pool with {self.num_pages} pages")
+        stride = self.layout.page_stride_bytes
+        return self._buffer[page * stride : (page + 1) * stride]
+
+    def raw(self) -> torch.Tensor:
+        """The whole pool as bytes, [num_pages, stride]."""
+        return self._bytes
+
+    def pages(self) -> torch.Tensor:
+        """[num_pages, num_layers, num_planes, *inner], strided over the padding."""
+        layout = self.layout
+        shape = (self.num_pages, layout.num_layers, layout.num_planes, *layout.inner_shape)
+        return self._bytes[:, : layout.page_bytes].view(torch_dtype(layout)).view(shape)
+
+    def words(self, layer: int) -> tuple[torch.Tensor, ...]:
+        """Every plane of a layer as integers, each [num_pages, chunk words]; mirrors the same
+        method of DevicePool."""
+        return plane_words(self.layout, self._bytes.view(word_dtype(self.layout)), layer)
+
+    def close(self) -> None:
+        """Unregister from CUDA. The caller makes sure that no copy is under way."""
+        if self._registered:
+            self._registered = False
+            torch.cuda.check_error(_cudart().cudaHostUnregister(self.data_ptr))
+
+    def __enter__(self) -> HostPool:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def plane_words(layout: PageLayout, pages: torch.Tensor, layer: int) -> tuple[torch.Tensor, ...]:
+    """[num_pages, stride words] → the planes of one layer, each [num_pages, chunk words]."""
+    chunk = layout.chunk_bytes // layout.word_bytes
+    first = layer * layout.num_planes
+    return tuple(
+        pages[:, plane * chunk : (plane + 1) * chunk]
+        for plane in range(first, first + layout.num_planes)
+    )
+
+
+def _map(size_bytes: int) -> mmap.mmap:
+    try:
+        mapping = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, ValueError, OverflowError) as error:
+        raise MemoryBudgetError(
+            f"host pool of {size_bytes} bytes could not be mapped ({error}): lower its size"
+        ) from error
+    # Fewer faults now and fewer TLB misses later; an optimisation, so a refusal is no matter.
+    with contextlib.suppress(OSError):
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    return mapping
+
+
+def _prefault(buffer: memoryview, progress: Progress | None) -> None:
+    """Touch every block from several threads: the first touch of a page is what costs, and numpy
+    lets go of the GIL while it writes."""
+    total = len(buffer)
+    if total == 0:
+        return
+    blocks = np.frombuffer(buffer, dtype=np.uint8)
+
+    def touch(start: int) -> int:
+        piece = blocks[start : start + _PREFAULT_SLICE_BYTES]
+        piece[::BLOCK_BYTES] = 0
+        return len(piece)
+
+    done = 0
+    threads = min(_MAX_PREFAULT_THREADS, os.cpu_count() or 1)
+    with ThreadPoolExecutor(threads, thread_name_prefix="quire-prefault") as pool:
+        starts = range(0, total, _PREFAULT_SLICE_BYTES)
+        for future in as_completed([pool.submit(touch, start) for start in starts]):
+            done += future.result()
+            if progress is not None:
+                progress(done, total)
+
+
+def _register(memory: torch.Tensor, device: torch.device) -> None:
+    size_bytes = memory.numel()
+    with torch.cuda.device(device):  # the registration belongs to the current device's context
+        code = _cudart().cudaHostRegister(
+            memory.data_ptr(), size_bytes, _CUDA_HOST_REGISTER_PORTABLE_MAPPED
+        )
+    if int(code) != 0:
+        raise MemoryBudgetError(
+            f"{size_bytes / (1 << 30):.2f} GiB of host memory could not be pinned for CUDA "
+            f"(error {int(code)}): lower the size of the host pool"
+        )
+
+
+def _cudart() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]

@@ -1,0 +1,101 @@
+"""Audit: compare everything the tree calls READY with what it must contain.
+
+Requests see only what they happen to use; this sees a wrong page at once, in both pools. Also the
+mirror of the event stream: what a subscriber believes must be what the tree holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from quire.manager import CacheManager, EventKind
+from quire.sim.content import Oracle, Pools
+from quire.sim.report import SimulationError
+from quire.tree import Node, PrefixTree, Root
+from quire.types import PageKey, Residency, Tier, num_pages, split_keys
+
+
+def audit(tree: PrefixTree, oracle: Oracle, pools: Pools, ranks: list[int]) -> int:
+    """Check every READY page of the first component on `ranks`; returns how many were checked."""
+    checked = 0
+    for node, contents in _contents(tree, oracle):
+        for tier in Tier:
+            holding = node.held[tier]
+            if holding is None or holding.state is not Residency.READY:
+                continue
+            wrong = pools.first_wrong(tier, holding.pages, contents, ranks)
+            checked += num_pages(holding.pages) * len(ranks)
+            if wrong is not None:
+                rank, index = wrong
+                raise SimulationError(
+                    f"page {node.start + index} of {node} is READY on the {tier.name.lower()} "
+                    f"of rank {rank} and holds something else"
+                )
+    return checked
+
+
+def _contents(tree: PrefixTree, oracle: Oracle) -> Iterator[tuple[Node, list[int]]]:
+    """Every node with what its pages must contain."""
+    for root in tree.roots.values():
+        step = root.page_bytes
+        stack: list[tuple[Node, int]] = [(root, oracle.root(root.digest))]
+        while stack:
+            node, content = stack.pop()
+            if not isinstance(node, Root):
+                contents = []
+                for start in range(0, len(node.tokens) - root.page_width + 1, step):
+                    page = node.tokens[start : start + root.page_width]
+                    content = oracle.page_after(content, page)
+                    contents.append(content)
+                yield node, contents
+            stack.extend((child, content) for child in (node.children or {}).values())
+
+
+class EventMirror:
+    """What a subscriber to the events believes to be in each pool."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, set[PageKey]] = {tier.name.lower(): set() for tier in Tier}
+        self._complete = True
+
+    def follow(self, manager: CacheManager) -> None:
+        batch = manager.take_events()
+        self._complete = self._complete and batch.lost == 0
+        for event in batch.events:
+            held = self._held.get(event.tier)
+            if held is None:
+                continue  # the store: it forgets on its own
+            keys = split_keys(event.keys)
+            if event.kind is EventKind.STORED:
+                _require(held.isdisjoint(keys), f"stored twice in {event.tier}")
+                held.update(keys)
+            else:
+                _require(held.issuperset(keys), f"removed without being in {event.tier}")
+                held.difference_update(keys)
+
+    def compare(self, tree: PrefixTree) -> None:
+        """The mirror must equal the tree."""
+        if not self._complete:
+            return
+        for tier in Tier:
+            ready: set[PageKey] = set()
+            for node in _nodes(tree.roots.values()):
+                holding = node.held[tier]
+                if holding is not None and holding.state is Residency.READY:
+                    ready.update(split_keys(tree.keys_of(node)))
+            name = tier.name.lower()
+            _require(ready == self._held[name], f"a subscriber sees another {name} pool")
+
+
+def _nodes(roots: Iterable[Root]) -> Iterator[Node]:
+    stack: list[Node] = list(roots)
+    while stack:
+        node = stack.pop()
+        stack.extend((node.children or {}).values())
+        if not isinstance(node, Root):
+            yield node
+
+
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        raise SimulationError(f"events: {what}")

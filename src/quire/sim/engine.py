@@ -1,0 +1,276 @@
+"""SimEngine: what an inference engine does with the cache, for many requests at once.
+
+    ARRIVED ─▶ WAITING ─▶ LOADING ─▶ RUNNING ⇄ COMPUTING ─▶ finished
+       ▲        (prefetch)    │          │
+       └──────── a load failed┴──────────┘         aborted: from any state
+
+Knows the manager's public interface and what every page must contain. Whenever a request is about
+to use pages it did not compute, and again when it lets go of them, each is compared with the
+oracle, on every rank.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from random import Random
+
+import numpy as np
+
+from quire.keys import PrefixKey
+from quire.manager import CacheManager, Lease, LoadState, PrefixMatch
+from quire.sim.clock import VirtualClock
+from quire.sim.content import Oracle, Pools
+from quire.sim.report import SimulationError, Tally
+from quire.sim.workers import SimWorkers
+from quire.sim.workload import Prompt, Workload
+from quire.types import PageIds, RequestId, Tier, page_array
+
+MAX_WAIT_S = 30.0
+"""Longer than a probe and a fetch may take with all their grace."""
+MAX_LOAD_S = 61.0
+_MAX_LOADS = 3
+"""Failed loads after which a request computes everything itself."""
+_PATIENCE = 20
+"""Times a request asks for device pages before it gives up."""
+
+
+class RequestState(enum.Enum):
+    ARRIVED = enum.auto()
+    WAITING = enum.auto()
+    LOADING = enum.auto()
+    RUNNING = enum.auto()
+    COMPUTING = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class SimRequest:
+    id: RequestId
+    prompt: Prompt
+    tokens: list[int]
+    key: PrefixKey
+    expected: list[int]
+    """What each full page must contain."""
+    match: PrefixMatch
+    answers_left: int
+    eager: bool
+    """Computes while its loads are still arriving."""
+    state: RequestState = RequestState.ARRIVED
+    since_s: float = 0.0
+    """When it entered its state."""
+    lease: Lease | None = None
+    num_computed: int = 0
+    """Leading pages of its table that hold what they must, once its loads are done."""
+    loads_checked: bool = False
+    failed_loads: int = 0
+    patience: int = _PATIENCE
+
+
+@dataclass(slots=True)
+class SimEngine:
+    manager: CacheManager
+    pools: Pools
+    oracle: Oracle
+    workers: SimWorkers
+    workload: Workload
+    clock: VirtualClock
+    rng: Random
+    tally: Tally = field(default_factory=Tally)
+    requests: list[SimRequest] = field(default_factory=list)
+
+    # ---- for the driver -------------------------------------------------------------------------
+
+    def arrive(self) -> None:
+        prompt = self.workload.next_prompt()
+        namespace = prompt.session.namespace
+        tokens = list(prompt.tokens)
+        key = PrefixKey(namespace, tokens)
+        self.tally.arrived += 1
+        request = SimRequest(
+            id=RequestId(f"r{self.tally.arrived}"),
+            prompt=prompt,
+            tokens=tokens,
+            key=key,
+            expected=self.oracle.pages(namespace, _as_bytes(tokens)),
+            match=self._match(key),
+            answers_left=self.rng.randrange(4),
+            eager=self.rng.random() < 0.5,
+            since_s=self.clock(),
+        )
+        self.requests.append(request)
+
+    def advance(self, request: SimRequest) -> None:
+        """Let a request do what it can do next."""
+        match request.state:
+            case RequestState.ARRIVED:
+                self._acquire(request)
+            case RequestState.WAITING:
+                self._try_to_admit(request)
+            case RequestState.LOADING:
+                self._follow_load(request)
+            case RequestState.RUNNING:
+                self._run(request)
+            case RequestState.COMPUTING:
+                self._compute(request)
+
+    def abort(self, request: SimRequest) -> None:
+        self._leave(request)
+        self.tally.aborted += 1
+
+    # ---- the life of a request ------------------------------------------------------------------
+
+    def _acquire(self, request: SimRequest) -> None:
+        """The match may be old by now: acquire must notice."""
+        lease = self.manager.acquire(request.match, request.id, priority=request.prompt.priority)
+        request.lease = lease
+        if self.rng.random() < 0.9:
+            self.manager.prefetch(lease)
+        self._enter(request, RequestState.WAITING)
+
+    def _try_to_admit(self, request: SimRequest) -> None:
+        lease = _lease(request)
+        if not self.manager.ready(lease):
+            self._limit_wait(request, MAX_WAIT_S)
+            return
+        promised = lease.num_device + lease.num_host
+        self.manager.admit(lease)
+        if lease.num_device + lease.num_host < promised:
+            raise SimulationError(f"{request.id} was promised {promised} pages, admitted with less")
+        if request.failed_loads < _MAX_LOADS and self.rng.random() < 0.95:
+            self.manager.load(lease)
+        request.num_computed = lease.num_device
+        request.loads_checked = False
+        self.tally.reused_pages += lease.num_device
+        self._enter(request, RequestState.LOADING)
+
+    def _follow_load(self, request: SimRequest) -> None:
+        lease = _lease(request)
+        if lease.load_state is LoadState.LOADING and not request.eager:
+            self._limit_wait(request, MAX_LOAD_S)
+        elif not self._restart_if_failed(request):
+            self._enter(request, RequestState.RUNNING)
+
+    def _run(self, request: SimRequest) -> None:
+        """Get pages for the next chunk; or answer; or finish."""
+        lease = _lease(request)
+        if self._restart_if_failed(request):
+            return
+        num_held = len(lease.pages) // 4
+        wanted = -(-len(request.tokens) // self.manager.config.page_size) - num_held
+        if wanted > 0:
+            count = min(wanted, self.rng.randrange(1, 5))
+            if self.manager.extend(lease, count):
+                new = page_array(lease.private_pages)[-count:].tolist()
+                for rank in range(self.pools.num_ranks):
+                    self.pools.scribble(rank, Tier.DEVICE, new)
+                self._enter(request, RequestState.COMPUTING)
+            else:
+                self._run_out(request)
+        elif request.num_computed < len(request.expected):
+            self._enter(request, RequestState.COMPUTING)
+        elif request.answers_left:
+            self._answer(request)
+        elif lease.load_state is LoadState.LOADING:
+            self._limit_wait(request, MAX_LOAD_S)
+        else:
+            self._finish(request)
+
+    def _compute(self, request: SimRequest) -> None:
+        lease = _lease(request)
+        if self._restart_if_failed(request):
+            return
+        table = page_array(lease.pages).tolist()
+        first, last = request.num_computed, min(len(table), len(request.expected))
+        self.pools.compute(table[first:last], request.expected[first:last])
+        request.num_computed = last
+        self.tally.computed_pages += last - first
+        self.manager.observe_prefill((last - first) * self.manager.config.page_size, 0.01)
+        if self.rng.random() < 0.8:
+            self.manager.commit(lease, request.key)
+        self._enter(request, RequestState.RUNNING)
+
+    def _answer(self, request: SimRequest) -> None:
+        answer = self.workload.answer()
+        request.answers_left -= 1
+        request.tokens += answer
+        request.key = request.key.extend(answer)
+        request.expected = self.oracle.pages(request.key.namespace, _as_bytes(request.tokens))
+        self.tally.generated_tokens += len(answer)
+
+    def _finish(self, request: SimRequest) -> None:
+        self.manager.commit(_lease(request), request.key)
+        self._leave(request)
+        self.workload.finished(request.prompt, request.tokens)
+        self.tally.finished += 1
+
+    def _run_out(self, request: SimRequest) -> None:
+        request.patience -= 1
+        if request.patience == 0:
+            self._leave(request)
+            self.tally.preempted += 1
+
+    def _restart_if_failed(self, request: SimRequest) -> bool:
+        """Begin again from a new match when pages will not arrive; check them when they have."""
+        lease = _lease(request)
+        if lease.load_state is LoadState.FAILED:
+            self.manager.release(lease)
+            request.lease = None
+            request.failed_loads += 1
+            request.match = self._match(request.key)
+            self.tally.restarted += 1
+            self._enter(request, RequestState.ARRIVED)
+            return True
+        if lease.load_state is LoadState.IDLE and not request.loads_checked:
+            request.loads_checked = True
+            self._check_pages(request)
+        return False
+
+    def _leave(self, request: SimRequest) -> None:
+        if request.lease is not None:
+            if request.lease.load_state is LoadState.IDLE:
+                self._check_pages(request)
+            self.manager.release(request.lease)
+            request.lease = None
+        self.requests.remove(request)
+
+    def _enter(self, request: SimRequest, state: RequestState) -> None:
+        request.state = state
+        request.since_s = self.clock()
+
+    # ---- checks ---------------------------------------------------------------------------------
+
+    def _match(self, key: PrefixKey) -> PrefixMatch:
+        """Match twice: reading must change nothing, not even the answer."""
+        first, second = self.manager.match(key), self.manager.match(key)
+        if first != second:
+            raise SimulationError(f"two matches in a row differ: {first} and {second}")
+        return second
+
+    def _check_pages(self, request: SimRequest) -> None:
+        """Every page of its table that should be filled holds exactly what it must."""
+        lease = _lease(request)
+        count = max(request.num_computed, lease.num_device)
+        pages = PageIds(lease.pages[: count * 4])
+        ranks = self.workers.alive
+        wrong = self.pools.first_wrong(Tier.DEVICE, pages, request.expected, ranks)
+        self.tally.checked_pages += count * len(ranks)
+        if wrong is not None:
+            rank, index = wrong
+            raise SimulationError(
+                f"{request.id} in state {request.state.name} uses a wrong page: page {index} of "
+                f"its table ({lease.num_device} in the tree) on rank {rank}"
+            )
+
+    def _limit_wait(self, request: SimRequest, limit_s: float) -> None:
+        waited = self.clock() - request.since_s
+        if waited > limit_s:
+            raise SimulationError(f"{request.id} has been {request.state.name} for {waited:.0f} s")
+
+
+def _lease(request: SimRequest) -> Lease:
+    assert request.lease is not None
+    return request.lease
+
+
+def _as_bytes(tokens: list[int]) -> bytes:
+    return np.asarray(tokens, dtype="<i4").tobytes()

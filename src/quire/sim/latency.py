@@ -1,0 +1,43 @@
+"""Latency: how long things take on each rank, drawn from a seeded generator.
+
+Mostly short, sometimes a hundred times longer, rarely beyond every deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+_COPY_S = 0.02
+_STORE_S = 0.03
+_SLOW_FACTOR = 100.0
+_STUCK_S = 150.0
+
+
+class Latency:
+    def __init__(
+        self,
+        rng: Random,
+        rank_factors: Sequence[float],
+        *,
+        slow_share: float = 0.0,
+        stuck_share: float = 0.0,
+    ) -> None:
+        self._rng = rng
+        self._rank_factors = list(rank_factors)
+        self.slow_share = slow_share
+        self.stuck_share = stuck_share
+
+    def copy_s(self, rank: int) -> float:
+        return self._draw(rank, _COPY_S)
+
+    def store_s(self, rank: int) -> float:
+        return self._draw(rank, _STORE_S)
+
+    def _draw(self, rank: int, typical_s: float) -> float:
+        rng = self._rng
+        seconds = typical_s * self._rank_factors[rank] * rng.expovariate(1.0)
+        luck = rng.random()
+        if luck < self.stuck_share:
+            return _STUCK_S * (0.5 + rng.random())
+        return seconds * _SLOW_FACTOR if luck < self.stuck_share + self.slow_share else seconds

@@ -1,0 +1,218 @@
+"""simulate(): one seeded run of the real manager over simulated workers, checked at every step.
+
+Same seed, same steps, same options: same run, to the last message. All randomness comes from
+generators seeded here, all time from the virtual clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import blake2b
+from random import Random
+
+from quire.manager import CacheManager
+from quire.messages import encode
+from quire.sim.audit import EventMirror, audit
+from quire.sim.clock import VirtualClock
+from quire.sim.content import Oracle, Pools
+from quire.sim.engine import SimEngine
+from quire.sim.faults import RandomFaults
+from quire.sim.latency import Latency
+from quire.sim.operator import Operator
+from quire.sim.options import SimOptions
+from quire.sim.report import SimReport, SimulationError
+from quire.sim.store import SimStores
+from quire.sim.workers import SimWorkers
+from quire.sim.workload import Workload
+from quire.types import Tier
+
+Progress = Callable[[int], None]
+"""Called now and then with the number of steps done."""
+
+_AUDIT_EVERY = 8
+_PROGRESS_EVERY = 256
+_STEP_S = 0.015
+_LEAP_CHANCE = 0.004
+_MAX_DRAIN_STEPS = 5_000
+
+
+def simulate(
+    seed: int,
+    steps: int,
+    options: SimOptions | None = None,
+    *,
+    progress: Progress | None = None,
+) -> SimReport:
+    """Run `steps` steps, drain, and report. Raises SimulationError at the first broken rule."""
+    chosen = options or SimOptions.from_seed(seed)
+    run = Simulation(seed, chosen)
+    at = 0
+    try:
+        for at in range(steps):
+            if chosen.lose_rank and at == steps * 2 // 3:
+                run.lose_a_rank()
+            run.step()
+            if progress is not None and at % _PROGRESS_EVERY == 0:
+                progress(at)
+        run.drain()
+    except Exception as error:
+        # Whatever broke, an assertion of the cache included, is a finding to be repeated.
+        where = f"step {at} of {steps}, virtual time {run.clock():.3f} s"
+        again = chosen.command(seed, steps)
+        raise SimulationError(
+            f"{type(error).__name__}: {error}\n  {where}\n  repeat: {again}"
+        ) from error
+    if progress is not None:
+        progress(steps)
+    return run.report(seed, steps)
+
+
+class Simulation:
+    """The parts of one run, wired together."""
+
+    def __init__(self, seed: int, options: SimOptions) -> None:
+        # One generator per part: what one of them draws does not shift the others.
+        rngs = {name: Random(f"{seed} {name}") for name in _PARTS}
+        self.options = options
+        self.clock = VirtualClock()
+        self.manager = CacheManager(options.cache_config(), clock=self.clock)
+        sizes = {Tier.DEVICE: options.device_pages, Tier.HOST: options.host_pages}
+        self.pools = Pools(options.ranks, sizes)
+        self.oracle = Oracle()
+        self.stores = SimStores()
+        self._rng = rngs["driver"]
+        weights = [self._rng.choice((0.2, 1.0, 2.0)) for _ in range(options.ranks)]
+        self.faults = RandomFaults(rngs["faults"], options.fault_rate, weights)
+        self.latency = Latency(
+            rngs["latency"],
+            [self._rng.choice((0.3, 1.0, 5.0)) for _ in range(options.ranks)],
+            slow_share=options.slow_share,
+            stuck_share=options.stuck_share,
+        )
+        self.workers = SimWorkers(
+            self.pools,
+            self.stores,
+            clock=self.clock,
+            faults=self.faults,
+            latency=self.latency,
+            rng=rngs["workers"],
+        )
+        workload = Workload(rngs["workload"], options)
+        for namespace in workload.namespaces:
+            self.oracle.register(namespace)
+        self.engine = SimEngine(
+            self.manager,
+            self.pools,
+            self.oracle,
+            self.workers,
+            workload,
+            self.clock,
+            rngs["engine"],
+        )
+        self.operator = Operator(self.manager, self.stores, self.clock, rngs["operator"])
+        self.mirror = EventMirror()
+        self._steps = 0
+        self._digest = blake2b(digest_size=8)
+
+    def step(self) -> None:
+        """One turn of the scheduler loop: requests, trouble, time, messages, checks."""
+        engine, rng = self.engine, self._rng
+        if len(engine.requests) < self.options.concurrency and rng.random() < 0.5:
+            engine.arrive()
+        for request in list(engine.requests):
+            if rng.random() < 0.7:
+                engine.advance(request)
+        if engine.requests and rng.random() < self.options.abort_rate:
+            engine.abort(rng.choice(engine.requests))
+        if rng.random() < self.options.admin_rate or self._steps == 0:
+            self.operator.act()
+        self.clock.advance(_STEP_S * rng.expovariate(1.0))
+        if rng.random() < _LEAP_CHANCE:
+            self.clock.advance(rng.expovariate(1 / 30))
+        self._exchange()
+
+    def lose_a_rank(self) -> None:
+        self.workers.lose(self._rng.choice(self.workers.alive), "simulated death")
+
+    def drain(self) -> None:
+        """No new requests, no new trouble: everything must finish, and everything come back."""
+        self.faults.active = False
+        self.latency.slow_share = self.latency.stuck_share = 0.0
+        for _ in range(_MAX_DRAIN_STEPS):
+            for request in list(self.engine.requests):
+                self.engine.advance(request)
+            self._sleep_until_something_happens()
+            self._exchange()
+            quiet = self.manager.idle and self.workers.next_event_s() is None
+            if quiet and not self.engine.requests and self.manager.next_wakeup() is None:
+                break
+        else:
+            raise SimulationError(f"it never came to rest: {self._unfinished()}")
+        self._check_nothing_left()
+
+    def report(self, seed: int, steps: int) -> SimReport:
+        return SimReport(
+            seed=seed,
+            steps=steps,
+            options=self.options,
+            virtual_s=self.clock(),
+            digest=self._digest.hexdigest(),
+            tally=self.engine.tally,
+            counters={str(name): n for name, n in self.manager.counters.snapshot().items()},
+            faults=dict(sorted(self.faults.injected.items())),
+        )
+
+    # ---- inside ---------------------------------------------------------------------------------
+
+    def _exchange(self) -> None:
+        """Reports in, commands out; then everything must be consistent."""
+        reports = self.workers.poll()
+        commands = self.manager.step(reports)
+        if reports or commands:
+            self._digest.update(repr(self.clock()).encode())
+            self._digest.update(encode(reports))
+            self._digest.update(encode(commands))
+        self.workers.submit(commands)
+        self.manager.check_invariants()
+        self.operator.check_changes()
+        self._steps += 1
+        if self._steps % _AUDIT_EVERY == 0:
+            self._audit()
+
+    def _audit(self) -> None:
+        tree = self.manager.core.tree
+        ranks = self.workers.alive
+        self.engine.tally.audited_pages += audit(tree, self.oracle, self.pools, ranks)
+        if self.options.events:
+            self.mirror.follow(self.manager)
+            self.mirror.compare(tree)
+
+    def _sleep_until_something_happens(self) -> None:
+        times = [self.workers.next_event_s(), self.manager.next_wakeup()]
+        waiting = [t for t in times if t is not None]
+        if self.engine.requests:  # a prefetch may be waited for until its own deadline
+            waiting.append(self.clock() + _STEP_S)
+        if waiting:
+            self.clock.advance_to(min(waiting))
+
+    def _unfinished(self) -> str:
+        running = [f"{op.kind} {op.id}" for op in self.manager.core.operations.running.values()]
+        requests = [f"{r.id} {r.state.name}" for r in self.engine.requests]
+        return f"operations {running}, requests {requests}"
+
+    def _check_nothing_left(self) -> None:
+        self._audit()
+        if self.manager.leases:
+            raise SimulationError(f"{len(self.manager.leases)} leases are left")
+        for tier in (Tier.DEVICE, Tier.HOST):
+            self.manager.flush(tier)
+            allocator = self.manager.core.allocators[tier]
+            if allocator.num_free != allocator.num_pages:
+                missing = allocator.num_pages - allocator.num_free
+                raise SimulationError(f"{missing} {tier.name.lower()} pages never came back")
+        self.manager.check_invariants()
+        if self.manager.core.tree.roots:
+            raise SimulationError("the tree is not empty although nothing is cached")
+
+
+_PARTS = ("driver", "faults", "latency", "workers", "workload", "engine", "operator")

@@ -1,0 +1,286 @@
+"""SimWorkers: the workers of all ranks, moving fake bytes in virtual time.
+
+Each command becomes one process per rank, a generator that yields how long it waits. Nothing is
+ordered but the reports of one leg: operations overtake each other and ranks drift apart as far as
+the latencies drawn let them, so the manager can rely on nothing but messages.py.
+
+A copy is made as treacherous as the contract allows:
+
+    submit ─────────── read ─────────── write ─────────── report
+      └ target is garbage from here ──────┘
+        source must be right from submit until its read, which may be as late as the report;
+        target must not be used from submit until the report
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Generator
+from dataclasses import dataclass
+from random import Random
+
+from quire.manager.operations import Kind
+from quire.messages import (
+    AttachStore,
+    Backup,
+    Cancel,
+    ClearStore,
+    Command,
+    Completion,
+    DetachStore,
+    Fetch,
+    Load,
+    Probe,
+    Probed,
+    StoreChanged,
+    Transferred,
+    WorkerLost,
+    Write,
+)
+from quire.sim.clock import VirtualClock
+from quire.sim.content import Pools
+from quire.sim.faults import Fault, Faults, statuses
+from quire.sim.latency import Latency
+from quire.sim.store import SimStore, SimStores
+from quire.types import OperationId, PageKey, PageStatus, Tier, page_array, split_keys
+
+Process = Generator[float, None, None]
+
+
+@dataclass(slots=True, eq=False)
+class _Leg:
+    """One rank's part of one command."""
+
+    rank: int
+    op: OperationId
+    component: str
+    deadline_s: float = float("inf")
+    cancelled: bool = False
+
+
+class SimWorkers:
+    def __init__(
+        self,
+        pools: Pools,
+        stores: SimStores,
+        *,
+        clock: VirtualClock,
+        faults: Faults,
+        latency: Latency,
+        rng: Random,
+        batch_pages: int = 3,
+    ) -> None:
+        self._pools = pools
+        self._stores = stores
+        self._clock = clock
+        self._faults = faults
+        self._latency = latency
+        self._rng = rng
+        self._batch_pages = batch_pages
+        self._attached: list[SimStore | None] = [None] * pools.num_ranks
+        self._legs: dict[tuple[int, OperationId, str], _Leg] = {}
+        """Legs under way that look for a cancellation between two batches."""
+        self._agenda: list[tuple[float, int, int, Process]] = []
+        """(when, sequence, rank, process): ties run in the order they were made."""
+        self._sequence = 0
+        self._reports: list[Completion] = []
+        self.alive = list(range(pools.num_ranks))
+
+    def submit(self, commands: list[Command]) -> None:
+        """Hand every command to every rank that is still there."""
+        for command in commands:
+            for rank in self.alive:
+                if isinstance(command, Cancel):
+                    self._cancel(rank, command.op)
+                else:
+                    self._resume(rank, self._process(rank, command))
+
+    def poll(self) -> list[Completion]:
+        """Let everything happen that is due, and take what was reported."""
+        now, agenda = self._clock(), self._agenda
+        while agenda and agenda[0][0] <= now:
+            _, _, rank, process = heapq.heappop(agenda)
+            if rank in self.alive:
+                self._resume(rank, process)
+        reports, self._reports = self._reports, []
+        return reports
+
+    def next_event_s(self) -> float | None:
+        if self._reports:
+            return self._clock()
+        return self._agenda[0][0] if self._agenda else None
+
+    def lose(self, rank: int, reason: str) -> None:
+        """The rank is gone with all it was doing; nothing of it is ever heard again."""
+        self.alive.remove(rank)
+        self._agenda = [entry for entry in self._agenda if entry[2] != rank]
+        heapq.heapify(self._agenda)
+        self._reports = [r for r in self._reports if isinstance(r, WorkerLost) or r.rank != rank]
+        self._reports.append(WorkerLost(rank, reason))
+
+    def _cancel(self, rank: int, op: OperationId) -> None:
+        for leg in self._legs.values():
+            if leg.rank == rank and leg.op == op:
+                leg.cancelled = True
+
+    # ---- processes ------------------------------------------------------------------------------
+
+    def _resume(self, rank: int, process: Process) -> None:
+        """Run a process up to its next wait."""
+        for wait_s in process:
+            if wait_s > 0:
+                self._sequence += 1
+                entry = (self._clock() + wait_s, self._sequence, rank, process)
+                heapq.heappush(self._agenda, entry)
+                return
+
+    def _process(self, rank: int, command: Command) -> Process:
+        match command:
+            case Backup(op, component, device, host):
+                leg = _Leg(rank, op, component)
+                return self._copy(leg, Kind.BACKUP, device, host)
+            case Load(op, component, host, device):
+                leg = _Leg(rank, op, component)
+                return self._copy(leg, Kind.LOAD, host, device)
+            case Write() | Fetch():
+                leg = _Leg(rank, command.op, command.component)
+                leg.deadline_s = self._clock() + command.timeout_s
+                self._legs[rank, leg.op, leg.component] = leg
+                return self._transfer(leg, command, self._attached[rank])
+            case Probe():
+                leg = _Leg(rank, command.op, command.component)
+                return self._probe(leg, command, self._attached[rank])
+            case AttachStore(op, url):
+                return self._change_store(rank, op, url)
+            case DetachStore(op):
+                return self._change_store(rank, op, None)
+            case ClearStore(op):
+                return self._clear_store(rank, op)
+            case Cancel():
+                raise AssertionError("a cancel is not a process")
+
+    def _copy(self, leg: _Leg, kind: Kind, source: bytes, target: bytes) -> Process:
+        pools, rank = self._pools, leg.rank
+        here, there = (Tier.DEVICE, Tier.HOST) if kind is Kind.BACKUP else (Tier.HOST, Tier.DEVICE)
+        sources = memoryview(source).cast("i").tolist()
+        targets = memoryview(target).cast("i").tolist()
+        pools.scribble(rank, there, targets)
+        outcome = statuses(self._faults.on_call(kind, rank), len(targets))
+        whole_s = self._latency.copy_s(rank)
+        read_s, write_s = self._moments(whole_s)
+        yield read_s
+        contents = pools.read(rank, here, sources)
+        yield write_s - read_s
+        for page, content, status in zip(targets, contents, outcome, strict=True):
+            if status is PageStatus.OK:
+                pools.write(rank, there, page, content)
+        yield whole_s - write_s
+        self._report_pages(leg, 0, outcome, final=True, seconds=whole_s)
+
+    def _moments(self, whole_s: float) -> tuple[float, float]:
+        """When a copy reads and when it writes: early, late or in between."""
+        first = self._rng.choice((0.0, 1.0, self._rng.random()))
+        second = self._rng.choice((0.0, 1.0, self._rng.random()))
+        return whole_s * min(first, second), whole_s * max(first, second)
+
+    def _transfer(self, leg: _Leg, command: Write | Fetch, store: SimStore | None) -> Process:
+        """A write or a fetch: batch by batch, in order; a fetch ends at its first miss."""
+        keys, pages = split_keys(command.keys), page_array(command.host).tolist()
+        fetching = isinstance(command, Fetch)
+        if fetching:
+            self._pools.scribble(leg.rank, Tier.HOST, pages)
+        at = 0
+        while at < len(pages):
+            end = min(at + self._batch_pages, len(pages))
+            stop = self._reason_to_stop(leg, store)
+            if stop is not None:
+                outcome = [stop] * (len(pages) - at)
+            else:
+                batch_s = self._latency.store_s(leg.rank)
+                move_s = batch_s * self._rng.random()
+                fault = self._faults.on_call(Kind.FETCH if fetching else Kind.WRITE, leg.rank)
+                yield move_s
+                assert store is not None
+                move = self._get if fetching else self._put
+                outcome = move(leg, store, keys[at:end], pages[at:end], fault)
+                yield batch_s - move_s
+                if fetching and any(outcome):
+                    outcome += [PageStatus.MISS] * (len(pages) - end)
+            last = at + len(outcome) == len(pages)
+            if last:
+                del self._legs[leg.rank, leg.op, leg.component]
+            self._report_pages(leg, at, outcome, final=last, seconds=0.0)
+            at += len(outcome)
+
+    def _reason_to_stop(self, leg: _Leg, store: SimStore | None) -> PageStatus | None:
+        if store is None:
+            return PageStatus.REJECTED
+        if leg.cancelled:
+            return PageStatus.CANCELLED
+        return PageStatus.TIMEOUT if self._clock() >= leg.deadline_s else None
+
+    def _put(
+        self, leg: _Leg, store: SimStore, keys: list[PageKey], pages: list[int], fault: Fault | None
+    ) -> list[PageStatus]:
+        outcome = statuses(fault, len(keys))
+        contents = self._pools.read(leg.rank, Tier.HOST, pages)
+        for key, content, status in zip(keys, contents, outcome, strict=True):
+            if status is PageStatus.OK and fault is not Fault.LOST:
+                store.put((key, leg.component, leg.rank), content)
+        return outcome
+
+    def _get(
+        self, leg: _Leg, store: SimStore, keys: list[PageKey], pages: list[int], fault: Fault | None
+    ) -> list[PageStatus]:
+        outcome = statuses(fault, len(keys))
+        for index, (key, page) in enumerate(zip(keys, pages, strict=True)):
+            content = store.get((key, leg.component, leg.rank))
+            if outcome[index] is PageStatus.OK:
+                if content is None:
+                    outcome[index] = PageStatus.MISS
+                else:
+                    self._pools.write(leg.rank, Tier.HOST, page, content)
+        return outcome
+
+    def _probe(self, leg: _Leg, command: Probe, store: SimStore | None) -> Process:
+        fault = self._faults.on_call(Kind.PROBE, leg.rank)
+        whole_s = self._latency.store_s(leg.rank)
+        look_s = whole_s * self._rng.random()
+        yield look_s
+        hits = [0] * len(command.queries)
+        if store is not None and fault is not Fault.FAIL:
+            hits = [
+                store.leading_hits(split_keys(query), leg.component, leg.rank)
+                for query in command.queries
+            ]
+        if fault is Fault.SHORT:
+            hits = [hit // 2 for hit in hits]
+        elif fault is Fault.MALFORMED:
+            hits = hits[1:]
+        yield whole_s - look_s
+        self._reports.append(Probed(leg.op, leg.rank, leg.component, hits))
+
+    def _change_store(self, rank: int, op: OperationId, url: str | None) -> Process:
+        fault = self._faults.on_call(Kind.STORE, rank)
+        yield self._latency.store_s(rank)
+        if url is None:
+            self._attached[rank] = None
+        elif fault is None:
+            self._attached[rank] = self._stores.open(url)
+        failed = url is not None and fault is not None
+        self._reports.append(StoreChanged(op, rank, "the store did not open" if failed else ""))
+
+    def _clear_store(self, rank: int, op: OperationId) -> Process:
+        fault = self._faults.on_call(Kind.STORE, rank)
+        yield self._latency.store_s(rank)
+        store = self._attached[rank]
+        if store is not None and fault is None:
+            store.clear()
+        self._reports.append(StoreChanged(op, rank, "the store was not cleared" if fault else ""))
+
+    def _report_pages(
+        self, leg: _Leg, first: int, outcome: list[PageStatus], *, final: bool, seconds: float
+    ) -> None:
+        self._reports.append(
+            Transferred(leg.op, leg.rank, leg.component, first, bytes(outcome), final, seconds)
+        )

@@ -1,0 +1,89 @@
+"""Workload: conversations whose prompts share, branch, grow and collide.
+
+Few tokens, few system prompts and few namespaces, so that splits, duplicates and equal prompts
+under different namespaces are the rule. Knows tokens and sessions; does not know the cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from quire.keys import Namespace, UnitKind
+from quire.sim.options import SimOptions, UnitMix
+
+_ALPHABET = 3
+_NUM_SYSTEM_PROMPTS = 3
+_NUM_SESSIONS = 8
+_MAX_PRIORITY = 3
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    namespace: Namespace
+    tokens: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    session: Session
+    tokens: tuple[int, ...]
+    priority: int
+
+
+class Workload:
+    def __init__(self, rng: Random, options: SimOptions) -> None:
+        self._rng = rng
+        self._page_size = options.page_size
+        # A request must fit the device beside others, or it could never finish.
+        self._max_tokens = min(12, options.device_pages // 2) * options.page_size
+        self.namespaces = _namespaces(options)
+        self._system_prompts = [
+            self._random_tokens(options.page_size * rng.randrange(1, 5) + rng.randrange(3))
+            for _ in range(_NUM_SYSTEM_PROMPTS)
+        ]
+        self._sessions = [self._new_session() for _ in range(_NUM_SESSIONS)]
+
+    def next_prompt(self) -> Prompt:
+        """The next turn of some conversation: it goes on, branches off, or starts anew."""
+        rng = self._rng
+        index = rng.randrange(_NUM_SESSIONS)
+        session = self._sessions[index]
+        luck = rng.random()
+        if len(session.tokens) > self._max_tokens - 2 * self._page_size or luck < 0.1:
+            session = self._sessions[index] = self._new_session()
+        elif luck < 0.3:
+            kept = session.tokens[: rng.randrange(len(session.tokens) + 1)]
+            session = self._sessions[index] = Session(session.namespace, kept)
+        asked = self._random_tokens(rng.randrange(2 * self._page_size + 1))
+        tokens = (*session.tokens, *asked)
+        return Prompt(session, tokens, rng.choice((0, 0, 0, rng.randrange(_MAX_PRIORITY + 1))))
+
+    def answer(self) -> list[int]:
+        """Some generated tokens; now and then none."""
+        return self._random_tokens(self._rng.randrange(self._page_size + 2))
+
+    def finished(self, prompt: Prompt, tokens: list[int]) -> None:
+        """The conversation goes on from here, unless another turn did so first."""
+        prompt.session.tokens = tokens
+
+    def _new_session(self) -> Session:
+        rng = self._rng
+        system = rng.choice(self._system_prompts) if rng.random() < 0.9 else []
+        return Session(rng.choice(self.namespaces), list(system))
+
+    def _random_tokens(self, count: int) -> list[int]:
+        return [self._rng.randrange(_ALPHABET) for _ in range(count)]
+
+
+def _namespaces(options: SimOptions) -> list[Namespace]:
+    kinds = {
+        UnitMix.TOKEN: (UnitKind.TOKEN, UnitKind.TOKEN),
+        UnitMix.PAIR: (UnitKind.PAIR, UnitKind.PAIR),
+        UnitMix.BOTH: (UnitKind.TOKEN, UnitKind.PAIR),
+    }[options.units]
+    names = [("", ""), ("", "tenant"), ("adapter", "")]
+    return [
+        Namespace("model", "float32", options.page_size, kinds[i % 2], adapter, salt)
+        for i, (adapter, salt) in enumerate(names)
+    ]

@@ -1,0 +1,116 @@
+"""Looking after a store by hand: list, verify, clear. Returns data; printing is the CLI's.
+
+Opens what is there and creates nothing. Knows no model: a page is verified against its own header
+and its name, since only the model's owner could say which fingerprint is right.
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+
+from quire.store.base import HEADER_BYTES, Blob, ObjectName, Part, Store, StoredObject
+from quire.store.codec import Mismatch, check, open_header
+from quire.store.url import open_store
+from quire.types import PageStatus
+
+MAX_OBJECT_BYTES = 1 << 30
+"""No page is that large; a larger file under an object's name is not one of ours."""
+
+_READ_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    num_objects: int = 0
+    num_bytes: int = 0
+    num_ok: int = 0
+    num_gone: int = 0
+    """Evicted by somebody between listing and reading."""
+    num_unreadable: int = 0
+    """The store failed to read them; nothing is known about their content."""
+    mismatches: dict[Mismatch, int] = field(default_factory=dict)
+    num_quarantined: int = 0
+
+    @property
+    def is_clean(self) -> bool:
+        return not self.mismatches and not self.num_unreadable
+
+
+def list_objects(url: str) -> Iterator[StoredObject]:
+    """Every object, in no particular order. Raises StoreError."""
+    with closing(open_store(url, must_exist=True)) as store:
+        yield from store.scan()
+
+
+def clear(url: str) -> int:
+    """Remove every object; returns how many. Raises StoreError."""
+    with closing(open_store(url, must_exist=True)) as store:
+        return store.clear()
+
+
+def verify(
+    url: str,
+    *,
+    quarantine: bool = False,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> VerifyReport:
+    """Read and check every object. `progress(done, total)` after each. Raises StoreError.
+
+    Damaged objects are moved away only if `quarantine`; those of another version never.
+    """
+    with closing(open_store(url, must_exist=True)) as store:
+        objects = sorted(store.scan(), key=lambda item: item.size_bytes)
+        counts: Counter[PageStatus | Mismatch] = Counter()
+        num_quarantined = 0
+        view = memoryview(mmap.mmap(-1, _largest(objects)))
+        for i, item in enumerate(objects):
+            outcome = _verify_one(store, item, view, clock() + _READ_TIMEOUT_S)
+            counts[outcome] += 1
+            if quarantine and isinstance(outcome, Mismatch) and not outcome.is_foreign:
+                store.quarantine(item.name)
+                num_quarantined += 1
+            progress(i + 1, len(objects))
+    return VerifyReport(
+        num_objects=len(objects),
+        num_bytes=sum(item.size_bytes for item in objects),
+        num_ok=counts[PageStatus.OK],
+        num_gone=counts[PageStatus.MISS],
+        num_unreadable=counts[PageStatus.FAILED],
+        mismatches={why: n for why, n in counts.items() if isinstance(why, Mismatch)},
+        num_quarantined=num_quarantined,
+    )
+
+
+def _largest(objects: list[StoredObject]) -> int:
+    sizes = [o.size_bytes for o in objects if o.size_bytes <= MAX_OBJECT_BYTES]
+    return max(sizes, default=HEADER_BYTES) + HEADER_BYTES
+
+
+def _verify_one(
+    store: Store, item: StoredObject, view: memoryview, deadline: float
+) -> PageStatus | Mismatch:
+    if not HEADER_BYTES < item.size_bytes <= MAX_OBJECT_BYTES:
+        return Mismatch.LENGTH
+    blob = Blob(view[:HEADER_BYTES], view[HEADER_BYTES : item.size_bytes])
+    (status,) = store.get([item.name], [blob], deadline=deadline)
+    if status is PageStatus.MISS:
+        return PageStatus.MISS
+    if status is PageStatus.CORRUPT:
+        return Mismatch.LENGTH
+    if status is not PageStatus.OK:
+        return PageStatus.FAILED
+    header = open_header(blob.header)
+    if isinstance(header, Mismatch):
+        return header
+    part = _part(item.name, header.fingerprint, blob.payload.nbytes)
+    return check(part, item.name.key, blob.header, blob.payload) or PageStatus.OK
+
+
+def _part(name: ObjectName, fingerprint: bytes, page_bytes: int) -> Part:
+    return Part(name.component, name.shard, name.num_shards, fingerprint, page_bytes)

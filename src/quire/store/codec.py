@@ -1,0 +1,150 @@
+"""The page codec: the header in front of every stored page, sealed on write, checked on read.
+
+Knows bytes only: no files, no stores, no statuses. Layout, little-endian:
+
+    [0, 8)       magic                      ┐ these three keep their place in every
+    [8, 12)      format version             │ future version, so that an older reader can
+    [4080, 4096) xxh3-128 of [0, 4080)      ┘ tell "newer than me" from "damaged"
+    [16, 48)     fingerprint: whose bytes these are
+    [48, 80)     page key
+    [80, 112)    component, UTF-8, zero-padded
+    [112, 120)   shard, num_shards
+    [120, 128)   payload length
+    [128, 144)   xxh3-128 of the payload
+    the rest     zero
+
+A header is evidence to compare with what the reader asked for, never a source of lengths: the
+reader knows how long the page must be, and a header that disagrees is a mismatch.
+xxh3 guards against accident (torn writes, bit rot, mix-ups), not against an attacker who can
+write into the store.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass
+
+import xxhash
+
+from quire.store.base import HEADER_BYTES, ObjectName, Part
+from quire.types import PAGE_KEY_BYTES, PageKey
+
+MAGIC = b"QUIREPG\n"
+FORMAT_VERSION = 1
+MAX_COMPONENT_BYTES = 32
+
+_IDENTITY = struct.Struct("<8sI4x32s32s32sIIQ")
+_DIGEST_AT = _IDENTITY.size
+_DIGEST_BYTES = 16
+_SEAL_AT = HEADER_BYTES - 16
+_BLANK = bytes(HEADER_BYTES)
+
+
+class Mismatch(enum.StrEnum):
+    """Why bytes that came back are not the page that was asked for."""
+
+    MAGIC = "magic"
+    HEADER = "header_checksum"
+    VERSION = "version"
+    FINGERPRINT = "fingerprint"
+    KEY = "key"
+    COMPONENT = "component"
+    LENGTH = "length"
+    CHECKSUM = "checksum"
+
+    @property
+    def is_foreign(self) -> bool:
+        """An intact page that belongs to another version or model: a miss, left for its owner."""
+        return self in (Mismatch.VERSION, Mismatch.FINGERPRINT)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A header whose own checksum holds. Says nothing about the payload yet."""
+
+    version: int
+    fingerprint: bytes
+    key: PageKey
+    component: str
+    shard: int
+    num_shards: int
+    payload_bytes: int
+    payload_digest: bytes
+
+
+def object_name(part: Part, key: PageKey) -> ObjectName:
+    return ObjectName(key, part.component, part.shard, part.num_shards)
+
+
+def _identity(part: Part, key: PageKey, payload_bytes: int) -> bytes:
+    """All of the header up to the payload's digest."""
+    return _IDENTITY.pack(
+        MAGIC,
+        FORMAT_VERSION,
+        part.fingerprint,
+        key,
+        part.component.encode(),
+        part.shard,
+        part.num_shards,
+        payload_bytes,
+    )
+
+
+def seal(part: Part, key: PageKey, payload: memoryview, header: memoryview) -> None:
+    """Write into `header` (HEADER_BYTES, any old content) the header of this payload."""
+    if len(part.component.encode()) > MAX_COMPONENT_BYTES or len(key) != PAGE_KEY_BYTES:
+        raise ValueError(f"component {part.component!r} or key {key.hex()} does not fit a header")
+    digest = xxhash.xxh3_128_digest(payload)
+    content = (_identity(part, key, payload.nbytes) + digest).ljust(_SEAL_AT, b"\0")
+    header[:] = content + xxhash.xxh3_128_digest(content)
+
+
+def open_header(header: memoryview) -> Header | Mismatch:
+    """Parse a header that proves to be undamaged and of our version."""
+    magic, version, fingerprint, key, component, shard, num_shards, length = _IDENTITY.unpack_from(
+        header
+    )
+    if magic != MAGIC:
+        return Mismatch.MAGIC
+    if header[_SEAL_AT:] != xxhash.xxh3_128_digest(header[:_SEAL_AT]):
+        return Mismatch.HEADER
+    if version != FORMAT_VERSION:
+        return Mismatch.VERSION
+    digest = bytes(header[_DIGEST_AT : _DIGEST_AT + _DIGEST_BYTES])
+    text = component.rstrip(b"\0").decode(errors="replace")
+    return Header(version, fingerprint, PageKey(key), text, shard, num_shards, length, digest)
+
+
+def check_header(part: Part, key: PageKey, header: memoryview) -> Header | Mismatch:
+    """The header, if it is the one of this very page."""
+    found = open_header(header)
+    if isinstance(found, Mismatch):
+        return found
+    if found.fingerprint != part.fingerprint:
+        return Mismatch.FINGERPRINT
+    if found.key != key:
+        return Mismatch.KEY
+    if (found.component, found.shard, found.num_shards) != (
+        part.component,
+        part.shard,
+        part.num_shards,
+    ):
+        return Mismatch.COMPONENT
+    return found if found.payload_bytes == part.page_bytes else Mismatch.LENGTH
+
+
+def check(part: Part, key: PageKey, header: memoryview, payload: memoryview) -> Mismatch | None:
+    """None when header and payload are exactly the page asked for."""
+    # An intact page is told by comparing whole byte strings; only a failure is taken apart.
+    if (
+        payload.nbytes == part.page_bytes
+        and header[:_DIGEST_AT] == _identity(part, key, payload.nbytes)
+        and header[_DIGEST_AT : _DIGEST_AT + _DIGEST_BYTES] == xxhash.xxh3_128_digest(payload)
+        and header[_SEAL_AT:] == xxhash.xxh3_128_digest(header[:_SEAL_AT])
+    ):
+        return None
+    found = check_header(part, key, header)
+    if isinstance(found, Mismatch):
+        return found
+    return Mismatch.LENGTH if payload.nbytes != part.page_bytes else Mismatch.CHECKSUM

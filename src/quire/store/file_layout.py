@@ -1,0 +1,221 @@
+"""Where a file store keeps things, what is its own, and who is writing. No pages, no budget.
+
+    root/
+      quire-store.json              marker with the format version
+      objects/ab/<key hex>.<component>.<shard>of<shards>      published objects, by first key byte
+      objects/ab/.<slot>.<generation>.<n>.tmp                 being written by the slot's holder
+      quarantine/<object name>      objects that failed verification, for a person to look at
+      state/<slot>.lock             held (flock) by one open store for as long as it lives;
+                                    counts its holders: the generation
+      state/used_bytes              what all openers together account for
+
+Whatever is not named like this is foreign and never touched. A writer that died has lost its
+lock with its process, on any host, so its temporary files can be told from a live writer's
+without trusting process ids or clocks. An opened store is not to be used across fork().
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from quire.errors import StoreError
+from quire.store.base import ObjectName
+from quire.types import PageKey
+
+LAYOUT_VERSION = 1
+MARKER = "quire-store.json"
+MAX_WRITERS = 4096
+NUM_SHARDS = 256
+
+_OBJECT = re.compile(r"([0-9a-f]{64})\.([a-z0-9_-]{1,32})\.(\d{1,6})of(\d{1,6})")
+_TEMPORARY = re.compile(r"\.(\d{1,4})\.(\d+)\.\d+\.tmp")
+
+
+def parse_name(text: str) -> ObjectName | None:
+    """The object a file name stands for; None for a foreign file."""
+    match = _OBJECT.fullmatch(text)
+    if match is None:
+        return None
+    return ObjectName(PageKey(bytes.fromhex(match[1])), match[2], int(match[3]), int(match[4]))
+
+
+def unusable(root: Path, error: OSError) -> StoreError:
+    return StoreError(
+        f"cannot use {str(root)!r} as a store ({error.strerror}): "
+        f"make it writable for this user or give another directory"
+    )
+
+
+class Layout:
+    """An opened store directory, with a writer slot of its own until `close()`."""
+
+    def __init__(self, root: Path, *, must_exist: bool) -> None:
+        """Raises StoreError: one sentence with the fix."""
+        self.root = root
+        self._objects = f"{root}/objects"
+        self._quarantine = f"{root}/quarantine"
+        self._state = f"{root}/state"
+        try:
+            _claim(root, must_exist=must_exist)
+            for folder in (self._objects, self._quarantine, self._state):
+                os.makedirs(folder, exist_ok=True)
+            _spread_subdirectories(self._objects)
+            for shard in range(NUM_SHARDS):
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(f"{self._objects}/{shard:02x}")
+            self._slot, self._lock_fd = self._take_slot()
+            self._generation = _count_up(self._lock_fd)
+        except OSError as error:
+            raise unusable(root, error) from error
+
+    @property
+    def usage_path(self) -> str:
+        return f"{self._state}/used_bytes"
+
+    @property
+    def scratch_path(self) -> str:
+        return f"{self._state}/{self._slot}.scratch"
+
+    def object_path(self, text: str) -> str:
+        return f"{self._objects}/{text[:2]}/{text}"
+
+    def quarantine_path(self, text: str) -> str:
+        return f"{self._quarantine}/{text}"
+
+    def temporary_path(self, text: str, number: int) -> str:
+        """In the directory of the object itself: the file system allocates a file's inode and
+        blocks near its directory, so writers of different shards stay out of each other's way."""
+        return f"{self._objects}/{text[:2]}/.{self._slot}.{self._generation}.{number}.tmp"
+
+    def scan_shard(self, shard: int) -> Iterator[tuple[str, os.stat_result]]:
+        """Objects of one shard directory; removes temporary files of dead writers on the way."""
+        yield from self._scan(f"{self._objects}/{shard:02x}", clean=True)
+
+    def scan_quarantine(self) -> Iterator[tuple[str, os.stat_result]]:
+        yield from self._scan(self._quarantine, clean=False)
+
+    def close(self) -> None:
+        """Give the writer slot back. Once."""
+        os.close(self._lock_fd)
+
+    def _scan(self, folder: str, *, clean: bool) -> Iterator[tuple[str, os.stat_result]]:
+        try:
+            entries = list(os.scandir(folder))
+        except OSError:  # a missing or unreadable directory holds no object we could serve
+            return
+        for entry in entries:
+            if _OBJECT.fullmatch(entry.name):
+                with contextlib.suppress(OSError):  # removed by another process meanwhile
+                    yield entry.name, entry.stat(follow_symlinks=False)
+            elif clean and (match := _TEMPORARY.fullmatch(entry.name)):
+                with contextlib.suppress(OSError):  # the next opener tries again
+                    self._remove_if_stale(entry.path, int(match[1]), int(match[2]))
+
+    def _remove_if_stale(self, path: str, slot: int, generation: int) -> None:
+        """Remove a temporary file unless its writer lives. Holding the slot's lock while doing so
+        keeps a new writer from starting under the same number."""
+        if slot == self._slot:
+            if generation != self._generation:  # of an earlier holder, dead since we hold it
+                os.unlink(path)
+            return
+        fd = self._try_lock(slot)
+        if fd is not None:
+            try:
+                os.unlink(path)
+            finally:
+                os.close(fd)
+
+    def _take_slot(self) -> tuple[int, int]:
+        for slot in range(MAX_WRITERS):
+            fd = self._try_lock(slot)
+            if fd is not None:
+                return slot, fd
+        raise OSError(errno.EMFILE, f"{MAX_WRITERS} stores are open on it already")
+
+    def _try_lock(self, slot: int) -> int | None:
+        fd = os.open(f"{self._state}/{slot}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        except OSError:
+            os.close(fd)
+            raise
+        return fd
+
+
+def _claim(root: Path, *, must_exist: bool) -> None:
+    """Make sure that `root` is a store of our format; turn a new or empty directory into one."""
+    marker = root / MARKER
+    if root.exists() and not root.is_dir():
+        raise StoreError(f"{str(root)!r} is a file, not a directory: give a directory")
+    if not marker.exists():
+        if must_exist:
+            raise StoreError(
+                f"there is no store at {str(root)!r}: check the path; "
+                f"a store is created when a cache first opens it"
+            )
+        if not root.parent.is_dir():
+            raise StoreError(
+                f"the directory {str(root.parent)!r} does not exist: create it or correct the path"
+            )
+        root.mkdir(exist_ok=True)
+        # A second opener may be at this very point: its unfinished marker is not foreign.
+        foreign = [n for n in os.listdir(root) if not n.startswith((MARKER, "lost+found"))]
+        if foreign and not marker.exists():
+            raise StoreError(
+                f"{str(root)!r} is not empty and not a Quire store: give an empty or new "
+                f"directory, such as {str(root / 'quire')!r}"
+            )
+        draft = root / f"{MARKER}.{os.getpid()}"
+        draft.write_text(json.dumps({"quire_store": LAYOUT_VERSION}) + "\n")
+        draft.replace(marker)
+    _check_marker(root, marker)
+
+
+def _check_marker(root: Path, marker: Path) -> None:
+    try:
+        version = json.loads(marker.read_text()).get("quire_store")
+    except (ValueError, AttributeError):
+        version = None
+    if version != LAYOUT_VERSION:
+        raise StoreError(
+            f"{str(root)!r} holds a store of format {version}, this Quire reads format "
+            f"{LAYOUT_VERSION}: give another directory, or use the Quire that wrote it"
+        )
+
+
+def _count_up(fd: int) -> int:
+    text = os.pread(fd, 20, 0).decode(errors="replace").strip()
+    generation = int(text) + 1 if text.isdecimal() else 1
+    os.pwrite(fd, f"{generation}\n".encode(), 0)
+    return generation
+
+
+def _spread_subdirectories(path: str) -> None:
+    """Ask ext4 to place the shard directories in different block groups, where it can.
+
+    ext4 allocates inodes near their directory, and without a journal it steps over every inode
+    freed there in the last minutes, one by one. With all shards in one group, creating a file
+    after many deletions (that is, at the budget) was measured to cost 500 µs; spread out, 15 µs.
+    """
+    get_flags, set_flags, topdir = 0x80086601, 0x40086602, 0x00020000
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # not ext4: nothing to ask for
+            flags = bytearray(8)
+            fcntl.ioctl(fd, get_flags, flags)
+            (value,) = struct.unpack("@q", flags)
+            if not value & topdir:
+                fcntl.ioctl(fd, set_flags, struct.pack("@q", value | topdir))
+    finally:
+        os.close(fd)

@@ -1,0 +1,163 @@
+"""A store in this process's memory: for tests, demos, and engines that share one process.
+
+`memory://?max=1GiB` is private to whoever opens it; `memory://name` is the same store for
+everybody in the process who says the same name, and outlives them.
+Byte budget with LRU eviction. Knows nothing of headers or checksums.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+
+from quire.errors import StoreURLError
+from quire.store.base import Blob, ObjectName, StoredObject, StoreStats
+from quire.store.url import Options, StoreURL
+from quire.types import PageStatus
+from quire.units import format_bytes
+
+DEFAULT_MAX_BYTES = 1 << 30
+
+
+class MemoryStore:
+    def __init__(
+        self,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        *,
+        url: str = "memory://",
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.url = url
+        self.max_bytes = max_bytes
+        self._wall_clock = wall_clock
+        self._lock = threading.Lock()
+        self._objects: OrderedDict[ObjectName, bytes] = OrderedDict()
+        self._stored_at: dict[ObjectName, float] = {}
+        self._used_bytes = 0
+        self._num_evicted = 0
+
+    def contains(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
+        with self._lock:
+            return [name in self._objects for name in names]
+
+    def get(
+        self, names: Sequence[ObjectName], into: Sequence[Blob], *, deadline: float
+    ) -> list[PageStatus]:
+        return [self._get_one(name, blob) for name, blob in zip(names, into, strict=True)]
+
+    def put(
+        self, names: Sequence[ObjectName], blobs: Sequence[Blob], *, deadline: float
+    ) -> list[PageStatus]:
+        return [self._put_one(name, blob) for name, blob in zip(names, blobs, strict=True)]
+
+    def quarantine(self, name: ObjectName) -> None:
+        """Memory keeps nothing for a person to look at: the object is dropped."""
+        with self._lock:
+            self._drop(name)
+
+    def scan(self) -> Iterator[StoredObject]:
+        with self._lock:
+            found = [
+                StoredObject(name, len(data), self._stored_at[name])
+                for name, data in self._objects.items()
+            ]
+        return iter(found)
+
+    def clear(self) -> int:
+        with self._lock:
+            count = len(self._objects)
+            for name in list(self._objects):
+                self._drop(name)
+            return count
+
+    def stats(self) -> StoreStats:
+        with self._lock:
+            return StoreStats(
+                len(self._objects), self._used_bytes, self.max_bytes, self._num_evicted
+            )
+
+    def close(self) -> None:
+        """Nothing to release: a shared store stays for the others who know its name."""
+
+    def _get_one(self, name: ObjectName, blob: Blob) -> PageStatus:
+        with self._lock:
+            data = self._objects.get(name)
+            if data is None:
+                return PageStatus.MISS
+            self._objects.move_to_end(name)
+        # The bytes are immutable, so they are copied without the lock.
+        view = memoryview(data)
+        header_bytes = blob.header.nbytes
+        if len(view) >= header_bytes:
+            blob.header[:] = view[:header_bytes]
+        if len(view) != header_bytes + blob.payload.nbytes:
+            return PageStatus.CORRUPT
+        blob.payload[:] = view[header_bytes:]
+        return PageStatus.OK
+
+    def _put_one(self, name: ObjectName, blob: Blob) -> PageStatus:
+        size_bytes = blob.header.nbytes + blob.payload.nbytes
+        if size_bytes > self.max_bytes:
+            return PageStatus.REJECTED
+        data = b"".join((blob.header, blob.payload))
+        with self._lock:
+            if name in self._objects:
+                self._objects.move_to_end(name)
+                return PageStatus.OK
+            while self._used_bytes + size_bytes > self.max_bytes:
+                self._drop(next(iter(self._objects)))
+                self._num_evicted += 1
+            self._objects[name] = data
+            self._stored_at[name] = self._wall_clock()
+            self._used_bytes += size_bytes
+        return PageStatus.OK
+
+    def _drop(self, name: ObjectName) -> None:
+        data = self._objects.pop(name, None)
+        if data is not None:
+            self._used_bytes -= len(data)
+            del self._stored_at[name]
+
+
+class SharedStores:
+    """Memory stores by name."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stores: dict[str, MemoryStore] = {}
+
+    def open(self, name: str, max_bytes: int | None, url: str) -> MemoryStore:
+        """The store of that name, made on first use. Raises if the sizes contradict each other."""
+        with self._lock:
+            store = self._stores.get(name)
+            if store is None:
+                store = MemoryStore(max_bytes or DEFAULT_MAX_BYTES, url=url)
+                self._stores[name] = store
+            elif max_bytes not in (None, store.max_bytes):
+                raise StoreURLError(
+                    f"{url!r} is open already with max={format_bytes(store.max_bytes)}: "
+                    f"leave max out or give the same"
+                )
+            return store
+
+
+# The one table that lives as long as the process. Two engines in a process have nothing in
+# common but the URL they were given; a name can lead both to the same object only through a
+# process-wide table. It stays empty unless somebody opens memory://name, and nothing else in
+# the package reads it.
+_shared = SharedStores()
+
+
+def open_url(url: StoreURL) -> MemoryStore:
+    if url.path not in ("", "/"):
+        raise StoreURLError(f"{url.text!r} has a path: write memory:// or memory://name")
+    options = Options(url)
+    asked = options.size("max", 0)
+    options.finish()
+    if "max" in url.options and asked == 0:
+        raise StoreURLError(f"option 'max' in {url.text!r} must be above 0")
+    if url.host:
+        return _shared.open(url.host, asked or None, url.text)
+    return MemoryStore(asked or DEFAULT_MAX_BYTES, url=url.text)

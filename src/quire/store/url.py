@@ -1,0 +1,133 @@
+"""Store URLs: parsing, typed options, and finding the scheme's opener through entry points.
+
+A scheme is registered in the entry-point group `quire.stores` as a function
+`open_url(url: StoreURL) -> Store`. A wrapper is written in front of what it wraps, as in
+`faulty+file:///path`; the wrapper's opener receives the rest in `StoreURL.inner`.
+Knows nothing of any particular store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+from quire.errors import ConfigError, StoreError, StoreURLError
+from quire.store.base import Store
+from quire.units import parse_size
+
+GROUP = "quire.stores"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreURL:
+    """A parsed URL. `options` holds the query as written."""
+
+    text: str
+    scheme: str
+    inner: str
+    """What follows `scheme+`, as a scheme of its own; empty when nothing is wrapped."""
+    host: str
+    path: str
+    options: dict[str, str]
+    must_exist: bool = False
+    """Open what is there and create nothing: for listing, verifying, clearing."""
+
+    def without_options(self, scheme: str, drop: set[str]) -> str:
+        """The URL again, under another scheme and less some options."""
+        rest = {name: value for name, value in self.options.items() if name not in drop}
+        base = self.text.partition("?")[0].partition("://")[2]
+        return f"{scheme}://{base}" + (f"?{urlencode(rest)}" if rest else "")
+
+
+class Options:
+    """Reads a URL's options by type; `finish()` complains about what nobody asked for."""
+
+    def __init__(self, url: StoreURL) -> None:
+        self._url = url
+        self.known: list[str] = []
+
+    def size(self, name: str, default: int) -> int:
+        text = self._take(name)
+        try:
+            return default if text is None else parse_size(text)
+        except ConfigError as error:
+            raise StoreURLError(f"option {name!r} in {self._url.text!r}: {error}") from error
+
+    def integer(self, name: str, default: int) -> int:
+        text = self._take(name)
+        if text is not None and not text.isdecimal():
+            raise self._wrong(name, "a whole number, such as 7")
+        return default if text is None else int(text)
+
+    def number(self, name: str, default: float, *, maximum: float = float("inf")) -> float:
+        text = self._take(name)
+        try:
+            value = default if text is None else float(text)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value <= maximum:
+            raise self._wrong(name, f"a number from 0 to {maximum:g}")
+        return value
+
+    def finish(self) -> None:
+        unknown = sorted(set(self._url.options) - set(self.known))
+        if unknown:
+            valid = ", ".join(sorted(self.known)) or "none"
+            raise StoreURLError(
+                f"unknown option {unknown[0]!r} in {self._url.text!r}: valid options are {valid}"
+            )
+
+    def _take(self, name: str) -> str | None:
+        self.known.append(name)
+        return self._url.options.get(name)
+
+    def _wrong(self, name: str, expected: str) -> StoreURLError:
+        return StoreURLError(f"option {name!r} in {self._url.text!r} must be {expected}")
+
+
+def parse_url(text: str, *, must_exist: bool = False) -> StoreURL:
+    if "://" not in text:
+        raise StoreURLError(
+            f"{text!r} is not a store URL: write scheme://..., such as file:///var/cache/quire"
+        )
+    try:
+        parts = urlsplit(text)
+        pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+    except ValueError as error:
+        raise StoreURLError(
+            f"{text!r} is not a store URL ({error}): write options as ?name=value&name=value"
+        ) from error
+    options = dict(pairs)
+    if len(options) != len(pairs):
+        raise StoreURLError(f"{text!r} gives an option twice: give each option once")
+    if parts.fragment:
+        raise StoreURLError(f"{text!r} holds a '#': write it as %23 if it is part of the path")
+    scheme, _, inner = parts.scheme.partition("+")
+    return StoreURL(
+        text, scheme, inner, parts.netloc, unquote(parts.path), options, must_exist=must_exist
+    )
+
+
+def open_store(text: str, *, must_exist: bool = False) -> Store:
+    """Open the store a URL names. Raises StoreURLError or StoreError: one sentence with the fix."""
+    url = parse_url(text, must_exist=must_exist)
+    known = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if url.scheme not in known:
+        raise StoreURLError(
+            f"unknown store scheme {url.scheme!r} in {text!r}: "
+            f"known schemes are {', '.join(sorted(known)) or 'none (is quire installed?)'}"
+        )
+    return _load(known[url.scheme])(url)
+
+
+def _load(entry: EntryPoint) -> Callable[[StoreURL], Store]:
+    try:
+        opener: Callable[[StoreURL], Store] = entry.load()
+    except (ImportError, AttributeError) as error:
+        raise StoreError(
+            f"the plug-in for {entry.name!r} stores cannot be loaded ({error}): "
+            f"install what it needs"
+        ) from error
+    return opener

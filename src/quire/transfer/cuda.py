@@ -1,0 +1,215 @@
+"""CudaCopyEngine: the torch reference on CUDA, one stream and one launching thread per direction.
+
+Scheme: the pinned host pool is seen by the device as a tensor of its own (unified addressing), so
+gathering pages *is* the transfer. Per layer and plane, one index kernel reads the source rows into
+a bounded staging buffer on the device and a second one writes them to their destination; an event
+follows each layer. Compared with the alternatives:
+
+    memcpy per (page, layer, plane)   thousands of small copies: bound by launches
+    memcpy per page, then scatter     layer 0 is complete only when the last page has arrived
+    gather on the CPU, then memcpy    costs host memory bandwidth three times
+
+What it costs is compute units while a copy runs; kernels that use a handful of them come with the
+Triton engine. Launching happens on a thread because a full launch queue blocks the launcher, and
+the step must not block.
+
+Order between streams: at submission an event is recorded on the caller's current stream, and the
+copy stream waits for it. So a backup sees what was computed before it, and a load does not
+overwrite pages that earlier work still reads.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+
+from quire.errors import ConfigError, WorkerError
+from quire.memory.device import DevicePool
+from quire.memory.host import HostPool, plane_words
+from quire.transfer.base import CopyState
+from quire.transfer.reference import Side, copy_rows, staging_buffer
+from quire.types import PageIds, page_array
+
+_STAGING_BYTES = 32 << 20
+_TYPE_STRINGS = {8: "<i8", 4: "<i4", 2: "<i2", 1: "|u1"}
+
+
+class CudaCopy:
+    """A copy on a stream. Each layer's event exists from the start but counts once recorded."""
+
+    def __init__(self, num_layers: int, device: torch.device) -> None:
+        self._device = device
+        self._start = _new_event()
+        self._arrived = [_new_event() for _ in range(num_layers)]
+        self._num_recorded = 0
+        self._error = ""
+        self._changed = threading.Condition()
+
+    @property
+    def state(self) -> CopyState:
+        if self._error:
+            return CopyState.FAILED
+        if self._num_recorded < len(self._arrived):
+            return CopyState.RUNNING
+        try:
+            return CopyState.DONE if _passed(self._arrived[-1]) else CopyState.RUNNING
+        except RuntimeError as error:  # the device itself failed: sticky, and reported here
+            self.fail(str(error))
+            return CopyState.FAILED
+
+    @property
+    def error(self) -> str:
+        return self._error
+
+    @property
+    def seconds(self) -> float:
+        if self.state is not CopyState.DONE:
+            return 0.0
+        return float(self._start.elapsed_time(self._arrived[-1])) / 1e3
+
+    def layer_done(self, layer: int) -> bool:
+        return self._num_recorded > layer and _passed(self._arrived[layer])
+
+    def wait_layer(self, layer: int) -> None:
+        # The thread waits only until the layer's copy has been *launched*.
+        with self._changed:
+            self._changed.wait_for(lambda: self._num_recorded > layer or bool(self._error))
+        if self._num_recorded <= layer:
+            raise WorkerError(f"copy failed before layer {layer} arrived: {self._error}")
+        torch.cuda.current_stream(self._device).wait_event(self._arrived[layer])
+
+    def wait(self) -> None:
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._num_recorded == len(self._arrived) or bool(self._error)
+            )
+        if self._error:
+            raise WorkerError(f"copy failed: {self._error}")
+        self._arrived[-1].synchronize()
+
+    def started(self, stream: torch.cuda.Stream) -> None:
+        self._start.record(stream)
+
+    def layer_launched(self, stream: torch.cuda.Stream) -> None:
+        self._arrived[self._num_recorded].record(stream)
+        with self._changed:
+            self._num_recorded += 1
+            self._changed.notify_all()
+
+    def fail(self, error: str) -> None:
+        with self._changed:
+            self._error = error or "unknown error"
+            self._changed.notify_all()
+
+
+class _Lane:
+    """One direction: its stream, its staging buffer, its launching thread."""
+
+    def __init__(self, name: str, device: DevicePool) -> None:
+        self.stream = _new_stream(device.device)
+        self.staging = staging_buffer(
+            device.layout, device.num_pages, _STAGING_BYTES, device.device
+        )
+        # The buffer was made on another stream: its memory must be ours before the first copy.
+        self.stream.wait_stream(torch.cuda.current_stream(device.device))
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix=f"quire-{name}")
+
+    def close(self) -> None:
+        self.thread.shutdown()
+        self.stream.synchronize()
+
+
+class CudaCopyEngine:
+    def __init__(self, device: DevicePool, host: HostPool) -> None:
+        if host.num_pages and not host.pinned:
+            raise ConfigError("host pool is not pinned: build it with pin_for=the CUDA device")
+        self._where = device.device
+        self._layout = device.layout
+        layers = range(self._layout.num_layers)
+        pages = _on_device(host, self._where)
+        self._device = [device.words(layer) for layer in layers]
+        self._host = [plane_words(self._layout, pages, layer) for layer in layers]
+        self._loads = _Lane("load", device)
+        self._backups = _Lane("backup", device)
+
+    def load(self, host_pages: PageIds, device_pages: PageIds) -> CudaCopy:
+        source, target = Side(self._host, host_pages), Side(self._device, device_pages)
+        return self._submit(self._loads, source, target)
+
+    def backup(self, device_pages: PageIds, host_pages: PageIds) -> CudaCopy:
+        source, target = Side(self._device, device_pages), Side(self._host, host_pages)
+        return self._submit(self._backups, source, target)
+
+    def close(self) -> None:
+        self._loads.close()
+        self._backups.close()
+
+    def _submit(self, lane: _Lane, source: Side, target: Side) -> CudaCopy:
+        copy = CudaCopy(self._layout.num_layers, self._where)
+        fence = torch.cuda.current_stream(self._where).record_event()
+        lane.thread.submit(self._launch, copy, lane, fence, source, target)
+        return copy
+
+    def _launch(
+        self, copy: CudaCopy, lane: _Lane, fence: torch.cuda.Event, source: Side, target: Side
+    ) -> None:
+        try:
+            with torch.cuda.stream(lane.stream):
+                lane.stream.wait_event(fence)
+                from_index, to_index = self._indices(source.pages, target.pages)
+                copy.started(lane.stream)
+                for planes_from, planes_to in zip(source.planes, target.planes, strict=True):
+                    for plane_from, plane_to in zip(planes_from, planes_to, strict=True):
+                        copy_rows(plane_from, from_index, plane_to, to_index, lane.staging)
+                    copy.layer_launched(lane.stream)
+        except Exception as error:  # thread boundary: this one copy fails, the engine lives on
+            copy.fail(f"{type(error).__name__}: {error}")
+
+    def _indices(self, source: PageIds, target: PageIds) -> tuple[torch.Tensor, torch.Tensor]:
+        # Pinned, so that sending them does not wait for the stream to drain; torch keeps the
+        # buffer until the transfer has happened.
+        pages = np.stack([page_array(source), page_array(target)]).astype(np.int64)
+        both = torch.from_numpy(pages).pin_memory().to(self._where, non_blocking=True)
+        return both[0], both[1]
+
+
+class _PinnedMemory:
+    """Describes pinned host memory to torch as if it were device memory, and keeps it alive."""
+
+    def __init__(self, host: HostPool) -> None:
+        layout = host.layout
+        self.pool = host
+        self.__cuda_array_interface__: dict[str, Any] = {
+            "shape": (host.num_pages, layout.page_stride_bytes // layout.word_bytes),
+            "typestr": _TYPE_STRINGS[layout.word_bytes],
+            "data": (host.data_ptr, False),
+            "strides": None,
+            "version": 3,
+        }
+
+
+def _on_device(host: HostPool, device: torch.device) -> torch.Tensor:
+    """The host pool, [num_pages, stride words], addressed from the device."""
+    pages = torch.as_tensor(_PinnedMemory(host), device=device)
+    if pages.data_ptr() != host.data_ptr:  # torch copied: pinned for another device than this one
+        raise ConfigError(f"host pool is pinned for another device than {device}")
+    return pages
+
+
+# torch leaves these three untyped.
+
+
+def _new_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _new_event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def _passed(event: torch.cuda.Event) -> bool:
+    return bool(event.query())  # type: ignore[no-untyped-call]

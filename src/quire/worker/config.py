@@ -1,0 +1,133 @@
+"""WorkerConfig: everything a worker is built from, small enough to travel to another process.
+
+Knows no torch until `build_worker` is called.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from quire.errors import ConfigError
+from quire.memory.layout import PageLayout
+from quire.memory.sizing import check_host_budget
+
+if TYPE_CHECKING:
+    from quire.memory.host import Progress
+    from quire.worker.attachment import PageStoreClient
+    from quire.worker.worker import CacheWorker, ComponentPools
+
+
+class IoLimits(msgspec.Struct, frozen=True):
+    """Bounds of a worker's I/O."""
+
+    probe_threads: int = 1
+    fetch_threads: int = 4
+    write_threads: int = 2
+    max_queued: int = 4096
+    """Operations waiting per lane; more are turned away at once."""
+    batch_pages: int = 32
+    """Pages per store call: the grain of progress reports, cancellation and fairness."""
+    close_timeout_s: float = 10.0
+    """How long close() waits for a thread that is inside a store."""
+
+    def __post_init__(self) -> None:
+        for name in ("probe_threads", "fetch_threads", "write_threads", "max_queued"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"io.{name} is {getattr(self, name)}: it must be at least 1")
+        if self.batch_pages < 1:
+            raise ConfigError(f"io.batch_pages is {self.batch_pages}: it must be at least 1")
+
+
+class ComponentConfig(msgspec.Struct, frozen=True):
+    layout: PageLayout
+    device_pages: int
+    host_pages: int
+
+
+class WorkerConfig(msgspec.Struct, frozen=True):
+    rank: int
+    num_ranks: int
+    model_fingerprint: str
+    """Of the weights, not only of the name."""
+    components: list[ComponentConfig]
+    device: str = "cpu"
+    io: IoLimits = IoLimits()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.num_ranks:
+            raise ConfigError(f"rank {self.rank} is not one of {self.num_ranks} ranks")
+        names = [component.layout.component for component in self.components]
+        if len(set(names)) != len(names):
+            raise ConfigError(f"components {names} name one twice: give each its own layout")
+
+    @property
+    def host_bytes(self) -> int:
+        """Main memory this worker will take: its host pools, and its device pools on a CPU."""
+        host = sum(c.host_pages * c.layout.page_stride_bytes for c in self.components)
+        if self.device != "cpu":
+            return host
+        return host + sum(c.device_pages * c.layout.page_bytes for c in self.components)
+
+
+def build_worker(
+    config: WorkerConfig,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    progress: Progress | None = None,
+) -> CacheWorker:
+    """Allocate the pools and start the threads. Raises ConfigError, MemoryBudgetError."""
+    from quire.worker.worker import CacheWorker
+
+    check_host_budget(config.host_bytes, what=f"worker {config.rank}", option="host_pages")
+    components: dict[str, ComponentPools] = {}
+    try:
+        for component in config.components:
+            components[component.layout.component] = _pools(component, config.device, progress)
+        return CacheWorker(
+            config.rank,
+            config.num_ranks,
+            components,
+            model_fingerprint=config.model_fingerprint,
+            open_store=lambda url: open_page_store(url, clock),
+            limits=config.io,
+            clock=clock,
+        )
+    except BaseException:
+        for pools in components.values():
+            pools.close()
+        raise
+
+
+def _pools(component: ComponentConfig, device: str, progress: Progress | None) -> ComponentPools:
+    import torch
+
+    from quire.memory.device import DevicePool
+    from quire.memory.host import HostPool
+    from quire.transfer import open_copy_engine
+    from quire.worker.worker import ComponentPools
+
+    where = torch.device(device)
+    device_pool = DevicePool.allocate(component.layout, component.device_pages, where)
+    host_pool = HostPool(
+        component.layout,
+        component.host_pages,
+        pin_for=device_pool.device if where.type == "cuda" else None,
+        progress=progress,
+    )
+    try:
+        return ComponentPools(device_pool, host_pool, open_copy_engine(device_pool, host_pool))
+    except BaseException:
+        host_pool.close()
+        raise
+
+
+def open_page_store(url: str, clock: Callable[[], float] = time.monotonic) -> PageStoreClient:
+    """Raises StoreError, with a sentence for the person who gave the URL."""
+    from quire.store import open_store
+    from quire.store.client import PageStore
+
+    return PageStore(open_store(url), clock=clock)

@@ -1,0 +1,115 @@
+"""CopyTracker: the backups and loads of a worker that are under way, and how they ended.
+
+Knows copy engines and the page numbers they may touch; no I/O. Used by one thread, the step's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from quire.errors import WorkerError
+from quire.memory.device import DevicePool
+from quire.memory.host import HostPool
+from quire.messages import Backup, Load, Transferred
+from quire.transfer.base import Copy, CopyEngine, CopyState
+from quire.types import PAGE_ID_BYTES, OperationId, PageIds, PageStatus, num_pages, page_array
+
+_REMEMBERED_FAILURES = 1024
+
+TaskKey = tuple[OperationId, str]
+"""An operation may cover several components; each has its own reports."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentPools:
+    """One component's memory on this rank."""
+
+    device: DevicePool
+    host: HostPool
+    engine: CopyEngine
+
+    def close(self) -> None:
+        self.engine.close()
+        self.host.close()
+
+
+@dataclass(frozen=True, slots=True)
+class RunningCopy:
+    """Its state is the copy's."""
+
+    command: Backup | Load
+    copy: Copy
+
+
+class CopyTracker:
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._running: dict[TaskKey, RunningCopy] = {}
+        self._failed: deque[tuple[TaskKey, str]] = deque(maxlen=_REMEMBERED_FAILURES)
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def __contains__(self, key: TaskKey) -> bool:
+        return key in self._running
+
+    def start(self, command: Backup | Load, pools: ComponentPools) -> bool:
+        """False, and nothing done, when the command's page numbers make no sense."""
+        if not (
+            len(command.host) == len(command.device)
+            and pages_within(command.host, pools.host.num_pages)
+            and pages_within(command.device, pools.device.num_pages)
+        ):
+            return False
+        if isinstance(command, Load):
+            copy = pools.engine.load(command.host, command.device)
+        else:
+            copy = pools.engine.backup(command.device, command.host)
+        self._running[command.op, command.component] = RunningCopy(command, copy)
+        return True
+
+    def finished(self) -> list[Transferred]:
+        """Final reports of the copies that have ended since the last call."""
+        reports = []
+        for key, running in list(self._running.items()):
+            state = running.copy.state
+            if state is CopyState.RUNNING:
+                continue
+            del self._running[key]
+            if state is CopyState.FAILED:
+                self._failed.append((key, running.copy.error))
+            status = PageStatus.OK if state is CopyState.DONE else PageStatus.FAILED
+            command = running.command
+            reports.append(
+                Transferred(
+                    op=command.op,
+                    rank=self._rank,
+                    component=command.component,
+                    first=0,
+                    statuses=bytes([status]) * num_pages(command.host),
+                    final=True,
+                    seconds=running.copy.seconds,
+                )
+            )
+        return reports
+
+    def wait_layer(self, key: TaskKey, layer: int) -> None:
+        """See Copy.wait_layer; a copy that has ended well needs no waiting."""
+        running = self._running.get(key)
+        if running is not None:
+            running.copy.wait_layer(layer)
+            return
+        for failed, reason in self._failed:
+            if failed == key:
+                raise WorkerError(f"load {key[0]} of '{key[1]}' failed: {reason}")
+
+
+def pages_within(pages: PageIds, pool_pages: int) -> bool:
+    """Are these whole page numbers, all of them inside the pool?"""
+    if len(pages) % PAGE_ID_BYTES:
+        return False
+    if not pages:
+        return True
+    array = page_array(pages)
+    return bool(array.min() >= 0 and array.max() < pool_pages)

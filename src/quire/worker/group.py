@@ -1,0 +1,56 @@
+"""WorkerGroup: the leader's view of its 1..N ranks, and the group that lives in its own process.
+
+Every command goes to every rank; every rank reports by itself. What the reports add up to (the
+minimum over ranks) is the leader's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from quire.messages import Command, Completion
+
+if TYPE_CHECKING:
+    from quire.worker.worker import CacheWorker
+
+
+class WorkerGroup(Protocol):
+    """Used by one thread, the step's."""
+
+    @property
+    def num_ranks(self) -> int: ...
+
+    def submit(self, commands: list[Command]) -> None:
+        """Give the commands to every living rank, in order. Never blocks."""
+
+    def poll(self) -> list[Completion]:
+        """What has been reported since the last call, each rank's in its own order. Never blocks.
+
+        A rank that died is reported once, by `WorkerLost`, after its last completion.
+        """
+
+    def close(self) -> None:
+        """Stop all ranks. Operations under way are not reported any more."""
+
+
+class LocalWorkers:
+    """All ranks in this process."""
+
+    def __init__(self, workers: Sequence[CacheWorker]) -> None:
+        self.workers = tuple(workers)
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.workers)
+
+    def submit(self, commands: list[Command]) -> None:
+        for worker in self.workers:
+            worker.submit(commands)
+
+    def poll(self) -> list[Completion]:
+        return [completion for worker in self.workers for completion in worker.poll()]
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.close()

@@ -1,0 +1,271 @@
+"""RemoteWorkers: one process per rank, reached over a ZMQ ipc socket in a private directory.
+
+Knows processes, liveness and the socket; the messages inside are passed on untouched. All use is
+from one thread, and nothing but start-up and close() waits.
+
+    STARTING ──Ready──▶ READY ──silent too long──▶ DYING (killed) ──exited──▶ LOST
+        │                 └──────────exited───────────────────────────────────▶ LOST
+        └──StartFailed, exited, past the deadline──▶ the whole start fails with WorkerError
+
+`WorkerLost` is sent on entering LOST, when the process has really ended: until then it could
+still be writing into memory it shares.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+
+from quire.errors import WorkerError
+from quire.memory.sizing import check_host_budget
+from quire.messages import Command, Completion, WorkerLost
+from quire.worker import wire
+from quire.worker.config import WorkerConfig
+
+_MAX_IPC_PATH = 100  # sun_path holds 108 bytes; zmq needs a few
+_MAX_QUEUED_MESSAGES = 10_000
+_START_POLL_MS = 50
+_LAST_WORDS_MS = 500
+
+
+class ChildState(enum.Enum):
+    STARTING = "starting"
+    READY = "ready"
+    DYING = "dying"
+    LOST = "lost"
+
+
+@dataclass(slots=True)
+class _Child:
+    rank: int
+    identity: bytes
+    process: subprocess.Popen[bytes]
+    state: ChildState
+    last_seen: float
+    reason: str = ""
+    """Why it is being given up, once it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Liveness:
+    """How long a worker process may take."""
+
+    start_timeout_s: float = 120.0
+    """To import, to allocate and to touch its pools."""
+    heartbeat_s: float = 0.5
+    silence_s: float = 30.0
+    """Without a word before it is taken for hung and killed."""
+    close_timeout_s: float = 15.0
+
+
+class RemoteWorkers:
+    def __init__(
+        self,
+        configs: Sequence[WorkerConfig],
+        *,
+        liveness: Liveness | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Starts all ranks and waits for them. Raises WorkerError (nothing is left running),
+        MemoryBudgetError when together they do not fit."""
+        check_host_budget(
+            sum(config.host_bytes for config in configs),
+            what=f"{len(configs)} workers",
+            option="host_pages",
+        )
+        self._liveness = liveness or Liveness()
+        self._clock = clock
+        self._children: dict[bytes, _Child] = {}
+        self._early: list[Completion] = []
+        self._dropped = 0
+        self._closed = False
+        self._folder = Path(tempfile.mkdtemp(prefix="quire-"))  # mode 0700
+        self._address = f"ipc://{self._folder / 'leader'}"
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        try:
+            self._bind()
+            for config in configs:
+                self._spawn(config)
+            self._await_ready()
+        except BaseException:
+            self._kill_all()
+            raise
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self._children)
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    @property
+    def dropped_messages(self) -> int:
+        """Messages that were not ours, or that a rank sent in another's name."""
+        return self._dropped
+
+    def submit(self, commands: list[Command]) -> None:
+        if not commands:
+            return
+        data = wire.encode(wire.Work(commands))
+        for child in self._children.values():
+            if child.state is ChildState.READY:
+                self._send(child, data)
+
+    def poll(self) -> list[Completion]:
+        completions = self._receive()
+        now = self._clock()
+        for child in self._children.values():
+            if child.state is ChildState.READY:
+                silent_s = now - child.last_seen
+                if silent_s > self._liveness.silence_s:
+                    self._give_up(child, f"no sign of life for {silent_s:.1f} s")
+            if child.state is not ChildState.LOST and child.process.poll() is not None:
+                completions += self._receive()  # what it said last
+                child.state = ChildState.LOST
+                reason = child.reason or _exit_reason(child.process)
+                completions.append(WorkerLost(child.rank, f"worker {child.rank}: {reason}"))
+        return completions
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        deadline = self._clock() + self._liveness.close_timeout_s
+        data = wire.encode(wire.Shutdown())
+        for child in self._children.values():
+            if child.state is ChildState.READY:
+                self._send(child, data)
+        for child in self._children.values():
+            if child.state is ChildState.READY:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.process.wait(max(0.0, deadline - self._clock()))
+        self._kill_all()
+
+    # ---- start and end of processes -------------------------------------------------------------
+
+    def _bind(self) -> None:
+        if len(str(self._folder)) > _MAX_IPC_PATH:
+            raise WorkerError(
+                f"the temporary directory {self._folder} is too long a path for a local socket: "
+                "set TMPDIR to a shorter one"
+            )
+        # A message for a peer that is not there, or reads too slowly, must raise, not vanish.
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.SNDHWM, _MAX_QUEUED_MESSAGES)
+        self._socket.setsockopt(zmq.RCVHWM, _MAX_QUEUED_MESSAGES)
+        self._socket.bind(self._address)
+
+    def _spawn(self, config: WorkerConfig) -> None:
+        identity = f"rank-{config.rank}-{secrets.token_hex(16)}".encode()
+        startup = wire.encode(
+            wire.Startup(self._address, identity, self._liveness.heartbeat_s, config)
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-m", "quire.worker.process"], stdin=subprocess.PIPE
+        )
+        self._children[identity] = _Child(
+            config.rank, identity, process, ChildState.STARTING, self._clock()
+        )
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it died at once: _await_ready says so
+            process.stdin.write(len(startup).to_bytes(4, "little") + startup)
+            process.stdin.flush()
+
+    def _await_ready(self) -> None:
+        deadline = self._clock() + self._liveness.start_timeout_s
+        while starting := [
+            child for child in self._children.values() if child.state is ChildState.STARTING
+        ]:
+            self._socket.poll(_START_POLL_MS)
+            self._early += self._receive()
+            for child in starting:
+                if child.state is ChildState.STARTING and child.process.poll() is not None:
+                    self._socket.poll(_LAST_WORDS_MS)
+                    self._early += self._receive()
+                    child.reason = child.reason or _exit_reason(child.process)
+                if child.reason:
+                    raise WorkerError(f"worker {child.rank} could not start: {child.reason}")
+            if self._clock() >= deadline and starting[0].state is ChildState.STARTING:
+                raise WorkerError(
+                    f"worker {starting[0].rank} did not start within "
+                    f"{self._liveness.start_timeout_s:g} s: raise start_timeout_s or make its "
+                    "pools smaller"
+                )
+
+    def _give_up(self, child: _Child, reason: str) -> None:
+        child.reason = reason
+        child.state = ChildState.DYING
+        child.process.kill()
+
+    def _kill_all(self) -> None:
+        self._closed = True
+        for child in self._children.values():
+            if child.process.poll() is None:
+                child.process.kill()
+        for child in self._children.values():
+            child.process.wait()
+            child.state = ChildState.LOST
+            if child.process.stdin is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    child.process.stdin.close()
+        self._socket.close(linger=0)
+        self._context.term()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # ---- messages -------------------------------------------------------------------------------
+
+    def _send(self, child: _Child, data: bytes) -> None:
+        try:
+            self._socket.send_multipart([child.identity, data], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            # Unreachable, or so far behind that its queue is full. A command that is lost would
+            # never be reported on, so the rank cannot go on.
+            self._give_up(child, f"does not take commands ({error})")
+
+    def _receive(self) -> list[Completion]:
+        completions, self._early = self._early, []
+        while True:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return completions
+            child = self._children.get(frames[0])
+            message = wire.decode_to_leader(frames[1]) if len(frames) == 2 else None
+            if child is None or message is None or child.state is ChildState.LOST:
+                self._dropped += 1
+                continue
+            child.last_seen = self._clock()
+            completions += self._handle(child, message)
+
+    def _handle(self, child: _Child, message: wire.ToLeader) -> list[Completion]:
+        match message:
+            case wire.Ready(rank=child.rank) if child.state is ChildState.STARTING:
+                child.state = ChildState.READY
+            case wire.StartFailed(error=error):
+                child.reason = error
+            case wire.Report(completions=completions):
+                own = [c for c in completions if c.rank == child.rank]
+                self._dropped += len(completions) - len(own)
+                return own
+            case _:
+                pass
+        return []
+
+
+def _exit_reason(process: subprocess.Popen[bytes]) -> str:
+    code = process.returncode
+    if code is not None and code < 0:
+        return f"killed by signal {-code}"
+    return f"exited with code {code}"

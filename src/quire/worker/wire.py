@@ -1,0 +1,87 @@
+"""What travels between a leader and a worker process, beyond commands and completions.
+
+Typed msgpack, one union per direction; nothing is ever unpickled. Anything that does not decode is
+counted and dropped by whoever receives it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from quire.messages import Command, Completion
+from quire.worker.config import WorkerConfig
+
+MAX_STARTUP_BYTES = 1 << 20
+
+
+class _Message(msgspec.Struct, frozen=True, tag_field="t"):
+    pass
+
+
+class Startup(_Message, frozen=True, tag="startup"):
+    """Through the child's standard input, which then stays open: its end means the leader's."""
+
+    address: str
+    identity: bytes
+    """Name the child must use on the socket; unguessable, so nobody else can speak for it."""
+    heartbeat_s: float
+    config: WorkerConfig
+
+
+class Work(_Message, frozen=True, tag="work"):
+    commands: list[Command]
+
+
+class Shutdown(_Message, frozen=True, tag="shutdown"):
+    pass
+
+
+class Ready(_Message, frozen=True, tag="ready"):
+    rank: int
+
+
+class StartFailed(_Message, frozen=True, tag="start_failed"):
+    error: str
+
+
+class Heartbeat(_Message, frozen=True, tag="heartbeat"):
+    pass
+
+
+class Report(_Message, frozen=True, tag="report"):
+    completions: list[Completion]
+
+
+ToWorker = Work | Shutdown
+ToLeader = Ready | StartFailed | Heartbeat | Report
+
+_to_worker = msgspec.msgpack.Decoder(ToWorker)
+_to_leader = msgspec.msgpack.Decoder(ToLeader)
+_startup = msgspec.msgpack.Decoder(Startup)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(message: ToWorker | ToLeader | Startup) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_startup(data: bytes) -> Startup:
+    return _startup.decode(data)
+
+
+def decode_to_worker(data: bytes) -> ToWorker | None:
+    """None: not one of ours."""
+    try:
+        message: ToWorker = _to_worker.decode(data)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None
+    return message
+
+
+def decode_to_leader(data: bytes) -> ToLeader | None:
+    """None: not one of ours."""
+    try:
+        message: ToLeader = _to_leader.decode(data)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None
+    return message

@@ -1,0 +1,261 @@
+"""CacheWorker: one rank's hands. Takes commands, moves bytes, reports page by page.
+
+Knows its pools, its copies, its lanes of I/O threads and the attached store. Decides nothing:
+which pages, when and why is the leader's business. It may sit in another process, so every page
+number and length in a command is checked before any byte moves.
+
+    Backup, Load          → copy engine   asked for news in poll()
+    Probe | Fetch | Write → a lane each   so that a probe never waits behind a queue of writes
+    Attach, Detach, Clear → StoreAdmin    in the order given
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+
+from quire.messages import (
+    AttachStore,
+    Backup,
+    Cancel,
+    ClearStore,
+    Command,
+    Completion,
+    DetachStore,
+    Fetch,
+    Load,
+    Probe,
+    Probed,
+    StoreChanged,
+    Transferred,
+    Write,
+)
+from quire.store.base import Part
+from quire.types import PAGE_KEY_BYTES, OperationId, PageStatus, num_pages
+from quire.worker.admin import StoreAdmin
+from quire.worker.attachment import PageStoreClient
+from quire.worker.config import IoLimits
+from quire.worker.copies import ComponentPools, CopyTracker, TaskKey, pages_within
+from quire.worker.io import Clock, IoTask, PageTask, ProbeTask, Reporter
+from quire.worker.lanes import Lane
+
+__all__ = ["CacheWorker", "ComponentPools"]
+
+
+class CacheWorker:
+    """submit, poll, wait_layer and close are for one thread, the step's."""
+
+    def __init__(
+        self,
+        rank: int,
+        num_ranks: int,
+        components: Mapping[str, ComponentPools],
+        *,
+        model_fingerprint: str,
+        open_store: Callable[[str], PageStoreClient],
+        limits: IoLimits | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        """Owns the pools: close() closes them."""
+        self.rank = rank
+        self.components = dict(components)
+        self._parts = {
+            name: Part(
+                component=name,
+                shard=rank,
+                num_shards=num_ranks,
+                fingerprint=pools.host.layout.fingerprint(model_fingerprint),
+                page_bytes=pools.host.layout.page_stride_bytes,
+            )
+            for name, pools in components.items()
+        }
+        self._limits = limits = limits or IoLimits()
+        self._clock = clock
+        self._counters: Counter[str] = Counter()
+        self._counters_lock = threading.Lock()
+        self._done: deque[Completion] = deque()
+        self._reporter = Reporter(rank, self._done.append, self._count_error)
+        self._copies = CopyTracker(rank)
+        self._tasks: dict[TaskKey, IoTask] = {}
+        self._num_changes = 0
+        self._probes = Lane("probe", limits.probe_threads, limits.max_queued)
+        self._fetches = Lane("fetch", limits.fetch_threads, limits.max_queued)
+        self._writes = Lane("write", limits.write_threads, limits.max_queued)
+        self._admin = StoreAdmin(open_store, self._reporter, limits.max_queued)
+        self._closed = False
+
+    @property
+    def busy(self) -> bool:
+        """Is there anything left to report?"""
+        return bool(len(self._copies) or self._tasks or self._num_changes or self._done)
+
+    def counters(self) -> dict[str, int]:
+        """How often something went other than well, by reason."""
+        with self._counters_lock:
+            return dict(self._counters)
+
+    def submit(self, commands: list[Command]) -> None:
+        """Start the commands. Never waits for a byte; never raises for what is in a command."""
+        for command in commands:
+            try:
+                self._start(command)
+            except Exception as error:  # request boundary: this one command fails
+                self._count_error(error)
+                self._refuse(command, PageStatus.FAILED)
+
+    def poll(self) -> list[Completion]:
+        """What has happened since the last call. Never waits."""
+        now = self._clock()
+        for task in self._tasks.values():
+            task.expire(now)
+        self._done.extend(self._copies.finished())
+        completions: list[Completion] = []
+        while self._done:
+            completion = self._done.popleft()
+            completions.append(completion)
+            if isinstance(completion, StoreChanged):
+                self._num_changes -= 1
+            elif isinstance(completion, Probed) or (
+                isinstance(completion, Transferred) and completion.final
+            ):
+                self._tasks.pop((completion.op, completion.component), None)
+        return completions
+
+    def wait_layer(self, op: OperationId, layer: int, component: str = "full") -> None:
+        """The model runner is about to use `layer` of what `op` loads: see Copy.wait_layer.
+
+        An operation already reported as done needs no waiting. Raises WorkerError when the copy
+        failed.
+        """
+        self._copies.wait_layer((op, component), layer)
+
+    def close(self) -> None:
+        """End everything: what is queued is reported as cancelled, what runs is finished."""
+        if self._closed:
+            return
+        self._closed = True
+        timeout_s = self._limits.close_timeout_s
+        ended = [lane.close(timeout_s) for lane in (self._probes, self._fetches, self._writes)]
+        ended.append(self._admin.close(timeout_s))
+        for pools in self.components.values():
+            pools.engine.close()
+            # A thread stuck in a store may still write into host pages: leave them pinned.
+            if all(ended):
+                pools.host.close()
+
+    # ---- starting -------------------------------------------------------------------------------
+
+    def _start(self, command: Command) -> None:
+        if isinstance(command, Cancel):
+            self._cancel(command.op)
+        elif isinstance(command, AttachStore | DetachStore | ClearStore):
+            self._num_changes += 1
+            self._admin.start(command)
+        elif self._under_way((command.op, command.component)):
+            # The same operation twice: the first one's final report is the only one.
+            self._count("duplicate_command")
+        elif command.component not in self.components:
+            self._malformed(command)
+        elif isinstance(command, Backup | Load):
+            self._start_copy(command)
+        elif isinstance(command, Probe):
+            self._start_probe(command)
+        else:
+            self._start_pages(command)
+
+    def _start_copy(self, command: Backup | Load) -> None:
+        if not command.host and not command.device:
+            self._refuse(command, PageStatus.OK)  # no page, no status: only the final report
+        elif not self._copies.start(command, self.components[command.component]):
+            self._malformed(command)
+
+    def _start_pages(self, command: Write | Fetch) -> None:
+        host = self.components[command.component].host
+        if not pages_within(command.host, host.num_pages) or (
+            len(command.keys) != num_pages(command.host) * PAGE_KEY_BYTES
+        ):
+            self._malformed(command)
+            return
+        is_fetch = isinstance(command, Fetch)
+        lease = self._admin.borrow() if command.host else None
+        if lease is None:
+            self._refuse(command, PageStatus.MISS if is_fetch else PageStatus.REJECTED)
+            return
+        task = PageTask(
+            command,
+            part=self._parts[command.component],
+            host=host,
+            batch_pages=self._limits.batch_pages,
+            lease=lease,
+            deadline=self._deadline(command.timeout_s),
+            clock=self._clock,
+            reporter=self._reporter,
+        )
+        self._enqueue(self._fetches if is_fetch else self._writes, command, task)
+
+    def _start_probe(self, command: Probe) -> None:
+        if any(len(query) % PAGE_KEY_BYTES for query in command.queries):
+            self._malformed(command)
+            return
+        lease = self._admin.borrow() if any(command.queries) else None
+        if lease is None:
+            self._refuse(command, PageStatus.MISS)
+            return
+        task = ProbeTask(
+            command,
+            part=self._parts[command.component],
+            lease=lease,
+            deadline=self._deadline(command.timeout_s),
+            clock=self._clock,
+            reporter=self._reporter,
+        )
+        self._enqueue(self._probes, command, task)
+
+    def _enqueue(self, lane: Lane, command: Write | Fetch | Probe, task: IoTask) -> None:
+        self._tasks[command.op, command.component] = task
+        if not lane.submit(task):
+            self._count("queue_full")
+            task.reject()
+
+    def _cancel(self, op: OperationId) -> None:
+        # Copies are left to finish: they take milliseconds, and on a stream nothing can stop them.
+        for (task_op, _), task in self._tasks.items():
+            if task_op == op:
+                task.cancel()
+
+    def _under_way(self, key: TaskKey) -> bool:
+        return key in self._tasks or key in self._copies
+
+    # ---- refusing and counting ------------------------------------------------------------------
+
+    def _malformed(self, command: Backup | Load | Write | Fetch | Probe) -> None:
+        self._count("malformed_command")
+        self._refuse(command, PageStatus.FAILED)
+
+    def _refuse(self, command: Command, status: PageStatus) -> None:
+        """The one, final report of a command that was not started."""
+        match command:
+            case Backup() | Load() | Write() | Fetch():
+                statuses = bytes([status]) * num_pages(command.host)
+                self._done.append(
+                    Transferred(command.op, self.rank, command.component, 0, statuses, final=True)
+                )
+            case Probe():
+                hits = [0] * len(command.queries)
+                self._done.append(Probed(command.op, self.rank, command.component, hits))
+            case _:
+                pass
+
+    def _deadline(self, timeout_s: float) -> float:
+        # NaN compares false with everything and would never expire.
+        return self._clock() + (0.0 if math.isnan(timeout_s) else timeout_s)
+
+    def _count_error(self, error: Exception) -> None:
+        self._count(f"error:{type(error).__name__}")
+
+    def _count(self, reason: str) -> None:
+        with self._counters_lock:
+            self._counters[reason] += 1

@@ -1,0 +1,129 @@
+"""Helpers for store tests: parts, keys and pages by intent."""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.store.base import HEADER_BYTES, Part, Store
+from quire.store.client import PageStore
+from quire.store.file import FileStore
+from quire.types import PageKey, PageStatus
+
+PAGE_BYTES = 2 * HEADER_BYTES
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def soon() -> float:
+    return time.monotonic() + 60
+
+
+class Pages:
+    """Content derived from the key's number, so that a wrong page is seen as wrong."""
+
+    part = Part("full", 0, 1, b"f" * 32, PAGE_BYTES)
+    object_bytes = PAGE_BYTES + HEADER_BYTES
+
+    def key(self, n: int) -> PageKey:
+        return PageKey(n.to_bytes(4, "little") * 8)
+
+    def keys(self, *numbers: int) -> list[PageKey]:
+        return [self.key(n) for n in numbers]
+
+    def put(self, store: PageStore, *numbers: int, deadline: float = 0) -> list[PageStatus]:
+        sources = [self.full(n) for n in numbers]
+        return store.put(self.part, self.keys(*numbers), sources, deadline=deadline or soon())
+
+    def get(
+        self, store: PageStore, *numbers: int, deadline: float = 0, **options: Any
+    ) -> list[PageStatus]:
+        """Statuses; also proves that whatever is OK is right."""
+        into = [self.empty() for _ in numbers]
+        statuses = store.get(
+            self.part, self.keys(*numbers), into, deadline=deadline or soon(), **options
+        )
+        for n, status, page in zip(numbers, statuses, into, strict=True):
+            assert status is not PageStatus.OK or page == self.full(n)
+        return statuses
+
+    def full(self, n: int) -> memoryview:
+        view = self.empty()
+        view[:] = n.to_bytes(4, "big") * (PAGE_BYTES // 4)
+        return view
+
+    def empty(self) -> memoryview:
+        return memoryview(mmap.mmap(-1, PAGE_BYTES))
+
+
+@pytest.fixture
+def pages() -> Pages:
+    return Pages()
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def deadline() -> float:
+    return time.monotonic() + 60
+
+
+@pytest.fixture
+def client() -> Iterator[Callable[..., PageStore]]:
+    """Makes PageStores and closes them."""
+    made: list[PageStore] = []
+
+    def make(store: Store, **options: Any) -> PageStore:
+        made.append(PageStore(store, **{"clock": time.monotonic, **options}))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+class FileStores:
+    """Makes FileStores on one directory, already scanned."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.made: list[FileStore] = []
+
+    def __call__(self, **options: Any) -> FileStore:
+        self.made.append(FileStore(self.root, **{"reserve_bytes": 0, **options}))
+        assert self.made[-1].wait_scanned(30)
+        return self.made[-1]
+
+    def object_files(self) -> list[Path]:
+        return sorted(path for path in (self.root / "objects").rglob("*") if path.is_file())
+
+    def quarantined_files(self) -> list[Path]:
+        return list((self.root / "quarantine").iterdir())
+
+    def damage(self, key: PageKey, offset: int) -> None:
+        (path,) = (self.root / "objects").rglob(f"{key.hex()}*")
+        data = bytearray(path.read_bytes())
+        data[offset] ^= 1
+        path.write_bytes(data)
+
+
+@pytest.fixture
+def file_store(tmp_path: Path) -> Iterator[FileStores]:
+    stores = FileStores(tmp_path / "store")
+    yield stores
+    for store in stores.made:
+        store.close()

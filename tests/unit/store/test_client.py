@@ -1,0 +1,274 @@
+"""PageStore on small stores that behave as each test needs."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from quire.store import Breaker, BreakerState, Mismatch
+from quire.store.faulty import Faults, FaultyStore
+from quire.store.memory import MemoryStore
+from quire.types import PageStatus
+
+OK, MISS, CORRUPT, FAILED, TIMEOUT, CANCELLED, REJECTED = PageStatus
+
+
+def test_pages_come_back_in_place(client, pages, deadline):
+    store = client(MemoryStore())
+    numbers = range(40)
+    assert pages.put(store, *numbers, deadline=deadline) == [OK] * 40
+    assert pages.get(store, *numbers, 99, deadline=deadline) == [OK] * 40 + [MISS]
+    stats = store.stats()
+    assert stats.read == {OK: 40, MISS: 1}
+    assert stats.read_bytes == stats.written_bytes == 40 * pages.part.page_bytes
+
+
+def test_no_threads_is_enough(client, pages, deadline):
+    store = client(MemoryStore(), read_threads=0, write_threads=0)
+    assert pages.put(store, *range(9), deadline=deadline) == [OK] * 9
+    assert pages.get(store, *range(9), deadline=deadline) == [OK] * 9
+
+
+def test_empty_batches_are_fine(client, pages, deadline):
+    store = client(MemoryStore())
+    assert pages.put(store, deadline=deadline) == []
+    assert pages.get(store, deadline=deadline) == []
+    assert store.contains_prefix(pages.part, [[], []], deadline=deadline) == [0, 0]
+
+
+def test_known_pages_are_skipped(client, pages, deadline):
+    store = client(MemoryStore())
+    pages.put(store, 1, 2, deadline=deadline)
+    assert pages.put(store, 1, 2, 3, deadline=deadline) == [OK, OK, OK]
+    assert store.stats().skipped_pages == 2
+
+
+def test_probe_counts_leading_pages_per_query_c16(client, pages, deadline):
+    """A page lost in the middle yields the prefix before it."""
+    store = client(MemoryStore())
+    pages.put(store, 1, 2, 4, deadline=deadline)
+    queries = [pages.keys(1, 2, 3, 4), pages.keys(4), pages.keys(9, 1)]
+    assert store.contains_prefix(pages.part, queries, deadline=deadline) == [2, 1, 0]
+
+
+def test_wrong_page_length_is_an_error_of_the_caller(client, pages, deadline):
+    with pytest.raises(ValueError, match="one page of"):
+        client(MemoryStore()).get(
+            pages.part, pages.keys(1), [pages.empty()[:4096]], deadline=deadline
+        )
+
+
+def test_stop_at_miss_leaves_the_rest(client, pages, deadline):
+    store = client(MemoryStore(), read_threads=0)
+    pages.put(store, 1, 3, 4, 5, deadline=deadline)
+    statuses = pages.get(store, 1, 2, 3, 4, 5, deadline=deadline, stop_at_miss=True)
+    assert statuses[:2] == [OK, MISS]
+    assert statuses[-1] is CANCELLED
+
+
+def test_cancelled_call_moves_nothing(client, pages, deadline):
+    store = client(MemoryStore())
+    pages.put(store, 1, deadline=deadline)
+    assert pages.get(store, 1, deadline=deadline, cancelled=lambda: True) == [CANCELLED]
+
+
+def test_passed_deadline_is_a_timeout_that_does_not_blame_the_store_c17(client, pages, clock):
+    store = client(MemoryStore(), clock=clock, breaker=Breaker(clock, max_failures=1))
+    assert pages.get(store, 1, 2, deadline=clock.now) == [TIMEOUT, TIMEOUT]
+    assert store.stats().breaker is BreakerState.CLOSED
+
+
+# ---- faults: each ends as a miss with a counted reason, and later requests work --------------
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("fault", ["drop", "truncate", "corrupt", "raise_", "delay"])
+def test_every_fault_ends_as_a_counted_miss_c17(client, pages, deadline, fault, seed):
+    faulty = FaultyStore(
+        MemoryStore(), Faults(**{fault: 0.3, "delay_s": 0.0}), seed=seed, sleep=lambda s: None
+    )
+    store = client(faulty, breaker=Breaker(lambda: 0.0, max_failures=1000))
+    numbers = range(60)
+    pages.put(store, *numbers, deadline=deadline)
+    statuses = pages.get(store, *numbers, deadline=deadline)
+    stats = store.stats()
+    reasons = sum(stats.mismatches.values()) + sum(stats.errors.values())
+    lost = sum(status is not OK for status in statuses)
+    expected = {"drop": {OK, MISS}, "raise_": {OK, MISS, FAILED}, "delay": {OK}}
+    assert set(statuses) == expected.get(fault, {OK, CORRUPT})
+    assert stats.read == {status: statuses.count(status) for status in set(statuses)}
+    assert (reasons > 0) == (fault not in ("drop", "delay"))
+
+    faulty.faults = Faults()
+    assert pages.put(store, *numbers, deadline=deadline) == [OK] * 60
+    assert pages.get(store, *numbers, deadline=deadline).count(OK) >= 60 - lost
+    pages.put(store, *numbers, deadline=deadline)
+    assert pages.get(store, *numbers, deadline=deadline) == [OK] * 60
+
+
+def test_nth_call_fails_and_everything_finishes_c17(client, pages, deadline):
+    """The fault loop of one store: n goes up until no call is left to fail."""
+    for n in range(1, 100):
+        faulty = FaultyStore(MemoryStore(), Faults(fail_nth=n))
+        store = client(faulty, read_threads=0, write_threads=0)
+        first = pages.put(store, *range(6), deadline=deadline)
+        store.contains_prefix(pages.part, [pages.keys(*range(6))], deadline=deadline)
+        second = pages.get(store, *range(6), deadline=deadline)
+        assert {*first, *second} <= {OK, MISS, FAILED}
+        assert pages.put(store, *range(6), deadline=deadline)
+        if faulty.num_calls < n:
+            break
+        assert sum(store.stats().errors.values()) == 1
+        assert pages.put(store, *range(6), deadline=deadline) == [OK] * 6
+        assert pages.get(store, *range(6), deadline=deadline) == [OK] * 6
+    else:
+        pytest.fail("the loop never ran out of calls")
+
+
+def test_corrupt_page_is_quarantined_and_can_be_written_again_c17(client, pages, deadline):
+    faulty = FaultyStore(MemoryStore(), Faults(truncate=1.0))
+    store = client(faulty)
+    pages.put(store, 1, deadline=deadline)
+    assert pages.get(store, 1, deadline=deadline) == [CORRUPT]
+    assert store.stats().mismatches == {Mismatch.LENGTH: 1}
+    assert pages.get(store, 1, deadline=deadline) == [MISS]
+    faulty.faults = Faults()
+    pages.put(store, 1, deadline=deadline)
+    assert pages.get(store, 1, deadline=deadline) == [OK]
+
+
+def test_page_of_another_model_is_a_miss_and_stays_c17(client, pages, deadline):
+    store = client(MemoryStore())
+    other = type(pages)()
+    other.part = type(pages.part)("full", 0, 1, b"g" * 32, pages.part.page_bytes)
+    other.put(store, 1, deadline=deadline)
+    assert pages.get(store, 1, deadline=deadline) == [MISS]
+    assert store.stats().mismatches == {Mismatch.FINGERPRINT: 1}
+    assert other.get(store, 1, deadline=deadline) == [OK]
+
+
+class BrokenStore(MemoryStore):
+    """Answers nonsense."""
+
+    def get(self, names, into, *, deadline):
+        return []
+
+    def contains(self, names, *, deadline):
+        return [True]
+
+    def stats(self):
+        raise OSError("no statistics")
+
+
+def test_store_that_answers_nonsense_is_a_failure_c17(client, pages, deadline):
+    store = client(BrokenStore())
+    assert pages.get(store, 1, 2, 3, deadline=deadline) == [FAILED] * 3
+    query = [pages.keys(1, 2, 3)]
+    assert store.contains_prefix(pages.part, query, deadline=deadline) == [0]
+    assert store.stats().errors == {"OSError": 1}
+
+
+def test_breaker_opens_declines_and_recovers_c17(client, pages, clock):
+    faulty = FaultyStore(MemoryStore(), Faults(raise_=1.0))
+    breaker = Breaker(clock, max_failures=2, cooldown_s=5)
+    store = client(faulty, clock=clock, breaker=breaker)
+    deadline = clock.now + 1000
+    for _ in range(2):
+        assert pages.get(store, 1, deadline=deadline) == [FAILED]
+    calls = faulty.num_calls
+    assert pages.get(store, 1, deadline=deadline) == [REJECTED]
+    assert pages.put(store, 1, deadline=deadline) == [REJECTED]
+    assert store.contains_prefix(pages.part, [pages.keys(1)], deadline=deadline) == [0]
+    assert faulty.num_calls == calls
+    assert store.stats().declined == {"breaker_open": 3}
+    faulty.faults = Faults()
+    clock.now += 5
+    assert pages.put(store, 1, deadline=deadline) == [OK]
+    assert pages.get(store, 1, deadline=deadline) == [OK]
+    assert store.stats().breaker is BreakerState.CLOSED
+
+
+class SlowStore(MemoryStore):
+    """Takes its caller past the deadline."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self.clock = clock
+
+    def get(self, names, into, *, deadline):
+        self.clock.now = deadline + 1
+        return [TIMEOUT] * len(names)
+
+
+def test_slow_store_trips_the_breaker_c17(client, pages, clock):
+    store = client(SlowStore(clock), clock=clock, breaker=Breaker(clock, max_failures=2))
+    for _ in range(2):
+        assert pages.get(store, 1, deadline=clock.now + 1) == [TIMEOUT]
+    assert pages.get(store, 1, deadline=clock.now + 1) == [REJECTED]
+
+
+class StuckStore(MemoryStore):
+    """Hangs in get and contains until released."""
+
+    def __init__(self):
+        super().__init__()
+        self.entered = threading.Event()
+        self.release = threading.Event()
+
+    def get(self, names, into, *, deadline):
+        self.entered.set()
+        assert self.release.wait(30)
+        return super().get(names, into, deadline=deadline)
+
+    def contains(self, names, *, deadline):
+        assert self.release.wait(30)
+        return super().contains(names, deadline=deadline)
+
+
+def test_stuck_call_makes_others_be_declined_at_once_c17(client, pages, clock):
+    stuck = StuckStore()
+    store = client(stuck, clock=clock)
+    caller = threading.Thread(target=lambda: pages.get(store, 1, deadline=clock.now + 1))
+    caller.start()
+    assert stuck.entered.wait(30)
+    clock.now += 3
+    assert pages.get(store, 2, deadline=clock.now + 100) == [REJECTED]
+    assert store.stats().declined == {"stalled": 1}
+    stuck.release.set()
+    caller.join()
+    assert pages.get(store, 2, deadline=clock.now + 100) == [MISS]
+
+
+def test_stuck_probe_answers_at_its_deadline_c17(client, pages, clock):
+    stuck = StuckStore()
+    store = client(stuck, clock=clock)
+    hits = store.contains_prefix(pages.part, [pages.keys(1)], deadline=clock.now + 0.01)
+    assert hits == [0]
+    stuck.release.set()
+
+
+def test_closed_store_declines_c18(client, pages, deadline):
+    store = client(MemoryStore())
+    pages.put(store, 1, deadline=deadline)
+    store.close()
+    assert pages.get(store, 1, deadline=deadline) == [REJECTED]
+    assert store.contains_prefix(pages.part, [pages.keys(1)], deadline=deadline) == [0]
+    store.close()
+
+
+def test_clear_under_load_only_costs_misses_c18(client, pages, deadline):
+    store = client(MemoryStore())
+    seen: set[PageStatus] = set()
+
+    def load():
+        for _ in range(20):
+            pages.put(store, *range(8), deadline=deadline)
+            seen.update(pages.get(store, *range(8), deadline=deadline))
+
+    threads = [threading.Thread(target=load) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        store.clear()
+    assert seen <= {OK, MISS}

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from quire.store.memory import MemoryStore
+from quire.types import PageStatus
+
+OK, MISS, REJECTED = PageStatus.OK, PageStatus.MISS, PageStatus.REJECTED
+
+
+@pytest.fixture
+def room_for_three(pages):
+    return MemoryStore(3 * pages.object_bytes)
+
+
+def present(store, pages, deadline, *numbers):
+    queries = [[key] for key in pages.keys(*numbers)]
+    return store.contains_prefix(pages.part, queries, deadline=deadline)
+
+
+def test_least_recently_used_goes_first(client, pages, deadline, room_for_three):
+    store = client(room_for_three, read_threads=0, write_threads=0)
+    pages.put(store, 1, 2, 3, deadline=deadline)
+    store.get(pages.part, pages.keys(1), [pages.empty()], deadline=deadline)
+    pages.put(store, 4, deadline=deadline)
+    assert present(store, pages, deadline, 1, 2, 3, 4) == [1, 0, 1, 1]
+    assert store.stats().store.evicted_objects == 1
+
+
+def test_budget_is_kept(client, pages, deadline, room_for_three):
+    store = client(room_for_three)
+    assert pages.put(store, *range(20), deadline=deadline) == [OK] * 20
+    assert store.stats().store.used_bytes == 3 * pages.object_bytes
+
+
+def test_page_larger_than_the_store_is_rejected(client, pages, deadline):
+    assert pages.put(client(MemoryStore(100)), 1, deadline=deadline) == [REJECTED]
+
+
+def test_clear_empties(client, pages, deadline, room_for_three):
+    store = client(room_for_three)
+    pages.put(store, 1, 2, deadline=deadline)
+    assert [item.size_bytes for item in room_for_three.scan()] == [pages.object_bytes] * 2
+    assert store.clear() == 2
+    assert list(room_for_three.scan()) == []
+    assert room_for_three.stats().used_bytes == 0

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import pytest
+
+from quire.errors import ConfigError, StoreError, StoreURLError
+from quire.store import open_store
+from quire.store.file import FileStore
+from quire.store.memory import MemoryStore
+from quire.store.url import parse_url
+from quire.units import format_bytes, parse_size
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("20GiB", 20 << 30), ("1.5 MiB", 3 << 19), ("4096", 4096), ("2g", 2 << 30), ("1kB", 1000)],
+)
+def test_sizes_are_parsed(text, expected):
+    assert parse_size(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "20 gigs", "-1GiB", "1e9"])
+def test_wrong_size_is_one_sentence_with_an_example(text):
+    with pytest.raises(ConfigError, match="such as 20GiB"):
+        parse_size(text)
+
+
+def test_bytes_are_formatted():
+    assert [format_bytes(n) for n in (17, 360 << 10, 3 << 19, 5 << 40)] == [
+        "17 B",
+        "360 KiB",
+        "1.5 MiB",
+        "5.0 TiB",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("/var/cache", "not a store URL: write scheme://"),
+        ("flie:///tmp/x", "known schemes are .*file.*memory"),
+        ("file://tmp/x", "three slashes"),
+        ("file:///tmp/x?maxx=1GiB", "unknown option 'maxx'.*valid options are max, reserve"),
+        ("file:///tmp/x?max=lots", "option 'max'.*such as 20GiB"),
+        ("file:///tmp/x?max=0", "'max'.*above 0"),
+        ("file:///tmp/x?max", r"\?name=value"),
+        ("file:///tmp/x?max=1GiB&max=2GiB", "each option once"),
+        ("file:///tmp/x#y", "%23"),
+        ("memory://?max=0", "'max'.*above 0"),
+        ("memory://name/path", "memory://name"),
+        ("faulty:///tmp/x", r"faulty\+SCHEME"),
+        ("faulty+memory://?drop=2", "'drop'.*from 0 to 1"),
+        ("faulty+memory://?seed=x", "'seed'.*whole number"),
+        ("faulty+memory://?dorp=0.1", "unknown option 'dorp'"),
+    ],
+)
+def test_wrong_url_is_one_sentence_with_the_fix(url, message):
+    with pytest.raises(StoreURLError, match=message) as caught:
+        open_store(url)
+    assert "\n" not in str(caught.value)
+
+
+def test_wrapper_takes_its_options_and_passes_on_the_rest():
+    store = open_store("faulty+memory://?seed=7&corrupt=0.5&max=1MiB")
+    assert store.stats().capacity_bytes == 1 << 20
+
+
+def test_file_url_opens_a_file_store(tmp_path):
+    store = open_store(f"file://{tmp_path}/my%20store?max=1GiB")
+    assert isinstance(store, FileStore)
+    assert (tmp_path / "my store").is_dir()
+    assert store.stats().capacity_bytes == 1 << 30
+    store.close()
+
+
+def test_nothing_is_created_when_the_store_must_exist(tmp_path):
+    with pytest.raises(StoreError, match="there is no store at"):
+        open_store(f"file://{tmp_path}/store", must_exist=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_percent_and_host_are_kept_apart():
+    url = parse_url("memory://shared?max=1GiB")
+    assert (url.host, url.path, url.options) == ("shared", "", {"max": "1GiB"})
+
+
+def test_named_memory_is_shared_and_private_memory_is_not():
+    one = open_store("memory://test-named-sharing?max=1MiB")
+    assert open_store("memory://test-named-sharing") is one
+    assert isinstance(one, MemoryStore)
+    assert open_store("memory://") is not open_store("memory://")
+
+
+def test_named_memory_of_contradicting_sizes_is_refused():
+    open_store("memory://test-named-conflict?max=1MiB")
+    with pytest.raises(StoreURLError, match="give the same"):
+        open_store("memory://test-named-conflict?max=2MiB")

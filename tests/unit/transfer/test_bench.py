@@ -1,0 +1,69 @@
+"""The transfer bench tells a right copy from a wrong one."""
+
+import threading
+
+from quire.bench.transfer import run
+from quire.transfer import cpu as cpu_module
+
+
+def tiny_run():
+    seen = []
+    result = run(
+        "cpu",
+        ["smollm2-135m"],
+        [16],
+        pages=2,
+        repeats=1,
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    return result
+
+
+def test_every_case_is_measured_beside_the_plain_copy():
+    result = tiny_run()
+    assert result["ok"]
+    assert {(case["inner"], case["direction"]) for case in result["cases"]} == {
+        (inner, direction) for inner in ("nhd", "hnd") for direction in ("load", "backup")
+    }
+    assert all(case["gb_per_s"] > 0 and case["plain_gb_per_s"] > 0 for case in result["cases"])
+
+
+def test_a_copy_to_the_wrong_page_is_noticed(monkeypatch):
+    real = cpu_module.copy_rows
+
+    def wrong(source, from_index, target, to_index, staging):
+        real(source, from_index, target, to_index.flip(0), staging)
+
+    monkeypatch.setattr(cpu_module, "copy_rows", wrong)
+    result = tiny_run()
+    assert not result["ok"]
+    assert not any(case["correct"] for case in result["cases"])
+
+
+def test_a_layer_announced_too_early_is_noticed(monkeypatch):
+    """All bytes arrive, but only after the layers have been reported and looked at."""
+    late = []
+    looked = threading.Semaphore(0)
+    copy_rows, finish, wait = (
+        cpu_module.copy_rows,
+        cpu_module.CpuCopy.finish,
+        cpu_module.CpuCopy.wait,
+    )
+
+    def finish_late(copy, seconds, error=""):
+        assert looked.acquire(timeout=10)
+        while late:
+            copy_rows(*late.pop())
+        finish(copy, seconds, error)
+
+    def look_then_wait(copy):
+        looked.release()
+        wait(copy)
+
+    monkeypatch.setattr(cpu_module, "copy_rows", lambda *args: late.append(args))
+    monkeypatch.setattr(cpu_module.CpuCopy, "finish", finish_late)
+    monkeypatch.setattr(cpu_module.CpuCopy, "wait", look_then_wait)
+    loads = [case for case in tiny_run()["cases"] if case["direction"] == "load"]
+    assert all(case["correct"] for case in loads)
+    assert not any(case["layers_in_order"] for case in loads)

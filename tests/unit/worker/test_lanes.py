@@ -1,0 +1,87 @@
+"""Lane: bounded, fair between long and short tasks, and it ends."""
+
+import threading
+
+from quire.worker.lanes import Lane
+
+
+class Steps:
+    """A task of `count` steps that writes down what happens to it."""
+
+    def __init__(self, name, count, log, gate=None):
+        self.name, self.left, self.log, self.gate = name, count, log, gate
+        self.entered = threading.Event()
+        self.ended = threading.Event()
+
+    def step(self):
+        self.entered.set()
+        if self.gate is not None:
+            assert self.gate.wait(10)
+        self.left -= 1
+        self.log.append(self.name)
+        if self.left == 0:
+            self.ended.set()
+        return self.left > 0
+
+    def fail(self, error):
+        self.log.append(f"{self.name}: {error}")
+        self.ended.set()
+
+    def abandon(self):
+        self.log.append(f"{self.name} abandoned")
+        self.ended.set()
+
+
+def test_tasks_take_turns():
+    log, gate = [], threading.Event()
+    lane = Lane("test", 1, 10)
+    tasks = [Steps("long", 3, log, gate), Steps("short", 1, log)]
+    for task in tasks:
+        assert lane.submit(task)
+    gate.set()
+    assert all(task.ended.wait(10) for task in tasks)
+    assert log == ["long", "short", "long", "long"]
+    assert lane.close(10)
+
+
+def test_a_raising_task_fails_alone():
+    class Broken(Steps):
+        def step(self):
+            raise ValueError("broken")
+
+    log = []
+    lane = Lane("test", 1, 10)
+    tasks = [Broken("a", 1, log), Steps("b", 1, log)]
+    for task in tasks:
+        lane.submit(task)
+    assert all(task.ended.wait(10) for task in tasks)
+    assert log == ["a: broken", "b"]
+    lane.close(10)
+
+
+def test_a_full_lane_takes_no_more_unless_forced():
+    log, gate = [], threading.Event()
+    lane = Lane("test", 1, 1)
+    running = Steps("running", 1, log, gate)
+    lane.submit(running)
+    assert running.entered.wait(10)
+    assert lane.submit(Steps("queued", 1, log))
+    assert not lane.submit(Steps("refused", 1, log))
+    assert lane.submit(Steps("forced", 1, log), force=True)
+    gate.set()
+    assert lane.close(10, drain=True)
+    assert log == ["running", "queued", "forced"]
+    assert not lane.submit(Steps("late", 1, log), force=True)
+
+
+def test_closing_abandons_what_is_queued_and_what_is_not_finished():
+    log, gate = [], threading.Event()
+    lane = Lane("test", 1, 10)
+    running = Steps("running", 2, log, gate)
+    lane.submit(running)
+    lane.submit(Steps("queued", 1, log))
+    assert running.entered.wait(10)
+    assert not lane.close(0.01)  # still inside a step
+    gate.set()
+    assert lane.close(10)
+    assert log == ["queued abandoned", "running", "running abandoned"]

@@ -1,0 +1,408 @@
+"""CacheWorker: every command ends once, page by page, whatever is in it and whatever happens."""
+
+import math
+import threading
+
+import pytest
+import torch
+
+from quire.errors import StoreURLError, WorkerError
+from quire.messages import (
+    AttachStore,
+    Backup,
+    Cancel,
+    ClearStore,
+    DetachStore,
+    Fetch,
+    Load,
+    Probe,
+    StoreChanged,
+    Transferred,
+    Write,
+)
+from quire.transfer import CopyState
+from quire.transfer import cpu as cpu_module
+from quire.types import NO_PAGES, PageIds, PageStatus, page_ids
+from quire.worker.config import IoLimits
+from unit.worker.fakes import (
+    LAYOUT,
+    FakeStore,
+    HandClock,
+    collect,
+    content,
+    finals,
+    keys,
+    make_worker,
+    run,
+    statuses,
+)
+
+OK, MISS, FAILED = PageStatus.OK, PageStatus.MISS, PageStatus.FAILED
+TIMEOUT, CANCELLED, REJECTED = PageStatus.TIMEOUT, PageStatus.CANCELLED, PageStatus.REJECTED
+
+
+class Rig:
+    """A worker, and the stores it opened, by URL."""
+
+    def __init__(self, **options):
+        self.stores = {}
+        self.next_store = FakeStore()
+        self.worker = make_worker(open_store=self.open_store, **options)
+
+    def open_store(self, url):
+        if url.startswith("bad"):
+            raise StoreURLError(f"{url} is no store: use file:// or memory://")
+        if url.startswith("odd"):
+            raise OSError("disk on fire")
+        self.stores[url] = self.next_store
+        self.next_store = FakeStore()
+        return self.stores[url]
+
+    def attach(self, url="fake://a", *, held=()):
+        self.next_store = FakeStore(held)
+        assert run(self.worker, AttachStore(1, url)) == [StoreChanged(1, 0)]
+        return self.stores[url]
+
+
+@pytest.fixture
+def rig():
+    rig = Rig()
+    yield rig
+    for store in rig.stores.values():
+        for gate in store.gates.values():
+            gate.set()
+    rig.worker.close()
+
+
+def fetch(op, page_keys, pages=None, timeout_s=60.0):
+    pages = range(len(page_keys)) if pages is None else pages
+    return Fetch(op, "full", b"".join(page_keys), page_ids(pages), timeout_s)
+
+
+def write(op, page_keys, timeout_s=60.0):
+    return Write(op, "full", page_ids(range(len(page_keys))), b"".join(page_keys), timeout_s)
+
+
+# ---- copies -------------------------------------------------------------------------------------
+
+
+def test_backup_then_load_moves_the_bytes_and_reports_once(rig):
+    pools = rig.worker.components["full"]
+    pools.device.k(2)[3] = 5.0
+    done = run(rig.worker, Backup(1, "full", page_ids([3]), page_ids([60])))
+    assert statuses(done, 1) == [OK]
+    assert done[0].seconds > 0
+    assert (pools.host.pages()[60, 2, 0] == 5.0).all()
+    done = run(rig.worker, Load(2, "full", page_ids([60]), page_ids([9])))
+    assert statuses(done, 2) == [OK]
+    assert torch.equal(pools.device.k(2)[9], pools.device.k(2)[3])
+    assert not rig.worker.busy
+
+
+def test_a_copy_is_reported_only_when_the_last_byte_has_landed_c9(rig, monkeypatch):
+    landed = threading.Event()
+    real = cpu_module.copy_rows
+
+    def held(*args):
+        assert landed.wait(10)
+        real(*args)
+
+    monkeypatch.setattr(cpu_module, "copy_rows", held)
+    rig.worker.submit([Backup(1, "full", page_ids([3]), page_ids([60])), Cancel(1)])
+    assert rig.worker.poll() == []
+    assert rig.worker.busy
+    landed.set()
+    done = collect(rig.worker, lambda done: finals(done) == [1])
+    assert statuses(done, 1) == [OK]
+
+
+def test_wait_layer_while_running_after_the_end_and_after_a_failure_c11(rig, monkeypatch):
+    rig.worker.submit([Load(1, "full", page_ids([0]), page_ids([0]))])
+    for layer in range(LAYOUT.num_layers):
+        rig.worker.wait_layer(1, layer)
+    collect(rig.worker, lambda done: finals(done) == [1])
+    rig.worker.wait_layer(1, 2)
+
+    class Broken:
+        state, error, seconds = CopyState.FAILED, "cable cut", 0.0
+
+    pools = rig.worker.components["full"]
+    monkeypatch.setattr(pools.engine, "load", lambda *_: Broken())
+    assert statuses(run(rig.worker, Load(2, "full", page_ids([0]), page_ids([0]))), 2) == [FAILED]
+    with pytest.raises(WorkerError, match="cable cut"):
+        rig.worker.wait_layer(2, 0)
+
+
+# ---- commands that make no sense ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        Load(7, "full", page_ids([64, 0]), page_ids([0, 1])),
+        Load(7, "full", page_ids([0, 1]), page_ids([0, 16])),
+        Backup(7, "full", page_ids([-1, 0]), page_ids([0, 1])),
+        Backup(7, "full", page_ids([0]), page_ids([0, 1])),
+        Load(7, "other", page_ids([0, 1]), page_ids([0, 1])),
+        Load(7, "full", PageIds(b"123456789"), PageIds(b"123456789")),
+        Fetch(7, "full", b"".join(keys(2)), page_ids([0, 64]), 1.0),
+        Fetch(7, "full", b"".join(keys(1)), page_ids([0, 1]), 1.0),
+        Write(7, "full", page_ids([0, 2**31 - 1]), b"".join(keys(2)), 1.0),
+        Write(7, "draft", page_ids([0, 1]), b"".join(keys(2)), 1.0),
+    ],
+)
+def test_nonsense_is_failed_page_by_page_and_nothing_else_happens(rig, command):
+    store = rig.attach()
+    done = run(rig.worker, command)
+    assert statuses(done, 7) == [FAILED, FAILED]
+    assert store.calls == []
+    assert rig.worker.counters()["malformed_command"] == 1
+
+
+def test_a_probe_with_half_a_key_hits_nothing(rig):
+    rig.attach().stock(keys(1))
+    done = run(rig.worker, Probe(7, "full", [keys(1)[0], b"half"], 1.0))
+    assert done[0].hits == [0, 0]
+
+
+def test_commands_without_pages_end_at_once(rig):
+    rig.attach()
+    done = run(
+        rig.worker,
+        Load(1, "full", NO_PAGES, NO_PAGES),
+        fetch(2, []),
+        write(3, []),
+        Probe(4, "full", [], 1.0),
+    )
+    assert [statuses(done, op) for op in (1, 2, 3)] == [[], [], []]
+
+
+def test_the_same_operation_twice_is_reported_once(rig):
+    store = rig.attach(held=["get"])
+    rig.worker.submit([fetch(1, keys(2)), fetch(1, keys(2))])
+    store.gates["get"].set()
+    done = collect(rig.worker, lambda _: not rig.worker.busy)
+    assert finals(done) == [1]
+    assert rig.worker.counters() == {"duplicate_command": 1}
+
+
+# ---- fetch, write, probe ------------------------------------------------------------------------
+
+
+def test_without_a_store_nothing_is_found_and_nothing_is_kept(rig):
+    done = run(rig.worker, fetch(1, keys(2)), write(2, keys(2)), Probe(3, "full", keys(2), 1.0))
+    assert statuses(done, 1) == [MISS, MISS]
+    assert statuses(done, 2) == [REJECTED, REJECTED]
+    assert done[-1].hits == [0, 0]
+
+
+def test_what_was_written_is_probed_and_fetched_in_batches_in_order(rig):
+    store = rig.attach()
+    pools = rig.worker.components["full"]
+    ten = keys(10)
+    for page, key in enumerate(ten):
+        pools.host.page_view(page)[:] = content(key)
+    done = run(rig.worker, write(1, ten))
+    assert statuses(done, 1) == [OK] * 10
+    assert [len(c.statuses) for c in done] == [4, 4, 2]
+
+    probed = run(rig.worker, Probe(2, "full", [b"".join(ten), b"", keys(1, "x")[0]], 5.0))
+    assert probed[0].hits == [10, 0, 0]
+    assert [name for name, _ in store.calls].count("contains") == 1
+
+    done = run(rig.worker, fetch(3, ten, pages=range(20, 30)))
+    assert statuses(done, 3) == [OK] * 10
+    assert bytes(pools.host.page_view(29)) == content(ten[9])
+
+
+def test_a_fetch_stops_at_the_first_missing_page(rig):
+    store = rig.attach()
+    ten = keys(10)
+    store.stock(ten[:5] + ten[6:])
+    done = run(rig.worker, fetch(1, ten))
+    assert statuses(done, 1) == [OK, OK, OK, OK, OK, MISS, OK, OK, MISS, MISS]
+    assert sum(name == "get" for name, _ in store.calls) == 2
+
+
+def test_a_raising_store_fails_the_pages_left_and_is_counted(rig):
+    store = rig.attach()
+    store.stock(keys(10))
+    store.fail = RuntimeError("boom")
+    commands = (fetch(1, keys(10)), write(2, keys(3)), Probe(3, "full", keys(1), 5.0))
+    done = run(rig.worker, *commands)
+    assert statuses(done, 1) == [FAILED] * 10
+    assert statuses(done, 2) == [FAILED] * 3
+    assert next(c for c in done if c.op == 3).hits == [0]
+    assert rig.worker.counters() == {"error:RuntimeError": 3}
+    store.fail = None
+    assert statuses(run(rig.worker, fetch(4, keys(2))), 4) == [OK, OK]
+
+
+def test_whichever_call_fails_everything_ends_once_and_the_store_comes_back_c17():
+    """Fault loop: the n-th call raises, n = 1, 2, 3, … until a run needs fewer calls than n."""
+    num_calls = None
+    n = 0
+    while num_calls is None or n <= num_calls:
+        n += 1
+        rig = Rig()
+        store = rig.attach()
+        store.stock(keys(10))
+        store.fail_at = n
+        done = run(
+            rig.worker,
+            Probe(2, "full", [b"".join(keys(10))], 5.0),
+            write(3, keys(6, "w")),
+            fetch(4, keys(10), pages=range(20, 30)),
+        )
+        assert sorted(finals(done)) == [2, 3, 4]
+        assert len(statuses(done, 4)) == 10
+        assert len(statuses(done, 3)) == 6
+        run(rig.worker, DetachStore(5))
+        assert store.closed.wait(10)
+        num_calls = len(store.calls)
+        rig.worker.close()
+    assert n >= 6  # one probe, two batches of writes, three of fetches
+
+
+def test_a_store_that_answers_for_too_few_pages_fails_them_all(rig, monkeypatch):
+    store = rig.attach()
+    monkeypatch.setattr(store, "get", lambda *_, **__: [OK])
+    assert statuses(run(rig.worker, fetch(1, keys(3))), 1) == [FAILED] * 3
+
+
+def test_cancel_between_batches_and_only_then_the_final_report_c9(rig):
+    store = rig.attach(held=["get"])
+    store.stock(keys(10))
+    rig.worker.submit([fetch(1, keys(10))])
+    assert store.entered.acquire(timeout=10)
+    rig.worker.submit([Cancel(1)])
+    assert rig.worker.poll() == []  # the store still holds the pages
+    store.gates["get"].set()
+    done = collect(rig.worker, lambda done: finals(done) == [1])
+    assert statuses(done, 1) == [OK] * 4 + [CANCELLED] * 6
+    assert len(store.calls) == 1
+
+
+def test_cancel_in_the_queue_ends_it_at_once(rig):
+    store = rig.attach(held=["get"])
+    rig.worker.submit([fetch(1, keys(4)), fetch(2, keys(4))])
+    assert store.entered.acquire(timeout=10)
+    rig.worker.submit([Cancel(2), Cancel(99)])
+    assert statuses(rig.worker.poll(), 2) == [CANCELLED] * 4
+
+
+@pytest.mark.parametrize("timeout_s", [5.0, 0.0, -1.0, math.nan])
+def test_past_its_deadline_the_rest_is_timed_out_even_if_no_thread_is_free(timeout_s):
+    clock = HandClock()
+    rig = Rig(clock=clock)
+    store = rig.attach(held=["get"])
+    store.stock(keys(10))
+    rig.worker.submit([fetch(1, keys(10), timeout_s=10.0)])
+    assert store.entered.acquire(timeout=10)
+    rig.worker.submit([fetch(2, keys(2), timeout_s=timeout_s)])
+    clock.now += 5.0
+    assert statuses(rig.worker.poll(), 2) == [TIMEOUT, TIMEOUT]
+    clock.now += 5.0
+    store.gates["get"].set()
+    done = collect(rig.worker, lambda done: finals(done) == [1])
+    assert statuses(done, 1) == [OK] * 4 + [TIMEOUT] * 6
+    rig.worker.close()
+
+
+def test_probes_and_fetches_do_not_wait_behind_writes(rig):
+    store = rig.attach(held=["put"])
+    store.stock(keys(4))
+    rig.worker.submit([write(op, keys(8)) for op in range(10, 40)])
+    done = run(rig.worker, Probe(1, "full", [b"".join(keys(4))], 5.0), fetch(2, keys(4)))
+    assert {c.op for c in done} == {1, 2}
+    store.gates["put"].set()
+    collect(rig.worker, lambda done: len(finals(done)) == 30)
+
+
+def test_a_long_fetch_lets_a_short_one_pass(rig):
+    store = rig.attach(held=["get"])
+    store.stock(keys(40))
+    rig.worker.submit([fetch(1, keys(40)), fetch(2, keys(2), pages=[50, 51])])
+    store.gates["get"].set()
+    done = collect(rig.worker, lambda done: len(finals(done)) == 2)
+    assert finals(done) == [2, 1]
+    assert statuses(done, 1) == [OK] * 40
+
+
+def test_a_full_queue_turns_operations_away():
+    rig = Rig(limits=IoLimits(fetch_threads=1, max_queued=1))
+    store = rig.attach(held=["get"])
+    rig.worker.submit([fetch(1, keys(2))])
+    assert store.entered.acquire(timeout=10)
+    rig.worker.submit([fetch(2, keys(2)), fetch(3, keys(2))])
+    assert statuses(rig.worker.poll(), 3) == [REJECTED, REJECTED]
+    store.gates["get"].set()
+    collect(rig.worker, lambda done: sorted(finals(done)) == [1, 2])
+    rig.worker.close()
+
+
+# ---- changing the store at run time -------------------------------------------------------------
+
+
+def test_in_flight_operations_finish_on_the_store_they_started_with_c18():
+    rig = Rig(limits=IoLimits(batch_pages=4, fetch_threads=2))
+    old = rig.attach("fake://old", held=["get"])
+    old.stock(keys(10))
+    rig.worker.submit([fetch(1, keys(10))])
+    assert old.entered.acquire(timeout=10)
+    new = rig.attach("fake://new")
+    assert statuses(run(rig.worker, fetch(2, keys(1, "n"), pages=[50])), 2) == [MISS]
+    assert not old.closed.is_set()
+    old.gates["get"].set()
+    done = collect(rig.worker, lambda done: 1 in finals(done))
+    assert statuses(done, 1) == [OK] * 10
+    assert old.closed.wait(10)
+    assert not new.closed.is_set()
+    rig.worker.close()
+
+
+def test_detach_closes_an_idle_store_and_operations_go_on_without_c18(rig):
+    store = rig.attach()
+    assert run(rig.worker, DetachStore(2)) == [StoreChanged(2, 0)]
+    assert store.closed.wait(10)
+    assert statuses(run(rig.worker, fetch(3, keys(1))), 3) == [MISS]
+
+
+def test_clear_empties_the_store_c18(rig):
+    store = rig.attach()
+    store.stock(keys(3))
+    assert run(rig.worker, ClearStore(2)) == [StoreChanged(2, 0)]
+    assert store.pages == {}
+    run(rig.worker, DetachStore(3))
+    (answer,) = run(rig.worker, ClearStore(4))
+    assert "no store is attached" in answer.error
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("bad://x", "bad://x is no store: use file:// or memory://"),
+        ("odd://x", "the store failed: OSError: disk on fire"),
+    ],
+)
+def test_a_store_that_cannot_be_opened_leaves_the_old_one_attached(rig, url, sentence):
+    store = rig.attach()
+    store.stock(keys(1))
+    assert run(rig.worker, AttachStore(2, url)) == [StoreChanged(2, 0, sentence)]
+    assert statuses(run(rig.worker, fetch(3, keys(1))), 3) == [OK]
+
+
+def test_close_ends_everything_and_closes_the_store():
+    rig = Rig()
+    store = rig.attach(held=["get"])
+    store.stock(keys(10))
+    rig.worker.submit([fetch(1, keys(10)), fetch(2, keys(2)), AttachStore(3, "fake://late")])
+    assert store.entered.acquire(timeout=10)
+    store.gates["get"].set()
+    rig.worker.close()
+    rig.worker.close()
+    done = rig.worker.poll()
+    assert sorted(finals(done)) == [1, 2, 3]
+    assert all(isinstance(c, Transferred | StoreChanged) for c in done)
+    assert store.closed.is_set()
+    assert rig.stores["fake://late"].closed.is_set()
