@@ -140,6 +140,8 @@ class Freed(NamedTuple):
     pages: PageIds
     node: Node
     was_ready: bool
+    was_last: bool
+    """The node held them nowhere else."""
 
 
 class PrefixTree:
@@ -397,8 +399,8 @@ class PrefixTree:
         node.held[slot] = None
         if tier == Tier.DEVICE:
             self._expose_device(node, slot)
-        ready = holding.state is Residency.READY
-        freed.append(Freed(component, Tier(tier), holding.pages, node, ready))
+        ready, last = holding.state is Residency.READY, not any(node.held)
+        freed.append(Freed(component, Tier(tier), holding.pages, node, ready, last))
         self.changes += 1
 
     def _expose_device(self, node: Node, slot: int) -> None:

@@ -18,7 +18,7 @@ from quire.manager.operations import Operation, Operations
 from quire.memory.allocator import PageAllocator
 from quire.messages import Command
 from quire.tree import Freed, Holding, Node, PrefixTree, Root, slot_of
-from quire.types import PageIds, Tier, num_pages
+from quire.types import PageIds, PageStatus, Tier, num_pages
 
 Clock = Callable[[], float]
 ROOT_SLOT = -1
@@ -95,11 +95,17 @@ class Core:
             self.allocators[slot_of(gone.component, gone.tier)].free(gone.pages)
             if not gone.was_ready:
                 continue
-            if not any(gone.node.held):
+            if gone.was_last:
                 self.counters.add(Count.DROPPED, num_pages(gone.pages))
             if self.events.enabled:
                 tier = gone.tier.name.lower()
                 self._emit(EventKind.REMOVED, tier, gone.component, gone.node)
+
+    def count_faults(self, kind: str, statuses: bytes) -> None:
+        """Count the pages that did not end OK, by what they ended as."""
+        for status in PageStatus:
+            if status and (count := statuses.count(status)):
+                self.counters.status(kind, status.name.lower(), count)
 
     # ---- protection -----------------------------------------------------------------------------
 

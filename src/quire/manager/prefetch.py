@@ -278,7 +278,9 @@ class Prefetcher:
         if op.state is OpState.ENDED:
             del self._fetching[op.id]
             agreed = op.agreed_pages()
-            self._count_failures(op, agreed)
+            if agreed < op.num_pages:
+                self._core.counters.add(Count.FETCH_MISSED, op.num_pages - agreed)
+                self._core.count_faults(op.kind, op.page_statuses())
             self._costs.observe_fetch(agreed, self._core.clock() - op.started_s)
             for component in self._core.components:
                 rest = PageIds(reserved.pages[component.index][reserved.first * PAGE_ID_BYTES :])
@@ -315,7 +317,3 @@ class Prefetcher:
             node.page_keys = prefetch.key.page_keys(node.start, node.end)
             node.stored = reserved.epoch
             core.stored(node, slot)
-
-    def _count_failures(self, op: Operation, agreed: int) -> None:
-        if agreed < op.num_pages:
-            self._core.counters.add(Count.FETCH_MISSED, op.num_pages - agreed)

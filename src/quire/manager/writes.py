@@ -303,9 +303,7 @@ class Writer:
                 end = at + node.num_pages
                 mine = statuses[at:end]
                 if any(mine):
-                    for status in PageStatus:
-                        if status and (count := mine.count(status)):
-                            self._core.counters.status(op.kind, status.name.lower(), count)
+                    self._core.count_faults(op.kind, mine)
                 yield node, clean or not any(mine)
                 at = end
 

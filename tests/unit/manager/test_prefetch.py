@@ -1,0 +1,449 @@
+"""Prefetch: probing, host pressure, policies, budget, cost (C2, C12–C15, C17)."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.config import PrefetchPolicy
+from quire.keys import PrefixKey, UnitKind
+from quire.manager import Count, Decline, PrefetchState
+from quire.messages import Backup, Cancel, Fetch, Probe
+from quire.types import PageIds, PageStatus, Tier, split_keys
+from support import MISS, OK, PAGE, Rig, tokens_for
+
+UNITS = list(UnitKind)
+WANTED, THRESHOLD = 8, 3
+
+
+def pressed(free: int, unit: UnitKind, *, evictable: int = 0) -> tuple[Rig, PrefixKey]:
+    """A host with `free` pages free, `evictable` single-page leaves, all else held by leases.
+
+    The key's first 2 pages are cached, its next WANTED pages are in the store only.
+    """
+    host = 24
+    rig = Rig(device=200, host=host, unit=unit, threshold_pages=THRESHOLD)
+    key = rig.doc(2 + WANTED, seed=1)
+    rig.cache(rig.key(key[:2].tokens))
+    rig.manager.flush(Tier.DEVICE)
+    held = rig.doc(host - 2 - evictable - free, seed=2)
+    rig.cache_on_host(held)
+    for seed in range(evictable):
+        rig.cache_on_host(rig.doc(1, seed=100 + seed))
+    rig.acquire(held)
+    assert rig.free(Tier.HOST) == free
+    rig.stored.clear()
+    rig.cache_in_store(key)
+    return rig, key
+
+
+def fetch(rig: Rig, key: PrefixKey):  # type: ignore[no-untyped-def]
+    """Acquire, prefetch, and answer the probe."""
+    lease = rig.acquire(key)
+    prefetch = rig.manager.prefetch(lease)
+    rig.step()
+    rig.answer(rig.take(Probe))
+    return lease, prefetch
+
+
+def assert_all_back(rig: Rig, free_before: int) -> None:
+    assert rig.manager._prefetcher.inflight_pages == 0
+    assert rig.free(Tier.HOST) == free_before
+    assert rig.manager.idle
+    rig.manager.check_invariants()
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize(
+    ("free", "fetched"),
+    [(0, 0), (THRESHOLD - 1, 0), (THRESHOLD, THRESHOLD), (5, 5), (WANTED, WANTED), (10, WANTED)],
+)
+def test_host_pressure_truncates_to_what_is_free_c12(
+    unit: UnitKind, free: int, fetched: int
+) -> None:
+    rig, key = pressed(free, unit)
+    lease, prefetch = fetch(rig, key)
+    counters = rig.manager.counters
+    if fetched == 0:
+        assert prefetch.declined is Decline.HOST_FULL
+        assert counters.declined(Decline.HOST_FULL) == 1
+        rig.manager.release(lease)
+        assert_all_back(rig, free)
+        return
+    outcome = Count.PREFETCH_EXACT if fetched == WANTED else Count.PREFETCH_TRUNCATED
+    assert counters[outcome] == 1
+    assert rig.manager._prefetcher.inflight_pages == fetched  # really reserved, not requested
+    rig.run()
+    assert prefetch.num_landed == fetched
+    assert rig.manager.admit(lease) == 2 + fetched
+    assert rig.matched(key) == (0, 2 + fetched)
+    rig.manager.release(lease)
+    assert_all_back(rig, free - fetched)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("free", [0, THRESHOLD - 1, THRESHOLD, 5])
+def test_host_pressure_evicts_exactly_the_shortfall_c12(unit: UnitKind, free: int) -> None:
+    rig, key = pressed(free, unit, evictable=9)
+    lease, prefetch = fetch(rig, key)
+    assert prefetch.num_fetching == WANTED
+    assert rig.manager.counters[Count.PREFETCH_EVICTED] == 1
+    assert rig.manager.counters[Count.EVICTED_HOST] == WANTED - free
+    rig.run()
+    rig.manager.release(lease)
+    assert_all_back(rig, 0)
+    assert rig.matched(key) == (0, 2 + WANTED)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_evict_then_truncate_when_eviction_is_not_enough_c12(unit: UnitKind) -> None:
+    rig, key = pressed(2, unit, evictable=3)
+    lease, prefetch = fetch(rig, key)
+    assert prefetch.num_fetching == 5
+    assert rig.manager.counters[Count.PREFETCH_TRUNCATED] == 1
+    rig.run()
+    rig.manager.release(lease)
+    assert_all_back(rig, 0)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_allocation_after_truncation_may_fail_too_c12(
+    unit: UnitKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, key = pressed(5, unit)
+    allocator = rig.manager.core.allocators[Tier.HOST]
+    asked: list[int] = []
+
+    def refuse(count: int) -> PageIds | None:
+        asked.append(count)
+        return None
+
+    monkeypatch.setattr(allocator, "allocate", refuse)
+    lease, prefetch = fetch(rig, key)
+    assert asked == [WANTED, WANTED, 5]
+    assert prefetch.declined is Decline.ALLOCATION_FAILED
+    monkeypatch.undo()
+    rig.manager.release(lease)
+    assert_all_back(rig, 5)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("free", [THRESHOLD, 5, WANTED])
+def test_truncation_changes_neither_anchor_nor_keys_c13(unit: UnitKind, free: int) -> None:
+    rig, key = pressed(free, unit)
+    lease, prefetch = fetch(rig, key)
+    command = rig.take(Fetch)
+    assert (prefetch.first, prefetch.anchor.end) == (2, 2)
+    scratch = PrefixKey(rig.namespace, key.tokens)
+    assert command.keys == scratch.page_keys(2, 2 + free)
+    rig.answer(command)
+    tree = rig.manager.core.tree
+    nodes = tree.walk(key).nodes
+    assert nodes[0].end == 2
+    assert b"".join(n.page_keys or b"" for n in nodes) == scratch.page_keys(0, 2 + free)
+    rig.manager.release(lease)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_prefetched_prefix_is_found_again_and_can_be_split_c2(unit: UnitKind) -> None:
+    rig = Rig(unit=unit)
+    base = tokens_for(6, seed=1, unit=unit)
+    rig.cache_in_store(rig.key(base))
+    lease, _ = fetch(rig, rig.key(base))
+    rig.run()
+    rig.manager.admit(lease)
+    assert rig.matched(rig.key(base)) == (0, 6)
+    rig.manager.release(lease)
+    for n in (4, 1):
+        branch = rig.key(base[: n * PAGE + unit.overlap] + tokens_for(2, seed=n, unit=unit))
+        assert rig.matched(branch) == (0, n)
+        rig.cache(branch)
+        rig.manager.flush(Tier.DEVICE)
+        assert rig.matched(branch)[1] >= n
+    assert rig.matched(rig.key(base)) == (0, 6)
+
+
+def test_probe_events_and_store_use_the_same_keys_c2() -> None:
+    rig = Rig(unit=UnitKind.PAIR, event_buffer=100)
+    key = rig.doc(5, seed=1)
+    rig.cache(key)
+    events = rig.manager.take_events().events
+    wanted = PrefixKey(rig.namespace, key.tokens).page_keys()
+    assert {(e.tier, e.keys) for e in events} == {(t, wanted) for t in ("device", "host", "store")}
+    assert rig.stored == set(split_keys(wanted))
+    rig.manager.flush(Tier.DEVICE)
+    rig.manager.flush(Tier.HOST)
+    lease = rig.acquire(rig.doc(5, seed=1))
+    rig.manager.prefetch(lease)
+    rig.step()
+    assert rig.take(Probe).queries == [wanted]
+    rig.manager.release(lease)
+
+
+def test_probes_of_a_step_go_out_as_one_command() -> None:
+    rig = Rig()
+    leases = [rig.acquire(rig.doc(4, seed=s)) for s in range(3)]
+    for lease in leases:
+        rig.manager.prefetch(lease)
+    rig.step()
+    assert len(rig.take(Probe).queries) == 3
+    for lease in leases:
+        rig.manager.release(lease)
+
+
+def test_matched_prefix_is_not_asked_for_again() -> None:
+    rig = Rig()
+    base = tokens_for(6, seed=1)
+    rig.cache(rig.key(base[: 2 * PAGE]))
+    key = rig.key(base)
+    lease = rig.acquire(key)
+    rig.manager.prefetch(lease)
+    rig.step()
+    assert rig.take(Probe).queries == [PrefixKey(rig.namespace, base).page_keys(2, 6)]
+    rig.manager.release(lease)
+
+
+# ---- policies -----------------------------------------------------------------------------------
+
+
+def fetching(policy: PrefetchPolicy):  # type: ignore[no-untyped-def]
+    rig = Rig(
+        prefetch={
+            "policy": policy,
+            "base_timeout_s": 1.0,
+            "max_timeout_s": 3.0,
+            "timeout_per_1024_tokens_s": 128.0,
+        }
+    )
+    key = rig.doc(6, seed=1)
+    rig.cache_in_store(key)
+    lease, prefetch = fetch(rig, key)
+    command = rig.take(Fetch)
+    rig.step(rig.reports(command, statuses=[OK, OK], final=False))
+    return rig, key, lease, prefetch, command
+
+
+def test_best_effort_starts_with_what_has_arrived_c14() -> None:
+    rig, key, lease, prefetch, command = fetching(PrefetchPolicy.BEST_EFFORT)
+    assert rig.manager.ready(lease)
+    assert rig.manager.admit(lease) == 2
+    rig.step()
+    assert rig.take(Cancel).op == command.op
+    rig.step(rig.reports(command, statuses=[OK, OK], first=2, final=False))  # too late
+    assert rig.matched(key) == (0, 2)
+    assert rig.free(Tier.HOST) == 58  # the rest may still be written to
+    rig.step(rig.reports(command, statuses=[PageStatus.CANCELLED] * 2, first=4))
+    assert rig.free(Tier.HOST) == 62
+    assert rig.manager._prefetcher.inflight_pages == 0
+    rig.manager.release(lease)
+
+
+def test_wait_complete_waits_for_the_last_page_c14() -> None:
+    rig, key, lease, prefetch, command = fetching(PrefetchPolicy.WAIT_COMPLETE)
+    rig.now += 7.0
+    rig.step()
+    assert not rig.manager.ready(lease)
+    rig.step(rig.reports(command, statuses=[OK] * 4, first=2))
+    assert rig.manager.ready(lease)
+    assert rig.manager.admit(lease) == 6
+    rig.manager.release(lease)
+
+
+def test_wait_complete_ends_when_the_worker_never_answers_c14() -> None:
+    rig, key, lease, prefetch, command = fetching(PrefetchPolicy.WAIT_COMPLETE)
+    rig.now += 1000.0
+    rig.step()
+    assert rig.manager.ready(lease)
+    assert rig.manager.admit(lease) == 2
+    assert rig.manager.counters[Count.OVERDUE] == 1
+    rig.manager.release(lease)
+    rig.step(rig.reports(command, statuses=[OK] * 4, first=2))
+    assert rig.free(Tier.HOST) == 62
+
+
+def test_timeout_is_base_plus_per_tokens_and_capped_c14() -> None:
+    rig, key, lease, prefetch, command = fetching(PrefetchPolicy.TIMEOUT)
+    # 6 pages × 4 tokens: 1 + 128 × 24/1024 = 4 s, capped to 3
+    rig.now += 2.9
+    assert not rig.manager.ready(lease)
+    rig.now += 0.2
+    assert rig.manager.ready(lease)
+    assert rig.manager.config.prefetch.timeout_s(8) == pytest.approx(2.0)
+    rig.manager.release(lease)
+    rig.step(rig.reports(command, statuses=[MISS] * 4, first=2))
+    assert rig.free(Tier.HOST) == 62
+
+
+@pytest.mark.parametrize("policy", list(PrefetchPolicy))
+def test_abort_in_mid_fetch_returns_everything_c14(policy: PrefetchPolicy) -> None:
+    rig, key, lease, prefetch, command = fetching(policy)
+    rig.manager.release(lease)
+    rig.manager.check_invariants()
+    rig.step(rig.reports(command, statuses=[PageStatus.CANCELLED] * 4, first=2))
+    assert rig.manager._prefetcher.inflight_pages == 0
+    assert rig.free(Tier.HOST) == 62
+    assert rig.manager.idle
+
+
+def test_abort_while_probing_ignores_the_answer_c14() -> None:
+    rig = Rig()
+    key = rig.doc(6, seed=1)
+    rig.cache_in_store(key)
+    lease = rig.acquire(key)
+    prefetch = rig.manager.prefetch(lease)
+    rig.step()
+    probe = rig.take(Probe)
+    rig.manager.release(lease)
+    rig.answer(probe)
+    assert prefetch.state is PrefetchState.DONE
+    assert not rig.has(Fetch)
+    assert rig.free(Tier.HOST) == 64
+    assert rig.manager.core.tree.roots == {}
+
+
+# ---- budget and cost ----------------------------------------------------------------------------
+
+
+def test_budget_counts_pages_reserved_and_a_long_prompt_leaves_room_c15() -> None:
+    rig = Rig(host=40, prefetch={"max_inflight_share": 0.5})
+    long, short = rig.doc(100, seed=1), rig.doc(4, seed=2)
+    rig.cache_in_store(long)
+    rig.cache_in_store(short)
+    first, prefetch = fetch(rig, long)
+    assert prefetch.num_fetching == 20  # half of the host, not the hundred it asked for
+    second, denied = fetch_or_decline(rig, short)
+    assert denied.declined is Decline.BUDGET
+    rig.answer(rig.take(Fetch))
+    third, allowed = fetch(rig, short)
+    assert allowed.num_fetching == 4
+    for lease in (first, second, third):
+        rig.manager.release(lease)
+    rig.run()
+    assert rig.manager._prefetcher.inflight_pages == 0
+
+
+def test_cold_long_prompt_reserves_nothing_c15() -> None:
+    rig = Rig(host=40)
+    lease = rig.acquire(rig.doc(500, seed=1))
+    prefetch = rig.manager.prefetch(lease)
+    rig.step()
+    assert rig.free(Tier.HOST) == 40  # a probe holds no page
+    rig.run()
+    assert prefetch.declined is Decline.SHORT_HIT
+    rig.manager.release(lease)
+
+
+def fetch_or_decline(rig: Rig, key: PrefixKey):  # type: ignore[no-untyped-def]
+    lease = rig.acquire(key)
+    prefetch = rig.manager.prefetch(lease)
+    rig.step()
+    if rig.has(Probe):
+        rig.answer(rig.take(Probe))
+    return lease, prefetch
+
+
+def test_slow_store_is_not_asked_when_recomputing_is_faster() -> None:
+    rig = Rig()
+    slow, other = rig.doc(4, seed=1), rig.doc(4, seed=2)
+    rig.cache_in_store(slow)
+    rig.cache_in_store(other)
+    lease, _ = fetch(rig, slow)
+    rig.now += 4.0  # a second per page
+    rig.run()
+    rig.manager.release(lease)
+    rig.manager.observe_prefill(num_tokens=1000, seconds=0.1)
+    lease, prefetch = fetch(rig, other)
+    assert prefetch.declined is Decline.SLOWER_THAN_RECOMPUTE
+    rig.manager.release(lease)
+    for _ in range(15):
+        lease, prefetch = fetch(rig, other)
+        rig.manager.release(lease)
+    assert prefetch.num_fetching == 4  # now and then it is tried again: stores recover
+    rig.run()
+
+
+def test_cost_model_can_be_switched_off() -> None:
+    rig = Rig(prefetch={"cost_model": False})
+    key = rig.doc(4, seed=1)
+    rig.cache_in_store(key)
+    rig.manager.costs.observe_fetch(1, 100.0)
+    rig.manager.observe_prefill(num_tokens=1000, seconds=0.1)
+    lease, prefetch = fetch(rig, key)
+    assert prefetch.num_fetching == 4
+    rig.run()
+    rig.manager.release(lease)
+
+
+@pytest.mark.parametrize(
+    ("options", "pages", "reason"),
+    [
+        ({"store": False}, 4, Decline.NO_STORE),
+        ({"store": False, "host": 0}, 4, Decline.NO_HOST),
+        ({}, 1, Decline.BELOW_THRESHOLD),
+    ],
+)
+def test_each_decline_has_its_reason(
+    options: dict[str, object], pages: int, reason: Decline
+) -> None:
+    rig = Rig(**options)  # type: ignore[arg-type]
+    lease = rig.acquire(rig.doc(pages, seed=1))
+    assert rig.manager.prefetch(lease).declined is reason
+    assert rig.manager.ready(lease)
+    assert rig.manager.counters.declined(reason) == 1
+    rig.manager.release(lease)
+
+
+# ---- faults -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "status", [s for s in PageStatus if s is not OK], ids=lambda s: s.name.lower()
+)
+def test_any_page_fault_ends_as_a_miss_and_later_requests_work_c17(status: PageStatus) -> None:
+    rig = Rig()
+    key = rig.doc(6, seed=1)
+    rig.cache_in_store(key)
+    lease, prefetch = fetch(rig, key)
+    rig.answer(rig.take(Fetch), statuses=[OK, OK, OK, status, OK, OK])
+    assert rig.manager.ready(lease)
+    assert rig.manager.admit(lease) == 3
+    assert rig.manager.counters[Count.FETCH_MISSED] == 3
+    assert rig.manager.counters.snapshot()[f"fetch:{status.name.lower()}"] == 1
+    assert rig.free(Tier.HOST) == 61
+    rig.manager.release(lease)
+    again, second = fetch(rig, key)
+    rig.run()
+    assert rig.manager.admit(again) == 6
+    rig.manager.release(again)
+
+
+def test_nonsense_from_a_worker_is_a_miss_not_a_crash_c17() -> None:
+    from quire.messages import Probed, Transferred
+
+    rig = Rig()
+    key = rig.doc(6, seed=1)
+    rig.cache_in_store(key)
+    lease = rig.acquire(key)
+    prefetch = rig.manager.prefetch(lease)
+    rig.step()
+    probe = rig.take(Probe)
+    rig.step([Probed(probe.op, 0, "full", [1, 2, 3])])
+    assert prefetch.declined is Decline.PROBE_FAILED
+    rig.step([Probed(probe.op, 0, "full", [6]), Transferred(999, 0, "full", 0, b"\0", True)])
+    assert rig.manager.counters[Count.LATE_REPORTS] == 2
+    rig.manager.release(lease)
+
+
+def test_fetched_pages_that_were_computed_meanwhile_are_duplicates_c6() -> None:
+    rig = Rig()
+    key = rig.doc(6, seed=1)
+    rig.cache_in_store(key)
+    lease, prefetch = fetch(rig, key)
+    command = rig.take(Fetch)
+    rig.manager.release(rig.compute(key))
+    rig.step()
+    rig.answer(rig.take(Backup))
+    rig.answer(command)
+    assert rig.manager.counters[Count.DUPLICATE] == 6
+    assert rig.free(Tier.HOST) == 58
+    rig.manager.release(lease)
+    rig.manager.check_invariants()

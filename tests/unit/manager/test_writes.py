@@ -1,0 +1,189 @@
+"""Write policies, host pressure, and getting pages into the store (C10, C16)."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.config import WriteConfig, WritePolicy
+from quire.manager import Count
+from quire.messages import Backup, Write
+from quire.types import PageStatus, Tier, split_keys
+from support import FAILED, OK, PAGE, Rig, tokens_for
+
+
+def test_write_through_copies_at_once_c10() -> None:
+    rig = Rig(store=False)
+    lease = rig.compute(rig.doc(3, seed=1))
+    rig.step()
+    assert rig.has(Backup)  # while the request still runs
+    rig.run()
+    rig.manager.release(lease)
+    assert rig.manager.counters[Count.BACKED_UP] == 3
+
+
+def test_selective_write_through_copies_what_is_reused_c10() -> None:
+    policy = WriteConfig(policy=WritePolicy.WRITE_THROUGH_SELECTIVE, selective_hits=2)
+    rig = Rig(store=False, write=policy)
+    reused, once = rig.doc(3, seed=1), rig.doc(3, seed=2)
+    rig.cache(reused)
+    rig.cache(once)
+    rig.manager.release(rig.acquire(reused))
+    rig.run()
+    assert rig.manager.counters[Count.BACKED_UP] == 0
+    rig.manager.release(rig.acquire(reused))
+    rig.run()
+    assert rig.manager.counters[Count.BACKED_UP] == 3
+    rig.manager.flush(Tier.DEVICE)
+    assert rig.matched(reused) == (0, 3)
+    assert rig.matched(once) == (0, 0)
+
+
+def test_write_back_copies_the_coldest_only_when_the_device_runs_short_c10() -> None:
+    policy = WriteConfig(policy=WritePolicy.WRITE_BACK, low_watermark=0.25, high_watermark=0.5)
+    rig = Rig(device=16, store=False, write=policy)
+    docs = [rig.doc(4, seed=s) for s in range(4)]
+    for doc in docs[:3]:
+        rig.cache(doc)
+    assert rig.manager.counters[Count.BACKED_UP] == 0
+    rig.cache(docs[3])  # no page is free now: half of the device is to be cheaply freeable
+    assert rig.manager.counters[Count.BACKED_UP] == 8
+    rig.cache(rig.doc(4, seed=9))
+    assert rig.matched(docs[0]) == (0, 4)
+
+
+def test_write_back_never_blocks_the_step_c10() -> None:
+    """An allocation does not wait for a backup: it takes what may go, or says no."""
+    policy = WriteConfig(policy=WritePolicy.WRITE_BACK, low_watermark=0.5, high_watermark=1.0)
+    rig = Rig(device=8, store=False, write=policy)
+    rig.manager.release(rig.compute(rig.doc(4, seed=1)))
+    rig.manager.release(rig.compute(rig.doc(4, seed=2)))
+    rig.step()
+    backup = rig.take(Backup)  # reads all eight pages
+    lease = rig.acquire(rig.doc(4, seed=3))
+    assert not rig.manager.extend(lease, 4)
+    rig.answer(backup)
+    assert rig.manager.extend(lease, 4)
+    rig.manager.release(lease)
+
+
+def test_full_host_gives_up_redundant_copies_first_c10() -> None:
+    rig = Rig(device=64, host=8, store=False)
+    cold, hot = rig.doc(4, seed=1), rig.doc(4, seed=2)
+    rig.cache_on_host(cold)
+    rig.cache(hot)
+    assert rig.matched(cold) == (0, 4)
+    rig.cache(rig.doc(4, seed=3))  # needs room on the host
+    assert rig.matched(cold) == (0, 4)
+    assert rig.matched(hot) == (4, 0)
+    assert rig.manager.counters[Count.EVICTED_SPARE] == 4
+    assert rig.manager.counters[Count.DROPPED] == 0
+
+
+def test_full_host_without_redundant_copies_gives_up_its_leaves_c10() -> None:
+    rig = Rig(device=64, host=8, store=False)
+    first, second = rig.doc(4, seed=1), rig.doc(4, seed=2)
+    rig.cache_on_host(first)
+    rig.cache_on_host(second)
+    rig.cache(rig.doc(4, seed=3))
+    assert rig.matched(first) == (0, 0)
+    assert rig.matched(second) == (0, 4)
+    assert rig.manager.counters[Count.EVICTED_HOST] == 4
+    assert rig.manager.counters[Count.DROPPED] == 4
+
+
+def test_no_room_on_the_host_is_counted_and_nothing_breaks_c10() -> None:
+    rig = Rig(device=64, host=2, store=False, threshold_pages=1)
+    key = rig.doc(4, seed=1)
+    rig.cache(key)
+    assert rig.manager.counters[Count.BACKUP_SKIPPED] == 4
+    assert rig.matched(key) == (4, 0)
+
+
+def test_device_pages_needed_by_host_pages_below_go_with_them_counted_c10() -> None:
+    """A node nobody copied out is dropped with what hangs below it on the host."""
+    rig = Rig(device=8, host=64, store=False)
+    base = tokens_for(4, seed=1)
+    rig.manager.release(rig.compute(rig.key(base[: 2 * PAGE])))
+    rig.step()
+    rig.answer(rig.take(Backup), statuses=[FAILED, FAILED])  # the upper half stays on the device
+    rig.cache(rig.key(base))
+    assert rig.manager.flush(Tier.DEVICE) == 4
+    assert rig.matched(rig.key(base)) == (0, 0)
+    assert rig.free(Tier.HOST) == 64
+    assert rig.manager.counters[Count.DROPPED] == 4
+
+
+def test_whatever_reaches_the_host_goes_to_the_store() -> None:
+    rig = Rig()
+    key = rig.doc(4, seed=1)
+    rig.cache(key)
+    assert set(split_keys(key.page_keys())) == rig.stored
+    assert rig.manager.counters[Count.WRITTEN] == 4
+
+
+def test_failed_write_is_retried_c16() -> None:
+    rig = Rig()
+    key = rig.doc(4, seed=1)
+    rig.manager.release(rig.compute(key))
+    rig.step()
+    rig.answer(rig.take(Backup))
+    rig.answer(rig.take(Write), statuses=[OK, FAILED, OK, OK])
+    assert not rig.has(Write)
+    assert rig.manager.counters[Count.WRITE_RETRIED] == 4
+    rig.now += 10.0
+    rig.run()
+    assert set(split_keys(key.page_keys())) == rig.stored
+
+
+def test_hole_left_after_all_tries_is_repaired_by_the_next_use_c16() -> None:
+    rig = Rig(write=WriteConfig(max_attempts=1))
+    base = tokens_for(4, seed=1)
+    rig.manager.release(rig.compute(rig.key(base[: 2 * PAGE])))
+    rig.step()
+    rig.answer(rig.take(Backup))
+    rig.answer(rig.take(Write), statuses=[OK, FAILED])
+    rig.cache(rig.key(base))  # pages behind the hole; using the prefix repairs it
+    assert set(split_keys(rig.key(base).page_keys())) == rig.stored
+
+
+@pytest.mark.parametrize("status", [PageStatus.REJECTED, PageStatus.TIMEOUT, PageStatus.FAILED])
+def test_store_that_takes_nothing_costs_only_counters_c17(status: PageStatus) -> None:
+    rig = Rig(write=WriteConfig(max_attempts=2))
+    key = rig.doc(4, seed=1)
+    lease = rig.compute(key)
+    for _ in range(4):
+        rig.step()
+        for command in list(rig.pending):
+            rig.pending.remove(command)
+            bad = [status] * 4 if isinstance(command, Write) else None
+            rig.answer(command, statuses=bad)
+        rig.now += 10.0
+    assert rig.manager.counters[Count.WRITE_FAILED] == 4
+    assert rig.manager.counters.snapshot()[f"write:{status.name.lower()}"] >= 4
+    assert rig.matched(key) == (4, 0)
+    rig.manager.release(lease)
+    assert rig.manager.idle
+
+
+def test_store_that_lost_a_page_in_the_middle_yields_the_prefix_before_it_c16() -> None:
+    rig = Rig(threshold_pages=1)
+    key = rig.doc(5, seed=1)
+    rig.cache_in_store(key)
+    rig.stored.remove(split_keys(key.page_keys())[3])
+    lease = rig.acquire(key)
+    rig.manager.prefetch(lease)
+    rig.run()
+    assert rig.manager.admit(lease) == 3
+    rig.manager.release(lease)
+
+
+def test_slow_store_cannot_pin_the_whole_host_c10() -> None:
+    rig = Rig(device=64, host=16)
+    for seed in range(4):
+        rig.manager.release(rig.compute(rig.doc(4, seed=seed)))
+        rig.step()
+        rig.answer(rig.take(Backup))
+    writes = [c for c in rig.pending if isinstance(c, Write)]
+    assert sum(len(w.host) // 4 for w in writes) <= 8  # of 16, however many wait
+    rig.run()
+    assert rig.manager.counters[Count.WRITTEN] == 16
