@@ -30,6 +30,7 @@ from quire.types import PAGE_KEY_BYTES
 FORMAT_VERSION = 1
 TOKEN_BYTES = 4
 _MAX_TOKEN = 2**31 - 1
+_TOKEN_TYPE = np.dtype("<i4")
 
 Tokens = Sequence[int] | npt.NDArray[np.integer]
 
@@ -263,7 +264,7 @@ def common_pages(left: bytes, right: bytes, page_bytes: int, page_width: int) ->
     while low < high:  # pages [0, low) are equal; a difference, if any, lies before page `high`
         middle = (low + high + 1) // 2
         start, end = low * page_bytes, middle * page_bytes + overlap
-        if left[start:end] == right[start:end]:
+        if left.startswith(right[start:end], start):
             low = middle
         else:
             high = middle - 1
@@ -271,7 +272,7 @@ def common_pages(left: bytes, right: bytes, page_bytes: int, page_width: int) ->
 
 
 def _token_bytes(tokens: Tokens) -> bytes:
-    if isinstance(tokens, np.ndarray) and tokens.dtype == np.dtype("<i4"):
+    if isinstance(tokens, np.ndarray) and tokens.dtype == _TOKEN_TYPE and tokens.ndim == 1:
         return tokens.tobytes()
     wide = np.asarray(tokens, dtype=np.int64)
     if wide.ndim != 1 or (wide.size and (wide.min() < 0 or wide.max() > _MAX_TOKEN)):

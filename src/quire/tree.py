@@ -31,6 +31,7 @@ from quire.keys import Namespace, PrefixKey, chain_keys, common_pages
 from quire.types import PAGE_ID_BYTES, PAGE_KEY_BYTES, PageIds, Residency, Tier
 
 NUM_TIERS = len(Tier)
+_READY = Residency.READY
 
 
 def slot_of(component: int, tier: Tier) -> int:
@@ -52,8 +53,8 @@ class Holding:
         """Device only: children that hold the same component on the device."""
         self.queue: Queue | None = None
         """The eviction queue it stands in; None while FILLING, DRAINING or parked."""
-        self._prev: Holding | Queue = self
-        self._next: Holding | Queue = self
+        self._prev: Holding | Queue | None = None
+        self._next: Holding | Queue | None = None
 
 
 class Node:
@@ -93,7 +94,7 @@ class Node:
 
     @property
     def num_pages(self) -> int:
-        return self.end - self.start
+        return self.end - self.parent.end if self.parent is not None else 0
 
     def __repr__(self) -> str:
         tiers = [f"{s}:{h.state.name}" for s, h in enumerate(self.held) if h is not None]
@@ -178,11 +179,10 @@ class PrefixTree:
             child = node.children.get(hash(data[offset : offset + width]))
             if child is None:
                 break
-            end = child.end
             tokens = child.tokens
-            if end <= last and data[offset : end * step + overlap] == tokens:
+            if child.end <= last and data.startswith(tokens, offset):
                 nodes.append(child)
-                node, at = child, end
+                node, at = child, child.end
                 continue
             shared = common_pages(data[offset : last * step + overlap], tokens, step, width)
             if shared:
@@ -283,24 +283,25 @@ class PrefixTree:
         DRAINING, which can neither be shared nor replaced; `tail.end` says how far it came.
         """
         first, node, position = at.end, at, at.end
+        data, step, width = key.data, key.page_bytes, key.page_width
         taken: list[bytes] = []
         duplicate: list[bytes] = []
         adopted: list[Node] = []
         while position < last:
-            mine = PageIds(pages[(position - first) * PAGE_ID_BYTES :])
-            child = self._descend(node, key, position, last)
+            name = hash(data[position * step : position * step + width])
+            child = node.children.get(name) if node.children is not None else None
             if child is None:
-                if node.children is not None and self._first_hash(key, position) in node.children:
-                    break  # two different pages with one 64-bit hash: leave the newcomer out
-                child = self._grow(node, key, position, last)
-            count = child.end - position
-            mine = PageIds(mine[: count * PAGE_ID_BYTES])
+                child = self._grow(node, name, key.page_tokens(position, last), last)
+            elif (child := self._cut_along(child, key, position, last)) is None:
+                break  # two different pages with one 64-bit hash: leave the newcomer out
+            start, end = (position - first) * PAGE_ID_BYTES, (child.end - first) * PAGE_ID_BYTES
+            mine = PageIds(pages[start:end])
             holding = child.held[slot]
             if holding is None:
                 self.attach(child, slot, mine, Residency.READY)
                 adopted.append(child)
                 taken.append(mine)
-            elif holding.state is Residency.READY:
+            elif holding.state is _READY:
                 duplicate.append(mine)
                 taken.append(holding.pages)
             else:
@@ -308,28 +309,21 @@ class PrefixTree:
             node, position = child, child.end
         return Inserted(node, PageIds(b"".join(taken)), PageIds(b"".join(duplicate)), adopted)
 
-    def _first_hash(self, key: PrefixKey, position: int) -> int:
-        offset = position * key.page_bytes
-        return hash(key.data[offset : offset + key.page_width])
-
-    def _descend(self, node: Node, key: PrefixKey, position: int, last: int) -> Node | None:
-        """Child of `node` along the key, cut so that it ends at or before page `last`."""
-        if node.children is None:
-            return None
-        child = node.children.get(self._first_hash(key, position))
-        if child is None:
-            return None
+    def _cut_along(self, child: Node, key: PrefixKey, position: int, last: int) -> Node | None:
+        """What `child` shares with the key's pages [position, last), split off if need be."""
+        if child.end <= last and key.data.startswith(child.tokens, position * key.page_bytes):
+            return child
         wanted = key.page_tokens(position, min(child.end, last))
         shared = common_pages(wanted, child.tokens, key.page_bytes, key.page_width)
         if shared == 0:
             return None
         return child if shared == child.num_pages else self.split(child, shared)
 
-    def _grow(self, parent: Node, key: PrefixKey, first: int, last: int) -> Node:
-        node = Node(parent, key.page_tokens(first, last), last, self.num_slots)
+    def _grow(self, parent: Node, name: int, tokens: bytes, end: int) -> Node:
+        node = Node(parent, tokens, end, self.num_slots)
         if parent.children is None:
             parent.children = {}
-        parent.children[self._first_hash(key, first)] = node
+        parent.children[name] = node
         self.changes += 1
         return node
 
@@ -344,7 +338,7 @@ class PrefixTree:
             above = parent.held[slot] if parent is not None else None
             if above is not None:
                 above.branches += 1
-        if state is Residency.READY:
+        if state is _READY:
             self._enter_orders(holding, slot)
         self.changes += 1
         return holding
@@ -371,6 +365,8 @@ class PrefixTree:
         assert holding is not None
         self._leave_orders(holding, slot)
         holding.state = Residency.DRAINING
+        if slot % NUM_TIERS == Tier.DEVICE:
+            self._promote_host(node, slot)
         self.changes += 1
         return self.detach(node, slot) if self._is_drained(holding) else []
 
@@ -390,7 +386,8 @@ class PrefixTree:
         return freed
 
     def _detach(self, node: Node, slot: int, freed: list[Freed]) -> None:
-        holding = node.held[slot]
+        held = node.held
+        holding = held[slot]
         assert holding is not None
         if holding.locks or holding.branches:
             raise InvariantError(f"{node} is freed while something uses it")
@@ -399,7 +396,7 @@ class PrefixTree:
         node.held[slot] = None
         if tier == Tier.DEVICE:
             self._expose_device(node, slot)
-        ready, last = holding.state is Residency.READY, not any(node.held)
+        ready, last = holding.state is _READY, not any(node.held)
         freed.append(Freed(component, Tier(tier), holding.pages, node, ready, last))
         self.changes += 1
 
@@ -409,10 +406,14 @@ class PrefixTree:
         above = parent.held[slot] if parent is not None else None
         if above is not None:
             above.branches -= 1
-            if above.branches == 0 and above.locks == 0 and above.state is Residency.READY:
+            if above.branches == 0 and above.locks == 0 and above.state is _READY:
                 self.orders[slot].unpark(above)
+        self._promote_host(node, slot)
+
+    def _promote_host(self, node: Node, slot: int) -> None:
+        """The device copy is of no use any more: the host copy is no spare."""
         host = node.held[slot + 1]
-        if host is not None and host.state is Residency.READY:
+        if host is not None and host.state is _READY:
             self._leave_orders(host, slot + 1)
             self.orders[slot + 1].insert(host)
 
@@ -447,19 +448,19 @@ class PrefixTree:
 
     def _is_order_member(self, holding: Holding, slot: int) -> bool:
         """Does it belong into the slot's eviction order (queued or parked), not among spares?"""
-        if holding.state is not Residency.READY:
+        if holding.state is not _READY:
             return False
         return slot % NUM_TIERS == Tier.DEVICE or not self._on_device(holding.node, slot - 1)
 
     def _on_device(self, node: Node, device_slot: int) -> bool:
         device = node.held[device_slot]
-        return device is not None and device.state is Residency.READY
+        return device is not None and device.state is _READY
 
     def _enter_orders(self, holding: Holding, slot: int) -> None:
         if slot % NUM_TIERS == Tier.DEVICE:
             self.orders[slot].insert(holding)
             host = holding.node.held[slot + 1]
-            if host is not None and host.state is Residency.READY:
+            if host is not None and host.state is _READY:
                 self._leave_orders(host, slot + 1)
                 self.spare[slot // NUM_TIERS].push_hot(host)
         elif self._on_device(holding.node, slot - 1):
@@ -470,38 +471,49 @@ class PrefixTree:
     def _leave_orders(self, holding: Holding, slot: int) -> None:
         if holding.queue is self.spare[slot // NUM_TIERS]:
             holding.queue.remove(holding)
-        elif holding.state is Residency.READY:
+        elif holding.state is _READY:
             self.orders[slot].remove(holding)
 
     # ---- protection -----------------------------------------------------------------------------
 
     def lock(self, tail: Node, stop: Node | None, slot: int) -> None:
         """Protect the slot's holdings of the nodes from `tail` up to below `stop`."""
-        for node in self.path(tail, stop):
+        node = tail
+        while node is not stop and node.parent is not None:
             holding = node.held[slot]
             assert holding is not None
             holding.locks += 1
+            node = node.parent
 
     def unlock(self, tail: Node, stop: Node | None, slot: int) -> list[Freed]:
         """Undo one lock. Frees what was only draining."""
         freed: list[Freed] = []
-        for node in list(self.path(tail, stop)):
+        node = tail
+        while node is not stop and (parent := node.parent) is not None:
             holding = node.held[slot]
             assert holding is not None
             holding.locks -= 1
             if holding.locks == 0 and holding.queue is None:
-                if holding.state is Residency.READY:
+                if holding.state is _READY:
                     self._bring_back(holding, slot)
                 elif self._is_drained(holding):
                     freed += self.detach(node, slot)
+            node = parent
         return freed
 
     def touch(self, tail: Node) -> None:
         """Everything on the path was used: children first, so that parents rank as hotter."""
-        for node in self.path(tail):
-            for slot, holding in enumerate(node.held):
-                if holding is not None and self._is_order_member(holding, slot):
-                    self.orders[slot].touch(holding)
+        orders = self.orders
+        node = tail
+        while node.parent is not None:
+            held = node.held
+            for device in range(0, self.num_slots, NUM_TIERS):
+                holding, slot = held[device], device
+                if holding is None or holding.state is not _READY:
+                    holding, slot = held[device + Tier.HOST], device + Tier.HOST
+                if holding is not None and holding.state is _READY:
+                    orders[slot].touch(holding)
+            node = node.parent
 
     def _bring_back(self, holding: Holding, slot: int) -> None:
         """A parked holding may go again."""

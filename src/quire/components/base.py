@@ -10,15 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from quire.tree import Holding, Node
+from quire.eviction.base import Evictable
+from quire.tree import Node
 from quire.types import Tier
-
-
-class Step(NamedTuple):
-    """One node on a walk, and the page of the key at which its covered part ends."""
-
-    node: Node
-    end: int
 
 
 class Guard(NamedTuple):
@@ -37,11 +31,11 @@ class Component(Protocol):
     index: int
     """Position among the manager's components: its slots in Node.held."""
 
-    def deepest(self, path: Sequence[Step], first: int, limit: int, *, host: bool) -> int:
+    def deepest(self, path: Sequence[Node], first: int, limit: int, *, host: bool) -> int:
         """Largest page boundary in [first, limit] at which this component is satisfied.
 
-        `path` begins at page `first`, at which it is. `host` = False counts READY device pages
-        only, True also those that are READY on the host.
+        `path` holds the nodes from page `first` on, at which it is. `host` = False counts READY
+        device pages only, True also those that are READY on the host.
         """
 
     def protection(self, tail: Node) -> list[Guard]:
@@ -50,12 +44,12 @@ class Component(Protocol):
         They need not name every node: what hangs below a node on the device holds it there.
         """
 
-    def may_evict(self, holding: Holding, tier: Tier) -> bool:
-        """May a READY holding leave `tier` now?"""
+    def evictable(self, tier: Tier) -> Evictable:
+        """The rule for `tier`: may a READY holding leave it now?"""
 
 
 def usable_pages(
-    components: Sequence[Component], path: Sequence[Step], first: int, limit: int, *, host: bool
+    components: Sequence[Component], path: Sequence[Node], first: int, limit: int, *, host: bool
 ) -> int:
     """Deepest boundary at which all components are satisfied: lower the limit until all agree."""
     while True:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quire.components.base import Guard, Step
+from quire.components.base import Guard
+from quire.eviction.base import Evictable
 from quire.tree import Holding, Node, slot_of
 from quire.types import Residency, Tier
+
+_READY = Residency.READY
 
 
 class FullAttention:
@@ -17,18 +20,16 @@ class FullAttention:
         self._device = slot_of(index, Tier.DEVICE)
         self._host = slot_of(index, Tier.HOST)
 
-    def deepest(self, path: Sequence[Step], first: int, limit: int, *, host: bool) -> int:
-        reached = first
-        for node, end in path:
-            holding = node.held[self._device]
-            if holding is None or holding.state is not Residency.READY:
+    def deepest(self, path: Sequence[Node], first: int, limit: int, *, host: bool) -> int:
+        reached, device = first, self._device
+        for node in path:
+            holding = node.held[device]
+            if holding is None or holding.state is not _READY:
                 holding = node.held[self._host] if host else None
-            if holding is None or holding.state is not Residency.READY:
-                break
-            reached = end
-            if reached >= limit:
-                return limit
-        return reached
+                if holding is None or holding.state is not _READY:
+                    break
+            reached = node.end
+        return min(reached, limit)
 
     def protection(self, tail: Node) -> list[Guard]:
         """The lowest device copy on the path, and the host copies from there to the tail.
@@ -47,17 +48,23 @@ class FullAttention:
             guards.append(Guard(self._device, boundary, boundary.parent))
         return guards
 
-    def may_evict(self, holding: Holding, tier: Tier) -> bool:
+    def evictable(self, tier: Tier) -> Evictable:
         """Leaves first, so that what remains is always a usable prefix.
 
         On the device a leaf has no child on the device. On the host a page that the device has
         too may go from anywhere; one that only the host has must have nothing below it.
         """
+        return self._may_leave_host if tier is Tier.HOST else _may_leave_device
+
+    def _may_leave_host(self, holding: Holding) -> bool:
         if holding.locks:
             return False
-        if tier is Tier.DEVICE:
-            return holding.branches == 0
-        device = holding.node.held[self._device]
-        if device is not None and device.state is Residency.READY:
+        node = holding.node
+        if node.children is None:
             return True
-        return holding.node.children is None
+        device = node.held[self._device]
+        return device is not None and device.state is _READY
+
+
+def _may_leave_device(holding: Holding) -> bool:
+    return holding.locks == 0 and holding.branches == 0

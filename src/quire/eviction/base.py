@@ -13,12 +13,14 @@ their children (all of ours do) therefore has an evictable leaf at its cold end.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Union
 
 if TYPE_CHECKING:
     from quire.tree import Holding
 
 Evictable = Callable[["Holding"], bool]
+Link = Union["Holding", "Queue"]
+"""What a link of a queue may point at."""
 
 
 class EvictionPolicy(Protocol):
@@ -51,24 +53,40 @@ class Queue:
 
     def __init__(self) -> None:
         # The queue is its own sentinel: an empty one points at itself.
-        self._prev: Holding | Queue = self
-        self._next: Holding | Queue = self
+        self._prev: Link = self
+        self._next: Link = self
 
     def push_hot(self, holding: Holding) -> None:
         self._link(self._prev, holding, self)
+
+    def move_hot(self, holding: Holding) -> None:
+        """As remove and push_hot, for a holding of this queue."""
+        before, after, last = holding._prev, holding._next, self._prev
+        if last is holding:
+            return
+        assert before is not None
+        assert after is not None
+        before._next = after
+        after._prev = before
+        holding._prev, holding._next = last, self
+        last._next = self._prev = holding
 
     def push_cold(self, holding: Holding) -> None:
         self._link(self, holding, self._next)
 
     def insert_after(self, where: Holding, holding: Holding) -> None:
-        self._link(where, holding, where._next)
+        after = where._next
+        assert after is not None
+        self._link(where, holding, after)
 
     def remove(self, holding: Holding) -> None:
         before, after = holding._prev, holding._next
+        assert before is not None
+        assert after is not None
         before._next = after
         after._prev = before
-        holding._prev = holding._next = holding
-        holding.queue = None
+        # None and not itself: a cycle would leave every evicted holding to the garbage collector.
+        holding._prev = holding._next = holding.queue = None
 
     def coldest(self) -> Holding | None:
         first = self._next
@@ -79,12 +97,12 @@ class Queue:
         return None if isinstance(last, Queue) else last
 
     def __iter__(self) -> Iterator[Holding]:
-        at = self._next
-        while not isinstance(at, Queue):
+        at: Link | None = self._next
+        while at is not None and not isinstance(at, Queue):
             yield at
             at = at._next
 
-    def _link(self, before: Holding | Queue, holding: Holding, after: Holding | Queue) -> None:
+    def _link(self, before: Link, holding: Holding, after: Link) -> None:
         holding._prev = before
         holding._next = after
         before._next = holding
@@ -94,7 +112,9 @@ class Queue:
 
 def first_evictable(queue: Queue, evictable: Evictable) -> Holding | None:
     """Coldest holding of `queue` that may go; parks those in front of it."""
-    while (holding := queue.coldest()) is not None:
+    while (holding := queue._next) is not queue:
+        if TYPE_CHECKING:
+            assert isinstance(holding, Holding)
         if evictable(holding):
             return holding
         queue.remove(holding)

@@ -19,10 +19,10 @@ class LRU:
         self._queue.push_hot(holding)
 
     def touch(self, holding: Holding) -> None:
-        queue = holding.queue
-        if queue is not None:
-            queue.remove(holding)
-        self._queue.push_hot(holding)
+        if holding.queue is None:
+            self._queue.push_hot(holding)
+        else:
+            self._queue.move_hot(holding)
 
     def unpark(self, holding: Holding) -> None:
         if holding.queue is None:

@@ -17,7 +17,7 @@ from quire.manager.events import CacheEvent, EventBuffer, EventKind
 from quire.manager.operations import Operation, Operations
 from quire.memory.allocator import PageAllocator
 from quire.messages import Command
-from quire.tree import Freed, Holding, Node, PrefixTree, Root, slot_of
+from quire.tree import NUM_TIERS, Freed, Node, PrefixTree, Root, slot_of
 from quire.types import PageIds, PageStatus, Tier, num_pages
 
 Clock = Callable[[], float]
@@ -44,10 +44,7 @@ class Core:
         self.store_epoch = 0
         """Number of the store attached, counting attachments and clearings; 0: none attached."""
         self._last_epoch = 0
-        self._evictable = [self._rule(c, tier) for c in components for tier in Tier]
-
-    def _rule(self, component: Component, tier: Tier) -> Callable[[Holding], bool]:
-        return lambda holding: component.may_evict(holding, tier)
+        self._evictable = [c.evictable(tier) for c in components for tier in Tier]
 
     # ---- pages ----------------------------------------------------------------------------------
 
@@ -70,7 +67,8 @@ class Core:
         """
         freed = 0
         gone: list[Freed] = []
-        spare = self.tree.spare[slot // len(Tier)] if slot % len(Tier) == Tier.HOST else None
+        component, tier = divmod(slot, NUM_TIERS)
+        spare = self.tree.spare[component] if tier == Tier.HOST else None
         while freed < count and spare is not None and (holding := spare.hottest()) is not None:
             if self._evictable[slot](holding):
                 freed += num_pages(holding.pages)
@@ -79,13 +77,12 @@ class Core:
             else:
                 spare.remove(holding)  # parked; unlocking brings it back
         order, rule = self.tree.orders[slot], self._evictable[slot]
-        name = Count.EVICTED_HOST if slot % len(Tier) == Tier.HOST else Count.EVICTED_DEVICE
+        name = Count.EVICTED_HOST if tier == Tier.HOST else Count.EVICTED_DEVICE
         while freed < count and (holding := order.victim(rule)) is not None:
             self.counters.add(name, num_pages(holding.pages))
-            for item in self.tree.detach(holding.node, slot):
-                gone.append(item)
-                if slot_of(item.component, item.tier) == slot:
-                    freed += num_pages(item.pages)
+            detached = self.tree.detach(holding.node, slot)
+            gone += detached
+            freed += sum(num_pages(i.pages) for i in detached if slot_of(*i[:2]) == slot)
         self.release(gone)
         return freed
 
@@ -97,9 +94,7 @@ class Core:
                 continue
             if gone.was_last:
                 self.counters.add(Count.DROPPED, num_pages(gone.pages))
-            if self.events.enabled:
-                tier = gone.tier.name.lower()
-                self._emit(EventKind.REMOVED, tier, gone.component, gone.node)
+            self.removed(gone.node, slot_of(gone.component, gone.tier))
 
     def count_faults(self, kind: str, statuses: bytes) -> None:
         """Count the pages that did not end OK, by what they ended as."""
@@ -114,7 +109,9 @@ class Core:
         if isinstance(tail, Root):
             tail.users += 1
             return [Guard(ROOT_SLOT, tail, None)]
-        guards = [guard for c in self.components for guard in c.protection(tail)]
+        guards: list[Guard] = []
+        for component in self.components:
+            guards += component.protection(tail)
         guards += extra
         for slot, end, stop in guards:
             self.tree.lock(end, stop, slot)
@@ -127,8 +124,8 @@ class Core:
                 assert isinstance(end, Root)
                 end.users -= 1
                 self.tree.drop_root_if_unused(end)
-            else:
-                self.release(self.tree.unlock(end, stop, slot))
+            elif freed := self.tree.unlock(end, stop, slot):
+                self.release(freed)
         guards.clear()
 
     @property
@@ -152,6 +149,12 @@ class Core:
         if self.events.enabled:
             component, tier = divmod(slot, len(Tier))
             self._emit(EventKind.STORED, Tier(tier).name.lower(), component, node)
+
+    def removed(self, node: Node, slot: int) -> None:
+        """Announce that a node's pages in a tier cannot be used any more."""
+        if self.events.enabled:
+            component, tier = divmod(slot, len(Tier))
+            self._emit(EventKind.REMOVED, Tier(tier).name.lower(), component, node)
 
     def written(self, node: Node) -> None:
         """Announce that the store has a node's pages."""

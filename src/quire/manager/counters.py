@@ -42,6 +42,8 @@ class Count(enum.StrEnum):
     DROPPED = "dropped_pages"
     """Left their last tier."""
     BACKED_UP = "backed_up_pages"
+    BACKUP_DEFERRED = "backup_deferred_pages"
+    """Hot on the device and the host is full: copied out when they grow cold."""
     BACKUP_SKIPPED = "backup_skipped_pages"
     """Not copied to the host for want of room there."""
     BACKUP_FAILED = "backup_failed_pages"
@@ -63,6 +65,9 @@ class Count(enum.StrEnum):
     LATE_REPORTS = "late_reports"
 
 
+_DECLINED = {reason: f"prefetch_declined:{reason}" for reason in Decline}
+
+
 class Counters:
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -71,7 +76,7 @@ class Counters:
         self._counts[name] += amount
 
     def decline(self, reason: Decline) -> None:
-        self._counts[f"prefetch_declined:{reason}"] += 1
+        self._counts[_DECLINED[reason]] += 1
 
     def status(self, kind: str, status: str, amount: int) -> None:
         """Pages of operations of `kind` that ended with a status other than OK."""
@@ -81,7 +86,7 @@ class Counters:
         return self._counts[name]
 
     def declined(self, reason: Decline) -> int:
-        return self._counts[f"prefetch_declined:{reason}"]
+        return self._counts[_DECLINED[reason]]
 
     def snapshot(self) -> dict[str, int]:
         return {name: count for name, count in sorted(self._counts.items()) if count}

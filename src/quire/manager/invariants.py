@@ -141,7 +141,7 @@ def _check_orders(core: Core) -> None:
             _require(present == (holding.queue is not None), "in the wrong order", node)
             _require(ready or not present, "is ordered but not READY", node)
             if ready and not present:
-                idle = core.components[component].may_evict(holding, Tier(tier))
+                idle = core.components[component].evictable(Tier(tier))(holding)
                 _require(not idle, "could go but is not ordered", node)
     total = sum(map(len, queued)) + sum(map(len, spare))
     _require(seen == total, "an order holds something that is not in the tree")

@@ -44,6 +44,8 @@ class Loader:
         Fewer than the host has when the device has no room for all, or when a page on the way is
         still draining from a failed load.
         """
+        if lease.tail is lease.device_tail:
+            return 0
         before = lease.num_device
         todo: list[Node] = []
         for node in reversed(list(self._core.tree.path(lease.tail, lease.device_tail))):
@@ -56,13 +58,20 @@ class Loader:
                 self._take(lease, node)
                 if holding.state is Residency.FILLING:
                     self._wait(lease, self._span_of(node))
+        found = lease.num_device
+        if found > before:
+            self._hold(lease)  # before room is made, or what was just found might have to go
         if todo and self._core.healthy:
             self._start(lease, todo)
-        if lease.num_device > before:
-            old, lease.guards = lease.guards, self._core.protect(lease.tail)
-            self._core.unprotect(old)
+        if lease.num_device > found:
+            self._hold(lease)
         self._core.counters.add(Count.LOAD_DECLINED, lease.num_host)
         return lease.num_device - before
+
+    def _hold(self, lease: Lease) -> None:
+        """Protect what the lease uses now; never lets go before it has the new hold."""
+        old, lease.guards = lease.guards, self._core.protect(lease.tail)
+        self._core.unprotect(old)
 
     def forget(self, lease: Lease) -> None:
         """The lease is released: nobody need be told about its loads."""
@@ -177,8 +186,9 @@ class Loader:
             above, holding = parent.held[slot], node.held[slot]
             if holding is None or holding.state is not Residency.FILLING:
                 continue  # condemned already, when the load was overdue
-            # A page without its prefix is of no use: it shares its parent's fate.
-            if good and (above is None or above.state is Residency.READY):
+            # A page without its prefix is of no use: it shares its parent's fate, also when it
+            # has overtaken a parent that is still FILLING (see _condemn).
+            if good and (above is None or above.state is not Residency.DRAINING):
                 self._core.tree.make_ready(node, slot)
                 self._core.stored(node, slot)
             else:
@@ -190,6 +200,9 @@ class Loader:
             below = child.held[slot]
             if below is not None and below.state is Residency.READY:
                 self._condemn(child, slot)
+        holding = node.held[slot]
+        if holding is not None and holding.state is Residency.READY:
+            self._core.removed(node, slot)
         self._core.release(self._core.tree.condemn(node, slot))
 
     def _tell(self, span: _Span) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from quire.components import Component, FullAttention, Step, usable_pages
+from quire.components import Component, FullAttention, usable_pages
 from quire.config import CacheConfig
 from quire.errors import ConfigError, LeaseError
 from quire.keys import PrefixKey
@@ -65,12 +65,13 @@ class CacheManager:
 
     def _usable(self, walk: Walk, first: int) -> tuple[int, int]:
         """Boundaries up to which a walk from page `first` is usable at all, and on the device."""
-        path = [Step(node, node.end) for node in walk.nodes]
-        if path:
-            path[-1] = Step(walk.nodes[-1], walk.num_pages)
-        components = self.core.components
-        reachable = usable_pages(components, path, first, walk.num_pages, host=True)
-        return reachable, usable_pages(components, path, first, reachable, host=False)
+        components, path = self.core.components, walk.nodes
+        if not path:
+            return first, first
+        on_device = usable_pages(components, path, first, walk.num_pages, host=False)
+        if on_device == walk.num_pages:
+            return on_device, on_device
+        return usable_pages(components, path, first, walk.num_pages, host=True), on_device
 
     def acquire(self, match: PrefixMatch, owner: RequestId, *, priority: int = 0) -> Lease:
         """Protect what was matched. Matches again if the tree has changed since."""
@@ -84,15 +85,18 @@ class CacheManager:
         assert device_tail is not None
         lead = self._device_slots[0]
         pages: list[bytes] = []
-        for node in tree.path(tail):
+        node, num_device = tail, match.num_device
+        while node.parent is not None:
             node.hits += 1
-            node.priority = max(node.priority, priority)
-            self._writer.used(node)
-            if node.end <= match.num_device:
+            if priority:
+                node.priority = max(node.priority, priority)
+            if node.end <= num_device:
                 holding = node.held[lead]
                 assert holding is not None
                 pages.append(holding.pages)
+            node = node.parent
         pages.reverse()
+        self._writer.used(tail)
         guards = core.protect(tail)
         table = PageIds(b"".join(pages))
         lease = Lease(self, owner, match.key, priority, tail, device_tail, guards, table)

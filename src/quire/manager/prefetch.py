@@ -132,6 +132,10 @@ class Prefetcher:
             return
         batch, self._queued = self._queued, []
         core = self._core
+        if not core.healthy:  # a rank was lost since: its answer would never come
+            for prefetch in batch:
+                self._decline(prefetch, Decline.WORKER_LOST)
+            return
         op = core.operations.start(
             Kind.PROBE,
             len(batch),
@@ -201,7 +205,9 @@ class Prefetcher:
     def _probed(self, prefetch: Prefetch, hit: int) -> None:
         config = self._core.config
         prefetch.num_hit = hit
-        if self._core.store_epoch == 0:
+        if not self._core.healthy:  # lost after it had answered: a fetch would never end
+            self._decline(prefetch, Decline.WORKER_LOST)
+        elif self._core.store_epoch == 0:
             self._decline(prefetch, Decline.NO_STORE)
         elif hit < config.threshold_pages:
             self._decline(prefetch, Decline.SHORT_HIT)

@@ -63,6 +63,7 @@ class Writer:
         self._inflight_pages = 0
         self._seen = 0
         """Pages committed and evicted up to the last look at the cold end."""
+        self._host_slots = [slot_of(c.index, Tier.HOST) for c in core.components]
         config = core.config
         self._low_pages = int(config.write.low_watermark * config.device_pages)
         self._high_pages = int(config.write.high_watermark * config.device_pages)
@@ -75,13 +76,17 @@ class Writer:
         if self._core.config.write.policy is WritePolicy.WRITE_THROUGH:
             self._want_backup(node)
 
-    def used(self, node: Node) -> None:
-        """A request has hit the node: selective write-through counts, and holes are repaired."""
-        policy = self._core.config.write.policy
-        if policy is WritePolicy.WRITE_THROUGH_SELECTIVE and self._is_proven(node):
-            self._want_backup(node)
-        if node.stored != self._core.store_epoch:
-            self.want_write(node)
+    def used(self, tail: Node) -> None:
+        """A request has hit a path: selective write-through counts, and holes are repaired."""
+        selective = self._core.config.write.policy is WritePolicy.WRITE_THROUGH_SELECTIVE
+        epoch = self._core.store_epoch
+        if not selective and epoch == 0:
+            return
+        for node in self._core.tree.path(tail):
+            if selective and self._is_proven(node):
+                self._want_backup(node)
+            if node.stored != epoch:
+                self.want_write(node)
 
     def _is_proven(self, node: Node) -> bool:
         return node.hits >= self._core.config.write.selective_hits
@@ -104,6 +109,7 @@ class Writer:
         if self._core.config.host_pages == 0 or not self._core.healthy:
             self._to_back_up.clear()
             self._to_write.clear()
+            self._retries.clear()  # or next_retry() would stay in the past
             return
         self._clean_ahead()
         if self._to_back_up:
@@ -152,7 +158,9 @@ class Writer:
         spans: list[Span] = []
         guards: list[Guard] = []
         for node in nodes:
-            if self._reserve_host(node):
+            if self._must_wait(node):
+                core.counters.add(Count.BACKUP_DEFERRED, node.num_pages)
+            elif self._reserve_host(node):
                 spans.append(Span(node))
                 guards += core.protect(node)
             else:
@@ -179,12 +187,26 @@ class Writer:
         lead = slot_of(0, Tier.DEVICE)
         dirty: list[Node] = []
         for tail, stop in self._to_back_up.items():
-            for node in reversed(list(self._core.tree.path(tail, stop))):
+            whole = tail.parent is stop
+            for node in [tail] if whole else reversed(list(self._core.tree.path(tail, stop))):
                 device = node.held[lead]
                 on_device = device is not None and device.state is Residency.READY
                 if on_device and node.held[lead + 1] is None:
                     dirty.append(node)
         return list(dict.fromkeys(dirty))
+
+    def _must_wait(self, node: Node) -> bool:
+        """Would copying now only displace another copy?
+
+        A page that is hot on the device needs its host copy when it grows cold, and
+        `_clean_ahead` sees to that. Before, the copy is worth a free page of the host, or the
+        way to the store, but not the eviction of somebody else's.
+        """
+        core = self._core
+        if core.store_epoch or node in self._cold:
+            return False
+        size = node.num_pages
+        return any(core.allocators[slot].num_free < size for slot in self._host_slots)
 
     def _reserve_host(self, node: Node) -> bool:
         """Give the node its FILLING host holdings, in every component or in none."""
@@ -231,7 +253,7 @@ class Writer:
         core = self._core
         spans: list[Span] = []
         guards: list[Guard] = []
-        slots = [slot_of(c.index, Tier.HOST) for c in core.components]
+        slots = self._host_slots
         while self._to_write and self._inflight_pages < self._max_inflight:
             node = next(iter(self._to_write))
             attempt = self._to_write.pop(node)

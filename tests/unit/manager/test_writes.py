@@ -67,7 +67,7 @@ def test_write_back_never_blocks_the_step_c10() -> None:
 
 
 def test_full_host_gives_up_redundant_copies_first_c10() -> None:
-    rig = Rig(device=64, host=8, store=False)
+    rig = Rig(device=64, host=8)
     cold, hot = rig.doc(4, seed=1), rig.doc(4, seed=2)
     rig.cache_on_host(cold)
     rig.cache(hot)
@@ -80,7 +80,7 @@ def test_full_host_gives_up_redundant_copies_first_c10() -> None:
 
 
 def test_full_host_without_redundant_copies_gives_up_its_leaves_c10() -> None:
-    rig = Rig(device=64, host=8, store=False)
+    rig = Rig(device=64, host=8)
     first, second = rig.doc(4, seed=1), rig.doc(4, seed=2)
     rig.cache_on_host(first)
     rig.cache_on_host(second)
@@ -91,8 +91,24 @@ def test_full_host_without_redundant_copies_gives_up_its_leaves_c10() -> None:
     assert rig.manager.counters[Count.DROPPED] == 4
 
 
+def test_hot_page_displaces_no_copy_until_it_grows_cold_c10() -> None:
+    policy = WriteConfig(low_watermark=0.25, high_watermark=0.5)
+    rig = Rig(device=16, host=4, store=False, write=policy)
+    first, second = rig.doc(4, seed=1), rig.doc(4, seed=2)
+    rig.cache(first)
+    rig.cache(second)
+    assert rig.manager.counters[Count.BACKUP_DEFERRED] == 4
+    assert rig.manager.counters[Count.EVICTED_SPARE] == 0
+    rig.manager.release(rig.acquire(first))  # the second is the colder now
+    for seed in range(3, 5):
+        rig.cache(rig.doc(4, seed=seed))
+    assert rig.manager.counters[Count.EVICTED_SPARE] == 4
+    rig.manager.core.evict(Tier.DEVICE, 4)
+    assert rig.matched(second) == (0, 4)
+
+
 def test_no_room_on_the_host_is_counted_and_nothing_breaks_c10() -> None:
-    rig = Rig(device=64, host=2, store=False, threshold_pages=1)
+    rig = Rig(device=64, host=2, threshold_pages=1)
     key = rig.doc(4, seed=1)
     rig.cache(key)
     assert rig.manager.counters[Count.BACKUP_SKIPPED] == 4

@@ -61,8 +61,8 @@ def test_wrong_page_length_is_an_error_of_the_caller(client, pages, deadline):
 
 def test_stop_at_miss_leaves_the_rest(client, pages, deadline):
     store = client(MemoryStore(), read_threads=0)
-    pages.put(store, 1, 3, 4, 5, deadline=deadline)
-    statuses = pages.get(store, 1, 2, 3, 4, 5, deadline=deadline, stop_at_miss=True)
+    pages.put(store, 1, *range(3, 20), deadline=deadline)
+    statuses = pages.get(store, *range(1, 20), deadline=deadline, stop_at_miss=True)
     assert statuses[:2] == [OK, MISS]
     assert statuses[-1] is CANCELLED
 

@@ -1,0 +1,155 @@
+"""The import directions of the package: downwards only, and no torch where the leader lives.
+
+Each part of the package may import only the parts listed for it. Imports inside functions and
+under TYPE_CHECKING are held to the same list, except for the pairs in TYPING_ONLY.
+"""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import quire
+
+PACKAGE = Path(quire.__file__).parent
+
+BOTTOM = {"types", "errors", "units", "messages"}
+LEADER = BOTTOM | {"config", "keys", "eviction", "tree", "components", "memory.allocator"}
+HANDS = BOTTOM | {"memory", "transfer", "store"}
+LIBRARY = LEADER | HANDS | {"manager", "worker"}
+
+# part → parts it may import. A part is a module, or a package as a whole.
+MAY_IMPORT: dict[str, set[str]] = {
+    "types": set(),
+    "errors": set(),
+    "units": {"errors"},
+    "messages": {"types"},
+    "keys": {"types", "errors"},
+    "eviction": set(),
+    "config": {"errors", "eviction"},
+    "tree": {"types", "errors", "keys", "eviction"},
+    "components": {"types", "tree", "eviction"},
+    "manager": LEADER,
+    "memory": BOTTOM,
+    "transfer": BOTTOM | {"memory"},
+    "store": BOTTOM,
+    "worker": HANDS,
+    "": LIBRARY,
+    "sim": LIBRARY | {"sim"},
+    "bench": LIBRARY,
+    "demo": LIBRARY,
+    "cli": LIBRARY | {"", "sim", "bench", "demo"},
+}
+
+# Only for annotations: a policy orders the tree's holdings without importing the tree.
+TYPING_ONLY = {("eviction", "tree")}
+
+
+def part_of(module: str) -> str:
+    """quire.manager.core → manager; quire itself → ""."""
+    return module.removeprefix("quire").lstrip(".").partition(".")[0]
+
+
+def module_of(path: Path) -> str:
+    parts = ["quire", *path.relative_to(PACKAGE).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = [(module_of(path), path) for path in sorted(PACKAGE.rglob("*.py"))]
+
+
+def imported(path: Path) -> Iterator[tuple[str, bool]]:
+    """(module, whether only for type checking) for every import of ours in a file."""
+    tree = ast.parse(path.read_text())
+    guarded = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: write imports in full"
+            assert node.module is not None
+            # `from quire import x` may mean the module quire.x.
+            names = [node.module]
+            if node.module == "quire":
+                names = [_resolve(alias.name) for alias in node.names]
+        for name in names:
+            if name.split(".")[0] == "quire":
+                yield name, id(node) in guarded
+
+
+def _resolve(name: str) -> str:
+    is_module = (PACKAGE / f"{name}.py").exists() or (PACKAGE / name).is_dir()
+    return f"quire.{name}" if is_module else "quire"
+
+
+def allowed(importer: str, target: str, typing_only: bool) -> bool:
+    here, there = part_of(importer), part_of(target)
+    if here == there:
+        return True
+    if typing_only and (here, there) in TYPING_ONLY:
+        return True
+    short = target.removeprefix("quire.")
+    return there in MAY_IMPORT[here] or short in MAY_IMPORT[here]
+
+
+def test_every_part_of_the_package_has_a_place():
+    assert {part_of(name) for name, _ in MODULES} == MAY_IMPORT.keys()
+
+
+@pytest.mark.parametrize(("module", "path"), MODULES, ids=[name for name, _ in MODULES])
+def test_imports_go_downwards_only(module, path):
+    wrong = [
+        target for target, typing_only in imported(path) if not allowed(module, target, typing_only)
+    ]
+    assert not wrong, f"{module} may not import {wrong}: see docs/architecture.md"
+
+
+def test_nothing_imports_the_simulator_but_the_command_line():
+    users = {
+        part_of(name)
+        for name, path in MODULES
+        for target, _ in imported(path)
+        if part_of(target) == "sim"
+    }
+    assert users == {"sim", "cli"}
+
+
+def test_the_rules_notice_a_wrong_import():
+    assert not allowed("quire.tree", "quire.manager.core", False)
+    assert not allowed("quire.eviction.lru", "quire.tree", False)
+    assert allowed("quire.eviction.lru", "quire.tree", True)
+    assert not allowed("quire.manager.core", "quire.memory.device", True)
+    assert allowed("quire.manager.core", "quire.memory.allocator", False)
+    assert not allowed("quire.store.file", "quire.worker.io", False)
+    assert not allowed("quire.worker.io", "quire.manager", False)
+
+
+@pytest.mark.parametrize(
+    "module", ["quire", "quire.manager", "quire.worker", "quire.sim", "quire.store", "quire.cli"]
+)
+def test_importing_the_leader_and_the_command_line_loads_no_torch(module):
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_core_takes_time_and_chance_from_its_constructors():
+    """Rule 11 of the style: no clock, no randomness, no thread, no I/O in the leader."""
+    banned = {"time", "random", "threading", "socket", "os", "io", "pathlib", "subprocess", "torch"}
+    leader = {"keys", "tree", "components", "eviction", "manager", "config"}
+    for name, path in MODULES:
+        if part_of(name) in leader:
+            for node in ast.walk(ast.parse(path.read_text())):
+                names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+                if isinstance(node, ast.ImportFrom):
+                    names = [node.module or ""]
+                assert not {n.split(".")[0] for n in names} & banned, name
