@@ -23,8 +23,9 @@ from quire.store.headers import HeaderPool
 from quire.store.lanes import Batch, Lanes
 from quire.types import PageKey, PageStatus
 
-MAX_CHUNK = 4
-"""Pages per call of the store: enough to pipeline over a network, few enough to spread a batch."""
+MAX_CHUNK = 8
+"""Pages per call of the store: enough to keep a disk or a network busy, few enough to spread a
+batch."""
 
 STALL_GRACE_S = 1.0
 """A call this long past its deadline means that the store is stuck, not merely late."""
@@ -45,7 +46,7 @@ class PageStore:
         *,
         clock: Callable[[], float],
         breaker: Breaker | None = None,
-        read_threads: int = 6,
+        read_threads: int = 3,
         write_threads: int = 3,
     ) -> None:
         """Threads come on top of the calling ones. Reads and writes have their own, so that

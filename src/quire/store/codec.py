@@ -77,9 +77,9 @@ def object_name(part: Part, key: PageKey) -> ObjectName:
     return ObjectName(key, part.component, part.shard, part.num_shards)
 
 
-def _identity(part: Part, key: PageKey, payload_bytes: int) -> bytes:
-    """All of the header up to the payload's digest."""
-    return _IDENTITY.pack(
+def _expected(part: Part, key: PageKey, payload: memoryview) -> bytes:
+    """The header of this payload, all of it."""
+    identity = _IDENTITY.pack(
         MAGIC,
         FORMAT_VERSION,
         part.fingerprint,
@@ -87,17 +87,17 @@ def _identity(part: Part, key: PageKey, payload_bytes: int) -> bytes:
         part.component.encode(),
         part.shard,
         part.num_shards,
-        payload_bytes,
+        payload.nbytes,
     )
+    content = (identity + xxhash.xxh3_128_digest(payload)).ljust(_SEAL_AT, b"\0")
+    return content + xxhash.xxh3_128_digest(content)
 
 
 def seal(part: Part, key: PageKey, payload: memoryview, header: memoryview) -> None:
     """Write into `header` (HEADER_BYTES, any old content) the header of this payload."""
     if len(part.component.encode()) > MAX_COMPONENT_BYTES or len(key) != PAGE_KEY_BYTES:
         raise ValueError(f"component {part.component!r} or key {key.hex()} does not fit a header")
-    digest = xxhash.xxh3_128_digest(payload)
-    content = (_identity(part, key, payload.nbytes) + digest).ljust(_SEAL_AT, b"\0")
-    header[:] = content + xxhash.xxh3_128_digest(content)
+    header[:] = _expected(part, key, payload)
 
 
 def open_header(header: memoryview) -> Header | Mismatch:
@@ -136,13 +136,8 @@ def check_header(part: Part, key: PageKey, header: memoryview) -> Header | Misma
 
 def check(part: Part, key: PageKey, header: memoryview, payload: memoryview) -> Mismatch | None:
     """None when header and payload are exactly the page asked for."""
-    # An intact page is told by comparing whole byte strings; only a failure is taken apart.
-    if (
-        payload.nbytes == part.page_bytes
-        and header[:_DIGEST_AT] == _identity(part, key, payload.nbytes)
-        and header[_DIGEST_AT : _DIGEST_AT + _DIGEST_BYTES] == xxhash.xxh3_128_digest(payload)
-        and header[_SEAL_AT:] == xxhash.xxh3_128_digest(header[:_SEAL_AT])
-    ):
+    # A header has exactly one right value: only when it differs is it taken apart.
+    if payload.nbytes == part.page_bytes and header.tobytes() == _expected(part, key, payload):
         return None
     found = check_header(part, key, header)
     if isinstance(found, Mismatch):

@@ -52,12 +52,12 @@ class Counters:
 
     def read(self, statuses: Sequence[PageStatus], page_bytes: int) -> None:
         with self._lock:
-            self._read.update(statuses)
-            self._bytes["read"] += page_bytes * sum(s is PageStatus.OK for s in statuses)
+            num_ok = _count(self._read, statuses)
+            self._bytes["read"] += page_bytes * num_ok
 
     def wrote(self, statuses: Sequence[PageStatus]) -> None:
         with self._lock:
-            self._written.update(statuses)
+            _count(self._written, statuses)
 
     def stored(self, num_bytes: int, num_skipped: int) -> None:
         with self._lock:
@@ -100,3 +100,13 @@ class Counters:
                 breaker_opened=breaker_opened,
                 store=store,
             )
+
+
+def _count(counter: Counter[PageStatus], statuses: Sequence[PageStatus]) -> int:
+    """Add to `counter`; returns how many were OK. Hashing an enum is slow, and most are OK."""
+    num_ok = statuses.count(PageStatus.OK)
+    if num_ok:
+        counter[PageStatus.OK] += num_ok
+    if num_ok < len(statuses):
+        counter.update(status for status in statuses if status is not PageStatus.OK)
+    return num_ok

@@ -18,16 +18,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
+import mmap
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from quire.errors import StoreURLError
-from quire.store.base import Blob, ObjectName, StoredObject, StoreStats
-from quire.store.file_budget import Budget, Ledger
-from quire.store.file_io import direct_io_flag, read_object, write_object
+from quire.store.base import HEADER_BYTES, Blob, ObjectName, StoredObject, StoreStats
+from quire.store.file_budget import Budget, FreshTimes, Ledger
+from quire.store.file_io import GROUP_OBJECTS, BulkIO
 from quire.store.file_layout import NUM_SHARDS, Layout, parse_name, unusable
 from quire.store.file_scan import Scanner
 from quire.store.file_space import FreeSpace, default_reserve
@@ -36,11 +38,22 @@ from quire.types import PageStatus
 
 DEFAULT_MAX_BYTES = 20 << 30
 
-MARK_USE_AFTER_S = 600.0
-"""A file's time is renewed when it is read this long after: the order of use survives a restart
-and is seen by other processes, at one system call per file and ten minutes."""
+MARK_USE_EVERY_S = 600.0
+"""How often a file's time is renewed by reading it: the order of use survives a restart and is
+seen by other processes, at one system call per file and ten minutes."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """An object being written: reserved, open, not yet visible."""
+
+    text: str
+    blob: Blob
+    size_bytes: int
+    path: str
+    fd: int
 
 
 class FileStore:
@@ -52,15 +65,13 @@ class FileStore:
         reserve_bytes: int | None = None,
         must_exist: bool = False,
         clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """Raises StoreError when the directory cannot be used: one sentence with the fix."""
         self.url = root.absolute().as_uri()
         self._clock = clock
-        self._wall_clock = wall_clock
         self._layout = Layout(root, must_exist=must_exist)
         try:
-            self._direct = direct_io_flag(self._layout.scratch_path)
+            self._io = BulkIO(self._layout.scratch_path)
             ledger = Ledger(self._layout.usage_path, max_bytes // 1024)
             reserve_bytes = default_reserve(root) if reserve_bytes is None else reserve_bytes
         except OSError as error:
@@ -68,7 +79,12 @@ class FileStore:
             raise unusable(root, error) from error
         self._space = FreeSpace(root, reserve_bytes, clock)
         self._budget = Budget(max_bytes, ledger, self._remove)
+        self._fresh = FreshTimes(clock, MARK_USE_EVERY_S)
         self._numbers = itertools.count()
+        flags = os.O_CLOEXEC | self._io.direct_flag
+        self._read_flags = os.O_RDONLY | flags
+        self._write_flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | flags
+        self._spill = memoryview(mmap.mmap(-1, HEADER_BYTES))
         self._closing = threading.Lock()
         self._closed = False
         self._scanner = Scanner(self._layout, self._budget, ledger)
@@ -81,12 +97,12 @@ class FileStore:
     def get(
         self, names: Sequence[ObjectName], into: Sequence[Blob], *, deadline: float
     ) -> list[PageStatus]:
-        return self._each(self._get_one, names, into, deadline)
+        return self._in_groups(self._get_group, names, into, deadline)
 
     def put(
         self, names: Sequence[ObjectName], blobs: Sequence[Blob], *, deadline: float
     ) -> list[PageStatus]:
-        return self._each(self._put_one, names, blobs, deadline)
+        return self._in_groups(self._put_group, names, blobs, deadline)
 
     def quarantine(self, name: ObjectName) -> None:
         path = self._layout.object_path(name.text)
@@ -138,49 +154,76 @@ class FileStore:
             self._closed = True
         self._scanner.close()
         self._budget.close()
+        self._io.close()
         self._layout.close()
 
-    def _each(
+    def _in_groups(
         self,
-        move: Callable[[str, Blob], PageStatus],
+        move: Callable[[list[str], Sequence[Blob]], list[PageStatus]],
         names: Sequence[ObjectName],
         blobs: Sequence[Blob],
         deadline: float,
     ) -> list[PageStatus]:
-        """One after the other: PageStore calls from several threads at once."""
-        statuses = []
-        for name, blob in zip(names, blobs, strict=True):
-            late = self._clock() >= deadline
-            statuses.append(PageStatus.TIMEOUT if late else move(name.text, blob))
+        statuses: list[PageStatus] = []
+        for i in range(0, len(names), GROUP_OBJECTS):
+            texts = [name.text for name in names[i : i + GROUP_OBJECTS]]
+            if self._clock() >= deadline:
+                statuses += [PageStatus.TIMEOUT] * len(texts)
+            else:
+                statuses += move(texts, blobs[i : i + GROUP_OBJECTS])
         return statuses
 
     def _contains_one(self, text: str) -> bool:
-        try:
-            size_bytes = os.stat(self._layout.object_path(text)).st_size
-        except OSError:
+        if not os.access(self._layout.object_path(text), os.F_OK):
             return False
-        self._budget.touch(text, size_bytes)
+        self._budget.touch_known(text)
         return True
 
-    def _get_one(self, text: str, blob: Blob) -> PageStatus:
+    def _get_group(self, texts: list[str], blobs: Sequence[Blob]) -> list[PageStatus]:
+        statuses = [PageStatus.MISS] * len(texts)
+        fds: list[int] = []
+        opened: list[int] = []
         try:
-            flags = os.O_RDONLY | os.O_CLOEXEC | self._direct
-            fd = os.open(self._layout.object_path(text), flags)
-        except FileNotFoundError:
-            return PageStatus.MISS
-        except OSError:
-            return PageStatus.FAILED
-        try:
-            stat = os.fstat(fd)
-            status = read_object(fd, stat.st_size, blob)
-            self._mark_used(fd, text, stat)
-        except OSError:
-            return PageStatus.FAILED
+            for i, text in enumerate(texts):
+                try:
+                    fds.append(os.open(self._layout.object_path(text), self._read_flags))
+                    opened.append(i)
+                except FileNotFoundError:
+                    pass
+                except OSError:
+                    statuses[i] = PageStatus.FAILED
+            # The spill is a block nobody looks at: a file longer than it should be runs over
+            # into it, which tells its length without another system call per page.
+            buffers = [(blobs[i].header, blobs[i].payload, self._spill) for i in opened]
+            results = self._io.read(fds, buffers)
+            for i, fd, result in zip(opened, fds, results, strict=True):
+                statuses[i] = self._got(texts[i], fd, blobs[i], result)
         finally:
-            os.close(fd)
-        return status
+            for fd in fds:
+                os.close(fd)
+        return statuses
 
-    def _put_one(self, text: str, blob: Blob) -> PageStatus:
+    def _got(self, text: str, fd: int, blob: Blob, num_bytes: int) -> PageStatus:
+        if num_bytes < 0:
+            return PageStatus.FAILED
+        size_bytes = blob.header.nbytes + blob.payload.nbytes
+        if num_bytes != size_bytes:
+            return PageStatus.CORRUPT
+        self._budget.touch(text, size_bytes)
+        if self._fresh.is_due(text):
+            _renew_time(fd)
+        return PageStatus.OK
+
+    def _put_group(self, texts: list[str], blobs: Sequence[Blob]) -> list[PageStatus]:
+        begun = [self._begin(text, blob) for text, blob in zip(texts, blobs, strict=True)]
+        drafts = [item for item in begun if isinstance(item, _Draft)]
+        buffers = [(draft.blob.header, draft.blob.payload) for draft in drafts]
+        results = self._io.write([draft.fd for draft in drafts], buffers)
+        finished = map(self._finish, drafts, results)
+        return [item if isinstance(item, PageStatus) else next(finished) for item in begun]
+
+    def _begin(self, text: str, blob: Blob) -> _Draft | PageStatus:
+        """Reserve space and open the temporary file."""
         size_bytes = blob.header.nbytes + blob.payload.nbytes
         try:
             if not self._space.take(size_bytes, self._budget.evict_one):
@@ -188,40 +231,45 @@ class FileStore:
             if not self._budget.reserve(size_bytes):
                 self._scanner.ask()  # others may have filled the budget with files unknown to us
                 return PageStatus.REJECTED
+            path = self._layout.temporary_path(text, next(self._numbers))
             try:
-                self._publish(text, blob)
+                draft = _Draft(
+                    text, blob, size_bytes, path, os.open(path, self._write_flags, 0o644)
+                )
             except OSError:
                 self._budget.release(size_bytes)
                 raise
         except OSError as error:
-            if error.errno not in _FULL:
-                return PageStatus.FAILED
-            self._space.refused(error)
-            return PageStatus.REJECTED
-        self._budget.touch(text, size_bytes)
-        self._scanner.wrote(size_bytes)
+            return self._refusal(error)
+        with contextlib.suppress(OSError):  # a file that grows while written is written serially
+            os.ftruncate(draft.fd, size_bytes)
+        return draft
+
+    def _finish(self, draft: _Draft, num_bytes: int) -> PageStatus:
+        """Publish what was written, or leave no trace of it."""
+        os.close(draft.fd)
+        try:
+            if num_bytes < 0:
+                raise OSError(-num_bytes, os.strerror(-num_bytes))
+            if num_bytes != draft.size_bytes:
+                # For a file, fewer bytes taken than offered means that the disk is full.
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.rename(draft.path, self._layout.object_path(draft.text))
+        except OSError as error:
+            self._budget.release(draft.size_bytes)
+            with contextlib.suppress(OSError):
+                os.unlink(draft.path)
+            return self._refusal(error)
+        self._budget.touch(draft.text, draft.size_bytes)
+        self._fresh.is_due(draft.text)  # written now: its time is right already
+        self._scanner.wrote(draft.size_bytes)
         return PageStatus.OK
 
-    def _publish(self, text: str, blob: Blob) -> None:
-        temporary = self._layout.temporary_path(text, next(self._numbers))
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | self._direct
-        fd = os.open(temporary, flags, 0o644)
-        try:
-            try:
-                write_object(fd, blob)
-            finally:
-                os.close(fd)
-            os.rename(temporary, self._layout.object_path(text))
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
-
-    def _mark_used(self, fd: int, text: str, stat: os.stat_result) -> None:
-        self._budget.touch(text, stat.st_size)
-        if self._wall_clock() - stat.st_mtime > MARK_USE_AFTER_S:
-            with contextlib.suppress(OSError):  # another user's file: its owner keeps the time
-                os.utime(fd)
+    def _refusal(self, error: OSError) -> PageStatus:
+        if error.errno not in _FULL:
+            return PageStatus.FAILED
+        self._space.refused(error)
+        return PageStatus.REJECTED
 
     def _remove(self, text: str) -> int:
         """Delete an object; bytes freed, 0 if it was gone."""
@@ -242,6 +290,11 @@ class FileStore:
             if total > self._budget.max_bytes // 16:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(self._layout.quarantine_path(text))
+
+
+def _renew_time(fd: int) -> None:
+    with contextlib.suppress(OSError):  # another user's file: its owner keeps the time
+        os.utime(fd)
 
 
 def open_url(url: StoreURL) -> FileStore:

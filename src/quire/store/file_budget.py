@@ -127,6 +127,12 @@ class Budget:
             self._objects[name] = size_bytes
             self._objects.move_to_end(name)
 
+    def touch_known(self, name: str) -> None:
+        """The same for an object of unknown size: the next scan tells, if it is new to us."""
+        with self._lock:
+            if name in self._objects:
+                self._objects.move_to_end(name)
+
     def forget(self, name: str, size_bytes: int) -> None:
         """The object was taken out of the store by its owner: `size_bytes` are free again."""
         with self._lock:
@@ -168,3 +174,24 @@ class Budget:
 
     def close(self) -> None:
         self._ledger.close()
+
+
+class FreshTimes:
+    """Which files' times were renewed lately. Not locked: at worst a time is renewed twice."""
+
+    def __init__(self, clock: Callable[[], float], period_s: float) -> None:
+        self._clock = clock
+        self._period_s = period_s
+        self._names: set[str] = set()
+        self._until = float("-inf")
+
+    def is_due(self, name: str) -> bool:
+        """True once per name and period."""
+        now = self._clock()
+        if now >= self._until:
+            self._names = set()
+            self._until = now + self._period_s
+        if name in self._names:
+            return False
+        self._names.add(name)
+        return True

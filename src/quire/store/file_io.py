@@ -1,6 +1,6 @@
-"""Moving one object between a file and its buffers: direct I/O, vectored, no copy.
+"""Moving objects between files and their buffers: direct I/O, vectored, several at a time, no copy.
 
-Knows files and buffers; nothing of names, budgets or checksums.
+Knows descriptors and buffers; nothing of names, budgets or checksums.
 """
 
 from __future__ import annotations
@@ -10,19 +10,71 @@ import errno
 import fcntl
 import mmap
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
 
-from quire.store.base import HEADER_BYTES, Blob
-from quire.types import PageStatus
+from quire.store.base import HEADER_BYTES
+from quire.store.file_aio import RING_SLOTS, Ring, open_ring
+
+GROUP_OBJECTS = RING_SLOTS
+"""Objects moved at a time by one call."""
 
 _O_DIRECT = getattr(os, "O_DIRECT", 0)
 
+Buffers = Sequence[memoryview]
+Results = list[int]
+"""Bytes moved per object, or minus errno."""
 
-class ShortWriteError(OSError):
-    """The kernel took fewer bytes than offered, which for a file means that the disk is full."""
 
-    def __init__(self) -> None:
-        super().__init__(errno.ENOSPC, "short write")
+class BulkIO:
+    """Reads and writes groups of files. Thread-safe."""
+
+    def __init__(self, scratch: str) -> None:
+        """`scratch` is a file to create and remove, on the disk in question. Raises OSError."""
+        self.direct_flag = direct_io_flag(scratch)
+        # append and pop of a deque are atomic. One ring per thread that is ever inside at once.
+        self._rings: deque[Ring] = deque()
+        # Without O_DIRECT the kernel would do asynchronous transfers one after the other anyway.
+        first = open_ring() if self.direct_flag else None
+        if first is not None:
+            self._rings.append(first)
+        self._has_rings = first is not None
+
+    def read(self, fds: Sequence[int], buffers: Sequence[Buffers]) -> Results:
+        return self._move(os.preadv, Ring.read, fds, buffers)
+
+    def write(self, fds: Sequence[int], buffers: Sequence[Buffers]) -> Results:
+        return self._move(os.pwritev, Ring.write, fds, buffers)
+
+    def close(self) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                self._rings.pop().close()
+
+    def _move(
+        self,
+        one: Callable[[int, Buffers, int], int],
+        many: Callable[[Ring, Sequence[int], Sequence[Buffers]], Results],
+        fds: Sequence[int],
+        buffers: Sequence[Buffers],
+    ) -> Results:
+        ring = self._borrow(buffers) if len(fds) > 1 else None
+        if ring is None:
+            return [_move_one(one, fd, views) for fd, views in zip(fds, buffers, strict=True)]
+        results = many(ring, fds, buffers)
+        self._rings.append(ring)
+        for i, result in enumerate(results):
+            if result in (-errno.EINVAL, -errno.EAGAIN):  # not aligned, or no slot: the plain way
+                results[i] = _move_one(one, fds[i], buffers[i])
+        return results
+
+    def _borrow(self, buffers: Sequence[Buffers]) -> Ring | None:
+        if not self._has_rings or any(view.readonly for views in buffers for view in views):
+            return None
+        try:
+            return self._rings.pop()
+        except IndexError:
+            return open_ring()
 
 
 def direct_io_flag(scratch: str) -> int:
@@ -48,38 +100,17 @@ def direct_io_flag(scratch: str) -> int:
     return _O_DIRECT
 
 
-def read_object(fd: int, size_bytes: int, blob: Blob) -> PageStatus:
-    """OK when the file is exactly as long as the blob and was read whole, else CORRUPT.
-
-    Of a file of another length the header is still read: it may tell whose it is.
-    """
-    expected = blob.header.nbytes + blob.payload.nbytes
-    if size_bytes == expected and _move(os.preadv, fd, (blob.header, blob.payload)) == expected:
-        return PageStatus.OK
-    if size_bytes >= blob.header.nbytes:
-        _move(os.preadv, fd, (blob.header,))
-    return PageStatus.CORRUPT
-
-
-def write_object(fd: int, blob: Blob) -> None:
-    if _move(os.pwritev, fd, (blob.header, blob.payload)) != (
-        blob.header.nbytes + blob.payload.nbytes
-    ):
-        raise ShortWriteError
-
-
-def _move(
-    transfer: Callable[[int, Sequence[memoryview], int], int],
-    fd: int,
-    buffers: Sequence[memoryview],
-) -> int:
+def _move_one(transfer: Callable[[int, Buffers, int], int], fd: int, views: Buffers) -> int:
     try:
-        return transfer(fd, buffers, 0)
+        try:
+            return transfer(fd, views, 0)
+        except OSError as error:
+            flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+            if error.errno != errno.EINVAL or not flags & _O_DIRECT:
+                raise
+            # The buffers are not aligned as this disk wants it (a page that is not from a host
+            # pool, a device with larger blocks): the page cache takes any buffer.
+            fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~_O_DIRECT)
+            return transfer(fd, views, 0)
     except OSError as error:
-        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
-        if error.errno != errno.EINVAL or not flags & _O_DIRECT:
-            raise
-        # The buffers are not aligned as this disk wants it (a page that is not from a host
-        # pool, a device with larger blocks): the page cache takes any buffer.
-        fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~_O_DIRECT)
-        return transfer(fd, buffers, 0)
+        return -(error.errno or errno.EIO)

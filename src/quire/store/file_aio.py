@@ -1,0 +1,163 @@
+"""Many direct reads or writes from one thread: Linux asynchronous I/O, through ctypes.
+
+A page of a few hundred KiB takes the disk about as long as the interpreter needs to wake a thread
+for it. One thread that has several transfers under way loads the disk as well as several threads
+do, without their fight for the interpreter, which would also slow the engine's step.
+Knows descriptors and buffers only. Where the kernel has no such calls, `open_ring` gives None.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import sys
+from collections.abc import Sequence
+
+RING_SLOTS = 16
+
+# Not wrapped by libc. Numbers by machine: io_setup, io_destroy, io_getevents, io_submit.
+_NUMBERS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
+_PREADV, _PWRITEV = 7, 8
+_MAX_BUFFERS = 3
+
+
+class _Buffer(ctypes.Structure):
+    """struct iovec"""
+
+    _fields_ = (("base", ctypes.c_uint64), ("length", ctypes.c_uint64))
+
+
+class _Control(ctypes.Structure):
+    """struct iocb, little-endian"""
+
+    _fields_ = (
+        ("data", ctypes.c_uint64),
+        ("key", ctypes.c_uint32),
+        ("rw_flags", ctypes.c_uint32),
+        ("opcode", ctypes.c_uint16),
+        ("priority", ctypes.c_int16),
+        ("fd", ctypes.c_uint32),
+        ("buffers", ctypes.c_uint64),
+        ("num_buffers", ctypes.c_uint64),
+        ("offset", ctypes.c_int64),
+        ("reserved", ctypes.c_uint64),
+        ("flags", ctypes.c_uint32),
+        ("event_fd", ctypes.c_uint32),
+    )
+
+
+class _Event(ctypes.Structure):
+    """struct io_event"""
+
+    _fields_ = (
+        ("data", ctypes.c_uint64),
+        ("control", ctypes.c_uint64),
+        ("result", ctypes.c_int64),
+        ("result2", ctypes.c_int64),
+    )
+
+
+class Ring:
+    """Up to RING_SLOTS transfers at a time. For one thread at a time."""
+
+    def __init__(self, libc: ctypes.CDLL, numbers: tuple[int, int, int, int]) -> None:
+        """Raises OSError when the kernel gives no context."""
+        self._libc = libc
+        _, self._destroy_no, self._wait_no, self._submit_no = numbers
+        self._context = ctypes.c_ulong(0)
+        if libc.syscall(numbers[0], RING_SLOTS, ctypes.byref(self._context)) != 0:
+            raise OSError(ctypes.get_errno(), "io_setup")
+        self._buffers = (_Buffer * (RING_SLOTS * _MAX_BUFFERS))()
+        self._controls = (_Control * RING_SLOTS)()
+        self._pointers = (ctypes.c_uint64 * RING_SLOTS)()
+        self._events = (_Event * RING_SLOTS)()
+        for i in range(RING_SLOTS):
+            first = ctypes.addressof(self._buffers) + i * _MAX_BUFFERS * ctypes.sizeof(_Buffer)
+            self._controls[i].buffers = first
+            self._controls[i].data = i
+            self._pointers[i] = ctypes.addressof(self._controls) + i * ctypes.sizeof(_Control)
+
+    def read(self, fds: Sequence[int], buffers: Sequence[Sequence[memoryview]]) -> list[int]:
+        return self._move(_PREADV, fds, buffers)
+
+    def write(self, fds: Sequence[int], buffers: Sequence[Sequence[memoryview]]) -> list[int]:
+        return self._move(_PWRITEV, fds, buffers)
+
+    def close(self) -> None:
+        self._libc.syscall(self._destroy_no, self._context)
+
+    def _move(
+        self, opcode: int, fds: Sequence[int], buffers: Sequence[Sequence[memoryview]]
+    ) -> list[int]:
+        """Bytes moved per descriptor, from offset 0, or minus errno. Returns when all are done."""
+        for i, (fd, views) in enumerate(zip(fds, buffers, strict=True)):
+            self._fill(i, opcode, fd, views)
+        results = [-errno.EIO] * len(fds)
+        num_submitted = self._submit(len(fds), results)
+        num_done = 0
+        while num_done < num_submitted:
+            num_done += self._wait(num_submitted - num_done, results)
+        return results
+
+    def _fill(self, i: int, opcode: int, fd: int, views: Sequence[memoryview]) -> None:
+        control = self._controls[i]
+        control.opcode = opcode
+        control.fd = fd
+        control.num_buffers = len(views)
+        for j, view in enumerate(views):
+            buffer = self._buffers[i * _MAX_BUFFERS + j]
+            buffer.base = ctypes.addressof(ctypes.c_char.from_buffer(view))
+            buffer.length = view.nbytes
+
+    def _submit(self, count: int, results: list[int]) -> int:
+        """How many are under way. The kernel may take fewer than offered, and refuses the first
+        of the rest with an error, which is then that transfer's result."""
+        first = 0
+        accepted = 0
+        while first < count:
+            address = ctypes.addressof(self._pointers) + 8 * first
+            taken = self._libc.syscall(
+                self._submit_no,
+                self._context,
+                ctypes.c_long(count - first),
+                ctypes.c_void_p(address),
+            )
+            if taken > 0:
+                first += taken
+                accepted += taken
+            else:
+                results[first] = -(ctypes.get_errno() or errno.EAGAIN)
+                first += 1
+        return accepted
+
+    def _wait(self, count: int, results: list[int]) -> int:
+        done: int = self._libc.syscall(
+            self._wait_no,
+            self._context,
+            ctypes.c_long(count),
+            ctypes.c_long(count),
+            self._events,
+            None,
+        )
+        if done < 0:
+            if ctypes.get_errno() == errno.EINTR:
+                return 0
+            # The kernel refuses to tell about transfers that may still be writing into pages
+            # somebody else will get: nothing sensible can follow.
+            raise SystemError(f"io_getevents: {os.strerror(ctypes.get_errno())}")
+        for event in self._events[:done]:
+            results[event.data] = event.result
+        return done
+
+
+def open_ring() -> Ring | None:
+    """None where this machine or container has no asynchronous I/O."""
+    numbers = _NUMBERS.get(platform.machine())
+    if sys.platform != "linux" or numbers is None or sys.maxsize < 2**32:
+        return None
+    try:
+        return Ring(ctypes.CDLL(None, use_errno=True), numbers)
+    except (OSError, AttributeError):
+        return None
