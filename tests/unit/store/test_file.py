@@ -15,8 +15,8 @@ from quire.errors import StoreError
 from quire.store import HEADER_BYTES, Blob, Mismatch, admin, open_store
 from quire.store.codec import object_name
 from quire.store.file import FileStore
-from quire.store.file_io import GROUP_OBJECTS
-from quire.store.file_layout import Layout
+from quire.store.file.io import GROUP_OBJECTS
+from quire.store.file.layout import Layout
 from quire.types import PageStatus
 
 OK, MISS, CORRUPT, FAILED, TIMEOUT, CANCELLED, REJECTED = PageStatus
@@ -36,7 +36,7 @@ def serial(client, file_store):
 @pytest.fixture
 def plain_calls(monkeypatch):
     """No asynchronous I/O, as in a container that forbids it: preadv and pwritev can be mocked."""
-    monkeypatch.setattr("quire.store.file_io.open_ring", lambda: None)
+    monkeypatch.setattr("quire.store.file.io.open_ring", lambda: None)
 
 
 # ---- serving --------------------------------------------------------------------------------

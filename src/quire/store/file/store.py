@@ -28,11 +28,11 @@ from pathlib import Path
 
 from quire.errors import StoreURLError
 from quire.store.base import HEADER_BYTES, Blob, ObjectName, StoredObject, StoreStats
-from quire.store.file_budget import Budget, FreshTimes, Ledger
-from quire.store.file_io import GROUP_OBJECTS, BulkIO
-from quire.store.file_layout import NUM_SHARDS, Layout, parse_name, unusable
-from quire.store.file_scan import Scanner
-from quire.store.file_space import FreeSpace, default_reserve
+from quire.store.file.budget import Budget, FreshTimes, Ledger
+from quire.store.file.io import GROUP_OBJECTS, BulkIO
+from quire.store.file.layout import NUM_SHARDS, Layout, parse_name, unusable
+from quire.store.file.scan import Scanner
+from quire.store.file.space import FreeSpace, default_reserve
 from quire.store.url import Options, StoreURL
 from quire.types import PageStatus
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import threading
 
-from quire.store.file_budget import Budget, Ledger
-from quire.store.file_layout import NUM_SHARDS, Layout
+from quire.store.file.budget import Budget, Ledger
+from quire.store.file.layout import NUM_SHARDS, Layout
 
 MIN_INTERVAL_S = 10.0
 PAUSE_S = 0.0005

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from quire.store.file_aio import RING_SLOTS, open_ring
+from quire.store.file.aio import RING_SLOTS, open_ring
 
 
 @pytest.fixture
