@@ -3,6 +3,7 @@
 Item by item, what a person can get wrong: the sentence names the fix, and nothing is lost.
 """
 
+import dataclasses
 import json
 import re
 import struct
@@ -90,10 +91,11 @@ def test_the_version(quire):
 PART = Part("full", 0, 1, b"f" * 32, 8192)
 
 
-def stock(folder: Path, count: int, part: Part = PART) -> list[Path]:
+def stock(folder: Path, count: int, part: Part = PART, first: int = 0) -> list[Path]:
     """Pages in a file store, sealed as a worker would; their files."""
     store = open_store(folder.as_uri())
-    names = [ObjectName(PageKey(bytes([i]) * 32), part.component, 0, 1) for i in range(count)]
+    numbers = range(first, first + count)
+    names = [ObjectName(PageKey(bytes([i]) * 32), part.component, 0, 1) for i in numbers]
     for i, name in enumerate(names):
         payload = memoryview(bytearray([i]) * part.page_bytes)
         header = memoryview(bytearray(HEADER_BYTES))
@@ -235,6 +237,17 @@ def test_a_page_of_another_version_is_named_and_kept(quire, tmp_path):
     assert "1 page of another version of Quire left alone" in ran.sentence
     assert "use the version that wrote them" in ran.sentence
     assert files[0].read_bytes() == data
+
+
+def test_pages_of_another_model_are_named_and_kept(quire, tmp_path):
+    other = dataclasses.replace(PART, fingerprint=b"g" * 32)
+    files = stock(tmp_path / "s", 2) + stock(tmp_path / "s", 3, other, first=2)
+    before = [path.read_bytes() for path in files]
+    ran = quire("store", "verify", (tmp_path / "s").as_uri(), "--quarantine")
+    assert ran.code == 0
+    assert "2 models or layouts share this store" in ran.sentence
+    assert "each reads only its own pages" in ran.sentence
+    assert [path.read_bytes() for path in files] == before
 
 
 def test_a_store_of_another_format_is_refused_and_kept(quire, tmp_path):

@@ -217,7 +217,7 @@ def test_sizes_and_counters_equal_their_definitions_c8() -> None:
     core = rig.manager.core
     pages = [
         page
-        for order in (core.tree.orders[Tier.DEVICE],)
+        for order in (core.tree.standing.orders[Tier.DEVICE],)
         for holding in order.coldest()
         for page in page_array(holding.pages).tolist()
     ]

@@ -2,7 +2,8 @@
 
 Times only the manager and the building of keys: match, lease, probe, load, allocate, evict,
 commit, backup, write, release; CPU time of the step thread, so that a busy machine does not count
-as cost. The workers behind it answer at once and their time is not counted. The third tier is a set of page keys that remembers what was written.
+as cost. The workers behind it answer at once and their time is not counted. The third tier is a
+set of page keys that remembers what was written.
 
     chat            2,000 sessions × 8 turns, 200 of them active at a time, 20 shared system prompts
                     of 2k tokens, 500–700 new tokens per turn, a device of 1M tokens

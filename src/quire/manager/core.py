@@ -68,7 +68,7 @@ class Core:
         freed = 0
         gone: list[Freed] = []
         component, tier = divmod(slot, NUM_TIERS)
-        spare = self.tree.spare[component] if tier == Tier.HOST else None
+        spare = self.tree.standing.spare[component] if tier == Tier.HOST else None
         while freed < count and spare is not None and (holding := spare.hottest()) is not None:
             if self._evictable[slot](holding):
                 freed += num_pages(holding.pages)
@@ -76,7 +76,7 @@ class Core:
                 gone += self.tree.detach(holding.node, slot)
             else:
                 spare.remove(holding)  # parked; unlocking brings it back
-        order, rule = self.tree.orders[slot], self._evictable[slot]
+        order, rule = self.tree.standing.orders[slot], self._evictable[slot]
         name = Count.EVICTED_HOST if tier == Tier.HOST else Count.EVICTED_DEVICE
         while freed < count and (holding := order.victim(rule)) is not None:
             self.counters.add(name, num_pages(holding.pages))

@@ -123,8 +123,8 @@ def _check_owners(core: Core, leases: list[Lease], prefetcher: Prefetcher) -> No
 
 def _check_orders(core: Core) -> None:
     tree = core.tree
-    queued = [{id(h) for h in order.coldest()} for order in tree.orders]
-    spare = [{id(h) for h in queue} for queue in tree.spare]
+    queued = [{id(h) for h in order.coldest()} for order in tree.standing.orders]
+    spare = [{id(h) for h in queue} for queue in tree.standing.spare]
     seen = 0
     for node in _nodes(core):
         for slot, holding in enumerate(node.held):

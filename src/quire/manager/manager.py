@@ -227,8 +227,9 @@ class CacheManager:
 
     @property
     def idle(self) -> bool:
-        """Nothing in flight and nothing waiting to be sent."""
-        return not self.core.operations.running and not self.core.outbox
+        """Nothing in flight, nothing waiting for the next step. (A retry may wait for its time.)"""
+        busy = self.core.operations.running or self.core.outbox
+        return not (busy or self._writer.has_work or self._prefetcher.has_work)
 
     # ---- administration -------------------------------------------------------------------------
 

@@ -150,6 +150,10 @@ class Prefetcher:
             prefetch.state = PrefetchState.PROBING
         self._probing[op.id] = batch
 
+    @property
+    def has_work(self) -> bool:
+        return bool(self._queued)
+
     def reserved_pages(self, slot: int) -> list[PageIds]:
         """Host pages owned by fetches, for check_invariants()."""
         component, tier = divmod(slot, len(Tier))

@@ -121,6 +121,10 @@ class Writer:
         if self._to_write:
             self._start_writes()
 
+    @property
+    def has_work(self) -> bool:
+        return bool(self._to_back_up or self._to_write)
+
     def next_retry(self) -> float | None:
         return self._retries[0][0] if self._retries else None
 
@@ -140,7 +144,7 @@ class Writer:
             if free >= self._low_pages:
                 continue
             covered = free
-            for holding in islice(core.tree.orders[slot].coldest(), LOOK_AHEAD):
+            for holding in islice(core.tree.standing.orders[slot].coldest(), LOOK_AHEAD):
                 if covered >= self._high_pages:
                     break
                 covered += num_pages(holding.pages)
@@ -237,7 +241,7 @@ class Writer:
                     core.tree.make_ready(node, slot)
                     core.stored(node, slot)
                     if node in self._cold:
-                        core.tree.keep_spare(node, slot)
+                        core.tree.standing.keep_spare(node, slot)
                 core.counters.add(Count.BACKED_UP, node.num_pages)
                 self.want_write(node)
             else:

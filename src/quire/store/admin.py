@@ -35,6 +35,9 @@ class VerifyReport:
     """The store failed to read them; nothing is known about their content."""
     mismatches: dict[Mismatch, int] = field(default_factory=dict)
     num_quarantined: int = 0
+    fingerprints: dict[str, int] = field(default_factory=dict)
+    """Good pages per model and layout, by the first digits of its fingerprint. A cache reads those
+    of its own fingerprint and leaves the others alone."""
 
     @property
     def is_clean(self) -> bool:
@@ -67,11 +70,14 @@ def verify(
     with closing(open_store(url, must_exist=True)) as store:
         objects = sorted(store.scan(), key=lambda item: item.size_bytes)
         counts: Counter[PageStatus | Mismatch] = Counter()
+        fingerprints: Counter[str] = Counter()
         num_quarantined = 0
         view = memoryview(mmap.mmap(-1, _largest(objects)))
         for i, item in enumerate(objects):
             outcome = _verify_one(store, item, view, clock() + _READ_TIMEOUT_S)
             counts[outcome] += 1
+            if outcome is PageStatus.OK:
+                fingerprints[_fingerprint(view)] += 1
             if quarantine and isinstance(outcome, Mismatch) and not outcome.is_foreign:
                 store.quarantine(item.name)
                 num_quarantined += 1
@@ -84,7 +90,15 @@ def verify(
         num_unreadable=counts[PageStatus.FAILED],
         mismatches={why: n for why, n in counts.items() if isinstance(why, Mismatch)},
         num_quarantined=num_quarantined,
+        fingerprints=dict(fingerprints),
     )
+
+
+def _fingerprint(header: memoryview) -> str:
+    """Short name of the fingerprint in a header that has just been checked."""
+    opened = open_header(header[:HEADER_BYTES])
+    assert not isinstance(opened, Mismatch)
+    return opened.fingerprint.hex()[:12]
 
 
 def _largest(objects: list[StoredObject]) -> int:

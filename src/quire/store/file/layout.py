@@ -22,6 +22,7 @@ import fcntl
 import json
 import os
 import re
+import secrets
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -176,7 +177,8 @@ def _claim(root: Path, *, must_exist: bool) -> None:
                 f"{str(root)!r} is not empty and not a Quire store: give an empty or new "
                 f"directory, such as {str(root / 'quire')!r}"
             )
-        draft = root / f"{MARKER}.{os.getpid()}"
+        # A name of its own: ranks of one process, or of two hosts, may create it together.
+        draft = root / f"{MARKER}.{secrets.token_hex(8)}"
         draft.write_text(json.dumps({"quire_store": LAYOUT_VERSION}) + "\n")
         draft.replace(marker)
     _check_marker(root, marker)

@@ -23,126 +23,15 @@ whether the attached store has all of its pages (`stored` = the store's epoch).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 from quire.errors import InvariantError
-from quire.eviction import EvictionPolicy, Queue
-from quire.keys import Namespace, PrefixKey, chain_keys, common_pages
+from quire.eviction import EvictionPolicy
+from quire.keys import PrefixKey, chain_keys, common_pages
+from quire.tree.node import NUM_TIERS, Freed, Holding, Inserted, Node, Root, Walk
+from quire.tree.standing import Standing
 from quire.types import PAGE_ID_BYTES, PAGE_KEY_BYTES, PageIds, Residency, Tier
 
-NUM_TIERS = len(Tier)
 _READY = Residency.READY
-
-
-def slot_of(component: int, tier: Tier) -> int:
-    """Index of (component, tier) in Node.held."""
-    return component * NUM_TIERS + tier
-
-
-class Holding:
-    """What one tier holds of one component of one node. Absent ones have no Holding at all."""
-
-    __slots__ = ("_next", "_prev", "branches", "locks", "node", "pages", "queue", "state")
-
-    def __init__(self, node: Node, pages: PageIds, state: Residency) -> None:
-        self.node = node
-        self.pages = pages
-        self.state = state
-        self.locks = 0
-        self.branches = 0
-        """Device only: children that hold the same component on the device."""
-        self.queue: Queue | None = None
-        """The eviction queue it stands in; None while FILLING, DRAINING or parked."""
-        self._prev: Holding | Queue | None = None
-        self._next: Holding | Queue | None = None
-
-
-class Node:
-    __slots__ = (
-        "children",
-        "end",
-        "held",
-        "hits",
-        "page_keys",
-        "parent",
-        "priority",
-        "stamp",
-        "stored",
-        "tokens",
-    )
-
-    def __init__(self, parent: Node | None, tokens: bytes, end: int, num_slots: int) -> None:
-        self.parent = parent
-        self.tokens = tokens
-        """Tokens of its pages, overlap included."""
-        self.end = end
-        """Pages from the root to its end."""
-        self.children: dict[int, Node] | None = None
-        """By hash of the first page's tokens. The tokens themselves are always compared."""
-        self.held: list[Holding | None] = [None] * num_slots
-        self.hits = 0
-        self.priority = 0
-        self.stamp = 0.0
-        """For policies that need a time."""
-        self.page_keys: bytes | None = None
-        self.stored = 0
-        """Epoch of the store known to hold every page of every component; 0: not known to."""
-
-    @property
-    def start(self) -> int:
-        return self.parent.end if self.parent is not None else 0
-
-    @property
-    def num_pages(self) -> int:
-        return self.end - self.parent.end if self.parent is not None else 0
-
-    def __repr__(self) -> str:
-        tiers = [f"{s}:{h.state.name}" for s, h in enumerate(self.held) if h is not None]
-        return f"Node({self.start}..{self.end} {' '.join(tiers)})"
-
-
-class Root(Node):
-    """Top of one namespace's tree: no pages of its own."""
-
-    __slots__ = ("digest", "page_bytes", "page_width", "users")
-
-    def __init__(self, namespace: Namespace, key: PrefixKey, num_slots: int) -> None:
-        super().__init__(None, b"", 0, num_slots)
-        self.digest = namespace.digest
-        self.page_bytes = key.page_bytes
-        self.page_width = key.page_width
-        self.users = 0
-        """Leases below; an empty root without users is dropped."""
-
-
-class Walk(NamedTuple):
-    """Nodes along a key, and how many of its pages they cover; the last may be covered partly."""
-
-    nodes: list[Node]
-    num_pages: int
-
-
-class Inserted(NamedTuple):
-    tail: Node
-    """Last node on the path that carries the pages; `tail.end` says how far that is."""
-    pages: PageIds
-    """Pages of the tree for [first, tail.end): the caller's where adopted, else its twins."""
-    duplicate: PageIds
-    """The caller's pages that the tree had already: to be freed by the caller."""
-    adopted: list[Node]
-    """Nodes that took the caller's pages."""
-
-
-class Freed(NamedTuple):
-    """Pages that left the tree and belong to the caller now."""
-
-    component: int
-    tier: Tier
-    pages: PageIds
-    node: Node
-    was_ready: bool
-    was_last: bool
-    """The node held them nowhere else."""
 
 
 class PrefixTree:
@@ -152,11 +41,7 @@ class PrefixTree:
         self.num_components = num_components
         self.num_slots = num_components * NUM_TIERS
         self.roots: dict[bytes, Root] = {}
-        self.orders = [make_order(c, tier) for c in range(num_components) for tier in Tier]
-        """Eviction order per slot. Host holdings are in theirs only while the device lacks them."""
-        self.spare = [Queue() for _ in range(num_components)]
-        """Per component: host holdings whose pages are READY on the device too, and likely to stay
-        there for a while."""
+        self.standing = Standing(num_components, make_order)
         self.changes = 0
         """Grows with every change that can make an earlier walk wrong."""
 
@@ -243,8 +128,10 @@ class PrefixTree:
         assert 0 < count < node.num_pages
         root = self.root_of(node)
         step, width = root.page_bytes, root.page_width
-        first, tokens = hash(node.tokens[:width]), node.tokens
-        upper = Node(parent, tokens[: count * step + width - step], node.start + count, 0)
+        tokens = node.tokens
+        upper = Node(
+            parent, node.name, tokens[: count * step + width - step], node.start + count, 0
+        )
         upper.hits, upper.priority, upper.stamp = node.hits, node.priority, node.stamp
         upper.stored = node.stored
         upper.held = [
@@ -256,8 +143,9 @@ class PrefixTree:
         node.tokens = tokens[count * step :]
         node.parent = upper
         assert parent.children is not None
-        parent.children[first] = upper
-        upper.children = {hash(node.tokens[:width]): node}
+        parent.children[node.name] = upper
+        node.name = hash(node.tokens[:width])
+        upper.children = {node.name: node}
         self.changes += 1
         return upper
 
@@ -268,11 +156,7 @@ class PrefixTree:
         holding.locks = lower.locks
         if slot % NUM_TIERS == Tier.DEVICE:
             holding.branches = 1
-        if lower.queue is not None:
-            if lower.queue is self.spare[slot // NUM_TIERS]:
-                lower.queue.insert_after(lower, holding)
-            else:
-                self.orders[slot].split(lower, holding)
+        self.standing.split(slot, lower, holding)
         return holding
 
     def insert(self, at: Node, key: PrefixKey, last: int, slot: int, pages: PageIds) -> Inserted:
@@ -320,7 +204,7 @@ class PrefixTree:
         return child if shared == child.num_pages else self.split(child, shared)
 
     def _grow(self, parent: Node, name: int, tokens: bytes, end: int) -> Node:
-        node = Node(parent, tokens, end, self.num_slots)
+        node = Node(parent, name, tokens, end, self.num_slots)
         if parent.children is None:
             parent.children = {}
         parent.children[name] = node
@@ -339,7 +223,7 @@ class PrefixTree:
             if above is not None:
                 above.branches += 1
         if state is _READY:
-            self._enter_orders(holding, slot)
+            self.standing.enter(holding, slot)
         self.changes += 1
         return holding
 
@@ -349,24 +233,17 @@ class PrefixTree:
         assert holding is not None
         assert holding.state is Residency.FILLING
         holding.state = Residency.READY
-        self._enter_orders(holding, slot)
+        self.standing.enter(holding, slot)
         self.changes += 1
-
-    def keep_spare(self, node: Node, slot: int) -> None:
-        """The device will let go of `node` soon: rank its host copy as if it had already."""
-        holding = node.held[slot]
-        if holding is not None and holding.queue is self.spare[slot // NUM_TIERS]:
-            holding.queue.remove(holding)
-            self.orders[slot].insert(holding)
 
     def condemn(self, node: Node, slot: int) -> list[Freed]:
         """→ DRAINING: unreadable from now on; detached as soon as nothing uses it any more."""
         holding = node.held[slot]
         assert holding is not None
-        self._leave_orders(holding, slot)
+        self.standing.leave(holding, slot)
         holding.state = Residency.DRAINING
         if slot % NUM_TIERS == Tier.DEVICE:
-            self._promote_host(node, slot)
+            self.standing.no_longer_spare(node, slot)
         self.changes += 1
         return self.detach(node, slot) if self._is_drained(holding) else []
 
@@ -392,7 +269,7 @@ class PrefixTree:
         if holding.locks or holding.branches:
             raise InvariantError(f"{node} is freed while something uses it")
         component, tier = divmod(slot, NUM_TIERS)
-        self._leave_orders(holding, slot)
+        self.standing.leave(holding, slot)
         node.held[slot] = None
         if tier == Tier.DEVICE:
             self._expose_device(node, slot)
@@ -407,23 +284,15 @@ class PrefixTree:
         if above is not None:
             above.branches -= 1
             if above.branches == 0 and above.locks == 0 and above.state is _READY:
-                self.orders[slot].unpark(above)
-        self._promote_host(node, slot)
-
-    def _promote_host(self, node: Node, slot: int) -> None:
-        """The device copy is of no use any more: the host copy is no spare."""
-        host = node.held[slot + 1]
-        if host is not None and host.state is _READY:
-            self._leave_orders(host, slot + 1)
-            self.orders[slot + 1].insert(host)
+                self.standing.unpark(above, slot)
+        self.standing.no_longer_spare(node, slot)
 
     def _prune(self, node: Node, freed: list[Freed]) -> None:
         """Remove an empty node. What hangs below is unreachable now and goes too."""
         parent = node.parent
         assert parent is not None
-        root = self.root_of(node)
         assert parent.children is not None
-        del parent.children[hash(node.tokens[: root.page_width])]
+        del parent.children[node.name]
         if not parent.children:
             parent.children = None
         doomed = [node]
@@ -443,36 +312,8 @@ class PrefixTree:
         if node.children is None:
             for slot in range(Tier.HOST, self.num_slots, NUM_TIERS):
                 holding = node.held[slot]
-                if holding is not None and self._is_order_member(holding, slot):
-                    self.orders[slot].unpark(holding)
-
-    def _is_order_member(self, holding: Holding, slot: int) -> bool:
-        """Does it belong into the slot's eviction order (queued or parked), not among spares?"""
-        if holding.state is not _READY:
-            return False
-        return slot % NUM_TIERS == Tier.DEVICE or not self._on_device(holding.node, slot - 1)
-
-    def _on_device(self, node: Node, device_slot: int) -> bool:
-        device = node.held[device_slot]
-        return device is not None and device.state is _READY
-
-    def _enter_orders(self, holding: Holding, slot: int) -> None:
-        if slot % NUM_TIERS == Tier.DEVICE:
-            self.orders[slot].insert(holding)
-            host = holding.node.held[slot + 1]
-            if host is not None and host.state is _READY:
-                self._leave_orders(host, slot + 1)
-                self.spare[slot // NUM_TIERS].push_hot(host)
-        elif self._on_device(holding.node, slot - 1):
-            self.spare[slot // NUM_TIERS].push_hot(holding)
-        else:
-            self.orders[slot].insert(holding)
-
-    def _leave_orders(self, holding: Holding, slot: int) -> None:
-        if holding.queue is self.spare[slot // NUM_TIERS]:
-            holding.queue.remove(holding)
-        elif holding.state is _READY:
-            self.orders[slot].remove(holding)
+                if holding is not None and holding.state is _READY:
+                    self.standing.unpark(holding, slot)
 
     # ---- protection -----------------------------------------------------------------------------
 
@@ -495,7 +336,7 @@ class PrefixTree:
             holding.locks -= 1
             if holding.locks == 0 and holding.queue is None:
                 if holding.state is _READY:
-                    self._bring_back(holding, slot)
+                    self.standing.unpark(holding, slot)
                 elif self._is_drained(holding):
                     freed += self.detach(node, slot)
             node = parent
@@ -503,24 +344,10 @@ class PrefixTree:
 
     def touch(self, tail: Node) -> None:
         """Everything on the path was used: children first, so that parents rank as hotter."""
-        orders = self.orders
-        node = tail
+        touch, node = self.standing.touch, tail
         while node.parent is not None:
-            held = node.held
-            for device in range(0, self.num_slots, NUM_TIERS):
-                holding, slot = held[device], device
-                if holding is None or holding.state is not _READY:
-                    holding, slot = held[device + Tier.HOST], device + Tier.HOST
-                if holding is not None and holding.state is _READY:
-                    orders[slot].touch(holding)
+            touch(node)
             node = node.parent
-
-    def _bring_back(self, holding: Holding, slot: int) -> None:
-        """A parked holding may go again."""
-        if slot % NUM_TIERS == Tier.HOST and self._on_device(holding.node, slot - 1):
-            self.spare[slot // NUM_TIERS].push_hot(holding)
-        else:
-            self.orders[slot].unpark(holding)
 
     def _is_drained(self, holding: Holding) -> bool:
         unused = holding.locks == 0 and holding.branches == 0

@@ -1,0 +1,82 @@
+"""The command tree of `quire`, and the one place where errors become sentences and exit codes.
+
+Torch is imported only by the commands that need it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quire import __version__
+from quire.cli import bench, sim, store
+from quire.cli.output import EXIT_ERROR, AsJson, complain, progress_bar, show, show_json
+from quire.errors import QuireError
+from quire.units import parse_size
+
+app = typer.Typer(
+    name="quire",
+    help="A three-tier KV cache for LLM inference: device, host and shared store.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(bench.app, name="bench")
+app.add_typer(store.app, name="store")
+app.add_typer(sim.app, name="sim")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of the console script. Also leaves by SystemExit, as typer does."""
+    try:
+        app(args=None if arguments is None else list(arguments), prog_name="quire")
+    except QuireError as error:
+        sys.stdout.flush()
+        complain(str(error))
+        return EXIT_ERROR
+    return 0
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"quire {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """A three-tier KV cache for LLM inference: device, host and shared store."""
+
+
+@app.command(epilog="Example: [bold]quire demo --host-memory 512MiB[/bold]")
+def demo(
+    host_memory: Annotated[
+        str, typer.Option(metavar="SIZE", help="Size of the host tier.")
+    ] = "64MiB",
+    directory: Annotated[
+        Path | None,
+        typer.Option(help="Where to put the demo's store; by default the temporary directory."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """A short run through all tiers, with every byte checked."""
+    from quire import demo as scenes
+
+    size_bytes = parse_size(host_memory)
+    with progress_bar() as progress:
+        report = scenes.run(host_bytes=size_bytes, directory=directory, progress=progress)
+    if as_json:
+        show_json(report.as_dict())
+    else:
+        show(*report.renderables())

@@ -1,0 +1,152 @@
+"""`quire bench`: run a benchmark of quire.bench and print its result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quire.cli.output import EXIT_FOUND, AsJson, progress_bar, show, show_json
+from quire.errors import ConfigError, StoreError
+from quire.units import parse_size
+
+app = typer.Typer(
+    help="Measure the metadata path, the file store and the copies between device and host.",
+    no_args_is_help=True,
+)
+
+
+@app.command(epilog="Example: [bold]quire bench core --rounds 1 --json[/bold]")
+def core(
+    rounds: Annotated[int, typer.Option(min=1, help="Runs per workload; medians are shown.")] = 3,
+    as_json: AsJson = False,
+) -> None:
+    """What the metadata path costs per request: match, lease, allocate, evict, insert."""
+    from quire.bench import core as bench
+    from quire.bench import report
+
+    with progress_bar() as progress:
+        result = bench.run(rounds=rounds, progress=progress)
+    if as_json:
+        show_json(result)
+    else:
+        show(*report.core(result))
+
+
+@app.command(epilog="Example: [bold]quire bench store /mnt/nvme --total 1GiB[/bold]")
+def store(
+    path: Annotated[
+        Path, typer.Argument(help="Directory on the disk to measure; left as it was.")
+    ] = Path(),
+    total: Annotated[
+        str, typer.Option(metavar="SIZE", help="Bytes written and read per round.")
+    ] = "512MiB",
+    page: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SIZE", help="Page size; repeat for several. [360KiB, 2MiB]"),
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of the raw side.")] = 8,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Rounds, better an even number; medians are shown.")
+    ] = 8,
+    as_json: AsJson = False,
+) -> None:
+    """The file store beside raw direct I/O on the same disk, in the same run."""
+    from quire.bench import report
+    from quire.bench import store as bench
+
+    sizes = [parse_size(text) for text in page] if page else bench.PAGE_SIZES
+    total_bytes = parse_size(total)
+    _check_page_sizes(sizes, total_bytes)
+    with progress_bar() as progress:
+        try:
+            result = bench.run(
+                str(path),
+                page_sizes=sizes,
+                total_bytes=total_bytes,
+                threads=threads,
+                rounds=rounds,
+                progress=lambda done, of: progress("file store", done, of),
+            )
+        except OSError as error:
+            raise StoreError(
+                f"cannot measure in {str(path)!r} ({error.strerror}): "
+                "give a directory that this user can write to"
+            ) from error
+    if as_json:
+        show_json(result)
+    else:
+        show(*report.store(result))
+
+
+@app.command(epilog="Example: [bold]quire bench transfer --device cuda --page-size 64[/bold]")
+def transfer(
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(help="Model shape; repeat for several. [llama-3.1-8b, smollm2-135m]"),
+    ] = None,
+    page_size: Annotated[
+        list[int] | None, typer.Option(min=1, help="Tokens per page; repeat. [16, 64]")
+    ] = None,
+    pages: Annotated[
+        int | None, typer.Option(min=1, help="Pages per copy; by default 32 MiB, 1 GiB on CUDA.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Repeats; medians are shown.")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Copies between device and host, checked to the bit, beside a plain copy of as many bytes."""
+    from quire.bench import report
+    from quire.bench import transfer as bench
+
+    _check_device(device)
+    shapes = shape or list(bench.SHAPES)
+    for name in shapes:
+        if name not in bench.SHAPES:
+            raise ConfigError(f"--shape {name!r} is not known: use {' or '.join(bench.SHAPES)}")
+    with progress_bar() as progress:
+        result = bench.run(
+            device,
+            shapes,
+            page_size or (16, 64),
+            pages=pages,
+            repeats=repeats,
+            progress=lambda done, of: progress("copies", done, of),
+        )
+    if as_json:
+        show_json(result)
+    else:
+        show(*report.transfer(result))
+    if not result["ok"]:
+        raise typer.Exit(EXIT_FOUND)
+
+
+def _check_page_sizes(sizes: list[int] | tuple[int, ...], total_bytes: int) -> None:
+    from quire.memory.layout import BLOCK_BYTES
+
+    for size in sizes:
+        if size < BLOCK_BYTES or size % BLOCK_BYTES:
+            raise ConfigError(
+                f"--page {size}: a page is a multiple of {BLOCK_BYTES} bytes, such as 360KiB"
+            )
+        if size > total_bytes:
+            raise ConfigError(
+                f"--total {total_bytes} is less than one page of {size} bytes: raise --total"
+            )
+
+
+def _check_device(name: str) -> None:
+    import torch
+
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"--device {name!r} is not known: use cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"--device {name}: this machine has {torch.cuda.device_count()} CUDA devices that "
+            "torch can use: use --device cpu, or install a CUDA build of torch"
+        )
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"--device {name!r} is not supported: use cpu, cuda or cuda:N")

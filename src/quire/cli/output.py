@@ -1,0 +1,66 @@
+"""How commands talk: tables or one JSON object on standard output, everything else on stderr.
+
+Knows consoles and progress bars, no command.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, RenderableType
+
+EXIT_FOUND = 1
+"""The command worked and found something wrong."""
+EXIT_ERROR = 2
+"""The command was asked wrongly, or could not do its work."""
+
+Progress = Callable[[str, int, int], None]
+"""Called with (what, done, total)."""
+
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else.")
+]
+
+
+def show(*items: RenderableType) -> None:
+    console = Console(highlight=False)
+    for item in items:
+        console.print(item)
+
+
+def show_json(result: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(result, indent=2) + "\n")
+
+
+def complain(sentence: str) -> None:
+    """To the person, in full, whatever the width of the terminal."""
+    sys.stderr.write(f"quire: {sentence}\n")
+
+
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """One bar per piece of work, on standard error, and only if a person is looking at it."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    console = Console(stderr=True)
+    columns = [
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    ]
+    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        tasks = {}
+
+        def update(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done, total=total)
+
+        yield update

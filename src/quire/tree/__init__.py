@@ -1,0 +1,18 @@
+"""The one prefix tree: nodes, what they hold, and in which order it goes."""
+
+from quire.tree.node import NUM_TIERS, Freed, Holding, Inserted, Node, Root, Walk, slot_of
+from quire.tree.standing import Standing
+from quire.tree.tree import PrefixTree
+
+__all__ = [
+    "NUM_TIERS",
+    "Freed",
+    "Holding",
+    "Inserted",
+    "Node",
+    "PrefixTree",
+    "Root",
+    "Standing",
+    "Walk",
+    "slot_of",
+]

@@ -1,0 +1,131 @@
+"""Nodes and holdings: the records the tree is made of. No behaviour of its own.
+
+A node is a run of pages; its path from the root spells a prefix. For each component and each tier
+it may have a `Holding`: the pool pages, their residency state and how many users protect them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from quire.eviction import Queue
+from quire.keys import Namespace, PrefixKey
+from quire.types import PageIds, Residency, Tier
+
+NUM_TIERS = len(Tier)
+
+
+def slot_of(component: int, tier: Tier) -> int:
+    """Index of (component, tier) in Node.held."""
+    return component * NUM_TIERS + tier
+
+
+class Holding:
+    """What one tier holds of one component of one node. Absent ones have no Holding at all."""
+
+    __slots__ = ("_next", "_prev", "branches", "locks", "node", "pages", "queue", "state")
+
+    def __init__(self, node: Node, pages: PageIds, state: Residency) -> None:
+        self.node = node
+        self.pages = pages
+        self.state = state
+        self.locks = 0
+        self.branches = 0
+        """Device only: children that hold the same component on the device."""
+        self.queue: Queue | None = None
+        """The eviction queue it stands in; None while FILLING, DRAINING or parked."""
+        self._prev: Holding | Queue | None = None
+        self._next: Holding | Queue | None = None
+
+
+class Node:
+    __slots__ = (
+        "children",
+        "end",
+        "held",
+        "hits",
+        "name",
+        "page_keys",
+        "parent",
+        "priority",
+        "stamp",
+        "stored",
+        "tokens",
+    )
+
+    def __init__(
+        self, parent: Node | None, name: int, tokens: bytes, end: int, num_slots: int
+    ) -> None:
+        self.parent = parent
+        self.name = name
+        """Hash of its first page's tokens: where it is among its parent's children."""
+        self.tokens = tokens
+        """Tokens of its pages, overlap included."""
+        self.end = end
+        """Pages from the root to its end."""
+        self.children: dict[int, Node] | None = None
+        """By name. A name only leads to a candidate: the tokens themselves are compared."""
+        self.held: list[Holding | None] = [None] * num_slots
+        self.hits = 0
+        self.priority = 0
+        self.stamp = 0.0
+        """For policies that need a time."""
+        self.page_keys: bytes | None = None
+        self.stored = 0
+        """Epoch of the store known to hold every page of every component; 0: not known to."""
+
+    @property
+    def start(self) -> int:
+        return self.parent.end if self.parent is not None else 0
+
+    @property
+    def num_pages(self) -> int:
+        return self.end - self.parent.end if self.parent is not None else 0
+
+    def __repr__(self) -> str:
+        tiers = [f"{s}:{h.state.name}" for s, h in enumerate(self.held) if h is not None]
+        return f"Node({self.start}..{self.end} {' '.join(tiers)})"
+
+
+class Root(Node):
+    """Top of one namespace's tree: no pages of its own."""
+
+    __slots__ = ("digest", "page_bytes", "page_width", "users")
+
+    def __init__(self, namespace: Namespace, key: PrefixKey, num_slots: int) -> None:
+        super().__init__(None, 0, b"", 0, num_slots)
+        self.digest = namespace.digest
+        self.page_bytes = key.page_bytes
+        self.page_width = key.page_width
+        self.users = 0
+        """Leases below; an empty root without users is dropped."""
+
+
+class Walk(NamedTuple):
+    """Nodes along a key, and how many of its pages they cover; the last may be covered partly."""
+
+    nodes: list[Node]
+    num_pages: int
+
+
+class Inserted(NamedTuple):
+    tail: Node
+    """Last node on the path that carries the pages; `tail.end` says how far that is."""
+    pages: PageIds
+    """Pages of the tree for [first, tail.end): the caller's where adopted, else its twins."""
+    duplicate: PageIds
+    """The caller's pages that the tree had already: to be freed by the caller."""
+    adopted: list[Node]
+    """Nodes that took the caller's pages."""
+
+
+class Freed(NamedTuple):
+    """Pages that left the tree and belong to the caller now."""
+
+    component: int
+    tier: Tier
+    pages: PageIds
+    node: Node
+    was_ready: bool
+    was_last: bool
+    """The node held them nowhere else."""

@@ -1,0 +1,94 @@
+"""Standing: where each READY holding ranks when its tier needs room.
+
+Device holdings, and host holdings that the device lacks, stand in their slot's eviction policy. A
+host holding whose pages are READY on the device as well is *spare*: it goes before any other, most
+recently used first, because the device will keep those longest. Once the device is about to let
+go of a page, its host copy is ranked as if that had happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quire.eviction import EvictionPolicy, Queue
+from quire.tree.node import NUM_TIERS, Holding, Node
+from quire.types import Residency, Tier
+
+_READY = Residency.READY
+
+
+class Standing:
+    def __init__(
+        self, num_components: int, make_order: Callable[[int, Tier], EvictionPolicy]
+    ) -> None:
+        self.orders = [make_order(c, tier) for c in range(num_components) for tier in Tier]
+        """Policy per slot."""
+        self.spare = [Queue() for _ in range(num_components)]
+        """Spare host holdings per component."""
+        self._device_slots = range(0, num_components * NUM_TIERS, NUM_TIERS)
+
+    def enter(self, holding: Holding, slot: int) -> None:
+        """The holding has become READY."""
+        if slot % NUM_TIERS == Tier.DEVICE:
+            self.orders[slot].insert(holding)
+            host = holding.node.held[slot + 1]
+            if host is not None and host.state is _READY:
+                self.leave(host, slot + 1)
+                self.spare[slot // NUM_TIERS].push_hot(host)
+        elif on_device(holding.node, slot):
+            self.spare[slot // NUM_TIERS].push_hot(holding)
+        else:
+            self.orders[slot].insert(holding)
+
+    def leave(self, holding: Holding, slot: int) -> None:
+        """The holding is going, or is to stand elsewhere. Harmless if it stands nowhere."""
+        if holding.queue is self.spare[slot // NUM_TIERS]:
+            holding.queue.remove(holding)
+        elif holding.state is _READY:
+            self.orders[slot].remove(holding)
+
+    def split(self, slot: int, lower: Holding, upper: Holding) -> None:
+        """`upper` was cut off `lower`: same standing, right behind it."""
+        if lower.queue is self.spare[slot // NUM_TIERS]:
+            lower.queue.insert_after(lower, upper)
+        elif lower.queue is not None:
+            self.orders[slot].split(lower, upper)
+
+    def touch(self, node: Node) -> None:
+        """The node was used."""
+        held = node.held
+        for device in self._device_slots:
+            holding, slot = held[device], device
+            if holding is None or holding.state is not _READY:
+                holding, slot = held[device + Tier.HOST], device + Tier.HOST
+            if holding is not None and holding.state is _READY:
+                self.orders[slot].touch(holding)
+
+    def unpark(self, holding: Holding, slot: int) -> None:
+        """A READY holding that may have been parked can go again."""
+        if holding.queue is not None:
+            return
+        if slot % NUM_TIERS == Tier.HOST and on_device(holding.node, slot):
+            self.spare[slot // NUM_TIERS].push_hot(holding)
+        else:
+            self.orders[slot].unpark(holding)
+
+    def keep_spare(self, node: Node, slot: int) -> None:
+        """The device will let go of `node` soon: rank its host copy as if it had already."""
+        holding = node.held[slot]
+        if holding is not None and holding.queue is self.spare[slot // NUM_TIERS]:
+            holding.queue.remove(holding)
+            self.orders[slot].insert(holding)
+
+    def no_longer_spare(self, node: Node, device_slot: int) -> None:
+        """The device copy is of no use any more: the host copy is all there is."""
+        host = node.held[device_slot + Tier.HOST]
+        if host is not None and host.state is _READY:
+            self.leave(host, device_slot + Tier.HOST)
+            self.orders[device_slot + Tier.HOST].insert(host)
+
+
+def on_device(node: Node, host_slot: int) -> bool:
+    """Does the device hold, readable, what `host_slot` holds?"""
+    device = node.held[host_slot - Tier.HOST]
+    return device is not None and device.state is _READY

@@ -1,0 +1,40 @@
+"""The documents name things that exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = ["README.md", "CHANGELOG.md", "docs/architecture.md", "docs/embedding.md"]
+SOURCES = {path.name for path in (ROOT / "src/quire").rglob("*.py")}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_module_named_exists(document):
+    text = (ROOT / document).read_text()
+    named = {Path(name).name for name in re.findall(r"[\w/]+\.py\b", text)}
+    others = {"embed.py", "test_imports.py"}
+    assert named - SOURCES - others == set()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_link_leads_somewhere(document):
+    path = ROOT / document
+    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
+        assert (path.parent / target).exists(), target
+
+
+def test_the_package_map_names_every_part():
+    text = (ROOT / "docs/architecture.md").read_text()
+    parts = {path.name for path in (ROOT / "src/quire").iterdir()} - {
+        "__init__.py",
+        "__pycache__",
+        "py.typed",
+    }
+    missing = [part for part in parts if part not in text and f"{part}/" not in text]
+    assert missing == []
+
+
+def test_the_readme_fits_on_two_screens():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
