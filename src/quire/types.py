@@ -48,6 +48,12 @@ class Residency(enum.IntEnum):
     DRAINING = 3
 
 
+# Members by a plain name: looking one up on its class costs a tenth of a microsecond, which the
+# metadata path would pay dozens of times per request.
+DEVICE, HOST = Tier.DEVICE, Tier.HOST
+FILLING, READY, DRAINING = Residency.FILLING, Residency.READY, Residency.DRAINING
+
+
 class PageStatus(enum.IntEnum):
     """Outcome of one page of one operation, one byte on the wire. Larger is worse."""
 

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from quire.components.base import Guard
 from quire.eviction.base import Evictable
 from quire.tree import Holding, Node, slot_of
-from quire.types import Residency, Tier
-
-_READY = Residency.READY
+from quire.types import DEVICE, DRAINING, HOST, READY, Tier
 
 
 class FullAttention:
@@ -17,16 +15,16 @@ class FullAttention:
 
     def __init__(self, index: int = 0) -> None:
         self.index = index
-        self._device = slot_of(index, Tier.DEVICE)
-        self._host = slot_of(index, Tier.HOST)
+        self._device = slot_of(index, DEVICE)
+        self._host = slot_of(index, HOST)
 
     def deepest(self, path: Sequence[Node], first: int, limit: int, *, host: bool) -> int:
         reached, device = first, self._device
         for node in path:
             holding = node.held[device]
-            if holding is None or holding.state is not _READY:
+            if holding is None or holding.state is not READY:
                 holding = node.held[self._host] if host else None
-                if holding is None or holding.state is not _READY:
+                if holding is None or holding.state is not READY:
                     break
             reached = node.end
         return min(reached, limit)
@@ -38,8 +36,11 @@ class FullAttention:
         Host copies are named one by one: each could become spare, and go, if a load made its
         page READY on the device.
         """
+        device = tail.held[self._device]
+        if device is not None and device.state is READY:  # what nearly every call finds
+            return [Guard(self._device, tail, tail.parent)]
         boundary = tail
-        while boundary.parent is not None and boundary.held[self._device] is None:
+        while boundary.parent is not None and not _counts(boundary.held[self._device]):
             boundary = boundary.parent
         guards = []
         if boundary is not tail:
@@ -54,7 +55,7 @@ class FullAttention:
         On the device a leaf has no child on the device. On the host a page that the device has
         too may go from anywhere; one that only the host has must have nothing below it.
         """
-        return self._may_leave_host if tier is Tier.HOST else _may_leave_device
+        return self._may_leave_host if tier is HOST else _may_leave_device
 
     def _may_leave_host(self, holding: Holding) -> bool:
         if holding.locks:
@@ -63,7 +64,12 @@ class FullAttention:
         if node.children is None:
             return True
         device = node.held[self._device]
-        return device is not None and device.state is _READY
+        return device is not None and device.state is READY
+
+
+def _counts(device: Holding | None) -> bool:
+    """Is it there, or on its way? What drains is of no use, and nobody new may keep it alive."""
+    return device is not None and device.state is not DRAINING
 
 
 def _may_leave_device(holding: Holding) -> bool:

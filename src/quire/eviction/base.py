@@ -13,7 +13,7 @@ their children (all of ours do) therefore has an evictable leaf at its cold end.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol, Union
+from typing import TYPE_CHECKING, Protocol, Union, cast
 
 if TYPE_CHECKING:
     from quire.tree import Holding
@@ -90,17 +90,18 @@ class Queue:
 
     def coldest(self) -> Holding | None:
         first = self._next
-        return None if isinstance(first, Queue) else first
+        return None if first is self else cast("Holding", first)
 
     def hottest(self) -> Holding | None:
         last = self._prev
-        return None if isinstance(last, Queue) else last
+        return None if last is self else cast("Holding", last)
 
     def __iter__(self) -> Iterator[Holding]:
         at: Link | None = self._next
-        while at is not None and not isinstance(at, Queue):
-            yield at
-            at = at._next
+        while at is not self:
+            holding = cast("Holding", at)
+            yield holding
+            at = holding._next
 
     def _link(self, before: Link, holding: Holding, after: Link) -> None:
         holding._prev = before
@@ -112,9 +113,7 @@ class Queue:
 
 def first_evictable(queue: Queue, evictable: Evictable) -> Holding | None:
     """Coldest holding of `queue` that may go; parks those in front of it."""
-    while (holding := queue._next) is not queue:
-        if TYPE_CHECKING:
-            assert isinstance(holding, Holding)
+    while (holding := queue.coldest()) is not None:
         if evictable(holding):
             return holding
         queue.remove(holding)

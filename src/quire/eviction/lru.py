@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from quire.eviction.base import Evictable, Queue, discard, first_evictable, split_in_place
+from quire.eviction.base import Evictable, Queue, first_evictable, split_in_place
 
 if TYPE_CHECKING:
     from quire.tree import Holding
@@ -32,7 +32,8 @@ class LRU:
         split_in_place(lower, upper)
 
     def remove(self, holding: Holding) -> None:
-        discard(holding)
+        if holding.queue is not None:
+            holding.queue.remove(holding)
 
     def victim(self, evictable: Evictable) -> Holding | None:
         return first_evictable(self._queue, evictable)

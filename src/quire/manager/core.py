@@ -17,10 +17,11 @@ from quire.manager.events import CacheEvent, EventBuffer, EventKind
 from quire.manager.operations import Operation, Operations
 from quire.memory.allocator import PageAllocator
 from quire.messages import Command
-from quire.tree import NUM_TIERS, Freed, Node, PrefixTree, Root, slot_of
-from quire.types import PageIds, PageStatus, Tier, num_pages
+from quire.tree import NUM_TIERS, Freed, Node, PrefixTree, Root
+from quire.types import DEVICE, HOST, PageIds, PageStatus, Tier, num_pages
 
 Clock = Callable[[], float]
+_EVICTED = (Count.EVICTED_DEVICE, Count.EVICTED_HOST)  # by tier
 ROOT_SLOT = -1
 """In a Guard: not a holding but the root itself, which an empty namespace needs to stay."""
 
@@ -34,7 +35,7 @@ class Core:
             len(components),
             lambda _component, _tier: make_policy(config.eviction, clock, config.retention_decay_s),
         )
-        sizes = {Tier.DEVICE: config.device_pages, Tier.HOST: config.host_pages}
+        sizes = {DEVICE: config.device_pages, HOST: config.host_pages}
         self.allocators = [PageAllocator(sizes[tier]) for _ in components for tier in Tier]
         """By slot."""
         self.counters = Counters()
@@ -65,36 +66,43 @@ class Core:
         Host: copies of what the device has too go first, most recently used first (the device
         will keep those longest); then leaves that only the host has, in policy order.
         """
-        freed = 0
         gone: list[Freed] = []
-        component, tier = divmod(slot, NUM_TIERS)
-        spare = self.tree.standing.spare[component] if tier == Tier.HOST else None
-        while freed < count and spare is not None and (holding := spare.hottest()) is not None:
-            if self._evictable[slot](holding):
+        freed = 0
+        if slot % NUM_TIERS == HOST:
+            freed = self._evict_spare(slot, count, gone)
+            self.counters.add(Count.EVICTED_SPARE, freed)
+        order, rule, tree = self.tree.standing.orders[slot], self._evictable[slot], self.tree
+        before = freed
+        while freed < count and (holding := order.victim(rule)) is not None:
+            freed += num_pages(holding.pages)
+            detached = tree.detach(holding.node, slot)
+            if len(detached) > 1:  # what hung below went with it
+                freed += sum(num_pages(i.pages) for i in detached[1:] if i.slot == slot)
+            gone += detached
+        self.counters.add(_EVICTED[slot % NUM_TIERS], freed - before)
+        self.release(gone)
+        return freed
+
+    def _evict_spare(self, slot: int, count: int, gone: list[Freed]) -> int:
+        spare, rule, freed = self.tree.standing.spare[slot // NUM_TIERS], self._evictable[slot], 0
+        while freed < count and (holding := spare.hottest()) is not None:
+            if rule(holding):
                 freed += num_pages(holding.pages)
-                self.counters.add(Count.EVICTED_SPARE, num_pages(holding.pages))
                 gone += self.tree.detach(holding.node, slot)
             else:
                 spare.remove(holding)  # parked; unlocking brings it back
-        order, rule = self.tree.standing.orders[slot], self._evictable[slot]
-        name = Count.EVICTED_HOST if tier == Tier.HOST else Count.EVICTED_DEVICE
-        while freed < count and (holding := order.victim(rule)) is not None:
-            self.counters.add(name, num_pages(holding.pages))
-            detached = self.tree.detach(holding.node, slot)
-            gone += detached
-            freed += sum(num_pages(i.pages) for i in detached if slot_of(*i[:2]) == slot)
-        self.release(gone)
         return freed
 
     def release(self, freed: Sequence[Freed]) -> None:
         """Pages that left the tree go back to their pools."""
-        for gone in freed:
-            self.allocators[slot_of(gone.component, gone.tier)].free(gone.pages)
-            if not gone.was_ready:
-                continue
-            if gone.was_last:
-                self.counters.add(Count.DROPPED, num_pages(gone.pages))
-            self.removed(gone.node, slot_of(gone.component, gone.tier))
+        dropped = 0
+        for slot, pages, node, was_ready, was_last in freed:
+            self.allocators[slot].free(pages)
+            if was_ready:
+                dropped += num_pages(pages) if was_last else 0
+                self.removed(node, slot)
+        if dropped:
+            self.counters.add(Count.DROPPED, dropped)
 
     def count_faults(self, kind: str, statuses: bytes) -> None:
         """Count the pages that did not end OK, by what they ended as."""
@@ -106,7 +114,8 @@ class Core:
 
     def protect(self, tail: Node, extra: Sequence[Guard] = ()) -> list[Guard]:
         """Keep the path to `tail` usable in every component, and what the extra guards name."""
-        if isinstance(tail, Root):
+        if tail.parent is None:
+            assert isinstance(tail, Root)
             tail.users += 1
             return [Guard(ROOT_SLOT, tail, None)]
         guards: list[Guard] = []
@@ -147,24 +156,25 @@ class Core:
     def stored(self, node: Node, slot: int) -> None:
         """Announce that a node's pages are READY in a tier."""
         if self.events.enabled:
-            component, tier = divmod(slot, len(Tier))
-            self._emit(EventKind.STORED, Tier(tier).name.lower(), component, node)
+            self._emit(EventKind.STORED, slot, node)
 
     def removed(self, node: Node, slot: int) -> None:
         """Announce that a node's pages in a tier cannot be used any more."""
         if self.events.enabled:
-            component, tier = divmod(slot, len(Tier))
-            self._emit(EventKind.REMOVED, Tier(tier).name.lower(), component, node)
+            self._emit(EventKind.REMOVED, slot, node)
 
     def written(self, node: Node) -> None:
         """Announce that the store has a node's pages."""
         if self.events.enabled:
+            keys = self.tree.keys_of(node)
             for component in self.components:
-                self._emit(EventKind.STORED, "store", component.index, node)
+                self.events.add(CacheEvent(EventKind.STORED, "store", component.name, keys))
 
-    def _emit(self, kind: EventKind, tier: str, component: int, node: Node) -> None:
+    def _emit(self, kind: EventKind, slot: int, node: Node) -> None:
+        component, tier = divmod(slot, NUM_TIERS)
         name = self.components[component].name
-        self.events.add(CacheEvent(kind, tier, name, self.tree.keys_of(node)))
+        keys = self.tree.keys_of(node)
+        self.events.add(CacheEvent(kind, Tier(tier).name.lower(), name, keys))
 
     def finish(self, op: Operation) -> None:
         """Give back the locks of an operation that has ended."""

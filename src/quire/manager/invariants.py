@@ -15,7 +15,17 @@ from quire.manager.core import ROOT_SLOT, Core
 from quire.manager.lease import Lease
 from quire.manager.prefetch import Prefetcher
 from quire.tree import NUM_TIERS, Holding, Node, Root
-from quire.types import PAGE_KEY_BYTES, PageIds, Residency, Tier, num_pages, page_array
+from quire.types import (
+    DEVICE,
+    HOST,
+    PAGE_KEY_BYTES,
+    READY,
+    PageIds,
+    Residency,
+    Tier,
+    num_pages,
+    page_array,
+)
 
 
 def check(core: Core, leases: Iterable[Lease], prefetcher: Prefetcher) -> None:
@@ -67,7 +77,7 @@ def _check_holding(node: Node, slot: int, holding: Holding) -> None:
     _require(holding.node is node, "holding of another node", node)
     _require(num_pages(holding.pages) == node.num_pages, "pages of a holding", node)
     _require(holding.state is not Residency.ABSENT, "an absent holding", node)
-    if slot % NUM_TIERS == Tier.DEVICE:
+    if slot % NUM_TIERS == DEVICE:
         below = sum(c.held[slot] is not None for c in (node.children or {}).values())
         _require(holding.branches == below, "branches are miscounted", node)
         closed = isinstance(parent, Root) or parent.held[slot] is not None
@@ -105,11 +115,11 @@ def _check_owners(core: Core, leases: list[Lease], prefetcher: Prefetcher) -> No
             if holding is not None:
                 owned[slot].append(holding.pages)
     for lease in leases:
-        owned[Tier.DEVICE].append(lease.private_pages)
+        owned[DEVICE].append(lease.private_pages)
     reserved = 0
     for slot, allocator in enumerate(core.allocators):
         in_operations = prefetcher.reserved_pages(slot)
-        if slot == Tier.HOST:
+        if slot == HOST:
             reserved = sum(map(num_pages, in_operations))
         pages = page_array(PageIds(b"".join([*owned[slot], *in_operations]))).tolist()
         _require(len(set(pages)) == len(pages), f"slot {slot}: a page has two owners")
@@ -132,9 +142,9 @@ def _check_orders(core: Core) -> None:
                 continue
             component, tier = divmod(slot, NUM_TIERS)
             device = node.held[slot - tier]
-            on_device = device is not None and device.state is Residency.READY
-            ready = holding.state is Residency.READY
-            may_spare = tier == Tier.HOST and on_device and ready
+            on_device = device is not None and device.state is READY
+            ready = holding.state is READY
+            may_spare = tier == HOST and on_device and ready
             name = id(holding)
             present = name in queued[slot] or (may_spare and name in spare[component])
             seen += present

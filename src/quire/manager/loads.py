@@ -14,7 +14,7 @@ from quire.manager.lease import Lease, LoadState
 from quire.manager.operations import Kind, Operation, OpState
 from quire.messages import Load
 from quire.tree import Node, slot_of
-from quire.types import PAGE_ID_BYTES, OperationId, PageIds, Residency, Tier
+from quire.types import DEVICE, DRAINING, FILLING, HOST, PAGE_ID_BYTES, READY, OperationId, PageIds
 
 TIMEOUT_S = 60.0
 
@@ -35,7 +35,7 @@ class Loader:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._spans: dict[OperationId, _Span] = {}
-        self._lead = slot_of(core.components[0].index, Tier.DEVICE)
+        self._lead = slot_of(core.components[0].index, DEVICE)
         """Components are loaded together: the first one's state stands for all."""
 
     def load(self, lease: Lease) -> int:
@@ -52,11 +52,11 @@ class Loader:
             holding = node.held[self._lead]
             if holding is None:
                 todo.append(node)
-            elif holding.state is Residency.DRAINING:
+            elif holding.state is DRAINING:
                 break
             else:  # loaded or being loaded for somebody else
                 self._take(lease, node)
-                if holding.state is Residency.FILLING:
+                if holding.state is FILLING:
                     self._wait(lease, self._span_of(node))
         found = lease.num_device
         if found > before:
@@ -92,13 +92,13 @@ class Loader:
         path.reverse()
         host: list[PageIds] = []
         for component, pages in zip(core.components, reserved, strict=True):
-            slot = slot_of(component.index, Tier.DEVICE)
+            slot = slot_of(component.index, DEVICE)
             for node in path:
                 start = (node.start - stop.end) * PAGE_ID_BYTES
                 mine = PageIds(pages[start : (node.end - stop.end) * PAGE_ID_BYTES])
-                core.tree.attach(node, slot, mine, Residency.FILLING)
+                core.tree.attach(node, slot, mine, FILLING)
             host.append(PageIds(b"".join(_pages(node, slot + 1) for node in path)))
-        sources = [Guard(slot_of(c.index, Tier.HOST), tail, stop) for c in core.components]
+        sources = [Guard(slot_of(c.index, HOST), tail, stop) for c in core.components]
         op = core.operations.start(
             Kind.LOAD,
             size,
@@ -117,7 +117,7 @@ class Loader:
     def _reserve(self, count: int) -> tuple[int, list[PageIds]] | None:
         """Device pages for `count` pages of every component, or for as many as can be had."""
         core = self._core
-        slots = [slot_of(c.index, Tier.DEVICE) for c in core.components]
+        slots = [slot_of(c.index, DEVICE) for c in core.components]
         taken = [core.reserve(slot, count) for slot in slots]
         if any(pages is None for pages in taken):
             for slot, pages in zip(slots, taken, strict=True):
@@ -182,13 +182,13 @@ class Loader:
         parent = node.parent
         assert parent is not None
         for component in self._core.components:
-            slot = slot_of(component.index, Tier.DEVICE)
+            slot = slot_of(component.index, DEVICE)
             above, holding = parent.held[slot], node.held[slot]
-            if holding is None or holding.state is not Residency.FILLING:
+            if holding is None or holding.state is not FILLING:
                 continue  # condemned already, when the load was overdue
             # A page without its prefix is of no use: it shares its parent's fate, also when it
             # has overtaken a parent that is still FILLING (see _condemn).
-            if good and (above is None or above.state is not Residency.DRAINING):
+            if good and (above is None or above.state is not DRAINING):
                 self._core.tree.make_ready(node, slot)
                 self._core.stored(node, slot)
             else:
@@ -198,10 +198,10 @@ class Loader:
         """Condemn a node and what was loaded below it."""
         for child in list((node.children or {}).values()):
             below = child.held[slot]
-            if below is not None and below.state is Residency.READY:
+            if below is not None and below.state is READY:
                 self._condemn(child, slot)
         holding = node.held[slot]
-        if holding is not None and holding.state is Residency.READY:
+        if holding is not None and holding.state is READY:
             self._core.removed(node, slot)
         self._core.release(self._core.tree.condemn(node, slot))
 
@@ -213,7 +213,7 @@ class Loader:
                 for node in self._core.tree.path(lease.device_tail)
                 if (holding := node.held[self._lead]) is not None
             }
-            if Residency.DRAINING in states:
+            if DRAINING in states:
                 lease.load_state = LoadState.FAILED
             elif not lease.loads and lease.load_state is LoadState.LOADING:
                 lease.load_state = LoadState.IDLE

@@ -28,7 +28,7 @@ from quire.manager.stores import StoreChange, StoreControl
 from quire.manager.writes import Writer
 from quire.messages import Command, Completion, Probed, StoreChanged, Transferred, WorkerLost
 from quire.tree import Node, Root, Walk, slot_of
-from quire.types import NO_PAGES, PAGE_ID_BYTES, PageIds, RequestId, Tier, num_pages
+from quire.types import DEVICE, NO_PAGES, PAGE_ID_BYTES, PageIds, RequestId, Tier, num_pages
 
 
 class CacheManager:
@@ -48,7 +48,7 @@ class CacheManager:
         self._loader = Loader(self.core)
         self._writer = Writer(self.core)
         self._prefetcher = Prefetcher(self.core, self.costs)
-        self._device_slots = [slot_of(c.index, Tier.DEVICE) for c in self.core.components]
+        self._device_slots = [slot_of(c.index, DEVICE) for c in self.core.components]
 
     # ---- the life of a request ------------------------------------------------------------------
 
@@ -178,7 +178,8 @@ class CacheManager:
             self._committed(lease, node)
         if shared:
             lease.device_tail = done.tail
-            self._repoint(lease, max(lease.tail, done.tail, key=lambda node: node.end))
+            deeper = done.tail.end > lease.tail.end
+            self._repoint(lease, done.tail if deeper else lease.tail)
         return shared
 
     def release(self, lease: Lease) -> None:

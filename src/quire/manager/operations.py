@@ -72,7 +72,7 @@ class Operation:
         return bytes(PageStatus.FAILED if s == _UNREPORTED else s for s in merged)
 
     def all_ok(self) -> bool:
-        return not any(map(any, self.legs.values()))
+        return all(leg.count(PageStatus.OK) == self.num_pages for leg in self.legs.values())
 
 
 def _leading_ok(statuses: bytearray) -> int:

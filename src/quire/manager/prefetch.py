@@ -27,7 +27,7 @@ from quire.manager.lease import Lease
 from quire.manager.operations import Kind, Operation, OpState
 from quire.messages import Cancel, Fetch, Probe
 from quire.tree import Node, slot_of
-from quire.types import PAGE_ID_BYTES, PAGE_KEY_BYTES, OperationId, PageIds, Tier, num_pages
+from quire.types import HOST, PAGE_ID_BYTES, PAGE_KEY_BYTES, OperationId, PageIds, Tier, num_pages
 
 PROBE_TIMEOUT_S = 5.0
 GRACE_S = 5.0
@@ -157,7 +157,7 @@ class Prefetcher:
     def reserved_pages(self, slot: int) -> list[PageIds]:
         """Host pages owned by fetches, for check_invariants()."""
         component, tier = divmod(slot, len(Tier))
-        if tier != Tier.HOST:
+        if tier != HOST:
             return []
         return [
             PageIds(r.pages[component][r.first * PAGE_ID_BYTES :]) for r in self._fetching.values()
@@ -227,7 +227,7 @@ class Prefetcher:
     def _reserve_and_fetch(self, prefetch: Prefetch, wanted: int) -> None:
         """Exact fit, else evict the shortfall, else cut to what is free, else decline."""
         core = self._core
-        slots = [slot_of(c.index, Tier.HOST) for c in core.components]
+        slots = [slot_of(c.index, HOST) for c in core.components]
         outcome = Count.PREFETCH_EXACT
         pages = self._allocate(slots, wanted)
         if pages is None:
@@ -294,7 +294,7 @@ class Prefetcher:
             self._costs.observe_fetch(agreed, self._core.clock() - op.started_s)
             for component in self._core.components:
                 rest = PageIds(reserved.pages[component.index][reserved.first * PAGE_ID_BYTES :])
-                self._core.allocators[slot_of(component.index, Tier.HOST)].free(rest)
+                self._core.allocators[slot_of(component.index, HOST)].free(rest)
             self.inflight_pages -= op.num_pages - reserved.first
             self._core.finish(op)
 
@@ -316,7 +316,7 @@ class Prefetcher:
             core.counters.add(Count.FETCHED, count)
 
     def _publish(self, prefetch: Prefetch, component: int, reserved: _Reserved, count: int) -> None:
-        core, slot = self._core, slot_of(component, Tier.HOST)
+        core, slot = self._core, slot_of(component, HOST)
         pages = PageIds(reserved.pages[component][: count * PAGE_ID_BYTES])
         last = prefetch.first + count
         done = core.tree.insert(prefetch.anchor, prefetch.key, last, slot, pages)

@@ -19,7 +19,7 @@ from quire.manager.counters import Count
 from quire.manager.operations import Kind, Operation, OpState
 from quire.messages import Backup, Write
 from quire.tree import Node, slot_of
-from quire.types import OperationId, PageIds, PageStatus, Residency, Tier, num_pages
+from quire.types import DEVICE, FILLING, HOST, READY, OperationId, PageIds, PageStatus, num_pages
 
 BACKUP_TIMEOUT_S = 60.0
 LOOK_AHEAD = 32
@@ -32,17 +32,27 @@ INFLIGHT_WRITE_SHARE = 0.25
 class Span:
     """One node of an operation, remembered as (its end, what was above it): survives splits."""
 
-    __slots__ = ("attempt", "size", "stop", "tail")
+    __slots__ = ("attempt", "cold", "size", "stop", "tail")
 
-    def __init__(self, node: Node, attempt: int = 0) -> None:
+    def __init__(self, node: Node, *, cold: bool = False, attempt: int = 0) -> None:
         assert node.parent is not None
         self.tail = node
         self.stop = node.parent
         self.size = node.num_pages
+        self.cold = cold
+        """Backups: started because the device will soon let go of it."""
         self.attempt = attempt
+        """Writes: tries made before this one."""
 
     def nodes(self, core: Core) -> list[Node]:
-        return list(core.tree.path(self.tail, self.stop))
+        """The node, or what it was split into, parents first."""
+        return _parts(core, self.tail, self.stop)
+
+
+def _parts(core: Core, tail: Node, stop: Node) -> list[Node]:
+    if tail.parent is stop:
+        return [tail]
+    return list(core.tree.path(tail, stop))[::-1]
 
 
 class Writer:
@@ -51,7 +61,7 @@ class Writer:
         self._to_back_up: dict[Node, Node] = {}
         """Nodes due, each with its parent then: a node split meanwhile is due in all its parts."""
         self._cold: set[Node] = set()
-        """Nodes whose backup was started because the device will soon let go of them."""
+        """Those of them that are due because the device will soon let go of them."""
         self._to_write: dict[Node, int] = {}
         """Nodes waiting for a write, with the attempts made so far."""
         self._retries: list[tuple[float, int, Node, int]] = []
@@ -63,7 +73,7 @@ class Writer:
         self._inflight_pages = 0
         self._seen = 0
         """Pages committed and evicted up to the last look at the cold end."""
-        self._host_slots = [slot_of(c.index, Tier.HOST) for c in core.components]
+        self._host_slots = [slot_of(c.index, HOST) for c in core.components]
         config = core.config
         self._low_pages = int(config.write.low_watermark * config.device_pages)
         self._high_pages = int(config.write.high_watermark * config.device_pages)
@@ -139,7 +149,7 @@ class Writer:
         self._seen = moved
         selective = core.config.write.policy is WritePolicy.WRITE_THROUGH_SELECTIVE
         for component in core.components:
-            slot = slot_of(component.index, Tier.DEVICE)
+            slot = slot_of(component.index, DEVICE)
             free = core.allocators[slot].num_free
             if free >= self._low_pages:
                 continue
@@ -157,19 +167,21 @@ class Writer:
 
     def _start_backups(self) -> None:
         core = self._core
-        nodes = self._dirty_nodes()
-        self._to_back_up.clear()
+        due, self._to_back_up = self._to_back_up, {}
+        cold, self._cold = self._cold, set()
         spans: list[Span] = []
         guards: list[Guard] = []
-        for node in nodes:
-            if self._must_wait(node):
-                core.counters.add(Count.BACKUP_DEFERRED, node.num_pages)
-            elif self._reserve_host(node):
-                spans.append(Span(node))
-                guards += core.protect(node)
-            else:
-                core.counters.add(Count.BACKUP_SKIPPED, node.num_pages)
-                self._cold.discard(node)
+        for tail, stop in due.items():
+            for node in _parts(core, tail, stop):
+                if not self._is_dirty(node):
+                    continue
+                if tail not in cold and self._only_displaces(node):
+                    core.counters.add(Count.BACKUP_DEFERRED, node.num_pages)
+                elif self._reserve_host(node):
+                    spans.append(Span(node, cold=tail in cold))
+                    guards += core.protect(node)
+                else:
+                    core.counters.add(Count.BACKUP_SKIPPED, node.num_pages)
         if not spans:
             return
         op = core.operations.start(
@@ -181,52 +193,39 @@ class Writer:
             guards=guards,
         )
         self._spans[op.id] = spans
-        for component in core.components:
-            slot = slot_of(component.index, Tier.DEVICE)
-            device, host = _joined(spans, slot), _joined(spans, slot + 1)
+        for component, slot in zip(core.components, self._host_slots, strict=True):
+            device, host = _joined(spans, slot - HOST), _joined(spans, slot)
             core.outbox.append(Backup(op.id, component.name, device, host))
 
-    def _dirty_nodes(self) -> list[Node]:
-        """Nodes due that are on the device and not on the host, parents before children."""
-        lead = slot_of(0, Tier.DEVICE)
-        dirty: list[Node] = []
-        for tail, stop in self._to_back_up.items():
-            whole = tail.parent is stop
-            for node in [tail] if whole else reversed(list(self._core.tree.path(tail, stop))):
-                device = node.held[lead]
-                on_device = device is not None and device.state is Residency.READY
-                if on_device and node.held[lead + 1] is None:
-                    dirty.append(node)
-        return list(dict.fromkeys(dirty))
+    def _is_dirty(self, node: Node) -> bool:
+        """On the device and not on the host. Components are copied together: one tells for all."""
+        device, host = node.held[DEVICE], node.held[HOST]
+        return device is not None and device.state is READY and host is None
 
-    def _must_wait(self, node: Node) -> bool:
-        """Would copying now only displace another copy?
+    def _only_displaces(self, node: Node) -> bool:
+        """Would copying a hot page now only displace another copy?
 
-        A page that is hot on the device needs its host copy when it grows cold, and
-        `_clean_ahead` sees to that. Before, the copy is worth a free page of the host, or the
-        way to the store, but not the eviction of somebody else's.
+        It needs its host copy when it grows cold, and `_clean_ahead` sees to that. Before, the
+        copy is worth a free page of the host, or the way to the store, but no eviction.
         """
-        core = self._core
-        if core.store_epoch or node in self._cold:
+        if self._core.store_epoch:
             return False
-        size = node.num_pages
-        return any(core.allocators[slot].num_free < size for slot in self._host_slots)
+        size, allocators = node.num_pages, self._core.allocators
+        return any(allocators[slot].num_free < size for slot in self._host_slots)
 
     def _reserve_host(self, node: Node) -> bool:
         """Give the node its FILLING host holdings, in every component or in none."""
         core = self._core
-        for component in core.components:
-            slot = slot_of(component.index, Tier.HOST)
+        for slot in self._host_slots:
             pages = core.reserve(slot, node.num_pages)
             if pages is None:
                 self._drop_host(node)
                 return False
-            core.tree.attach(node, slot, pages, Residency.FILLING)
+            core.tree.attach(node, slot, pages, FILLING)
         return True
 
     def _drop_host(self, node: Node) -> None:
-        for component in self._core.components:
-            slot = slot_of(component.index, Tier.HOST)
+        for slot in self._host_slots:
             if node.held[slot] is not None:
                 self._core.release(self._core.tree.detach(node, slot))
 
@@ -234,20 +233,19 @@ class Writer:
         if op.state is not OpState.ENDED:
             return
         core = self._core
-        for node, good in self._outcomes(op):
+        for span, node, good in self._outcomes(op):
             if good:
-                for component in core.components:
-                    slot = slot_of(component.index, Tier.HOST)
+                for slot in self._host_slots:
                     core.tree.make_ready(node, slot)
                     core.stored(node, slot)
-                    if node in self._cold:
+                    if span.cold:
                         core.tree.standing.keep_spare(node, slot)
                 core.counters.add(Count.BACKED_UP, node.num_pages)
-                self.want_write(node)
+                if node.stored != core.store_epoch:
+                    self.want_write(node)
             else:
                 core.counters.add(Count.BACKUP_FAILED, node.num_pages)
                 self._drop_host(node)
-            self._cold.discard(node)
         del self._spans[op.id]
         core.finish(op)
 
@@ -263,9 +261,9 @@ class Writer:
             attempt = self._to_write.pop(node)
             if node.stored == core.store_epoch or node in self._writing:
                 continue
-            if any((h := node.held[s]) is None or h.state is not Residency.READY for s in slots):
+            if any((h := node.held[s]) is None or h.state is not READY for s in slots):
                 continue  # gone from the host meanwhile, or not there yet
-            spans.append(Span(node, attempt))
+            spans.append(Span(node, attempt=attempt))
             self._writing.add(node)
             guards += core.protect(node, [Guard(slot, node, node.parent) for slot in slots])
             self._inflight_pages += node.num_pages
@@ -283,8 +281,8 @@ class Writer:
         self._spans[op.id] = spans
         self._epochs[op.id] = core.store_epoch
         keys = b"".join(core.tree.keys_of(span.tail) for span in spans)
-        for component in core.components:
-            host = _joined(spans, slot_of(component.index, Tier.HOST))
+        for component, slot in zip(core.components, slots, strict=True):
+            host = _joined(spans, slot)
             core.outbox.append(Write(op.id, component.name, host, keys, timeout_s))
 
     def _write_reported(self, op: Operation) -> None:
@@ -292,9 +290,8 @@ class Writer:
             return
         core = self._core
         epoch = self._epochs.pop(op.id)
-        attempts = {node: s.attempt for s in self._spans[op.id] for node in s.nodes(core)}
-        rejected = PageStatus.REJECTED in op.page_statuses()
-        for node, good in self._outcomes(op):
+        rejected = not op.all_ok() and PageStatus.REJECTED in op.page_statuses()
+        for span, node, good in self._outcomes(op):
             self._inflight_pages -= node.num_pages
             self._writing.discard(node)
             if good:
@@ -302,7 +299,7 @@ class Writer:
                 node.stored = epoch
                 core.written(node)
             elif epoch == core.store_epoch:
-                self._retry(node, attempts[node] + 1, hopeless=rejected)
+                self._retry(node, span.attempt + 1, hopeless=rejected)
         del self._spans[op.id]
         core.finish(op)
 
@@ -319,18 +316,18 @@ class Writer:
 
     # ---- shared ---------------------------------------------------------------------------------
 
-    def _outcomes(self, op: Operation) -> Iterator[tuple[Node, bool]]:
+    def _outcomes(self, op: Operation) -> Iterator[tuple[Span, Node, bool]]:
         """Every node of the operation, as it is cut now, with whether all its pages are OK."""
         clean = op.all_ok()
         statuses = b"" if clean else op.page_statuses()
         at = 0
         for span in self._spans[op.id]:
-            for node in reversed(span.nodes(self._core)):
+            for node in span.nodes(self._core):
                 end = at + node.num_pages
                 mine = statuses[at:end]
                 if any(mine):
                     self._core.count_faults(op.kind, mine)
-                yield node, clean or not any(mine)
+                yield span, node, not any(mine)
                 at = end
 
 

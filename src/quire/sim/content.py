@@ -21,11 +21,13 @@ _TOKEN_BYTES = 4
 class Oracle:
     def __init__(self) -> None:
         self._pages: dict[tuple[int, bytes], int] = {}
-        self._roots: dict[bytes, int] = {}
+        self._roots: dict[Namespace, int] = {}
+        """By the namespace's fields: its digest is part of what is under test."""
+        self._by_digest: dict[bytes, int] = {}
 
     def register(self, namespace: Namespace) -> int:
-        """Content "before page 0" of a namespace; remembered by its digest."""
-        root = self._roots.get(namespace.digest)
+        """Content "before page 0" of a namespace."""
+        root = self._roots.get(namespace)
         if root is None:
             fields = (
                 namespace.model_fingerprint,
@@ -35,14 +37,13 @@ class Oracle:
                 namespace.adapter,
                 namespace.salt,
             )
-            root = _number(repr(fields).encode())
-            if root in self._roots.values():
-                raise ValueError(f"two namespaces look alike: {fields}")
-            self._roots[namespace.digest] = root
+            root = self._roots[namespace] = _number(repr(fields).encode())
+            self._by_digest.setdefault(namespace.digest, root)
         return root
 
     def root(self, digest: bytes) -> int:
-        return self._roots[digest]
+        """The same, for a namespace registered before, by its digest."""
+        return self._by_digest[digest]
 
     def page_after(self, previous: int, tokens: bytes) -> int:
         """Content of the page holding `tokens` (overlap included) after the page `previous`."""

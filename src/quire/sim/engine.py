@@ -26,9 +26,9 @@ from quire.sim.workers import SimWorkers
 from quire.sim.workload import Prompt, Workload
 from quire.types import PageIds, RequestId, Tier, page_array
 
-MAX_WAIT_S = 30.0
-"""Longer than a probe and a fetch may take with all their grace."""
-MAX_LOAD_S = 61.0
+MAX_WAIT_S = 60.0
+"""Longer than a probe and a fetch may take with all their grace and a leap of time in each."""
+MAX_LOAD_S = 90.0
 _MAX_LOADS = 3
 """Failed loads after which a request computes everything itself."""
 _PATIENCE = 20
@@ -53,6 +53,8 @@ class SimRequest:
     """What each full page must contain."""
     match: PrefixMatch
     answers_left: int
+    queue_s: float
+    """How long the scheduler lets it queue at least."""
     eager: bool
     """Computes while its loads are still arriving."""
     state: RequestState = RequestState.ARRIVED
@@ -93,7 +95,8 @@ class SimEngine:
             key=key,
             expected=self.oracle.pages(namespace, _as_bytes(tokens)),
             match=self._match(key),
-            answers_left=self.rng.randrange(4),
+            answers_left=self.rng.choice((0, 1, 3)),
+            queue_s=self.rng.choice((0.0, 0.1, 0.3)),
             eager=self.rng.random() < 0.5,
             since_s=self.clock(),
         )
@@ -129,6 +132,8 @@ class SimEngine:
 
     def _try_to_admit(self, request: SimRequest) -> None:
         lease = _lease(request)
+        if self.clock() - request.since_s < request.queue_s:
+            return
         if not self.manager.ready(lease):
             self._limit_wait(request, MAX_WAIT_S)
             return

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from random import Random
 
 _COPY_S = 0.02
-_STORE_S = 0.03
+_STORE_S = 0.02
 _SLOW_FACTOR = 100.0
 _STUCK_S = 150.0
 

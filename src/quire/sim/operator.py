@@ -12,8 +12,9 @@ from quire.sim.report import SimulationError
 from quire.sim.store import SimStores
 from quire.types import Tier
 
-_URLS = ("sim://one", "sim://two")
-_MAX_CHANGE_S = 61.0
+_URLS = ("sim://one", "sim://one", "sim://one", "sim://two")
+_REATTACH_CHANCE = 0.1
+_MAX_CHANGE_S = 90.0
 
 
 class Operator:
@@ -27,26 +28,33 @@ class Operator:
         self._change: StoreChange | None = None
         self._asked_s = 0.0
 
+    def attach(self) -> None:
+        self._ask(lambda: self._manager.attach_store(self._rng.choice(_URLS)))
+
+    def tend(self) -> None:
+        """A store that went away comes back before long."""
+        detached = self._manager.store.state is StoreState.DETACHED
+        if detached and self._rng.random() < _REATTACH_CHANCE:
+            self.attach()
+
     def act(self) -> None:
-        """One administrative act; a store that is not there is attached first of all."""
+        """One act: mostly flushing a tier or losing stored pages, sometimes another store."""
         rng, manager = self._rng, self._manager
         luck = rng.random()
-        if manager.store.state is StoreState.DETACHED:
-            self._ask(lambda: manager.attach_store(rng.choice(_URLS)))
-        elif luck < 0.5:
+        if luck < 0.3:
             manager.flush(rng.choice(list(Tier)))
-        elif luck < 0.8:
+        elif luck < 0.6:  # as after a restart: only the store is left
+            manager.flush(Tier.DEVICE)
+            manager.flush(Tier.HOST)
+        elif luck < 0.85:
             self._stores.forget(rng, rng.randrange(1, 6))
         elif manager.store.state is StoreState.ATTACHED:
-            self._ask(
-                rng.choice(
-                    (
-                        manager.detach_store,
-                        manager.clear_store,
-                        lambda: manager.attach_store(rng.choice(_URLS)),
-                    )
-                )
-            )
+            if luck < 0.9:
+                self._ask(manager.detach_store)
+            elif luck < 0.93:
+                self._ask(manager.clear_store)
+            else:
+                self.attach()
 
     def check_changes(self) -> None:
         """No change may be pending for longer than its deadline."""

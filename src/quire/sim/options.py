@@ -31,6 +31,8 @@ class SimOptions:
     page_size: int = 4
     device_pages: int = 40
     host_pages: int = 60
+    threshold_pages: int = 2
+    """Shorter hits in the store are not fetched."""
     concurrency: int = 4
     """Requests alive at once."""
     fault_rate: float = 0.05
@@ -62,6 +64,7 @@ class SimOptions:
             page_size=rng.choice((1, 2, 4)),
             device_pages=rng.randrange(24, 48),
             host_pages=rng.choice((rng.randrange(16, 32), rng.randrange(40, 64))),
+            threshold_pages=rng.choice((1, 1, 2, 3)),
             concurrency=rng.randrange(2, 7),
             fault_rate=rng.choice((0.0, 0.02, 0.1, 0.25)),
             slow_share=rng.choice((0.0, 0.02, 0.1)),
@@ -90,8 +93,8 @@ class SimOptions:
             ),
             prefetch=PrefetchConfig(
                 policy=self.prefetch_policy,
-                threshold_tokens=2 * self.page_size,
-                base_timeout_s=0.1,
+                threshold_tokens=self.threshold_pages * self.page_size,
+                base_timeout_s=0.5,
                 max_timeout_s=1.0,
                 cost_model=self.cost_model,
             ),

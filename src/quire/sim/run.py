@@ -31,8 +31,10 @@ Progress = Callable[[int], None]
 
 _AUDIT_EVERY = 8
 _PROGRESS_EVERY = 256
-_STEP_S = 0.015
-_LEAP_CHANCE = 0.004
+_STEP_S = 0.03
+_LEAP_CHANCE = 0.01
+_MAX_LEAP_S = 20.0
+"""A scheduler that was held up: everything due meanwhile is met at once."""
 _MAX_DRAIN_STEPS = 5_000
 
 
@@ -85,7 +87,7 @@ class Simulation:
         self.faults = RandomFaults(rngs["faults"], options.fault_rate, weights)
         self.latency = Latency(
             rngs["latency"],
-            [self._rng.choice((0.3, 1.0, 5.0)) for _ in range(options.ranks)],
+            [self._rng.choice((0.3, 1.0, 4.0)) for _ in range(options.ranks)],
             slow_share=options.slow_share,
             stuck_share=options.stuck_share,
         )
@@ -113,6 +115,7 @@ class Simulation:
         self.mirror = EventMirror()
         self._steps = 0
         self._digest = blake2b(digest_size=8)
+        self.operator.attach()
 
     def step(self) -> None:
         """One turn of the scheduler loop: requests, trouble, time, messages, checks."""
@@ -124,11 +127,12 @@ class Simulation:
                 engine.advance(request)
         if engine.requests and rng.random() < self.options.abort_rate:
             engine.abort(rng.choice(engine.requests))
-        if rng.random() < self.options.admin_rate or self._steps == 0:
+        self.operator.tend()
+        if rng.random() < self.options.admin_rate:
             self.operator.act()
         self.clock.advance(_STEP_S * rng.expovariate(1.0))
         if rng.random() < _LEAP_CHANCE:
-            self.clock.advance(rng.expovariate(1 / 30))
+            self.clock.advance(rng.uniform(1.0, _MAX_LEAP_S))
         self._exchange()
 
     def lose_a_rank(self) -> None:
@@ -191,7 +195,7 @@ class Simulation:
         times = [self.workers.next_event_s(), self.manager.next_wakeup()]
         waiting = [t for t in times if t is not None]
         if self.engine.requests:  # a prefetch may be waited for until its own deadline
-            waiting.append(self.clock() + _STEP_S)
+            waiting.append(self.clock() + 5 * _STEP_S)
         if waiting:
             self.clock.advance_to(min(waiting))
 

@@ -150,10 +150,9 @@ class SimWorkers:
             case Probe():
                 leg = _Leg(rank, command.op, command.component)
                 return self._probe(leg, command, self._attached[rank])
-            case AttachStore(op, url):
-                return self._change_store(rank, op, url)
-            case DetachStore(op):
-                return self._change_store(rank, op, None)
+            case AttachStore() | DetachStore():
+                url = command.url if isinstance(command, AttachStore) else None
+                return self._change_store(rank, command.op, url)
             case ClearStore(op):
                 return self._clear_store(rank, op)
             case Cancel():

@@ -14,7 +14,8 @@ from quire.sim.options import SimOptions, UnitMix
 
 _ALPHABET = 3
 _NUM_SYSTEM_PROMPTS = 3
-_NUM_SESSIONS = 8
+_NUM_SESSIONS = 24
+"""More than device and host hold together: many come back from the store."""
 _MAX_PRIORITY = 3
 
 
@@ -50,12 +51,12 @@ class Workload:
         index = rng.randrange(_NUM_SESSIONS)
         session = self._sessions[index]
         luck = rng.random()
-        if len(session.tokens) > self._max_tokens - 2 * self._page_size or luck < 0.1:
+        if len(session.tokens) > self._max_tokens - 2 * self._page_size or luck < 0.05:
             session = self._sessions[index] = self._new_session()
-        elif luck < 0.3:
+        elif luck < 0.15:
             kept = session.tokens[: rng.randrange(len(session.tokens) + 1)]
             session = self._sessions[index] = Session(session.namespace, kept)
-        asked = self._random_tokens(rng.randrange(2 * self._page_size + 1))
+        asked = self._random_tokens(rng.choice((0, rng.randrange(2 * self._page_size + 1))))
         tokens = (*session.tokens, *asked)
         return Prompt(session, tokens, rng.choice((0, 0, 0, rng.randrange(_MAX_PRIORITY + 1))))
 

@@ -122,8 +122,7 @@ class Inserted(NamedTuple):
 class Freed(NamedTuple):
     """Pages that left the tree and belong to the caller now."""
 
-    component: int
-    tier: Tier
+    slot: int
     pages: PageIds
     node: Node
     was_ready: bool

@@ -12,9 +12,7 @@ from collections.abc import Callable
 
 from quire.eviction import EvictionPolicy, Queue
 from quire.tree.node import NUM_TIERS, Holding, Node
-from quire.types import Residency, Tier
-
-_READY = Residency.READY
+from quire.types import DEVICE, HOST, READY, Tier
 
 
 class Standing:
@@ -29,10 +27,10 @@ class Standing:
 
     def enter(self, holding: Holding, slot: int) -> None:
         """The holding has become READY."""
-        if slot % NUM_TIERS == Tier.DEVICE:
+        if slot % NUM_TIERS == DEVICE:
             self.orders[slot].insert(holding)
             host = holding.node.held[slot + 1]
-            if host is not None and host.state is _READY:
+            if host is not None and host.state is READY:
                 self.leave(host, slot + 1)
                 self.spare[slot // NUM_TIERS].push_hot(host)
         elif on_device(holding.node, slot):
@@ -42,9 +40,12 @@ class Standing:
 
     def leave(self, holding: Holding, slot: int) -> None:
         """The holding is going, or is to stand elsewhere. Harmless if it stands nowhere."""
-        if holding.queue is self.spare[slot // NUM_TIERS]:
-            holding.queue.remove(holding)
-        elif holding.state is _READY:
+        queue = holding.queue
+        if queue is None:
+            return
+        if queue is self.spare[slot // NUM_TIERS]:
+            queue.remove(holding)
+        else:
             self.orders[slot].remove(holding)
 
     def split(self, slot: int, lower: Holding, upper: Holding) -> None:
@@ -59,16 +60,16 @@ class Standing:
         held = node.held
         for device in self._device_slots:
             holding, slot = held[device], device
-            if holding is None or holding.state is not _READY:
-                holding, slot = held[device + Tier.HOST], device + Tier.HOST
-            if holding is not None and holding.state is _READY:
+            if holding is None or holding.state is not READY:
+                holding, slot = held[device + HOST], device + HOST
+            if holding is not None and holding.state is READY:
                 self.orders[slot].touch(holding)
 
     def unpark(self, holding: Holding, slot: int) -> None:
         """A READY holding that may have been parked can go again."""
         if holding.queue is not None:
             return
-        if slot % NUM_TIERS == Tier.HOST and on_device(holding.node, slot):
+        if slot % NUM_TIERS == HOST and on_device(holding.node, slot):
             self.spare[slot // NUM_TIERS].push_hot(holding)
         else:
             self.orders[slot].unpark(holding)
@@ -82,13 +83,13 @@ class Standing:
 
     def no_longer_spare(self, node: Node, device_slot: int) -> None:
         """The device copy is of no use any more: the host copy is all there is."""
-        host = node.held[device_slot + Tier.HOST]
-        if host is not None and host.state is _READY:
-            self.leave(host, device_slot + Tier.HOST)
-            self.orders[device_slot + Tier.HOST].insert(host)
+        host = node.held[device_slot + HOST]
+        if host is not None and host.state is READY:
+            self.leave(host, device_slot + HOST)
+            self.orders[device_slot + HOST].insert(host)
 
 
 def on_device(node: Node, host_slot: int) -> bool:
     """Does the device hold, readable, what `host_slot` holds?"""
-    device = node.held[host_slot - Tier.HOST]
-    return device is not None and device.state is _READY
+    device = node.held[host_slot - HOST]
+    return device is not None and device.state is READY

@@ -29,9 +29,18 @@ from quire.eviction import EvictionPolicy
 from quire.keys import PrefixKey, chain_keys, common_pages
 from quire.tree.node import NUM_TIERS, Freed, Holding, Inserted, Node, Root, Walk
 from quire.tree.standing import Standing
-from quire.types import PAGE_ID_BYTES, PAGE_KEY_BYTES, PageIds, Residency, Tier
-
-_READY = Residency.READY
+from quire.types import (
+    DEVICE,
+    DRAINING,
+    FILLING,
+    HOST,
+    PAGE_ID_BYTES,
+    PAGE_KEY_BYTES,
+    READY,
+    PageIds,
+    Residency,
+    Tier,
+)
 
 
 class PrefixTree:
@@ -154,7 +163,7 @@ class PrefixTree:
         holding = Holding(upper, PageIds(lower.pages[:cut]), lower.state)
         lower.pages = PageIds(lower.pages[cut:])
         holding.locks = lower.locks
-        if slot % NUM_TIERS == Tier.DEVICE:
+        if slot % NUM_TIERS == DEVICE:
             holding.branches = 1
         self.standing.split(slot, lower, holding)
         return holding
@@ -182,10 +191,10 @@ class PrefixTree:
             mine = PageIds(pages[start:end])
             holding = child.held[slot]
             if holding is None:
-                self.attach(child, slot, mine, Residency.READY)
+                self.attach(child, slot, mine, READY)
                 adopted.append(child)
                 taken.append(mine)
-            elif holding.state is _READY:
+            elif holding.state is READY:
                 duplicate.append(mine)
                 taken.append(holding.pages)
             else:
@@ -217,12 +226,12 @@ class PrefixTree:
         """Give an absent (node, slot) its pages, FILLING or READY."""
         assert node.held[slot] is None
         holding = node.held[slot] = Holding(node, pages, state)
-        if slot % NUM_TIERS == Tier.DEVICE:
+        if slot % NUM_TIERS == DEVICE:
             parent = node.parent
             above = parent.held[slot] if parent is not None else None
             if above is not None:
                 above.branches += 1
-        if state is _READY:
+        if state is READY:
             self.standing.enter(holding, slot)
         self.changes += 1
         return holding
@@ -231,8 +240,8 @@ class PrefixTree:
         """FILLING → READY: the bytes have arrived."""
         holding = node.held[slot]
         assert holding is not None
-        assert holding.state is Residency.FILLING
-        holding.state = Residency.READY
+        assert holding.state is FILLING
+        holding.state = READY
         self.standing.enter(holding, slot)
         self.changes += 1
 
@@ -241,8 +250,8 @@ class PrefixTree:
         holding = node.held[slot]
         assert holding is not None
         self.standing.leave(holding, slot)
-        holding.state = Residency.DRAINING
-        if slot % NUM_TIERS == Tier.DEVICE:
+        holding.state = DRAINING
+        if slot % NUM_TIERS == DEVICE:
             self.standing.no_longer_spare(node, slot)
         self.changes += 1
         return self.detach(node, slot) if self._is_drained(holding) else []
@@ -268,24 +277,19 @@ class PrefixTree:
         assert holding is not None
         if holding.locks or holding.branches:
             raise InvariantError(f"{node} is freed while something uses it")
-        component, tier = divmod(slot, NUM_TIERS)
         self.standing.leave(holding, slot)
-        node.held[slot] = None
-        if tier == Tier.DEVICE:
-            self._expose_device(node, slot)
-        ready, last = holding.state is _READY, not any(node.held)
-        freed.append(Freed(component, Tier(tier), holding.pages, node, ready, last))
+        held[slot] = None
+        if slot % NUM_TIERS == DEVICE:
+            parent = node.parent
+            above = parent.held[slot] if parent is not None else None
+            if above is not None:
+                above.branches -= 1
+                if above.branches == 0 and above.locks == 0 and above.state is READY:
+                    self.standing.unpark(above, slot)
+            self.standing.no_longer_spare(node, slot)
+        last = not any(held)
+        freed.append(Freed(slot, holding.pages, node, holding.state is READY, last))
         self.changes += 1
-
-    def _expose_device(self, node: Node, slot: int) -> None:
-        """The device let go of `node`: its parent may be a leaf now, its host copy is no spare."""
-        parent = node.parent
-        above = parent.held[slot] if parent is not None else None
-        if above is not None:
-            above.branches -= 1
-            if above.branches == 0 and above.locks == 0 and above.state is _READY:
-                self.standing.unpark(above, slot)
-        self.standing.no_longer_spare(node, slot)
 
     def _prune(self, node: Node, freed: list[Freed]) -> None:
         """Remove an empty node. What hangs below is unreachable now and goes too."""
@@ -310,9 +314,9 @@ class PrefixTree:
 
     def _unpark_host(self, node: Node) -> None:
         if node.children is None:
-            for slot in range(Tier.HOST, self.num_slots, NUM_TIERS):
+            for slot in range(HOST, self.num_slots, NUM_TIERS):
                 holding = node.held[slot]
-                if holding is not None and holding.state is _READY:
+                if holding is not None and holding.state is READY:
                     self.standing.unpark(holding, slot)
 
     # ---- protection -----------------------------------------------------------------------------
@@ -335,7 +339,7 @@ class PrefixTree:
             assert holding is not None
             holding.locks -= 1
             if holding.locks == 0 and holding.queue is None:
-                if holding.state is _READY:
+                if holding.state is READY:
                     self.standing.unpark(holding, slot)
                 elif self._is_drained(holding):
                     freed += self.detach(node, slot)
@@ -351,4 +355,4 @@ class PrefixTree:
 
     def _is_drained(self, holding: Holding) -> bool:
         unused = holding.locks == 0 and holding.branches == 0
-        return unused and holding.state is Residency.DRAINING
+        return unused and holding.state is DRAINING
