@@ -1,0 +1,172 @@
+"""Rig: a manager over simulated workers, driven by hand, for scripted scenarios.
+
+Requests are plain method calls; every use of a page is compared with the oracle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import numpy as np
+
+from quire.config import CacheConfig, PrefetchConfig, PrefetchPolicy, WriteConfig
+from quire.keys import Namespace, PrefixKey, UnitKind
+from quire.manager import CacheManager, Lease, LoadState
+from quire.messages import Command
+from quire.sim.audit import audit
+from quire.sim.clock import VirtualClock
+from quire.sim.content import Oracle, Pools
+from quire.sim.faults import Faults, NoFaults
+from quire.sim.latency import Latency
+from quire.sim.store import SimStores
+from quire.sim.workers import SimWorkers
+from quire.types import RequestId, Tier, page_array
+
+PAGE = 2
+
+
+class Rig:
+    def __init__(
+        self,
+        *,
+        ranks: int = 1,
+        device_pages: int = 16,
+        host_pages: int = 16,
+        faults: Faults | None = None,
+        rank_factors: Sequence[float] | None = None,
+        unit: UnitKind = UnitKind.TOKEN,
+        write: WriteConfig | None = None,
+        prefetch: PrefetchPolicy = PrefetchPolicy.WAIT_COMPLETE,
+        seed: int = 0,
+    ) -> None:
+        self.clock = VirtualClock()
+        self.namespace = Namespace("model", "float32", PAGE, unit)
+        config = CacheConfig(
+            page_size=PAGE,
+            device_pages=device_pages,
+            host_pages=host_pages,
+            num_ranks=ranks,
+            write=write or WriteConfig(timeout_s=1.0),
+            prefetch=PrefetchConfig(
+                policy=prefetch, threshold_tokens=PAGE, max_timeout_s=2.0, cost_model=False
+            ),
+        )
+        self.manager = CacheManager(config, clock=self.clock)
+        self.pools = Pools(ranks, {Tier.DEVICE: device_pages, Tier.HOST: host_pages})
+        self.oracle = Oracle()
+        self.oracle.register(self.namespace)
+        self.stores = SimStores()
+        self.workers = SimWorkers(
+            self.pools,
+            self.stores,
+            clock=self.clock,
+            faults=faults or NoFaults(),
+            latency=Latency(Random(seed), rank_factors or [1.0] * ranks),
+            rng=Random(seed + 1),
+            batch_pages=2,
+        )
+        self.sent: list[Command] = []
+        self._num_requests = 0
+
+    # ---- time -----------------------------------------------------------------------------------
+
+    def step(self) -> list[Command]:
+        """Exchange messages once, without letting time pass."""
+        commands = self.manager.step(self.workers.poll())
+        self.sent += commands
+        self.workers.submit(commands)
+        self.manager.check_invariants()
+        audit(self.manager.core.tree, self.oracle, self.pools, self.workers.alive)
+        return commands
+
+    def settle(self, limit: int = 2_000) -> None:
+        """Until nothing is in flight and nothing is waiting for its time."""
+        for _ in range(limit):
+            self.step()
+            times = [self.workers.next_event_s(), self.manager.next_wakeup()]
+            pending = [t for t in times if t is not None]
+            if not pending and self.manager.idle:
+                return
+            if pending:
+                self.clock.advance_to(min(pending))
+        running = [str(op.kind) for op in self.manager.core.operations.running.values()]
+        raise AssertionError(f"it never came to rest: {running}, {pending}")
+
+    def attach(self, url: str = "sim://one") -> None:
+        self.manager.attach_store(url)
+        self.settle()
+
+    # ---- requests -------------------------------------------------------------------------------
+
+    def key(self, tokens: Sequence[int]) -> PrefixKey:
+        return PrefixKey(self.namespace, list(tokens))
+
+    def acquire(self, tokens: Sequence[int]) -> Lease:
+        self._num_requests += 1
+        key = self.key(tokens)
+        owner = RequestId(f"r{self._num_requests}")
+        return self.manager.acquire(self.manager.match(key), owner)
+
+    def begin(self, tokens: Sequence[int]) -> Lease:
+        """Acquire, prefetch, admit and load, waiting for each."""
+        lease = self.acquire(tokens)
+        self.manager.prefetch(lease)
+        self.settle()
+        assert self.manager.ready(lease)
+        self.manager.admit(lease)
+        self.manager.load(lease)
+        self.settle()
+        return lease
+
+    def compute(self, lease: Lease) -> int:
+        """Compute and commit all that is missing of the lease's key; returns pages computed."""
+        expected = self.expected(lease)
+        first = lease.num_device
+        count = lease.key.last - first
+        assert self.manager.extend(lease, count)
+        table = page_array(lease.pages).tolist()
+        self.pools.compute(table[first:], expected[first:])
+        self.manager.commit(lease, lease.key)
+        return count
+
+    def serve(self, tokens: Sequence[int]) -> int:
+        """A whole request; returns the pages that had to be computed."""
+        lease = self.begin(tokens)
+        if lease.load_state is LoadState.FAILED:
+            self.manager.release(lease)
+            lease = self.acquire(tokens)  # start over, without loading
+        self.check(lease)
+        computed = self.compute(lease)
+        self.check(lease)
+        self.manager.release(lease)
+        self.settle()
+        return computed
+
+    def expected(self, lease: Lease) -> list[int]:
+        raw = np.frombuffer(lease.key.data, dtype="<i4").tobytes()
+        return self.oracle.pages(self.namespace, raw)
+
+    def check(self, lease: Lease) -> None:
+        """Every page of the lease's table holds what it must, on every rank that is there."""
+        wrong = self.pools.first_wrong(
+            Tier.DEVICE, lease.pages, self.expected(lease), self.workers.alive
+        )
+        assert wrong is None, f"(rank, page) {wrong} is wrong"
+
+    def flush(self, *tiers: Tier) -> None:
+        for tier in tiers:
+            self.manager.flush(tier)
+
+    # ---- at the end -----------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Nothing is left: no lease, no operation, no page outside the free lists."""
+        self.settle()
+        assert not self.manager.leases
+        self.flush(Tier.DEVICE, Tier.HOST)
+        self.manager.check_invariants()
+        for tier in Tier:
+            allocator = self.manager.core.allocators[tier]
+            assert allocator.num_free == allocator.num_pages, f"{tier.name} pages are missing"
+        assert not self.manager.core.tree.roots

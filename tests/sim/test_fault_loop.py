@@ -1,0 +1,89 @@
+"""The fault loop: for n = 1, 2, 3, …, the n-th backend call fails, until n is beyond the last call.
+
+Whatever fails, all requests finish with the right bytes, and nothing is left over.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.keys import UnitKind
+from quire.manager.operations import Kind
+from quire.sim.faults import FAULTS_OF, NthCallFails
+from quire.types import Tier
+from sim.harness import Rig
+
+SYSTEM = list(range(8))
+FIRST = [*SYSTEM, 20, 21, 22, 23, 24]
+SECOND = [*SYSTEM, 30, 31, 32, 33, 34]
+NUM_VARIANTS = max(map(len, FAULTS_OF.values()))
+MAX_CALLS = 1_000
+
+
+def through_all_tiers(rig: Rig) -> None:
+    """Compute, share, load from the host, fetch from the store, branch, change the store."""
+    rig.attach()
+    rig.serve(FIRST)
+    rig.serve(SECOND)  # shares the system prompt on the device, branches after it
+    rig.flush(Tier.DEVICE)
+    rig.serve(FIRST)  # from the host
+    rig.flush(Tier.DEVICE, Tier.HOST)
+    rig.serve(SECOND)  # from the store
+    rig.serve([*FIRST, 40, 41, 42])  # partly from the store, partly new
+    rig.flush(Tier.DEVICE)
+    abandon(rig, FIRST)
+    if rig.manager.store.url:
+        rig.manager.clear_store()
+    rig.settle()
+    rig.serve(FIRST)
+    rig.manager.detach_store()
+    rig.settle()
+    rig.serve(SECOND)
+    rig.finish()
+
+
+def abandon(rig: Rig, tokens: list[int]) -> None:
+    """A request that goes away while its pages are still on their way."""
+    lease = rig.acquire(tokens)
+    rig.manager.prefetch(lease)
+    rig.step()
+    rig.manager.admit(lease)
+    rig.manager.load(lease)
+    rig.step()
+    rig.manager.release(lease)
+
+
+@pytest.mark.parametrize("variant", range(NUM_VARIANTS))
+@pytest.mark.parametrize(("unit", "ranks"), [(UnitKind.TOKEN, 1), (UnitKind.PAIR, 2)])
+def test_every_backend_call_may_fail_once_c17(unit: UnitKind, variant: int, ranks: int) -> None:
+    hit: set[Kind] = set()
+    for n in range(1, MAX_CALLS):
+        faults = NthCallFails(n, variant)
+        through_all_tiers(Rig(ranks=ranks, unit=unit, device_pages=14, faults=faults, seed=n))
+        if faults.hit is None:
+            break
+        hit.add(faults.hit)
+    else:
+        pytest.fail(f"the scenario makes more than {MAX_CALLS} backend calls")
+    assert hit == set(Kind)
+
+
+def test_the_scenario_goes_through_all_tiers() -> None:
+    """Or the loop above would prove little."""
+    rig = Rig(device_pages=14)
+    through_all_tiers(rig)
+    counters = rig.manager.counters.snapshot()
+    for name in ("backed_up_pages", "loaded_pages", "written_pages", "fetched_pages"):
+        assert counters[name] > 0  # type: ignore[index]
+
+
+@pytest.mark.parametrize("n", range(1, 40, 3))
+def test_from_the_nth_call_on_everything_fails_c17(n: int) -> None:
+    """A backend that dies and stays dead."""
+
+    class AllFromNth(NthCallFails):
+        def on_call(self, kind: Kind, rank: int):  # type: ignore[no-untyped-def]
+            super().on_call(kind, rank)
+            return FAULTS_OF[kind][0] if self.num_calls >= n else None
+
+    through_all_tiers(Rig(device_pages=14, faults=AllFromNth(n), seed=n))

@@ -1,0 +1,227 @@
+"""C24: whatever one rank does, all agree on the shortest prefix, and nobody waits for ever."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from quire.config import WriteConfig
+from quire.manager import Decline, LoadState, PrefetchState
+from quire.manager.operations import Kind
+from quire.messages import Cancel, Fetch, Load, Probe, Probed
+from quire.sim.faults import Fault, RankFails
+from quire.sim.latency import Latency
+from quire.types import Tier
+from sim.harness import PAGE, Rig
+
+PROMPT = list(range(12))  # six pages
+PAGES = len(PROMPT) // PAGE
+
+
+def stored_rig(**options: object) -> Rig:
+    """A rig whose store holds PROMPT and whose device and host hold nothing."""
+    rig = Rig(**{"ranks": 2, **options})  # type: ignore[arg-type]
+    rig.attach()
+    rig.serve(PROMPT)
+    rig.flush(Tier.DEVICE, Tier.HOST)
+    return rig
+
+
+def forget(rig: Rig, rank: int, page: int) -> None:
+    """The store loses one rank's shard of one page."""
+    store = rig.stores.open("sim://one")
+    key = rig.key(PROMPT).page_keys(page, page + 1)
+    del store._objects[key, "full", rank]  # type: ignore[index]
+
+
+def test_all_ranks_together_restore_everything_from_the_store_c24() -> None:
+    rig = stored_rig(ranks=3)
+    assert rig.serve(PROMPT) == 0
+    rig.finish()
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize("page", range(PAGES))
+def test_a_page_missing_on_one_rank_shortens_the_prefix_for_all_c24(rank: int, page: int) -> None:
+    rig = stored_rig(ranks=3)
+    forget(rig, rank, page)
+    lease = rig.begin(PROMPT)
+    assert lease.num_device == page
+    rig.check(lease)
+    rig.manager.release(lease)
+    rig.finish()
+
+
+@pytest.mark.parametrize("fault", [Fault.FAIL, Fault.SHORT, Fault.CORRUPT, Fault.TIMEOUT])
+def test_a_rank_that_fails_while_fetching_shortens_the_prefix_for_all_c24(fault: Fault) -> None:
+    rig = stored_rig(faults=RankFails(1, [Kind.FETCH], fault))
+    lease = rig.begin(PROMPT)
+    assert lease.num_device == (1 if fault is Fault.SHORT else 0)  # half of a batch of two
+    rig.check(lease)
+    rig.manager.release(lease)
+    rig.finish()
+
+
+def test_a_rank_that_cannot_load_costs_a_recomputation_on_all_c24() -> None:
+    rig = Rig(ranks=2, faults=RankFails(1, [Kind.LOAD]))
+    rig.serve(PROMPT)
+    rig.flush(Tier.DEVICE)
+    lease = rig.begin(PROMPT)
+    assert lease.load_state is LoadState.FAILED
+    rig.manager.release(lease)
+    assert rig.manager.match(rig.key(PROMPT)).num_host == PAGES
+    assert rig.serve(PROMPT) == PAGES
+    rig.finish()
+
+
+def test_a_backup_that_one_rank_lacks_is_not_on_the_host_c24() -> None:
+    rig = Rig(ranks=2, faults=RankFails(0, [Kind.BACKUP], Fault.SHORT))
+    rig.serve(PROMPT)
+    rig.flush(Tier.DEVICE)
+    assert rig.manager.match(rig.key(PROMPT)).num_pages == 0
+    rig.finish()
+
+
+def test_a_write_that_one_rank_lacks_is_tried_again_by_all_c24() -> None:
+    rig = Rig(
+        ranks=2,
+        faults=RankFails(1, [Kind.WRITE]),
+        write=WriteConfig(max_attempts=2, retry_delay_s=0.1, timeout_s=1.0),
+    )
+    rig.attach()
+    rig.serve(PROMPT)
+    counters = rig.manager.counters.snapshot()
+    assert counters["write_retried_pages"] == PAGES
+    assert counters["write_failed_pages"] == PAGES
+    rig.finish()
+
+
+def test_a_slow_rank_is_waited_for_until_the_deadline_and_no_longer_c24() -> None:
+    rig = stored_rig()
+    rig.workers._latency = Latency(Random(7), [1.0, 1e5])
+    lease = rig.acquire(PROMPT)
+    rig.manager.prefetch(lease)
+    rig.step()
+    for _ in range(100):
+        rig.clock.advance(0.5)
+        rig.step()
+        if rig.manager.ready(lease):
+            break
+    assert rig.manager.ready(lease)
+    assert lease.prefetch is not None
+    assert lease.prefetch.declined is Decline.PROBE_FAILED
+    rig.manager.admit(lease)
+    assert lease.num_device + lease.num_host == 0
+    rig.manager.release(lease)
+    rig.finish()
+
+
+def test_pages_landed_while_a_slow_rank_still_fetches_are_those_all_have_c24() -> None:
+    """Settled early, only pages that every rank has reported are published."""
+    rig = stored_rig()
+    rig.workers._latency = Latency(Random(7), [0.001, 50.0])
+    lease = rig.acquire(PROMPT)
+    prefetch = rig.manager.prefetch(lease)
+    while prefetch.state is not PrefetchState.FETCHING:
+        rig.clock.advance(0.05)
+        rig.step()
+    rig.clock.advance(0.5)  # the fast rank is done, the slow one is not
+    rig.step()
+    rig.manager.admit(lease)
+    assert prefetch.num_landed < PAGES
+    assert any(isinstance(command, Cancel) for command in rig.step())
+    rig.settle()
+    rig.manager.release(lease)
+    rig.finish()
+
+
+def test_a_rank_lost_while_idle_leaves_a_working_device_cache_c24() -> None:
+    rig = stored_rig()
+    rig.workers.lose(1, "gone")
+    rig.step()
+    assert rig.serve(PROMPT) == PAGES
+    assert rig.serve(PROMPT) == 0
+    rig.finish()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("num_steps", range(0, 14))
+def test_a_rank_lost_at_any_moment_of_a_request_hangs_nothing_c24(
+    rank: int, num_steps: int
+) -> None:
+    rig = stored_rig(seed=num_steps)
+    lease = rig.acquire(PROMPT)
+    rig.manager.prefetch(lease)
+    for at in range(20):
+        if at == num_steps:
+            rig.workers.lose(rank, "gone")
+        if at == 8:
+            rig.manager.admit(lease)
+            rig.manager.load(lease)
+        rig.clock.advance(0.02)
+        rig.step()
+    rig.settle()
+    assert lease.load_state is not LoadState.LOADING
+    if lease.load_state is LoadState.IDLE:
+        rig.check(lease)
+    rig.manager.release(lease)
+    rig.finish()
+
+
+def test_a_probe_is_not_sent_to_a_rank_known_to_be_lost_c24() -> None:
+    rig = stored_rig()
+    lease = rig.acquire(PROMPT)
+    prefetch = rig.manager.prefetch(lease)  # queued, and then the rank dies before the step
+    rig.workers.lose(1, "gone")
+    rig.sent.clear()
+    rig.step()
+    assert not any(isinstance(command, Probe) for command in rig.sent)
+    assert prefetch.declined is Decline.WORKER_LOST
+    rig.manager.release(lease)
+    rig.finish()
+
+
+def test_a_probe_answered_by_all_before_a_rank_was_lost_starts_no_fetch_c24() -> None:
+    """The lost rank's answer is in, so the probe succeeds; but a fetch could never end."""
+    rig = stored_rig()
+    lease = rig.acquire(PROMPT)
+    prefetch = rig.manager.prefetch(lease)
+    (probe,) = rig.step()
+    assert isinstance(probe, Probe)
+    rig.workers.lose(1, "gone")
+    lost = rig.workers.poll()
+    rig.sent.clear()
+    both = [Probed(probe.op, rank, "full", [PAGES]) for rank in (1, 0)]
+    rig.sent += rig.manager.step([both[0], *lost, both[1]])
+    assert not any(isinstance(command, Fetch) for command in rig.sent)
+    assert prefetch.declined is Decline.WORKER_LOST
+    rig.manager.release(lease)
+    rig.finish()
+
+
+def test_a_write_waiting_to_be_retried_when_a_rank_is_lost_wakes_nobody_for_ever_c24() -> None:
+    rig = Rig(ranks=2, faults=RankFails(1, [Kind.WRITE]))
+    rig.attach()
+    lease = rig.begin(PROMPT)
+    rig.compute(lease)
+    rig.manager.release(lease)
+    while not rig.manager.counters.snapshot().get("write_retried_pages"):
+        rig.clock.advance(0.01)
+        rig.step()
+    assert rig.manager.next_wakeup() is not None
+    rig.workers.lose(1, "gone")
+    rig.step()
+    assert rig.manager.next_wakeup() is None or rig.manager.next_wakeup() > rig.clock()
+    rig.finish()
+
+
+def test_every_rank_is_told_the_same_pages_c24() -> None:
+    """One command for all ranks: pools have the same page numbers everywhere."""
+    rig = stored_rig(ranks=3, rank_factors=[0.1, 1.0, 7.0])
+    lease = rig.begin(PROMPT)
+    loads = [command for command in rig.sent if isinstance(command, Load)]
+    assert b"".join(load.device for load in loads) == lease.pages
+    rig.check(lease)
+    rig.manager.release(lease)
+    rig.finish()
