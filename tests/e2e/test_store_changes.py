@@ -7,7 +7,7 @@ import pytest
 
 from e2e.harness import Engine, doc
 from quire.errors import StoreError
-from quire.manager import Count, StoreState
+from quire.manager import StoreState
 from quire.store import open_store
 from quire.types import Tier
 
@@ -72,7 +72,7 @@ def test_a_cleared_store_is_filled_again_c18(tmp_path):
         engine.until(lambda: change.done)
         assert change.error == ""
         assert engine.serve(key) == (6, 0, 0, 0)  # used again, so written again
-        assert engine.manager.counters[Count.WRITTEN] == 12
+        assert engine.manager.counters.written_pages == 12
         engine.flush(Tier.DEVICE, Tier.HOST)
         assert engine.serve(key) == (0, 0, 6, 0)
         engine.assert_all_pages_come_back()

@@ -6,7 +6,6 @@ import pytest
 
 from e2e.harness import Engine, doc
 from quire.config import PrefetchPolicy
-from quire.manager import Count
 from quire.store.faulty import FaultyStore
 from quire.types import Tier, split_keys
 
@@ -65,7 +64,7 @@ def test_pages_of_another_model_are_misses_and_stay_its_own(tmp_path):
     before = [path.read_bytes() for page in range(6) for path in object_files(tmp_path, key, page)]
     with Engine(url, model="another") as engine:
         assert engine.serve(key) == (0, 0, 0, 6)
-        assert engine.manager.counters[Count.FETCH_MISSED] == 6
+        assert engine.manager.counters.fetch_missed_pages == 6
         engine.assert_all_pages_come_back()
     after = [path.read_bytes() for page in range(6) for path in object_files(tmp_path, key, page)]
     assert before == after
@@ -97,7 +96,7 @@ def test_a_store_with_every_fault_costs_misses_only_c17(seed, ranks, tmp_path):
             engine.settle()
             if turn % 2:
                 engine.flush(Tier.DEVICE, Tier.HOST)
-        assert engine.manager.counters[Count.FETCHED] > 0
+        assert engine.manager.counters.fetched_pages > 0
         engine.assert_all_pages_come_back()
 
 

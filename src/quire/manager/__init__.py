@@ -1,6 +1,6 @@
 """The leader: one single-threaded object that owns all metadata."""
 
-from quire.manager.counters import Count, Counters, Decline
+from quire.manager.counters import Counters, Decline, Fit
 from quire.manager.events import CacheEvent, EventBatch, EventKind
 from quire.manager.lease import Lease, LoadState, PrefixMatch
 from quire.manager.manager import CacheManager
@@ -10,11 +10,11 @@ from quire.manager.stores import StoreChange, StoreState
 __all__ = [
     "CacheEvent",
     "CacheManager",
-    "Count",
     "Counters",
     "Decline",
     "EventBatch",
     "EventKind",
+    "Fit",
     "Lease",
     "LoadState",
     "Prefetch",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from quire.components import Component, Guard
 from quire.config import CacheConfig
 from quire.eviction import make_policy
-from quire.manager.counters import Count, Counters
+from quire.manager.counters import Counters
 from quire.manager.events import CacheEvent, EventBuffer, EventKind
 from quire.manager.operations import Operation, Operations
 from quire.memory.allocator import PageAllocator
@@ -21,7 +21,6 @@ from quire.tree import NUM_TIERS, Freed, Node, PrefixTree, Root
 from quire.types import DEVICE, HOST, PageIds, PageStatus, Tier, num_pages
 
 Clock = Callable[[], float]
-_EVICTED = (Count.EVICTED_DEVICE, Count.EVICTED_HOST)  # by tier
 ROOT_SLOT = -1
 """In a Guard: not a holding but the root itself, which an empty namespace needs to stay."""
 
@@ -70,7 +69,7 @@ class Core:
         freed = 0
         if slot % NUM_TIERS == HOST:
             freed = self._evict_spare(slot, count, gone)
-            self.counters.add(Count.EVICTED_SPARE, freed)
+            self.counters.evicted_spare_pages += freed
         order, rule, tree = self.tree.standing.orders[slot], self._evictable[slot], self.tree
         before = freed
         while freed < count and (holding := order.victim(rule)) is not None:
@@ -79,7 +78,10 @@ class Core:
             if len(detached) > 1:  # what hung below went with it
                 freed += sum(num_pages(i.pages) for i in detached[1:] if i.slot == slot)
             gone += detached
-        self.counters.add(_EVICTED[slot % NUM_TIERS], freed - before)
+        if slot % NUM_TIERS == HOST:
+            self.counters.evicted_host_pages += freed - before
+        else:
+            self.counters.evicted_device_pages += freed - before
         self.release(gone)
         return freed
 
@@ -102,13 +104,13 @@ class Core:
                 dropped += num_pages(pages) if was_last else 0
                 self.removed(node, slot)
         if dropped:
-            self.counters.add(Count.DROPPED, dropped)
+            self.counters.dropped_pages += dropped
 
     def count_faults(self, kind: str, statuses: bytes) -> None:
         """Count the pages that did not end OK, by what they ended as."""
         for status in PageStatus:
             if status and (count := statuses.count(status)):
-                self.counters.status(kind, status.name.lower(), count)
+                self.counters.faults[f"{kind}:{status.name.lower()}"] += count
 
     # ---- protection -----------------------------------------------------------------------------
 

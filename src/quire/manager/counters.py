@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
+from dataclasses import dataclass, field, fields
 
 
 class Decline(enum.StrEnum):
@@ -27,66 +28,65 @@ class Decline(enum.StrEnum):
     WORKER_LOST = "worker_lost"
 
 
-class Count(enum.StrEnum):
-    """Counters in pages unless the name says otherwise."""
+class Fit(enum.StrEnum):
+    """How a fetch got its host pages."""
 
-    MATCHED_DEVICE = "matched_device_pages"
-    MATCHED_HOST = "matched_host_pages"
-    COMMITTED = "committed_pages"
-    DUPLICATE = "duplicate_pages"
-    ADOPTED = "adopted_pages"
-    EVICTED_DEVICE = "evicted_device_pages"
-    EVICTED_HOST = "evicted_host_pages"
-    EVICTED_SPARE = "evicted_spare_pages"
-    """Host copies of pages that the device has too: nothing was lost."""
-    DROPPED = "dropped_pages"
-    """Left their last tier."""
-    BACKED_UP = "backed_up_pages"
-    BACKUP_DEFERRED = "backup_deferred_pages"
-    """Hot on the device and the host is full: copied out when they grow cold."""
-    BACKUP_SKIPPED = "backup_skipped_pages"
-    """Not copied to the host for want of room there."""
-    BACKUP_FAILED = "backup_failed_pages"
-    LOADED = "loaded_pages"
-    LOAD_FAILED = "load_failed_pages"
-    LOAD_DECLINED = "load_declined_pages"
-    """On the host, but the device had no room: recomputed."""
-    WRITTEN = "written_pages"
-    WRITE_RETRIED = "write_retried_pages"
-    WRITE_FAILED = "write_failed_pages"
-    FETCHED = "fetched_pages"
-    FETCH_MISSED = "fetch_missed_pages"
-    """Promised by the probe, not delivered by the fetch."""
-    PREFETCH_EXACT = "prefetch_exact_requests"
-    PREFETCH_EVICTED = "prefetch_evicted_requests"
-    PREFETCH_TRUNCATED = "prefetch_truncated_requests"
-    ALLOCATION_FAILURES = "device_allocation_failures"
-    OVERDUE = "overdue_operations"
-    LATE_REPORTS = "late_reports"
+    EXACT = "exact"
+    """They were free."""
+    EVICTED = "evicted"
+    """The shortfall was evicted."""
+    TRUNCATED = "truncated"
+    """It was cut to what could be had."""
 
 
-_DECLINED = {reason: f"prefetch_declined:{reason}" for reason in Decline}
-
-
+@dataclass(slots=True)
 class Counters:
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
+    """Counts since the start, in pages unless the name says otherwise."""
 
-    def add(self, name: Count, amount: int = 1) -> None:
-        self._counts[name] += amount
-
-    def decline(self, reason: Decline) -> None:
-        self._counts[_DECLINED[reason]] += 1
-
-    def status(self, kind: str, status: str, amount: int) -> None:
-        """Pages of operations of `kind` that ended with a status other than OK."""
-        self._counts[f"{kind}:{status}"] += amount
-
-    def __getitem__(self, name: Count) -> int:
-        return self._counts[name]
-
-    def declined(self, reason: Decline) -> int:
-        return self._counts[_DECLINED[reason]]
+    matched_device_pages: int = 0
+    matched_host_pages: int = 0
+    committed_pages: int = 0
+    """Computed by requests and shared."""
+    duplicate_pages: int = 0
+    """Computed or fetched although the tree had them by then: freed."""
+    evicted_device_pages: int = 0
+    evicted_host_pages: int = 0
+    evicted_spare_pages: int = 0
+    """Host copies of pages that the device has too: nothing was lost."""
+    dropped_pages: int = 0
+    """Left their last tier."""
+    backed_up_pages: int = 0
+    backup_deferred_pages: int = 0
+    """Hot on the device and the host is full: copied out when they grow cold."""
+    backup_skipped_pages: int = 0
+    """Not copied to the host for want of room there."""
+    backup_failed_pages: int = 0
+    loaded_pages: int = 0
+    load_failed_pages: int = 0
+    load_declined_pages: int = 0
+    """On the host, but the device had no room: recomputed."""
+    written_pages: int = 0
+    write_retried_pages: int = 0
+    write_failed_pages: int = 0
+    fetched_pages: int = 0
+    fetch_missed_pages: int = 0
+    """Promised by the probe, not delivered by the fetch."""
+    device_allocation_failures: int = 0
+    overdue_operations: int = 0
+    late_reports: int = 0
+    fetched: Counter[Fit] = field(default_factory=Counter)
+    """Prefetches that fetched, in requests, by how they got their pages."""
+    declined: Counter[Decline] = field(default_factory=Counter)
+    """Prefetches that did not happen, in requests, by reason."""
+    faults: Counter[str] = field(default_factory=Counter)
+    """Pages that ended otherwise than OK, by "operation:status"."""
 
     def snapshot(self) -> dict[str, int]:
-        return {name: count for name, count in sorted(self._counts.items()) if count}
+        """Everything that is not zero, flat, by name."""
+        counts = {f.name: getattr(self, f.name) for f in fields(self)}
+        for fit, count in counts.pop("fetched").items():
+            counts[f"prefetch_fetched:{fit}"] = count
+        for reason, count in counts.pop("declined").items():
+            counts[f"prefetch_declined:{reason}"] = count
+        counts |= counts.pop("faults")
+        return {name: count for name, count in sorted(counts.items()) if count}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from quire.components import Guard
 from quire.manager.core import Core
-from quire.manager.counters import Count
 from quire.manager.lease import Lease, LoadState
 from quire.manager.operations import Kind, Operation, OpState
 from quire.messages import Load
@@ -65,7 +64,7 @@ class Loader:
             self._start(lease, todo)
         if lease.num_device > found:
             self._hold(lease)
-        self._core.counters.add(Count.LOAD_DECLINED, lease.num_host)
+        self._core.counters.load_declined_pages += lease.num_host
         return lease.num_device - before
 
     def _hold(self, lease: Lease) -> None:
@@ -166,8 +165,8 @@ class Loader:
         self._tell(span)
         if op.state is OpState.ENDED:
             del self._spans[op.id]
-            self._core.counters.add(Count.LOADED, arrived)
-            self._core.counters.add(Count.LOAD_FAILED, op.num_pages - arrived)
+            self._core.counters.loaded_pages += arrived
+            self._core.counters.load_failed_pages += op.num_pages - arrived
             self._core.finish(op)
 
     def _settle(self, span: _Span, good_end: int) -> None:

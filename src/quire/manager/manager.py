@@ -19,7 +19,6 @@ from quire.errors import ConfigError, LeaseError
 from quire.keys import PrefixKey
 from quire.manager.core import Clock, Core
 from quire.manager.costs import CostModel
-from quire.manager.counters import Count
 from quire.manager.events import EventBatch
 from quire.manager.lease import Lease, LoadState, PrefixMatch
 from quire.manager.loads import Loader
@@ -101,15 +100,27 @@ class CacheManager:
         table = PageIds(b"".join(pages))
         lease = Lease(self, owner, match.key, priority, tail, device_tail, guards, table)
         self.leases.add(lease)
-        self.counters.add(Count.MATCHED_DEVICE, match.num_device)
-        self.counters.add(Count.MATCHED_HOST, match.num_host)
+        self.counters.matched_device_pages += match.num_device
+        self.counters.matched_host_pages += match.num_host
         return lease
 
     def prefetch(self, lease: Lease) -> Prefetch:
         """Look in the store for what comes after the match, and fetch it if it is worth it."""
         lease.require_live()
         if lease.prefetch is None:
-            lease.prefetch = self._prefetcher.start(lease)
+            lease.prefetch = self._prefetcher.start(lease, fetch=True)
+        else:
+            self._prefetcher.fetch(lease.prefetch)
+        return lease.prefetch
+
+    def query_store(self, lease: Lease) -> Prefetch:
+        """Ask only how many pages after the match the store holds; `prefetch` may follow.
+
+        `num_hit` of the result is the answer once its state is PROBED (or DONE, declined).
+        """
+        lease.require_live()
+        if lease.prefetch is None:
+            lease.prefetch = self._prefetcher.start(lease, fetch=False)
         return lease.prefetch
 
     def ready(self, lease: Lease) -> bool:
@@ -145,7 +156,7 @@ class CacheManager:
         lease.require_live()
         pages = self.core.reserve(self._device_slots[0], count)
         if pages is None:
-            self.counters.add(Count.ALLOCATION_FAILURES)
+            self.counters.device_allocation_failures += 1
             return False
         lease.private_pages = PageIds(lease.private_pages + pages)
         return True
@@ -172,8 +183,8 @@ class CacheManager:
         lease.private_pages = PageIds(lease.private_pages[shared * PAGE_ID_BYTES :])
         lease.tree_pages = PageIds(lease.tree_pages + done.pages)
         self.core.allocators[self._device_slots[0]].free(done.duplicate)
-        self.counters.add(Count.COMMITTED, shared)
-        self.counters.add(Count.DUPLICATE, num_pages(done.duplicate))
+        self.counters.committed_pages += shared
+        self.counters.duplicate_pages += num_pages(done.duplicate)
         for node in done.adopted:
             self._committed(lease, node)
         if shared:
@@ -212,18 +223,21 @@ class CacheManager:
                 case WorkerLost(rank, reason):
                     operations.lose_rank(rank, reason)
             if not known:
-                self.counters.add(Count.LATE_REPORTS)
+                self.counters.late_reports += 1
         overdue = operations.expire(self.core.clock())
         if overdue:
-            self.counters.add(Count.OVERDUE, overdue)
+            self.counters.overdue_operations += overdue
         self._writer.flush()
         self._prefetcher.flush()
         commands, self.core.outbox = self.core.outbox, []
         return commands
 
     def next_wakeup(self) -> float | None:
-        """Clock time at which `step` has something to do without any report; None: never."""
+        """Clock time at which something is due without any report from a worker; None: never."""
         times = [self.core.operations.next_deadline(), self._writer.next_retry()]
+        for lease in self.leases:
+            if lease.prefetch is not None and not self._prefetcher.is_over(lease.prefetch):
+                times.append(self._prefetcher.timeout_at(lease.prefetch))
         return min((t for t in times if t is not None), default=None)
 
     @property
@@ -301,5 +315,4 @@ class CacheManager:
             node.page_keys = lease.key.page_keys(node.start, node.end)
         node.priority = max(node.priority, lease.priority)
         core.stored(node, self._device_slots[0])
-        self.counters.add(Count.ADOPTED, node.num_pages)
         self._writer.committed(node)

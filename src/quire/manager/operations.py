@@ -126,11 +126,11 @@ class Operations:
         if op is None or leg not in op.open_legs:
             return False
         end = report.first + len(report.statuses)
-        if report.first < 0 or end > op.num_pages:
-            return False  # a confused worker: its pages stay unreported, hence not OK
-        op.legs[leg][report.first : end] = report.statuses
+        sensible = report.first >= 0 and end <= op.num_pages
+        if sensible:  # else a confused worker: its pages stay unreported, hence not OK
+            op.legs[leg][report.first : end] = report.statuses
         self._advance(op, leg if report.final else None)
-        return True
+        return sensible
 
     def probed(self, op_id: OperationId, leg: Leg, hits: list[int]) -> bool:
         op = self.running.get(op_id)

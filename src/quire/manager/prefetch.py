@@ -1,6 +1,7 @@
 """Prefetcher: from the store to the host (L3 → L2) while a request still queues.
 
     QUEUED ──flush──▶ PROBING ──hit──▶ FETCHING ──ended, or settled──▶ DONE
+       │                  ├─only asked─▶ PROBED ─fetch─▶ (as after a hit)  │
        └───────declined───┴──miss, declined──────────────────────────────┘
 
 The probe asks how long a prefix the store holds; one command carries the probes of all requests
@@ -22,7 +23,7 @@ from quire.config import PrefetchPolicy
 from quire.keys import PrefixKey
 from quire.manager.core import Core
 from quire.manager.costs import CostModel
-from quire.manager.counters import Count, Decline
+from quire.manager.counters import Decline, Fit
 from quire.manager.lease import Lease
 from quire.manager.operations import Kind, Operation, OpState
 from quire.messages import Cancel, Fetch, Probe
@@ -37,6 +38,8 @@ GRACE_S = 5.0
 class PrefetchState(enum.Enum):
     QUEUED = enum.auto()
     PROBING = enum.auto()
+    PROBED = enum.auto()
+    """The hit length is known, and nobody has asked for the pages yet."""
     FETCHING = enum.auto()
     DONE = enum.auto()
 
@@ -51,6 +54,8 @@ class Prefetch:
     """What the pages will hang under. The lease protects it: a prefetch never outlives its
     lease."""
     started_s: float
+    wants_fetch: bool
+    """False: only the hit length is wanted, for now."""
     state: PrefetchState = PrefetchState.QUEUED
     declined: Decline | None = None
     num_hit: int = 0
@@ -86,14 +91,15 @@ class Prefetcher:
 
     # ---- for the manager ------------------------------------------------------------------------
 
-    def start(self, lease: Lease) -> Prefetch:
-        """Begin looking for what comes after the lease's tail."""
+    def start(self, lease: Lease, *, fetch: bool) -> Prefetch:
+        """Begin looking for what comes after the lease's tail; `fetch` it when found."""
         core = self._core
         prefetch = Prefetch(
             key=lease.key,
             first=lease.tail.end,
             anchor=lease.tail,
             started_s=core.clock(),
+            wants_fetch=fetch,
         )
         reason = self._reason_not_to_probe(prefetch)
         if reason is not None:
@@ -103,9 +109,16 @@ class Prefetcher:
         self._queued.append(prefetch)
         return prefetch
 
+    def fetch(self, prefetch: Prefetch) -> None:
+        """What was only asked about is wanted now."""
+        if not prefetch.wants_fetch:
+            prefetch.wants_fetch = True
+            if prefetch.state is PrefetchState.PROBED:
+                self._probed(prefetch, prefetch.num_hit)
+
     def is_over(self, prefetch: Prefetch) -> bool:
         """Need the request wait no longer, by the prefetch policy?"""
-        if prefetch.state is PrefetchState.DONE:
+        if prefetch.state in (PrefetchState.DONE, PrefetchState.PROBED):
             return True
         match self._core.config.prefetch.policy:
             case PrefetchPolicy.BEST_EFFORT:
@@ -113,13 +126,15 @@ class Prefetcher:
             case PrefetchPolicy.WAIT_COMPLETE:
                 return False
             case PrefetchPolicy.TIMEOUT:
-                return self._core.clock() >= self._timeout_at(prefetch)
+                return self._core.clock() >= self.timeout_at(prefetch)
 
     def settle(self, prefetch: Prefetch) -> None:
         """The request goes on now: land what has arrived and stop the rest. Any state, any time."""
         if prefetch.state is PrefetchState.DONE:
             return
-        if prefetch.op is not None and prefetch.state is PrefetchState.FETCHING:
+        if prefetch.state is PrefetchState.PROBED:
+            prefetch.state = PrefetchState.DONE
+        elif prefetch.op is not None and prefetch.state is PrefetchState.FETCHING:
             self._core.outbox.append(Cancel(prefetch.op.id))
             self._land(prefetch, prefetch.op)
         else:
@@ -179,7 +194,8 @@ class Prefetcher:
             return Decline.BUDGET
         return None
 
-    def _timeout_at(self, prefetch: Prefetch) -> float:
+    def timeout_at(self, prefetch: Prefetch) -> float:
+        """When the timeout policy stops waiting for it."""
         wanted = prefetch.num_fetching or prefetch.key.last - prefetch.first
         tokens = wanted * self._core.config.page_size
         return prefetch.started_s + self._core.config.prefetch.timeout_s(tokens)
@@ -187,7 +203,7 @@ class Prefetcher:
     def _decline(self, prefetch: Prefetch, reason: Decline) -> Prefetch:
         prefetch.declined = reason
         prefetch.state = PrefetchState.DONE
-        self._core.counters.decline(reason)
+        self._core.counters.declined[reason] += 1
         return prefetch
 
     def _probe_reported(self, op: Operation) -> None:
@@ -209,7 +225,9 @@ class Prefetcher:
     def _probed(self, prefetch: Prefetch, hit: int) -> None:
         config = self._core.config
         prefetch.num_hit = hit
-        if not self._core.healthy:  # lost after it had answered: a fetch would never end
+        if not prefetch.wants_fetch:
+            prefetch.state = PrefetchState.PROBED
+        elif not self._core.healthy:  # lost after it had answered: a fetch would never end
             self._decline(prefetch, Decline.WORKER_LOST)
         elif self._core.store_epoch == 0:
             self._decline(prefetch, Decline.NO_STORE)
@@ -228,15 +246,15 @@ class Prefetcher:
         """Exact fit, else evict the shortfall, else cut to what is free, else decline."""
         core = self._core
         slots = [slot_of(c.index, HOST) for c in core.components]
-        outcome = Count.PREFETCH_EXACT
+        fit = Fit.EXACT
         pages = self._allocate(slots, wanted)
         if pages is None:
-            outcome = Count.PREFETCH_EVICTED
+            fit = Fit.EVICTED
             for slot in slots:
                 core.evict(slot, wanted - core.allocators[slot].num_free)
             pages = self._allocate(slots, wanted)
         if pages is None:
-            outcome = Count.PREFETCH_TRUNCATED
+            fit = Fit.TRUNCATED
             wanted = min(wanted, *(core.allocators[slot].num_free for slot in slots))
             if wanted < core.config.threshold_pages:
                 self._decline(prefetch, Decline.HOST_FULL)
@@ -245,7 +263,7 @@ class Prefetcher:
         if pages is None:
             self._decline(prefetch, Decline.ALLOCATION_FAILED)
             return
-        core.counters.add(outcome)
+        core.counters.fetched[fit] += 1
         self._fetch(prefetch, wanted, pages)
 
     def _allocate(self, slots: list[int], count: int) -> list[PageIds] | None:
@@ -289,7 +307,7 @@ class Prefetcher:
             del self._fetching[op.id]
             agreed = op.agreed_pages()
             if agreed < op.num_pages:
-                self._core.counters.add(Count.FETCH_MISSED, op.num_pages - agreed)
+                self._core.counters.fetch_missed_pages += op.num_pages - agreed
                 self._core.count_faults(op.kind, op.page_statuses())
             self._costs.observe_fetch(agreed, self._core.clock() - op.started_s)
             for component in self._core.components:
@@ -313,7 +331,7 @@ class Prefetcher:
                 self._publish(prefetch, component.index, reserved, count)
             reserved.first = count
             self.inflight_pages -= count
-            core.counters.add(Count.FETCHED, count)
+            core.counters.fetched_pages += count
 
     def _publish(self, prefetch: Prefetch, component: int, reserved: _Reserved, count: int) -> None:
         core, slot = self._core, slot_of(component, HOST)
@@ -322,7 +340,7 @@ class Prefetcher:
         done = core.tree.insert(prefetch.anchor, prefetch.key, last, slot, pages)
         leftover = PageIds(pages[(done.tail.end - prefetch.first) * PAGE_ID_BYTES :])
         core.allocators[slot].free(PageIds(done.duplicate + leftover))
-        core.counters.add(Count.DUPLICATE, num_pages(done.duplicate))
+        core.counters.duplicate_pages += num_pages(done.duplicate)
         for node in done.adopted:
             node.page_keys = prefetch.key.page_keys(node.start, node.end)
             node.stored = reserved.epoch

@@ -15,7 +15,6 @@ from itertools import islice
 from quire.components import Guard
 from quire.config import WritePolicy
 from quire.manager.core import Core
-from quire.manager.counters import Count
 from quire.manager.operations import Kind, Operation, OpState
 from quire.messages import Backup, Write
 from quire.tree import Node, slot_of
@@ -62,9 +61,10 @@ class Writer:
         """Nodes due, each with its parent then: a node split meanwhile is due in all its parts."""
         self._cold: set[Node] = set()
         """Those of them that are due because the device will soon let go of them."""
-        self._to_write: dict[Node, int] = {}
-        """Nodes waiting for a write, with the attempts made so far."""
-        self._retries: list[tuple[float, int, Node, int]] = []
+        self._to_write: dict[Node, Span] = {}
+        """Waiting for a write, by their lower end."""
+        self._retries: list[tuple[float, int, Span]] = []
+        """Due time, a number to break ties, and what to write then."""
         self._sequence = 0
         self._spans: dict[OperationId, list[Span]] = {}
         self._epochs: dict[OperationId, int] = {}
@@ -96,7 +96,7 @@ class Writer:
             if selective and self._is_proven(node):
                 self._want_backup(node)
             if node.stored != epoch:
-                self.want_write(node)
+                self._want_write(node)
 
     def _is_proven(self, node: Node) -> bool:
         return node.hits >= self._core.config.write.selective_hits
@@ -105,14 +105,15 @@ class Writer:
         assert node.parent is not None
         self._to_back_up.setdefault(node, node.parent)
 
-    def want_write(self, node: Node, attempt: int = 0) -> None:
-        if self._core.store_epoch == 0:
-            return
-        self._to_write.setdefault(node, attempt)
+    def _want_write(self, node: Node) -> None:
+        if self._core.store_epoch and node not in self._to_write:
+            self._queue_write(Span(node))
+
+    def _queue_write(self, span: Span) -> None:
+        self._to_write[span.tail] = span
         if len(self._to_write) > MAX_QUEUED_NODES:
-            oldest = next(iter(self._to_write))
-            del self._to_write[oldest]
-            self._core.counters.add(Count.WRITE_FAILED, oldest.num_pages)
+            oldest = self._to_write.pop(next(iter(self._to_write)))
+            self._core.counters.write_failed_pages += oldest.size
 
     def flush(self) -> None:
         """Start what is due. Called at the end of each step."""
@@ -126,9 +127,10 @@ class Writer:
             self._start_backups()
         now = self._core.clock()
         while self._retries and self._retries[0][0] <= now:
-            _, _, node, attempt = heapq.heappop(self._retries)
-            self.want_write(node, attempt)
-        if self._to_write:
+            self._queue_write(heapq.heappop(self._retries)[-1])
+        if self._core.store_epoch == 0:
+            self._to_write.clear()
+        elif self._to_write:
             self._start_writes()
 
     @property
@@ -143,7 +145,7 @@ class Writer:
     def _clean_ahead(self) -> None:
         """Short of device pages: copy out the coldest that the host lacks, before they must go."""
         core = self._core
-        moved = core.counters[Count.EVICTED_DEVICE] + core.counters[Count.COMMITTED]
+        moved = core.counters.evicted_device_pages + core.counters.committed_pages
         if moved == self._seen:
             return  # the cold end is as it was
         self._seen = moved
@@ -176,12 +178,12 @@ class Writer:
                 if not self._is_dirty(node):
                     continue
                 if tail not in cold and self._only_displaces(node):
-                    core.counters.add(Count.BACKUP_DEFERRED, node.num_pages)
+                    core.counters.backup_deferred_pages += node.num_pages
                 elif self._reserve_host(node):
                     spans.append(Span(node, cold=tail in cold))
                     guards += core.protect(node)
                 else:
-                    core.counters.add(Count.BACKUP_SKIPPED, node.num_pages)
+                    core.counters.backup_skipped_pages += node.num_pages
         if not spans:
             return
         op = core.operations.start(
@@ -240,11 +242,11 @@ class Writer:
                     core.stored(node, slot)
                     if span.cold:
                         core.tree.standing.keep_spare(node, slot)
-                core.counters.add(Count.BACKED_UP, node.num_pages)
+                core.counters.backed_up_pages += node.num_pages
                 if node.stored != core.store_epoch:
-                    self.want_write(node)
+                    self._want_write(node)
             else:
-                core.counters.add(Count.BACKUP_FAILED, node.num_pages)
+                core.counters.backup_failed_pages += node.num_pages
                 self._drop_host(node)
         del self._spans[op.id]
         core.finish(op)
@@ -257,16 +259,16 @@ class Writer:
         guards: list[Guard] = []
         slots = self._host_slots
         while self._to_write and self._inflight_pages < self._max_inflight:
-            node = next(iter(self._to_write))
-            attempt = self._to_write.pop(node)
-            if node.stored == core.store_epoch or node in self._writing:
-                continue
-            if any((h := node.held[s]) is None or h.state is not READY for s in slots):
-                continue  # gone from the host meanwhile, or not there yet
-            spans.append(Span(node, attempt=attempt))
-            self._writing.add(node)
-            guards += core.protect(node, [Guard(slot, node, node.parent) for slot in slots])
-            self._inflight_pages += node.num_pages
+            waiting = self._to_write.pop(next(iter(self._to_write)))
+            for node in waiting.nodes(core):
+                if node.stored == core.store_epoch or node in self._writing:
+                    continue
+                if any((h := node.held[s]) is None or h.state is not READY for s in slots):
+                    continue  # gone from the host meanwhile, or not there yet
+                spans.append(Span(node, attempt=waiting.attempt))
+                self._writing.add(node)
+                guards += core.protect(node, [Guard(slot, node, node.parent) for slot in slots])
+                self._inflight_pages += node.num_pages
         if not spans:
             return
         timeout_s = core.config.write.timeout_s
@@ -295,24 +297,24 @@ class Writer:
             self._inflight_pages -= node.num_pages
             self._writing.discard(node)
             if good:
-                core.counters.add(Count.WRITTEN, node.num_pages)
+                core.counters.written_pages += node.num_pages
                 node.stored = epoch
                 core.written(node)
             elif epoch == core.store_epoch:
-                self._retry(node, span.attempt + 1, hopeless=rejected)
+                self._retry(Span(node, attempt=span.attempt + 1), hopeless=rejected)
         del self._spans[op.id]
         core.finish(op)
 
-    def _retry(self, node: Node, attempt: int, *, hopeless: bool) -> None:
+    def _retry(self, span: Span, *, hopeless: bool) -> None:
         """Soon again, unless it was tried enough or the store takes nothing at the moment."""
         config = self._core.config.write
-        if hopeless or attempt >= config.max_attempts:
-            self._core.counters.add(Count.WRITE_FAILED, node.num_pages)
+        if hopeless or span.attempt >= config.max_attempts:
+            self._core.counters.write_failed_pages += span.size
             return
-        self._core.counters.add(Count.WRITE_RETRIED, node.num_pages)
-        due = self._core.clock() + config.retry_delay_s * 2 ** (attempt - 1)
+        self._core.counters.write_retried_pages += span.size
+        due = self._core.clock() + config.retry_delay_s * 2 ** (span.attempt - 1)
         self._sequence += 1
-        heapq.heappush(self._retries, (due, self._sequence, node, attempt))
+        heapq.heappush(self._retries, (due, self._sequence, span))
 
     # ---- shared ---------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import pytest
 
 from quire.config import PrefetchPolicy
 from quire.keys import PrefixKey, UnitKind
-from quire.manager import Count, Decline, PrefetchState
+from quire.manager import Decline, Fit, PrefetchState
 from quire.messages import Backup, Cancel, Fetch, Probe
 from quire.types import PageIds, PageStatus, Tier, split_keys
 from support import MISS, OK, PAGE, Rig, tokens_for
@@ -65,12 +65,12 @@ def test_host_pressure_truncates_to_what_is_free_c12(
     counters = rig.manager.counters
     if fetched == 0:
         assert prefetch.declined is Decline.HOST_FULL
-        assert counters.declined(Decline.HOST_FULL) == 1
+        assert counters.declined[Decline.HOST_FULL] == 1
         rig.manager.release(lease)
         assert_all_back(rig, free)
         return
-    outcome = Count.PREFETCH_EXACT if fetched == WANTED else Count.PREFETCH_TRUNCATED
-    assert counters[outcome] == 1
+    fit = Fit.EXACT if fetched == WANTED else Fit.TRUNCATED
+    assert counters.fetched == {fit: 1}
     assert rig.manager._prefetcher.inflight_pages == fetched  # really reserved, not requested
     rig.run()
     assert prefetch.num_landed == fetched
@@ -86,8 +86,8 @@ def test_host_pressure_evicts_exactly_the_shortfall_c12(unit: UnitKind, free: in
     rig, key = pressed(free, unit, evictable=9)
     lease, prefetch = fetch(rig, key)
     assert prefetch.num_fetching == WANTED
-    assert rig.manager.counters[Count.PREFETCH_EVICTED] == 1
-    assert rig.manager.counters[Count.EVICTED_HOST] == WANTED - free
+    assert rig.manager.counters.fetched == {Fit.EVICTED: 1}
+    assert rig.manager.counters.evicted_host_pages == WANTED - free
     rig.run()
     rig.manager.release(lease)
     assert_all_back(rig, 0)
@@ -99,7 +99,7 @@ def test_evict_then_truncate_when_eviction_is_not_enough_c12(unit: UnitKind) -> 
     rig, key = pressed(2, unit, evictable=3)
     lease, prefetch = fetch(rig, key)
     assert prefetch.num_fetching == 5
-    assert rig.manager.counters[Count.PREFETCH_TRUNCATED] == 1
+    assert rig.manager.counters.fetched == {Fit.TRUNCATED: 1}
     rig.run()
     rig.manager.release(lease)
     assert_all_back(rig, 0)
@@ -202,6 +202,49 @@ def test_matched_prefix_is_not_asked_for_again() -> None:
     rig.manager.release(lease)
 
 
+def test_hit_length_can_be_asked_for_alone_and_fetched_later() -> None:
+    rig = Rig()
+    key = rig.doc(6, seed=1)
+    rig.cache_in_store(key)
+    lease = rig.acquire(key)
+    query = rig.manager.query_store(lease)
+    rig.run()
+    assert (query.state, query.num_hit) == (PrefetchState.PROBED, 6)
+    assert rig.free(Tier.HOST) == 64
+    assert rig.manager.ready(lease)
+    assert rig.manager.prefetch(lease) is query
+    rig.step()
+    assert not rig.has(Probe)  # it is known already
+    rig.run()
+    assert rig.manager.admit(lease) == 6
+    rig.manager.release(lease)
+
+
+def test_hit_lengths_of_a_step_are_asked_with_its_probes() -> None:
+    rig = Rig()
+    asking, fetching = rig.acquire(rig.doc(4, seed=1)), rig.acquire(rig.doc(4, seed=2))
+    query = rig.manager.query_store(asking)
+    rig.manager.prefetch(fetching)
+    rig.step()
+    rig.answer(rig.take(Probe))
+    assert query.num_hit == 0
+    for lease in (asking, fetching):
+        rig.manager.release(lease)
+    assert query.state is PrefetchState.DONE
+
+
+def test_engine_that_sleeps_is_woken_for_the_prefetch_timeout() -> None:
+    rig = Rig(prefetch={"base_timeout_s": 1.0, "timeout_per_1024_tokens_s": 0.0})
+    key = rig.doc(6, seed=1)
+    rig.cache_in_store(key)
+    lease, _ = fetch(rig, key)
+    assert rig.manager.next_wakeup() == 1.0
+    rig.now = rig.manager.next_wakeup() or 0.0
+    assert rig.manager.ready(lease)
+    rig.manager.release(lease)
+    rig.run()
+
+
 # ---- policies -----------------------------------------------------------------------------------
 
 
@@ -254,7 +297,7 @@ def test_wait_complete_ends_when_the_worker_never_answers_c14() -> None:
     rig.step()
     assert rig.manager.ready(lease)
     assert rig.manager.admit(lease) == 2
-    assert rig.manager.counters[Count.OVERDUE] == 1
+    assert rig.manager.counters.overdue_operations == 1
     rig.manager.release(lease)
     rig.step(rig.reports(command, statuses=[OK] * 4, first=2))
     assert rig.free(Tier.HOST) == 62
@@ -388,7 +431,7 @@ def test_each_decline_has_its_reason(
     lease = rig.acquire(rig.doc(pages, seed=1))
     assert rig.manager.prefetch(lease).declined is reason
     assert rig.manager.ready(lease)
-    assert rig.manager.counters.declined(reason) == 1
+    assert rig.manager.counters.declined[reason] == 1
     rig.manager.release(lease)
 
 
@@ -406,8 +449,8 @@ def test_any_page_fault_ends_as_a_miss_and_later_requests_work_c17(status: PageS
     rig.answer(rig.take(Fetch), statuses=[OK, OK, OK, status, OK, OK])
     assert rig.manager.ready(lease)
     assert rig.manager.admit(lease) == 3
-    assert rig.manager.counters[Count.FETCH_MISSED] == 3
-    assert rig.manager.counters.snapshot()[f"fetch:{status.name.lower()}"] == 1
+    assert rig.manager.counters.fetch_missed_pages == 3
+    assert rig.manager.counters.faults[f"fetch:{status.name.lower()}"] == 1
     assert rig.free(Tier.HOST) == 61
     rig.manager.release(lease)
     again, second = fetch(rig, key)
@@ -429,7 +472,7 @@ def test_nonsense_from_a_worker_is_a_miss_not_a_crash_c17() -> None:
     rig.step([Probed(probe.op, 0, "full", [1, 2, 3])])
     assert prefetch.declined is Decline.PROBE_FAILED
     rig.step([Probed(probe.op, 0, "full", [6]), Transferred(999, 0, "full", 0, b"\0", True)])
-    assert rig.manager.counters[Count.LATE_REPORTS] == 2
+    assert rig.manager.counters.late_reports == 2
     rig.manager.release(lease)
 
 
@@ -443,7 +486,7 @@ def test_fetched_pages_that_were_computed_meanwhile_are_duplicates_c6() -> None:
     rig.step()
     rig.answer(rig.take(Backup))
     rig.answer(command)
-    assert rig.manager.counters[Count.DUPLICATE] == 6
+    assert rig.manager.counters.duplicate_pages == 6
     assert rig.free(Tier.HOST) == 58
     rig.manager.release(lease)
     rig.manager.check_invariants()

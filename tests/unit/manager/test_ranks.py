@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from quire.manager import Count, Decline, LoadState
+from quire.manager import Decline, LoadState
 from quire.messages import Backup, Fetch, Load, Probe, Probed, Transferred, WorkerLost, Write
 from quire.types import Tier
 from support import FAILED, MISS, OK, Rig
@@ -97,10 +97,10 @@ def test_write_missing_on_one_rank_is_tried_again_c24() -> None:
     write = rig.take(Write)
     rig.answer(write, ranks=[0])
     rig.answer(write, ranks=[1], statuses=[OK, OK, FAILED])
-    assert rig.manager.counters[Count.WRITE_RETRIED] == 3
+    assert rig.manager.counters.write_retried_pages == 3
     rig.now += 10.0
     rig.run()
-    assert rig.manager.counters[Count.WRITTEN] == 3
+    assert rig.manager.counters.written_pages == 3
 
 
 @pytest.mark.parametrize("seed", range(8))

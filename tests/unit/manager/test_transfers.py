@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quire.errors import LeaseError
-from quire.manager import Count, LoadState
+from quire.manager import LoadState
 from quire.messages import Backup, Load
 from quire.types import Tier
 from support import FAILED, OK, PAGE, Rig, tokens_for
@@ -33,7 +33,7 @@ def test_failed_backup_leaves_no_host_copy_c9() -> None:
     assert rig.free(Tier.HOST) == 64
     rig.manager.flush(Tier.DEVICE)
     assert rig.matched(key) == (0, 0)
-    assert rig.manager.counters[Count.BACKUP_FAILED] == 4
+    assert rig.manager.counters.backup_failed_pages == 4
 
 
 def test_split_while_a_backup_is_in_flight_c9() -> None:
@@ -62,7 +62,7 @@ def test_second_request_while_a_backup_is_in_flight_c9() -> None:
     rig.step()
     assert not rig.has(Backup)  # one copy is enough
     rig.answer(backup)
-    assert rig.manager.counters[Count.BACKED_UP] == 4
+    assert rig.manager.counters.backed_up_pages == 4
 
 
 def test_abort_while_a_load_is_in_flight_c9() -> None:
@@ -121,7 +121,7 @@ def test_load_without_room_changes_nothing_and_the_request_recomputes_c11() -> N
     assert rig.manager.load(lease) == 0
     assert not rig.manager.extend(lease, 1)
     assert rig.matched(key) == (0, 4)
-    assert rig.manager.counters[Count.LOAD_DECLINED] == 4
+    assert rig.manager.counters.load_declined_pages == 4
     rig.manager.release(blocker)
     assert rig.manager.extend(lease, 4)
     assert rig.manager.commit(lease, key) == 4

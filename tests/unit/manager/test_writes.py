@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from quire.config import WriteConfig, WritePolicy
-from quire.manager import Count
 from quire.messages import Backup, Write
 from quire.types import PageStatus, Tier, split_keys
 from support import FAILED, OK, PAGE, Rig, tokens_for
@@ -18,7 +17,7 @@ def test_write_through_copies_at_once_c10() -> None:
     assert rig.has(Backup)  # while the request still runs
     rig.run()
     rig.manager.release(lease)
-    assert rig.manager.counters[Count.BACKED_UP] == 3
+    assert rig.manager.counters.backed_up_pages == 3
 
 
 def test_selective_write_through_copies_what_is_reused_c10() -> None:
@@ -29,10 +28,10 @@ def test_selective_write_through_copies_what_is_reused_c10() -> None:
     rig.cache(once)
     rig.manager.release(rig.acquire(reused))
     rig.run()
-    assert rig.manager.counters[Count.BACKED_UP] == 0
+    assert rig.manager.counters.backed_up_pages == 0
     rig.manager.release(rig.acquire(reused))
     rig.run()
-    assert rig.manager.counters[Count.BACKED_UP] == 3
+    assert rig.manager.counters.backed_up_pages == 3
     rig.manager.flush(Tier.DEVICE)
     assert rig.matched(reused) == (0, 3)
     assert rig.matched(once) == (0, 0)
@@ -44,9 +43,9 @@ def test_write_back_copies_the_coldest_only_when_the_device_runs_short_c10() -> 
     docs = [rig.doc(4, seed=s) for s in range(4)]
     for doc in docs[:3]:
         rig.cache(doc)
-    assert rig.manager.counters[Count.BACKED_UP] == 0
+    assert rig.manager.counters.backed_up_pages == 0
     rig.cache(docs[3])  # no page is free now: half of the device is to be cheaply freeable
-    assert rig.manager.counters[Count.BACKED_UP] == 8
+    assert rig.manager.counters.backed_up_pages == 8
     rig.cache(rig.doc(4, seed=9))
     assert rig.matched(docs[0]) == (0, 4)
 
@@ -75,8 +74,8 @@ def test_full_host_gives_up_redundant_copies_first_c10() -> None:
     rig.cache(rig.doc(4, seed=3))  # needs room on the host
     assert rig.matched(cold) == (0, 4)
     assert rig.matched(hot) == (4, 0)
-    assert rig.manager.counters[Count.EVICTED_SPARE] == 4
-    assert rig.manager.counters[Count.DROPPED] == 0
+    assert rig.manager.counters.evicted_spare_pages == 4
+    assert rig.manager.counters.dropped_pages == 0
 
 
 def test_full_host_without_redundant_copies_gives_up_its_leaves_c10() -> None:
@@ -87,8 +86,8 @@ def test_full_host_without_redundant_copies_gives_up_its_leaves_c10() -> None:
     rig.cache(rig.doc(4, seed=3))
     assert rig.matched(first) == (0, 0)
     assert rig.matched(second) == (0, 4)
-    assert rig.manager.counters[Count.EVICTED_HOST] == 4
-    assert rig.manager.counters[Count.DROPPED] == 4
+    assert rig.manager.counters.evicted_host_pages == 4
+    assert rig.manager.counters.dropped_pages == 4
 
 
 def test_hot_page_displaces_no_copy_until_it_grows_cold_c10() -> None:
@@ -97,12 +96,12 @@ def test_hot_page_displaces_no_copy_until_it_grows_cold_c10() -> None:
     first, second = rig.doc(4, seed=1), rig.doc(4, seed=2)
     rig.cache(first)
     rig.cache(second)
-    assert rig.manager.counters[Count.BACKUP_DEFERRED] == 4
-    assert rig.manager.counters[Count.EVICTED_SPARE] == 0
+    assert rig.manager.counters.backup_deferred_pages == 4
+    assert rig.manager.counters.evicted_spare_pages == 0
     rig.manager.release(rig.acquire(first))  # the second is the colder now
     for seed in range(3, 5):
         rig.cache(rig.doc(4, seed=seed))
-    assert rig.manager.counters[Count.EVICTED_SPARE] == 4
+    assert rig.manager.counters.evicted_spare_pages == 4
     rig.manager.core.evict(Tier.DEVICE, 4)
     assert rig.matched(second) == (0, 4)
 
@@ -111,7 +110,7 @@ def test_no_room_on_the_host_is_counted_and_nothing_breaks_c10() -> None:
     rig = Rig(device=64, host=2, threshold_pages=1)
     key = rig.doc(4, seed=1)
     rig.cache(key)
-    assert rig.manager.counters[Count.BACKUP_SKIPPED] == 4
+    assert rig.manager.counters.backup_skipped_pages == 4
     assert rig.matched(key) == (4, 0)
 
 
@@ -126,7 +125,7 @@ def test_device_pages_needed_by_host_pages_below_go_with_them_counted_c10() -> N
     assert rig.manager.flush(Tier.DEVICE) == 4
     assert rig.matched(rig.key(base)) == (0, 0)
     assert rig.free(Tier.HOST) == 64
-    assert rig.manager.counters[Count.DROPPED] == 4
+    assert rig.manager.counters.dropped_pages == 4
 
 
 def test_whatever_reaches_the_host_goes_to_the_store() -> None:
@@ -134,7 +133,7 @@ def test_whatever_reaches_the_host_goes_to_the_store() -> None:
     key = rig.doc(4, seed=1)
     rig.cache(key)
     assert set(split_keys(key.page_keys())) == rig.stored
-    assert rig.manager.counters[Count.WRITTEN] == 4
+    assert rig.manager.counters.written_pages == 4
 
 
 def test_failed_write_is_retried_c16() -> None:
@@ -145,7 +144,7 @@ def test_failed_write_is_retried_c16() -> None:
     rig.answer(rig.take(Backup))
     rig.answer(rig.take(Write), statuses=[OK, FAILED, OK, OK])
     assert not rig.has(Write)
-    assert rig.manager.counters[Count.WRITE_RETRIED] == 4
+    assert rig.manager.counters.write_retried_pages == 4
     rig.now += 10.0
     rig.run()
     assert set(split_keys(key.page_keys())) == rig.stored
@@ -162,6 +161,23 @@ def test_hole_left_after_all_tries_is_repaired_by_the_next_use_c16() -> None:
     assert set(split_keys(rig.key(base).page_keys())) == rig.stored
 
 
+def test_node_split_while_it_waits_for_its_retry_is_written_whole_c16() -> None:
+    rig = Rig()
+    base = tokens_for(4, seed=1)
+    key = rig.key(base)
+    rig.manager.release(rig.compute(key))
+    rig.step()
+    rig.answer(rig.take(Backup))
+    rig.answer(rig.take(Write), statuses=[FAILED] * 4)
+    branch = rig.acquire(rig.key(base[: 2 * PAGE] + tokens_for(1, seed=2)))
+    rig.stored.clear()
+    rig.manager._writer._to_write.clear()  # acquiring repairs holes too: this is about the retry
+    rig.now += 10.0
+    rig.run()
+    assert set(split_keys(key.page_keys())) == rig.stored
+    rig.manager.release(branch)
+
+
 @pytest.mark.parametrize("status", [PageStatus.REJECTED, PageStatus.TIMEOUT, PageStatus.FAILED])
 def test_store_that_takes_nothing_costs_only_counters_c17(status: PageStatus) -> None:
     rig = Rig(write=WriteConfig(max_attempts=2))
@@ -174,8 +190,8 @@ def test_store_that_takes_nothing_costs_only_counters_c17(status: PageStatus) ->
             bad = [status] * 4 if isinstance(command, Write) else None
             rig.answer(command, statuses=bad)
         rig.now += 10.0
-    assert rig.manager.counters[Count.WRITE_FAILED] == 4
-    assert rig.manager.counters.snapshot()[f"write:{status.name.lower()}"] >= 4
+    assert rig.manager.counters.write_failed_pages == 4
+    assert rig.manager.counters.faults[f"write:{status.name.lower()}"] >= 4
     assert rig.matched(key) == (4, 0)
     rig.manager.release(lease)
     assert rig.manager.idle
@@ -202,4 +218,4 @@ def test_slow_store_cannot_pin_the_whole_host_c10() -> None:
     writes = [c for c in rig.pending if isinstance(c, Write)]
     assert sum(len(w.host) // 4 for w in writes) <= 8  # of 16, however many wait
     rig.run()
-    assert rig.manager.counters[Count.WRITTEN] == 16
+    assert rig.manager.counters.written_pages == 16
