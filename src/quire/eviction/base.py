@@ -57,7 +57,9 @@ class Queue:
         self._next: Link = self
 
     def push_hot(self, holding: Holding) -> None:
-        self._link(self._prev, holding, self)
+        last = self._prev
+        holding._prev, holding._next, holding.queue = last, self, self
+        last._next = self._prev = holding
 
     def move_hot(self, holding: Holding) -> None:
         """As remove and push_hot, for a holding of this queue."""

@@ -29,6 +29,8 @@ from quire.messages import Command, Completion, Probed, StoreChanged, Transferre
 from quire.tree import Node, Root, Walk, slot_of
 from quire.types import DEVICE, NO_PAGES, PAGE_ID_BYTES, PageIds, RequestId, Tier, num_pages
 
+_LOAD_FAILED = LoadState.FAILED
+
 
 class CacheManager:
     def __init__(
@@ -170,27 +172,28 @@ class CacheManager:
         """
         lease.require_live()
         lease.key = key
-        if lease.loads or lease.load_state is LoadState.FAILED:
+        if lease.loads or lease.load_state is _LOAD_FAILED:
             return 0
-        first = lease.num_device
-        last = min(key.last, first + num_pages(lease.private_pages))
+        first, private, slot = lease.num_device, lease.private_pages, self._device_slots[0]
+        last = min(key.last, first + num_pages(private))
         if last <= first:
             return 0
-        size = (last - first) * PAGE_ID_BYTES
-        mine = PageIds(lease.private_pages[:size])
-        done = self.core.tree.insert(lease.device_tail, key, last, self._device_slots[0], mine)
-        shared = done.tail.end - first
-        lease.private_pages = PageIds(lease.private_pages[shared * PAGE_ID_BYTES :])
-        lease.tree_pages = PageIds(lease.tree_pages + done.pages)
-        self.core.allocators[self._device_slots[0]].free(done.duplicate)
+        mine = PageIds(private[: (last - first) * PAGE_ID_BYTES])
+        tail, pages, duplicate, adopted = self.core.tree.insert(
+            lease.device_tail, key, last, slot, mine
+        )
+        shared = tail.end - first
+        lease.private_pages = PageIds(private[shared * PAGE_ID_BYTES :])
+        lease.tree_pages = PageIds(lease.tree_pages + pages)
         self.counters.committed_pages += shared
-        self.counters.duplicate_pages += num_pages(done.duplicate)
-        for node in done.adopted:
+        if duplicate:
+            self.core.allocators[slot].free(duplicate)
+            self.counters.duplicate_pages += num_pages(duplicate)
+        for node in adopted:
             self._committed(lease, node)
         if shared:
-            lease.device_tail = done.tail
-            deeper = done.tail.end > lease.tail.end
-            self._repoint(lease, done.tail if deeper else lease.tail)
+            lease.device_tail = tail
+            self._repoint(lease, tail if tail.end > lease.tail.end else lease.tail)
         return shared
 
     def release(self, lease: Lease) -> None:
@@ -201,8 +204,9 @@ class CacheManager:
         if lease.prefetch is not None:
             self._prefetcher.settle(lease.prefetch)
         self._loader.forget(lease)
-        self.core.allocators[self._device_slots[0]].free(lease.private_pages)
-        lease.private_pages = NO_PAGES
+        if lease.private_pages:
+            self.core.allocators[self._device_slots[0]].free(lease.private_pages)
+            lease.private_pages = NO_PAGES
         self.core.tree.touch(lease.tail)
         self.core.unprotect(lease.guards)
 

@@ -75,6 +75,8 @@ class Writer:
         """Pages committed and evicted up to the last look at the cold end."""
         self._host_slots = [slot_of(c.index, HOST) for c in core.components]
         config = core.config
+        self._at_once = config.write.policy is WritePolicy.WRITE_THROUGH
+        self._selective = config.write.policy is WritePolicy.WRITE_THROUGH_SELECTIVE
         self._low_pages = int(config.write.low_watermark * config.device_pages)
         self._high_pages = int(config.write.high_watermark * config.device_pages)
         self._max_inflight = max(1, int(config.host_pages * INFLIGHT_WRITE_SHARE))
@@ -83,20 +85,21 @@ class Writer:
 
     def committed(self, node: Node) -> None:
         """New pages on the device."""
-        if self._core.config.write.policy is WritePolicy.WRITE_THROUGH:
+        if self._at_once:
             self._want_backup(node)
 
     def used(self, tail: Node) -> None:
         """A request has hit a path: selective write-through counts, and holes are repaired."""
-        selective = self._core.config.write.policy is WritePolicy.WRITE_THROUGH_SELECTIVE
-        epoch = self._core.store_epoch
+        epoch, selective = self._core.store_epoch, self._selective
         if not selective and epoch == 0:
             return
-        for node in self._core.tree.path(tail):
+        node = tail
+        while (parent := node.parent) is not None:
             if selective and self._is_proven(node):
                 self._want_backup(node)
             if node.stored != epoch:
                 self._want_write(node)
+            node = parent
 
     def _is_proven(self, node: Node) -> bool:
         return node.hits >= self._core.config.write.selective_hits
@@ -149,7 +152,6 @@ class Writer:
         if moved == self._seen:
             return  # the cold end is as it was
         self._seen = moved
-        selective = core.config.write.policy is WritePolicy.WRITE_THROUGH_SELECTIVE
         for component in core.components:
             slot = slot_of(component.index, DEVICE)
             free = core.allocators[slot].num_free
@@ -163,7 +165,7 @@ class Writer:
                 node = holding.node
                 if holding.locks or node.held[slot + 1] is not None:
                     continue
-                if not selective or self._is_proven(node):
+                if not self._selective or self._is_proven(node):
                     self._want_backup(node)
                     self._cold.add(node)
 
@@ -263,12 +265,14 @@ class Writer:
             for node in waiting.nodes(core):
                 if node.stored == core.store_epoch or node in self._writing:
                     continue
-                if any((h := node.held[s]) is None or h.state is not READY for s in slots):
-                    continue  # gone from the host meanwhile, or not there yet
-                spans.append(Span(node, attempt=waiting.attempt))
+                if not self._on_host(node):
+                    continue  # gone from there meanwhile, or not there yet
+                whole = node is waiting.tail and node.parent is waiting.stop
+                span = waiting if whole else Span(node, attempt=waiting.attempt)
+                spans.append(span)
                 self._writing.add(node)
-                guards += core.protect(node, [Guard(slot, node, node.parent) for slot in slots])
-                self._inflight_pages += node.num_pages
+                guards += core.protect(node, [Guard(slot, node, span.stop) for slot in slots])
+                self._inflight_pages += span.size
         if not spans:
             return
         timeout_s = core.config.write.timeout_s
@@ -286,6 +290,13 @@ class Writer:
         for component, slot in zip(core.components, slots, strict=True):
             host = _joined(spans, slot)
             core.outbox.append(Write(op.id, component.name, host, keys, timeout_s))
+
+    def _on_host(self, node: Node) -> bool:
+        for slot in self._host_slots:
+            holding = node.held[slot]
+            if holding is None or holding.state is not READY:
+                return False
+        return True
 
     def _write_reported(self, op: Operation) -> None:
         if op.state is not OpState.ENDED:
