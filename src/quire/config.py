@@ -106,8 +106,10 @@ class CacheConfig:
     num_ranks: int = 1
     event_buffer: int = 0
     """Events kept for `take_events()`; 0 switches events off."""
-    page_bytes: int = 0
-    """Bytes of one page over all ranks, for the cost model and figures; 0: unknown."""
+    threshold_pages: int = field(init=False)
+    """The prefetch threshold in pages."""
+    max_inflight_pages: int = field(init=False)
+    """Host pages that fetches in flight may hold together."""
 
     def __post_init__(self) -> None:
         _require(self.page_size >= 1, "page_size", "must be at least 1")
@@ -122,21 +124,16 @@ class CacheConfig:
             f"{self.write.policy.value} needs a host tier: give host_pages or drop write.policy",
         )
         threshold_pages = -(-self.prefetch.threshold_tokens // self.page_size)
+        inflight_pages = int(self.host_pages * self.prefetch.max_inflight_share)
+        object.__setattr__(self, "threshold_pages", threshold_pages)
+        object.__setattr__(self, "max_inflight_pages", inflight_pages)
         _require(
-            self.host_pages == 0 or threshold_pages <= self.max_inflight_pages,
+            self.host_pages == 0 or threshold_pages <= inflight_pages,
             "prefetch.threshold_tokens",
             f"asks for {threshold_pages} pages, but fetches in flight may hold only "
-            f"{self.max_inflight_pages}: lower it, or raise host_pages or "
+            f"{inflight_pages}: lower it, or raise host_pages or "
             "prefetch.max_inflight_share",
         )
-
-    @property
-    def max_inflight_pages(self) -> int:
-        return int(self.host_pages * self.prefetch.max_inflight_share)
-
-    @property
-    def threshold_pages(self) -> int:
-        return -(-self.prefetch.threshold_tokens // self.page_size)
 
 
 def _require(condition: bool, option: str, problem: str) -> None:

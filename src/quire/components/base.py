@@ -8,22 +8,18 @@ of them and assume none.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from quire.eviction.base import Evictable
 from quire.tree import Node
 from quire.types import Tier
 
+Guard = tuple[int, Node, Node | None]
+"""One lock: (slot, tail, stop): the slot's holdings of the nodes from `tail` up to below `stop`
+(None: the root). A plain tuple because every request makes several.
 
-class Guard(NamedTuple):
-    """One lock: the slot's holdings of the nodes from `tail` up to below `stop` (None: the root).
-
-    Both ends survive splits, and what is locked stays, so unlocking the same triple undoes it.
-    """
-
-    slot: int
-    tail: Node
-    stop: Node | None
+Both ends survive splits, and what is locked stays, so unlocking the same triple undoes it.
+"""
 
 
 class Component(Protocol):

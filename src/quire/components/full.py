@@ -38,15 +38,15 @@ class FullAttention:
         """
         device = tail.held[self._device]
         if device is not None and device.state is READY:  # what nearly every call finds
-            return [Guard(self._device, tail, tail.parent)]
+            return [(self._device, tail, tail.parent)]
         boundary = tail
         while boundary.parent is not None and not _counts(boundary.held[self._device]):
             boundary = boundary.parent
-        guards = []
+        guards: list[Guard] = []
         if boundary is not tail:
-            guards.append(Guard(self._host, tail, boundary))
+            guards.append((self._host, tail, boundary))
         if boundary.parent is not None:
-            guards.append(Guard(self._device, boundary, boundary.parent))
+            guards.append((self._device, boundary, boundary.parent))
         return guards
 
     def evictable(self, tier: Tier) -> Evictable:

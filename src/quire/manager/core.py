@@ -119,7 +119,7 @@ class Core:
         if tail.parent is None:
             assert isinstance(tail, Root)
             tail.users += 1
-            return [Guard(ROOT_SLOT, tail, None)]
+            return [(ROOT_SLOT, tail, None)]
         guards: list[Guard] = []
         for component in self.components:
             guards += component.protection(tail)

@@ -89,12 +89,12 @@ def _check_locks(core: Core, leases: list[Lease]) -> None:
     held += [op.guards for op in core.operations.running.values()]
     locks: Counter[int] = Counter()
     users: Counter[int] = Counter()
-    for guard in (guard for guards in held for guard in guards):
-        if guard.slot == ROOT_SLOT:
-            users[id(guard.tail)] += 1
+    for slot, tail, stop in (guard for guards in held for guard in guards):
+        if slot == ROOT_SLOT:
+            users[id(tail)] += 1
             continue
-        for node in core.tree.path(guard.tail, guard.stop):
-            holding = node.held[guard.slot]
+        for node in core.tree.path(tail, stop):
+            holding = node.held[slot]
             _require(holding is not None, "is locked and absent", node)
             locks[id(holding)] += 1
     for root in core.tree.roots.values():

@@ -7,7 +7,6 @@ when the last request that counted on them has let go.
 
 from __future__ import annotations
 
-from quire.components import Guard
 from quire.manager.core import Core
 from quire.manager.lease import Lease, LoadState
 from quire.manager.operations import Kind, Operation, OpState
@@ -97,7 +96,7 @@ class Loader:
                 mine = PageIds(pages[start : (node.end - stop.end) * PAGE_ID_BYTES])
                 core.tree.attach(node, slot, mine, FILLING)
             host.append(PageIds(b"".join(_pages(node, slot + 1) for node in path)))
-        sources = [Guard(slot_of(c.index, HOST), tail, stop) for c in core.components]
+        sources = [(slot_of(c.index, HOST), tail, stop) for c in core.components]
         op = core.operations.start(
             Kind.LOAD,
             size,

@@ -271,7 +271,7 @@ class Writer:
                 span = waiting if whole else Span(node, attempt=waiting.attempt)
                 spans.append(span)
                 self._writing.add(node)
-                guards += core.protect(node, [Guard(slot, node, span.stop) for slot in slots])
+                guards += core.protect(node, [(slot, node, span.stop) for slot in slots])
                 self._inflight_pages += span.size
         if not spans:
             return
