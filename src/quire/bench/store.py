@@ -3,8 +3,8 @@
 Raw writes go into a new file, preallocated outside the timing, one per round: `threads` threads
 write blocks of the page size with O_DIRECT, as the store also writes new data. Raw reads read
 those blocks in random order; store reads ask for the round's pages in random order. The store is
-driven as a worker drives it: two calling threads with batches of `BATCH_PAGES` pages, everything
-else as it comes by default.
+driven as a worker drives it: as many calling threads and pages per call as a worker has by
+default.
 
 Disks are noisy, so every round times store and raw next to each other, in alternating order, and
 the result is the median of the rounds' ratios. Files are deleted only after the last round of a
@@ -30,11 +30,12 @@ from quire.store.client import PageStore
 from quire.store.file import FileStore
 from quire.types import PageKey, PageStatus
 from quire.units import format_bytes
+from quire.worker.config import IoLimits
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 PAGE_SIZES = (360 * KIB, 2 * MIB)
-BATCH_PAGES = 32
-NUM_CALLERS = 2
+LIMITS = IoLimits()
+"""As a worker has them: threads that call the store, and pages per call."""
 DEADLINE_S = 600.0
 
 Timed = Callable[[], None]
@@ -113,7 +114,8 @@ class _Bench:
         self._store = PageStore(file_store, clock=time.monotonic)
         self._part = Part("full", 0, 1, bytes(32), page_bytes)
         noise = self._random.randbytes(page_bytes)
-        self._pages = [_page(noise) for _ in range(NUM_CALLERS * BATCH_PAGES)]
+        callers = max(LIMITS.fetch_threads, LIMITS.write_threads)
+        self._pages = [_page(noise) for _ in range(callers * LIMITS.batch_pages)]
 
     def __enter__(self) -> _Bench:
         return self
@@ -130,13 +132,19 @@ class _Bench:
         try:
             os.posix_fallocate(fd, 0, self._num_pages * self._page_bytes)
             steps: dict[str, Timed] = {
-                "store_write": lambda: self._store_pass(self._store.put, keys),
+                "store_write": lambda: self._store_pass(
+                    self._store.put, keys, LIMITS.write_threads
+                ),
                 "raw_write": lambda: self._raw_pass(os.pwritev, fd, range(self._num_pages)),
-                "store_read": lambda: self._store_pass(self._store.get, shuffled),
+                "store_read": lambda: self._store_pass(
+                    self._store.get, shuffled, LIMITS.fetch_threads
+                ),
                 "raw_read": lambda: self._raw_pass(os.preadv, fd, blocks),
             }
             order = list(steps) if number % 2 == 0 else [list(steps)[i] for i in (1, 0, 3, 2)]
-            return {name: self._rate(steps[name]) for name in order}
+            rates = {name: self._rate(steps[name]) for name in order[:2]}
+            os.sync()  # or writing back metadata of this round's files falls into the reads
+            return rates | {name: self._rate(steps[name]) for name in order[2:]}
         finally:
             os.close(fd)
 
@@ -146,18 +154,21 @@ class _Bench:
         step()
         return self._num_pages * self._page_bytes / (time.perf_counter() - start) / 1e9
 
-    def _store_pass(self, call: Callable[..., list[PageStatus]], keys: Sequence[PageKey]) -> None:
-        batches = [keys[i : i + BATCH_PAGES] for i in range(0, len(keys), BATCH_PAGES)]
+    def _store_pass(
+        self, call: Callable[..., list[PageStatus]], keys: Sequence[PageKey], num_callers: int
+    ) -> None:
+        size = LIMITS.batch_pages
+        batches = [keys[i : i + size] for i in range(0, len(keys), size)]
 
         def work(caller: int) -> None:
-            pages = self._pages[caller * BATCH_PAGES : (caller + 1) * BATCH_PAGES]
-            for batch in batches[caller::NUM_CALLERS]:
+            pages = self._pages[caller * size : (caller + 1) * size]
+            for batch in batches[caller::num_callers]:
                 deadline = time.monotonic() + DEADLINE_S
                 statuses = call(self._part, batch, pages[: len(batch)], deadline=deadline)
                 if any(status is not PageStatus.OK for status in statuses):
                     raise StoreError(f"the store did not move every page: {set(statuses)}")
 
-        _parallel(work, NUM_CALLERS)
+        _parallel(work, num_callers)
 
     def _raw_pass(
         self,

@@ -71,11 +71,11 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """A short run through all tiers, with every byte checked."""
-    from quire import demo as scenes
+    from quire.demo import run
 
     size_bytes = parse_size(host_memory)
     with progress_bar() as progress:
-        report = scenes.run(host_bytes=size_bytes, directory=directory, progress=progress)
+        report = run(host_bytes=size_bytes, directory=directory, progress=progress)
     if as_json:
         show_json(report.as_dict())
     else:

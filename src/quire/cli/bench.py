@@ -19,7 +19,7 @@ app = typer.Typer(
 
 @app.command(epilog="Example: [bold]quire bench core --rounds 1 --json[/bold]")
 def core(
-    rounds: Annotated[int, typer.Option(min=1, help="Runs per workload; medians are shown.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Runs per workload; the fastest counts.")] = 5,
     as_json: AsJson = False,
 ) -> None:
     """What the metadata path costs per request: match, lease, allocate, evict, insert."""

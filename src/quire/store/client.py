@@ -23,7 +23,7 @@ from quire.store.headers import HeaderPool
 from quire.store.lanes import Batch, Lanes
 from quire.types import PageKey, PageStatus
 
-MAX_CHUNK = 8
+MAX_CHUNK = 16
 """Pages per call of the store: enough to keep a disk or a network busy, few enough to spread a
 batch."""
 
@@ -46,8 +46,8 @@ class PageStore:
         *,
         clock: Callable[[], float],
         breaker: Breaker | None = None,
-        read_threads: int = 3,
-        write_threads: int = 3,
+        read_threads: int = 2,
+        write_threads: int = 2,
     ) -> None:
         """Threads come on top of the calling ones. Reads and writes have their own, so that
         write-behind never delays a prefetch."""

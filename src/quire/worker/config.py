@@ -29,7 +29,7 @@ class IoLimits(msgspec.Struct, frozen=True):
     write_threads: int = 2
     max_queued: int = 4096
     """Operations waiting per lane; more are turned away at once."""
-    batch_pages: int = 32
+    batch_pages: int = 64
     """Pages per store call: the grain of progress reports, cancellation and fairness."""
     close_timeout_s: float = 10.0
     """How long close() waits for a thread that is inside a store."""
