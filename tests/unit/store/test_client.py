@@ -89,7 +89,7 @@ def test_every_fault_ends_as_a_counted_miss_c17(client, pages, deadline, fault, 
         MemoryStore(), Faults(**{fault: 0.3, "delay_s": 0.0}), seed=seed, sleep=lambda s: None
     )
     store = client(faulty, breaker=Breaker(lambda: 0.0, max_failures=1000))
-    numbers = range(60)
+    numbers = range(240)
     pages.put(store, *numbers, deadline=deadline)
     statuses = pages.get(store, *numbers, deadline=deadline)
     stats = store.stats()
@@ -101,10 +101,10 @@ def test_every_fault_ends_as_a_counted_miss_c17(client, pages, deadline, fault, 
     assert (reasons > 0) == (fault not in ("drop", "delay"))
 
     faulty.faults = Faults()
-    assert pages.put(store, *numbers, deadline=deadline) == [OK] * 60
-    assert pages.get(store, *numbers, deadline=deadline).count(OK) >= 60 - lost
+    assert pages.put(store, *numbers, deadline=deadline) == [OK] * 240
+    assert pages.get(store, *numbers, deadline=deadline).count(OK) >= 240 - lost
     pages.put(store, *numbers, deadline=deadline)
-    assert pages.get(store, *numbers, deadline=deadline) == [OK] * 60
+    assert pages.get(store, *numbers, deadline=deadline) == [OK] * 240
 
 
 def test_nth_call_fails_and_everything_finishes_c17(client, pages, deadline):
