@@ -239,9 +239,7 @@ class CacheManager:
     def next_wakeup(self) -> float | None:
         """Clock time at which something is due without any report from a worker; None: never."""
         times = [self.core.operations.next_deadline(), self._writer.next_retry()]
-        for lease in self.leases:
-            if lease.prefetch is not None and not self._prefetcher.is_over(lease.prefetch):
-                times.append(self._prefetcher.timeout_at(lease.prefetch))
+        times += [self._prefetcher.next_timeout(lease.prefetch) for lease in self.leases]
         return min((t for t in times if t is not None), default=None)
 
     @property

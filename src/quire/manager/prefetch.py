@@ -126,7 +126,13 @@ class Prefetcher:
             case PrefetchPolicy.WAIT_COMPLETE:
                 return False
             case PrefetchPolicy.TIMEOUT:
-                return self._core.clock() >= self.timeout_at(prefetch)
+                return self._core.clock() >= self._timeout_at(prefetch)
+
+    def next_timeout(self, prefetch: Prefetch | None) -> float | None:
+        """When the policy will stop waiting for it, if it is time that decides."""
+        if prefetch is None or self._core.config.prefetch.policy is not PrefetchPolicy.TIMEOUT:
+            return None
+        return None if self.is_over(prefetch) else self._timeout_at(prefetch)
 
     def settle(self, prefetch: Prefetch) -> None:
         """The request goes on now: land what has arrived and stop the rest. Any state, any time."""
@@ -194,8 +200,7 @@ class Prefetcher:
             return Decline.BUDGET
         return None
 
-    def timeout_at(self, prefetch: Prefetch) -> float:
-        """When the timeout policy stops waiting for it."""
+    def _timeout_at(self, prefetch: Prefetch) -> float:
         wanted = prefetch.num_fetching or prefetch.key.last - prefetch.first
         tokens = wanted * self._core.config.page_size
         return prefetch.started_s + self._core.config.prefetch.timeout_s(tokens)

@@ -23,7 +23,7 @@ from quire.store.headers import HeaderPool
 from quire.store.lanes import Batch, Lanes
 from quire.types import PageKey, PageStatus
 
-MAX_CHUNK = 16
+MAX_CHUNK = 8
 """Pages per call of the store: enough to keep a disk or a network busy, few enough to spread a
 batch."""
 
@@ -46,7 +46,7 @@ class PageStore:
         *,
         clock: Callable[[], float],
         breaker: Breaker | None = None,
-        read_threads: int = 2,
+        read_threads: int = 4,
         write_threads: int = 2,
     ) -> None:
         """Threads come on top of the calling ones. Reads and writes have their own, so that

@@ -245,6 +245,17 @@ def test_engine_that_sleeps_is_woken_for_the_prefetch_timeout() -> None:
     rig.run()
 
 
+def test_no_wakeup_for_a_timeout_that_does_not_apply() -> None:
+    rig = Rig(prefetch={"policy": PrefetchPolicy.WAIT_COMPLETE, "base_timeout_s": 1.0})
+    key = rig.doc(6, seed=1)
+    rig.cache_in_store(key)
+    lease, _ = fetch(rig, key)
+    deadline = rig.manager.core.operations.next_deadline()
+    assert rig.manager.next_wakeup() == deadline
+    rig.manager.release(lease)
+    rig.run()
+
+
 # ---- policies -----------------------------------------------------------------------------------
 
 
