@@ -103,8 +103,11 @@ class Store(Protocol):
         PageStore has asked contains() before: a store need not look again.
         """
 
-    def quarantine(self, name: ObjectName) -> None:
-        """The object failed verification: make it unreadable, keep it for a person if possible."""
+    def quarantine(self, name: ObjectName) -> bool:
+        """The object failed verification: make it unreadable, keep it for a person if possible.
+
+        False: it is not there any more. Then it was being replaced while it was read.
+        """
 
     def scan(self) -> Iterator[StoredObject]:
         """Every published object, in no particular order. For people and verification."""

@@ -270,13 +270,15 @@ class PageStore:
             reason = found if isinstance(found, Mismatch) and foreign else Mismatch.LENGTH
         if reason is None:
             return PageStatus.OK
-        self._counters.mismatch(reason)
         if reason.is_foreign:
+            self._counters.mismatch(reason)
             return PageStatus.MISS
         try:
-            self._store.quarantine(object_name(part, key))
+            if not self._store.quarantine(object_name(part, key)):
+                return PageStatus.MISS  # evicted while it was read: not damage
         except Exception as error:  # the boundary to a backend; the page is refused either way
             self._counters.error(error)
+        self._counters.mismatch(reason)
         return PageStatus.CORRUPT
 
     def _write(

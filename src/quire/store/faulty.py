@@ -94,9 +94,9 @@ class FaultyStore:
             statuses[i] = status
         return statuses
 
-    def quarantine(self, name: ObjectName) -> None:
+    def quarantine(self, name: ObjectName) -> bool:
         self._before_call()
-        self.inner.quarantine(name)
+        return self.inner.quarantine(name)
 
     def scan(self) -> Iterator[StoredObject]:
         return self.inner.scan()

@@ -52,10 +52,12 @@ class MemoryStore:
     ) -> list[PageStatus]:
         return [self._put_one(name, blob) for name, blob in zip(names, blobs, strict=True)]
 
-    def quarantine(self, name: ObjectName) -> None:
+    def quarantine(self, name: ObjectName) -> bool:
         """Memory keeps nothing for a person to look at: the object is dropped."""
         with self._lock:
+            there = name in self._objects
             self._drop(name)
+        return there
 
     def scan(self) -> Iterator[StoredObject]:
         with self._lock:

@@ -180,6 +180,36 @@ def test_budget_evicts_least_recently_used(serial, pages):
     assert (stats.used_bytes, stats.evicted_objects) == (3 * pages.object_bytes, 1)
 
 
+def test_at_the_budget_the_coldest_file_is_written_anew(serial, file_store, pages):
+    store = serial(max_bytes=3 * pages.object_bytes)
+    pages.put(store, 1, 2, 3)
+    before = {path.stat().st_ino for path in file_store.object_files()}
+    assert pages.put(store, 4, 5) == [OK, OK]
+    assert pages.get(store, 1, 2, 3, 4, 5) == [MISS, MISS, OK, OK, OK]
+    assert {path.stat().st_ino for path in file_store.object_files()} == before
+    assert store.stats().store.used_bytes == 3 * pages.object_bytes
+
+
+def test_page_replaced_while_it_is_read_is_a_miss_and_no_damage_c17(
+    serial, file_store, pages, monkeypatch
+):
+    store = serial(max_bytes=3 * pages.object_bytes)
+    pages.put(store, 1, 2, 3)
+    io = file_store.made[-1]._io
+    read = io.read
+
+    def late(fds, buffers):
+        monkeypatch.undo()
+        assert pages.put(store, 4) == [OK]  # into the file that is open for page 1
+        return read(fds, buffers)
+
+    monkeypatch.setattr(io, "read", late)
+    assert pages.get(store, 1) == [MISS]
+    assert store.stats().mismatches == {}
+    assert file_store.quarantined_files() == []
+    assert pages.get(store, 2, 3, 4) == [OK, OK, OK]
+
+
 def test_order_of_use_survives_a_restart(serial, file_store, pages):
     first = serial()
     pages.put(first, 1, 2, 3)

@@ -43,13 +43,18 @@ class Ledger:
             self._sync(lambda total: total + self._unsaid)
             return self._shared
 
+    @property
+    def known(self) -> int:
+        """The total as far as it is known here, without asking the others."""
+        return self._shared + self._unsaid
+
     def add(self, num_bytes: int) -> int:
         """Returns the new total, as far as it is known here."""
         with self._lock:
             self._unsaid += num_bytes
             if abs(self._unsaid) >= self._step_bytes:
                 self._sync(lambda total: total + self._unsaid)
-            return self._shared + self._unsaid
+            return self.known
 
     def correct(self, total_before: int, found: int) -> None:
         """A scan that began at `total_before` found `found` bytes. What changed during the scan
@@ -116,6 +121,22 @@ class Budget:
             if total <= self.max_bytes:
                 total = self._ledger.total()
         return True
+
+    def take_over(self, size_bytes: int) -> str | None:
+        """When the budget is used up: the coldest object, if it has just this size.
+
+        The caller writes the new object into the old one's file, so the bytes used stay the same;
+        `release` them if it cannot. None: use `reserve`.
+        """
+        if self._ledger.known + size_bytes <= self.max_bytes:
+            return None
+        with self._lock:
+            name = next(iter(self._objects), None)
+            if name is None or self._objects[name] != size_bytes:
+                return None
+            del self._objects[name]
+            self.num_evicted += 1
+            return name
 
     def release(self, size_bytes: int) -> None:
         """What was reserved was not written."""

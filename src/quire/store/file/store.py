@@ -84,6 +84,7 @@ class FileStore:
         flags = os.O_CLOEXEC | self._io.direct_flag
         self._read_flags = os.O_RDONLY | flags
         self._write_flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | flags
+        self._rewrite_flags = os.O_WRONLY | flags
         self._spill = memoryview(mmap.mmap(-1, HEADER_BYTES))
         self._closing = threading.Lock()
         self._closed = False
@@ -104,13 +105,16 @@ class FileStore:
     ) -> list[PageStatus]:
         return self._in_groups(self._put_group, names, blobs, deadline)
 
-    def quarantine(self, name: ObjectName) -> None:
+    def quarantine(self, name: ObjectName) -> bool:
         path = self._layout.object_path(name.text)
-        with contextlib.suppress(FileNotFoundError):  # evicted, or quarantined by another reader
+        try:
             size_bytes = os.stat(path).st_size
             os.rename(path, self._layout.quarantine_path(name.text))
-            self._budget.forget(name.text, size_bytes)
-            self._trim_quarantine()
+        except FileNotFoundError:  # evicted, or quarantined by another reader
+            return False
+        self._budget.forget(name.text, size_bytes)
+        self._trim_quarantine()
+        return True
 
     def scan(self) -> Iterator[StoredObject]:
         for shard in range(NUM_SHARDS):
@@ -226,24 +230,46 @@ class FileStore:
         """Reserve space and open the temporary file."""
         size_bytes = blob.header.nbytes + blob.payload.nbytes
         try:
-            if not self._space.take(size_bytes, self._budget.evict_one):
-                return PageStatus.REJECTED
-            if not self._budget.reserve(size_bytes):
-                self._scanner.ask()  # others may have filled the budget with files unknown to us
-                return PageStatus.REJECTED
             path = self._layout.temporary_path(text, next(self._numbers))
-            try:
-                draft = _Draft(
-                    text, blob, size_bytes, path, os.open(path, self._write_flags, 0o644)
-                )
-            except OSError:
-                self._budget.release(size_bytes)
-                raise
+            fd = self._recycle(path, size_bytes)
+            if fd is None:
+                if not self._space.take(size_bytes, self._budget.evict_one):
+                    return PageStatus.REJECTED
+                if not self._budget.reserve(size_bytes):
+                    self._scanner.ask()  # others may have filled the budget with unknown files
+                    return PageStatus.REJECTED
+                try:
+                    fd = os.open(path, self._write_flags, 0o644)
+                except OSError:
+                    self._budget.release(size_bytes)
+                    raise
+                with contextlib.suppress(OSError):  # what grows while written is written serially
+                    os.ftruncate(fd, size_bytes)
         except OSError as error:
             return self._refusal(error)
-        with contextlib.suppress(OSError):  # a file that grows while written is written serially
-            os.ftruncate(draft.fd, size_bytes)
-        return draft
+        return _Draft(text, blob, size_bytes, path, fd)
+
+    def _recycle(self, path: str, size_bytes: int) -> int | None:
+        """At the budget: the coldest object's file, as the temporary file of the new one.
+
+        Spares the file system removing one file and making another of the same size, which can
+        cost more than writing it. Whoever is reading the old object meanwhile finds that it does
+        not fit its name.
+        """
+        old = self._budget.take_over(size_bytes)
+        if old is None:
+            return None
+        try:
+            os.rename(self._layout.object_path(old), path)
+        except OSError:  # removed, and accounted for, by another process
+            return None
+        try:
+            return os.open(path, self._rewrite_flags)
+        except OSError:
+            self._budget.release(size_bytes)
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            return None
 
     def _finish(self, draft: _Draft, num_bytes: int) -> PageStatus:
         """Publish what was written, or leave no trace of it."""
