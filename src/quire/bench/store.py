@@ -2,7 +2,8 @@
 
 Raw writes go into a new file, preallocated outside the timing, one per round: `threads` threads
 write blocks of the page size with O_DIRECT, as the store also writes new data. Raw reads read
-those blocks in random order; store reads ask for the round's pages in random order. The store is
+those blocks in random order; store reads ask for the round's pages in random order. Both go round
+the same host pages: a few buffers that stay in the cache would flatter raw. The store is
 driven as a worker drives it: as many calling threads and pages per call as a worker has by
 default.
 
@@ -177,9 +178,9 @@ class _Bench:
         blocks: Sequence[int],
     ) -> None:
         def work(thread: int) -> None:
-            page = self._pages[thread]
-            for block in blocks[thread :: self._threads]:
-                move(fd, [page], block * self._page_bytes)
+            for number in range(thread, len(blocks), self._threads):
+                page = self._pages[number % len(self._pages)]
+                move(fd, [page], blocks[number] * self._page_bytes)
 
         _parallel(work, self._threads)
 

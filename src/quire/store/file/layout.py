@@ -23,6 +23,7 @@ import json
 import os
 import re
 import secrets
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,6 +68,7 @@ class Layout:
             _claim(root, must_exist=must_exist)
             for folder in (self._objects, self._quarantine, self._state):
                 os.makedirs(folder, exist_ok=True)
+            _spread_subdirectories(self._objects)
             for shard in range(NUM_SHARDS):
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(f"{self._objects}/{shard:02x}")
@@ -199,3 +201,23 @@ def _count_up(fd: int) -> int:
     generation = int(text) + 1 if text.isdecimal() else 1
     os.pwrite(fd, f"{generation}\n".encode(), 0)
     return generation
+
+
+def _spread_subdirectories(path: str) -> None:
+    """Ask ext4 to place the shard directories in different block groups, where it can.
+
+    ext4 allocates inodes near their directory, and without a journal it steps over every inode
+    freed there in the last minutes, one by one. With all shards in one group, creating a file
+    after many deletions (that is, at the budget) was measured to cost 500 µs; spread out, 15 µs.
+    """
+    get_flags, set_flags, topdir = 0x80086601, 0x40086602, 0x00020000
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # not ext4: nothing to ask for
+            flags = bytearray(8)
+            fcntl.ioctl(fd, get_flags, flags)
+            (value,) = struct.unpack("@q", flags)
+            if not value & topdir:
+                fcntl.ioctl(fd, set_flags, struct.pack("@q", value | topdir))
+    finally:
+        os.close(fd)
