@@ -27,7 +27,16 @@ from quire.manager.stores import StoreChange, StoreControl
 from quire.manager.writes import Writer
 from quire.messages import Command, Completion, Probed, StoreChanged, Transferred, WorkerLost
 from quire.tree import Node, Root, Walk, slot_of
-from quire.types import DEVICE, NO_PAGES, PAGE_ID_BYTES, PageIds, RequestId, Tier, num_pages
+from quire.types import (
+    DEVICE,
+    NO_PAGES,
+    PAGE_ID_BYTES,
+    PAGE_KEY_BYTES,
+    PageIds,
+    RequestId,
+    Tier,
+    num_pages,
+)
 
 _LOAD_FAILED = LoadState.FAILED
 
@@ -313,7 +322,7 @@ class CacheManager:
         if core.keyed and node.page_keys is None:
             above = node.parent
             if node.start and above is not None and above.page_keys:
-                lease.key.anchor(node.start, above.page_keys[-32:])
+                lease.key.anchor(node.start, above.page_keys[-PAGE_KEY_BYTES:])
             node.page_keys = lease.key.page_keys(node.start, node.end)
         node.priority = max(node.priority, lease.priority)
         core.stored(node, self._device_slots[0])

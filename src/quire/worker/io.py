@@ -154,6 +154,7 @@ class PageTask(IoTask):
         self._host = host
         self._batch_pages = batch_pages
         self._pages = page_array(command.host)
+        self._keys = split_keys(command.keys)
         # Pages [0, first) have been reported; those of `statuses` follow, unreported.
         self._first = 0
         self._statuses = b""
@@ -178,7 +179,7 @@ class PageTask(IoTask):
         return True
 
     def _move(self, first: int, end: int) -> list[PageStatus]:
-        keys = split_keys(self._command.keys[32 * first : 32 * end])
+        keys = self._keys[first:end]
         views = [self._host.page_view(page) for page in self._pages[first:end].tolist()]
         store = self._lease.store
         move = store.put if isinstance(self._command, Write) else store.get
