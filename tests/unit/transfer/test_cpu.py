@@ -111,12 +111,23 @@ def test_layer_i_usable_when_layer_i_arrived_c11(rig, monkeypatch):
 
 
 def test_load_and_backup_do_not_wait_for_each_other(rig, monkeypatch):
-    held = HeldRows(cpu_module.copy_rows)
-    monkeypatch.setattr(cpu_module, "copy_rows", held)
+    real, begun, go_on, held = cpu_module.copy_rows, threading.Event(), threading.Event(), []
+
+    def hold_the_first_thread(*args):
+        if not held:
+            held.append(threading.get_ident())
+        if threading.get_ident() == held[0]:
+            begun.set()
+            assert go_on.wait(timeout=10)
+        real(*args)
+
+    monkeypatch.setattr(cpu_module, "copy_rows", hold_the_first_thread)
     load = rig.engine.load(page_ids([5]), page_ids([1]))
+    assert begun.wait(timeout=10)
     backup = rig.engine.backup(page_ids([2]), page_ids([3]))
-    held.allow_layers(8)
     backup.wait()
+    assert (backup.state, load.state) == (CopyState.DONE, CopyState.RUNNING)
+    go_on.set()
     load.wait()
 
 
