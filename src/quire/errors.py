@@ -7,6 +7,8 @@
     ├── MemoryBudgetError    a pool does not fit this machine or container
     ├── LeaseError           a lease was used after release, or released twice
     ├── WorkerError          a worker process failed to start or died
+    ├── ModelError           a model cannot be found, read or served
+    ├── EngineError          an engine process failed to start, to answer, or died
     └── InvariantError       our own bookkeeping is broken: a bug in Quire
 
 Faults of a store, disk or peer while serving are *not* exceptions: they come back per page as a
@@ -40,6 +42,14 @@ class LeaseError(QuireError):
 
 class WorkerError(QuireError):
     """A worker process could not be started, or is gone."""
+
+
+class ModelError(QuireError):
+    """A model cannot be found, read, converted or served."""
+
+
+class EngineError(QuireError):
+    """An engine process could not be started, did not answer, or is gone."""
 
 
 class InvariantError(QuireError):

@@ -38,10 +38,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "store": BOTTOM,
     "worker": HANDS,
     "": LIBRARY,
+    "models": BOTTOM,
+    "engine": LIBRARY | {"models"},
+    "server": BOTTOM | {"", "config", "models", "engine", "store.url"},
+    "settings": LIBRARY | {"models", "engine", "server"},
     "sim": LIBRARY | {"sim"},
-    "bench": LIBRARY,
+    "bench": LIBRARY | {"models", "settings"},
     "demo": LIBRARY,
-    "cli": LIBRARY | {"", "sim", "bench", "demo"},
+    "cli": LIBRARY | {"", "sim", "bench", "demo", "models", "engine", "server", "settings"},
 }
 
 # Only for annotations: a policy orders the tree's holdings without importing the tree.

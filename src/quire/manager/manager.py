@@ -257,6 +257,11 @@ class CacheManager:
         busy = self.core.operations.running or self.core.outbox
         return not (busy or self._writer.has_work or self._prefetcher.has_work)
 
+    @property
+    def inflight_pages(self) -> int:
+        """Host pages held by fetches at this moment."""
+        return self._prefetcher.inflight_pages
+
     # ---- administration -------------------------------------------------------------------------
 
     def attach_store(self, url: str) -> StoreChange:

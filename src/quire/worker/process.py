@@ -14,8 +14,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 import zmq
 
@@ -24,11 +25,18 @@ from quire.messages import Command, Completion
 from quire.worker import wire
 from quire.worker.config import build_worker
 
+if TYPE_CHECKING:
+    from quire.worker.worker import CacheWorker
+
 _BUSY_POLL_MS = 1
 _IDLE_POLL_MS = 50
 _ORPHAN_GRACE_S = 5.0
 _EXIT_START_FAILED = 2
 _EXIT_ORPHAN = 3
+
+
+Handler = Callable[[bytes], bytes | None]
+"""Takes a parcel; what it returns is sent back."""
 
 
 class Worker(Protocol):
@@ -48,20 +56,27 @@ def serve(
     stop: threading.Event,
     *,
     heartbeat_s: float,
+    handle: Handler | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Commands in, completions out, a heartbeat now and then, until Shutdown or `stop`.
 
-    Also what an engine's own rank process runs beside its model.
+    Also what an engine's own rank process runs: `handle` then runs the model, on this thread.
     """
     unsent: list[Completion] = []
     next_heartbeat = clock()
     while not stop.is_set():
         socket.poll(_BUSY_POLL_MS if worker.busy or unsent else _IDLE_POLL_MS)
         for message in _received(socket):
-            if isinstance(message, wire.Shutdown):
-                return
-            worker.submit(message.commands)
+            match message:
+                case wire.Shutdown():
+                    return
+                case wire.Work(commands=commands):
+                    worker.submit(commands)
+                case wire.Parcel(data=data):
+                    reply = handle(data) if handle is not None else None
+                    if reply is not None:
+                        socket.send(wire.encode(wire.Parcel(reply)))
         # A leader that does not read fills the queue; completions then wait here, and their
         # number is bounded by the operations the leader itself started.
         unsent += worker.poll()
@@ -127,7 +142,22 @@ def _remove_socket(address: str) -> None:
         path.parent.rmdir()
 
 
-def main() -> int:
+@dataclass(frozen=True, slots=True)
+class Duties:
+    """What a process does beside being a worker."""
+
+    handle: Handler | None = None
+    close: Callable[[], None] = lambda: None
+
+
+Start = Callable[[wire.Startup], "tuple[CacheWorker, Duties]"]
+
+
+def start_worker(startup: wire.Startup) -> tuple[CacheWorker, Duties]:
+    return build_worker(startup.config), Duties()
+
+
+def main(start: Start = start_worker) -> int:
     # Ctrl-C reaches the whole process group; the leader decides when workers stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     stop = threading.Event()
@@ -144,7 +174,7 @@ def main() -> int:
     socket.setsockopt(zmq.LINGER, 1000)
     socket.connect(startup.address)
     try:
-        return _build_and_serve(startup, socket, stop)
+        return _build_and_serve(start, startup, socket, stop)
     finally:
         stop.set()
         socket.close()
@@ -152,10 +182,10 @@ def main() -> int:
 
 
 def _build_and_serve(
-    startup: wire.Startup, socket: zmq.Socket[bytes], stop: threading.Event
+    start: Start, startup: wire.Startup, socket: zmq.Socket[bytes], stop: threading.Event
 ) -> int:
     try:
-        worker = build_worker(startup.config)
+        worker, duties = start(startup)
     except Exception as error:  # process boundary: the leader turns this into a WorkerError
         sentence = (
             str(error) if isinstance(error, QuireError) else f"{type(error).__name__}: {error}"
@@ -164,8 +194,9 @@ def _build_and_serve(
         return _EXIT_START_FAILED
     try:
         socket.send(wire.encode(wire.Ready(startup.config.rank)))
-        serve(worker, socket, stop, heartbeat_s=startup.heartbeat_s)
+        serve(worker, socket, stop, heartbeat_s=startup.heartbeat_s, handle=duties.handle)
     finally:
+        duties.close()
         worker.close()
     return 0
 

@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import os
 import secrets
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import zmq
@@ -69,6 +70,17 @@ class Liveness:
     close_timeout_s: float = 15.0
 
 
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What runs in each process, if it is more than a worker."""
+
+    module: str = "quire.worker.process"
+    extra: bytes = b""
+    """Handed to it at its start."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Added to ours."""
+
+
 class RemoteWorkers:
     def __init__(
         self,
@@ -76,6 +88,7 @@ class RemoteWorkers:
         *,
         liveness: Liveness | None = None,
         clock: Callable[[], float] = time.monotonic,
+        program: Program | None = None,
     ) -> None:
         """Starts all ranks and waits for them. Raises WorkerError (nothing is left running),
         MemoryBudgetError when together they do not fit."""
@@ -85,9 +98,11 @@ class RemoteWorkers:
             option="host_pages",
         )
         self._liveness = liveness or Liveness()
+        self._program = program or Program()
         self._clock = clock
         self._children: dict[bytes, _Child] = {}
         self._early: list[Completion] = []
+        self._parcels: list[tuple[int, bytes]] = []
         self._dropped = 0
         self._closed = False
         self._folder = Path(tempfile.mkdtemp(prefix="quire-"))  # mode 0700
@@ -123,6 +138,21 @@ class RemoteWorkers:
         for child in self._children.values():
             if child.state is ChildState.READY:
                 self._send(child, data)
+
+    def send(self, data: bytes) -> None:
+        """A parcel for the program of every living rank, after the commands submitted so far."""
+        message = wire.encode(wire.Parcel(data))
+        for child in self._children.values():
+            if child.state is ChildState.READY:
+                self._send(child, message)
+
+    def take_parcels(self, wait_ms: int = 0) -> list[tuple[int, bytes]]:
+        """(rank, data) of what the ranks' programs have sent; waits a moment if there is none."""
+        if wait_ms and not self._parcels:
+            self._socket.poll(wait_ms)
+        self._early = self._receive()
+        parcels, self._parcels = self._parcels, []
+        return parcels
 
     def poll(self) -> list[Completion]:
         completions = self._receive()
@@ -169,11 +199,14 @@ class RemoteWorkers:
 
     def _spawn(self, config: WorkerConfig) -> None:
         identity = f"rank-{config.rank}-{secrets.token_hex(16)}".encode()
+        program = self._program
         startup = wire.encode(
-            wire.Startup(self._address, identity, self._liveness.heartbeat_s, config)
+            wire.Startup(self._address, identity, self._liveness.heartbeat_s, config, program.extra)
         )
         process = subprocess.Popen(
-            [sys.executable, "-m", "quire.worker.process"], stdin=subprocess.PIPE
+            [sys.executable, "-m", program.module],
+            stdin=subprocess.PIPE,
+            env={**os.environ, **program.environment},
         )
         self._children[identity] = _Child(
             config.rank, identity, process, ChildState.STARTING, self._clock()
@@ -259,6 +292,8 @@ class RemoteWorkers:
                 own = [c for c in completions if c.rank == child.rank]
                 self._dropped += len(completions) - len(own)
                 return own
+            case wire.Parcel(data=data):
+                self._parcels.append((child.rank, data))
             case _:
                 pass
         return []

@@ -26,10 +26,18 @@ class Startup(_Message, frozen=True, tag="startup"):
     """Name the child must use on the socket; unguessable, so nobody else can speak for it."""
     heartbeat_s: float
     config: WorkerConfig
+    extra: bytes = b""
+    """For whoever runs the worker, if it is more than a worker: an engine's rank."""
 
 
 class Work(_Message, frozen=True, tag="work"):
     commands: list[Command]
+
+
+class Parcel(_Message, frozen=True, tag="parcel"):
+    """Something between the two programs that run leader and worker; in order with the rest."""
+
+    data: bytes
 
 
 class Shutdown(_Message, frozen=True, tag="shutdown"):
@@ -52,8 +60,8 @@ class Report(_Message, frozen=True, tag="report"):
     completions: list[Completion]
 
 
-ToWorker = Work | Shutdown
-ToLeader = Ready | StartFailed | Heartbeat | Report
+ToWorker = Work | Parcel | Shutdown
+ToLeader = Ready | StartFailed | Heartbeat | Report | Parcel
 
 _to_worker = msgspec.msgpack.Decoder(ToWorker)
 _to_leader = msgspec.msgpack.Decoder(ToLeader)

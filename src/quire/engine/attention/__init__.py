@@ -1,0 +1,18 @@
+"""Attention backends: `open_attention` finds one by name. Room for faster ones beside `torch`."""
+
+from __future__ import annotations
+
+from quire.engine.attention.base import AttentionBackend, Packing, Span, pack
+from quire.errors import ConfigError
+from quire.memory.device import DevicePool
+
+__all__ = ["AttentionBackend", "Packing", "Span", "open_attention", "pack"]
+
+
+def open_attention(name: str, pool: DevicePool) -> AttentionBackend:
+    """Raises ConfigError for a name nobody knows."""
+    if name == "torch":
+        from quire.engine.attention.torch import TorchAttention
+
+        return TorchAttention(pool)
+    raise ConfigError(f"attention backend {name!r} is not known: use torch")

@@ -1,0 +1,100 @@
+"""What an attention backend is: writes a layer's new keys and values into pages, and attends.
+
+A backend is given a Packing once per batch and called once per layer. It knows tensors and page
+tables; neither requests nor the cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from quire.engine.batch import Batch
+from quire.types import page_array
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One segment within the packed row."""
+
+    first: int
+    """Its first token's place in the row."""
+    num_tokens: int
+    start: int
+    """That token's position in its own sequence."""
+    pages: npt.NDArray[np.int32]
+
+    @property
+    def length(self) -> int:
+        """Tokens the last query sees."""
+        return self.start + self.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """A batch as one row of tokens."""
+
+    tokens: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+    slots: npt.NDArray[np.int64]
+    """Where each token's key and value go: page × page_size + offset."""
+    fresh: npt.NDArray[np.int64]
+    """Pages begun but not filled by this batch. They are to be zeroed first: what an earlier owner
+    left in their unused part is masked, but a NaN there would still come through."""
+    spans: list[Span]
+
+
+class AttentionBackend(Protocol):
+    def plan(self, packing: Packing) -> Any:
+        """Whatever `attend` needs for this batch, made once for all layers."""
+
+    def attend(
+        self,
+        plan: Any,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scaling: float,
+    ) -> torch.Tensor:
+        """query [heads, row, dim], key and value [kv heads, row, dim] → [row, heads, dim].
+
+        Keys and values are in the pages when it returns.
+        """
+
+
+def pack(batch: Batch, page_size: int) -> Packing:
+    """Raises ValueError if a page table is too short for its segment."""
+    spans: list[Span] = []
+    tokens: list[npt.NDArray[np.int32]] = []
+    positions: list[npt.NDArray[np.int64]] = []
+    slots: list[npt.NDArray[np.int64]] = []
+    fresh: list[int] = []
+    first = 0
+    for segment in batch.segments:
+        ids = np.frombuffer(segment.tokens, dtype="<i4")
+        places = np.arange(segment.start, segment.start + len(ids), dtype=np.int64)
+        pages = page_array(segment.pages)
+        needed = -(-(segment.start + len(ids)) // page_size)
+        if len(pages) < needed:
+            raise ValueError(f"{segment.id}: {len(pages)} pages for {needed}")
+        tokens.append(ids)
+        positions.append(places)
+        slots.append(pages[places // page_size].astype(np.int64) * page_size + places % page_size)
+        last = (needed - 1) * page_size
+        if last >= segment.start and last + page_size > segment.start + len(ids):
+            fresh.append(int(pages[needed - 1]))
+        spans.append(Span(first, len(ids), segment.start, pages[:needed]))
+        first += len(ids)
+    return Packing(
+        np.concatenate(tokens).astype(np.int64),
+        np.concatenate(positions),
+        np.concatenate(slots),
+        np.array(fresh, dtype=np.int64),
+        spans,
+    )

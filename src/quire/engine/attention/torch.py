@@ -1,0 +1,161 @@
+"""TorchAttention: torch's scaled_dot_product_attention over gathered pages, on CPU and CUDA.
+
+Prompt segments are computed one by one: their pages are gathered into one contiguous run. Single
+tokens (decoding) of similar length are computed together, padded to the longest of their group.
+Query heads that share a key head are folded into the query length, so nothing is repeated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from quire.engine.attention.base import Packing, Span
+from quire.memory.device import DevicePool
+
+_MAX_GROUP_PADDING = 2
+"""A group's longest sequence has at most so many times the pages of its shortest."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """Several tokens of one sequence."""
+
+    rows: slice
+    pages: torch.Tensor
+    length: int
+    mask: torch.Tensor | None
+    """[num_tokens, length], True where a query may look; None: plainly causal."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Decodes:
+    """One token each of several sequences."""
+
+    rows: torch.Tensor
+    pages: torch.Tensor
+    """[sequences, longest], padded with the sequence's own first page; the mask hides that."""
+    mask: torch.Tensor | None
+    """[sequences, 1, 1, longest × page_size]; None: there is only one, and it fills its pages."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    slots: torch.Tensor
+    fresh: torch.Tensor | None
+    prompts: list[_Prompt]
+    decodes: list[_Decodes]
+
+
+class TorchAttention:
+    def __init__(self, pool: DevicePool) -> None:
+        self._pool = pool
+        self._page_size = pool.layout.page_size
+
+    def plan(self, packing: Packing) -> _Plan:
+        prompts = [self._prompt(span) for span in packing.spans if span.num_tokens > 1]
+        singles = [span for span in packing.spans if span.num_tokens == 1]
+        return _Plan(
+            self._tensor(packing.slots),
+            self._tensor(packing.fresh) if len(packing.fresh) else None,
+            prompts,
+            [self._decodes(group) for group in _groups(singles)],
+        )
+
+    def attend(
+        self,
+        plan: _Plan,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scaling: float,
+    ) -> torch.Tensor:
+        keys, values = self._pool.k(layer), self._pool.v(layer)  # [pages, page_size, kv, dim]
+        if plan.fresh is not None:
+            keys.index_fill_(0, plan.fresh, 0)
+            values.index_fill_(0, plan.fresh, 0)
+        keys.flatten(0, 1).index_copy_(0, plan.slots, key.transpose(0, 1))
+        values.flatten(0, 1).index_copy_(0, plan.slots, value.transpose(0, 1))
+        heads, row, dim = query.shape
+        output = query.new_empty((row, heads, dim))
+        for prompt in plan.prompts:
+            k, v = _gather(keys, prompt.pages), _gather(values, prompt.pages)
+            attended = scaled_dot_product_attention(
+                query[None, :, prompt.rows],
+                k[None, :, : prompt.length],
+                v[None, :, : prompt.length],
+                attn_mask=prompt.mask,
+                is_causal=prompt.mask is None,
+                scale=scaling,
+                enable_gqa=heads != k.shape[0],
+            )  # [1, heads, tokens, dim]
+            output[prompt.rows] = attended[0].transpose(0, 1)
+        for group in plan.decodes:
+            count, kv = len(group.rows), keys.shape[2]
+            k, v = _gather_many(keys, group.pages), _gather_many(values, group.pages)
+            folded = query[:, group.rows].transpose(0, 1).reshape(count, kv, heads // kv, dim)
+            attended = scaled_dot_product_attention(
+                folded, k, v, attn_mask=group.mask, scale=scaling
+            )  # [sequences, kv, heads per kv, dim]
+            output[group.rows] = attended.reshape(count, heads, dim)
+        return output
+
+    def _prompt(self, span: Span) -> _Prompt:
+        mask = None
+        if span.start:
+            mask = torch.ones(
+                (span.num_tokens, span.length), dtype=torch.bool, device=self._pool.device
+            ).tril(span.start)
+        rows = slice(span.first, span.first + span.num_tokens)
+        return _Prompt(rows, self._tensor(span.pages), span.length, mask)
+
+    def _decodes(self, group: list[Span]) -> _Decodes:
+        longest = max(len(span.pages) for span in group)
+        table = np.stack([_padded(span.pages, longest) for span in group])
+        rows = torch.tensor([span.first for span in group])
+        lengths = torch.tensor([span.length for span in group])
+        places = torch.arange(longest * self._page_size)
+        mask = (places < lengths[:, None])[:, None, None]
+        device = self._pool.device
+        hides_nothing = bool(mask.all())
+        return _Decodes(
+            rows.to(device),
+            torch.from_numpy(table).to(device),
+            None if hides_nothing else mask.to(device),
+        )
+
+    def _tensor(self, array: object) -> torch.Tensor:
+        return torch.tensor(array, device=self._pool.device)
+
+
+def _groups(spans: list[Span]) -> list[list[Span]]:
+    """Sequences of similar length together, so that little is padded."""
+    groups: list[list[Span]] = []
+    for span in sorted(spans, key=lambda span: len(span.pages)):
+        if groups and len(span.pages) <= _MAX_GROUP_PADDING * len(groups[-1][0].pages):
+            groups[-1].append(span)
+        else:
+            groups.append([span])
+    return groups
+
+
+def _padded(pages: npt.NDArray[np.int32], count: int) -> npt.NDArray[np.int32]:
+    return np.pad(pages, (0, count - len(pages)), constant_values=pages[0])
+
+
+def _gather(plane: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
+    """Pages of one sequence as [kv heads, tokens, dim]."""
+    return plane.index_select(0, pages).flatten(0, 1).transpose(0, 1)
+
+
+def _gather_many(plane: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
+    """Pages of several sequences as [sequences, kv heads, tokens, dim]."""
+    count, longest = pages.shape
+    chosen = plane.index_select(0, pages.flatten())  # [count × longest, page_size, kv, dim]
+    return chosen.view(count, longest * plane.shape[1], *plane.shape[2:]).transpose(1, 2)

@@ -1,0 +1,77 @@
+"""Batch: what the model computes in one step, for every rank alike; and what came of it.
+
+Small typed messages: with tensor parallelism they travel to other processes.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from quire.engine.sampling import Row, Sampled
+from quire.types import OperationId, PageIds, RequestId
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """One request's part: tokens [start, start + n) computed on top of the `start` before them.
+
+    position   0 ············ start ········ start + n
+               [ in the pages )[ `tokens`   )
+               ╰── `pages` covers all of it ─╯
+    """
+
+    id: RequestId
+    tokens: bytes
+    """n ≥ 1 ids, int32."""
+    start: int
+    pages: PageIds
+    loads: list[OperationId]
+    """Loads that still fill some of the pages: wait for each layer before using it."""
+    row: Row | None
+    """How to pick the token after the last one; None: more of the prompt is to come."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens) // 4
+
+
+class Batch(msgspec.Struct, frozen=True):
+    number: int
+    segments: list[Segment]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(segment.num_tokens for segment in self.segments)
+
+
+class SegmentResult(msgspec.Struct, frozen=True):
+    sampled: Sampled | None = None
+    """For segments with a row, on the rank that samples."""
+    failed: str = ""
+    """A load it counted on failed: nothing computed for it may be used."""
+
+
+class BatchResult(msgspec.Struct, frozen=True):
+    number: int
+    results: list[SegmentResult]
+    """In the order of the segments."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_batch = msgspec.msgpack.Decoder(Batch)
+_result = msgspec.msgpack.Decoder(BatchResult)
+
+
+def encode(message: Batch | BatchResult) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_batch(data: bytes) -> Batch:
+    """Raises msgspec.DecodeError."""
+    batch: Batch = _batch.decode(data)
+    return batch
+
+
+def decode_result(data: bytes) -> BatchResult:
+    """Raises msgspec.DecodeError."""
+    result: BatchResult = _result.decode(data)
+    return result

@@ -1,0 +1,60 @@
+"""EngineConfig: everything an engine process is started with, small enough to travel there.
+
+Sizes are in bytes here; the engine turns them into pages once it knows what a page weighs. Built
+by `quire.settings` from the command line, the environment and a file; validated where it is built.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from quire.config import PrefetchPolicy, WritePolicy
+from quire.errors import ConfigError
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    model: str
+    """Directory of a model as transformers saves it: config.json, *.safetensors, tokenizer."""
+    name: str
+    """What clients call the model."""
+    device: str = "cpu"
+    """"cpu" or "cuda"."""
+    dtype: str = "float32"
+    page_size: int = 16
+    device_bytes: int
+    """For the pages of the device tier, all ranks together."""
+    host_bytes: int = 0
+    """For the host tier, all ranks together; 0 switches host and store off."""
+    store: str | None = None
+    """URL; attached at start."""
+    write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
+    prefetch_policy: PrefetchPolicy = PrefetchPolicy.TIMEOUT
+    prefetch_threshold: int = 64
+    """Tokens; shorter hits in the store are recomputed."""
+    tp: int = 1
+    max_context: int | None = None
+    """Tokens of prompt and answer together; None: what the model was made for."""
+    max_running: int = 32
+    """Requests computed together."""
+    max_waiting: int = 256
+    """Requests queued; more are turned away."""
+    chunk_tokens: int = 512
+    """Prompt tokens computed in one step, over all requests."""
+    threads: int = 0
+    """CPU threads for the model of each rank; 0: the cores there are, shared among ranks."""
+    debug: bool = False
+    """Check every invariant of the cache after each step (slow)."""
+
+    def __post_init__(self) -> None:
+        for option in ("page_size", "device_bytes", "tp", "max_running", "chunk_tokens"):
+            if getattr(self, option) < 1:
+                raise ConfigError(f"{option} is {getattr(self, option)}: it must be at least 1")
+        if self.max_waiting < 0:
+            raise ConfigError(f"max_waiting is {self.max_waiting}: it must not be negative")
+        if self.host_bytes < 0:
+            raise ConfigError(f"host_bytes is {self.host_bytes}: it must not be negative")
+        if self.store is not None and not self.host_bytes:
+            raise ConfigError(
+                "store: it is reached through host memory, and host memory is 0: "
+                "give host_memory a size or set store to none"
+            )

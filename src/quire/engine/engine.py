@@ -1,0 +1,243 @@
+"""Engine: the main loop's body. Requests and questions in, outputs and answers out.
+
+Knows the scheduler, the cache's manager and the executor; nothing of sockets, text or HTTP. One
+thread. `step()` is the life of the engine: hear what the workers have done, choose a batch, send
+what the batch needs on its way, compute, take in.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+
+from quire.engine.executor import Executor
+from quire.engine.executor.base import RankLost
+from quire.engine.messages import (
+    Abort,
+    Ask,
+    EngineInfo,
+    EngineStatus,
+    Finish,
+    Generate,
+    Output,
+    Outputs,
+    Report,
+    StoreStatus,
+    TierStatus,
+    ToServer,
+)
+from quire.engine.questions import Questions
+from quire.engine.request import Request
+from quire.engine.scheduler import Scheduler
+from quire.errors import EngineError
+from quire.keys import Namespace
+from quire.manager import CacheManager
+from quire.tree import slot_of
+from quire.types import DEVICE, HOST, page_array
+
+_BUSY_WAIT_S = 0.001
+"""Between two looks at the workers when there is nothing to compute but bytes are moving."""
+_IDLE_WAIT_S = 0.2
+_REPORT_EVERY_S = 0.5
+_ATTACH_TIMEOUT_S = 60.0
+_CHECK_SHARE = 0.001
+"""Of its idle time an engine spends at most so much on checking itself."""
+
+
+class Engine:
+    info: EngineInfo
+
+    def __init__(
+        self,
+        executor: Executor,
+        manager: CacheManager,
+        scheduler: Scheduler,
+        namespace: Namespace,
+        *,
+        page_bytes: int,
+        max_context: int,
+        vocab_size: int,
+        debug: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.manager = manager
+        self.scheduler = scheduler
+        self._executor = executor
+        self._namespace = namespace
+        self._page_bytes = page_bytes
+        self._max_context = max_context
+        self._vocab_size = vocab_size
+        self._debug = debug
+        self._clock = clock
+        self._questions = Questions(manager, self.namespace_of, self.status)
+        self._outputs: list[Output] = []
+        self._seconds = {"step": 0.0, "model": 0.0}
+        self._next_report_s = 0.0
+        self._unchecked = False
+        self._next_check_s = 0.0
+
+    # ---- messages -------------------------------------------------------------------------------
+
+    def generate(self, message: Generate) -> None:
+        problem = self._problem(message)
+        if problem:
+            self._outputs.append(Output(message.id, [], finish=Finish.ERROR, error=problem))
+            return
+        request = Request.arrive(message, self.namespace_of(message.salt), self._clock())
+        refused = self.scheduler.add(request)
+        if refused is not None:
+            self._outputs.append(refused)
+
+    def handle(self, message: Generate | Abort | Ask) -> None:
+        match message:
+            case Generate():
+                self.generate(message)
+            case Abort(request_id):
+                self.scheduler.abort(request_id)
+            case Ask(number, question):
+                self._questions.ask(number, question)
+
+    def take_messages(self) -> list[ToServer]:
+        """What the server should hear."""
+        messages: list[ToServer] = list(self._questions.take_answers())
+        if self._outputs:
+            messages.append(Outputs(self._outputs))
+            self._outputs = []
+        now = self._clock()
+        if now >= self._next_report_s:
+            self._next_report_s = now + _REPORT_EVERY_S
+            messages.append(Report(self.status()))
+        return messages
+
+    # ---- the step -------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """One turn. False: there was nothing to compute. Raises RankLost, InvariantError."""
+        began = self._clock()
+        workers, manager, scheduler = self._executor.workers, self.manager, self.scheduler
+        workers.submit(manager.step(workers.poll()))
+        self._questions.advance()
+        self._outputs += scheduler.expire()
+        batch = scheduler.schedule()
+        workers.submit(manager.step())  # the loads that the batch will wait for
+        if batch is not None:
+            chosen = self._clock()
+            try:
+                result = self._executor.run(batch)
+            except RankLost:
+                raise
+            except Exception as error:  # request boundary: these requests fail, the loop goes on
+                traceback.print_exc()
+                reason = f"the model failed: {type(error).__name__}: {error}"
+                self._outputs += scheduler.fail([s.id for s in batch.segments], reason)
+            else:
+                self._observe(batch.num_tokens, len(batch.segments), self._clock() - chosen)
+                self._outputs += scheduler.complete(batch, result)
+            self._seconds["model"] += self._clock() - chosen
+            self._unchecked = True
+        self._seconds["step"] += self._clock() - began
+        if self._debug:
+            manager.check_invariants()
+        elif batch is None:
+            self._check_when_idle()
+        return batch is not None
+
+    def patience_s(self) -> float:
+        """How long the loop may sleep, if no message comes, when a step found nothing to do."""
+        if len(self.scheduler) or not self.manager.idle or self._questions.pending:
+            return _BUSY_WAIT_S
+        wakeup = self.manager.next_wakeup()
+        if wakeup is None:
+            return _IDLE_WAIT_S
+        return min(max(wakeup - self._clock(), _BUSY_WAIT_S), _IDLE_WAIT_S)
+
+    def close(self) -> None:
+        self._executor.close()
+
+    # ---- state ----------------------------------------------------------------------------------
+
+    def namespace_of(self, salt: str) -> Namespace:
+        if not salt:
+            return self._namespace
+        base = self._namespace
+        return Namespace(base.model_fingerprint, base.kv_dtype, base.page_size, salt=salt)
+
+    def status(self) -> EngineStatus:
+        manager, scheduler = self.manager, self.scheduler
+        counters = manager.counters.snapshot() | scheduler.counters.snapshot()
+        operations = Counter(op.kind.value for op in manager.core.operations.running.values())
+        return EngineStatus(
+            tiers=self.tiers(),
+            store=StoreStatus(
+                state=manager.store.state.name.lower(),
+                url=manager.store.url,
+                counters=self._executor.counters(),
+            ),
+            waiting=len(scheduler.waiting),
+            running=len(scheduler.running),
+            waiting_tokens=sum(request.length for request in scheduler.waiting),
+            operations=dict(operations),
+            leases=len(manager.leases),
+            counters=counters,
+            seconds=dict(self._seconds),
+        )
+
+    def tiers(self) -> list[TierStatus]:
+        core = self.manager.core
+        tiers = []
+        for tier, name in ((DEVICE, "device"), (HOST, "host")):
+            allocator = core.allocators[slot_of(0, tier)]
+            used = allocator.num_pages - allocator.num_free
+            locked = self._leased_pages() if tier is DEVICE else self.manager.inflight_pages
+            tiers.append(TierStatus(name, self._page_bytes, allocator.num_pages, used, locked))
+        return tiers
+
+    def attach_and_wait(self, url: str) -> None:
+        """At start, when there is nobody to hold up. Raises EngineError with the reason."""
+        change = self.manager.attach_store(url)
+        workers = self._executor.workers
+        deadline = self._clock() + _ATTACH_TIMEOUT_S
+        while not change.done and self._clock() < deadline:
+            workers.submit(self.manager.step(workers.poll()))
+            time.sleep(_BUSY_WAIT_S)
+        if change.error or not change.done:
+            raise EngineError(f"store: {change.error or 'it could not be opened in time'}")
+
+    # ---- inside ---------------------------------------------------------------------------------
+
+    def _problem(self, message: Generate) -> str:
+        """Why a request cannot be taken; the server has said so more kindly before."""
+        tokens = np.frombuffer(message.tokens[: len(message.tokens) // 4 * 4], dtype="<i4")
+        if len(message.tokens) % 4 or not len(tokens):
+            return "the prompt has no tokens"
+        if tokens.min() < 0 or tokens.max() >= self._vocab_size:
+            return f"token ids must be in 0..{self._vocab_size - 1}"
+        if message.params.max_tokens < 1:
+            return "max_tokens must be at least 1"
+        wanted = len(tokens) + message.params.max_tokens
+        if wanted > self._max_context:
+            return f"{wanted} tokens asked for, the context holds {self._max_context}"
+        return ""
+
+    def _leased_pages(self) -> int:
+        tables = [page_array(lease.pages) for lease in self.manager.leases]
+        return len(np.unique(np.concatenate(tables))) if tables else 0
+
+    def _observe(self, num_tokens: int, num_segments: int, seconds: float) -> None:
+        """Tell the cost model how fast prompts are computed; decoding says nothing about that."""
+        if num_tokens >= 4 * num_segments and num_tokens >= self._namespace.page_size:
+            self.manager.observe_prefill(num_tokens, seconds)
+
+    def _check_when_idle(self) -> None:
+        if not self._unchecked or len(self.scheduler) or not self.manager.idle:
+            return
+        now = self._clock()
+        if now >= self._next_check_s:
+            self._unchecked = False
+            self.manager.check_invariants()
+            took = self._clock() - now
+            self._next_check_s = now + took / _CHECK_SHARE

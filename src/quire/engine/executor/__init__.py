@@ -1,0 +1,25 @@
+"""Executors: `open_executor` puts one rank into this process, several into their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quire.engine.executor.base import Executor
+from quire.engine.executor.rank import Progress, RankConfig
+from quire.worker import WorkerConfig
+
+__all__ = ["Executor", "RankConfig", "open_executor"]
+
+
+def open_executor(
+    config: RankConfig, worker_configs: Sequence[WorkerConfig], progress: Progress | None = None
+) -> Executor:
+    """Raises ModelError, ConfigError, MemoryBudgetError, WorkerError; nothing is left then."""
+    if len(worker_configs) == 1:
+        from quire.engine.executor.local import LocalExecutor
+        from quire.engine.executor.rank import build_rank
+
+        return LocalExecutor(build_rank(config, worker_configs[0], progress))
+    from quire.engine.executor.ranks import RankExecutor
+
+    return RankExecutor(config, worker_configs)

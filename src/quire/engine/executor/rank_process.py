@@ -1,0 +1,33 @@
+"""A rank in a process of its own, `python -m quire.engine.executor.rank_process`.
+
+A worker process that also runs its share of the model: parcels are batches.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from quire.engine.batch import decode_batch, encode
+from quire.engine.executor.rank import RankConfig, build_rank
+from quire.worker.process import Duties, main
+from quire.worker.wire import Startup
+
+if TYPE_CHECKING:
+    from quire.worker.worker import CacheWorker
+
+
+def start(startup: Startup) -> tuple[CacheWorker, Duties]:
+    config = msgspec.msgpack.decode(startup.extra, type=RankConfig)
+    rank = build_rank(config, startup.config)
+
+    def run(data: bytes) -> bytes:
+        return encode(rank.runner.run(decode_batch(data)))
+
+    return rank.worker, Duties(run)
+
+
+if __name__ == "__main__":
+    sys.exit(main(start))

@@ -1,0 +1,98 @@
+"""RankExecutor: a process per rank; this one only leads.
+
+Batches go to the ranks over the same ordered line as the cache's commands, so a batch that waits
+for a load never arrives before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from quire.engine.batch import Batch, BatchResult, SegmentResult, decode_result, encode
+from quire.engine.executor.base import RankLost
+from quire.engine.executor.rank import RankConfig
+from quire.messages import Command, Completion, WorkerLost
+from quire.worker import WorkerConfig
+from quire.worker.remote import Liveness, Program, RemoteWorkers
+
+_BATCH_TIMEOUT_S = 600.0
+_POLL_MS = 20
+_LIVENESS = Liveness(start_timeout_s=900.0, silence_s=_BATCH_TIMEOUT_S)
+"""A rank that computes does not speak."""
+
+
+class RankExecutor:
+    def __init__(self, config: RankConfig, worker_configs: Sequence[WorkerConfig]) -> None:
+        """Starts all ranks and waits for them. Raises WorkerError."""
+        self._folder = Path(tempfile.mkdtemp(prefix="quire-ranks-"))
+        config = msgspec.structs.replace(config, rendezvous=str(self._folder / "meet"))
+        program = Program(
+            module="quire.engine.executor.rank_process",
+            extra=msgspec.msgpack.encode(config),
+            # All ranks are on this machine; gloo would otherwise look up its host name.
+            environment={"GLOO_SOCKET_IFNAME": "lo"},
+        )
+        try:
+            self._ranks = RemoteWorkers(worker_configs, liveness=_LIVENESS, program=program)
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        self._early: list[Completion] = []
+
+    @property
+    def workers(self) -> RankExecutor:
+        """Itself: while it waits for a batch it also hears what the workers report."""
+        return self
+
+    @property
+    def num_ranks(self) -> int:
+        return self._ranks.num_ranks
+
+    def submit(self, commands: list[Command]) -> None:
+        self._ranks.submit(commands)
+
+    def poll(self) -> list[Completion]:
+        early, self._early = self._early, []
+        return early + self._ranks.poll()
+
+    def run(self, batch: Batch) -> BatchResult:
+        self._ranks.send(encode(batch))
+        results: dict[int, BatchResult] = {}
+        deadline = time.monotonic() + _BATCH_TIMEOUT_S
+        while len(results) < self._ranks.num_ranks:
+            for rank, data in self._ranks.take_parcels(_POLL_MS):
+                result = decode_result(data)
+                if result.number == batch.number:  # else: of a batch that was given up
+                    results[rank] = result
+            completions = self._ranks.poll()
+            self._early += completions
+            for lost in completions:
+                if isinstance(lost, WorkerLost):
+                    raise RankLost(lost.reason)
+            if time.monotonic() > deadline:
+                raise RankLost(f"no result from all ranks within {_BATCH_TIMEOUT_S:g} s")
+        return _merge(batch, results)
+
+    def counters(self) -> dict[str, int]:
+        return {}
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):
+            self._ranks.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _merge(batch: Batch, results: dict[int, BatchResult]) -> BatchResult:
+    """Rank 0 samples; a segment that failed anywhere has failed."""
+    merged: list[SegmentResult] = []
+    for i, result in enumerate(results[0].results):
+        failures = [r.results[i].failed for r in results.values() if r.results[i].failed]
+        merged.append(SegmentResult(failed=failures[0]) if failures else result)
+    return BatchResult(batch.number, merged)

@@ -1,0 +1,278 @@
+"""What the server and the engine process say to each other: typed, msgpack, nothing else.
+
+    server → engine   Generate, Abort, Ask, Shutdown
+    engine → server   Starting*, then Started or StartFailed; then Outputs, Answer, Report
+
+Token ids travel as little-endian int32 bytes. Every Generate ends with exactly one Output whose
+`finish` is set, unless it was aborted: after Abort nothing more need come, and what does is stale.
+Every Ask gets exactly one Answer.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from quire.types import RequestId
+
+
+class _Message(msgspec.Struct, frozen=True, tag_field="t"):
+    pass
+
+
+# ---- requests ------------------------------------------------------------------------------------
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How the next token is picked. Stop strings and the meaning of EOS are the server's business:
+    it puts the ids of EOS among `stop_ids` unless the client said ignore_eos."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    """0: greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: all."""
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    seed: int = 0
+    """The draw at each position depends on this and the position alone."""
+    stop_ids: list[int] = []
+    """Generation ends with one of these; it is the last token of the output."""
+    logprobs: int | None = None
+    """None: none; k: of the sampled token and of the k likeliest."""
+
+
+class CachedTokens(msgspec.Struct, frozen=True):
+    """Prompt tokens that were not computed, by where they were found."""
+
+    device: int = 0
+    host: int = 0
+    store: int = 0
+    peer: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.device + self.host + self.store + self.peer
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True):
+    logprob: float
+    """Of the sampled token."""
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+class Finish(enum.StrEnum):
+    STOP = "stop"
+    """A stop id was sampled."""
+    LENGTH = "length"
+    """max_tokens, or the end of the context."""
+    TIMEOUT = "timeout"
+    REJECTED = "rejected"
+    """Too busy; `error` says what is full."""
+    ERROR = "error"
+
+
+class Generate(_Message, frozen=True, tag="generate"):
+    id: RequestId
+    tokens: bytes
+    params: SamplingParams
+    salt: str = ""
+    priority: int = 0
+    timeout_s: float = 600.0
+
+
+class Abort(_Message, frozen=True, tag="abort"):
+    id: RequestId
+
+
+class Output(msgspec.Struct, frozen=True):
+    """What one step added to one request."""
+
+    id: RequestId
+    tokens: list[int]
+    logprobs: list[TokenLogprobs] = []
+    """One per token, if asked for."""
+    finish: Finish | None = None
+    error: str = ""
+    """For a person, when `finish` is TIMEOUT, REJECTED or ERROR."""
+    cached: CachedTokens | None = None
+    """Set in the first output that has a token."""
+
+
+class Outputs(_Message, frozen=True, tag="outputs"):
+    outputs: list[Output]
+
+
+# ---- questions -----------------------------------------------------------------------------------
+
+
+class _Question(msgspec.Struct, frozen=True, tag_field="q"):
+    pass
+
+
+class GetStatus(_Question, frozen=True, tag="status"):
+    """Answered by EngineStatus."""
+
+    check: bool = False
+    """Check every invariant as well; a violation is an error of the Answer."""
+
+
+class Flush(_Question, frozen=True, tag="flush"):
+    """Evict all that nobody uses. Answered by Flushed. Flushing the store clears it."""
+
+    tiers: list[str]
+    """Of "device", "host", "store"."""
+
+
+class Attach(_Question, frozen=True, tag="attach"):
+    """Answered by StoreStatus."""
+
+    url: str
+
+
+class Detach(_Question, frozen=True, tag="detach"):
+    """Answered by StoreStatus."""
+
+
+class Warm(_Question, frozen=True, tag="warm"):
+    """Bring a prompt's pages from the store to the host. Answered by Warmed."""
+
+    tokens: bytes
+    salt: str = ""
+
+
+Question = GetStatus | Flush | Attach | Detach | Warm
+
+
+class TierStatus(msgspec.Struct, frozen=True):
+    name: str
+    """"device" or "host"."""
+    page_bytes: int
+    """All ranks together."""
+    num_pages: int
+    used_pages: int
+    """Neither free nor only cached by eviction's grace: num_pages - free."""
+    locked_pages: int
+    """Used by requests or operations right now: cannot be evicted."""
+
+
+class StoreStatus(msgspec.Struct, frozen=True):
+    state: str
+    """"attached", "changing" or "detached"."""
+    url: str = ""
+    counters: dict[str, int] = {}
+    """What the store's client counted, over the ranks that can be asked."""
+
+
+class EngineStatus(msgspec.Struct, frozen=True):
+    tiers: list[TierStatus]
+    store: StoreStatus
+    waiting: int
+    running: int
+    waiting_tokens: int
+    operations: dict[str, int]
+    """In flight, by kind: backup, load, write, fetch, probe, store."""
+    leases: int
+    counters: dict[str, int]
+    """CacheManager's counters and the engine's own, by name."""
+    seconds: dict[str, float]
+    """Time spent, by what: step, model, cache, idle."""
+
+
+class Flushed(msgspec.Struct, frozen=True):
+    pages: dict[str, int]
+    """Freed, by tier; for the store None is known, so it is not here."""
+
+
+class Warmed(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    cached: CachedTokens
+    """Where the prompt's pages are now: device, host; `store` counts those just fetched."""
+
+
+class Ask(_Message, frozen=True, tag="ask"):
+    id: int
+    question: Question
+
+
+class Answer(_Message, frozen=True, tag="answer"):
+    id: int
+    result: bytes = b""
+    """msgpack of the type that the question names; empty when there is an error."""
+    error: str = ""
+
+
+class Shutdown(_Message, frozen=True, tag="shutdown"):
+    pass
+
+
+# ---- start and state -----------------------------------------------------------------------------
+
+
+class EngineInfo(msgspec.Struct, frozen=True):
+    """What an engine is, once started."""
+
+    name: str
+    fingerprint: str
+    device: str
+    dtype: str
+    tp: int
+    page_size: int
+    vocab_size: int
+    max_context: int
+    """Prompt and answer together: the least of the model's, the option's and the device pool's."""
+    tiers: list[TierStatus]
+    store: str
+    """URL, or empty."""
+
+
+class Starting(_Message, frozen=True, tag="starting"):
+    """Progress of the start, for a person."""
+
+    what: str
+    done: float
+    """0..1"""
+
+
+class Started(_Message, frozen=True, tag="started"):
+    info: EngineInfo
+
+
+class StartFailed(_Message, frozen=True, tag="start_failed"):
+    error: str
+
+
+class Report(_Message, frozen=True, tag="report"):
+    """Sent now and then while it runs: a sign of life, and figures for the metrics."""
+
+    status: EngineStatus
+
+
+ToEngine = Generate | Abort | Ask | Shutdown
+ToServer = Starting | Started | StartFailed | Outputs | Answer | Report
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_to_server = msgspec.msgpack.Decoder(ToServer)
+
+
+def encode(message: ToEngine | ToServer) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_to_engine(data: bytes) -> ToEngine:
+    """Raises msgspec.DecodeError."""
+    message: ToEngine = _to_engine.decode(data)
+    return message
+
+
+def decode_to_server(data: bytes) -> ToServer:
+    """Raises msgspec.DecodeError."""
+    message: ToServer = _to_server.decode(data)
+    return message

@@ -1,0 +1,159 @@
+"""Questions: what an administrator asks, answered at once or when the workers are done.
+
+Knows the cache's manager. Nothing here waits: what takes time is looked at once per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from quire.engine.messages import (
+    Answer,
+    Attach,
+    CachedTokens,
+    Detach,
+    EngineStatus,
+    Flush,
+    Flushed,
+    GetStatus,
+    Question,
+    StoreStatus,
+    Warm,
+    Warmed,
+)
+from quire.errors import ConfigError, QuireError
+from quire.keys import Namespace, PrefixKey
+from quire.manager import CacheManager, Lease, StoreChange
+from quire.types import DEVICE, HOST, RequestId
+
+_TIERS = {"device": DEVICE, "host": HOST}
+_STORE = "store"
+_MAX_PENDING = 64
+
+
+@dataclass(slots=True)
+class _Changing:
+    """A change of store that all ranks must agree to."""
+
+    change: StoreChange
+    result: Callable[[], object]
+
+
+@dataclass(slots=True)
+class _Warming:
+    """A prompt on its way from the store."""
+
+    lease: Lease
+    num_tokens: int
+
+
+class Questions:
+    def __init__(
+        self,
+        manager: CacheManager,
+        namespace_of: Callable[[str], Namespace],
+        status: Callable[[], EngineStatus],
+    ) -> None:
+        self._manager = manager
+        self._namespace_of = namespace_of
+        self._status = status
+        self._pending: dict[int, _Changing | _Warming] = {}
+        self._answers: list[Answer] = []
+
+    @property
+    def pending(self) -> int:
+        return len(self._pending)
+
+    def ask(self, number: int, question: Question) -> None:
+        """One Answer will come for it, sooner or later."""
+        try:
+            if len(self._pending) >= _MAX_PENDING:
+                raise ConfigError(f"{_MAX_PENDING} questions are being answered: try again later")
+            self._begin(number, question)
+        except QuireError as error:
+            self._answers.append(Answer(number, error=str(error)))
+
+    def advance(self) -> None:
+        """Once per step: see what has come of those under way."""
+        for number, task in list(self._pending.items()):
+            if isinstance(task, _Changing):
+                if task.change.done:
+                    self._end(number, task.result(), task.change.error)
+            elif self._manager.ready(task.lease):
+                self._end(number, self._warmed(task))
+
+    def take_answers(self) -> list[Answer]:
+        answers, self._answers = self._answers, []
+        return answers
+
+    # ---- inside ---------------------------------------------------------------------------------
+
+    def _begin(self, number: int, question: Question) -> None:
+        manager = self._manager
+        match question:
+            case GetStatus(check):
+                if check:
+                    manager.check_invariants()
+                self._reply(number, self._status())
+            case Flush(tiers):
+                self._flush(number, tiers)
+            case Attach(url):
+                self._pending[number] = _Changing(manager.attach_store(url), self._store)
+            case Detach():
+                self._pending[number] = _Changing(manager.detach_store(), self._store)
+            case Warm(tokens, salt):
+                self._warm(number, tokens, salt)
+
+    def _flush(self, number: int, tiers: list[str]) -> None:
+        unknown = [tier for tier in tiers if tier not in (*_TIERS, _STORE)]
+        if unknown or not tiers:
+            raise ConfigError(f"tiers: {unknown or tiers} is not a choice of device, host, store")
+        manager = self._manager
+        change = manager.clear_store() if _STORE in tiers else None
+        # The host first: a page that leaves the device is then not counted as kept there.
+        flushed = Flushed(
+            {name: manager.flush(tier) for name, tier in reversed(_TIERS.items()) if name in tiers}
+        )
+        if change is None:
+            self._reply(number, flushed)
+        else:
+            self._pending[number] = _Changing(change, lambda: flushed)
+
+    def _warm(self, number: int, tokens: bytes, salt: str) -> None:
+        ids = np.frombuffer(tokens, dtype="<i4")
+        key = PrefixKey(self._namespace_of(salt), ids)
+        lease = self._manager.acquire(self._manager.match(key), RequestId(f"warm-{number}"))
+        self._manager.prefetch(lease)
+        self._pending[number] = _Warming(lease, len(ids))
+
+    def _warmed(self, task: _Warming) -> Warmed:
+        manager, lease = self._manager, task.lease
+        size = manager.config.page_size
+        manager.admit(lease)
+        landed = lease.prefetch.num_landed if lease.prefetch is not None else 0
+        store = min(landed, lease.num_host)
+        cached = CachedTokens(
+            device=lease.num_device * size,
+            host=(lease.num_host - store) * size,
+            store=store * size,
+        )
+        manager.release(lease)
+        return Warmed(task.num_tokens, cached)
+
+    def _store(self) -> StoreStatus:
+        store = self._manager.store
+        return StoreStatus(store.state.name.lower(), store.url)
+
+    def _end(self, number: int, result: object, error: str = "") -> None:
+        del self._pending[number]
+        if error:
+            self._answers.append(Answer(number, error=error))
+        else:
+            self._reply(number, result)
+
+    def _reply(self, number: int, result: object) -> None:
+        self._answers.append(Answer(number, msgspec.msgpack.encode(result)))

@@ -1,0 +1,110 @@
+"""Request: one sequence from arrival to its last token, and what it holds meanwhile.
+
+    position   0 ········ computed ······ length
+               [ in pages )[ to compute  )
+               [ prompt      )[ output    )
+               ╰ num_prompt ─╯
+
+The last token's key and value are computed only when the token after it is wanted; so `computed`
+stays below `length` for as long as the request lives.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.engine.messages import CachedTokens, Generate, SamplingParams
+from quire.engine.sampling import Row, needs_history
+from quire.keys import Namespace, PrefixKey
+from quire.manager import Lease
+from quire.types import RequestId, num_pages
+
+
+class State(enum.Enum):
+    WAITING = enum.auto()
+    """Queued: new, preempted, or begun again after a failed load."""
+    RUNNING = enum.auto()
+    """Has pages and takes part in batches."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    id: RequestId
+    params: SamplingParams
+    priority: int
+    arrived_s: float
+    deadline_s: float
+    tokens: npt.NDArray[np.int32]
+    """Room for prompt and output."""
+    num_prompt: int
+    length: int
+    key: PrefixKey
+    """Of all tokens but the last: one is always left to compute."""
+    order: tuple[int, int] = (0, 0)
+    """Place in the queue: (-priority, number of arrival)."""
+    state: State = State.WAITING
+    lease: Lease | None = None
+    computed: int = 0
+    cached: CachedTokens | None = None
+    """What was found when it was first admitted; not changed by preemption."""
+    reported: bool = False
+    """Has the client been told of `cached`?"""
+
+    @classmethod
+    def arrive(cls, message: Generate, namespace: Namespace, now: float) -> Request:
+        prompt = np.frombuffer(message.tokens, dtype="<i4")
+        room = np.empty(len(prompt) + message.params.max_tokens, dtype=np.int32)
+        room[: len(prompt)] = prompt
+        return cls(
+            id=message.id,
+            params=message.params,
+            priority=message.priority,
+            arrived_s=now,
+            deadline_s=now + message.timeout_s,
+            tokens=room,
+            num_prompt=len(prompt),
+            length=len(prompt),
+            key=PrefixKey(namespace, room[: len(prompt) - 1]),
+        )
+
+    @property
+    def remaining(self) -> int:
+        """Tokens to compute before the next one can be picked."""
+        return self.length - self.computed
+
+    @property
+    def num_output(self) -> int:
+        return self.length - self.num_prompt
+
+    def append(self, token: int) -> None:
+        self.tokens[self.length] = token
+        self.length += 1
+
+    def key_of(self, count: int) -> PrefixKey:
+        """The key of the first `count` tokens or more; hashes only what is new."""
+        known = len(self.key.data) // 4
+        if known < count:
+            self.key = self.key.extend(self.tokens[known:count])
+        return self.key
+
+    def lookup_key(self) -> PrefixKey:
+        """What to look for in the cache: everything but the last token."""
+        return self.key_of(self.length - 1)
+
+    def missing_pages(self, count: int, page_size: int) -> int:
+        """Pages it lacks to hold its first `count` tokens."""
+        assert self.lease is not None
+        held = num_pages(self.lease.tree_pages) + num_pages(self.lease.private_pages)
+        return -(-count // page_size) - held
+
+    def row(self) -> Row:
+        """How to pick its next token."""
+        prompt = output = b""
+        if needs_history(self.params):
+            prompt = self.tokens[: self.num_prompt].tobytes()
+            output = self.tokens[self.num_prompt : self.length].tobytes()
+        return Row(params=self.params, position=self.num_output, prompt=prompt, output=output)

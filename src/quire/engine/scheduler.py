@@ -1,0 +1,382 @@
+"""Scheduler: which requests take part in the next batch, with how many tokens, on which pages.
+
+Knows requests and the cache's manager; neither the model nor the client. One step:
+
+    schedule()   running requests first: those that decode, then chunks of prompts, oldest first;
+                 what is left of the step's budget goes to waiting ones
+    complete()   take in what the model computed: share full pages, append tokens, end requests
+
+A waiting request may hold a lease, taken at arrival so that its prefetch could start at once. Under
+pressure these go first; then the youngest running request is preempted: its pages stay in the
+tree, are copied to the host as any others, and it starts again from there. The oldest running
+request never gives way, so something always finishes.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+
+from quire.engine.batch import Batch, BatchResult, Segment, SegmentResult
+from quire.engine.messages import CachedTokens, Finish, Output
+from quire.engine.request import Request, State
+from quire.manager import CacheManager, LoadState
+from quire.types import PageIds, RequestId
+
+_RETRY_STEPS = 8
+"""Steps between two tries to admit a request that did not fit."""
+_LOOKUPS_PER_STEP = 8
+"""Waiting requests that, having had to let go of what they found, look again in one step."""
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """Requests, counted since the start."""
+
+    arrived: int = 0
+    admitted: int = 0
+    finished: int = 0
+    aborted: int = 0
+    timed_out: int = 0
+    rejected: int = 0
+    failed: int = 0
+    preempted: int = 0
+    restarted: int = 0
+    """Begun again because pages it counted on did not arrive."""
+    shared_waits: int = 0
+    """Held back for a prefix that another request was computing already."""
+    prompt_tokens: int = 0
+    """Computed, not counting what was found in the cache."""
+    generated_tokens: int = 0
+
+    def snapshot(self) -> dict[str, int]:
+        """By name; those of requests as requests_…"""
+        counts = asdict(self)
+        tokens = {name: counts.pop(name) for name in ("prompt_tokens", "generated_tokens")}
+        return tokens | {f"requests_{name}": count for name, count in counts.items()}
+
+
+class Scheduler:
+    def __init__(
+        self,
+        manager: CacheManager,
+        *,
+        max_running: int,
+        max_waiting: int,
+        chunk_tokens: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._manager = manager
+        self._page_size = manager.config.page_size
+        self._max_running = max_running
+        self._max_waiting = max_waiting
+        self._chunk_tokens = chunk_tokens
+        self._clock = clock
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        """Both in the order of arrival, higher priority first."""
+        self.counters = SchedulerCounters()
+        self._requests: dict[RequestId, Request] = {}
+        self._num_batches = 0
+        self._retry_at = 0
+        """Number of the batch before which nobody new is admitted; see _admit."""
+        self._held_back: set[RequestId] = set()
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    # ---- arrival and departure ------------------------------------------------------------------
+
+    def add(self, request: Request) -> Output | None:
+        """Queue it and start looking for its prefix. An Output: it was turned away."""
+        self.counters.arrived += 1
+        if request.id in self._requests:
+            return self._refused(request, Finish.ERROR, f"request {request.id} exists already")
+        if len(self.waiting) >= self._max_waiting:
+            reason = f"{len(self.waiting)} requests are waiting already (max_waiting)"
+            return self._refused(request, Finish.REJECTED, reason)
+        request.order = (-request.priority, self.counters.arrived)
+        self._requests[request.id] = request
+        self._enqueue(request)
+        self._look_up(request)
+        return None
+
+    def abort(self, request_id: RequestId) -> None:
+        """Forget it, in any state. Unknown ones are ignored: they may just have finished."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self.counters.aborted += 1
+            self._remove(request)
+
+    def expire(self) -> list[Output]:
+        """End what is past its deadline."""
+        now = self._clock()
+        late = [request for request in self._requests.values() if request.deadline_s <= now]
+        for request in late:
+            self.counters.timed_out += 1
+            self._remove(request)
+        return [
+            Output(
+                request.id,
+                [],
+                finish=Finish.TIMEOUT,
+                error=f"not finished within {now - request.arrived_s:.1f} s",
+            )
+            for request in late
+        ]
+
+    def fail(self, ids: Iterable[RequestId], reason: str) -> list[Output]:
+        """End these requests: the model could not compute them."""
+        requests = [self._requests[i] for i in ids if i in self._requests]
+        return [self._finish(request, [], Finish.ERROR, reason) for request in requests]
+
+    # ---- the step -------------------------------------------------------------------------------
+
+    def schedule(self) -> Batch | None:
+        """The next batch; None: nothing can be computed now."""
+        self._num_batches += 1
+        chosen: dict[RequestId, Segment] = {}
+        for request in [r for r in self.running if r.remaining == 1]:
+            self._continue(request, 1, chosen)
+        budget = max(self._chunk_tokens - len(chosen), self._page_size)
+        for request in [r for r in self.running if r.remaining > 1]:
+            if budget > 0:
+                budget -= self._continue(request, min(budget, request.remaining), chosen)
+        if budget > 0 and self.waiting and self._num_batches >= self._retry_at:
+            self._admit_waiting(budget, chosen)
+        if not chosen:
+            return None
+        return Batch(self._num_batches, list(chosen.values()))
+
+    def complete(self, batch: Batch, result: BatchResult) -> list[Output]:
+        """Take in what was computed. Every token of it is shared, reported, or thrown away."""
+        outputs = []
+        for segment, computed in zip(batch.segments, result.results, strict=True):
+            request = self._requests[segment.id]
+            output = self._take_in(request, segment, computed)
+            if output is not None:
+                outputs.append(output)
+        return outputs
+
+    # ---- choosing -------------------------------------------------------------------------------
+
+    def _continue(self, request: Request, count: int, chosen: dict[RequestId, Segment]) -> int:
+        """Put `count` tokens of a running request into the batch, if there is room for them."""
+        if request.state is not State.RUNNING:  # preempted in this very step
+            return 0
+        if not self._make_room(request, count, chosen):
+            return 0
+        chosen[request.id] = self._segment(request, count)
+        return count
+
+    def _segment(self, request: Request, count: int) -> Segment:
+        lease = request.lease
+        assert lease is not None
+        start, end = request.computed, request.computed + count
+        pages = lease.pages[: -(-end // self._page_size) * 4]
+        return Segment(
+            id=request.id,
+            tokens=request.tokens[start:end].tobytes(),
+            start=start,
+            pages=PageIds(pages),
+            loads=sorted(lease.loads),
+            row=request.row() if end == request.length else None,
+        )
+
+    def _make_room(self, request: Request, count: int, chosen: dict[RequestId, Segment]) -> bool:
+        missing = request.missing_pages(request.computed + count, self._page_size)
+        lease = request.lease
+        assert lease is not None
+        if missing <= 0 or self._manager.extend(lease, missing):
+            return True
+        self._release_waiting()
+        if self._manager.extend(lease, missing):
+            return True
+        # One at most in a step: its pages may still be on their way to the host.
+        victim = self.running[-1]
+        if victim is request or victim.id in chosen:
+            return False
+        self._preempt(victim)
+        return self._manager.extend(lease, missing)
+
+    def _release_waiting(self, but: Request | None = None) -> None:
+        """Waiting requests let go of what they found; they will look again."""
+        for request in self.waiting:
+            if request is not but:
+                self._let_go(request)
+
+    def _preempt(self, request: Request) -> None:
+        self.counters.preempted += 1
+        self._share(request)
+        self._requeue(request)
+
+    def _requeue(self, request: Request) -> None:
+        """From running back to waiting, with all its tokens and without its pages."""
+        self.running.remove(request)
+        self._let_go(request)
+        request.state = State.WAITING
+        request.computed = 0
+        self._enqueue(request)
+
+    # ---- admitting ------------------------------------------------------------------------------
+
+    def _admit_waiting(self, budget: int, chosen: dict[RequestId, Segment]) -> None:
+        lookups = _LOOKUPS_PER_STEP
+        for request in list(self.waiting):
+            if budget <= 0 or len(self.running) >= self._max_running:
+                return
+            if request.lease is None:
+                if lookups == 0:
+                    return
+                lookups -= 1
+                self._look_up(request)
+            assert request.lease is not None
+            if not self._manager.ready(request.lease):
+                continue
+            if self._is_being_computed(request):
+                if request.id not in self._held_back:
+                    self._held_back.add(request.id)
+                    self.counters.shared_waits += 1
+                continue
+            if not self._admit(request):
+                # Nobody may overtake it, or a long prompt would wait for ever.
+                self._retry_at = self._num_batches + _RETRY_STEPS if self.running else 0
+                return
+            count = min(budget, request.remaining)
+            chosen[request.id] = self._segment(request, count)
+            budget -= count
+
+    def _look_up(self, request: Request) -> None:
+        """Take a lease on what there is, and start fetching what the store may have."""
+        manager = self._manager
+        match = manager.match(request.lookup_key())
+        request.lease = manager.acquire(match, request.id, priority=request.priority)
+        manager.prefetch(request.lease)
+
+    def _is_being_computed(self, request: Request) -> bool:
+        """Is somebody computing pages of this prompt that are not there yet?"""
+        lease = request.lease
+        assert lease is not None
+        have = lease.num_device + lease.num_host
+        for other in self.running:
+            # Only prompts: what another will generate cannot be known.
+            if other.computed >= other.num_prompt - 1:
+                continue
+            common = request.key.common_pages(other.key)
+            if common > have and other.computed < common * self._page_size:
+                return True
+        return False
+
+    def _admit(self, request: Request) -> bool:
+        """Give it its pages, all that the prompt needs and the first for the answer."""
+        manager, lease = self._manager, request.lease
+        assert lease is not None
+        manager.admit(lease)
+        on_device = manager.match(lease.key).num_device
+        manager.load(lease)
+        missing = request.missing_pages(request.length + 1, self._page_size)
+        if missing > 0 and not manager.extend(lease, missing):
+            self._release_waiting(but=request)
+            if not manager.extend(lease, missing):
+                self._let_go(request)
+                return False
+        self.waiting.remove(request)
+        bisect.insort(self.running, request, key=_order)
+        request.state = State.RUNNING
+        request.computed = lease.num_device * self._page_size
+        if request.cached is None:
+            request.cached = self._found(request, on_device)
+        self.counters.admitted += 1
+        self._held_back.discard(request.id)
+        return True
+
+    def _found(self, request: Request, on_device: int) -> CachedTokens:
+        """Reused tokens by tier. Pages [0, d) were on the device when the request was admitted;
+        of those after, [first, first + n) came from the store, fetched for it, the rest from the
+        host."""
+        lease, size = request.lease, self._page_size
+        assert lease is not None
+        reused = lease.num_device
+        prefetch, store = lease.prefetch, 0
+        if prefetch is not None and prefetch.num_landed:
+            first = max(prefetch.first, on_device)
+            store = max(0, min(reused, prefetch.first + prefetch.num_landed) - first)
+        device = min(on_device, reused)
+        return CachedTokens(
+            device=device * size, host=(reused - device - store) * size, store=store * size
+        )
+
+    # ---- taking in ------------------------------------------------------------------------------
+
+    def _take_in(
+        self, request: Request, segment: Segment, computed: SegmentResult
+    ) -> Output | None:
+        lease = request.lease
+        assert lease is not None
+        if computed.failed or lease.load_state is LoadState.FAILED:
+            self.counters.restarted += 1
+            self._requeue(request)
+            return None
+        prompt_tokens = min(segment.num_tokens, max(0, request.num_prompt - request.computed))
+        self.counters.prompt_tokens += prompt_tokens
+        request.computed += segment.num_tokens
+        self._share(request)
+        sampled = computed.sampled
+        if sampled is None:
+            return None
+        if sampled.error:
+            return self._finish(request, [], Finish.ERROR, sampled.error)
+        request.append(sampled.token)
+        self.counters.generated_tokens += 1
+        logprobs = [sampled.logprobs] if sampled.logprobs is not None else []
+        finish = None
+        if sampled.token in request.params.stop_ids:
+            finish = Finish.STOP
+        elif request.num_output >= request.params.max_tokens:
+            finish = Finish.LENGTH
+        cached = None if request.reported else request.cached
+        request.reported = True
+        if finish is not None:
+            self.counters.finished += 1
+            self._remove(request)
+        return Output(request.id, [sampled.token], logprobs, finish, "", cached)
+
+    def _share(self, request: Request) -> None:
+        """Commit the full pages computed so far, so that others can use them."""
+        lease = request.lease
+        assert lease is not None
+        full_pages = request.computed // self._page_size
+        if full_pages > lease.num_device:
+            # Not a page more: the request has pages for tokens that are still to be computed.
+            self._manager.commit(lease, request.key_of(request.computed)[:full_pages])
+
+    # ---- ending ---------------------------------------------------------------------------------
+
+    def _refused(self, request: Request, finish: Finish, reason: str) -> Output:
+        self.counters.rejected += 1
+        return Output(request.id, [], finish=finish, error=reason)
+
+    def _finish(self, request: Request, tokens: list[int], finish: Finish, error: str) -> Output:
+        self.counters.failed += 1
+        self._remove(request)
+        return Output(request.id, tokens, finish=finish, error=error)
+
+    def _remove(self, request: Request) -> None:
+        del self._requests[request.id]
+        self._held_back.discard(request.id)
+        (self.running if request.state is State.RUNNING else self.waiting).remove(request)
+        self._let_go(request)
+
+    def _let_go(self, request: Request) -> None:
+        if request.lease is not None:
+            self._manager.release(request.lease)
+            request.lease = None
+            self._retry_at = 0
+
+    def _enqueue(self, request: Request) -> None:
+        bisect.insort(self.waiting, request, key=_order)
+
+
+def _order(request: Request) -> tuple[int, int]:
+    return request.order

@@ -1,0 +1,24 @@
+"""Models on disk: found, converted once, described, fingerprinted and loaded.
+
+Importing this imports neither torch nor transformers; the functions that need them do.
+"""
+
+from quire.models.cache import Progress, cache_dir
+from quire.models.embedded import EMBEDDED_NAME, embedded_model
+from quire.models.fingerprint import fingerprint
+from quire.models.load import ModelShape, describe, load_model, load_tokenizer, resolve
+from quire.models.support import check_supported
+
+__all__ = [
+    "EMBEDDED_NAME",
+    "ModelShape",
+    "Progress",
+    "cache_dir",
+    "check_supported",
+    "describe",
+    "embedded_model",
+    "fingerprint",
+    "load_model",
+    "load_tokenizer",
+    "resolve",
+]
