@@ -67,8 +67,8 @@ class SumModel:
             raise RuntimeError("out of luck")
         return BatchResult(batch.number, [self._run(segment) for segment in batch.segments])
 
-    def counters(self) -> dict[str, int]:
-        return self.worker.counters()
+    def store_counters(self) -> dict[str, int]:
+        return self.worker.store_counters()
 
     def close(self) -> None:
         self.worker.close()

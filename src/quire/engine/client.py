@@ -50,7 +50,7 @@ from quire.engine.messages import (
     decode_to_server,
     encode,
 )
-from quire.engine.startup import Startup, send_startup
+from quire.engine.startup import Startup, model_environment, send_startup
 from quire.errors import EngineError
 from quire.types import RequestId
 
@@ -199,7 +199,9 @@ class EngineClient:
         address = f"ipc://{self._folder / 'engine'}"
         self._socket.bind(address)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "quire.engine.process"], stdin=subprocess.PIPE
+            [sys.executable, "-m", "quire.engine.process"],
+            stdin=subprocess.PIPE,
+            env=model_environment(),
         )
         send_startup(self._process, Startup(address, self.config))
         self._tasks = [

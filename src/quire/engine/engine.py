@@ -175,7 +175,7 @@ class Engine:
             store=StoreStatus(
                 state=manager.store.state.name.lower(),
                 url=manager.store.url,
-                counters=self._executor.counters(),
+                counters=self._executor.store_counters(),
             ),
             waiting=len(scheduler.waiting),
             running=len(scheduler.running),

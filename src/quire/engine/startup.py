@@ -27,6 +27,16 @@ _EXIT_ORPHAN = 3
 Message = TypeVar("Message", bound=msgspec.Struct)
 
 
+def model_environment() -> dict[str, str]:
+    """The environment of a process that computes on CPU threads.
+
+    OpenMP's threads spin while they wait for each other; whenever anything else wants a core (our
+    own copies and I/O, another process) that costs up to ten times the computation. A person who
+    has set the policy knows better.
+    """
+    return {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0", **os.environ}
+
+
 class Startup(msgspec.Struct, frozen=True):
     """Of an engine process."""
 

@@ -171,6 +171,11 @@ class PageStore:
             store = StoreStats()
         return self._counters.snapshot(self._breaker.state, self._breaker.times_opened, store)
 
+    def counters(self) -> dict[str, int]:
+        """What this client has counted. Never asks the store: safe where nothing may block."""
+        state, opened = self._breaker.state, self._breaker.times_opened
+        return self._counters.snapshot(state, opened, StoreStats()).flat()
+
     def close(self, timeout_s: float = 5.0) -> None:
         """Decline new calls, give running ones `timeout_s` to finish, close the store."""
         with self._calls:

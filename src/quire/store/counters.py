@@ -37,6 +37,24 @@ class PageStoreStats:
     breaker_opened: int = 0
     store: StoreStats = field(default_factory=StoreStats)
 
+    def flat(self) -> dict[str, int]:
+        """What was counted, by name; what the store itself says is not part of it."""
+        counts = {
+            "read_bytes": self.read_bytes,
+            "written_bytes": self.written_bytes,
+            "skipped_pages": self.skipped_pages,
+            "probed_pages": self.probed_pages,
+            "probe_hits": self.probe_hits,
+            "breaker_opened": self.breaker_opened,
+            "breaker_is_open": int(self.breaker is not BreakerState.CLOSED),
+        }
+        counts |= {f"read:{status.name.lower()}": n for status, n in self.read.items()}
+        counts |= {f"written:{status.name.lower()}": n for status, n in self.written.items()}
+        counts |= {f"mismatch:{reason.value}": n for reason, n in self.mismatches.items()}
+        counts |= {f"error:{name}": n for name, n in self.errors.items()}
+        counts |= {f"declined:{reason}": n for reason, n in self.declined.items()}
+        return counts
+
 
 class Counters:
     """The live side of PageStoreStats. Thread-safe; one lock, taken once per call."""

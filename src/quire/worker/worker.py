@@ -97,6 +97,16 @@ class CacheWorker:
         with self._counters_lock:
             return dict(self._counters)
 
+    def store_counters(self) -> dict[str, int]:
+        """What the attached store's client has counted; empty when there is none."""
+        lease = self._admin.borrow()
+        if lease is None:
+            return {}
+        try:
+            return lease.store.counters()
+        finally:
+            lease.release()
+
     def submit(self, commands: list[Command]) -> None:
         """Start the commands. Never waits for a byte; never raises for what is in a command."""
         for command in commands:

@@ -55,6 +55,9 @@ class FakeStore:
         if self.fail_at == len(self.calls):
             raise OSError("this call fails")
 
+    def counters(self):
+        return {}
+
     def contains_prefix(self, part, queries, *, deadline):
         self._call("contains", queries)
         hits = []

@@ -27,7 +27,7 @@ class Executor(Protocol):
         gone; anything else concerns this batch only.
         """
 
-    def counters(self) -> dict[str, int]:
-        """What the workers that live in this process have counted."""
+    def store_counters(self) -> dict[str, int]:
+        """What the store clients of the ranks in this process have counted."""
 
     def close(self) -> None: ...

@@ -15,8 +15,8 @@ class LocalExecutor:
     def run(self, batch: Batch) -> BatchResult:
         return self._rank.runner.run(batch)
 
-    def counters(self) -> dict[str, int]:
-        return self._rank.worker.counters()
+    def store_counters(self) -> dict[str, int]:
+        return self._rank.worker.store_counters()
 
     def close(self) -> None:
         self._rank.close()

@@ -18,6 +18,7 @@ import msgspec
 from quire.engine.batch import Batch, BatchResult, SegmentResult, decode_result, encode
 from quire.engine.executor.base import RankLost
 from quire.engine.executor.rank import RankConfig
+from quire.engine.startup import model_environment
 from quire.messages import Command, Completion, WorkerLost
 from quire.worker import WorkerConfig
 from quire.worker.remote import Liveness, Program, RemoteWorkers
@@ -37,7 +38,7 @@ class RankExecutor:
             module="quire.engine.executor.rank_process",
             extra=msgspec.msgpack.encode(config),
             # All ranks are on this machine; gloo would otherwise look up its host name.
-            environment={"GLOO_SOCKET_IFNAME": "lo"},
+            environment={**model_environment(), "GLOO_SOCKET_IFNAME": "lo"},
         )
         try:
             self._ranks = RemoteWorkers(worker_configs, liveness=_LIVENESS, program=program)
@@ -80,7 +81,7 @@ class RankExecutor:
                 raise RankLost(f"no result from all ranks within {_BATCH_TIMEOUT_S:g} s")
         return _merge(batch, results)
 
-    def counters(self) -> dict[str, int]:
+    def store_counters(self) -> dict[str, int]:
         return {}
 
     def close(self) -> None:

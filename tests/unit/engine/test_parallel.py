@@ -1,0 +1,105 @@
+"""Sharding: the ranks' parts together compute what the whole model computes."""
+
+import threading
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from quire.engine.parallel import head_share, shard, share
+from quire.errors import ConfigError, ModelError
+from quire.models import ModelShape
+
+
+def shape(num_q_heads: int, num_kv_heads: int) -> ModelShape:
+    return ModelShape(
+        num_layers=2,
+        num_kv_heads=num_kv_heads,
+        num_q_heads=num_q_heads,
+        head_dim=8,
+        vocab_size=64,
+        max_position_embeddings=128,
+        architecture="test",
+        num_parameters=0,
+        weight_bytes=0,
+    )
+
+
+def model(kind: str, num_q_heads: int, num_kv_heads: int):
+    torch.manual_seed(0)
+    options = {
+        "vocab_size": 64,
+        "hidden_size": 8 * num_q_heads,
+        "intermediate_size": 50,
+        "num_hidden_layers": 2,
+        "num_attention_heads": num_q_heads,
+        "num_key_value_heads": num_kv_heads,
+        "head_dim": 8,
+    }
+    if kind == "qwen2":  # has biases
+        made = Qwen2ForCausalLM(Qwen2Config(**options))
+    else:
+        made = LlamaForCausalLM(LlamaConfig(**options, attention_bias=kind == "biased"))
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return made.eval()
+
+
+class Meeting:
+    """An all-reduce between threads."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.barrier = threading.Barrier(num_ranks, timeout=30)
+        self.parts: dict[int, torch.Tensor] = {}
+
+    def add_up(self, rank: int):
+        def all_reduce(tensor: torch.Tensor) -> None:
+            self.parts[rank] = tensor.clone()
+            self.barrier.wait()
+            tensor.copy_(sum(self.parts[r] for r in sorted(self.parts)))
+            self.barrier.wait()
+
+        return all_reduce
+
+
+@pytest.mark.parametrize("kind", ["llama", "biased", "qwen2"])
+@pytest.mark.parametrize(("num_q_heads", "num_kv_heads", "num_ranks"), [(9, 3, 2), (8, 4, 4)])
+def test_the_parts_add_up_to_the_whole(kind, num_q_heads, num_kv_heads, num_ranks):
+    tokens = torch.arange(20)[None] % 64
+    with torch.inference_mode():
+        whole = model(kind, num_q_heads, num_kv_heads)(input_ids=tokens).logits
+    meeting = Meeting(num_ranks)
+    results: dict[int, torch.Tensor] = {}
+
+    def run(rank: int, part) -> None:
+        with torch.inference_mode():
+            results[rank] = part(input_ids=tokens).logits
+
+    threads = []
+    for rank in range(num_ranks):
+        part = model(kind, num_q_heads, num_kv_heads)
+        shard(part, shape(num_q_heads, num_kv_heads), rank, num_ranks, meeting.add_up(rank))
+        threads.append(threading.Thread(target=run, args=(rank, part)))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for rank in range(num_ranks):
+        torch.testing.assert_close(results[rank], whole, rtol=1e-4, atol=1e-4)
+
+
+def test_a_share_may_be_uneven_but_nothing_is_lost():
+    assert [share(3, rank, 2) for rank in range(2)] == [(0, 1), (1, 3)]
+    for total in range(1, 20):
+        parts = [share(total, rank, 4) for rank in range(4)]
+        assert [i for first, last in parts for i in range(first, last)] == list(range(total))
+
+
+def test_more_ranks_than_heads_is_an_error_that_says_how_many():
+    with pytest.raises(ConfigError, match="--tp 3 or less"):
+        head_share(shape(9, 3), 0, 4)
+
+
+def test_a_model_without_a_plan_is_refused():
+    with pytest.raises(ModelError, match="--tp 1"):
+        shard(torch.nn.Linear(4, 4), shape(8, 4), 0, 2, lambda _: None)
