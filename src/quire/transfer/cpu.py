@@ -1,9 +1,10 @@
 """CpuCopyEngine: the torch reference on a machine without an accelerator.
 
 Knows index operations and one thread per direction, so that a copy runs beside the step (torch
-lets go of the GIL while it copies). Each (layer, plane) is gathered into a small staging buffer
-that stays in the CPU's cache and scattered from there: two torch calls for many pages, where a
-direct copy would cost one call per page.
+lets go of the GIL while it copies). Pages that follow each other on both sides are copied run by
+run. Scattered ones are gathered, per (layer, plane), into a small staging buffer that stays in the
+CPU's cache, and scattered from there: two torch calls for many pages, where a direct copy would
+cost one call per page.
 """
 
 from __future__ import annotations
@@ -13,16 +14,20 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from quire.errors import WorkerError
 from quire.memory.device import DevicePool
 from quire.memory.host import HostPool
 from quire.transfer.base import CopyState
-from quire.transfer.reference import Side, copy_rows, staging_buffer
+from quire.transfer.reference import Side, copy_rows, copy_runs, runs, staging_buffer
 from quire.types import PageIds, page_array
 
 _STAGING_BYTES = 1 << 20
+_MIN_RUN = 4
+"""Pages per run, on average, from which copying run by run is faster than gathering."""
 
 
 class CpuCopy:
@@ -116,14 +121,26 @@ class CpuCopyEngine:
         lane.thread.submit(self._run, copy, lane, source, target)
         return copy
 
+    def _mover(
+        self, lane: _Lane, source: npt.NDArray[np.int32], target: npt.NDArray[np.int32]
+    ) -> Callable[[torch.Tensor, torch.Tensor], None]:
+        """How to copy one plane to another: in runs if they are long, else gathered."""
+        pieces = runs(source, target)
+        if len(pieces) * _MIN_RUN <= len(source):
+            return lambda plane_from, plane_to: copy_runs(plane_from, plane_to, pieces)
+        from_index = torch.tensor(source, dtype=torch.int64)
+        to_index = torch.tensor(target, dtype=torch.int64)
+        return lambda plane_from, plane_to: copy_rows(
+            plane_from, from_index, plane_to, to_index, lane.staging
+        )
+
     def _run(self, copy: CpuCopy, lane: _Lane, source: Side, target: Side) -> None:
         started = self._clock()
         try:
-            from_index = torch.tensor(page_array(source.pages), dtype=torch.int64)
-            to_index = torch.tensor(page_array(target.pages), dtype=torch.int64)
+            move = self._mover(lane, page_array(source.pages), page_array(target.pages))
             for planes_from, planes_to in zip(source.planes, target.planes, strict=True):
                 for plane_from, plane_to in zip(planes_from, planes_to, strict=True):
-                    copy_rows(plane_from, from_index, plane_to, to_index, lane.staging)
+                    move(plane_from, plane_to)
                 copy.layer_arrived()
         except Exception as error:  # thread boundary: this one copy fails, the engine lives on
             copy.finish(self._clock() - started, f"{type(error).__name__}: {error}")

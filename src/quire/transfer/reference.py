@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from quire.memory.device import word_dtype
@@ -21,6 +24,39 @@ class Side:
 
     planes: Planes
     pages: PageIds
+
+
+class Run(NamedTuple):
+    """Rows [source, source + length) that go to [target, target + length)."""
+
+    source: int
+    target: int
+    length: int
+
+
+def runs(source: npt.NDArray[np.int32], target: npt.NDArray[np.int32]) -> list[Run]:
+    """The pairs as runs, in the order of their sources.
+
+    Pages are often handed out and given back in order, forwards or backwards: then a copy of
+    hundreds of pages is a few runs, and needs no gathering.
+    """
+    if not len(source):
+        return []
+    order = np.argsort(source, kind="stable")
+    source, target = source[order], target[order]
+    breaks = np.flatnonzero((np.diff(source) != 1) | (np.diff(target) != 1)) + 1
+    starts = [0, *breaks.tolist()]
+    ends = [*breaks.tolist(), len(source)]
+    return [
+        Run(int(source[first]), int(target[first]), last - first)
+        for first, last in zip(starts, ends, strict=True)
+    ]
+
+
+def copy_runs(source: torch.Tensor, target: torch.Tensor, runs: Sequence[Run]) -> None:
+    """Row by row as the runs say, without a stop in between."""
+    for first, to, length in runs:
+        target[to : to + length].copy_(source[first : first + length])
 
 
 def staging_buffer(
