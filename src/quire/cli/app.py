@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from quire import __version__
-from quire.cli import bench, sim, store
+from quire.cli import bench, config, flags, serve, sim, store
 from quire.cli.output import EXIT_ERROR, AsJson, complain, progress_bar, show, show_json
 from quire.errors import QuireError
 from quire.units import parse_size
@@ -27,6 +27,10 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command(epilog=f"{flags.WHERE_THE_REST_IS} Example: [bold]quire serve --port 8080[/bold]")(
+    serve.serve
+)
+app.command(epilog="Example: [bold]quire config --host-memory 8GiB[/bold]")(config.config)
 app.add_typer(bench.app, name="bench")
 app.add_typer(store.app, name="store")
 app.add_typer(sim.app, name="sim")

@@ -7,13 +7,20 @@ from typing import Annotated
 
 import typer
 
+from quire.cli import bench_serve
 from quire.cli.output import EXIT_FOUND, AsJson, progress_bar, show, show_json
 from quire.errors import ConfigError, StoreError
 from quire.units import parse_size
 
 app = typer.Typer(
-    help="Measure the metadata path, the file store and the copies between device and host.",
+    help="Measure a server, the metadata path, the file store and the copies between tiers.",
     no_args_is_help=True,
+)
+app.command(
+    epilog="Example: [bold]quire bench serve http://127.0.0.1:8000 --plots plots[/bold]",
+)(bench_serve.serve)
+app.command(epilog="Example: [bold]quire bench ttft --repeats 3 --rounds 10[/bold]")(
+    bench_serve.ttft
 )
 
 

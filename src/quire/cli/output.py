@@ -64,3 +64,26 @@ def progress_bar() -> Iterator[Progress]:
             bars.update(tasks[what], completed=done, total=total)
 
         yield update
+
+
+@contextmanager
+def start_bar() -> Iterator[Callable[[str, float], None]]:
+    """For what takes a while before anything works: called with (what, share done). A bar for a
+    person, a line per step otherwise, as it goes to a log then."""
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn
+    from rich.progress import Progress as Bars
+
+    console = Console(stderr=True)
+    columns = [TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()]
+    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        task = bars.add_task("", total=1.0)
+        before = ""
+
+        def update(what: str, share: float) -> None:
+            nonlocal before
+            if what != before and not console.is_terminal:
+                complain(what)
+            before = what
+            bars.update(task, description=what, completed=share)
+
+        yield update

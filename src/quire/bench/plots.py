@@ -1,0 +1,181 @@
+"""Pictures of `quire bench serve`, to be read at a glance. Made from its result, PNG files.
+
+    ttft_by_round.png    how long the first token takes, round by round, with every request
+    hits_by_round.png    where the prompt's tokens came from, round by round
+    ttft_by_length.png   first token over the prompt's length, coloured by the cached share
+
+matplotlib is loaded only here, and without a display.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quire.bench.serve_report import describe, hit_names
+from quire.bench.stats import percentile
+from quire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Result = dict[str, Any]
+
+_COLOURS = {
+    "device": "#1b7f5c",
+    "host": "#56b4a0",
+    "store": "#b7dfc9",
+    "peer": "#7a9cc6",
+    "cached": "#56b4a0",
+    "computed": "#d9d4cc",
+}
+_INK = "#22282e"
+_ACCENT = "#c8553d"
+
+
+def write(result: Result, folder: Path) -> list[Path]:
+    """Raises ConfigError: matplotlib is missing, or the folder cannot be written."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            "--plots draws with matplotlib, which is not installed: pip install matplotlib"
+        ) from error
+    pictures = {
+        "ttft_by_round.png": _ttft_by_round,
+        "hits_by_round.png": _hits_by_round,
+        "ttft_by_length.png": _ttft_by_length,
+    }
+    paths = []
+    for name, draw in pictures.items():
+        figure, axes = _canvas()
+        draw(result, figure, axes)
+        _caption(result, figure)
+        path = folder / name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            figure.savefig(path, dpi=150)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write {str(path)!r} ({error.strerror}): give --plots another directory"
+            ) from error
+        paths.append(path)
+    return paths
+
+
+def _canvas() -> tuple[Figure, Axes]:
+    """A figure of its own, apart from pyplot's global state: Agg draws it when it is saved."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.grid(axis="y", alpha=0.25)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def _caption(result: Result, figure: Figure) -> None:
+    text = f"{result['model']}  ·  {describe(result)}"
+    figure.supxlabel(text, fontsize=8, color="#6b7278")
+
+
+def _good(result: Result) -> list[Result]:
+    return [s for s in result["samples"] if s["verdict"] == "good" and s["ttft_s"] is not None]
+
+
+def _ttft_by_round(result: Result, figure: Figure, axes: Axes) -> None:
+    chance = random.Random(0)
+    samples = _good(result)
+    rounds = sorted({sample["round"] for sample in samples})
+    medians, lows, highs, tails = [], [], [], []
+    for number in rounds:
+        values = [sample["ttft_s"] for sample in samples if sample["round"] == number]
+        spread = [number + chance.uniform(-0.18, 0.18) for _ in values]
+        axes.scatter(spread, values, s=14, color=_INK, alpha=0.35, linewidths=0)
+        medians.append(percentile(values, 0.5))
+        lows.append(percentile(values, 0.25))
+        highs.append(percentile(values, 0.75))
+        tails.append(percentile(values, 0.9))
+    axes.fill_between(
+        rounds, lows, highs, color=_ACCENT, alpha=0.12, linewidth=0, label="middle half"
+    )
+    axes.plot(rounds, medians, color=_ACCENT, marker="o", linewidth=2, label="median")
+    axes.plot(rounds, tails, color=_ACCENT, linestyle="--", linewidth=1, label="90 % are below")
+    axes.scatter([], [], s=14, color=_INK, alpha=0.35, linewidths=0, label="one request")
+    axes.set_title("Time to first token, round by round", loc="left", fontweight="bold")
+    axes.set_xlabel("round of the conversation")
+    _seconds(axes, max(sample["ttft_s"] for sample in samples))
+    _whole_numbers(axes, rounds)
+    axes.legend(frameon=False)
+
+
+def _hits_by_round(result: Result, figure: Figure, axes: Axes) -> None:
+    axes.set_title("Where the prompt's tokens came from", loc="left", fontweight="bold")
+    known = [row for row in result["rounds"] if row["hit"] is not None]
+    if not known:
+        axes.text(0.5, 0.5, "The server does not say what it found in its cache.", ha="center")
+        axes.set_axis_off()
+        return
+    rounds = [row["round"] for row in known]
+    base = [0.0] * len(known)
+    layers = [*hit_names(result["hit"]), ("computed", "computed")]
+    for tier, name in layers:
+        if tier == "computed":
+            shares = [100 * (1 - row["hit"]["all"]) for row in known]
+        else:
+            shares = [100 * row["hit"].get(tier, 0.0) for row in known]
+        bars = axes.bar(rounds, shares, bottom=base, color=_COLOURS[tier], width=0.7, label=name)
+        labels = [f"{share:.0f} %" if share >= 6 else "" for share in shares]
+        dark = tier == "device"
+        axes.bar_label(
+            bars, labels, label_type="center", fontsize=8, color="white" if dark else _INK
+        )
+        base = [low + share for low, share in zip(base, shares, strict=True)]
+    axes.set_xlabel("round of the conversation")
+    axes.set_ylabel("share of prompt tokens, %")
+    axes.set_ylim(0, 100)
+    _whole_numbers(axes, rounds)
+    figure.legend(loc="outside upper right", ncols=len(layers), frameon=False, fontsize=9)
+
+
+def _ttft_by_length(result: Result, figure: Figure, axes: Axes) -> None:
+    axes.set_title("Time to first token by length of prompt", loc="left", fontweight="bold")
+    samples = [sample for sample in _good(result) if sample["prompt_tokens"]]
+    if not samples:
+        axes.text(0.5, 0.5, "The server does not say how long the prompts were.", ha="center")
+        axes.set_axis_off()
+        return
+    lengths = [sample["prompt_tokens"] for sample in samples]
+    times = [sample["ttft_s"] for sample in samples]
+    shares = [share for sample in samples if (share := _cached_share(sample)) is not None]
+    if len(shares) < len(samples):
+        axes.scatter(lengths, times, s=22, color=_INK, alpha=0.6, linewidths=0)
+    else:
+        points = axes.scatter(
+            lengths, times, c=shares, cmap="viridis", vmin=0, vmax=100, s=26, edgecolors="none"
+        )
+        figure.colorbar(points, ax=axes, label="of the prompt found in the cache, %")
+    axes.set_xlabel("prompt, tokens")
+    axes.set_xlim(left=0)
+    _seconds(axes, max(times))
+
+
+def _cached_share(sample: Result) -> float | None:
+    cached = sample["cached"]
+    return None if cached is None else 100 * sum(cached.values()) / sample["prompt_tokens"]
+
+
+def _seconds(axes: Axes, largest: float) -> None:
+    axes.set_ylabel("time to first token, s")
+    axes.set_ylim(0, largest * 1.08)
+
+
+def _whole_numbers(axes: Axes, rounds: list[int]) -> None:
+    step = max(1, len(rounds) // 15)
+    axes.set_xticks(rounds[::step])

@@ -1,0 +1,269 @@
+"""`quire bench serve`: sessions of several turns against a running OpenAI-compatible server.
+
+Arrival is a closed loop: `concurrency` clients, each taking the session that has waited longest,
+making its next request, and putting it back. So sessions alternate as people's do, and what one of
+them left in the cache is under pressure from the others before it comes back.
+
+The result is a plain dict, the shape of `--json`; tables and pictures are made from it elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import httpx
+
+from quire.bench import serve_stats
+from quire.bench.serve_client import Answer, Verdict, stream
+from quire.bench.serve_workload import (
+    TEMPLATE_TOKENS,
+    Plan,
+    Session,
+    Shape,
+    Workload,
+    agent,
+    mtbench,
+    synthetic,
+    typical_agent_text,
+)
+from quire.bench.text import Prose
+from quire.errors import ConfigError, EngineError
+
+CHAT = "/v1/chat/completions"
+_CALIBRATION_CHARS = 4000
+_AGENT_SESSIONS = "a directory of *.jsonl files"
+
+Progress = Callable[[int, int], None]
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Whom to ask, and how."""
+
+    url: str
+    """With or without /v1 at the end."""
+    model: str | None = None
+    """None: the first that the server lists."""
+    api_key: str | None = None
+    context: int | None = None
+    """Tokens; None: what the server says, if it does."""
+    timeout_s: float = 600.0
+    ignore_eos: bool = False
+    """Ask for answers of full length; not every server knows how."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What to ask."""
+
+    workload: Workload = Workload.SYNTHETIC
+    shape: Shape = field(default_factory=Shape)
+    concurrency: int = 4
+    seed: int = 0
+    sessions: Path | None = None
+    """Recorded sessions: a directory for `agent`, a file for `mtbench`."""
+    text: Path | None = None
+    """Text for `synthetic`; None: made-up sentences."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    session: str
+    round: int
+    """From 1."""
+    started_s: float
+    """Since the beginning of the run."""
+    answer: Answer
+
+
+@dataclass(slots=True)
+class _Talk:
+    """A session under way."""
+
+    session: Session
+    messages: list[dict[str, str]]
+    next_turn: int = 0
+    known_tokens: int = 0
+    """Of the history, as far as the server has told."""
+
+
+def run(target: Target, load: Load, progress: Progress = lambda done, total: None) -> Result:
+    """Raises ConfigError, and EngineError when the server cannot be talked to at all."""
+    return asyncio.run(_run(target, load, progress))
+
+
+async def _run(target: Target, load: Load, progress: Progress) -> Result:
+    headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=load.concurrency)
+    base = target.url.rstrip("/").removesuffix("/v1")
+    async with httpx.AsyncClient(base_url=base, headers=headers, limits=limits) as client:
+        model, context = await _look_up(client, target)
+        context = target.context or context
+        client_run = _Run(client, target, model, context)
+        ratio = await client_run.calibrate(_typical_text(load))
+        plan = _plan(load, ratio, context)
+        duration_s = await client_run.talk(plan, load.concurrency, progress)
+    about = {
+        "url": target.url,
+        "model": model,
+        "context": context,
+        "workload": load.workload.value,
+        "concurrency": load.concurrency,
+        "seed": load.seed,
+        "chars_per_token": round(ratio, 3),
+        **asdict(load.shape),
+        "num_sessions": len(plan.sessions),
+        "cut": asdict(plan.cut),
+    }
+    return serve_stats.result(about, client_run.samples, duration_s)
+
+
+def _plan(load: Load, chars_per_token: float, context: int | None) -> Plan:
+    match load.workload:
+        case Workload.SYNTHETIC:
+            return synthetic(load.shape, chars_per_token, load.seed, load.text)
+        case Workload.AGENT:
+            folder = _recorded(load, _AGENT_SESSIONS)
+            return agent(folder, load.shape, chars_per_token, context)
+        case Workload.MTBENCH:
+            return mtbench(_recorded(load, "the file of questions"), load.shape)
+
+
+def _typical_text(load: Load) -> str:
+    """Such as the workload says, and the beginning of nothing that it says."""
+    if load.workload is Workload.AGENT:
+        folder = _recorded(load, _AGENT_SESSIONS)
+        return f"{load.seed}: {typical_agent_text(folder, _CALIBRATION_CHARS)}"
+    return Prose(~load.seed & 0xFFFF, load.text).passage(_CALIBRATION_CHARS)
+
+
+def _recorded(load: Load, what: str) -> Path:
+    if load.sessions is None:
+        kind = load.workload.value
+        raise ConfigError(f"--workload {kind} replays recordings: give --sessions, {what}")
+    return load.sessions
+
+
+async def _look_up(client: httpx.AsyncClient, target: Target) -> tuple[str, int | None]:
+    """The model's name and its context, as far as the server says."""
+    try:
+        response = await client.get("/v1/models", timeout=30.0)
+        response.raise_for_status()
+        models = {item["id"]: item.get("max_model_len") for item in response.json()["data"]}
+    except httpx.HTTPStatusError as error:
+        hint = ": set QUIRE_API_KEY" if error.response.status_code in (401, 403) else ""
+        raise EngineError(
+            f"{target.url} answers {error.response.status_code} to GET /v1/models{hint or ': '}"
+            f"{'' if hint else 'is it an OpenAI-compatible server?'}"
+        ) from error
+    except httpx.HTTPError as error:
+        raise EngineError(
+            f"{target.url} cannot be reached ({error}): start a server, such as `quire serve`, or "
+            "check the URL"
+        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise EngineError(
+            f"{target.url} does not list its models as OpenAI-compatible servers do: check the URL"
+        ) from error
+    if not models:
+        raise EngineError(f"{target.url} serves no model: load one there first")
+    name = target.model or next(iter(models))
+    if name not in models:
+        raise ConfigError(f"--model {name!r} is not served there: use {' or '.join(models)}")
+    context = models[name]
+    return name, context if isinstance(context, int) else None
+
+
+class _Run:
+    """One run: makes the requests and keeps what came of them."""
+
+    def __init__(
+        self, client: httpx.AsyncClient, target: Target, model: str, context: int | None
+    ) -> None:
+        self.samples: list[Sample] = []
+        self._client = client
+        self._target = target
+        self._model = model
+        self._context = context
+        self._chars_per_token = 4.0
+
+    async def calibrate(self, content: str) -> float:
+        """Characters per token of such text, asked of the server by a prompt of its own."""
+        answer = await self._ask([{"role": "user", "content": content}], 1)
+        if answer.verdict is not Verdict.GOOD:
+            raise EngineError(f"{self._target.url} does not answer as it should: {answer.problem}")
+        if answer.prompt_tokens:
+            self._chars_per_token = len(content) / answer.prompt_tokens
+        return self._chars_per_token
+
+    async def talk(self, plan: Plan, concurrency: int, progress: Progress) -> float:
+        """All sessions to their end; seconds it took."""
+        waiting = deque(_begin(session) for session in plan.sessions)
+        total = sum(len(session.turns) for session in plan.sessions)
+        cut_before = plan.cut.turns
+        start = perf_counter()
+
+        async def client() -> None:
+            # Every other client holds one session at most, and takes it up again itself: nothing
+            # waiting means nothing left to do for this one.
+            while waiting:
+                talk = waiting.popleft()
+                if self._fits(talk):
+                    await self._turn(talk, start)
+                else:
+                    plan.cut.turns += len(talk.session.turns) - talk.next_turn
+                    plan.cut.sessions += 1
+                    talk.next_turn = len(talk.session.turns)
+                if talk.next_turn < len(talk.session.turns):
+                    waiting.append(talk)
+                progress(len(self.samples) + plan.cut.turns - cut_before, total)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(concurrency, len(plan.sessions))):
+                group.create_task(client())
+        return perf_counter() - start
+
+    def _fits(self, talk: _Talk) -> bool:
+        turn = talk.session.turns[talk.next_turn]
+        if self._context is None or turn.is_whole_history:  # that was looked after when planned
+            return True
+        new_chars = len(turn.content)
+        if not talk.known_tokens:
+            new_chars += sum(len(message["content"]) for message in talk.messages)
+        new_tokens = new_chars / self._chars_per_token + TEMPLATE_TOKENS
+        return talk.known_tokens + new_tokens + turn.max_tokens <= self._context
+
+    async def _turn(self, talk: _Talk, start: float) -> None:
+        turn = talk.session.turns[talk.next_turn]
+        if turn.is_whole_history:
+            talk.messages = []
+        talk.messages.append({"role": "user", "content": turn.content})
+        started_s = perf_counter() - start
+        answer = await self._ask(talk.messages, turn.max_tokens)
+        talk.next_turn += 1
+        self.samples.append(Sample(talk.session.name, talk.next_turn, started_s, answer))
+        talk.messages.append({"role": "assistant", "content": answer.text})
+        talk.known_tokens = (answer.prompt_tokens or 0) + (answer.output_tokens or 0)
+
+    async def _ask(self, messages: list[dict[str, str]], max_tokens: int) -> Answer:
+        body: dict[str, Any] = {
+            "model": self._model,
+            "messages": messages,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+        }
+        if self._target.ignore_eos:
+            body["ignore_eos"] = True
+        return await stream(self._client, CHAT, body, timeout_s=self._target.timeout_s)
+
+
+def _begin(session: Session) -> _Talk:
+    system = [] if session.system is None else [{"role": "system", "content": session.system}]
+    return _Talk(session, system)

@@ -1,0 +1,107 @@
+"""The result of `quire bench serve`, summed up from its samples as a plain dict.
+
+Unknown stays unknown: a server that does not say how much was cached has no hit rate, not one of
+zero, and requests whose usage is missing are left out of what needs it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from quire.bench.serve_client import ANYWHERE, TIERS, Answer, Verdict
+from quire.bench.stats import summary
+from quire.errors import EngineError
+
+if TYPE_CHECKING:
+    from quire.bench.serve import Sample
+
+Result = dict[str, Any]
+
+
+def result(about: Mapping[str, Any], samples: Sequence[Sample], duration_s: float) -> Result:
+    """Raises EngineError when not one answer was good."""
+    good = [sample.answer for sample in samples if sample.answer.verdict is Verdict.GOOD]
+    problems = Counter(s.answer.problem for s in samples if s.answer.problem)
+    if not good:
+        worst = problems.most_common(1)[0][0] if problems else "none was made"
+        raise EngineError(f"none of {len(samples)} requests was answered: {worst}")
+    verdicts = Counter(sample.answer.verdict for sample in samples)
+    rounds = sorted({sample.round for sample in samples})
+    return {
+        **about,
+        "requests": len(samples),
+        **{verdict.value: verdicts[verdict] for verdict in Verdict},
+        "problems": dict(problems.most_common()),
+        "duration_s": duration_s,
+        **_figures(good),
+        "throughput": _throughput(good, duration_s),
+        "rounds": [
+            {"round": number, **_figures(_good_of(samples, number))}
+            for number in rounds
+            if _good_of(samples, number)
+        ],
+        "samples": [_sample(sample) for sample in samples],
+    }
+
+
+def _good_of(samples: Sequence[Sample], number: int) -> list[Answer]:
+    return [
+        sample.answer
+        for sample in samples
+        if sample.round == number and sample.answer.verdict is Verdict.GOOD
+    ]
+
+
+def _figures(answers: Sequence[Answer]) -> Result:
+    return {
+        "answers": len(answers),
+        "ttft_s": summary([a.ttft_s for a in answers if a.ttft_s is not None]),
+        "tpot_s": summary([a.tpot_s for a in answers if a.tpot_s is not None]),
+        "prompt_tokens": summary([a.prompt_tokens for a in answers if a.prompt_tokens is not None]),
+        "hit": hit_rates(answers),
+    }
+
+
+def hit_rates(answers: Sequence[Answer]) -> dict[str, float] | None:
+    """Share of prompt tokens found in each tier, and "all"; None when no answer says."""
+    telling = [a for a in answers if a.cached is not None and a.prompt_tokens]
+    prompt_tokens = sum(a.prompt_tokens or 0 for a in telling)
+    if not prompt_tokens:
+        return None
+    found: Counter[str] = Counter()
+    for answer in telling:
+        found.update(answer.cached or {})
+    rates = {tier: found[tier] / prompt_tokens for tier in (*TIERS, ANYWHERE) if tier in found}
+    return {**rates, "all": sum(rates.values())}
+
+
+def _throughput(answers: Sequence[Answer], duration_s: float) -> dict[str, float | None]:
+    def rate(counts: list[int | None]) -> float | None:
+        known = [count for count in counts if count is not None]
+        return sum(known) / duration_s if known and duration_s > 0 else None
+
+    return {
+        "input_tokens_per_s": rate([a.prompt_tokens for a in answers]),
+        "output_tokens_per_s": rate([a.output_tokens for a in answers]),
+        "requests_per_s": len(answers) / duration_s if duration_s > 0 else None,
+    }
+
+
+def _sample(sample: Sample) -> Result:
+    answer = sample.answer
+    return {
+        "session": sample.session,
+        "round": sample.round,
+        "started_s": round(sample.started_s, 4),
+        "verdict": answer.verdict.value,
+        "problem": answer.problem,
+        "ttft_s": answer.ttft_s,
+        "tpot_s": answer.tpot_s,
+        "total_s": answer.total_s,
+        "prompt_tokens": answer.prompt_tokens,
+        "output_tokens": answer.output_tokens,
+        "cached": None if answer.cached is None else dict(answer.cached),
+        "finish_reason": answer.finish_reason,
+    }

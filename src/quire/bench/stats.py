@@ -1,0 +1,66 @@
+"""Figures from samples: percentiles, and the ratio of two paired series with its uncertainty."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+BOOTSTRAP_SAMPLES = 4000
+CONFIDENCE = 0.95
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Linear between neighbours; 0.5 is the median."""
+    ordered = sorted(values)
+    at = share * (len(ordered) - 1)
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def summary(values: Sequence[float]) -> dict[str, float] | None:
+    """None when there is nothing to sum up."""
+    if not values:
+        return None
+    return {
+        "mean": statistics.fmean(values),
+        "p50": percentile(values, 0.5),
+        "p90": percentile(values, 0.9),
+        "p99": percentile(values, 0.99),
+        "min": min(values),
+        "max": max(values),
+    }
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float], *, seed: int = 0) -> dict[str, Any]:
+    """How much larger `ours` is than `theirs`, pair by pair measured next to each other.
+
+    Whole pairs are drawn again and again, so that what disturbed both sides of a pair cancels.
+    """
+    if len(ours) != len(theirs) or not ours:
+        raise ValueError("a ratio needs two series of the same length, with at least one value")
+    pairs = list(zip(ours, theirs, strict=True))
+    return {
+        "of_medians": _with_interval(pairs, statistics.median, seed),
+        "of_means": _with_interval(pairs, statistics.fmean, seed),
+        "median_of_pairs": statistics.median(a / b for a, b in pairs),
+        "confidence": CONFIDENCE,
+    }
+
+
+def _with_interval(
+    pairs: Sequence[tuple[float, float]], middle: Callable[[list[float]], float], seed: int
+) -> dict[str, float]:
+    def of(drawn: Sequence[tuple[float, float]]) -> float:
+        return middle([a for a, _ in drawn]) / middle([b for _, b in drawn])
+
+    chance = random.Random(seed)
+    drawn = [of(chance.choices(pairs, k=len(pairs))) for _ in range(BOOTSTRAP_SAMPLES)]
+    tail = (1 - CONFIDENCE) / 2
+    return {
+        "ratio": of(pairs),
+        "low": percentile(drawn, tail),
+        "high": percentile(drawn, 1 - tail),
+    }

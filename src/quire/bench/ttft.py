@@ -1,0 +1,142 @@
+"""`quire bench ttft`: what a hit in each tier saves, and what the tiers cost when nothing hits.
+
+Real server processes on one machine, with a store of their own that is removed afterwards; both
+parts in one run, so that their figures are of the same machine at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from quire.bench import ttft_hits, ttft_overhead
+from quire.bench.admin_client import AdminClient
+from quire.bench.server_process import ServerProcess
+from quire.bench.ttft_overhead import WITH, WITHOUT, Side
+from quire.bench.ttft_prompts import Prompts
+from quire.errors import EngineError
+from quire.units import format_bytes
+
+GIB = 1 << 30
+CUDA_DEVICE_BYTES = 8 * GIB
+"""Of each of two servers that share a GPU, unless told otherwise."""
+
+TARGET_SPEEDUP = 20.0
+TARGET_OVERHEAD = 0.02
+_WARM_UP_TOKENS = 600
+
+Progress = Callable[[str, int, int], None]
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    model: Path
+    """A directory as transformers saves it, with tokenizer.json."""
+    device: str = "cpu"
+    device_bytes: int = GIB
+    """Of each server."""
+    host_bytes: int = 2 * GIB
+    directory: Path | None = None
+    """For the store; None: the temporary directory."""
+    text: Path | None = None
+    seed: int = 0
+    prompt_tokens: int = 4000
+    repeats: int = 5
+    """Prompts for the hits; 0 leaves that part out."""
+    rounds: int = 20
+    """For the overhead; 0 leaves that part out."""
+    unique_tokens: int = 1000
+    """Of each prompt for the overhead."""
+    output_tokens: int = 32
+    """Generated after each of them."""
+
+
+def run(plan: Plan, progress: Progress = lambda what, done, total: None) -> Result:
+    """Raises EngineError, ModelError, ConfigError."""
+    prompts = Prompts(plan.model, plan.seed, plan.text)
+    with tempfile.TemporaryDirectory(prefix="quire-bench-", dir=plan.directory) as folder:
+        return asyncio.run(_run(plan, prompts, Path(folder), progress))
+
+
+async def _run(plan: Plan, prompts: Prompts, folder: Path, progress: Progress) -> Result:
+    result: Result = {
+        "model": plan.model.name,
+        "device": plan.device,
+        "device_bytes": plan.device_bytes,
+        "host_bytes": plan.host_bytes,
+        "targets": {"speedup": TARGET_SPEEDUP, "overhead": TARGET_OVERHEAD},
+    }
+    async with contextlib.AsyncExitStack() as servers:
+        on = await servers.enter_async_context(_server(WITH, plan, folder, progress))
+        await _warm_up(on, prompts)
+        if plan.repeats:
+            texts = [prompts.next(plan.prompt_tokens) for _ in range(plan.repeats)]
+            total = len(texts) * len(ttft_hits.CASES)
+            result["hits"] = await ttft_hits.measure(
+                on.client, on.admin, on.model, texts, lambda done: progress("hits", done, total)
+            )
+        if plan.rounds:
+            off = await servers.enter_async_context(_server(WITHOUT, plan, folder, progress))
+            await _warm_up(off, prompts)
+            # One more: the first round is not counted.
+            texts = [prompts.next(plan.unique_tokens) for _ in range(plan.rounds + 1)]
+            result["overhead"] = {
+                "prompt_tokens": plan.unique_tokens,
+                "output_tokens": plan.output_tokens,
+                **await ttft_overhead.measure(
+                    (on, off),
+                    texts,
+                    plan.output_tokens,
+                    lambda done: progress("cost when nothing is reused", done, 2 * len(texts)),
+                ),
+            }
+    result["ok"] = all(result[part]["ok"] for part in ("hits", "overhead") if part in result)
+    return result
+
+
+@contextlib.asynccontextmanager
+async def _server(name: str, plan: Plan, folder: Path, progress: Progress) -> AsyncIterator[Side]:
+    arguments = ["--model", str(plan.model), "--device", plan.device]
+    arguments += ["--device-memory", str(plan.device_bytes)]
+    if name == WITH:
+        store = f"{(folder / 'store').as_uri()}?max={_store_bytes(plan)}"
+        arguments += ["--host-memory", str(plan.host_bytes), "--store", store]
+    else:
+        arguments += ["--host-memory", "0", "--store", "none"]
+    progress(f"starting a server, {name.replace('_', ' ')}", 0, 1)
+    server = await asyncio.to_thread(ServerProcess.start, arguments, folder=folder)
+    progress(f"starting a server, {name.replace('_', ' ')}", 1, 1)
+    with server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=None) as client:
+            model = (await client.get("/v1/models")).json()["data"][0]["id"]
+            yield Side(name, client, AdminClient(client, server.admin_key), model, server.pid)
+
+
+def _store_bytes(plan: Plan) -> int:
+    return max(4 * plan.host_bytes, 4 * GIB)
+
+
+async def _warm_up(side: Side, prompts: Prompts) -> None:
+    """The first requests of a process are slower: buffers, thread pools, lazy imports."""
+    for _ in range(2):
+        answer = await ttft_hits.ask(side.client, side.model, prompts.next(_WARM_UP_TOKENS), 4)
+    await side.admin.wait_idle()
+    if answer.cached is None:
+        raise EngineError(
+            "the server does not say where cached tokens came from: is it a Quire server?"
+        )
+
+
+def describe(result: Result) -> str:
+    return (
+        f"{result['model']} on {result['device']}, L1 {format_bytes(result['device_bytes'])}, "
+        f"L2 {format_bytes(result['host_bytes'])}, L3 on disk"
+    )

@@ -1,0 +1,112 @@
+"""The result of `quire bench ttft` as tables for people. Knows its JSON shape, measures nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from quire.bench.ttft import describe
+from quire.bench.ttft_overhead import WITH, WITHOUT
+
+Result = dict[str, Any]
+
+_WRONG = "[bold red]"
+_ROWS = (
+    ("request, s", "total_s"),
+    ("first token, s", "ttft_s"),
+    ("CPU time, s", "cpu_s"),
+)
+
+
+def tables(result: Result) -> list[RenderableType]:
+    items: list[RenderableType] = [escape(describe(result))]
+    if "hits" in result:
+        items += _hits(result["hits"], result["targets"]["speedup"])
+    if "overhead" in result:
+        items += _overhead(result["overhead"], result["targets"]["overhead"])
+    return items
+
+
+def _hits(hits: Result, target: float) -> list[RenderableType]:
+    title = f"Time to first token of a prompt of {hits['prompt_tokens']:,.0f} tokens"
+    table = _table(title, "found in")
+    for name in ("median, ms", "times faster", "seen", "right tier", "same answer"):
+        table.add_column(name, justify="right")
+    for name, case in hits["cases"].items():
+        is_cold = name == "cold"
+        table.add_row(
+            "computed" if is_cold else name,
+            f"{case['ttft_s'] * 1000:,.0f}",
+            "" if is_cold else f"{case['speedup']:.1f}",
+            "" if is_cold else f"{case['speedup_min']:.1f}–{case['speedup_max']:.1f}",
+            _count(case["as_meant"], case["of"]),
+            _count(case["same_answer"], case["of"]),
+        )
+    slowest = hits["slowest_hit_speedup"]
+    reached = "reached" if slowest >= target else "[bold red]missed[/]"
+    samples = [
+        f"  {name:4} {'  '.join(f'{value * 1000:,.0f}' for value in case['all_ttft_s'])}"
+        for name, case in hits["cases"].items()
+    ]
+    note = f"The slowest hit is {slowest:.1f} times faster than computing; {target:g} is {reached}."
+    return [table, "All samples, ms", *samples, note]
+
+
+def _overhead(cost: Result, target: float) -> list[RenderableType]:
+    title = (
+        f"Nothing reused: {cost['rounds']} unique prompts of {cost['prompt_tokens']:,} tokens, "
+        f"{cost['output_tokens']} generated"
+    )
+    table = _table(title, "medians")
+    for name in ("L2+L3 on", "off", "of medians", "of means", "95 % interval"):
+        table.add_column(name, justify="right")
+    for name, key in _ROWS:
+        row = cost[key]
+        medians, means = row["ratio"]["of_medians"], row["ratio"]["of_means"]
+        table.add_row(
+            name,
+            f"{row[WITH]['p50']:.3f}",
+            f"{row[WITHOUT]['p50']:.3f}",
+            _percent(medians["ratio"]),
+            _percent(means["ratio"]),
+            f"{_percent(means['low'])[:-2]} … {_percent(means['high'])}",
+        )
+    medians = cost["total_s"]["ratio"]["of_medians"]
+    note = (
+        f"By medians, the lower tiers cost {_percent(medians['ratio'])} of a request's time "
+        f"(95 % interval {_percent(medians['low'])} to {_percent(medians['high'])}). "
+        f"At most {target * 100:g} % is {_verdict(medians, target)}. Copies and writes end "
+        f"{cost['settled_s']['p50'] * 1000:.0f} ms after the answer."
+    )
+    items: list[RenderableType] = [table, note]
+    if cost["same_answer"] != cost["rounds"]:
+        items.append(f"{_WRONG}{cost['rounds'] - cost['same_answer']} answers differ.[/]")
+    if cost["reused_tokens"]:
+        items.append(f"{_WRONG}{cost['reused_tokens']} tokens were reused after all.[/]")
+    return items
+
+
+def _verdict(ratio: Result, target: float) -> str:
+    """By the figure itself; and whether the interval leaves it open."""
+    reached = "reached" if ratio["ratio"] - 1 <= target else "[bold red]missed[/]"
+    is_open = ratio["low"] - 1 <= target < ratio["high"] - 1
+    return f"{reached}, within the noise: more --rounds would tell" if is_open else reached
+
+
+def _table(title: str, first: str) -> Table:
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column(first)
+    return table
+
+
+def _count(found: int, of: int) -> str:
+    text = f"{found} of {of}"
+    return text if found == of else f"{_WRONG}{text}[/]"
+
+
+def _percent(ratio: float) -> str:
+    return f"{(ratio - 1) * 100:+.1f} %"

@@ -1,0 +1,217 @@
+"""`quire bench serve` and `quire bench ttft`: the benchmarks that talk to real servers."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quire.cli.output import EXIT_FOUND, AsJson, progress_bar, show, show_json, start_bar
+from quire.errors import ConfigError
+from quire.units import parse_size
+
+SYNTHETIC = "How large (counted in tokens of the served model)"
+TARGET = "Whom to ask"
+
+KEY_VARIABLES = ("QUIRE_API_KEY", "OPENAI_API_KEY")
+
+
+def serve(
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="Of the server, such as http://127.0.0.1:8000.")
+    ],
+    workload: Annotated[
+        str, typer.Option(metavar="synthetic|agent|mtbench", help="What is said.")
+    ] = "synthetic",
+    sessions: Annotated[
+        Path | None,
+        typer.Option(
+            help="Recorded sessions: a directory of *.jsonl for agent, a file for mtbench.",
+            show_default=False,
+        ),
+    ] = None,
+    count: Annotated[int, typer.Option(min=1, help="Sessions.")] = 8,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each, at most.")] = 5,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 4,
+    plots: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Draw the result there, as PNG.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+    system_tokens: Annotated[
+        int, typer.Option(min=0, help="Shared by all sessions.", rich_help_panel=SYNTHETIC)
+    ] = 512,
+    prompt_tokens: Annotated[
+        int, typer.Option(min=1, help="New in each round.", rich_help_panel=SYNTHETIC)
+    ] = 256,
+    output_tokens: Annotated[
+        int, typer.Option(min=1, help="Of an answer, at most.", rich_help_panel=SYNTHETIC)
+    ] = 64,
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Text to take prompts from; by default sentences are made up.",
+            show_default=False,
+            rich_help_panel=SYNTHETIC,
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Decides every prompt.", rich_help_panel=SYNTHETIC)] = 0,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="By default the first one served.", show_default=False, rich_help_panel=TARGET
+        ),
+    ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Of the model, in tokens; by default what the server says.",
+            show_default=False,
+            rich_help_panel=TARGET,
+        ),
+    ] = None,
+    ignore_eos: Annotated[
+        bool,
+        typer.Option(
+            "--ignore-eos",
+            help="Answers of full length (not every server can).",
+            rich_help_panel=TARGET,
+        ),
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds per request.", rich_help_panel=TARGET)
+    ] = 600.0,
+) -> None:
+    """Sessions of several turns against a running server: TTFT, throughput, hits by tier.
+
+    Any OpenAI-compatible server will do; its key is taken from QUIRE_API_KEY or OPENAI_API_KEY.
+    Exit code 1 when an answer was wrong in form.
+    """
+    needs("httpx")
+    if plots is not None:
+        needs("matplotlib")
+    from quire.bench import plots as pictures
+    from quire.bench import serve as bench
+    from quire.bench import serve_report
+    from quire.bench.serve_workload import Shape, Workload
+
+    kinds = {kind.value: kind for kind in Workload}
+    if workload not in kinds:
+        raise ConfigError(f"--workload {workload!r} is not known: use {' or '.join(kinds)}")
+    if "://" not in url:
+        raise ConfigError(f"{url!r} is not a URL: write it as http://127.0.0.1:8000")
+    target = bench.Target(url, model, _key(), context, timeout, ignore_eos)
+    shape = Shape(count, rounds, system_tokens, prompt_tokens, output_tokens)
+    load = bench.Load(kinds[workload], shape, concurrency, seed, sessions, text)
+    with progress_bar() as progress:
+        result = bench.run(target, load, lambda done, of: progress("requests", done, of))
+    paths = [] if plots is None else pictures.write(result, plots)
+    if as_json:
+        show_json({**result, "plots": [str(path) for path in paths]})
+    else:
+        show(*serve_report.tables(result), *(f"Drawn: {path}" for path in paths))
+    if result["malformed"]:
+        raise typer.Exit(EXIT_FOUND)
+
+
+def ttft(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR|FILE", help="By default the one that comes with Quire.", show_default=False
+        ),
+    ] = None,
+    repeats: Annotated[
+        int, typer.Option(min=0, help="Prompts tried in every tier; 0 leaves that part out.")
+    ] = 5,
+    rounds: Annotated[
+        int,
+        typer.Option(min=0, help="Pairs of requests with and without tiers; 0 leaves them out."),
+    ] = 20,
+    prompt_tokens: Annotated[int, typer.Option(min=64, help="Of a prompt to be found.")] = 4000,
+    unique_tokens: Annotated[
+        int, typer.Option(min=64, help="Of a prompt that is never seen again.")
+    ] = 1000,
+    output_tokens: Annotated[int, typer.Option(min=2, help="Generated after those.")] = 32,
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Text to take prompts from; by default sentences are made up.",
+            show_default=False,
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="For the model.")] = "auto",
+    device_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Of L1 of each server.", show_default=False)
+    ] = None,
+    host_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Of L2.", show_default=False)
+    ] = None,
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where to put the store for the time; by default the temporary directory.",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Decides every prompt.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """What a hit in each tier saves, and what the tiers cost when nothing is reused.
+
+    Starts servers of its own and stops them. Exit code 1 when an answer differs from the computed
+    one, or was not found in the tier that it should have been.
+    """
+    needs("httpx")
+    from quire.bench import ttft as bench
+    from quire.bench import ttft_report
+    from quire.models import resolve
+    from quire.settings import effective, load, probe
+
+    if not repeats and not rounds:
+        raise ConfigError("--repeats and --rounds are both 0, so nothing is measured: raise one")
+    settings = effective(load({"device": device}, {}).settings, probe())
+    assert settings.device is not None
+    with start_bar() as starting:
+        folder = resolve(model, starting)
+    plan = bench.Plan(
+        model=folder,
+        device=settings.device,
+        device_bytes=_size(device_memory, settings.device_memory or bench.CUDA_DEVICE_BYTES),
+        host_bytes=_size(host_memory, settings.host_memory or bench.GIB),
+        directory=directory,
+        text=text,
+        seed=seed,
+        prompt_tokens=prompt_tokens,
+        repeats=repeats,
+        rounds=rounds,
+        unique_tokens=unique_tokens,
+        output_tokens=output_tokens,
+    )
+    with progress_bar() as progress:
+        result = bench.run(plan, progress)
+    if as_json:
+        show_json(result)
+    else:
+        show(*ttft_report.tables(result))
+    if not result["ok"]:
+        raise typer.Exit(EXIT_FOUND)
+
+
+def needs(package: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(f"this needs {package}, which is not installed: pip install {package}")
+
+
+def _key() -> str | None:
+    return next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), None)
+
+
+def _size(text: str | None, default: int) -> int:
+    return default if text is None else parse_size(text)

@@ -1,0 +1,66 @@
+"""The flags of `quire serve` and `quire config`: those options of quire.settings that have one.
+
+Flags are taken as text and read by quire.settings, like the environment and the file, so that a
+wrong value gets the same sentence wherever it was given.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from quire.settings import OPTIONS, Loaded, load
+
+TIERS = "What is cached, and where"
+SERVER = "Where clients find it"
+
+WHERE_THE_REST_IS = (
+    "More options (api_key, admin_key, max_context, max_running, …) are set in a file or in the "
+    "environment: [bold]quire config[/bold] lists them all."
+)
+
+
+def _flag(name: str, panel: str | None = None) -> Any:
+    option = OPTIONS[name]
+    assert option.flag is not None
+    default = f"auto, {option.auto}" if option.auto else option.kind.show(option.default)
+    return typer.Option(
+        option.flag,
+        metavar=option.kind.metavar,
+        help=f"{option.help} [dim]\\[{default}][/dim]",
+        show_default=False,
+        rich_help_panel=panel,
+    )
+
+
+Model = Annotated[str | None, _flag("model")]
+Device = Annotated[str | None, _flag("device")]
+Dtype = Annotated[str | None, _flag("dtype")]
+Tp = Annotated[str | None, _flag("tp")]
+PageSize = Annotated[str | None, _flag("page_size", TIERS)]
+DeviceMemory = Annotated[str | None, _flag("device_memory", TIERS)]
+HostMemory = Annotated[str | None, _flag("host_memory", TIERS)]
+Store = Annotated[str | None, _flag("store", TIERS)]
+WritePolicy = Annotated[str | None, _flag("write_policy", TIERS)]
+PrefetchPolicy = Annotated[str | None, _flag("prefetch_policy", TIERS)]
+Host = Annotated[str | None, _flag("host", SERVER)]
+Port = Annotated[str | None, _flag("port", SERVER)]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="TOML, one `option = value` per line. [dim]\\[QUIRE_CONFIG, else none][/dim]",
+        show_default=False,
+    ),
+]
+
+
+def loaded(arguments: Mapping[str, Any]) -> Loaded:
+    """From a command's arguments (its `locals()`), the environment and the file."""
+    flags = {name: arguments[name] for name, option in OPTIONS.items() if option.has_flag}
+    return load(flags, os.environ, arguments["config"])

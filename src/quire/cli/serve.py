@@ -1,0 +1,89 @@
+"""`quire serve`: find the model, start an engine and a server on it, and say where it is."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+import typer
+
+from quire.cli import flags
+from quire.cli.output import complain, show, start_bar
+from quire.cli.welcome import directions, tiers
+from quire.settings import (
+    Machine,
+    Settings,
+    check,
+    effective,
+    engine_config,
+    make_cache_dir,
+    probe,
+    served_name,
+)
+
+if TYPE_CHECKING:
+    from quire.engine.messages import EngineInfo
+    from quire.server.config import ServerConfig
+
+
+def serve(
+    model: flags.Model = None,
+    device: flags.Device = None,
+    dtype: flags.Dtype = None,
+    tp: flags.Tp = None,
+    page_size: flags.PageSize = None,
+    device_memory: flags.DeviceMemory = None,
+    host_memory: flags.HostMemory = None,
+    store: flags.Store = None,
+    write_policy: flags.WritePolicy = None,
+    prefetch_policy: flags.PrefetchPolicy = None,
+    host: flags.Host = None,
+    port: flags.Port = None,
+    config: flags.ConfigFile = None,
+) -> None:
+    """Serve a model over an OpenAI-compatible API, with all tiers of the cache."""
+    loaded = flags.loaded(locals())
+    machine = probe()
+    settings = effective(loaded.settings, machine)
+    for warning in check(loaded, settings, machine):
+        complain(warning)
+    if loaded.settings.store is None:
+        make_cache_dir(machine)
+    code = _serve(settings, machine)
+    if code:
+        raise typer.Exit(code)
+
+
+def server_config(settings: Settings) -> ServerConfig:
+    from quire.server.config import ServerConfig
+
+    return ServerConfig(
+        host=settings.host,
+        port=settings.port,
+        api_key=settings.api_key,
+        admin_key=settings.admin_key,
+        request_timeout_s=settings.request_timeout,
+    )
+
+
+def _serve(settings: Settings, machine: Machine) -> int:
+    from quire.models import resolve
+    from quire.server.run import bind
+    from quire.server.run import serve as run_server
+
+    logging.basicConfig(level=logging.WARNING, format="quire: %(message)s")
+    server = server_config(settings)
+    bind(server).close()  # a port in use is said before a model is converted for nothing
+    with contextlib.ExitStack() as starting:
+        progress = starting.enter_context(start_bar())
+        directory = resolve(settings.model, progress)
+        engine = engine_config(settings, machine, directory, served_name(settings.model))
+
+        def ready(url: str, info: EngineInfo) -> None:
+            starting.close()
+            show(tiers(info, settings))
+            print(directions(url, info, settings), flush=True)
+
+        return asyncio.run(run_server(engine, server, on_ready=ready, on_progress=progress))

@@ -1,0 +1,20 @@
+"""The OpenAI-compatible server: HTTP and text on one side, one engine's token ids on the other.
+
+run.py          serve(): a socket, an engine, a server, their start and their end
+app.py          create_app(): routes, guards and error answers put together
+api.py          /v1, /health, /ready, /metrics      admin.py        /admin
+service.py      what every endpoint shares: engine, prompting, admission, metrics
+
+bodies.py       a JSON body, read and described     protocol.py     what it may hold
+forms.py        fields of several forms             sampling.py     … for the engine
+prompting.py    prompts → token ids                 generation.py   → pieces of text
+vocabulary.py   token ids → bytes                   text.py         → text, stop strings
+chat.py, completions.py   what differs between the two endpoints
+answers.py      pieces → one JSON answer or events  usage.py        the usage object
+
+connections.py  slow heads, slow readers, too many connections, junk
+guards.py       body size and time; the boundary where every failure becomes an answer
+streams.py      answers that watch whether anybody is still there
+security.py     keys, loopback, redaction           errors.py       every error answer
+metrics.py      every figure, and their reference   config.py       ServerConfig
+"""

@@ -1,0 +1,137 @@
+"""/admin: looking into the cache, flushing it, changing its store, warming it up.
+
+Its door is security.check_admin. What the engine refuses is an answer with the engine's sentence,
+less any credentials.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import APIRouter, Depends, Request, Response
+
+from quire.engine.messages import (
+    Attach,
+    Detach,
+    EngineStatus,
+    Flush,
+    Flushed,
+    GetStatus,
+    Question,
+    StoreStatus,
+    Warm,
+    Warmed,
+)
+from quire.errors import EngineError, StoreURLError
+from quire.server.bodies import describe_body, read_body
+from quire.server.errors import ApiError, engine_gone, invalid, timed_out
+from quire.server.prompting import Prompt
+from quire.server.protocol import FlushRequest, PrefetchRequest, StoreRequest
+from quire.server.security import check_admin, redact
+from quire.server.service import Service
+from quire.server.usage import cached_to_dict
+from quire.store.url import parse_url
+
+STATUS_TIMEOUT_S = 30.0
+CHANGE_TIMEOUT_S = 300.0
+"""Clearing a large store takes a while."""
+
+Result = TypeVar("Result")
+
+
+def admin_router(service: Service) -> APIRouter:
+    async def door(request: Request) -> None:
+        peer = request.client.host if request.client else None
+        check_admin(request.headers, peer, service.config.admin_key)
+
+    router = APIRouter(prefix="/admin", dependencies=[Depends(door)], tags=["admin"])
+
+    @router.get("/cache")
+    async def get_cache(check: bool = False) -> Response:
+        """Tiers, queues, operations and counters. `check` verifies every invariant first."""
+        status = await _ask(
+            service, GetStatus(check), EngineStatus, STATUS_TIMEOUT_S, refusal=500 if check else 409
+        )
+        return _json(_shown(status) | {"checked": check})
+
+    @router.post("/cache/flush", openapi_extra=describe_body(FlushRequest))
+    async def flush(request: Request) -> Response:
+        """Evict all that nobody uses from some tiers."""
+        body = await read_body(request, FlushRequest)
+        tiers = list(dict.fromkeys(body.tiers))
+        flushed = await _ask(service, Flush(list(tiers)), Flushed, CHANGE_TIMEOUT_S)
+        return _json({"pages": flushed.pages})
+
+    @router.post("/cache/prefetch", openapi_extra=describe_body(PrefetchRequest))
+    async def prefetch(request: Request) -> Response:
+        """Bring a prompt's pages from the store to the host."""
+        body = await read_body(request, PrefetchRequest)
+        prompt = await _prompt(service, body)
+        question = Warm(prompt.tokens, body.cache_salt or "")
+        warmed = await _ask(service, question, Warmed, CHANGE_TIMEOUT_S)
+        return _json({"prompt_tokens": warmed.prompt_tokens} | cached_to_dict([warmed.cached]))
+
+    @router.get("/store")
+    async def get_store() -> Response:
+        """The attached store, and what its client counted."""
+        status = await _ask(service, GetStatus(), EngineStatus, STATUS_TIMEOUT_S)
+        return _json(_shown(status.store))
+
+    @router.put("/store", openapi_extra=describe_body(StoreRequest))
+    async def put_store(request: Request) -> Response:
+        """Attach a store, in place of the one there is."""
+        url = (await read_body(request, StoreRequest)).url
+        try:
+            parse_url(url)
+        except StoreURLError as error:
+            raise invalid("url", redact(str(error))) from None
+        return _json(_shown(await _ask(service, Attach(url), StoreStatus, CHANGE_TIMEOUT_S)))
+
+    @router.delete("/store")
+    async def delete_store() -> Response:
+        """Detach the store."""
+        return _json(_shown(await _ask(service, Detach(), StoreStatus, CHANGE_TIMEOUT_S)))
+
+    return router
+
+
+async def _ask(
+    service: Service,
+    question: Question,
+    answer: type[Result],
+    timeout_s: float,
+    *,
+    refusal: int = 409,
+) -> Result:
+    """Raises ApiError: 503 without an engine, 504 without an answer, `refusal` when it says no."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await service.engine.ask(question, answer, timeout_s=timeout_s * 2)
+    except TimeoutError:
+        raise timed_out(f"the engine did not answer within {timeout_s:g} s") from None
+    except EngineError as error:
+        if service.engine.failure is not None:
+            raise engine_gone(service.engine.failure) from None
+        raise ApiError(refusal, redact(str(error)), code="engine_refused") from None
+
+
+async def _prompt(service: Service, body: PrefetchRequest) -> Prompt:
+    if body.messages is not None:
+        return await service.prompting.of_messages(body.messages, service.info)
+    if isinstance(body.prompt, str):
+        return await service.prompting.of_text(body.prompt, service.info)
+    assert body.prompt is not None  # one of the two is there: protocol.py saw to it
+    return await service.prompting.of_ids(body.prompt, service.info)
+
+
+def _shown(status: EngineStatus | StoreStatus) -> dict[str, Any]:
+    shown: dict[str, Any] = msgspec.to_builtins(status)
+    store = shown.get("store", shown)
+    store["url"] = redact(store["url"])
+    return shown
+
+
+def _json(content: dict[str, Any]) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json")

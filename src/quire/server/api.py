@@ -1,0 +1,118 @@
+"""/v1 and the open endpoints: what each path does, in one screen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Depends, Request, Response
+
+from quire.server.answers import Heading, Start, events, whole
+from quire.server.bodies import describe_body, read_body
+from quire.server.chat import start_chat
+from quire.server.completions import start_completion
+from quire.server.errors import ApiError, engine_gone, model_not_found, shutting_down
+from quire.server.guards import request_id_of
+from quire.server.metrics import CONTENT_TYPE
+from quire.server.protocol import ChatRequest, CompletionRequest, GenerationRequest
+from quire.server.security import check_key
+from quire.server.service import Service
+from quire.server.streams import EventStream, unless_disconnected
+
+
+def v1_router(service: Service, now: Callable[[], float]) -> APIRouter:
+    started = int(now())
+
+    async def door(request: Request) -> None:
+        if service.config.api_key is not None:
+            check_key(request.headers, service.config.api_key)
+
+    router = APIRouter(prefix="/v1", dependencies=[Depends(door)], tags=["openai"])
+
+    @router.post("/chat/completions", openapi_extra=describe_body(ChatRequest))
+    async def chat_completions(request: Request) -> Response:
+        body = await read_body(request, ChatRequest)
+        return await _answer(service, request, body, start_chat(service, body))
+
+    @router.post("/completions", openapi_extra=describe_body(CompletionRequest))
+    async def completions(request: Request) -> Response:
+        body = await read_body(request, CompletionRequest)
+        return await _answer(service, request, body, start_completion(service, body))
+
+    @router.get("/models")
+    async def models() -> Response:
+        return _json({"object": "list", "data": [_model(service, started)]})
+
+    @router.get("/models/{model:path}")
+    async def model(model: str) -> Response:
+        if model != service.info.name:
+            raise model_not_found(model, service.info.name)
+        return _json(_model(service, started))
+
+    return router
+
+
+def open_router(service: Service) -> APIRouter:
+    router = APIRouter(tags=["operation"])
+
+    @router.get("/health")
+    async def health() -> Response:
+        """Whether server and engine live."""
+        if service.engine.failure is not None:
+            raise engine_gone(service.engine.failure)
+        return _json({"status": "ok"})
+
+    @router.get("/ready")
+    async def ready() -> Response:
+        """Whether requests are taken."""
+        if service.engine.failure is not None:
+            raise engine_gone(service.engine.failure)
+        if service.draining:
+            raise shutting_down()
+        return _json({"status": "ok"})
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        """For Prometheus."""
+        status = await service.fresh_status()
+        is_up = service.engine.failure is None
+        return Response(
+            service.metrics.exposition(status, is_up=is_up), headers={"content-type": CONTENT_TYPE}
+        )
+
+    return router
+
+
+async def _answer(
+    service: Service, request: Request, body: GenerationRequest, start: Start
+) -> Response:
+    aborts = service.metrics.aborts
+    heading = Heading(
+        model=service.info.name,
+        fingerprint=service.info.fingerprint,
+        wants_logprobs=body.num_logprobs is not None,
+        include_usage=body.include_usage,
+    )
+
+    def unexpected(error: Exception) -> ApiError:
+        return service.failed_unexpectedly(error, request_id_of(request.scope))
+
+    if body.stream:
+        return EventStream(events(start, heading), aborts, unexpected)
+    content = await unless_disconnected(request.receive, whole(start, heading), aborts)
+    return Response(content, media_type="application/json")
+
+
+def _model(service: Service, created: int) -> dict[str, Any]:
+    return {
+        "id": service.info.name,
+        "object": "model",
+        "created": created,
+        "owned_by": "quire",
+        "max_model_len": service.info.max_context,
+    }
+
+
+def _json(content: dict[str, Any]) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json")

@@ -1,0 +1,92 @@
+"""create_app: routes, guards and error answers, put together around one Service."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from starlette.exceptions import HTTPException
+
+import quire
+from quire.server.admin import admin_router
+from quire.server.api import open_router, v1_router
+from quire.server.bodies import describe_error, schemas
+from quire.server.config import ServerConfig
+from quire.server.errors import ApiError, invalid
+from quire.server.guards import BodyGuard, Boundary
+from quire.server.metrics import Metrics
+from quire.server.prompting import Prompting
+from quire.server.service import Engine, Service
+
+
+def create_app(engine: Engine, prompting: Prompting, config: ServerConfig) -> FastAPI:
+    return app_of(Service(engine, prompting, config, Metrics()))
+
+
+def app_of(service: Service, *, now: Callable[[], float] = time.time) -> FastAPI:
+    app = FastAPI(
+        title="Quire",
+        version=quire.__version__,
+        docs_url=None,  # the pages would load their scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.include_router(v1_router(service, now))
+    app.include_router(open_router(service))
+    app.include_router(admin_router(service))
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _query_error)
+    config = service.config
+    # The last added is the outermost.
+    app.add_middleware(BodyGuard, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s)
+    app.add_middleware(Boundary, service=service)
+    app.openapi = _openapi_of(app)  # type: ignore[method-assign]  # the way FastAPI documents
+    return app
+
+
+def _openapi_of(app: FastAPI) -> Callable[[], dict[str, Any]]:
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            schema["components"] = {"schemas": schemas()}
+            for operations in schema["paths"].values():
+                for operation in operations.values():
+                    operation["responses"].pop("422", None)  # FastAPI's form, not ours
+                    operation["responses"]["default"] = describe_error()
+            app.openapi_schema = schema
+        return app.openapi_schema
+
+    return openapi
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """What the router says by itself: no such path, no such method."""
+    assert isinstance(error, HTTPException)
+    what = f"{request.method} {request.url.path[:200]}"
+    match error.status_code:
+        case 404:
+            message = f"there is no {what}: see /openapi.json for what there is"
+        case 405:
+            message = f"{what} is not possible: use {(error.headers or {}).get('Allow', 'GET')}"
+        case _:
+            message = str(error.detail)
+    answer = ApiError(error.status_code, message, headers=error.headers)
+    return answer.response()
+
+
+async def _query_error(request: Request, error: Exception) -> Response:
+    """A query parameter of the wrong type; bodies are read by bodies.py."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    param = str(first["loc"][-1])
+    return invalid(param, f"{param}: {first['msg']}").response()

@@ -1,0 +1,77 @@
+"""ServerConfig: how the server listens, whom it lets in, and how long it waits.
+
+Knows nothing of models or of the cache: that is EngineConfig.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from quire.errors import ConfigError
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0: any free one."""
+    api_key: str | None = None
+    """For /v1, as `Authorization: Bearer`; None: anybody who can connect."""
+    admin_key: str | None = None
+    """For /admin; None: only from this machine, and never through a proxy or a web page."""
+    request_timeout_s: float = 600.0
+    """The longest that one request may take; a request may ask for less."""
+    max_body_bytes: int = 16 * _MIB
+    max_head_bytes: int = 32 * 1024
+    """Request line and headers."""
+    max_connections: int = 1024
+    head_timeout_s: float = 10.0
+    """For a request's line and headers to arrive."""
+    body_timeout_s: float = 30.0
+    """For its body to arrive."""
+    write_timeout_s: float = 60.0
+    """For a client to take what was sent to it."""
+    keep_alive_s: int = 30
+    """An idle connection is closed after this."""
+    shutdown_grace_s: float = 5.0
+    """For requests to finish when the server is stopped; the rest are told that it stops."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port is {self.port}: it must be from 0 (any free one) to 65535")
+        for option in (
+            "request_timeout_s",
+            "max_body_bytes",
+            "max_head_bytes",
+            "max_connections",
+            "head_timeout_s",
+            "body_timeout_s",
+            "write_timeout_s",
+            "keep_alive_s",
+        ):
+            if not getattr(self, option) > 0:
+                raise ConfigError(f"{option} is {getattr(self, option)}: it must be more than 0")
+        if self.shutdown_grace_s < 0:
+            raise ConfigError(
+                f"shutdown_grace_s is {self.shutdown_grace_s}: it must not be negative"
+            )
+        for option in ("api_key", "admin_key"):
+            key = getattr(self, option)
+            if key is not None and not (key.isascii() and key.isprintable() and key.strip() == key):
+                raise ConfigError(
+                    f"{option} must be printable ASCII without spaces around it: "
+                    "it travels in an HTTP header"
+                )
+            if key == "":
+                raise ConfigError(f"{option} is empty: give it a value or leave it out")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can connect."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"

@@ -1,0 +1,183 @@
+"""The forms a field may take, each with its check, its words for what is wrong, and its schema.
+
+For fields that pydantic's own types would describe badly: a union's error names every member, and
+a prompt of a million token ids is checked here in one pass. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+MAX_PROMPTS = 128
+MAX_STOPS = 16
+MAX_STOP_CHARS = 256
+MAX_LOGIT_BIASES = 1024
+MAX_SALT_CHARS = 128
+
+_INT64 = 1 << 63
+_SALT = re.compile(rf"[!-~]{{1,{MAX_SALT_CHARS}}}")
+
+
+def wrong(message: str, *, param: str | None = None) -> PydanticCustomError:
+    """`message` follows the field's name: "must be …". `param` where no field is being checked."""
+    return PydanticCustomError("wrong", "{message}", {"message": message, "param": param})
+
+
+def only(*accepted: object) -> AfterValidator:
+    """A field of OpenAI's that we do not have: null and these change nothing."""
+
+    def check(value: object) -> object:
+        if value is None or any(value == each and type(value) is type(each) for each in accepted):
+            return value
+        raise PydanticCustomError("unsupported", "is not supported by this server: leave it out")
+
+    return AfterValidator(check)
+
+
+def _shaped(check: Callable[[Any], Any], *schemas: dict[str, Any]) -> Any:
+    """A field whose forms are told apart by `check`, with its own words for what is wrong."""
+    schema = schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
+    return (PlainValidator(check), WithJsonSchema(schema))
+
+
+def _optional(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else check(value)
+
+
+# ---- forms ---------------------------------------------------------------------------------------
+
+_TEXT = {"type": "string"}
+_TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+
+
+def _check_prompt(value: Any) -> Any:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and value:
+        if all(type(item) is int for item in value):
+            return value
+        if len(value) > MAX_PROMPTS:
+            raise wrong(f"has {len(value)} prompts: at most {MAX_PROMPTS} go into one request")
+        if all(isinstance(item, str) for item in value):
+            return value
+        if all(isinstance(item, list) and item for item in value) and all(
+            type(token) is int for item in value for token in item
+        ):
+            return value
+    raise wrong(
+        "must be a string, a list of strings, a list of token ids or a list of such lists, "
+        "and not empty"
+    )
+
+
+def _check_one_prompt(value: Any) -> Any:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and value and all(type(item) is int for item in value):
+        return value
+    raise wrong("must be a string or a list of token ids, and not empty")
+
+
+def _check_content(value: Any) -> str:
+    """A string, or text parts, which are joined."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise wrong('must be a string or a list of {"type": "text", "text": …}')
+    for part in value:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text":
+            raise wrong(f"holds a part of type {str(kind)[:40]!r}: this model reads only text")
+        if part.keys() != {"type", "text"} or not isinstance(part["text"], str):
+            raise wrong('parts must be {"type": "text", "text": a string}')
+    return "".join(part["text"] for part in value)
+
+
+def _check_stop(value: Any) -> list[str]:
+    stops = [value] if isinstance(value, str) else value
+    if value is None:
+        return []
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise wrong("must be a string or a list of strings")
+    if len(stops) > MAX_STOPS:
+        raise wrong(f"has {len(stops)} strings: at most {MAX_STOPS} are possible")
+    if not all(0 < len(stop) <= MAX_STOP_CHARS for stop in stops):
+        raise wrong(f"strings must have 1 to {MAX_STOP_CHARS} characters")
+    return list(stops)
+
+
+def _check_salt(value: Any) -> str:
+    if isinstance(value, str) and _SALT.fullmatch(value):
+        return value
+    raise wrong(f"must be 1 to {MAX_SALT_CHARS} printable ASCII characters without spaces")
+
+
+def _check_logit_bias(value: Any) -> dict[int, float]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise wrong('must be an object {"token id": bias}')
+    if len(value) > MAX_LOGIT_BIASES:
+        raise wrong(f"has {len(value)} entries: at most {MAX_LOGIT_BIASES} are possible")
+    for token, bias in value.items():
+        if not (token.isascii() and token.isdecimal() and len(token) <= 10):
+            raise wrong(f"has the key {token[:40]!r}: keys are token ids")
+        if type(bias) not in (int, float) or not -100 <= bias <= 100:
+            raise wrong(f"of token {token} must be a number from -100 to 100")
+    return {int(token): float(bias) for token, bias in value.items()}
+
+
+_NULL = {"type": "null"}
+_SALT_SCHEMA = {"type": "string", "pattern": f"^[!-~]{{1,{MAX_SALT_CHARS}}}$"}
+_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": _TEXT},
+    "required": ["type", "text"],
+    "additionalProperties": False,
+}
+_STOP_TEXT = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
+
+Prompt = Annotated[
+    str | list[str] | list[int] | list[list[int]],
+    *_shaped(
+        _check_prompt,
+        _TEXT | {"minLength": 1},
+        {"type": "array", "items": _TEXT | {"minLength": 1}, "minItems": 1},
+        _TOKEN_IDS,
+        {"type": "array", "items": _TOKEN_IDS, "minItems": 1},
+    ),
+]
+OnePrompt = Annotated[
+    str | list[int] | None,
+    *_shaped(_optional(_check_one_prompt), _TEXT | {"minLength": 1}, _TOKEN_IDS, _NULL),
+]
+Content = Annotated[str, *_shaped(_check_content, _TEXT, {"type": "array", "items": _PART})]
+Stop = Annotated[
+    list[str],
+    *_shaped(
+        _check_stop,
+        _STOP_TEXT,
+        {"type": "array", "items": _STOP_TEXT, "maxItems": MAX_STOPS},
+        _NULL,
+    ),
+]
+Salt = Annotated[str | None, *_shaped(_optional(_check_salt), _SALT_SCHEMA, _NULL)]
+LogitBias = Annotated[
+    dict[int, float],
+    *_shaped(
+        _check_logit_bias,
+        {
+            "type": "object",
+            "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+            "maxProperties": MAX_LOGIT_BIASES,
+        },
+        _NULL,
+    ),
+]
+Seed = Annotated[int, Field(ge=-_INT64, lt=_INT64)]

@@ -1,0 +1,234 @@
+"""One request's choices, each from the engine's tokens to pieces of text.
+
+    work = plan(service, request, prompts)
+    async with run(service, work) as pieces:        # leaving early aborts all of them
+        async for piece in pieces: ...
+
+Each choice runs in a task of its own, and their pieces come out in the order in which they are
+made. A stop string ends a choice here: leaving the engine's block aborts it there. Knows token ids
+and text, nothing of the JSON they travel in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+
+from quire.engine.messages import CachedTokens, Finish, Output, SamplingParams
+from quire.errors import EngineError
+from quire.server.errors import (
+    ApiError,
+    engine_gone,
+    overloaded,
+    shutting_down,
+    timed_out,
+)
+from quire.server.prompting import Prompt
+from quire.server.protocol import GenerationRequest
+from quire.server.sampling import max_tokens, sampling_params, seed_of
+from quire.server.service import Service
+from quire.server.text import TextStream
+
+ENGINE_GRACE_S = 5.0
+"""The engine keeps a request's time; this much later we stop believing that it does."""
+
+LOWEST_LOGPROB = -9999.0
+"""JSON has no minus infinity; OpenAI writes this."""
+
+
+class Scored(NamedTuple):
+    """A token with its probabilities."""
+
+    token: int
+    offset: int
+    """Where its text begins, in characters from the beginning of the answer."""
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one step added to one choice."""
+
+    index: int
+    text: str
+    num_tokens: int
+    """Generated, whether or not their text is certain yet."""
+    scored: list[Scored] = field(default_factory=list)
+    finish: str | None = None
+    """In OpenAI's words: "stop" or "length"."""
+    cached: CachedTokens | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    index: int
+    prompt: Prompt
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """All of one request, ready for the engine."""
+
+    prompts: Sequence[Prompt]
+    choices: Sequence[Choice]
+    """n for the first prompt, n for the second, …"""
+    stops: Sequence[str]
+    salt: str
+    priority: int
+    timeout_s: float
+
+    def is_first(self, index: int) -> bool:
+        """Whether that is the first choice of its prompt."""
+        return index % (len(self.choices) // len(self.prompts)) == 0
+
+
+def plan(service: Service, request: GenerationRequest, prompts: Sequence[Prompt]) -> Work:
+    """Raises ApiError."""
+    choices: list[Choice] = []
+    for prompt in prompts:
+        limit = max_tokens(request, prompt.num_tokens, service.info)
+        params = sampling_params(request, service.info, service.prompting.eos_ids, limit)
+        for i in range(request.num_choices):
+            seeded = msgspec.structs.replace(params, seed=seed_of(request, i))
+            choices.append(Choice(len(choices), prompt, seeded))
+    return Work(
+        prompts=prompts,
+        choices=choices,
+        stops=request.stop,
+        salt=request.cache_salt or "",
+        priority=request.priority or 0,
+        timeout_s=service.timeout_s(request.timeout),
+    )
+
+
+@contextlib.asynccontextmanager
+async def run(service: Service, work: Work) -> AsyncIterator[AsyncIterator[Piece]]:
+    """The pieces of all choices until each has finished. Iterating raises ApiError when one of
+    them fails: an answer is whole or it is an error."""
+    queue: asyncio.Queue[Piece | BaseException] = asyncio.Queue()
+
+    async def follow(choice: Choice) -> None:
+        try:
+            async with asyncio.timeout(work.timeout_s + ENGINE_GRACE_S):
+                await _follow(service, work, choice, queue)
+        except TimeoutError:
+            queue.put_nowait(timed_out("the engine did not answer in time"))
+        except Exception as error:  # of this request: raised where its pieces are awaited
+            queue.put_nowait(error)
+
+    async def pieces() -> AsyncIterator[Piece]:
+        num_left = len(work.choices)
+        while num_left:
+            piece = await queue.get()
+            if isinstance(piece, BaseException):
+                raise piece
+            num_left -= piece.finish is not None
+            yield piece
+
+    service.metrics.prompt_tokens.inc(sum(prompt.num_tokens for prompt in work.prompts))
+    tasks = [asyncio.create_task(follow(choice)) for choice in work.choices]
+    try:
+        yield pieces()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _follow(
+    service: Service, work: Work, choice: Choice, queue: asyncio.Queue[Piece | BaseException]
+) -> None:
+    """One choice, from the engine to the queue."""
+    scribe = _Scribe(service, choice, TextStream(work.stops))
+    timing = service.metrics.timing(service.clock)
+    try:
+        async with service.engine.generate(
+            choice.prompt.tokens,
+            choice.params,
+            salt=work.salt,
+            priority=work.priority,
+            timeout_s=work.timeout_s,
+        ) as outputs:
+            async for output in outputs:
+                _raise_failure(service, output)
+                piece = scribe.write(output)
+                if piece.num_tokens or piece.finish is not None:
+                    queue.put_nowait(piece)
+                timing.tokens(piece.num_tokens)
+                if piece.cached is not None and work.is_first(choice.index):
+                    service.metrics.cached(piece.cached)
+                if piece.finish is not None:
+                    break
+    except EngineError as error:  # its queue is full
+        raise engine_gone(str(error)) from error
+    timing.done()
+
+
+class _Scribe:
+    """Turns one choice's outputs into pieces."""
+
+    def __init__(self, service: Service, choice: Choice, text: TextStream) -> None:
+        self._vocabulary = service.prompting.vocabulary
+        self._choice = choice
+        self._text = text
+
+    def write(self, output: Output) -> Piece:
+        parts: list[str] = []
+        scored: list[Scored] = []
+        num_tokens = 0
+        last = len(output.tokens) - 1
+        for i, token in enumerate(output.tokens):
+            num_tokens += 1
+            if output.finish is Finish.STOP and i == last:
+                break  # the stop token is generated, but not part of the answer
+            if output.logprobs:
+                scored.append(self._score(token, output, i))
+            parts.append(self._text.push(self._vocabulary.text(token)))
+            if self._text.stopped:
+                break
+        finish = _finish_reason(output, stopped=self._text.stopped)
+        if finish is not None:
+            parts.append(self._text.finish())
+            if self._text.stopped:  # by what was held back until the end
+                finish = "stop"
+        return Piece(self._choice.index, "".join(parts), num_tokens, scored, finish, output.cached)
+
+    def _score(self, token: int, output: Output, i: int) -> Scored:
+        found = output.logprobs[i]
+        top = zip(found.top_ids, map(_finite, found.top_logprobs), strict=True)
+        return Scored(token, self._text.num_chars, _finite(found.logprob), list(top))
+
+
+def _finish_reason(output: Output, *, stopped: bool) -> str | None:
+    if stopped or output.finish is Finish.STOP:
+        return "stop"
+    return None if output.finish is None else "length"
+
+
+def _raise_failure(service: Service, output: Output) -> None:
+    match output.finish:
+        case Finish.REJECTED:
+            service.metrics.turned_away.labels("engine").inc()
+            raise overloaded(output.error or "the engine is too busy: try again later", "rejected")
+        case Finish.TIMEOUT:
+            raise timed_out(output.error or "the request took longer than it may")
+        case Finish.ERROR if service.draining:
+            raise shutting_down()
+        case Finish.ERROR if service.engine.failure is not None:
+            raise engine_gone(service.engine.failure)
+        case Finish.ERROR:
+            raise ApiError(
+                500, output.error or "the engine failed on this request", code="engine_error"
+            )
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LOWEST_LOGPROB) if math.isfinite(logprob) else LOWEST_LOGPROB

@@ -1,0 +1,199 @@
+"""The ASGI layers around the application. Know HTTP messages, nothing of what is answered.
+
+Boundary    every request ends in an answer in our format, is counted and has an id
+BodyGuard   a body is no larger and comes no slower than it may
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import MutableMapping
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quire.server.errors import CLIENT_CLOSED, ApiError, shutting_down
+from quire.server.service import Service
+
+REQUEST_ID_HEADER = b"x-request-id"
+
+_KNOWN_PATHS = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/models",
+        "/health",
+        "/ready",
+        "/metrics",
+        "/openapi.json",
+        "/admin/cache",
+        "/admin/cache/flush",
+        "/admin/cache/prefetch",
+        "/admin/store",
+    }
+)
+
+
+def endpoint_of(path: str) -> str:
+    """A path as a metric's label: as many values as there are endpoints, and one for the rest."""
+    if path in _KNOWN_PATHS:
+        return path
+    return "/v1/models/{model}" if path.startswith("/v1/models/") else "other"
+
+
+def request_id_of(scope: Scope) -> str:
+    return str(scope["quire.request_id"])
+
+
+class Boundary:
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        answer = _Answer(send, f"req-{secrets.token_hex(8)}")
+        scope["quire.request_id"] = answer.request_id
+        metrics, clock = self._service.metrics, self._service.clock
+        endpoint, started = endpoint_of(scope["path"]), clock()
+        metrics.in_flight.inc()
+        try:
+            await self._app(scope, receive, answer.send)
+        except asyncio.CancelledError:
+            await answer.fail(shutting_down())
+            raise
+        except ApiError as error:
+            await answer.fail(error)
+        except Exception as error:  # the request boundary
+            await answer.fail(self._service.failed_unexpectedly(error, answer.request_id))
+        finally:
+            metrics.in_flight.dec()
+            metrics.requests.labels(endpoint, str(answer.status)).inc()
+            metrics.request_seconds.labels(endpoint).observe(clock() - started)
+
+
+class _Answer:
+    """Watches one answer go out."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self.request_id = request_id
+        self.status = CLIENT_CLOSED
+        self._is_started = False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._is_started = True
+            self.status = message["status"]
+            _add_header(message, REQUEST_ID_HEADER, self.request_id.encode())
+        await self._send(message)
+
+    async def fail(self, error: ApiError) -> None:
+        """Answer with an error, unless an answer has begun: then the connection is cut."""
+        if self._is_started:
+            return
+        response = error.response()
+        start = {
+            "type": "http.response.start",
+            "status": response.status_code,
+            "headers": response.raw_headers,
+        }
+        await self.send(start)
+        await self.send({"type": "http.response.body", "body": response.body})
+
+
+class BodyGuard:
+    def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            body = _GuardedBody(scope, receive, send, self._max_bytes, self._timeout_s)
+            await self._app(scope, body.receive, body.send)
+        else:
+            await self._app(scope, receive, send)
+
+
+class _GuardedBody:
+    """One request's body on its way in, and what its answer must do about it.
+
+    An answer that goes out before the body is in would leave the client sending: the rest is read
+    and dropped first, within the same limits, or else the connection is closed with the answer.
+    """
+
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, max_bytes: int, timeout_s: float
+    ) -> None:
+        headers = dict(scope["headers"])
+        self._receive = receive
+        self._send = send
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+        self._deadline = asyncio.get_running_loop().time() + timeout_s
+        self._declared = _int(headers.get(b"content-length", b""))
+        self._awaits_continue = b"expect" in headers
+        self._num_bytes = 0
+        self._is_complete = not self._declared and b"transfer-encoding" not in headers
+
+    async def receive(self) -> Message:
+        if self._is_complete:
+            return await self._receive()
+        if self._declared > self._max_bytes:
+            raise self._too_large()
+        try:
+            message = await self._next()
+        except TimeoutError:
+            raise ApiError(
+                408,
+                f"the request's body did not arrive within {self._timeout_s:g} s: send it faster",
+                code="slow_body",
+            ) from None
+        if self._num_bytes > self._max_bytes:
+            raise self._too_large()
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start" and not await self._drained():
+            _add_header(message, b"connection", b"close")
+        await self._send(message)
+
+    async def _next(self) -> Message:
+        async with asyncio.timeout_at(self._deadline):
+            message = await self._receive()
+        self._num_bytes += len(message.get("body", b""))
+        self._is_complete = not message.get("more_body", False)
+        return message
+
+    async def _drained(self) -> bool:
+        """Whether the connection can be used again."""
+        if not self._is_complete and (
+            self._awaits_continue or self._declared > 4 * self._max_bytes
+        ):
+            return False
+        try:
+            while not self._is_complete and self._num_bytes <= 4 * self._max_bytes:
+                await self._next()
+        except TimeoutError:
+            return False
+        return self._is_complete
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            413,
+            f"the request's body is larger than {self._max_bytes} bytes (max_body_bytes): "
+            "send less",
+            code="body_too_large",
+        )
+
+
+def _add_header(message: MutableMapping[str, Any], name: bytes, value: bytes) -> None:
+    message["headers"] = [*message.get("headers", []), (name, value)]
+
+
+def _int(digits: bytes) -> int:
+    return int(digits) if digits.isdigit() else 0

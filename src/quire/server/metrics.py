@@ -1,0 +1,295 @@
+"""What the server exposes to Prometheus. METRICS is the one list: instruments, the exposition and
+docs/metrics.md (by `reference()`) all come from it.
+
+No globals: each server has its own registry. The engine's figures come from its EngineStatus at the
+moment of the scrape; those of the server are counted here as things happen.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from quire.engine.messages import CachedTokens, EngineStatus
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Kind(enum.StrEnum):
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class Spec(NamedTuple):
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_FIRST_TOKEN = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120)
+_PER_TOKEN = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2)
+
+SERVER_METRICS = (
+    Spec("quire_requests_total", Kind.COUNTER,
+         "Requests answered, by endpoint and HTTP status; 499: the client went away first.",
+         ("endpoint", "status")),
+    Spec("quire_requests_in_flight", Kind.GAUGE, "Requests being answered."),
+    Spec("quire_request_seconds", Kind.HISTOGRAM,
+         "From the head of a request to the end of its answer.", ("endpoint",), _SECONDS),
+    Spec("quire_time_to_first_token_seconds", Kind.HISTOGRAM,
+         "From a choice's start, after tokenising, to its first token.", (), _FIRST_TOKEN),
+    Spec("quire_time_per_output_token_seconds", Kind.HISTOGRAM,
+         "Mean time between the tokens of a choice, after the first.", (), _PER_TOKEN),
+    Spec("quire_prompt_tokens_total", Kind.COUNTER, "Tokens of prompts given to the engine."),
+    Spec("quire_generated_tokens_total", Kind.COUNTER, "Tokens generated."),
+    Spec("quire_cached_tokens_total", Kind.COUNTER,
+         "Tokens of prompts that were not computed, by the tier they were found in.", ("tier",)),
+    Spec("quire_aborts_total", Kind.COUNTER,
+         "Requests given up, by reason: disconnect.", ("reason",)),
+    Spec("quire_turned_away_total", Kind.COUNTER,
+         "Requests answered 429, by reason: queue_full (here), engine (there).", ("reason",)),
+    Spec("quire_unexpected_errors_total", Kind.COUNTER,
+         "Requests that failed by a bug: each has a traceback in the log."),
+)  # fmt: skip
+
+ENGINE_METRICS = (
+    Spec("quire_engine_up", Kind.GAUGE, "1 while the engine lives."),
+    Spec("quire_waiting_requests", Kind.GAUGE, "Requests queued in the engine."),
+    Spec("quire_running_requests", Kind.GAUGE, "Requests being computed."),
+    Spec("quire_waiting_tokens", Kind.GAUGE, "Prompt tokens queued in the engine."),
+    Spec("quire_leases", Kind.GAUGE, "Leases held on cached pages."),
+    Spec("quire_operations_in_flight", Kind.GAUGE,
+         "Cache operations under way, by kind.", ("operation",)),
+    Spec("quire_tier_pages", Kind.GAUGE, "Pages a tier has room for.", ("tier",)),
+    Spec("quire_tier_used_pages", Kind.GAUGE, "Pages of a tier that are not free.", ("tier",)),
+    Spec("quire_tier_locked_pages", Kind.GAUGE,
+         "Pages in use by requests or operations: not evictable.", ("tier",)),
+    Spec("quire_tier_bytes", Kind.GAUGE, "Bytes a tier has room for.", ("tier",)),
+    Spec("quire_tier_used_bytes", Kind.GAUGE, "Bytes of a tier that are not free.", ("tier",)),
+    Spec("quire_tier_locked_bytes", Kind.GAUGE, "Bytes of locked pages.", ("tier",)),
+    Spec("quire_matched_pages_total", Kind.COUNTER,
+         "Pages found by prefix, by the tier they were in.", ("tier",)),
+    Spec("quire_evicted_pages_total", Kind.COUNTER,
+         "Pages evicted; host_spare: copies of pages that the device has too.", ("tier",)),
+    Spec("quire_moved_pages_total", Kind.COUNTER,
+         "Pages moved between tiers: backup, load, write, fetch.", ("operation",)),
+    Spec("quire_moved_bytes_total", Kind.COUNTER,
+         "Bytes moved between tiers: pages times their size.", ("operation",)),
+    Spec("quire_prefetch_fetched_total", Kind.COUNTER,
+         "Prefetches that fetched, by how they got host pages: exact, evicted, truncated.",
+         ("fit",)),
+    Spec("quire_prefetch_declined_total", Kind.COUNTER,
+         "Prefetches that did not happen, or ended with nothing, by reason.", ("reason",)),
+    Spec("quire_faults_total", Kind.COUNTER,
+         "Pages whose operation ended otherwise than well, by operation and status.",
+         ("operation", "status")),
+    Spec("quire_engine_events_total", Kind.COUNTER,
+         "Everything else the engine and its cache count, by name.", ("event",)),
+    Spec("quire_engine_seconds_total", Kind.COUNTER,
+         "Time of the engine's main loop, by what it was spent on.", ("what",)),
+    Spec("quire_store_attached", Kind.GAUGE, "1 while a store is attached."),
+    Spec("quire_store_events_total", Kind.COUNTER, "What the store's client counts.", ("event",)),
+)  # fmt: skip
+
+METRICS = SERVER_METRICS + ENGINE_METRICS
+
+_MATCHED = {"matched_device_pages": "device", "matched_host_pages": "host"}
+_EVICTED = {
+    "evicted_device_pages": "device",
+    "evicted_host_pages": "host",
+    "evicted_spare_pages": "host_spare",
+}
+_MOVED = {
+    "backed_up_pages": "backup",
+    "loaded_pages": "load",
+    "written_pages": "write",
+    "fetched_pages": "fetch",
+}
+
+
+class Metrics:
+    """One server's."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._engine = _EngineCollector()
+        self._registry.register(self._engine)
+        counter, gauge, histogram = self._counter, self._gauge, self._histogram
+        self.requests = counter("quire_requests_total")
+        self.in_flight = gauge("quire_requests_in_flight")
+        self.request_seconds = histogram("quire_request_seconds")
+        self.prompt_tokens = counter("quire_prompt_tokens_total")
+        self.generated_tokens = counter("quire_generated_tokens_total")
+        self.aborts = counter("quire_aborts_total")
+        self.turned_away = counter("quire_turned_away_total")
+        self.unexpected_errors = counter("quire_unexpected_errors_total")
+        self._cached_tokens = counter("quire_cached_tokens_total")
+        self._first_token = histogram("quire_time_to_first_token_seconds")
+        self._per_token = histogram("quire_time_per_output_token_seconds")
+
+    def cached(self, tokens: CachedTokens) -> None:
+        for tier in ("device", "host", "store", "peer"):
+            self._cached_tokens.labels(tier).inc(getattr(tokens, tier))
+
+    def timing(self, clock: Callable[[], float]) -> Timing:
+        """Of one choice, from now."""
+        return Timing(clock, self.generated_tokens, self._first_token, self._per_token)
+
+    def exposition(self, status: EngineStatus | None, *, is_up: bool) -> bytes:
+        self._engine.status = status or self._engine.status
+        self._engine.is_up = is_up
+        return generate_latest(_Listed(self._registry))
+
+    def _counter(self, name: str) -> Counter:
+        spec = _spec(name)
+        return Counter(name, spec.help, spec.labels, registry=self._registry)
+
+    def _gauge(self, name: str) -> Gauge:
+        spec = _spec(name)
+        return Gauge(name, spec.help, spec.labels, registry=self._registry)
+
+    def _histogram(self, name: str) -> Histogram:
+        spec = _spec(name)
+        return Histogram(
+            name, spec.help, spec.labels, registry=self._registry, buckets=spec.buckets
+        )
+
+
+class Timing:
+    """When one choice's tokens came."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        generated_tokens: Counter,
+        first_token: Histogram,
+        per_token: Histogram,
+    ) -> None:
+        self._clock = clock
+        self._generated_tokens = generated_tokens
+        self._first_token = first_token
+        self._per_token = per_token
+        self._started = clock()
+        self._first: float | None = None
+        self._last = self._started
+        self._num_tokens = 0
+
+    def tokens(self, num_tokens: int) -> None:
+        if not num_tokens:
+            return
+        self._last = self._clock()
+        self._num_tokens += num_tokens
+        self._generated_tokens.inc(num_tokens)
+        if self._first is None:
+            self._first = self._last
+            self._first_token.observe(self._first - self._started)
+
+    def done(self) -> None:
+        if self._first is not None and self._num_tokens > 1:
+            self._per_token.observe((self._last - self._first) / (self._num_tokens - 1))
+
+
+class _Listed(CollectorRegistry):
+    """A registry's metrics without the `_created` series that the library adds to each."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__()
+        self._listed = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._listed.collect():
+            metric.samples = [s for s in metric.samples if not s.name.endswith("_created")]
+            yield metric
+
+
+class _EngineCollector(Collector):
+    """The last EngineStatus, as metrics."""
+
+    def __init__(self) -> None:
+        self.status: EngineStatus | None = None
+        self.is_up = False
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # so that registering does not collect
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+        for name, labels, value in self._samples():
+            spec = _spec(name)
+            if name not in families:
+                family = CounterMetricFamily if spec.kind is Kind.COUNTER else GaugeMetricFamily
+                families[name] = family(name, spec.help, labels=spec.labels)
+            families[name].add_metric(labels, value)
+        yield from families.values()
+
+    def _samples(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
+        yield "quire_engine_up", (), self.is_up
+        status = self.status
+        if status is None:
+            return
+        yield "quire_waiting_requests", (), status.waiting
+        yield "quire_running_requests", (), status.running
+        yield "quire_waiting_tokens", (), status.waiting_tokens
+        yield "quire_leases", (), status.leases
+        for operation, count in status.operations.items():
+            yield "quire_operations_in_flight", (operation,), count
+        for tier in status.tiers:
+            for what, pages in (
+                ("", tier.num_pages),
+                ("used_", tier.used_pages),
+                ("locked_", tier.locked_pages),
+            ):
+                yield f"quire_tier_{what}pages", (tier.name,), pages
+                yield f"quire_tier_{what}bytes", (tier.name,), pages * tier.page_bytes
+        page_bytes = max((tier.page_bytes for tier in status.tiers), default=0)
+        for name, count in status.counters.items():
+            yield from _counted(name, count, page_bytes)
+        for what, seconds in status.seconds.items():
+            yield "quire_engine_seconds_total", (what,), seconds
+        yield "quire_store_attached", (), status.store.state == "attached"
+        for event, count in status.store.counters.items():
+            yield "quire_store_events_total", (event,), count
+
+
+def _counted(
+    name: str, count: int, page_bytes: int
+) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    """One of the engine's counters, under the metric it belongs to."""
+    group, colon, rest = name.partition(":")
+    if name in _MATCHED:
+        yield "quire_matched_pages_total", (_MATCHED[name],), count
+    elif name in _EVICTED:
+        yield "quire_evicted_pages_total", (_EVICTED[name],), count
+    elif name in _MOVED:
+        yield "quire_moved_pages_total", (_MOVED[name],), count
+        yield "quire_moved_bytes_total", (_MOVED[name],), count * page_bytes
+    elif group == "prefetch_declined":
+        yield "quire_prefetch_declined_total", (rest,), count
+    elif group == "prefetch_fetched":
+        yield "quire_prefetch_fetched_total", (rest,), count
+    elif colon:
+        yield "quire_faults_total", (group, rest), count
+    else:
+        yield "quire_engine_events_total", (name,), count
+
+
+def reference() -> str:
+    """Every metric, as a Markdown table."""
+    rows = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
+    for spec in METRICS:
+        labels = ", ".join(f"`{label}`" for label in spec.labels) or "–"
+        rows.append(f"| `{spec.name}` | {spec.kind} | {labels} | {spec.help} |")
+    return "\n".join(rows) + "\n"
+
+
+def _spec(name: str) -> Spec:
+    return next(spec for spec in METRICS if spec.name == name)

@@ -1,0 +1,214 @@
+"""What a request may hold, field by field; the shapes behind /openapi.json.
+
+Strict: a bool is no number, "1" is no number, NaN and infinity are refused. `null` means that a
+field is not given, everywhere.
+
+    fields of OpenAI's that do not change the answer     taken and ignored (user, metadata, …)
+    fields of OpenAI's that we do not have               400, unless null or the default
+    fields that nobody knows                             400: a typing error must not pass silently
+
+Knows no model: whether a token id exists or a prompt fits is checked in prompting.py.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from quire.server.forms import (
+    Content,
+    LogitBias,
+    OnePrompt,
+    Prompt,
+    Salt,
+    Seed,
+    Stop,
+    only,
+    wrong,
+)
+
+MAX_CHOICES = 16
+MAX_SEQUENCES = 128
+"""Prompts times choices of one request."""
+MAX_STOP_IDS = 64
+MAX_LOGPROBS = 20
+MAX_MESSAGES = 4096
+MAX_PRIORITY = 1000
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    """Ignored: padding against eavesdroppers is TLS's business here."""
+
+
+class GenerationRequest(Body):
+    """What chat and completions have in common."""
+
+    model: str
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    """0 and -1: all."""
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: LogitBias = Field(default_factory=dict)
+    seed: Seed | None = None
+    stop: Stop = Field(default_factory=list)
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_IDS)] | None = None
+    ignore_eos: bool | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    cache_salt: Salt = None
+    """Requests share cached pages only with requests of the same salt."""
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    timeout: Annotated[float, Field(gt=0)] | None = None
+    """Seconds; at most the server's own limit."""
+
+    @property
+    def num_choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """None: none are wanted."""
+        raise NotImplementedError
+
+    @model_validator(mode="after")
+    def _stream_options_need_a_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise wrong(
+                "is for streams: set stream to true or leave it out", param="stream_options"
+            )
+        return self
+
+
+class Message(Body):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+    name: str | None = None
+    refusal: Annotated[Any, only()] = None
+    audio: Annotated[Any, only()] = None
+    function_call: Annotated[Any, only()] = None
+    tool_calls: Annotated[Any, only([])] = None
+    annotations: Annotated[Any, only([])] = None
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
+class ChatRequest(GenerationRequest):
+    messages: Messages
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    metadata: Any = None
+    parallel_tool_calls: bool | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+
+    audio: Annotated[Any, only()] = None
+    function_call: Annotated[Any, only("none")] = None
+    functions: Annotated[Any, only([])] = None
+    modalities: Annotated[Any, only(["text"])] = None
+    moderation: Annotated[Any, only()] = None
+    prediction: Annotated[Any, only()] = None
+    reasoning_effort: Annotated[Any, only("none")] = None
+    response_format: Annotated[Any, only({"type": "text"})] = None
+    service_tier: Annotated[Any, only("auto", "default")] = None
+    store: Annotated[Any, only(False)] = None
+    tool_choice: Annotated[Any, only("none")] = None
+    tools: Annotated[Any, only([])] = None
+    verbosity: Annotated[Any, only("medium")] = None
+    web_search_options: Annotated[Any, only()] = None
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        if self.max_tokens is not None and self.max_completion_tokens is not None:
+            raise wrong(
+                "is the old name of max_completion_tokens: give one of them", param="max_tokens"
+            )
+        if self.top_logprobs is not None and not self.logprobs:
+            raise wrong("needs logprobs to be true", param="top_logprobs")
+        return self
+
+
+class CompletionRequest(GenerationRequest):
+    prompt: Prompt
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    best_of: int | None = None
+    suffix: Annotated[Any, only("")] = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        if self.best_of is not None and self.best_of != self.num_choices:
+            raise wrong("is not supported other than equal to n: leave it out", param="best_of")
+        if self.echo and self.logprobs is not None:
+            raise wrong("cannot be had with logprobs: the prompt's are not computed", param="echo")
+        return self
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """One or many, each a text or a list of token ids."""
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        if isinstance(prompt[0], int):
+            return [prompt]
+        return prompt
+
+
+class FlushRequest(Body):
+    tiers: Annotated[list[Literal["device", "host", "store"]], Field(min_length=1, max_length=3)]
+
+
+class StoreRequest(Body):
+    url: Annotated[str, Field(min_length=1, max_length=4096)]
+
+
+class PrefetchRequest(Body):
+    """One of `prompt` and `messages`."""
+
+    prompt: OnePrompt = None
+    messages: Messages | None = None
+    cache_salt: Salt = None
+
+    @model_validator(mode="after")
+    def _one_prompt(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise wrong("or messages: give one of the two", param="prompt")
+        return self

@@ -1,0 +1,195 @@
+"""serve(): a socket, an engine and a server, from their start to their end.
+
+    bind → start the engine, load the tokenizer → listen → serve → drain → close the engine
+
+The socket is bound first: a port in use is said before a model is loaded for nothing. It ends with
+SIGINT or SIGTERM (0), or when the engine is gone (1).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import uvicorn
+
+from quire.engine.client import EngineClient, Progress
+from quire.engine.config import EngineConfig
+from quire.engine.messages import EngineInfo
+from quire.errors import ConfigError
+from quire.server.app import app_of
+from quire.server.config import ServerConfig
+from quire.server.connections import GuardedConfig
+from quire.server.metrics import Metrics
+from quire.server.prompting import Prompting
+from quire.server.service import Service
+
+OnReady = Callable[[str, EngineInfo], None]
+
+_ANSWER_S = 2.0
+"""For answers already made to reach their clients, once nothing more is computed."""
+
+logger = logging.getLogger("quire.server")
+
+
+async def serve(
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    on_ready: OnReady,
+    on_progress: Progress | None = None,
+) -> int:
+    """The exit code. Raises ConfigError, EngineError or ModelError when it cannot start."""
+    with contextlib.closing(bind(server_config)) as listener, _stop_signals() as stop:
+        _warn_if_open(server_config)
+        started = await _unless(stop, _start(engine_config, on_progress))
+        if started is None:
+            return 0
+        client, prompting = started
+        try:
+            service = Service(client, prompting, server_config, Metrics())
+            return await _serve(service, client, listener, stop, on_ready)
+        finally:
+            prompting.close()
+            await client.close()
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """A socket on the address, not listening yet. Raises ConfigError."""
+    where = f"{config.host}:{config.port}"
+    try:
+        found = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except OSError as error:
+        raise ConfigError(f"host {config.host!r} is not an address here: {error}") from error
+    # "localhost" may be both 127.0.0.1 and ::1: clients expect the first.
+    family, *_, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on {where} ({error.strerror}): "
+            "choose another port, or stop what uses this one"
+        ) from error
+    return listener
+
+
+def url_of(config: ServerConfig, listener: socket.socket) -> str:
+    """Where a client on this machine finds the server."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}.get(config.host, config.host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+
+
+async def _start(
+    config: EngineConfig, on_progress: Progress | None
+) -> tuple[EngineClient, Prompting]:
+    """The tokenizer is loaded while the engine starts."""
+    loading = asyncio.create_task(asyncio.to_thread(Prompting.load, config.model))
+    try:
+        client = await EngineClient.start(config, on_progress=on_progress)
+    except BaseException:
+        loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
+        raise
+    try:
+        return client, await loading
+    except BaseException:
+        await client.close()
+        raise
+
+
+async def _serve(
+    service: Service,
+    client: EngineClient,
+    listener: socket.socket,
+    stop: asyncio.Event,
+    on_ready: OnReady,
+) -> int:
+    server = _Server(GuardedConfig(app_of(service), service.config))
+    try:
+        listener.listen(server.config.backlog)
+    except OSError as error:  # bound by two, and the other one listened first
+        raise ConfigError(f"cannot listen: {error.strerror}; choose another port") from error
+    serving = asyncio.create_task(server.serve(sockets=[listener]), name="quire-http")
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.005)
+    gone = asyncio.create_task(client.wait_gone(), name="quire-gone")
+    stopping = asyncio.create_task(stop.wait(), name="quire-stop")
+    try:
+        on_ready(url_of(service.config, listener), client.info)
+        await asyncio.wait({serving, gone, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if gone.done() and not stopping.done():
+            logger.error("%s", gone.result())
+        code = 0 if stopping.done() else 1
+        await _drain(service, client, server, serving)
+        return code
+    finally:
+        for task in (gone, stopping, serving):
+            task.cancel()
+        await asyncio.gather(gone, stopping, serving, return_exceptions=True)
+
+
+async def _drain(
+    service: Service, client: EngineClient, server: uvicorn.Server, serving: asyncio.Task[None]
+) -> None:
+    """Stop listening, let requests finish, then tell the rest that it is over."""
+    service.draining = client.failure is None  # else it did not stop: it was stopped
+    server.should_exit = True
+    await asyncio.wait({serving}, timeout=service.config.shutdown_grace_s)
+    if not serving.done():
+        await client.close()  # every request still there ends with an error of its own
+        await asyncio.wait({serving}, timeout=_ANSWER_S)
+    if serving.done():
+        serving.result()
+
+
+class _Server(uvicorn.Server):
+    """Signals are ours: uvicorn would end the process before the engine is closed."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[asyncio.Event]:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        yield stop
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+async def _unless(
+    stop: asyncio.Event, work: Coroutine[Any, Any, tuple[EngineClient, Prompting]]
+) -> tuple[EngineClient, Prompting] | None:
+    """`work`'s result, or None if the stop came first."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        stopping.cancel()
+        await asyncio.gather(working, stopping, return_exceptions=True)
+
+
+def _warn_if_open(config: ServerConfig) -> None:
+    if config.api_key is None and not config.is_local:
+        logger.warning(
+            "listening on %s without an API key: anybody who can reach it can use the model; "
+            "set api_key, or listen on 127.0.0.1",
+            config.host,
+        )

@@ -1,0 +1,144 @@
+"""Service: what every endpoint shares. One engine, one tokenizer, the limits and the figures.
+
+Also the door: a request is admitted before it costs anything, and leaves its place when it ends,
+however it ends. Knows no HTTP but the errors it raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol, TypeVar
+
+from quire.engine.config import EngineConfig
+from quire.engine.messages import (
+    EngineInfo,
+    EngineStatus,
+    GetStatus,
+    Output,
+    Question,
+    SamplingParams,
+)
+from quire.errors import EngineError
+from quire.server.config import ServerConfig
+from quire.server.errors import (
+    ApiError,
+    engine_gone,
+    invalid,
+    model_not_found,
+    overloaded,
+    shutting_down,
+    unexpected,
+)
+from quire.server.metrics import Metrics
+from quire.server.prompting import Prompting
+
+STATUS_TIMEOUT_S = 1.0
+
+logger = logging.getLogger("quire.server")
+Result = TypeVar("Result")
+
+
+class Engine(Protocol):
+    """What the server needs of EngineClient."""
+
+    config: EngineConfig
+    info: EngineInfo
+    status: EngineStatus | None
+    failure: str | None
+
+    @property
+    def num_requests(self) -> int: ...
+
+    def generate(
+        self,
+        tokens: bytes,
+        params: SamplingParams,
+        *,
+        salt: str = "",
+        priority: int = 0,
+        timeout_s: float = 600.0,
+    ) -> AbstractAsyncContextManager[AsyncIterator[Output]]: ...
+
+    async def ask(
+        self, question: Question, answer: type[Result], *, timeout_s: float = 60.0
+    ) -> Result: ...
+
+
+class Service:
+    def __init__(
+        self,
+        engine: Engine,
+        prompting: Prompting,
+        config: ServerConfig,
+        metrics: Metrics,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.engine = engine
+        self.prompting = prompting
+        self.config = config
+        self.metrics = metrics
+        self.clock = clock
+        self.draining = False
+        """The server is being stopped: what is admitted may finish, no more is."""
+        self._num_admitted = 0
+
+    @property
+    def info(self) -> EngineInfo:
+        return self.engine.info
+
+    @contextlib.contextmanager
+    def admit(self, num_sequences: int, model: str) -> Iterator[None]:
+        """A place for that many generations, for as long as the block lasts. Raises ApiError."""
+        if self.engine.failure is not None:
+            raise engine_gone(self.engine.failure)
+        if self.draining:
+            raise shutting_down()
+        if model != self.info.name:
+            raise model_not_found(model, self.info.name)
+        engine = self.engine.config
+        room = engine.max_running + engine.max_waiting
+        if num_sequences > room:
+            raise invalid(
+                "n",
+                f"n times the number of prompts is {num_sequences}, and this server takes {room} "
+                "at a time (max_running + max_waiting): ask for fewer",
+            )
+        # Those still being tokenised are admitted, but the engine has not seen them yet.
+        busy = max(self._num_admitted, self.engine.num_requests)
+        if busy + num_sequences > room:
+            self.metrics.turned_away.labels("queue_full").inc()
+            raise overloaded(
+                f"{busy} requests are running or waiting, of {engine.max_running} (max_running) "
+                f"and {engine.max_waiting} (max_waiting): try again later",
+                "queue_full",
+            )
+        self._num_admitted += num_sequences
+        try:
+            yield
+        finally:
+            self._num_admitted -= num_sequences
+
+    def timeout_s(self, asked: float | None) -> float:
+        """Raises ApiError."""
+        limit = self.config.request_timeout_s
+        if asked is not None and asked > limit:
+            raise invalid("timeout", f"timeout is {asked:g} s: at most {limit:g} s are possible")
+        return limit if asked is None else asked
+
+    async def fresh_status(self) -> EngineStatus | None:
+        """The engine's state now, or else the last that is known."""
+        try:
+            return await self.engine.ask(GetStatus(), EngineStatus, timeout_s=STATUS_TIMEOUT_S)
+        except EngineError:
+            return self.engine.status
+
+    def failed_unexpectedly(self, error: BaseException, request_id: str) -> ApiError:
+        """A bug, here or below: logged, counted, and this one request's."""
+        self.metrics.unexpected_errors.inc()
+        logger.error("request %s failed", request_id, exc_info=error)
+        return unexpected(request_id)

@@ -1,0 +1,38 @@
+"""The usage object of an answer: tokens of prompt and answer, and where the prompt was found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.engine.messages import CachedTokens
+
+
+@dataclass(slots=True)
+class Usage:
+    """Counts as an answer grows. A prompt is counted once, however many choices it has."""
+
+    num_prompt_tokens: int = 0
+    num_completion_tokens: int = 0
+    cached: list[CachedTokens] = field(default_factory=list)
+    """Of the first choice of each prompt: the others share its pages."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": self.num_completion_tokens,
+            "total_tokens": self.num_prompt_tokens + self.num_completion_tokens,
+            "prompt_tokens_details": cached_to_dict(self.cached),
+        }
+
+
+def cached_to_dict(cached: list[CachedTokens]) -> dict[str, Any]:
+    return {
+        "cached_tokens": sum(each.total for each in cached),
+        "cached_tokens_by_tier": {
+            "device": sum(each.device for each in cached),
+            "host": sum(each.host for each in cached),
+            "store": sum(each.store for each in cached),
+            "peer": sum(each.peer for each in cached),
+        },
+    }

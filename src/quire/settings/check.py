@@ -1,0 +1,82 @@
+"""Contradictions between options: each is raised with the names, what set them, and the fix.
+
+Works on what was given and what it came to; repairs nothing. What only one option decides is
+checked by its kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from quire.config import WritePolicy
+from quire.errors import ConfigError
+from quire.settings.kinds import NONE
+from quire.settings.machine import Machine
+from quire.settings.options import Settings
+from quire.settings.sources import Loaded
+
+
+def check(loaded: Loaded, effective: Settings, machine: Machine) -> list[str]:
+    """Warnings. Raises ConfigError."""
+    _check_tiers(loaded, effective)
+    _check_device(loaded, effective, machine)
+    _check_keys(loaded)
+    return [*loaded.warnings, *_warnings(loaded, effective)]
+
+
+def _check_tiers(loaded: Loaded, effective: Settings) -> None:
+    if effective.host_memory:
+        return
+    host = f"{loaded.where('host_memory')} is 0"
+    if effective.store != NONE:
+        raise ConfigError(
+            f"{loaded.where('store')}: the store is reached through host memory, and {host}: "
+            "give host_memory a size, or set store to none"
+        )
+    if effective.write_policy is not WritePolicy.WRITE_THROUGH:
+        raise ConfigError(
+            f"{loaded.where('write_policy')} is {effective.write_policy.value}, which decides what "
+            f"is copied to host memory, and {host}: give host_memory a size, or drop write_policy"
+        )
+    for name in ("prefetch_policy", "prefetch_threshold"):
+        if loaded.origins[name].is_given:
+            raise ConfigError(
+                f"{loaded.where(name)} is about the store, which is reached through host memory, "
+                f"and {host}: give host_memory a size, or drop {name}"
+            )
+
+
+def _check_device(loaded: Loaded, effective: Settings, machine: Machine) -> None:
+    if effective.device == "cpu":
+        return
+    where, count = loaded.where("device"), len(machine.gpus)
+    if not count:
+        raise ConfigError(
+            f"{where} is cuda, and torch can use no GPU here: use cpu, or install a CUDA build of "
+            "torch and check the driver"
+        )
+    if effective.tp > count:
+        raise ConfigError(
+            f"{loaded.where('tp')} is {effective.tp}, and torch can use {count} GPU"
+            f"{'' if count == 1 else 's'} here: set tp to at most {count}"
+        )
+
+
+def _check_keys(loaded: Loaded) -> None:
+    settings = loaded.settings
+    if settings.api_key is not None and settings.api_key == settings.admin_key:
+        raise ConfigError(
+            f"{loaded.where('admin_key')} equals {loaded.where('api_key')}, which would make every "
+            "client an administrator: give two different keys"
+        )
+
+
+def _warnings(loaded: Loaded, effective: Settings) -> Iterator[str]:
+    if effective.device == "cpu" and effective.dtype != "float32":
+        yield (
+            f"{loaded.where('dtype')} is {effective.dtype}, which most CPUs compute several times "
+            "slower than float32: leave it to auto"
+        )
+    automatic = loaded.settings.store is None and loaded.settings.host_memory != 0
+    if automatic and effective.store == NONE:
+        yield "the disk is nearly full, so no store is used: free some space, or give store a URL"

@@ -1,0 +1,73 @@
+"""From settings to what an engine is started with, once the model is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from quire.engine.config import EngineConfig
+from quire.errors import MemoryBudgetError
+from quire.models import EMBEDDED_NAME
+from quire.models.weights import weight_totals
+from quire.settings.kinds import NONE
+from quire.settings.machine import Machine, cuda_device_bytes
+from quire.settings.options import Settings
+from quire.units import format_bytes
+
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def engine_config(
+    effective: Settings, machine: Machine, directory: Path, name: str
+) -> EngineConfig:
+    """`effective` as machine.effective gives them. Raises ConfigError, MemoryBudgetError."""
+    assert effective.device is not None
+    assert effective.dtype is not None
+    assert effective.host_memory is not None
+    device_bytes = effective.device_memory
+    if device_bytes is None:
+        weights = weights_bytes(directory, effective.dtype)
+        device_bytes = _auto_device_bytes(effective.tp, machine, weights)
+    return EngineConfig(
+        model=str(directory),
+        name=name,
+        device=effective.device,
+        dtype=effective.dtype,
+        page_size=effective.page_size,
+        device_bytes=device_bytes,
+        host_bytes=effective.host_memory,
+        store=None if effective.store == NONE else effective.store,
+        write_policy=effective.write_policy,
+        prefetch_policy=effective.prefetch_policy,
+        prefetch_threshold=effective.prefetch_threshold,
+        tp=effective.tp,
+        max_context=effective.max_context,
+        max_running=effective.max_running,
+        max_waiting=effective.max_waiting,
+        chunk_tokens=effective.chunk_tokens,
+        threads=effective.threads or 0,
+        debug=effective.debug,
+    )
+
+
+def served_name(model: str | None) -> str:
+    """What clients call it: the name of the directory or file, as the user knows it."""
+    if model is None:
+        return EMBEDDED_NAME
+    path = Path(model).expanduser().absolute()
+    return path.stem if path.suffix.lower() == ".gguf" else path.name
+
+
+def weights_bytes(directory: Path, dtype: str) -> int:
+    """On the device. Raises ModelError."""
+    return weight_totals(directory).num_parameters * _DTYPE_BYTES[dtype]
+
+
+def _auto_device_bytes(tp: int, machine: Machine, weights: int) -> int:
+    free = min(machine.gpus[:tp])
+    size = cuda_device_bytes(free, weights, tp)
+    if size <= 0:
+        raise MemoryBudgetError(
+            f"the weights need {format_bytes(weights)} and {format_bytes(free)} are free on each "
+            f"of {tp} GPU(s): free some, raise tp, or use a smaller model"
+        )
+    return size

@@ -1,0 +1,234 @@
+"""Settings: every option of a server, with its default and its meaning, in one frozen object.
+
+This file is the only list of options there is: the command line's flags, the names of environment
+variables, the keys of the file and docs/configuration.md all follow from it. `None` stands for
+"auto"; what that comes to on a machine is decided in machine.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from quire.config import PrefetchPolicy, WritePolicy
+from quire.settings.kinds import (
+    AUTO,
+    Choice,
+    Integer,
+    Kind,
+    Seconds,
+    Size,
+    Store,
+    Switch,
+    Text,
+    Value,
+)
+
+PREFIX = "QUIRE_"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What is known of one option."""
+
+    name: str
+    kind: Kind
+    default: Value
+    help: str
+    example: str
+    """As it is written on a command line."""
+    auto: str | None = None
+    """What "auto", the default, means; None: there is no auto."""
+    has_flag: bool = False
+    is_secret: bool = False
+    """Not to be shown, and no flag: everybody on the machine can read a process's arguments."""
+
+    @property
+    def flag(self) -> str | None:
+        return f"--{self.name.replace('_', '-')}" if self.has_flag else None
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + self.name.upper()
+
+    def show(self, value: Value) -> str:
+        if self.is_secret:
+            return "not set" if value is None else "set (hidden)"
+        if value is None:
+            return f"{AUTO}: {self.auto}" if self.auto else "not set"
+        return self.kind.show(value)
+
+
+def _option(
+    default: Value,
+    kind: Kind,
+    help: str,
+    *,
+    example: str,
+    auto: str | None = None,
+    flag: bool = False,
+    secret: bool = False,
+) -> Any:
+    about = {"kind": kind, "help": help, "example": example, "auto": auto}
+    return field(default=default, metadata={**about, "has_flag": flag, "is_secret": secret})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    model: str | None = _option(
+        None,
+        Text("DIR|FILE"),
+        "The model: a directory as transformers saves it, or a GGUF file.",
+        auto="SmolLM2-135M-Instruct, which comes with Quire",
+        example="/models/llama-3.1-8b",
+        flag=True,
+    )
+    device: str | None = _option(
+        None,
+        Choice([AUTO, "cpu", "cuda"]),
+        "Where the model runs.",
+        auto="cuda if torch can use one, else cpu",
+        example="cuda",
+        flag=True,
+    )
+    dtype: str | None = _option(
+        None,
+        Choice([AUTO, "float32", "bfloat16", "float16"]),
+        "Of weights and KV cache.",
+        auto="float32 on a CPU, bfloat16 on CUDA",
+        example="bfloat16",
+        flag=True,
+    )
+    page_size: int = _option(
+        16,
+        Integer(1, 4096, example=16),
+        "Tokens per page, the unit in which everything is cached. Servers that share a store "
+        "need the same.",
+        example="64",
+        flag=True,
+    )
+    device_memory: int | None = _option(
+        None,
+        Size(minimum=1),
+        "For pages on the device (L1), all ranks together.",
+        auto="on a CPU 1/8 of the available memory, at most 1 GiB; on CUDA 80 % of what the "
+        "weights leave free",
+        example="20GiB",
+        flag=True,
+    )
+    host_memory: int | None = _option(
+        None,
+        Size(),
+        "For pages in host memory (L2), all ranks together. 0 switches L2 off, and with it the "
+        "store, which is reached through it.",
+        auto="1/4 of the available memory, at most 2 GiB on a CPU and 32 GiB on CUDA",
+        example="64GiB",
+        flag=True,
+    )
+    store: str | None = _option(
+        None,
+        Store(),
+        "Where pages are kept for good and shared with other servers (L3), or none.",
+        auto="files in Quire's cache directory, 1/4 of the free disk, at most 10 GiB",
+        example="file:///mnt/nvme/quire?max=200GiB",
+        flag=True,
+    )
+    write_policy: WritePolicy = _option(  # noqa: RUF009  # it is a dataclasses.field
+        WritePolicy.WRITE_THROUGH,
+        Choice(list(WritePolicy)),
+        "When computed pages are copied to host and store: at once, when they have been reused, "
+        "or when the device runs short.",
+        example="write_back",
+        flag=True,
+    )
+    prefetch_policy: PrefetchPolicy = _option(  # noqa: RUF009
+        PrefetchPolicy.TIMEOUT,
+        Choice(list(PrefetchPolicy)),
+        "How long a request waits for pages from the store: not at all, until all have arrived, "
+        "or for a time that grows with their number.",
+        example="wait_complete",
+        flag=True,
+    )
+    tp: int = _option(
+        1,
+        Integer(1, 64, example=2),
+        "Tensor-parallel ranks: processes, and on CUDA devices, that share the model.",
+        example="2",
+        flag=True,
+    )
+    host: str = _option(
+        "127.0.0.1",
+        Text("ADDRESS"),
+        "Address to listen on; 0.0.0.0 for all of this machine's.",
+        example="0.0.0.0",
+        flag=True,
+    )
+    port: int = _option(
+        8000,
+        Integer(0, 65535, example=8000),
+        "Port to listen on; 0 for any that is free.",
+        example="8080",
+        flag=True,
+    )
+    api_key: str | None = _option(
+        None,
+        Text("KEY"),
+        "Clients must send this key. Not set: they need none.",
+        example="a long random text",
+        secret=True,
+    )
+    admin_key: str | None = _option(
+        None,
+        Text("KEY"),
+        "Needed for the admin API (flush, attach, detach, …). Not set: it answers only to "
+        "clients on this machine.",
+        example="another long random text",
+        secret=True,
+    )
+    max_context: int | None = _option(
+        None,
+        Integer(1, example=8192),
+        "Tokens of prompt and answer together.",
+        auto="what the model was made for",
+        example="8192",
+    )
+    max_running: int = _option(
+        32, Integer(1, example=32), "Requests computed together.", example="64"
+    )
+    max_waiting: int = _option(
+        256, Integer(0, example=256), "Requests queued; more are turned away.", example="1000"
+    )
+    chunk_tokens: int = _option(
+        512,
+        Integer(1, example=512),
+        "Prompt tokens computed in one step, over all requests: more is faster in all, less "
+        "disturbs the others less.",
+        example="2048",
+    )
+    threads: int | None = _option(
+        None,
+        Integer(1, example=8),
+        "CPU threads for the model, of each rank.",
+        auto="the cores there are, shared among ranks",
+        example="8",
+    )
+    request_timeout: float = _option(
+        600.0, Seconds(), "A request that takes longer is ended.", example="120"
+    )
+    prefetch_threshold: int = _option(
+        64,
+        Integer(1, example=64),
+        "Tokens; shorter hits in the store are recomputed.",
+        example="256",
+    )
+    debug: bool = _option(
+        False,
+        Switch(),
+        "Check every invariant of the cache after each step. Slow.",
+        example="true",
+    )
+
+
+OPTIONS: dict[str, Option] = {
+    item.name: Option(item.name, default=item.default, **item.metadata) for item in fields(Settings)
+}

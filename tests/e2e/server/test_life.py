@@ -1,0 +1,77 @@
+"""How a server begins and ends: ports, signals, and an engine that dies."""
+
+import os
+import signal
+import socket
+import threading
+
+import httpx
+
+from e2e.server.harness import MODEL, ServerProcess, is_running, running, wait_until
+
+LONG = {"model": MODEL, "prompt": "1 2 3", "max_tokens": 900, "ignore_eos": True, "stream": True}
+
+
+class Reading(threading.Thread):
+    """Reads one stream to its end."""
+
+    def __init__(self, url: str, body: dict) -> None:
+        super().__init__()
+        self._url, self._body = url, body
+        self.lines: list[str] = []
+        self.status = 0
+        self.start()
+
+    def run(self) -> None:
+        with httpx.stream(
+            "POST", self._url + "/v1/completions", json=self._body, timeout=60
+        ) as response:
+            self.status = response.status_code
+            for line in response.iter_lines():
+                self.lines += [line] if line else []
+
+
+def test_a_port_in_use_is_said_before_the_model_is_loaded():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with ServerProcess({"model": "/no/such/model"}, {"port": port}) as process:
+            assert process.wait() == 2
+            assert f"cannot listen on 127.0.0.1:{port}" in process.log()
+
+
+def test_a_signal_while_it_starts_ends_it():
+    with ServerProcess({}, {}) as process:
+        engine = process.wait_engine()
+        assert process.stop(signal.SIGINT) == 0
+        assert not is_running(engine)
+
+
+def test_a_signal_ends_it_after_what_it_was_doing():
+    """Short requests finish; long ones are told that it is over; the engine goes too."""
+    server = {"shutdown_grace_s": 1.0, "host": "0.0.0.0"}
+    with running(server=server) as process:
+        assert "without an API key" in process.log()
+        engine = process.wait_engine()
+        long = Reading(process.url, LONG)
+        wait_until(lambda: long.lines, "the stream has begun")
+        short = Reading(process.url, LONG | {"max_tokens": 3})
+        wait_until(lambda: short.status, "the short one has begun")
+        assert process.stop() == 0
+        short.join()
+        long.join()
+        assert short.lines[-1] == "data: [DONE]"
+        assert '"shutting_down"' in long.lines[-1]
+        assert not is_running(engine)
+        assert "Traceback" not in process.log()
+
+
+def test_an_engine_that_dies_ends_it_with_a_message():
+    with running() as process:
+        long = Reading(process.url, LONG)
+        wait_until(lambda: long.lines, "the stream has begun")
+        os.kill(process.wait_engine(), signal.SIGKILL)
+        assert process.wait() == 1
+        long.join()
+        assert '"engine_unavailable"' in long.lines[-1]
+        assert "was killed by signal 9" in process.log()
+        assert "Traceback" not in process.log()

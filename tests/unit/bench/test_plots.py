@@ -1,0 +1,79 @@
+"""Pictures: there, drawn on, and different when the figures are."""
+
+import sys
+
+import pytest
+
+from quire.bench import plots
+from quire.bench.serve_stats import result
+from quire.errors import ConfigError
+
+
+def made_up(hits: bool = True, speed: float = 1.0) -> dict:
+    from quire.bench.serve import Sample
+    from quire.bench.serve_client import Answer, Verdict
+
+    samples = []
+    for number in range(1, 6):
+        for session in range(4):
+            cached = {"device": 100 * (number - 1), "host": 30, "store": 10, "peer": 0}
+            answer = Answer(
+                Verdict.GOOD,
+                ttft_s=speed * (0.5 + 0.1 * session),
+                total_s=2.0,
+                prompt_tokens=600 + session * 50,
+                output_tokens=9,
+                cached=cached if hits else None,
+            )
+            samples.append(Sample(f"s{session}", number, 0.0, answer))
+    about = {"model": "m", "workload": "synthetic", "num_sessions": 4, "concurrency": 2}
+    return result(about, samples, 10.0)
+
+
+def ink(path) -> float:
+    """Share of the picture that is not its background."""
+    from PIL import Image
+
+    with Image.open(path) as picture:
+        assert picture.size == (1200, 750)
+        histogram = picture.convert("L").histogram()
+    return 1 - max(histogram) / sum(histogram)
+
+
+def test_every_picture_has_something_on_it(tmp_path):
+    paths = plots.write(made_up(), tmp_path / "new")
+    assert [path.name for path in paths] == [
+        "ttft_by_round.png",
+        "hits_by_round.png",
+        "ttft_by_length.png",
+    ]
+    for path in paths:
+        assert ink(path) > 0.02, path.name
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    assert pyplot is None or pyplot.get_fignums() == [], "drawing left something behind"
+
+
+def test_pictures_show_the_figures(tmp_path):
+    fast = plots.write(made_up(speed=1.0), tmp_path / "a")
+    slow = plots.write(made_up(speed=3.0), tmp_path / "b")
+    assert fast[0].read_bytes() != slow[0].read_bytes()
+    assert fast[1].read_bytes() == slow[1].read_bytes()
+
+
+def test_unknown_hits_are_said_not_drawn(tmp_path):
+    known = plots.write(made_up(), tmp_path / "a")
+    unknown = plots.write(made_up(hits=False), tmp_path / "b")
+    assert ink(unknown[1]) < ink(known[1]) / 2
+    assert ink(unknown[2]) > 0.01
+
+
+def test_without_matplotlib_it_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ConfigError, match="pip install matplotlib"):
+        plots.write(made_up(), tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="give --plots another directory"):
+        plots.write(made_up(), tmp_path / "file" / "x")

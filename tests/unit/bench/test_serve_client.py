@@ -1,0 +1,111 @@
+"""One streamed request: timed, read to its end, and everything wrong with its form found."""
+
+import asyncio
+
+import httpx
+import pytest
+
+from quire.bench.serve_client import Verdict, stream
+from unit.bench.fake_server import chunk, event, usage
+
+BODY = {"model": "fake", "messages": [{"role": "user", "content": "x" * 400}], "max_tokens": 4}
+DONE = event("[DONE]")
+
+
+def ask(url: str, body: dict = BODY, timeout_s: float = 10.0):
+    async def once():
+        async with httpx.AsyncClient(base_url=url) as client:
+            return await stream(client, "/v1/chat/completions", body, timeout_s=timeout_s)
+
+    return asyncio.run(once())
+
+
+def test_a_good_answer(fake, url):
+    answer = ask(url)
+    assert answer.verdict is Verdict.GOOD
+    assert answer.problem == ""
+    assert answer.finish_reason == "length"
+    assert (answer.prompt_tokens, answer.output_tokens) == (101, 4)
+    assert len(answer.text.split()) == 4
+    assert answer.cached == {"device": 0, "host": 0, "store": 0, "peer": 0}
+    assert 0 < answer.ttft_s <= answer.total_s
+    assert answer.tpot_s >= 0
+    assert ask(url).cached["device"] == 96
+    assert fake.requests[0]["stream_options"] == {"include_usage": True}
+
+
+def test_what_the_server_does_not_say_is_unknown(fake, url):
+    fake.tells_tiers = False
+    assert ask(url).cached is None
+    fake.stream = lambda _: [event(chunk("a", "stop")), DONE]
+    answer = ask(url)
+    assert answer.verdict is Verdict.GOOD
+    assert (answer.prompt_tokens, answer.output_tokens, answer.tpot_s) == (None, None, None)
+
+
+def test_a_server_that_knows_hits_but_no_tiers(fake, url):
+    told = usage(10, 1, {"cached_tokens": 8})
+    fake.stream = lambda _: [event(chunk("a", "stop")), event(told), DONE]
+    assert ask(url).cached == {"cached": 8}
+
+
+def test_an_answer_of_no_text_is_good(fake, url):
+    fake.stream = lambda _: [event(chunk("", "stop")), event(usage(5, 1)), DONE]
+    answer = ask(url)
+    assert (answer.verdict, answer.text) == (Verdict.GOOD, "")
+    assert answer.ttft_s is not None
+
+
+MALFORMED = {
+    "without [DONE]": [event(chunk("a", "stop"))],
+    "something follows [DONE]": [event(chunk("a", "stop")), DONE, DONE],
+    "in the middle of an event": [event(chunk("a", "stop")), DONE, b"data: x"],
+    "without finish_reason": [event(chunk("a")), DONE],
+    "follows the one with finish_reason": [event(chunk("a", "stop")), event(chunk("b")), DONE],
+    "not JSON": [event("{"), DONE],
+    "not an object": [event("[1]"), DONE],
+    "no list of at most one choice": [event({"id": 1}), DONE],
+    "neither delta nor text": [event({"choices": [{"index": 0}]}), DONE],
+    "not text": [event({"choices": [{"text": 7}]}), DONE],
+    "5 tokens came, 4 were asked for": [event(chunk("a", "stop")), event(usage(9, 5)), DONE],
+    "not a number of tokens": [event(chunk("a", "stop")), event(usage(-1, 1)), DONE],
+    "more tokens are said to be cached": [
+        event(chunk("a", "stop")),
+        event(usage(9, 1, {"cached_tokens_by_tier": {"host": 10}})),
+        DONE,
+    ],
+}
+
+
+@pytest.mark.parametrize("problem", MALFORMED)
+def test_what_is_wrong_in_form_is_found(problem, fake, url):
+    fake.stream = lambda _: MALFORMED[problem]
+    answer = ask(url)
+    assert answer.verdict is Verdict.MALFORMED
+    assert problem in answer.problem
+
+
+def test_an_answer_that_is_no_stream_is_malformed(fake, url):
+    fake.content_type = "application/json"
+    answer = ask(url)
+    assert answer.verdict is Verdict.MALFORMED
+    assert "not an event stream" in answer.problem
+
+
+def test_a_refusal_is_a_failure_in_the_server_s_words(fake, url):
+    fake.status_code = 503
+    answer = ask(url)
+    assert (answer.verdict, answer.problem) == (Verdict.FAILED, "503 too busy")
+
+
+def test_an_error_in_the_stream_is_a_failure(fake, url):
+    fake.stream = lambda _: [event(chunk("a")), event({"error": {"message": "out of luck"}})]
+    answer = ask(url)
+    assert (answer.verdict, answer.problem) == (Verdict.FAILED, "out of luck")
+    assert answer.text == "a"
+
+
+def test_no_server_is_a_failure():
+    answer = ask("http://127.0.0.1:9")
+    assert answer.verdict is Verdict.FAILED
+    assert "Connect" in answer.problem

@@ -1,0 +1,133 @@
+"""The one table of metrics, the exposition, and that they agree."""
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from quire.engine.messages import GetStatus
+from quire.server.guards import endpoint_of
+from quire.server.metrics import METRICS, Kind, Metrics, reference
+from unit.server.scripted import Rig, ScriptedEngine, status
+
+COUNTERS = {
+    "matched_device_pages": 1,
+    "evicted_spare_pages": 2,
+    "loaded_pages": 3,
+    "backed_up_pages": 4,
+    "prefetch_declined:host_full": 5,
+    "prefetch_fetched:truncated": 6,
+    "fetch:timeout": 7,
+    "steps": 8,
+}
+
+
+def families(text):
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def samples(text):
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in families(text).values()
+        for sample in family.samples
+    }
+
+
+@pytest.fixture
+def exposed():
+    """Everything there is, after one request of each kind."""
+    engine = ScriptedEngine()
+    engine.answers[GetStatus] = status(counters=COUNTERS)
+    rig = Rig(engine)
+    rig.chat()
+    rig.chat(bad=1)
+    rig.service.metrics.aborts.labels("disconnect").inc()
+    rig.service.metrics.turned_away.labels("engine").inc()
+    return rig.request("GET", "/metrics").text
+
+
+def test_every_metric_of_the_table_is_exposed_with_its_type_and_help(exposed):
+    found = families(exposed)
+    for spec in METRICS:
+        family = found[spec.name.removesuffix("_total") if spec.kind is Kind.COUNTER else spec.name]
+        assert family.type == spec.kind
+        assert family.documentation == spec.help
+        assert family.samples
+
+
+def test_nothing_is_exposed_that_is_not_in_the_table(exposed):
+    names = {spec.name.removesuffix("_total") for spec in METRICS}
+    assert {name.removesuffix("_total") for name in families(exposed)} <= names
+    assert "_created" not in exposed
+
+
+def test_names_begin_with_quire_and_are_unique():
+    names = [spec.name for spec in METRICS]
+    assert all(name.startswith("quire_") for name in names)
+    assert len(set(names)) == len(names)
+    assert all((spec.kind is Kind.COUNTER) == spec.name.endswith("_total") for spec in METRICS)
+
+
+def test_requests_are_counted_by_endpoint_and_status(exposed):
+    found = samples(exposed)
+    assert found["quire_requests_total", "/v1/chat/completions", "200"] == 1
+    assert found["quire_requests_total", "/v1/chat/completions", "400"] == 1
+    assert found[("quire_requests_in_flight",)] == 1  # the scrape itself
+    assert found[("quire_generated_tokens_total",)] == 7
+    assert found[("quire_prompt_tokens_total",)] == 21
+    assert found["quire_cached_tokens_total", "store"] == 4
+    assert found[("quire_time_to_first_token_seconds_count",)] == 1
+    assert found[("quire_time_per_output_token_seconds_count",)] == 1
+
+
+def test_the_engines_figures_have_their_own_metrics(exposed):
+    found = samples(exposed)
+    assert found["quire_matched_pages_total", "device"] == 1
+    assert found["quire_evicted_pages_total", "host_spare"] == 2
+    assert found["quire_moved_pages_total", "load"] == 3
+    assert found["quire_moved_bytes_total", "backup"] == 4 * 1024
+    assert found["quire_prefetch_declined_total", "host_full"] == 5
+    assert found["quire_prefetch_fetched_total", "truncated"] == 6
+    assert found["quire_faults_total", "fetch", "timeout"] == 7
+    assert found["quire_engine_events_total", "steps"] == 8
+    assert found["quire_tier_used_bytes", "host"] == 50 * 1024
+    assert found["quire_engine_seconds_total", "model"] == 1.5
+    assert found[("quire_store_attached",)] == 1
+
+
+def test_without_an_answer_the_last_known_figures_are_exposed():
+    engine = ScriptedEngine()
+    rig = Rig(engine)
+    found = samples(rig.request("GET", "/metrics").text)
+    assert found[("quire_engine_up",)] == 1
+    assert ("quire_running_requests",) not in found
+    engine.status = status(running=9)
+    engine.failure = "the engine is gone"
+    found = samples(rig.request("GET", "/metrics").text)
+    assert found[("quire_engine_up",)] == 0
+    assert found[("quire_running_requests",)] == 9
+
+
+def test_unknown_paths_are_one_label():
+    rig = Rig()
+    for path in ("/a", "/b", "/v1/models/x/y", "/v1/models/z"):
+        rig.request("GET", path)
+    found = samples(rig.request("GET", "/metrics").text)
+    assert found["quire_requests_total", "other", "404"] == 2
+    assert found["quire_requests_total", "/v1/models/{model}", "404"] == 2
+
+
+def test_every_endpoint_is_a_label_of_its_own():
+    paths = Rig().app.openapi()["paths"]
+    assert [endpoint_of(path) for path in paths] == [*paths]
+
+
+def test_servers_do_not_share_figures():
+    one, other = Metrics(), Metrics()
+    one.prompt_tokens.inc(5)
+    assert samples(other.exposition(None, is_up=True).decode())["quire_prompt_tokens_total",] == 0
+
+
+def test_the_reference_has_a_row_for_each():
+    rows = reference().splitlines()
+    assert len(rows) == len(METRICS) + 2
+    assert all(row.count("|") == 5 for row in rows)
