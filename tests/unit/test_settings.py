@@ -28,7 +28,7 @@ from quire.store import open_store
 ROOT = Path(__file__).parents[2]
 MIB, GIB = 1 << 20, 1 << 30
 LAPTOP = Machine(16 * GIB, Path("/home/ada/.cache/quire"), 100 * GIB)
-GPU_BOX = Machine(128 * GIB, Path("/home/ada/.cache/quire"), 900 * GIB, (100 * GIB, 90 * GIB))
+GPU_BOX = Machine(128 * GIB, Path("/home/ada/.cache/quire"), 900 * GIB, gpus=(100 * GIB, 90 * GIB))
 
 
 def write(folder: Path, text: str, mode: int = 0o600) -> Path:
@@ -260,6 +260,22 @@ def test_a_policy_for_a_tier_that_is_off_contradicts(name, value):
 def test_a_device_that_is_not_there_contradicts():
     assert "torch can use no GPU here: use cpu" in contradiction(device="cuda")
     assert "set tp to at most 2" in contradiction(GPU_BOX, device="cuda", tp="3")
+
+
+def test_more_memory_than_there_is_contradicts():
+    loaded = load({"host_memory": "15.5GiB"}, {})
+    with pytest.raises(MemoryBudgetError) as caught:
+        check(loaded, effective(loaded.settings, LAPTOP), LAPTOP)
+    assert str(caught.value) == (
+        "host_memory (--host-memory) for 15.5 GiB and device_memory for 1 GiB ask for more than "
+        "the 16 GiB available (this machine's memory): lower what is larger"
+    )
+    on_gpu = load({"device_memory": "170GiB"}, {})  # of the GPUs, not of this
+    assert check(on_gpu, effective(on_gpu.settings, GPU_BOX), GPU_BOX) == []
+
+
+def test_a_store_of_an_unknown_scheme_contradicts():
+    assert "there are no 'fil' stores: known are" in contradiction(store="fil:///x")
 
 
 def test_one_key_for_clients_and_administrators_contradicts():

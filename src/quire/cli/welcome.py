@@ -25,6 +25,7 @@ def directions(url: str, info: EngineInfo, settings: Settings) -> str:
         f"{info.name} is ready at {url}",
         f"{info.dtype} on {info.device}{ranks}, up to {info.max_context:,} tokens per request",
         "",
+        *([f"Store           {OPTIONS['store'].show(info.store)}"] if info.store else []),
         f"OpenAI clients  base_url={url}/v1",
         f"Try it          curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' "
         f"-d '{body}'",
@@ -55,8 +56,7 @@ def tiers(info: EngineInfo, settings: Settings) -> Table:
     if not info.store:
         table.add_row("L3 store", "off", "", "", "")
     else:
-        url = OPTIONS["store"].show(info.store)
-        note = f"{url}\nawaited by {settings.prefetch_policy.value}"
+        note = f"awaited by {settings.prefetch_policy.value}"
         size_bytes = store_bytes(info.store)
         if size_bytes is None or not page_bytes:
             table.add_row("L3 store", "unlimited here", "", "", note)

@@ -80,6 +80,7 @@ class EngineClient:
         self._socket.setsockopt(zmq.RCVHWM, _MAX_QUEUED_MESSAGES)
         self._process: subprocess.Popen[bytes] | None = None
         self._started: asyncio.Future[EngineInfo]
+        self._serving = False
         self._gone = asyncio.Event()
         self._outputs: dict[RequestId, asyncio.Queue[Output]] = {}
         self._answers: dict[int, asyncio.Future[bytes]] = {}
@@ -171,8 +172,11 @@ class EngineClient:
         """Stop the engine, by force if it does not go by itself."""
         process = self._process
         if process is not None and process.poll() is None:
-            with contextlib.suppress(EngineError):
-                self._send(Shutdown())
+            if self._serving:
+                with contextlib.suppress(EngineError):
+                    self._send(Shutdown())
+            else:  # still building: it listens to nothing but signals
+                process.terminate()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):
                     while process.poll() is None:
@@ -211,6 +215,7 @@ class EngineClient:
         try:
             async with asyncio.timeout(timeout_s):
                 self.info = await self._started
+                self._serving = True
         except TimeoutError:
             raise EngineError(f"the engine did not start within {timeout_s:g} s") from None
 
@@ -270,11 +275,10 @@ class EngineClient:
         self._gone.set()
 
     def _send(self, message: ToEngine) -> None:
-        try:
-            # The future of a non-blocking send is done at once, or the queue is full.
-            self._socket.send(encode(message), zmq.NOBLOCK)
-        except zmq.Again:
-            raise EngineError("the engine does not take messages: it is too far behind") from None
+        # A send that must not block is over when it returns; its future says how it went.
+        sent = asyncio.ensure_future(self._socket.send(encode(message), zmq.NOBLOCK))
+        if not sent.done() or sent.exception() is not None:
+            raise EngineError("the engine does not take messages: it is too far behind")
 
 
 def _failed(request: RequestId, reason: str) -> Output:

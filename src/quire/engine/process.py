@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import traceback
+from typing import NoReturn
 
 import msgspec
 import zmq
@@ -26,11 +27,12 @@ from quire.engine.messages import (
     decode_to_engine,
     encode,
 )
-from quire.engine.startup import Startup, on_orphaned, read_startup
+from quire.engine.startup import Startup, on_orphaned, read_startup, remove_socket
 from quire.errors import QuireError
 
 _EXIT_START_FAILED = 2
 _EXIT_BROKEN = 4
+_EXIT_STOPPED = 5
 _MAX_QUEUED_MESSAGES = 100_000
 
 
@@ -84,15 +86,25 @@ def serve(engine: Engine, line: Line, stop: threading.Event) -> None:
 def main() -> int:
     # Ctrl-C reaches the whole process group; the server decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _leave)
     stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
     startup, parent = read_startup(Startup)
-    on_orphaned(parent, stop.set)
+
+    def orphaned() -> None:
+        stop.set()
+        remove_socket(startup.address)
+
+    on_orphaned(parent, orphaned)
     line = Line(startup.address)
     try:
         return _build_and_serve(startup, line, stop)
     finally:
         line.close()
+
+
+def _leave(*_: object) -> NoReturn:
+    """Told to stop before there is a loop that could: unwind, so that nothing is left behind."""
+    sys.exit(_EXIT_STOPPED)
 
 
 def _build_and_serve(startup: Startup, line: Line, stop: threading.Event) -> int:
@@ -107,6 +119,7 @@ def _build_and_serve(startup: Startup, line: Line, stop: threading.Event) -> int
         line.send(StartFailed(str(error) if known else f"{type(error).__name__}: {error}"))
         return _EXIT_START_FAILED
     try:
+        signal.signal(signal.SIGTERM, lambda *_: stop.set())
         line.send(Started(engine.info))
         serve(engine, line, stop)
     except Exception:  # process boundary: the exit code tells the server

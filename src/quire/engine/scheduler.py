@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
 
 from quire.engine.batch import Batch, BatchResult, Segment, SegmentResult
+from quire.engine.counters import SchedulerCounters
 from quire.engine.messages import CachedTokens, Finish, Output
 from quire.engine.request import Request, State
 from quire.manager import CacheManager, LoadState
@@ -28,33 +28,6 @@ _RETRY_STEPS = 8
 """Steps between two tries to admit a request that did not fit."""
 _LOOKUPS_PER_STEP = 8
 """Waiting requests that, having had to let go of what they found, look again in one step."""
-
-
-@dataclass(slots=True)
-class SchedulerCounters:
-    """Requests, counted since the start."""
-
-    arrived: int = 0
-    admitted: int = 0
-    finished: int = 0
-    aborted: int = 0
-    timed_out: int = 0
-    rejected: int = 0
-    failed: int = 0
-    preempted: int = 0
-    restarted: int = 0
-    """Begun again because pages it counted on did not arrive."""
-    shared_waits: int = 0
-    """Held back for a prefix that another request was computing already."""
-    prompt_tokens: int = 0
-    """Computed, not counting what was found in the cache."""
-    generated_tokens: int = 0
-
-    def snapshot(self) -> dict[str, int]:
-        """By name; those of requests as requests_…"""
-        counts = asdict(self)
-        tokens = {name: counts.pop(name) for name in ("prompt_tokens", "generated_tokens")}
-        return tokens | {f"requests_{name}": count for name, count in counts.items()}
 
 
 class Scheduler:
@@ -93,8 +66,11 @@ class Scheduler:
         self.counters.arrived += 1
         if request.id in self._requests:
             return self._refused(request, Finish.ERROR, f"request {request.id} exists already")
-        if len(self.waiting) >= self._max_waiting:
-            reason = f"{len(self.waiting)} requests are waiting already (max_waiting)"
+        if len(self._requests) >= self._max_waiting + self._max_running:
+            reason = (
+                f"{len(self.running)} requests are running and {len(self.waiting)} waiting: "
+                "max_running and max_waiting allow no more"
+            )
             return self._refused(request, Finish.REJECTED, reason)
         request.order = (-request.priority, self.counters.arrived)
         self._requests[request.id] = request

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 import msgspec
@@ -73,6 +74,15 @@ def on_orphaned(stream: BinaryIO, stop: Callable[[], None]) -> None:
         os._exit(_EXIT_ORPHAN)
 
     threading.Thread(target=watch, name="quire-watch", daemon=True).start()
+
+
+def remove_socket(address: str) -> None:
+    """Tidy up after a parent that no longer can: its socket, and the folder it made for it."""
+    path = Path(address.removeprefix("ipc://"))
+    with contextlib.suppress(OSError):
+        path.unlink()
+    with contextlib.suppress(OSError):
+        path.parent.rmdir()
 
 
 def _read_exactly(stream: BinaryIO, size: int) -> bytes:

@@ -7,6 +7,7 @@ when it is not installed.
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+_GENERAL_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -120,14 +122,26 @@ def load_model(
 
 
 def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
-    """Raises ModelError."""
-    from transformers import AutoTokenizer
-
+    """Raises ModelError. Loads no torch for tokenizers that say they are of the general class."""
     with _quiet(), _model_errors(directory):
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        tokenizer: PreTrainedTokenizerBase = _tokenizer_class(directory).from_pretrained(
             directory, local_files_only=True, trust_remote_code=False
         )
     return tokenizer
+
+
+def _tokenizer_class(directory: Path) -> Any:
+    """transformers looks a special class up through the model's code, which imports torch."""
+    settings = directory / "tokenizer_config.json"
+    if (directory / "tokenizer.json").exists() and settings.exists():
+        name = json.loads(settings.read_text()).get("tokenizer_class")
+        if name in _GENERAL_TOKENIZERS:
+            from transformers import PreTrainedTokenizerFast
+
+            return PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
 
 
 def _config(directory: Path) -> PretrainedConfig:

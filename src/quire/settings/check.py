@@ -7,18 +7,23 @@ checked by its kind.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 
 from quire.config import WritePolicy
-from quire.errors import ConfigError
+from quire.errors import ConfigError, MemoryBudgetError
 from quire.settings.kinds import NONE
 from quire.settings.machine import Machine
 from quire.settings.options import Settings
 from quire.settings.sources import Loaded
+from quire.store.url import GROUP, parse_url
+from quire.units import format_bytes
 
 
 def check(loaded: Loaded, effective: Settings, machine: Machine) -> list[str]:
-    """Warnings. Raises ConfigError."""
+    """Warnings. Raises ConfigError, MemoryBudgetError."""
     _check_tiers(loaded, effective)
+    _check_memory(loaded, effective, machine)
+    _check_store(loaded, effective)
     _check_device(loaded, effective, machine)
     _check_keys(loaded)
     return [*loaded.warnings, *_warnings(loaded, effective)]
@@ -44,6 +49,34 @@ def _check_tiers(loaded: Loaded, effective: Settings) -> None:
                 f"{loaded.where(name)} is about the store, which is reached through host memory, "
                 f"and {host}: give host_memory a size, or drop {name}"
             )
+
+
+def _check_memory(loaded: Loaded, effective: Settings, machine: Machine) -> None:
+    """The worst cases early; what exactly fits is known when the pools are made."""
+    host_bytes = effective.host_memory or 0
+    device_bytes = (effective.device_memory or 0) if effective.device == "cpu" else 0
+    if host_bytes + device_bytes <= machine.available_bytes:
+        return
+    names = [("host_memory", host_bytes), ("device_memory", device_bytes)]
+    asked = " and ".join(
+        f"{loaded.where(name)} for {format_bytes(size)}" for name, size in names if size
+    )
+    raise MemoryBudgetError(
+        f"{asked} ask for more than the {format_bytes(machine.available_bytes)} available "
+        f"({machine.memory_limit}): lower what is larger"
+    )
+
+
+def _check_store(loaded: Loaded, effective: Settings) -> None:
+    if effective.store in (None, NONE):
+        return
+    assert effective.store is not None
+    scheme = parse_url(effective.store).scheme
+    known = sorted({entry.name for entry in entry_points(group=GROUP)})
+    if scheme not in known:
+        raise ConfigError(
+            f"{loaded.where('store')}: there are no {scheme!r} stores: known are {', '.join(known)}"
+        )
 
 
 def _check_device(loaded: Loaded, effective: Settings, machine: Machine) -> None:

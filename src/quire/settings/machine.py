@@ -47,13 +47,15 @@ class Machine:
     """Where Quire keeps what it may lose."""
     free_disk_bytes: int
     """There."""
+    memory_limit: str = "this machine's memory"
+    """What sets `available_bytes`, for a person."""
     gpus: tuple[int, ...] = ()
     """Free bytes of each GPU that torch can use."""
 
 
 def probe() -> Machine:
-    folder = cache_dir().absolute()
-    return Machine(available_memory().available_bytes, folder, _free_disk(folder), _gpus())
+    folder, memory = cache_dir().absolute(), available_memory()
+    return Machine(memory.available_bytes, folder, _free_disk(folder), memory.origin, _gpus())
 
 
 def effective(settings: Settings, machine: Machine) -> Settings:

@@ -44,6 +44,7 @@ def test_a_signal_while_it_starts_ends_it():
         engine = process.wait_engine()
         assert process.stop(signal.SIGINT) == 0
         assert not is_running(engine)
+        assert "Traceback" not in process.log()
 
 
 def test_a_signal_ends_it_after_what_it_was_doing():

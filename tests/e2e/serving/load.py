@@ -1,9 +1,8 @@
 """Many impatient clients at once: what each of them got, and what it cost the server's processes.
 
-    async with a session per client: pick a prompt, a salt and a length; then read to the end, or
-    leave: in the middle, before the first token, or by cutting the connection without a word
-
-Every answer must be complete, an error in OpenAI's format, or cut by us. Anything else is a problem.
+Each client, again and again: pick a prompt, a salt and a length; then read to the end, or leave: in
+the middle, before the first token, or by cutting the connection without a word. Every answer must
+be complete, an error in OpenAI's format, or cut by us. Anything else is a problem.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from e2e.serving.server import MODEL, Server
 from quire.bench.sse import EventParser
 
 NUM_CLIENTS = 64
-MAX_TOKENS = 24
+MAX_TOKENS = 16
 SALTS = (None, None, "tenant-a", "tenant-b")
 QUESTIONS = ("", "What is paid for?", "When do people come, and when do they go?")
 PATIENCE_S = 300.0
@@ -117,18 +116,22 @@ def prompts() -> list[Messages]:
 
 
 async def load(server: Server, seconds: float, seed: int = 1) -> Outcome:
-    """Requests are begun for so long, and then all are seen to their ends."""
+    """For so long, and until every client has had a whole answer."""
     outcome = Outcome()
     deadline = time.monotonic() + seconds
     chats = prompts()
 
     async def be_a_client(chance: random.Random) -> None:
         async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S) as client:
-            while time.monotonic() < deadline:
+            served = False
+            while time.monotonic() < deadline or not served:
                 result = await _ask(client, _invent(chance, chats))
                 outcome.results.append(result)
+                if result.end is End.PROBLEM:
+                    return
+                served = served or result.end is End.COMPLETE
                 if result.status == 429:
-                    await asyncio.sleep(chance.uniform(0.2, 1.0))
+                    await asyncio.sleep(chance.uniform(0.5, 1.5))
 
     async with _watching(server, outcome):
         await asyncio.gather(

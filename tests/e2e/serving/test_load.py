@@ -1,4 +1,7 @@
-"""64 clients, some of them rude, on a server with little memory. `scripts/soak` does it for long."""
+"""64 clients, some of them rude, on a server with little memory.
+
+For some seconds; `scripts/soak` does the same for minutes.
+"""
 
 import asyncio
 import os
@@ -11,7 +14,7 @@ from e2e.serving.server import Server, wait_until
 from e2e.serving.stores import strangers, unfinished, url_of, verify
 
 SECONDS = float(os.environ.get("QUIRE_SOAK_S", "15"))
-NUM_COMPARED = 6 if SECONDS < 60 else len(prompts())
+NUM_COMPARED = 4 if SECONDS < 60 else len(prompts())
 """Prompts whose answers under load are compared with those of the idle server."""
 OPTIONS = {
     "device_memory": "40MiB",
@@ -60,14 +63,14 @@ def test_64_impatient_clients_on_little_memory(tmp_path, store):
         assert status["leases"] == 0
         problems = [result.problem for result in outcome.results if result.end is End.PROBLEM]
         assert not problems
-        assert outcome.count(End.COMPLETE) >= NUM_CLIENTS
         assert outcome.count(End.CUT) > 0
         assert outcome.refusals[429] > 0, "the queue was never full"
         check_flat(outcome.samples, last)
         check_counters(status["counters"])
-        with reading(client, prompts()[:3], num_tokens=300):
+        with reading(client, prompts()[:2], num_tokens=300) as streams:
             server.process.terminate()
         assert server.wait() == 0
+        assert all("stopped" in str(stream.error) for stream in streams)
         server.wait_gone()
         assert "Traceback" not in server.log
         assert server.leftovers() == []

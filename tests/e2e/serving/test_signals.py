@@ -1,6 +1,4 @@
-"""Asked to stop: SIGTERM, and Ctrl-C in a terminal, which every process of the group receives."""
-
-import pytest
+"""Ctrl-C in a terminal, which every process of the group receives. SIGTERM: see test_load."""
 
 from e2e.serving.chats import PLACES, first_turn
 from e2e.serving.client import client_of, reading
@@ -10,18 +8,13 @@ from e2e.serving.stores import strangers, unfinished, url_of, verify
 OPTIONS = {"device_memory": "48MiB", "host_memory": "48MiB"}
 
 
-def terminate(server):
-    server.process.terminate()
-
-
-@pytest.mark.parametrize("stop", [terminate, Server.press_ctrl_c])
-def test_it_ends_with_0_and_leaves_nothing(tmp_path, store, stop):
+def test_ctrl_c_ends_it_with_0_and_leaves_nothing(tmp_path, store):
     with (
         Server(tmp_path, store=url_of(store), **OPTIONS) as server,
         client_of(server) as client,
     ):
         with reading(client, map(first_turn, PLACES[:3])) as streams:
-            stop(server)
+            server.press_ctrl_c()
         assert server.wait() == 0
         assert all("stopped" in stream.error.message for stream in streams)
         server.wait_gone()

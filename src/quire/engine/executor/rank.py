@@ -101,6 +101,7 @@ def _join(
     config: RankConfig, rank: int, num_ranks: int, device: torch.device
 ) -> Callable[[torch.Tensor], None]:
     """Meet the other ranks; returns how to add up a tensor over all of them."""
+    import torch
     from torch import distributed
 
     distributed.init_process_group(
@@ -110,4 +111,6 @@ def _join(
         world_size=num_ranks,
         timeout=timedelta(seconds=_COLLECTIVE_TIMEOUT_S),
     )
+    # Connections are made now, not with the first request; the file is not needed any more then.
+    distributed.all_reduce(torch.zeros(1, device=device))
     return distributed.all_reduce

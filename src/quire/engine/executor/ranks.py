@@ -6,7 +6,6 @@ for a load never arrives before it.
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import tempfile
 import time
@@ -32,8 +31,8 @@ _LIVENESS = Liveness(start_timeout_s=900.0, silence_s=_BATCH_TIMEOUT_S)
 class RankExecutor:
     def __init__(self, config: RankConfig, worker_configs: Sequence[WorkerConfig]) -> None:
         """Starts all ranks and waits for them. Raises WorkerError."""
-        self._folder = Path(tempfile.mkdtemp(prefix="quire-ranks-"))
-        config = msgspec.structs.replace(config, rendezvous=str(self._folder / "meet"))
+        folder = Path(tempfile.mkdtemp(prefix="quire-ranks-"))
+        config = msgspec.structs.replace(config, rendezvous=str(folder / "meet"))
         program = Program(
             module="quire.engine.executor.rank_process",
             extra=msgspec.msgpack.encode(config),
@@ -42,9 +41,8 @@ class RankExecutor:
         )
         try:
             self._ranks = RemoteWorkers(worker_configs, liveness=_LIVENESS, program=program)
-        except BaseException:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            raise
+        finally:  # they have met, or never will
+            shutil.rmtree(folder, ignore_errors=True)
         self._early: list[Completion] = []
 
     @property
@@ -85,9 +83,7 @@ class RankExecutor:
         return {}
 
     def close(self) -> None:
-        with contextlib.suppress(Exception):
-            self._ranks.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._ranks.close()
 
 
 def _merge(batch: Batch, results: dict[int, BatchResult]) -> BatchResult:
