@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ["README.md", "CHANGELOG.md", "docs/architecture.md", "docs/embedding.md"]
+DOCUMENTS = [
+    "README.md",
+    "CHANGELOG.md",
+    "docs/architecture.md",
+    "docs/configuration.md",
+    "docs/embedding.md",
+    "docs/metrics.md",
+    "docs/serving.md",
+]
 SOURCES = {path.name for path in (ROOT / "src/quire").rglob("*.py")}
 
 
@@ -34,6 +42,13 @@ def test_the_package_map_names_every_part():
     }
     missing = [part for part in parts if part not in text and f"{part}/" not in text]
     assert missing == []
+
+
+def test_the_metrics_table_is_what_the_server_offers():
+    from quire.server.metrics import reference
+
+    text = (ROOT / "docs/metrics.md").read_text()
+    assert reference() in text, "run scripts/reference"
 
 
 def test_the_readme_fits_on_two_screens():

@@ -19,6 +19,7 @@ from quire.engine.executor.base import RankLost
 from quire.engine.messages import (
     Abort,
     Ask,
+    Ended,
     EngineInfo,
     EngineStatus,
     Finish,
@@ -181,6 +182,10 @@ class Engine:
             running=len(scheduler.running),
             waiting_tokens=sum(request.length for request in scheduler.waiting),
             operations=dict(operations),
+            ended={
+                kind.value: Ended(ended.count, ended.seconds)
+                for kind, ended in manager.core.operations.ended.items()
+            },
             leases=len(manager.leases),
             counters=counters,
             seconds=dict(self._seconds),

@@ -170,6 +170,13 @@ class StoreStatus(msgspec.Struct, frozen=True):
     """What the store's client counted, over the ranks that can be asked."""
 
 
+class Ended(msgspec.Struct, frozen=True):
+    """Operations of one kind that have ended, and their time from start to last report."""
+
+    count: int
+    seconds: float
+
+
 class EngineStatus(msgspec.Struct, frozen=True):
     tiers: list[TierStatus]
     store: StoreStatus
@@ -178,6 +185,8 @@ class EngineStatus(msgspec.Struct, frozen=True):
     waiting_tokens: int
     operations: dict[str, int]
     """In flight, by kind: backup, load, write, fetch, probe, store."""
+    ended: dict[str, Ended]
+    """By the same kinds."""
     leases: int
     counters: dict[str, int]
     """CacheManager's counters and the engine's own, by name."""

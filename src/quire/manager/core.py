@@ -39,7 +39,7 @@ class Core:
         """By slot."""
         self.counters = Counters()
         self.events = EventBuffer(config.event_buffer)
-        self.operations = Operations(config.num_ranks, [c.name for c in components])
+        self.operations = Operations(config.num_ranks, [c.name for c in components], clock)
         self.outbox: list[Command] = []
         self.store_epoch = 0
         """Number of the store attached, counting attachments and clearings; 0: none attached."""

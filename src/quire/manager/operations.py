@@ -79,8 +79,20 @@ def _leading_ok(statuses: bytearray) -> int:
     return len(statuses) - len(statuses.lstrip(b"\0"))
 
 
+@dataclass(slots=True)
+class Ended:
+    """Operations of one kind that have ended, and how long they took from start to last report."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+
 class Operations:
-    def __init__(self, num_ranks: int, components: Iterable[str]) -> None:
+    def __init__(
+        self, num_ranks: int, components: Iterable[str], clock: Callable[[], float]
+    ) -> None:
+        self._clock = clock
+        self.ended: dict[Kind, Ended] = {kind: Ended() for kind in Kind}
         self._ranks = set(range(num_ranks))
         self._components = list(components)
         self._next_id = 1
@@ -184,4 +196,7 @@ class Operations:
             if not op.open_legs:
                 op.state = OpState.ENDED
                 del self.running[op.id]
+                ended = self.ended[op.kind]
+                ended.count += 1
+                ended.seconds += self._clock() - op.started_s
         op.on_report(op)

@@ -84,6 +84,11 @@ ENGINE_METRICS = (
          "Pages moved between tiers: backup, load, write, fetch.", ("operation",)),
     Spec("quire_moved_bytes_total", Kind.COUNTER,
          "Bytes moved between tiers: pages times their size.", ("operation",)),
+    Spec("quire_operations_ended_total", Kind.COUNTER,
+         "Cache operations that have ended, by kind.", ("operation",)),
+    Spec("quire_operation_seconds_total", Kind.COUNTER,
+         "Time they took from start to last report: divide by their number for the mean latency.",
+         ("operation",)),
     Spec("quire_prefetch_fetched_total", Kind.COUNTER,
          "Prefetches that fetched, by how they got host pages: exact, evicted, truncated.",
          ("fit",)),
@@ -242,6 +247,9 @@ class _EngineCollector(Collector):
         yield "quire_leases", (), status.leases
         for operation, count in status.operations.items():
             yield "quire_operations_in_flight", (operation,), count
+        for operation, ended in status.ended.items():
+            yield "quire_operations_ended_total", (operation,), ended.count
+            yield "quire_operation_seconds_total", (operation,), ended.seconds
         for tier in status.tiers:
             for what, pages in (
                 ("", tier.num_pages),

@@ -68,8 +68,9 @@ def test_status_tells_what_each_tier_holds(tiny, desk):
 
 
 def test_a_running_requests_pages_count_as_locked(tiny, desk):
-    tiny.ask(PROMPT, 10)
-    tiny.step(3)
+    tiny.ask(PROMPT, 40)
+    while not tiny.scheduler.running:
+        tiny.step()
     status = desk.ask(GetStatus(), EngineStatus)
     assert status.tiers[0].locked_pages > 0
     assert status.running == 1

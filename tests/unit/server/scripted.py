@@ -22,6 +22,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from quire.engine.config import EngineConfig
 from quire.engine.messages import (
     CachedTokens,
+    Ended,
     EngineInfo,
     EngineStatus,
     Finish,
@@ -108,6 +109,7 @@ def status(**changes: Any) -> EngineStatus:
         "running": 1,
         "waiting_tokens": 64,
         "operations": {"load": 1},
+        "ended": {"load": Ended(3, 0.25)},
         "leases": 4,
         "counters": {"loaded_pages": 5, "committed_pages": 7},
         "seconds": {"model": 1.5},
