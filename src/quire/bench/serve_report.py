@@ -91,8 +91,9 @@ def _cut(result: Result) -> list[str]:
     notes = []
     if cut["turns"]:
         notes.append(
-            f"Left out: {cut['turns']} turns of {cut['sessions']} sessions that do not fit into "
-            f"the model's context of {result['context']:,} tokens."
+            f"Left out: {cut['turns']} turns of {cut['sessions']} sessions that might not fit into "
+            f"the model's context of {result['context']:,} tokens, at "
+            f"{result['chars_per_token']:.1f} characters per token."
         )
     if cut["answers"]:
         notes.append(

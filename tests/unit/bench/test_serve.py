@@ -131,7 +131,7 @@ def test_rounds_beyond_the_context_are_left_out_and_counted(url):
     assert result["requests"] + result["cut"]["turns"] == 60
     assert result["cut"]["sessions"] == 2
     assert max(sample["prompt_tokens"] for sample in result["samples"]) <= 4096 - 64
-    assert "turns of 2 sessions that do not fit into the model's context of 4,096" in text_of(
+    assert "turns of 2 sessions that might not fit into the model's context of 4,096" in text_of(
         result
     )
 
