@@ -251,12 +251,18 @@ def test_the_key_for_a_server_comes_from_the_environment(quire, fake, url, monke
     assert fake.keys == {"Bearer theirs", "Bearer ours"}
 
 
-def test_what_cannot_be_measured_is_one_sentence(quire, monkeypatch):
+def test_what_cannot_be_measured_is_one_sentence(quire):
     assert "write it as http://" in quire("bench", "serve", "localhost").sentence
     assert "cannot be reached" in quire("bench", "serve", "http://127.0.0.1:9").sentence
     ran = quire("bench", "serve", "http://127.0.0.1:9", "--workload", "poems")
     assert "use synthetic or agent or mtbench" in ran.sentence
     assert "raise one" in quire("bench", "ttft", "--repeats", "0", "--rounds", "0").sentence
+
+
+def test_what_is_not_installed_is_one_sentence(quire, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     ran = quire("bench", "serve", "http://127.0.0.1:9", "--plots", "p")
-    assert "pip install httpx" in ran.sentence
+    assert "this needs httpx and matplotlib" in ran.sentence
+    assert "pip install 'quire[bench]'" in ran.sentence
+    assert "pip install 'quire[serve]'" in quire("serve").sentence
+    assert "pip install 'quire[serve,bench]'" in quire("bench", "ttft").sentence

@@ -41,7 +41,7 @@ def write(result: Result, folder: Path) -> list[Path]:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            "--plots draws with matplotlib, which is not installed: pip install matplotlib"
+            "--plots draws with matplotlib, which is not installed: pip install 'quire[bench]'"
         ) from error
     pictures = {
         "ttft_by_round.png": _ttft_by_round,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from quire.cli.extras import CLIENT, PLOTS, SERVE, needs
 from quire.cli.output import EXIT_FOUND, AsJson, progress_bar, show, show_json, start_bar
 from quire.errors import ConfigError
 from quire.units import parse_size
@@ -92,9 +92,7 @@ def serve(
     Any OpenAI-compatible server will do; its key is taken from QUIRE_API_KEY or OPENAI_API_KEY.
     Exit code 1 when an answer was wrong in form.
     """
-    needs("httpx")
-    if plots is not None:
-        needs("matplotlib")
+    needs("bench", CLIENT if plots is None else CLIENT + PLOTS)
     from quire.bench import plots as pictures
     from quire.bench import serve as bench
     from quire.bench import serve_report
@@ -168,7 +166,7 @@ def ttft(
     Starts servers of its own and stops them. Exit code 1 when an answer differs from the computed
     one, or was not found in the tier that it should have been.
     """
-    needs("httpx")
+    needs("serve,bench", SERVE + CLIENT)
     from quire.bench import ttft as bench
     from quire.bench import ttft_report
     from quire.models import resolve
@@ -202,11 +200,6 @@ def ttft(
         show(*ttft_report.tables(result))
     if not result["ok"]:
         raise typer.Exit(EXIT_FOUND)
-
-
-def needs(package: str) -> None:
-    if importlib.util.find_spec(package) is None:
-        raise ConfigError(f"this needs {package}, which is not installed: pip install {package}")
 
 
 def _key() -> str | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from quire.cli import flags
+from quire.cli.extras import SERVE, needs
 from quire.cli.output import complain, show, start_bar
 from quire.cli.welcome import directions, tiers
 from quire.settings import (
@@ -45,6 +46,7 @@ def serve(
 ) -> None:
     """Serve a model over an OpenAI-compatible API, with all tiers of the cache."""
     loaded = flags.loaded(locals())
+    needs("serve", SERVE)
     machine = probe()
     settings = effective(loaded.settings, machine)
     for warning in check(loaded, settings, machine):

@@ -40,36 +40,39 @@ def ink(path) -> float:
     return 1 - max(histogram) / sum(histogram)
 
 
-def test_every_picture_has_something_on_it(tmp_path):
-    paths = plots.write(made_up(), tmp_path / "new")
-    assert [path.name for path in paths] == [
+@pytest.fixture(scope="module")
+def known(tmp_path_factory):
+    """Pictures of a run whose hits are known."""
+    return plots.write(made_up(), tmp_path_factory.mktemp("plots") / "new")
+
+
+def test_every_picture_has_something_on_it(known):
+    assert [path.name for path in known] == [
         "ttft_by_round.png",
         "hits_by_round.png",
         "ttft_by_length.png",
     ]
-    for path in paths:
+    for path in known:
         assert ink(path) > 0.02, path.name
     pyplot = sys.modules.get("matplotlib.pyplot")
     assert pyplot is None or pyplot.get_fignums() == [], "drawing left something behind"
 
 
-def test_pictures_show_the_figures(tmp_path):
-    fast = plots.write(made_up(speed=1.0), tmp_path / "a")
-    slow = plots.write(made_up(speed=3.0), tmp_path / "b")
-    assert fast[0].read_bytes() != slow[0].read_bytes()
-    assert fast[1].read_bytes() == slow[1].read_bytes()
+def test_pictures_show_the_figures(known, tmp_path):
+    slow = plots.write(made_up(speed=3.0), tmp_path)
+    assert known[0].read_bytes() != slow[0].read_bytes()
+    assert known[1].read_bytes() == slow[1].read_bytes()
 
 
-def test_unknown_hits_are_said_not_drawn(tmp_path):
-    known = plots.write(made_up(), tmp_path / "a")
-    unknown = plots.write(made_up(hits=False), tmp_path / "b")
+def test_unknown_hits_are_said_not_drawn(known, tmp_path):
+    unknown = plots.write(made_up(hits=False), tmp_path)
     assert ink(unknown[1]) < ink(known[1]) / 2
     assert ink(unknown[2]) > 0.01
 
 
 def test_without_matplotlib_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ConfigError, match="pip install matplotlib"):
+    with pytest.raises(ConfigError, match=r"pip install 'quire\[bench\]'"):
         plots.write(made_up(), tmp_path)
 
 

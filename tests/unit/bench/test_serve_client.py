@@ -14,7 +14,7 @@ DONE = event("[DONE]")
 
 def ask(url: str, body: dict = BODY, timeout_s: float = 10.0):
     async def once():
-        async with httpx.AsyncClient(base_url=url) as client:
+        async with httpx.AsyncClient(base_url=url, verify=False) as client:
             return await stream(client, "/v1/chat/completions", body, timeout_s=timeout_s)
 
     return asyncio.run(once())

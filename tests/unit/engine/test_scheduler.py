@@ -232,3 +232,18 @@ def test_a_failed_load_begins_again_with_the_right_answer(monkeypatch):
         monkeypatch.setattr(cpu, "copy_rows", fail_once)
         assert tiny.answer(PROMPT, 5) == oracle(PROMPT, 5)
         assert tiny.scheduler.counters.restarted == 1
+
+
+def test_waiting_requests_give_up_what_they_hold_before_a_running_one_stalls():
+    """They keep the whole device from being evicted, and the one that runs must grow."""
+    prompts = [other(seed, 20) for seed in range(3)]
+    with TinyEngine(device_pages=20, max_running=1) as tiny:
+        for prompt in prompts:
+            tiny.answer(prompt, 1)
+        running = tiny.ask(other(9, 8), 40)
+        tiny.step()
+        waiting = [tiny.ask(prompt, 3) for prompt in prompts]
+        tiny.run()
+        assert tiny.tokens(running) == oracle(other(9, 8), 40)
+        for prompt, request in zip(prompts, waiting, strict=True):
+            assert tiny.tokens(request) == oracle(prompt, 3)
