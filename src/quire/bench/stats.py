@@ -10,6 +10,9 @@ from typing import Any
 BOOTSTRAP_SAMPLES = 4000
 CONFIDENCE = 0.95
 
+Pairs = Sequence[tuple[float, float]]
+Estimate = Callable[[Pairs], float]
+
 
 def percentile(values: Sequence[float], share: float) -> float:
     """Linear between neighbours; 0.5 is the median."""
@@ -43,19 +46,23 @@ def ratio(ours: Sequence[float], theirs: Sequence[float], *, seed: int = 0) -> d
         raise ValueError("a ratio needs two series of the same length, with at least one value")
     pairs = list(zip(ours, theirs, strict=True))
     return {
-        "of_medians": _with_interval(pairs, statistics.median, seed),
-        "of_means": _with_interval(pairs, statistics.fmean, seed),
-        "median_of_pairs": statistics.median(a / b for a, b in pairs),
+        "of_medians": _with_interval(pairs, _of_middles(statistics.median), seed),
+        "of_means": _with_interval(pairs, _of_middles(statistics.fmean), seed),
+        "of_pairs": _with_interval(pairs, _of_pairs, seed),
         "confidence": CONFIDENCE,
     }
 
 
-def _with_interval(
-    pairs: Sequence[tuple[float, float]], middle: Callable[[list[float]], float], seed: int
-) -> dict[str, float]:
-    def of(drawn: Sequence[tuple[float, float]]) -> float:
-        return middle([a for a, _ in drawn]) / middle([b for _, b in drawn])
+def _of_middles(middle: Callable[[list[float]], float]) -> Estimate:
+    return lambda pairs: middle([a for a, _ in pairs]) / middle([b for _, b in pairs])
 
+
+def _of_pairs(pairs: Pairs) -> float:
+    """The median pair: what changes slowly cancels in each, and what hit only one is left out."""
+    return statistics.median(a / b for a, b in pairs)
+
+
+def _with_interval(pairs: Pairs, of: Estimate, seed: int) -> dict[str, float]:
     chance = random.Random(seed)
     drawn = [of(chance.choices(pairs, k=len(pairs))) for _ in range(BOOTSTRAP_SAMPLES)]
     tail = (1 - CONFIDENCE) / 2

@@ -136,7 +136,7 @@ class Engine:
                 reason = f"the model failed: {type(error).__name__}: {error}"
                 self._outputs += scheduler.fail([s.id for s in batch.segments], reason)
             else:
-                self._observe(batch.num_tokens, len(batch.segments), self._clock() - chosen)
+                self._observe(batch.num_tokens, self._clock() - chosen)
                 self._outputs += scheduler.complete(batch, result)
             self._seconds["model"] += self._clock() - chosen
             self._unchecked = True
@@ -232,9 +232,13 @@ class Engine:
         tables = [page_array(lease.pages) for lease in self.manager.leases]
         return len(np.unique(np.concatenate(tables))) if tables else 0
 
-    def _observe(self, num_tokens: int, num_segments: int, seconds: float) -> None:
-        """Tell the cost model how fast prompts are computed; decoding says nothing about that."""
-        if num_tokens >= 4 * num_segments and num_tokens >= self._namespace.page_size:
+    def _observe(self, num_tokens: int, seconds: float) -> None:
+        """Tell the cost model how fast prompts are computed.
+
+        Only by batches that are at least half full of prompt: decoding, and the short tail after a
+        hit, take much longer per token and say nothing about a prompt that would be recomputed.
+        """
+        if 2 * num_tokens >= self.scheduler.chunk_tokens:
             self.manager.observe_prefill(num_tokens, seconds)
 
     def _check_when_idle(self) -> None:

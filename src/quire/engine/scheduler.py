@@ -44,7 +44,7 @@ class Scheduler:
         self._page_size = manager.config.page_size
         self._max_running = max_running
         self._max_waiting = max_waiting
-        self._chunk_tokens = chunk_tokens
+        self.chunk_tokens = chunk_tokens
         self._clock = clock
         self.waiting: list[Request] = []
         self.running: list[Request] = []
@@ -115,7 +115,7 @@ class Scheduler:
         chosen: dict[RequestId, Segment] = {}
         for request in [r for r in self.running if r.remaining == 1]:
             self._continue(request, 1, chosen)
-        budget = max(self._chunk_tokens - len(chosen), self._page_size)
+        budget = max(self.chunk_tokens - len(chosen), self._page_size)
         for request in [r for r in self.running if r.remaining > 1]:
             if budget > 0:
                 budget -= self._continue(request, min(budget, request.remaining), chosen)

@@ -16,7 +16,7 @@ def test_ctrl_c_ends_it_with_0_and_leaves_nothing(tmp_path, store):
         with reading(client, map(first_turn, PLACES[:3])) as streams:
             server.press_ctrl_c()
         assert server.wait() == 0
-        assert all("stopped" in stream.error.message for stream in streams)
+        assert all("shutting down" in str(stream.error) for stream in streams)
         server.wait_gone()
         assert "Traceback" not in server.log
         assert server.leftovers() == []

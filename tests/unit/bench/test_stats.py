@@ -26,18 +26,25 @@ def test_the_interval_of_a_ratio_covers_what_is_true():
     base = [chance.uniform(0.9, 1.1) for _ in range(40)]
     ours = [value * 1.1 * chance.uniform(0.99, 1.01) for value in base]
     found = ratio(ours, base)
-    for kind in ("of_medians", "of_means"):
+    for kind in ("of_medians", "of_means", "of_pairs"):
         assert found[kind]["low"] <= 1.1 <= found[kind]["high"]
     assert found["of_means"]["high"] - found["of_means"]["low"] < 0.02
-    assert found["median_of_pairs"] == pytest.approx(1.1, abs=0.01)
+    assert found["of_pairs"]["ratio"] == pytest.approx(1.1, abs=0.01)
 
 
 def test_pairs_cancel_what_disturbs_both_sides():
     """A machine twice as slow half of the time widens each series, not their ratio."""
     slow = [1.0, 2.0] * 10
     found = ratio([1.01 * value for value in slow], slow)
-    assert found["of_means"]["low"] == pytest.approx(1.01)
-    assert found["of_means"]["high"] == pytest.approx(1.01)
+    for kind in ("of_means", "of_pairs"):
+        assert found[kind]["low"] == pytest.approx(1.01)
+        assert found[kind]["high"] == pytest.approx(1.01)
+
+
+def test_what_hits_one_side_of_a_few_pairs_is_left_out_of_the_median_pair():
+    found = ratio([1.0] * 17 + [3.0] * 3, [1.0] * 20)
+    assert found["of_means"]["ratio"] == pytest.approx(1.3)
+    assert found["of_pairs"] == {"ratio": 1.0, "low": 1.0, "high": 1.0}
 
 
 def test_the_interval_is_the_same_each_time():

@@ -247,3 +247,14 @@ def test_waiting_requests_give_up_what_they_hold_before_a_running_one_stalls():
         assert tiny.tokens(running) == oracle(other(9, 8), 40)
         for prompt, request in zip(prompts, waiting, strict=True):
             assert tiny.tokens(request) == oracle(prompt, 3)
+
+
+def test_the_cost_model_hears_of_full_batches_only(monkeypatch):
+    """The tail after a hit takes long per token; it must not make recomputing look slow."""
+    observed = []
+    with TinyEngine(chunk_tokens=16) as tiny:
+        monkeypatch.setattr(tiny.manager, "observe_prefill", lambda n, _: observed.append(n))
+        tiny.answer(PROMPT, 3)
+        assert observed == [16, 14]
+        tiny.answer(PROMPT, 3)
+        assert observed == [16, 14]
