@@ -93,10 +93,10 @@ def serve(
     Exit code 1 when an answer was wrong in form.
     """
     needs("bench", CLIENT if plots is None else CLIENT + PLOTS)
-    from quire.bench import plots as pictures
-    from quire.bench import serve as bench
-    from quire.bench import serve_report
-    from quire.bench.serve_workload import Shape, Workload
+    from quire.bench.serve import plots as pictures
+    from quire.bench.serve import report as serve_report
+    from quire.bench.serve import run as bench
+    from quire.bench.serve.workload import Shape, Workload
 
     kinds = {kind.value: kind for kind in Workload}
     if workload not in kinds:
@@ -167,8 +167,8 @@ def ttft(
     one, or was not found in the tier that it should have been.
     """
     needs("serve,bench", SERVE + CLIENT)
-    from quire.bench import ttft as bench
-    from quire.bench import ttft_report
+    from quire.bench.ttft import report as ttft_report
+    from quire.bench.ttft import run as bench
     from quire.models import resolve
     from quire.settings import effective, load, probe
 

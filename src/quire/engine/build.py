@@ -18,6 +18,7 @@ from quire.errors import MemoryBudgetError
 from quire.keys import Namespace
 from quire.manager import CacheManager
 from quire.memory.layout import PageLayout
+from quire.memory.sizing import check_host_budget
 from quire.models import ModelShape, describe, fingerprint
 from quire.units import format_bytes
 from quire.worker import ComponentConfig, WorkerConfig
@@ -26,6 +27,7 @@ Progress = Callable[[str, float], None]
 
 _MAX_INFLIGHT_SHARE = 0.5
 _MIN_DEVICE_PAGES = 4
+_MIN_HOST_PAGES = 4
 
 
 def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engine:
@@ -116,11 +118,18 @@ def _num_pages(config: EngineConfig, layouts: list[PageLayout]) -> tuple[int, in
             f"{format_bytes(device_bytes)}: give at least "
             f"{format_bytes(_MIN_DEVICE_PAGES * device_bytes)}, better many times that"
         )
-    if config.host_bytes and not host_pages:
+    if config.host_bytes and host_pages < _MIN_HOST_PAGES:
         raise MemoryBudgetError(
-            f"host_memory of {format_bytes(config.host_bytes)} does not hold one page of "
-            f"{format_bytes(host_bytes)}: give more, or 0 for none"
+            f"host_memory of {format_bytes(config.host_bytes)} holds {host_pages} pages of "
+            f"{format_bytes(host_bytes)}: give at least "
+            f"{format_bytes(_MIN_HOST_PAGES * host_bytes)}, or 0 for none"
         )
+    on_cpu = config.device == "cpu"
+    check_host_budget(
+        host_pages * host_bytes + (device_pages * device_bytes if on_cpu else 0),
+        what="the cache",
+        option="device_memory and host_memory together" if on_cpu else "host_memory",
+    )
     return device_pages, host_pages
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import signal
 import socket
@@ -75,10 +76,10 @@ def bind(config: ServerConfig) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        raise ConfigError(
-            f"cannot listen on {where} ({error.strerror}): "
-            "choose another port, or stop what uses this one"
-        ) from error
+        fix = "choose another port, or stop what uses this one"
+        if error.errno == errno.EADDRNOTAVAIL:
+            fix = "give --host an address of this machine, such as 127.0.0.1"
+        raise ConfigError(f"cannot listen on {where} ({error.strerror}): {fix}") from error
     return listener
 
 

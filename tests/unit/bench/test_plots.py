@@ -4,14 +4,14 @@ import sys
 
 import pytest
 
-from quire.bench import plots
-from quire.bench.serve_stats import result
+from quire.bench.serve import plots
+from quire.bench.serve.figures import result
 from quire.errors import ConfigError
 
 
 def made_up(hits: bool = True, speed: float = 1.0) -> dict:
-    from quire.bench.serve import Sample
-    from quire.bench.serve_client import Answer, Verdict
+    from quire.bench.serve.client import Answer, Verdict
+    from quire.bench.serve.run import Sample
 
     samples = []
     for number in range(1, 6):

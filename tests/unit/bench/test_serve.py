@@ -7,9 +7,9 @@ import threading
 import pytest
 from rich.console import Console
 
-from quire.bench import serve_report
-from quire.bench.serve import Load, Target, run
-from quire.bench.serve_workload import Shape, Workload
+from quire.bench.serve import report as serve_report
+from quire.bench.serve.run import Load, Target, run
+from quire.bench.serve.workload import Shape, Workload
 from quire.errors import ConfigError, EngineError
 from unit.bench.fake_server import chunk, event, usage
 

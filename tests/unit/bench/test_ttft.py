@@ -10,11 +10,13 @@ import httpx
 import pytest
 from rich.console import Console
 
-from quire.bench import ttft_hits, ttft_overhead, ttft_report
-from quire.bench.admin_client import AdminClient
-from quire.bench.server_process import ServerProcess
-from quire.bench.ttft_overhead import WITH, WITHOUT, Side
-from quire.bench.ttft_prompts import Prompts
+from quire.bench.ttft import hits as ttft_hits
+from quire.bench.ttft import overhead as ttft_overhead
+from quire.bench.ttft import report as ttft_report
+from quire.bench.ttft.admin import AdminClient
+from quire.bench.ttft.overhead import WITH, WITHOUT, Side
+from quire.bench.ttft.prompts import Prompts
+from quire.bench.ttft.server import ServerProcess
 from quire.errors import EngineError, ModelError
 from unit.bench.fake_server import Fake, serving
 

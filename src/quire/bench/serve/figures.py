@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from quire.bench.serve_client import ANYWHERE, TIERS, Answer, Verdict
+from quire.bench.serve.client import ANYWHERE, TIERS, Answer, Verdict
 from quire.bench.stats import summary
 from quire.errors import EngineError
 
 if TYPE_CHECKING:
-    from quire.bench.serve import Sample
+    from quire.bench.serve.run import Sample
 
 Result = dict[str, Any]
 

@@ -9,8 +9,8 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from quire.bench.ttft import describe
-from quire.bench.ttft_overhead import WITH, WITHOUT
+from quire.bench.ttft.overhead import WITH, WITHOUT
+from quire.bench.ttft.run import describe
 
 Result = dict[str, Any]
 

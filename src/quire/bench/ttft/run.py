@@ -16,11 +16,11 @@ from typing import Any
 
 import httpx
 
-from quire.bench import ttft_hits, ttft_overhead
-from quire.bench.admin_client import AdminClient
-from quire.bench.server_process import ServerProcess
-from quire.bench.ttft_overhead import WITH, WITHOUT, Side
-from quire.bench.ttft_prompts import Prompts
+from quire.bench.ttft import hits, overhead
+from quire.bench.ttft.admin import AdminClient
+from quire.bench.ttft.overhead import WITH, WITHOUT, Side
+from quire.bench.ttft.prompts import Prompts
+from quire.bench.ttft.server import ServerProcess
 from quire.errors import EngineError
 from quire.units import format_bytes
 
@@ -79,8 +79,8 @@ async def _run(plan: Plan, prompts: Prompts, folder: Path, progress: Progress) -
         await _warm_up(on, prompts)
         if plan.repeats:
             texts = [prompts.next(plan.prompt_tokens) for _ in range(plan.repeats)]
-            total = len(texts) * len(ttft_hits.CASES)
-            result["hits"] = await ttft_hits.measure(
+            total = len(texts) * len(hits.CASES)
+            result["hits"] = await hits.measure(
                 on.client, on.admin, on.model, texts, lambda done: progress("hits", done, total)
             )
         if plan.rounds:
@@ -91,7 +91,7 @@ async def _run(plan: Plan, prompts: Prompts, folder: Path, progress: Progress) -
             result["overhead"] = {
                 "prompt_tokens": plan.unique_tokens,
                 "output_tokens": plan.output_tokens,
-                **await ttft_overhead.measure(
+                **await overhead.measure(
                     (on, off),
                     texts,
                     plan.output_tokens,
@@ -127,7 +127,7 @@ def _store_bytes(plan: Plan) -> int:
 async def _warm_up(side: Side, prompts: Prompts) -> None:
     """The first requests of a process are slower: buffers, thread pools, lazy imports."""
     for _ in range(2):
-        answer = await ttft_hits.ask(side.client, side.model, prompts.next(_WARM_UP_TOKENS), 4)
+        answer = await hits.ask(side.client, side.model, prompts.next(_WARM_UP_TOKENS), 4)
     await side.admin.wait_idle()
     if answer.cached is None:
         raise EngineError(

@@ -13,7 +13,7 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.bench.serve_report import describe, hit_names
+from quire.bench.serve.report import describe, hit_names
 from quire.bench.stats import percentile
 from quire.errors import ConfigError
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import httpx
 
-from quire.bench.admin_client import AdminClient
 from quire.bench.stats import ratio, summary
-from quire.bench.ttft_hits import ask
+from quire.bench.ttft.admin import AdminClient
+from quire.bench.ttft.hits import ask
 
 Result = dict[str, Any]
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import httpx
 
-from quire.bench.admin_client import AdminClient
-from quire.bench.serve_client import Answer, Verdict, stream
+from quire.bench.serve.client import Answer, Verdict, stream
+from quire.bench.ttft.admin import AdminClient
 from quire.errors import EngineError
 
 COMPLETIONS = "/v1/completions"

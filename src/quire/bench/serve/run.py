@@ -19,9 +19,9 @@ from typing import Any
 
 import httpx
 
-from quire.bench import serve_stats
-from quire.bench.serve_client import Answer, Verdict, stream
-from quire.bench.serve_workload import (
+from quire.bench.serve import figures
+from quire.bench.serve.client import Answer, Verdict, stream
+from quire.bench.serve.workload import (
     TEMPLATE_TOKENS,
     Plan,
     Session,
@@ -122,7 +122,7 @@ async def _run(target: Target, load: Load, progress: Progress) -> Result:
         "num_sessions": len(plan.sessions),
         "cut": asdict(plan.cut),
     }
-    return serve_stats.result(about, client_run.samples, duration_s)
+    return figures.result(about, client_run.samples, duration_s)
 
 
 def _plan(load: Load, chars_per_token: float, context: int | None) -> Plan:
