@@ -18,7 +18,7 @@ PACKAGE = Path(quire.__file__).parent
 
 BOTTOM = {"types", "errors", "units", "messages"}
 LEADER = BOTTOM | {"config", "keys", "eviction", "tree", "components", "memory.allocator"}
-HANDS = BOTTOM | {"memory", "transfer", "store"}
+HANDS = BOTTOM | {"child", "memory", "transfer", "store"}
 LIBRARY = LEADER | HANDS | {"manager", "worker"}
 
 # part → parts it may import. A part is a module, or a package as a whole.
@@ -27,6 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "units": {"errors"},
     "messages": {"types"},
+    "child": {"errors"},
     "keys": {"types", "errors"},
     "eviction": set(),
     "config": {"errors", "eviction"},

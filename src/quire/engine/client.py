@@ -27,6 +27,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from quire.child import send_startup
 from quire.engine.config import EngineConfig
 from quire.engine.messages import (
     Abort,
@@ -50,7 +51,7 @@ from quire.engine.messages import (
     decode_to_server,
     encode,
 )
-from quire.engine.startup import Startup, model_environment, send_startup
+from quire.engine.startup import Startup, model_environment
 from quire.errors import EngineError
 from quire.types import RequestId
 

@@ -16,6 +16,7 @@ from typing import NoReturn
 import msgspec
 import zmq
 
+from quire.child import read_startup, stop_when_orphaned
 from quire.engine.engine import Engine
 from quire.engine.messages import (
     Shutdown,
@@ -27,7 +28,7 @@ from quire.engine.messages import (
     decode_to_engine,
     encode,
 )
-from quire.engine.startup import Startup, on_orphaned, read_startup, remove_socket
+from quire.engine.startup import Startup
 from quire.errors import QuireError
 
 _EXIT_START_FAILED = 2
@@ -89,16 +90,12 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _leave)
     stop = threading.Event()
     startup, parent = read_startup(Startup)
-
-    def orphaned() -> None:
-        stop.set()
-        remove_socket(startup.address)
-
-    on_orphaned(parent, orphaned)
+    stop_when_orphaned(parent, stop, startup.address)
     line = Line(startup.address)
     try:
         return _build_and_serve(startup, line, stop)
     finally:
+        stop.set()
         line.close()
 
 

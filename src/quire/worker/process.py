@@ -8,18 +8,16 @@ writes to it again, so end-of-file means that it died, however it died.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import zmq
 
+from quire.child import read_startup, stop_when_orphaned
 from quire.errors import QuireError
 from quire.messages import Command, Completion
 from quire.worker import wire
@@ -30,9 +28,7 @@ if TYPE_CHECKING:
 
 _BUSY_POLL_MS = 1
 _IDLE_POLL_MS = 50
-_ORPHAN_GRACE_S = 5.0
 _EXIT_START_FAILED = 2
-_EXIT_ORPHAN = 3
 
 
 Handler = Callable[[bytes], bytes | None]
@@ -106,55 +102,12 @@ def _send(socket: zmq.Socket[bytes], message: wire.ToLeader) -> bool:
     return True
 
 
-def _read_startup(stream: BinaryIO) -> wire.Startup:
-    size = int.from_bytes(_read_exactly(stream, 4), "little")
-    if not 0 < size <= wire.MAX_STARTUP_BYTES:
-        raise QuireError("a worker process is started by RemoteWorkers, not by hand")
-    return wire.decode_startup(_read_exactly(stream, size))
+Start = Callable[[wire.Startup], "tuple[CacheWorker, Handler | None]"]
+"""Builds what runs here: a worker, and what to do with parcels."""
 
 
-def _read_exactly(stream: BinaryIO, size: int) -> bytes:
-    data = b""
-    while len(data) < size and (piece := stream.read(size - len(data))):
-        data += piece
-    return data
-
-
-def _watch_leader(stream: BinaryIO, stop: threading.Event, address: str) -> None:
-    """Runs on a thread: when the leader is gone, stop; if that takes too long, exit anyway."""
-    with contextlib.suppress(OSError):
-        while stream.read(1):
-            pass
-    if stop.is_set():
-        return
-    stop.set()
-    _remove_socket(address)
-    time.sleep(_ORPHAN_GRACE_S)
-    os._exit(_EXIT_ORPHAN)
-
-
-def _remove_socket(address: str) -> None:
-    """The leader can no longer tidy up after itself; the last child to leave finds it done."""
-    path = Path(address.removeprefix("ipc://"))
-    with contextlib.suppress(OSError):
-        path.unlink()
-    with contextlib.suppress(OSError):
-        path.parent.rmdir()
-
-
-@dataclass(frozen=True, slots=True)
-class Duties:
-    """What a process does beside being a worker."""
-
-    handle: Handler | None = None
-    close: Callable[[], None] = lambda: None
-
-
-Start = Callable[[wire.Startup], "tuple[CacheWorker, Duties]"]
-
-
-def start_worker(startup: wire.Startup) -> tuple[CacheWorker, Duties]:
-    return build_worker(startup.config), Duties()
+def start_worker(startup: wire.Startup) -> tuple[CacheWorker, Handler | None]:
+    return build_worker(startup.config), None
 
 
 def main(start: Start = start_worker) -> int:
@@ -162,11 +115,8 @@ def main(start: Start = start_worker) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    stdin = os.fdopen(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
-    startup = _read_startup(stdin)
-    threading.Thread(
-        target=_watch_leader, args=(stdin, stop, startup.address), name="quire-watch", daemon=True
-    ).start()
+    startup, leader = read_startup(wire.Startup)
+    stop_when_orphaned(leader, stop, startup.address)
 
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
@@ -185,7 +135,7 @@ def _build_and_serve(
     start: Start, startup: wire.Startup, socket: zmq.Socket[bytes], stop: threading.Event
 ) -> int:
     try:
-        worker, duties = start(startup)
+        worker, handle = start(startup)
     except Exception as error:  # process boundary: the leader turns this into a WorkerError
         sentence = (
             str(error) if isinstance(error, QuireError) else f"{type(error).__name__}: {error}"
@@ -194,9 +144,8 @@ def _build_and_serve(
         return _EXIT_START_FAILED
     try:
         socket.send(wire.encode(wire.Ready(startup.config.rank)))
-        serve(worker, socket, stop, heartbeat_s=startup.heartbeat_s, handle=duties.handle)
+        serve(worker, socket, stop, heartbeat_s=startup.heartbeat_s, handle=handle)
     finally:
-        duties.close()
         worker.close()
     return 0
 

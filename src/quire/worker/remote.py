@@ -28,6 +28,7 @@ from pathlib import Path
 
 import zmq
 
+from quire.child import send_startup
 from quire.errors import WorkerError
 from quire.memory.sizing import check_host_budget
 from quire.messages import Command, Completion, WorkerLost
@@ -200,9 +201,6 @@ class RemoteWorkers:
     def _spawn(self, config: WorkerConfig) -> None:
         identity = f"rank-{config.rank}-{secrets.token_hex(16)}".encode()
         program = self._program
-        startup = wire.encode(
-            wire.Startup(self._address, identity, self._liveness.heartbeat_s, config, program.extra)
-        )
         process = subprocess.Popen(
             [sys.executable, "-m", program.module],
             stdin=subprocess.PIPE,
@@ -211,10 +209,10 @@ class RemoteWorkers:
         self._children[identity] = _Child(
             config.rank, identity, process, ChildState.STARTING, self._clock()
         )
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died at once: _await_ready says so
-            process.stdin.write(len(startup).to_bytes(4, "little") + startup)
-            process.stdin.flush()
+        startup = wire.Startup(
+            self._address, identity, self._liveness.heartbeat_s, config, program.extra
+        )
+        send_startup(process, startup)
 
     def _await_ready(self) -> None:
         deadline = self._clock() + self._liveness.start_timeout_s

@@ -11,8 +11,6 @@ import msgspec
 from quire.messages import Command, Completion
 from quire.worker.config import WorkerConfig
 
-MAX_STARTUP_BYTES = 1 << 20
-
 
 class _Message(msgspec.Struct, frozen=True, tag_field="t"):
     pass
@@ -65,16 +63,11 @@ ToLeader = Ready | StartFailed | Heartbeat | Report | Parcel
 
 _to_worker = msgspec.msgpack.Decoder(ToWorker)
 _to_leader = msgspec.msgpack.Decoder(ToLeader)
-_startup = msgspec.msgpack.Decoder(Startup)
 _encoder = msgspec.msgpack.Encoder()
 
 
-def encode(message: ToWorker | ToLeader | Startup) -> bytes:
+def encode(message: ToWorker | ToLeader) -> bytes:
     return _encoder.encode(message)
-
-
-def decode_startup(data: bytes) -> Startup:
-    return _startup.decode(data)
 
 
 def decode_to_worker(data: bytes) -> ToWorker | None:

@@ -11,7 +11,7 @@ from e2e.serving.oracle import check_same
 from e2e.serving.server import Server, wait_until
 from e2e.serving.stores import keys_in, strangers, unfinished, url_of, verify
 
-NUM_TOKENS = 12
+NUM_TOKENS = 8
 OPTIONS = {
     "device_memory": "96MiB",
     "host_memory": "96MiB",
@@ -28,7 +28,7 @@ def test_kill_9_in_mid_load_then_the_conversations_go_on(tmp_path, store, oracle
     ):
         go_on(client, oracle, chats)
         # Again, and this time nobody can tidy up: all its processes are killed at once.
-        with reading(client, map(first_turn, PLACES[3:])) as streams:
+        with reading(client, map(first_turn, PLACES[5:])) as streams:
             wait_for_a_write(store)
             server.kill_all()
         assert all(isinstance(s.error, openai.APIConnectionError) for s in streams)
@@ -43,7 +43,7 @@ def test_two_ranks_killed_in_mid_load_then_one_of_the_next_two(tmp_path, store, 
         client_of(server) as client,
     ):
         go_on(client, oracle, chats)
-        with reading(client, map(first_turn, PLACES[3:])) as streams:
+        with reading(client, map(first_turn, PLACES[5:])) as streams:
             server.ranks[1].kill()
         check_told(streams)
         assert server.wait() == 1
@@ -58,7 +58,7 @@ def test_an_engine_that_is_killed_takes_its_ranks_and_the_server_along(tmp_path,
         Server(tmp_path / "only", store=url_of(store), tp=2, **OPTIONS) as server,
         client_of(server) as client,
     ):
-        with reading(client, map(first_turn, PLACES[:4])) as streams:
+        with reading(client, map(first_turn, PLACES[:3])) as streams:
             server.engine.kill()
         check_told(streams)
         assert server.wait() == 1
@@ -94,7 +94,7 @@ def kill_in_mid_load(folder, store, **options):
             chat = first_turn(place)
             answer = client.chat(chat, num_tokens=NUM_TOKENS)
             chats.append(next_turn(chat, answer.text))
-        with reading(client, [*chats, *map(first_turn, PLACES[2:])]) as streams:
+        with reading(client, [*chats, *map(first_turn, PLACES[2:5])]) as streams:
             wait_for_a_write(store)
             server.process.kill()
         assert all(isinstance(s.error, openai.APIConnectionError) for s in streams)

@@ -12,21 +12,21 @@ import msgspec
 
 from quire.engine.batch import decode_batch, encode
 from quire.engine.executor.rank import RankConfig, build_rank
-from quire.worker.process import Duties, main
+from quire.worker.process import Handler, main
 from quire.worker.wire import Startup
 
 if TYPE_CHECKING:
     from quire.worker.worker import CacheWorker
 
 
-def start(startup: Startup) -> tuple[CacheWorker, Duties]:
+def start(startup: Startup) -> tuple[CacheWorker, Handler]:
     config = msgspec.msgpack.decode(startup.extra, type=RankConfig)
     rank = build_rank(config, startup.config)
 
     def run(data: bytes) -> bytes:
         return encode(rank.runner.run(decode_batch(data)))
 
-    return rank.worker, Duties(run)
+    return rank.worker, run
 
 
 if __name__ == "__main__":
