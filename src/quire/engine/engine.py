@@ -121,6 +121,8 @@ class Engine:
         began = self._clock()
         workers, manager, scheduler = self._executor.workers, self.manager, self.scheduler
         workers.submit(manager.step(workers.poll()))
+        for reason in manager.core.operations.lost_ranks.values():
+            raise RankLost(reason)
         self._questions.advance()
         self._outputs += scheduler.expire()
         batch = scheduler.schedule()

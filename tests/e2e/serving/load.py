@@ -107,11 +107,10 @@ class Outcome:
 
 def prompts() -> list[Messages]:
     """A few documents, each asked about more than once."""
-    chats = []
-    for length, place in enumerate(PLACES[:4]):
+    chats: list[Messages] = []
+    for place in PLACES[:4]:
         (turn,) = first_turn(place)
-        for question in QUESTIONS:
-            chats.append([turn | {"content": turn["content"] * (1 + length % 2) + question}])
+        chats += [[turn | {"content": turn["content"] + question}] for question in QUESTIONS]
     return chats
 
 

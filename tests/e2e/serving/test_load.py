@@ -18,7 +18,7 @@ NUM_COMPARED = 4 if SECONDS < 60 else len(prompts())
 """Prompts whose answers under load are compared with those of the idle server."""
 OPTIONS = {
     "device_memory": "40MiB",
-    "host_memory": "32MiB",
+    "host_memory": "24MiB",
     "max_waiting": 24,
     "max_context": 512,
     "prefetch_threshold": 32,
