@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from quire.memory.host import HostPool
     from quire.worker.worker import CacheWorker, ComponentPools
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "CacheConfig",
