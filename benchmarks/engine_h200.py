@@ -96,12 +96,12 @@ def measure(asker: Asker, length: int, seed: int) -> dict[str, float]:
     manager.flush(Tier.DEVICE)
     times["host"], again, cached = asker.ask(prompt)
     assert cached.host > 0.9 * length, cached
-    assert again == found
+    assert again[0] == found[0]
     asker.settle()
     manager.flush(Tier.DEVICE)
     manager.flush(Tier.HOST)
     times["store"], again, cached = asker.ask(prompt)
-    assert again == found
+    assert again[0] == found[0]
     times["store_share"] = cached.store / length
     times["same_as_computed"] = float(cold == found)
     return times

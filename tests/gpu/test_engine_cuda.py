@@ -97,11 +97,13 @@ def test_every_tier_gives_the_same_tokens_c32(directory, tmp_path, dtype):
         assert engine.manager.counters.fetched_pages > 0
     finally:
         engine.close()
-    # From here on the same bytes meet the same shapes: equal to the bit, whatever the type.
-    assert device == host == store
+    # Up to the first token the same bytes meet the same shapes: equal to the bit, whatever the
+    # type. After it, the page in which prompt and answer meet may be either request's.
+    for found in (host, store):
+        assert [tokens[0] for tokens in found] == [tokens[0] for tokens in device]
     if dtype == "float32":
-        assert_equal_but_for_noise(directory, cold)
-        assert_equal_but_for_noise(directory, device)
+        for answers in (cold, device, host, store):
+            assert_equal_but_for_noise(directory, answers)
 
 
 def assert_equal_but_for_noise(directory, answers: list[list[int]]) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from quire.engine.batch import Batch
 from quire.engine.executor import Executor
 from quire.engine.executor.base import RankLost
 from quire.engine.messages import (
@@ -77,6 +78,8 @@ class Engine:
         self._questions = Questions(manager, self.namespace_of, self.status)
         self._outputs: list[Output] = []
         self._seconds = {"step": 0.0, "model": 0.0}
+        self._unobserved_tokens = 0
+        self._unobserved_s = 0.0
         self._next_report_s = 0.0
         self._unchecked = False
         self._next_check_s = 0.0
@@ -138,7 +141,7 @@ class Engine:
                 reason = f"the model failed: {type(error).__name__}: {error}"
                 self._outputs += scheduler.fail([s.id for s in batch.segments], reason)
             else:
-                self._observe(batch.num_tokens, self._clock() - chosen)
+                self._observe(batch, self._clock() - chosen)
                 self._outputs += scheduler.complete(batch, result)
             self._seconds["model"] += self._clock() - chosen
             self._unchecked = True
@@ -234,14 +237,20 @@ class Engine:
         tables = [page_array(lease.pages) for lease in self.manager.leases]
         return len(np.unique(np.concatenate(tables))) if tables else 0
 
-    def _observe(self, num_tokens: int, seconds: float) -> None:
+    def _observe(self, batch: Batch, seconds: float) -> None:
         """Tell the cost model how fast prompts are computed.
 
-        Only by batches that are at least half full of prompt: decoding, and the short tail after a
-        hit, take much longer per token and say nothing about a prompt that would be recomputed.
+        Only a batch that picks a token is known to have ended when it returns: on an accelerator
+        those before it are only launched by then, so their time is counted with it. And only what
+        fills at least half a batch counts: decoding, and the short tail after a hit, take much
+        longer per token and say nothing about a prompt that would be recomputed.
         """
-        if 2 * num_tokens >= self.scheduler.chunk_tokens:
-            self.manager.observe_prefill(num_tokens, seconds)
+        self._unobserved_tokens += batch.num_tokens
+        self._unobserved_s += seconds
+        if any(segment.row is not None for segment in batch.segments):
+            if 2 * self._unobserved_tokens >= self.scheduler.chunk_tokens:
+                self.manager.observe_prefill(self._unobserved_tokens, self._unobserved_s)
+            self._unobserved_tokens, self._unobserved_s = 0, 0.0
 
     def _check_when_idle(self) -> None:
         if not self._unchecked or len(self.scheduler) or not self.manager.idle:

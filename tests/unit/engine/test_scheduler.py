@@ -255,6 +255,6 @@ def test_the_cost_model_hears_of_full_batches_only(monkeypatch):
     with TinyEngine(chunk_tokens=16) as tiny:
         monkeypatch.setattr(tiny.manager, "observe_prefill", lambda n, _: observed.append(n))
         tiny.answer(PROMPT, 3)
-        assert observed == [16, 14]
+        assert observed == [30]
         tiny.answer(PROMPT, 3)
-        assert observed == [16, 14]
+        assert observed == [30]
