@@ -15,7 +15,9 @@ DOCUMENTS = [
     "docs/metrics.md",
     "docs/serving.md",
 ]
-SOURCES = {path.name for path in (ROOT / "src/quire").rglob("*.py")}
+SOURCES = {
+    path.name for place in ("src/quire", "benchmarks") for path in (ROOT / place).rglob("*.py")
+}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
