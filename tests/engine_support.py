@@ -1,18 +1,22 @@
 """A tiny model for tests of the engine: no weights, every page matters, every answer is known.
 
-`SumModel` keeps one number per position in the pages, as a model keeps keys and values:
+`SumModel` keeps one number per position in the pages, as a model keeps keys and values; in a mix
+with a window also those of the last WINDOW positions, and with recurrence a state r:
 
-    x[p] = (token[p] · 31 + p + Σ x[j < p]) mod 4093        next token = (Σ x) mod 50
+    x[p] = (token[p] · 31 + p + s) mod 4093     s = Σ x[j < p] + 3 · Σ x[p - WINDOW < j < p] + 5r
+    r'   = (7r + x[p]) mod 4093                 next token = s mod 50
 
-It reads the sum from the pages, so any wrong, missing or early page changes what follows. The
-workers, pools, copies and stores around it are the real ones.
+It reads the sums from the pages and the state from its slot, so any wrong, missing or early page
+changes what follows. The workers, pools, copies and stores around it are the real ones.
 """
 
 import time
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
+from quire.components import Component, FullAttention, PoolSize, Recurrent, SlidingWindow
 from quire.config import CacheConfig, PrefetchConfig, PrefetchPolicy, WriteConfig, WritePolicy
 from quire.engine.batch import Batch, BatchResult, Segment, SegmentResult
 from quire.engine.engine import Engine
@@ -23,40 +27,64 @@ from quire.errors import WorkerError
 from quire.keys import Namespace
 from quire.manager import CacheManager
 from quire.memory.layout import PageLayout
-from quire.types import RequestId, page_array
+from quire.types import NO_SLOT, RequestId, page_array
 from quire.worker import ComponentConfig, LocalWorkers, WorkerConfig, build_worker
 
 PAGE = 4
 MODULUS = 4093
 VOCABULARY = 50
+WINDOW = 10
+MIXES = ("full", "full+window", "full+recurrent", "full+window+recurrent")
 LAYOUT = PageLayout("full", 2, 1, 2, "float32", PAGE)
+LAYOUTS = {
+    "full": LAYOUT,
+    "window": PageLayout("window", 2, 1, 2, "float32", PAGE),
+    "recurrent": PageLayout("recurrent", 1, 1, 16, "uint8", 1, num_planes=1),
+}
 
 
-def oracle(prompt: Sequence[int], num_tokens: int, stop_ids: Sequence[int] = ()) -> list[int]:
+def oracle(
+    prompt: Sequence[int], num_tokens: int, stop_ids: Sequence[int] = (), mix: str = "full"
+) -> list[int]:
     """What SumModel answers, computed without any page."""
-    total = 0
-    for position, token in enumerate(prompt):
-        total += (token * 31 + position + total) % MODULUS
+    xs: list[int] = []
+    state = total = 0
     answer: list[int] = []
-    position = len(prompt)
-    while len(answer) < num_tokens:
-        token = total % VOCABULARY
-        answer.append(token)
-        if token in stop_ids:
-            break
-        total += (token * 31 + position + total) % MODULUS
-        position += 1
-    return answer
+
+    def seen() -> int:
+        window = sum(xs[1 - WINDOW :]) if "window" in mix else 0
+        return total + 3 * window + 5 * (state if "recurrent" in mix else 0)
+
+    tokens = list(prompt)
+    while True:
+        position = len(xs)
+        if position == len(tokens):
+            token = seen() % VOCABULARY
+            answer.append(token)
+            if len(answer) == num_tokens or token in stop_ids:
+                return answer
+            tokens.append(token)
+        x = (tokens[position] * 31 + position + seen()) % MODULUS
+        xs.append(x)
+        total += x
+        state = (7 * state + x) % MODULUS
 
 
 class SumModel:
     """An Executor of one rank."""
 
-    def __init__(self, device_pages: int, host_pages: int, fingerprint: str = "sum") -> None:
-        component = ComponentConfig(LAYOUT, device_pages, host_pages)
-        self.worker = build_worker(WorkerConfig(0, 1, fingerprint, [component]))
+    def __init__(
+        self,
+        device_pages: int,
+        host_pages: int,
+        fingerprint: str = "sum",
+        components: Sequence[Component] = (FullAttention(),),
+    ) -> None:
+        full = PoolSize(device_pages, host_pages)
+        configs = [ComponentConfig(LAYOUTS[c.name], *(c.pool or full)) for c in components]
+        self.worker = build_worker(WorkerConfig(0, 1, fingerprint, configs))
         self.workers = LocalWorkers([self.worker])
-        self.pool = self.worker.components["full"].device
+        self.pools = {name: pools.device for name, pools in self.worker.components.items()}
         self.num_computed = 0
         """Tokens, over all batches."""
         self.fail_next = False
@@ -65,7 +93,14 @@ class SumModel:
         if self.fail_next:
             self.fail_next = False
             raise RuntimeError("out of luck")
+        own = [s.state for s in batch.segments if s.state != NO_SLOT]
+        own += [s.save for s in batch.segments if s.save != NO_SLOT]
+        assert len(own) == len(set(own)), "two requests write one slot"
+        assert not set(own) & {s.restore for s in batch.segments}, "a snapshot is written"
         return BatchResult(batch.number, [self._run(segment) for segment in batch.segments])
+
+    def self_check(self) -> str:
+        return ""
 
     def store_counters(self) -> dict[str, int]:
         return self.worker.store_counters()
@@ -76,25 +111,73 @@ class SumModel:
     def _run(self, segment: Segment) -> SegmentResult:
         try:
             for op in segment.loads:
-                for layer in range(LAYOUT.num_layers):
-                    self.worker.wait_layer(op, layer)
+                for name in self.pools:
+                    for layer in range(LAYOUTS[name].num_layers):
+                        self.worker.wait_layer(op, layer, name)
         except WorkerError as error:
             return SegmentResult(failed=str(error))
-        pages = page_array(segment.pages)
-        assert len(set(pages.tolist())) == len(pages), "a page twice in one table"
-        seen = [self.pool.v(layer)[pages.tolist()].flatten(0, 1) for layer in range(2)]
-        total = int(seen[1][: segment.start, 0, 1].double().sum())
-        for i, token in enumerate(np.frombuffer(segment.tokens, dtype="<i4").tolist()):
-            position = segment.start + i
-            x = (token * 31 + position + total) % MODULUS
-            for layer in range(LAYOUT.num_layers):
-                for plane in self.pool.planes(layer):
-                    plane[int(pages[position // PAGE]), position % PAGE] = float(x)
+        start = segment.start
+        full = _Numbers(self.pools["full"], segment.pages, 0)
+        total = sum(full.read(0, start))
+        window = None
+        if "window" in self.pools:
+            window = _Numbers(self.pools["window"], segment.window, segment.window_first)
+        state = self._restored(segment)
+        for position, token in enumerate(np.frombuffer(segment.tokens, dtype="<i4"), start):
+            recent = sum(window.read(max(0, position - WINDOW + 1), position)) if window else 0
+            x = (int(token) * 31 + position + total + 3 * recent + 5 * state) % MODULUS
+            full.write(position, x)
+            if window is not None:
+                window.write(position, x)
             total += x
+            if "recurrent" in self.pools:
+                state = (7 * state + x) % MODULUS
+        self._keep(segment, state)
         self.num_computed += segment.num_tokens
         if segment.row is None:
             return SegmentResult()
-        return SegmentResult(Sampled(token=total % VOCABULARY))
+        end = start + segment.num_tokens
+        recent = sum(window.read(max(0, end - WINDOW + 1), end)) if window else 0
+        return SegmentResult(Sampled(token=(total + 3 * recent + 5 * state) % VOCABULARY))
+
+    def _restored(self, segment: Segment) -> int:
+        if "recurrent" not in self.pools:
+            return 0
+        assert segment.state != NO_SLOT
+        if segment.restore == NO_SLOT and segment.start == 0:
+            return 0
+        return int(self._slot(segment.state if segment.restore == NO_SLOT else segment.restore)[1])
+
+    def _keep(self, segment: Segment, state: int) -> None:
+        for slot in (segment.state, segment.save):
+            if slot != NO_SLOT:
+                self._slot(slot)[:] = float(state)
+
+    def _slot(self, slot: int) -> torch.Tensor:
+        return self.pools["recurrent"].planes(0)[0][slot].flatten().view(torch.float32)
+
+
+class _Numbers:
+    """One sequence's numbers in the pages of a pool, from page `first` on."""
+
+    def __init__(self, pool, pages, first: int) -> None:
+        self._pool = pool
+        self._pages = page_array(pages).tolist()
+        self._first = first
+        assert len(set(self._pages)) == len(self._pages), "a page twice in one table"
+
+    def read(self, start: int, end: int) -> list[int]:
+        return [int(self._pool.v(1)[self._at(p)][0, 1]) for p in range(start, end)]
+
+    def write(self, position: int, x: int) -> None:
+        for layer in range(2):
+            for plane in self._pool.planes(layer):
+                plane[self._at(position)] = float(x)
+
+    def _at(self, position: int) -> tuple[int, int]:
+        index = position // PAGE - self._first
+        assert index >= 0, f"position {position} is before the table"
+        return self._pages[index], position % PAGE
 
 
 class Clock:
@@ -121,9 +204,19 @@ class TinyEngine:
         store: str | None = None,
         write: WritePolicy = WritePolicy.WRITE_THROUGH,
         prefetch: PrefetchPolicy = PrefetchPolicy.WAIT_COMPLETE,
+        mix: str = "full",
+        device_slots: int = 24,
+        host_slots: int = 24,
+        reuse: bool = True,
     ) -> None:
         self.clock = Clock()
-        self.model = SumModel(device_pages, host_pages)
+        pool, slots = PoolSize(device_pages, host_pages), PoolSize(device_slots, host_slots)
+        components: list[Component] = [FullAttention()]
+        if "window" in mix:
+            components.append(SlidingWindow(len(components), WINDOW, PAGE, pool))
+        if "recurrent" in mix:
+            components.append(Recurrent(len(components), slots))
+        self.model = SumModel(device_pages, host_pages, components=components)
         config = CacheConfig(
             PAGE,
             device_pages,
@@ -131,20 +224,21 @@ class TinyEngine:
             write=WriteConfig(write),
             prefetch=PrefetchConfig(prefetch, threshold_tokens=PAGE, cost_model=False),
         )
-        self.manager = CacheManager(config, clock=self.clock)
+        self.manager = CacheManager(config, clock=self.clock, components=components)
         self.scheduler = Scheduler(
             self.manager,
             max_running=max_running,
             max_waiting=max_waiting,
             chunk_tokens=chunk_tokens,
             clock=self.clock,
+            reuse=reuse,
         )
         self.engine = Engine(
             self.model,
             self.manager,
             self.scheduler,
             Namespace("sum", "float32", PAGE),
-            page_bytes=LAYOUT.page_bytes,
+            page_bytes={name: layout.page_bytes for name, layout in LAYOUTS.items()},
             max_context=device_pages * PAGE - 1,
             vocab_size=VOCABULARY,
             debug=True,

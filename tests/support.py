@@ -3,14 +3,18 @@
 `Rig` is the real manager with *scripted* workers: the test decides which command is answered,
 when, by which rank and with which statuses, so that every interleaving can be set up exactly.
 Real workers, stores and processes are tested in unit/worker, unit/store and e2e.
+
+A rig has a *mix* of components. What a test says of requests holds for all of them: the rig sees
+to windows and recurrent states as an engine would.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
+from quire.components import Component, FullAttention, PoolSize, Recurrent, SlidingWindow, window_of
 from quire.config import CacheConfig, PrefetchConfig, WriteConfig
 from quire.keys import Namespace, PrefixKey, UnitKind
 from quire.manager import CacheManager, Lease
@@ -30,9 +34,23 @@ from quire.messages import (
     Transferred,
     Write,
 )
-from quire.types import PageIds, PageKey, PageStatus, RequestId, Tier, num_pages, split_keys
+from quire.tree import slot_of
+from quire.types import (
+    NO_SLOT,
+    PageIds,
+    PageKey,
+    PageStatus,
+    RequestId,
+    Tier,
+    num_pages,
+    split_keys,
+)
 
 PAGE = 4
+MIXES = ("full", "full+window", "full+recurrent", "full+window+recurrent")
+MIX_PARTS = [(mix, part) for mix in MIXES for part in mix.split("+")]
+"""Every mix, with each of its components in turn: as the one that fails, say."""
+WINDOW_PAGES = 2
 OK, MISS, FAILED = PageStatus.OK, PageStatus.MISS, PageStatus.FAILED
 C = TypeVar("C", bound=Command)
 
@@ -48,10 +66,29 @@ def tokens_for(pages: int, seed: int, unit: UnitKind = UnitKind.TOKEN, extra: in
     return [rng.randrange(1000) for _ in range(pages * PAGE + unit.overlap + extra)]
 
 
+def components_of(
+    mix: str, pools: Mapping[str, PoolSize], *, page_size: int, window_pages: int
+) -> list[Component]:
+    """The components named in `mix`, as "full+window"."""
+    components: list[Component] = []
+    for index, name in enumerate(mix.split("+")):
+        if name == "window":
+            tokens = window_pages * page_size + 1
+            components.append(SlidingWindow(index, tokens, page_size, pools[name]))
+        elif name == "recurrent":
+            components.append(Recurrent(index, pools[name]))
+        else:
+            components.append(FullAttention())
+    return components
+
+
 class Rig:
     def __init__(
         self,
         *,
+        mix: str = "full",
+        pools: Mapping[str, PoolSize] | None = None,
+        window_pages: int = WINDOW_PAGES,
         device: int = 64,
         host: int = 64,
         ranks: int = 1,
@@ -62,8 +99,12 @@ class Rig:
         prefetch: dict[str, Any] | None = None,
         **config: Any,
     ) -> None:
+        """`pools`: of components other than full; as large as its own unless given."""
         self.now = 0.0
         self.unit = unit
+        self.parts = mix.split("+")
+        """Names of its components."""
+        sizes = dict.fromkeys(self.parts, PoolSize(device, host)) | dict(pools or {})
         self.namespace = namespace(unit)
         options = {"threshold_tokens": threshold_pages * PAGE, "max_inflight_share": 1.0}
         self.manager = CacheManager(
@@ -77,11 +118,12 @@ class Rig:
                 **config,
             ),
             clock=lambda: self.now,
+            components=components_of(mix, sizes, page_size=PAGE, window_pages=window_pages),
         )
         self.ranks = ranks
         self.pending: list[Command] = []
-        self.stored: set[PageKey] = set()
-        """Keys in the scripted store."""
+        self.stored: dict[str, set[PageKey]] = {name: set() for name in self.parts}
+        """Keys in the scripted store, by component."""
         if store:
             self.manager.attach_store("memory://")
             self.run()
@@ -106,22 +148,87 @@ class Rig:
         lease = self.acquire(key, **options)
         self.manager.load(lease)
         self.run()
-        assert self.manager.extend(lease, key.num_pages - lease.num_device)
-        self.manager.commit(lease, key)
+        assert self.grow(lease, key)
         return lease
+
+    def grow(self, lease: Lease, key: PrefixKey, *, save: bool = True) -> bool:
+        """Compute and commit all pages of `key` that the lease lacks, chunk by chunk, saving the
+        state after each. False: there was no room for the next."""
+        manager, last = self.manager, key.num_pages
+        if not manager.begin(lease):
+            return False
+        at = num_pages(lease.pages)
+        if at >= last:
+            manager.commit(lease, key)
+        while at < last:
+            stop = manager.next_stop(lease, at, last)
+            if not (manager.extend(lease, stop - at) and manager.cover(lease, stop)):
+                return False
+            if save and manager.save_slot(lease) != NO_SLOT:
+                manager.saved(lease, stop)
+            manager.commit(lease, key[:stop])
+            at = stop
+        return True
 
     def cache(self, key: PrefixKey, **options: Any) -> None:
         """Put a prefix on device, host and store, as a finished request would."""
         self.manager.release(self.compute(key, **options))
         self.run()
 
+    def cache_with_point(self, key: PrefixKey, point: int) -> None:
+        """As `cache`, such that one can go on after `point` pages too: since another request
+        branched off there. With full attention alone one always can."""
+        if self.parts == ["full"]:
+            self.cache(key)
+            return
+        self.cache(key[:point])
+        other = tokens_for(1, seed=9999, unit=self.unit)
+        keys = [key, self.key([*key[:point].tokens.tolist(), *other])]
+        leases = [self.acquire(each) for each in keys]
+        for lease, each in zip(leases, keys, strict=True):
+            assert self.grow(lease, each)
+        for lease in leases:
+            self.manager.release(lease)
+        self.cache(key[:point])  # coming to rest there copies its window out
+
     def cache_on_host(self, key: PrefixKey) -> None:
         self.cache(key)
         self.manager.flush(Tier.DEVICE)
 
-    def cache_in_store(self, key: PrefixKey) -> None:
-        """Only the store has it afterwards."""
-        self.stored.update(split_keys(key.page_keys()))
+    def cache_in_store(self, key: PrefixKey, points: Iterable[int] | None = None) -> None:
+        """Only the store has it afterwards, with what is needed to go on at its end, or else
+        after each of these pages."""
+        self.stored["full"].update(split_keys(key.page_keys()))
+        for point in (key.num_pages,) if points is None else points:
+            for component in self.manager.core.components[1:]:
+                keys = key.page_keys(*component.span(0, point))
+                self.stored[component.name].update(split_keys(keys))
+
+    def empty_store(self) -> None:
+        for keys in self.stored.values():
+            keys.clear()
+
+    @property
+    def kept_window(self) -> int:
+        """Window pages that stay behind a point to go on from."""
+        window = window_of(self.manager.core.components)
+        return 0 if window is None else window.kept_pages
+
+    def in_store(self, key: PrefixKey) -> bool:
+        """Has the store all that is needed to go on at the end of `key`?"""
+        return all(
+            self.stored[c.name].issuperset(split_keys(key.page_keys(*c.span(0, key.num_pages))))
+            for c in self.manager.core.components
+        )
+
+    def weight(self, num_pages: int) -> int:
+        """Pages of all components that a finished request of so many pages leaves in a tier."""
+        sizes = {
+            "full": num_pages,
+            "window": min(num_pages, self.kept_window),
+            "recurrent": min(num_pages, 1),
+        }
+        return sum(sizes[name] for name in self.parts)
 
     # ---- workers --------------------------------------------------------------------------------
 
@@ -139,12 +246,21 @@ class Rig:
             commands, self.pending = self.pending, []
             self.step([r for c in commands for r in self.reports(c)])
 
-    def take(self, kind: type[C]) -> C:
-        """The only pending command of a kind, no longer pending: the test answers it."""
-        found = [c for c in self.pending if isinstance(c, kind)]
+    def take(self, kind: type[C], component: str = "full") -> C:
+        """The only pending command of a kind for a component, no longer pending: the test answers
+        it."""
+        found = [
+            c for c in self.pending if isinstance(c, kind) and _component(c) in ("", component)
+        ]
         assert len(found) == 1, f"{len(found)} pending {kind.__name__}: {self.pending}"
         self.pending.remove(found[0])
         return found[0]
+
+    def take_all(self, kind: type[C]) -> list[C]:
+        """All pending commands of a kind, of every component."""
+        found: list[C] = [c for c in self.pending if isinstance(c, kind)]
+        self.pending = [c for c in self.pending if not isinstance(c, kind)]
+        return found
 
     def has(self, kind: type[Any]) -> bool:
         return any(isinstance(c, kind) for c in self.pending)
@@ -152,36 +268,45 @@ class Rig:
     def answer(self, command: Command, **how: Any) -> None:
         self.step(self.reports(command, **how))
 
+    def answer_all(self, kind: type[C], component: str = "full", **how: Any) -> None:
+        """Answer all pending commands of a kind: well, but those of one component as told."""
+        for command in self.take_all(kind):
+            self.answer(command, **(how if _component(command) == component else {}))
+
     def reports(
         self,
         command: Command,
         *,
-        statuses: Iterable[int] | None = None,
+        statuses: Iterable[int] | PageStatus | None = None,
         ranks: Iterable[int] | None = None,
         first: int = 0,
         final: bool = True,
     ) -> list[Completion]:
-        """What well-behaved workers say, unless the test says otherwise."""
+        """What well-behaved workers say, unless the test says otherwise; one status: for all."""
         match command:
             case Cancel():
                 return []
             case AttachStore(op) | DetachStore(op):
                 return [StoreChanged(op, rank) for rank in range(self.ranks)]
             case ClearStore(op):
-                self.stored.clear()
+                self.empty_store()
                 return [StoreChanged(op, rank) for rank in range(self.ranks)]
+            case Probe(op, component, queries, each=True):
+                present = [self._present(component, query) for query in queries]
+                return [Probed(op, rank, component, present=present) for rank in self._ranks(ranks)]
             case Probe(op, component, queries):
-                hits = [self._leading(query) for query in queries]
+                hits = [len(self._present(component, query).split(b"\0")[0]) for query in queries]
                 return [Probed(op, rank, component, hits) for rank in self._ranks(ranks)]
-            case Fetch():
-                known = [k in self.stored for k in split_keys(command.keys)]
-                default = bytes(OK if k else MISS for k in known)
+            case Fetch(_, component, keys):
+                default = bytes(OK if k else MISS for k in self._present(component, keys))
             case Backup() | Load() | Write():
                 default = bytes(num_pages(command.host))
+        if isinstance(statuses, PageStatus):
+            statuses = [statuses] * len(default)
         chosen = default if statuses is None else bytes(statuses)
         if isinstance(command, Write):
             pairs = zip(split_keys(command.keys), chosen, strict=True)
-            self.stored.update(key for key, status in pairs if status == OK)
+            self.stored[command.component].update(key for key, status in pairs if status == OK)
         return [
             Transferred(command.op, rank, command.component, first, chosen, final)
             for rank in self._ranks(ranks)
@@ -190,14 +315,23 @@ class Rig:
     def _ranks(self, ranks: Iterable[int] | None) -> Iterable[int]:
         return range(self.ranks) if ranks is None else ranks
 
-    def _leading(self, query: bytes) -> int:
-        keys = split_keys(query)
-        return next((i for i, k in enumerate(keys) if k not in self.stored), len(keys))
+    def _present(self, component: str, keys: bytes) -> bytes:
+        """One byte per key, 1 where the store has it."""
+        return bytes(key in self.stored[component] for key in split_keys(keys))
 
     # ---- looking --------------------------------------------------------------------------------
 
-    def free(self, tier: Tier) -> int:
-        return self.manager.core.allocators[tier].num_free
+    def slot(self, component: str, tier: Tier) -> int:
+        return slot_of(self.parts.index(component), tier)
+
+    def free(self, tier: Tier, component: str = "full") -> int:
+        return self.manager.core.allocators[self.slot(component, tier)].num_free
+
+    def used(self, tier: Tier) -> dict[str, int]:
+        """Pages of a tier's pools that are not free, by component."""
+        allocators = self.manager.core.allocators
+        pools = {name: allocators[self.slot(name, tier)] for name in self.parts}
+        return {name: pool.num_pages - pool.num_free for name, pool in pools.items()}
 
     def matched(self, key: PrefixKey) -> tuple[int, int]:
         match = self.manager.match(key)
@@ -205,3 +339,12 @@ class Rig:
 
     def pages_of(self, lease: Lease) -> PageIds:
         return lease.pages
+
+
+def _component(command: Command) -> str:
+    """Whose command it is; empty: everybody's."""
+    return (
+        ""
+        if isinstance(command, Cancel | AttachStore | DetachStore | ClearStore)
+        else (command.component)
+    )

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quire.components import FullAttention, PoolSize, Recurrent, SlidingWindow
 from quire.config import (
     CacheConfig,
     PrefetchConfig,
     PrefetchPolicy,
+    SnapshotConfig,
     WriteConfig,
     WritePolicy,
 )
@@ -39,7 +41,7 @@ from quire.manager import (
 )
 from quire.memory.layout import InnerLayout, PageLayout
 from quire.store import open_store
-from quire.types import PageKey, PageStatus, RequestId, Tier, num_pages, page_array
+from quire.types import NO_SLOT, PageKey, PageStatus, RequestId, Tier, num_pages, page_array
 from quire.worker import (
     ComponentConfig,
     IoLimits,
@@ -55,9 +57,10 @@ if TYPE_CHECKING:
     from quire.memory.host import HostPool
     from quire.worker.worker import CacheWorker, ComponentPools
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
+    "NO_SLOT",
     "CacheConfig",
     "CacheEvent",
     "CacheManager",
@@ -68,6 +71,7 @@ __all__ = [
     "DevicePool",
     "EventBatch",
     "EvictionKind",
+    "FullAttention",
     "HostPool",
     "InnerLayout",
     "InvariantError",
@@ -81,13 +85,17 @@ __all__ = [
     "PageKey",
     "PageLayout",
     "PageStatus",
+    "PoolSize",
     "Prefetch",
     "PrefetchConfig",
     "PrefetchPolicy",
     "PrefixKey",
     "PrefixMatch",
     "QuireError",
+    "Recurrent",
     "RequestId",
+    "SlidingWindow",
+    "SnapshotConfig",
     "StoreChange",
     "StoreError",
     "StoreURLError",

@@ -94,6 +94,22 @@ class PrefetchConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotConfig:
+    """Recurrent models: where snapshots are taken, beside the ends of prompts and turns and the
+    places where prompts were seen to branch."""
+
+    every_pages: int = 0
+    """Also every so many pages; 0: not."""
+    per_path: int = 8
+    """Snapshots kept along one prefix: each weighs as much as thousands of tokens. 0: none are
+    taken, and recurrent models reuse nothing."""
+
+    def __post_init__(self) -> None:
+        _require(self.every_pages >= 0, "snapshots.every_pages", "must not be negative")
+        _require(self.per_path >= 0, "snapshots.per_path", "must not be negative")
+
+
+@dataclass(frozen=True, slots=True)
 class CacheConfig:
     page_size: int
     device_pages: int
@@ -103,6 +119,7 @@ class CacheConfig:
     retention_decay_s: float = 60.0
     write: WriteConfig = field(default_factory=WriteConfig)
     prefetch: PrefetchConfig = field(default_factory=PrefetchConfig)
+    snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
     num_ranks: int = 1
     event_buffer: int = 0
     """Events kept for `take_events()`; 0 switches events off."""

@@ -67,12 +67,14 @@ class Fetch(_Message, frozen=True, tag="fetch"):
 
 
 class Probe(_Message, frozen=True, tag="probe"):
-    """How long a prefix of each query's keys does L3 hold? One command for many requests."""
+    """What of each query's keys does L3 hold? One command for many requests."""
 
     op: OperationId
     component: str
     queries: list[bytes]
     timeout_s: float
+    each: bool = False
+    """False: only how many leading ones. True: each of them, for state that needs no prefix."""
 
 
 class Cancel(_Message, frozen=True, tag="cancel"):
@@ -113,12 +115,15 @@ class Transferred(_Message, frozen=True, tag="transferred"):
 
 
 class Probed(_Message, frozen=True, tag="probed"):
-    """Leading pages present, per query."""
+    """What is there, per query, in the form that was asked for."""
 
     op: OperationId
     rank: int
     component: str
-    hits: list[int]
+    hits: list[int] = []
+    """Leading pages."""
+    present: list[bytes] = []
+    """With `each`: one byte per key, 1 where it is there."""
 
 
 class StoreChanged(_Message, frozen=True, tag="store_changed"):

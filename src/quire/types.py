@@ -26,6 +26,8 @@ RequestId = NewType("RequestId", str)
 PAGE_KEY_BYTES = 32
 PAGE_ID_BYTES = 4
 NO_PAGES = PageIds(b"")
+NO_SLOT = -1
+"""In place of a page number: none."""
 
 
 class Tier(enum.IntEnum):

@@ -22,18 +22,23 @@ def prefixes(tokens: Sequence[int], page_size: int, unit: UnitKind) -> list[Pref
 
 
 class NaiveCache:
-    def __init__(self, namespace: Namespace) -> None:
+    def __init__(self, namespace: Namespace, parts: Sequence[str], window_pages: int) -> None:
         self._namespace = namespace
+        self._window_pages = window_pages
         self._names: dict[bytes, Prefix] = {}
-        self.tiers: dict[str, set[Prefix]] = {"device": set(), "host": set()}
+        self.held: dict[str, dict[str, set[Prefix]]] = {
+            part: {"device": set(), "host": set()} for part in parts
+        }
+        """By component and tier: the prefixes whose last page, or state after it, is there."""
 
     @property
     def device(self) -> set[Prefix]:
-        return self.tiers["device"]
+        """Pages of full attention on the device."""
+        return self.held["full"]["device"]
 
     @property
     def host(self) -> set[Prefix]:
-        return self.tiers["host"]
+        return self.held["full"]["host"]
 
     def prefixes(self, tokens: Sequence[int]) -> list[Prefix]:
         return prefixes(tokens, self._namespace.page_size, self._namespace.unit)
@@ -49,16 +54,33 @@ class NaiveCache:
     def named(self, keys: bytes) -> list[Prefix]:
         return [self._names[name] for name in _split(keys)]
 
+    def needed(self, part: str, path: Sequence[Prefix]) -> Sequence[Prefix]:
+        """What going on at the end of `path` needs of a component."""
+        match part:
+            case "window":
+                return path[-self._window_pages :]
+            case "recurrent":
+                return path[-1:]
+            case _:
+                return path
+
     def match(self, tokens: Sequence[int]) -> tuple[int, int]:
         """(pages on the device, further pages on either tier), by looking at every prefix."""
-        on_device = on_either = 0
-        for prefix in self.prefixes(tokens):
-            if prefix in self.device and on_device == on_either:
-                on_device += 1
-            elif prefix not in self.device and prefix not in self.host:
-                break
-            on_either += 1
-        return on_device, on_either - on_device
+        path = self.prefixes(tokens)
+        on_device = self._deepest(path, ("device",))
+        return on_device, self._deepest(path, ("device", "host")) - on_device
+
+    def is_usable(self, path: Sequence[Prefix], tiers: Sequence[str]) -> bool:
+        """Can one go on at the end of `path` with what these tiers hold?"""
+        return all(
+            any(prefix in held[tier] for tier in tiers)
+            for part, held in self.held.items()
+            for prefix in self.needed(part, path)
+        )
+
+    def _deepest(self, path: Sequence[Prefix], tiers: Sequence[str]) -> int:
+        ends = range(len(path), 0, -1)
+        return next((end for end in ends if self.is_usable(path[:end], tiers)), 0)
 
 
 def _split(keys: bytes) -> Iterator[bytes]:

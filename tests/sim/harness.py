@@ -1,35 +1,46 @@
 """Rig: a manager over simulated workers, driven by hand, for scripted scenarios.
 
-Requests are plain method calls; every use of a page is compared with the oracle.
+Requests are plain method calls; every use of a page is compared with the oracle, in every
+component of the mix.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 
 import numpy as np
+import pytest
 
-from quire.config import CacheConfig, PrefetchConfig, PrefetchPolicy, WriteConfig
+from quire.config import PrefetchConfig, PrefetchPolicy, WriteConfig
 from quire.keys import Namespace, PrefixKey, UnitKind
 from quire.manager import CacheManager, Lease, LoadState
 from quire.messages import Command
+from quire.sim import ComponentMix, SimOptions
 from quire.sim.audit import audit
 from quire.sim.clock import VirtualClock
+from quire.sim.compute import Compute
 from quire.sim.content import Oracle, Pools
 from quire.sim.faults import Faults, NoFaults
 from quire.sim.latency import Latency
 from quire.sim.store import SimStores
 from quire.sim.workers import SimWorkers
-from quire.types import RequestId, Tier, page_array
+from quire.types import RequestId, Tier
 
 PAGE = 2
+WINDOW_PAGES = 2
+KEPT_PAGES = WINDOW_PAGES + 1
+"""Pages of a window that are kept where a request came to rest."""
+FULL, WINDOW, RECURRENT, BOTH = ComponentMix
+with_each_mix = pytest.mark.parametrize("mix", ComponentMix, ids=lambda mix: mix.value)
 
 
 class Rig:
     def __init__(
         self,
         *,
+        mix: ComponentMix = FULL,
         ranks: int = 1,
         device_pages: int = 16,
         host_pages: int = 16,
@@ -42,18 +53,25 @@ class Rig:
     ) -> None:
         self.clock = VirtualClock()
         self.namespace = Namespace("model", "float32", PAGE, unit)
-        config = CacheConfig(
+        options = SimOptions(
+            ranks=ranks,
+            mix=mix,
             page_size=PAGE,
             device_pages=device_pages,
             host_pages=host_pages,
-            num_ranks=ranks,
+            window_pages=WINDOW_PAGES,
+            device_windows=device_pages,
+            host_windows=host_pages,
+        )
+        config = replace(
+            options.cache_config(),
             write=write or WriteConfig(timeout_s=1.0),
             prefetch=PrefetchConfig(
                 policy=prefetch, threshold_tokens=PAGE, max_timeout_s=2.0, cost_model=False
             ),
         )
-        self.manager = CacheManager(config, clock=self.clock)
-        self.pools = Pools(ranks, {Tier.DEVICE: device_pages, Tier.HOST: host_pages})
+        self.manager = CacheManager(config, clock=self.clock, components=options.components())
+        self.pools = Pools(ranks, options.pool_sizes())
         self.oracle = Oracle()
         self.oracle.register(self.namespace)
         self.stores = SimStores()
@@ -66,6 +84,7 @@ class Rig:
             rng=Random(seed + 1),
             batch_pages=2,
         )
+        self._compute = Compute(self.manager, self.pools, self.workers)
         self.sent: list[Command] = []
         self._num_requests = 0
 
@@ -77,7 +96,7 @@ class Rig:
         self.sent += commands
         self.workers.submit(commands)
         self.manager.check_invariants()
-        audit(self.manager.core.tree, self.oracle, self.pools, self.workers.alive)
+        audit(self.manager, self.oracle, self.pools, self.workers.alive)
         return commands
 
     def settle(self, limit: int = 2_000) -> None:
@@ -121,14 +140,18 @@ class Rig:
 
     def compute(self, lease: Lease) -> int:
         """Compute and commit all that is missing of the lease's key; returns pages computed."""
-        expected = self.expected(lease)
-        first = lease.num_device
-        count = lease.key.last - first
-        assert self.manager.extend(lease, count)
-        table = page_array(lease.pages).tolist()
-        self.pools.compute(table[first:], expected[first:])
-        self.manager.commit(lease, lease.key)
-        return count
+        key, expected = lease.key, self.expected(lease)
+        first, last = lease.num_device, lease.key.last
+        assert self._compute.begin(lease)
+        assert self._compute.extend(lease, last - first)
+        at = first
+        while at < last:
+            stop = self.manager.next_stop(lease, at, last)
+            assert self._compute.cover(lease, stop)
+            self._compute.run(lease, expected, at, stop, save=True)
+            self.manager.commit(lease, key if stop == last else key[:stop])
+            at = stop
+        return last - first
 
     def serve(self, tokens: Sequence[int]) -> int:
         """A whole request; returns the pages that had to be computed."""
@@ -148,11 +171,8 @@ class Rig:
         return self.oracle.pages(self.namespace, raw)
 
     def check(self, lease: Lease) -> None:
-        """Every page of the lease's table holds what it must, on every rank that is there."""
-        wrong = self.pools.first_wrong(
-            Tier.DEVICE, lease.pages, self.expected(lease), self.workers.alive
-        )
-        assert wrong is None, f"(rank, page) {wrong} is wrong"
+        """All that the lease holds is what it must be, on every rank that is there."""
+        self._compute.check(lease, self.expected(lease), lease.num_device)
 
     def flush(self, *tiers: Tier) -> None:
         for tier in tiers:
@@ -166,7 +186,6 @@ class Rig:
         assert not self.manager.leases
         self.flush(Tier.DEVICE, Tier.HOST)
         self.manager.check_invariants()
-        for tier in Tier:
-            allocator = self.manager.core.allocators[tier]
-            assert allocator.num_free == allocator.num_pages, f"{tier.name} pages are missing"
+        for slot, allocator in enumerate(self.manager.core.allocators):
+            assert allocator.num_free == allocator.num_pages, f"pages of slot {slot} are missing"
         assert not self.manager.core.tree.roots

@@ -9,9 +9,11 @@ import pytest
 
 from quire.keys import UnitKind
 from quire.manager.operations import Kind
+from quire.messages import Backup, Fetch, Load, Probe, Write
+from quire.sim import ComponentMix
 from quire.sim.faults import FAULTS_OF, NthCallFails
 from quire.types import Tier
-from sim.harness import Rig
+from sim.harness import BOTH, FULL, RECURRENT, WINDOW, Rig, with_each_mix
 
 SYSTEM = list(range(8))
 FIRST = [*SYSTEM, 20, 21, 22, 23, 24]
@@ -54,12 +56,25 @@ def abandon(rig: Rig, tokens: list[int]) -> None:
 
 
 @pytest.mark.parametrize("variant", range(NUM_VARIANTS))
-@pytest.mark.parametrize(("unit", "ranks"), [(UnitKind.TOKEN, 1), (UnitKind.PAIR, 2)])
-def test_every_backend_call_may_fail_once_c17(unit: UnitKind, variant: int, ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("mix", "unit", "ranks"),
+    [
+        (FULL, UnitKind.TOKEN, 1),
+        (FULL, UnitKind.PAIR, 2),
+        (WINDOW, UnitKind.TOKEN, 1),
+        (RECURRENT, UnitKind.PAIR, 2),
+        (BOTH, UnitKind.TOKEN, 1),
+    ],
+)
+def test_every_backend_call_may_fail_once_c17(
+    mix: ComponentMix, unit: UnitKind, variant: int, ranks: int
+) -> None:
     hit: set[Kind] = set()
     for n in range(1, MAX_CALLS):
         faults = NthCallFails(n, variant)
-        through_all_tiers(Rig(ranks=ranks, unit=unit, device_pages=14, faults=faults, seed=n))
+        through_all_tiers(
+            Rig(mix=mix, ranks=ranks, unit=unit, device_pages=14, faults=faults, seed=n)
+        )
         if faults.hit is None:
             break
         hit.add(faults.hit)
@@ -68,17 +83,22 @@ def test_every_backend_call_may_fail_once_c17(unit: UnitKind, variant: int, rank
     assert hit == set(Kind)
 
 
-def test_the_scenario_goes_through_all_tiers() -> None:
+@with_each_mix
+def test_the_scenario_goes_through_all_tiers(mix: ComponentMix) -> None:
     """Or the loop above would prove little."""
-    rig = Rig(device_pages=14)
+    rig = Rig(mix=mix, device_pages=14)
     through_all_tiers(rig)
     counters = rig.manager.counters.snapshot()
     for name in ("backed_up_pages", "loaded_pages", "written_pages", "fetched_pages"):
         assert counters[name] > 0  # type: ignore[index]
+    for component in rig.manager.core.components:
+        sent = {type(c) for c in rig.sent if getattr(c, "component", "") == component.name}
+        assert sent == {Backup, Load, Write, Fetch, Probe}
 
 
+@with_each_mix
 @pytest.mark.parametrize("n", range(1, 40, 3))
-def test_from_the_nth_call_on_everything_fails_c17(n: int) -> None:
+def test_from_the_nth_call_on_everything_fails_c17(n: int, mix: ComponentMix) -> None:
     """A backend that dies and stays dead."""
 
     class AllFromNth(NthCallFails):
@@ -86,4 +106,4 @@ def test_from_the_nth_call_on_everything_fails_c17(n: int) -> None:
             super().on_call(kind, rank)
             return FAULTS_OF[kind][0] if self.num_calls >= n else None
 
-    through_all_tiers(Rig(device_pages=14, faults=AllFromNth(n), seed=n))
+    through_all_tiers(Rig(mix=mix, device_pages=14, faults=AllFromNth(n), seed=n))

@@ -5,19 +5,28 @@ A longer run by hand: `quire sim run --seed S --steps N`.
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterable
+from dataclasses import fields, replace
+from enum import Enum
+from itertools import product
 
 import pytest
+from typer.testing import CliRunner
 
 from quire.config import PrefetchPolicy, WritePolicy
 from quire.eviction import EvictionKind
 from quire.manager import CacheManager
-from quire.sim import SimOptions, SimulationError, UnitMix, simulate
+from quire.sim import ComponentMix, SimOptions, SimReport, SimulationError, UnitMix, simulate
 
-SEEDS = range(30)
+SEEDS = range(36)
 STEPS = 1_000
+HYBRID = [mix for mix in ComponentMix if mix is not ComponentMix.FULL]
+WITH_SNAPSHOTS = [ComponentMix.RECURRENT, ComponentMix.BOTH]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +40,15 @@ def test_a_run_with_faults_breaks_no_rule(seed: int, seen: set[str]) -> None:
     report = simulate(seed, STEPS)
     assert report.tally.finished > 0
     assert report.tally.checked_pages > 0
-    seen.update(report.counters, (f"fault {name}" for name in report.faults))
+    seen.update(met(report))
+
+
+def met(report: SimReport) -> set[str]:
+    """What a run has met, also as "mix: what"."""
+    names = {*report.counters, *(f"fault {name}" for name in report.faults)}
+    if report.tally.restarted:
+        names.add("restarted")
+    return names | {f"{report.options.mix.value}: {name}" for name in names}
 
 
 def test_the_runs_together_reach_every_path(seen: set[str]) -> None:
@@ -61,7 +78,56 @@ def test_the_runs_together_reach_every_path(seen: set[str]) -> None:
         "fault write:lost",
         "fault store:fail",
     }
-    assert expected <= seen
+    in_each_mix = {
+        "loaded_pages",
+        "fetched_pages",
+        "fetch_missed_pages",
+        "duplicate_pages",
+        "evicted_device_pages",
+        "evicted_host_pages",
+        "prefetch_fetched:exact",
+        "prefetch_fetched:evicted",
+        "restarted",
+    }
+    with_snapshots = {"snapshots", "snapshots_skipped", "snapshots_over_budget"}
+    expected |= {f"{mix.value}: {what}" for mix in ComponentMix for what in in_each_mix}
+    expected |= {f"{mix.value}: {what}" for mix in WITH_SNAPSHOTS for what in with_snapshots}
+    expected |= {f"{mix.value}: prefetch_declined:no_state" for mix in HYBRID}
+    assert not expected - seen
+
+
+CRAMPED = SimOptions(
+    prefetch_policy=PrefetchPolicy.WAIT_COMPLETE,
+    host_pages=12,
+    window_pages=2,
+    host_windows=10,
+    host_slots=6,
+    snapshot_every=2,
+    snapshots_per_path=8,
+    threshold_pages=1,
+    concurrency=6,
+    slow_share=0.1,
+    stuck_share=0.0,
+    admin_rate=0.1,
+)
+"""A host that is always full, and points to go on from everywhere."""
+
+
+@pytest.mark.parametrize("mix", HYBRID, ids=lambda mix: mix.value)
+def test_fetches_of_hybrids_are_cut_or_declined_when_the_host_is_full_c22(
+    mix: ComponentMix,
+) -> None:
+    missing = {
+        "prefetch_fetched:truncated",
+        "prefetch_declined:host_full",
+        "prefetch_declined:no_slot",
+    }
+    for seed in range(12):
+        report = simulate(seed, 1_200, replace(CRAMPED, mix=mix))
+        missing -= report.counters.keys()
+        if not missing:
+            return
+    pytest.fail(f"no run has met {missing}")
 
 
 def test_the_seeds_cover_every_kind_of_cache() -> None:
@@ -72,6 +138,16 @@ def test_the_seeds_cover_every_kind_of_cache() -> None:
     assert {o.eviction for o in options} == set(EvictionKind)
     assert {o.units for o in options} == set(UnitMix)
     assert {o.lose_rank for o in options} == {False, True}
+    every: list[tuple[str, Iterable[object]]] = [
+        ("ranks", (1, 2, 3)),
+        ("write_policy", WritePolicy),
+        ("prefetch_policy", PrefetchPolicy),
+        ("eviction", EvictionKind),
+        ("units", UnitMix),
+    ]
+    for name, values in every:
+        met = {(o.mix, getattr(o, name)) for o in options}
+        assert met == set(product(ComponentMix, values)), name
 
 
 def test_two_runs_of_one_seed_are_the_same_run() -> None:
@@ -117,8 +193,6 @@ def test_a_failure_names_the_command_that_repeats_it(monkeypatch: pytest.MonkeyP
 
 
 def test_the_command_names_exactly_the_options_that_differ_from_the_seeds() -> None:
-    from dataclasses import replace
-
     derived = SimOptions.from_seed(5)
     changed = replace(
         derived, ranks=derived.ranks + 1, eviction=EvictionKind.FIFO, events=not derived.events
@@ -127,6 +201,36 @@ def test_the_command_names_exactly_the_options_that_differ_from_the_seeds() -> N
     switch = "--events" if changed.events else "--no-events"
     assert command.startswith("quire sim run --seed 5 --steps 100 ")
     assert set(command.split()[7:]) == {"--ranks", str(changed.ranks), "--eviction", "fifo", switch}
+
+
+def test_the_command_repeats_a_run_whose_every_option_differs() -> None:
+    """Through the command line too: an option that it lacks could not be repeated."""
+    seed, steps = 5, 40
+    options = SimOptions.from_seed(seed)
+    changed = replace(options, **{f.name: other(getattr(options, f.name)) for f in fields(options)})
+    program, *words = shlex.split(changed.command(seed, steps))
+    assert program == "quire"
+    assert len([word for word in words if word.startswith("--")]) == 2 + len(fields(options))
+    ran = CliRunner().invoke(build_app(), [*words, "--json"])
+    assert ran.exit_code == 0, ran.output
+    report = json.loads(ran.stdout)
+    assert report["digest"] == simulate(seed, steps, changed).digest
+    assert report["options"]["mix"] == changed.mix.value
+
+
+def other(value: object) -> object:
+    """Another value of the same kind that makes a cache that works."""
+    match value:
+        case bool():
+            return not value
+        case Enum():
+            values = list(type(value))
+            return values[(values.index(value) + 1) % len(values)]
+        case float():
+            return value / 2 + 0.001
+        case int():
+            return value + 1
+    raise AssertionError(value)
 
 
 def test_a_report_has_rows_for_a_table() -> None:

@@ -29,6 +29,7 @@ COMMANDS = [
     ["bench", "transfer"],
     ["bench", "serve"],
     ["bench", "ttft"],
+    ["bench", "hybrid"],
     ["store"],
     ["store", "ls"],
     ["store", "verify"],

@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "eviction": set(),
     "config": {"errors", "eviction"},
     "tree": {"types", "errors", "keys", "eviction"},
-    "components": {"types", "tree", "eviction"},
+    "components": {"types", "errors", "tree", "eviction"},
     "manager": LEADER,
     "memory": BOTTOM,
     "transfer": BOTTOM | {"memory"},
@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "server": BOTTOM | {"", "config", "models", "engine", "store.url"},
     "settings": LIBRARY | {"models", "engine", "server"},
     "sim": LIBRARY | {"sim"},
-    "bench": LIBRARY | {"models", "settings"},
+    "bench": LIBRARY | {"models", "engine", "settings"},
     "demo": LIBRARY,
     "cli": LIBRARY | {"", "sim", "bench", "demo", "models", "engine", "server", "settings"},
 }

@@ -7,6 +7,7 @@ from pathlib import Path
 import quire
 
 PUBLIC = [
+    "NO_SLOT",
     "CacheConfig",
     "CacheEvent",
     "CacheManager",
@@ -17,6 +18,7 @@ PUBLIC = [
     "DevicePool",
     "EventBatch",
     "EvictionKind",
+    "FullAttention",
     "HostPool",
     "InnerLayout",
     "InvariantError",
@@ -30,13 +32,17 @@ PUBLIC = [
     "PageKey",
     "PageLayout",
     "PageStatus",
+    "PoolSize",
     "Prefetch",
     "PrefetchConfig",
     "PrefetchPolicy",
     "PrefixKey",
     "PrefixMatch",
     "QuireError",
+    "Recurrent",
     "RequestId",
+    "SlidingWindow",
+    "SnapshotConfig",
     "StoreChange",
     "StoreError",
     "StoreURLError",

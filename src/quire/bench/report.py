@@ -13,14 +13,32 @@ from quire.units import format_bytes
 Result = dict[str, Any]
 
 
-def _table(title: str) -> Table:
+def new_table(title: str) -> Table:
     """Narrow enough for a terminal of 80 columns."""
     return Table(title=title, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
 
 
+def count_of(found: int, of: int) -> str:
+    text = f"{found} of {of}"
+    return text if found == of else f"[bold red]{text}[/]"
+
+
+def percent(ratio: float) -> str:
+    return f"{(ratio - 1) * 100:+.1f} %"
+
+
+def verdict(ratio: Result, target: float) -> str:
+    """Only what the whole interval says is said."""
+    if ratio["high"] - 1 <= target:
+        return "reached"
+    if ratio["low"] - 1 > target:
+        return "[bold red]missed[/]"
+    return "[yellow]undecided[/], as the noise is larger: give more --rounds on a quiet machine"
+
+
 def core(result: Result) -> list[RenderableType]:
     """See bench.core.run: workloads by name, and "flatness"."""
-    table = _table("Metadata path, CPU time of the step thread")
+    table = new_table("Metadata path, CPU time of the step thread")
     table.add_column("workload", no_wrap=True)
     for name in ("requests", "pages reused"):
         table.add_column(name, justify="right")
@@ -50,7 +68,7 @@ def core(result: Result) -> list[RenderableType]:
 
 def store(result: Result) -> list[RenderableType]:
     """See bench.store.run."""
-    table = _table("File store beside raw direct I/O, checksums on")
+    table = new_table("File store beside raw direct I/O, checksums on")
     table.add_column("page")
     table.add_column("way")
     for name in ("store GB/s", "raw GB/s", "ratio", "ratios seen"):
@@ -75,7 +93,7 @@ def store(result: Result) -> list[RenderableType]:
 
 def transfer(result: Result) -> list[RenderableType]:
     """See bench.transfer.run."""
-    table = _table(f"Copies between device and host on {result['device']}")
+    table = new_table(f"Copies between device and host on {result['device']}")
     for name in ("shape", "dtype", "page", "layout", "way"):
         table.add_column(name, no_wrap=True)
     for name in ("GB/s", "plain", "ratio", "right"):

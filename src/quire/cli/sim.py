@@ -11,7 +11,7 @@ import typer
 from quire.cli.output import EXIT_FOUND, AsJson, complain, progress_bar, show, show_json
 from quire.config import PrefetchPolicy, WritePolicy
 from quire.eviction import EvictionKind
-from quire.sim import SimOptions, SimReport, SimulationError, UnitMix, simulate
+from quire.sim import ComponentMix, SimOptions, SimReport, SimulationError, UnitMix, simulate
 
 app = typer.Typer(
     help="Run the real manager over simulated workers and stores, in virtual time, with faults.",
@@ -19,6 +19,7 @@ app = typer.Typer(
 )
 
 CACHE = "The cache (by default all of it follows from the seed)"
+HYBRID = "Windows and recurrent state"
 TROUBLE = "The trouble it is put through"
 
 
@@ -57,6 +58,34 @@ def run(
     ] = None,
     host_pages: Annotated[
         int | None, typer.Option(help="Size of the host tier.", rich_help_panel=CACHE)
+    ] = None,
+    mix: Annotated[
+        ComponentMix | None,
+        typer.Option(help="What the model keeps beside full attention.", rich_help_panel=HYBRID),
+    ] = None,
+    window_pages: Annotated[
+        int | None, typer.Option(help="Pages of a sliding window.", rich_help_panel=HYBRID)
+    ] = None,
+    device_windows: Annotated[
+        int | None, typer.Option(help="Window pages on the device.", rich_help_panel=HYBRID)
+    ] = None,
+    host_windows: Annotated[
+        int | None, typer.Option(help="Window pages on the host.", rich_help_panel=HYBRID)
+    ] = None,
+    device_slots: Annotated[
+        int | None, typer.Option(help="Recurrent states on the device.", rich_help_panel=HYBRID)
+    ] = None,
+    host_slots: Annotated[
+        int | None, typer.Option(help="Recurrent states on the host.", rich_help_panel=HYBRID)
+    ] = None,
+    snapshot_every: Annotated[
+        int | None,
+        typer.Option(
+            help="Pages between two snapshots; 0: only where needed.", rich_help_panel=HYBRID
+        ),
+    ] = None,
+    snapshots_per_path: Annotated[
+        int | None, typer.Option(help="Snapshots kept along one prefix.", rich_help_panel=HYBRID)
     ] = None,
     threshold_pages: Annotated[
         int | None, typer.Option(min=1, help="Shorter hits are not fetched.", rich_help_panel=CACHE)

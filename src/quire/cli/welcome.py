@@ -23,6 +23,7 @@ def directions(url: str, info: EngineInfo, settings: Settings) -> str:
     body = f'{{"model": "{info.name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
     lines = [
         f"{info.name} is ready at {url}",
+        *([f"REUSE IS OFF    {info.no_reuse}"] if info.no_reuse else []),
         f"{info.dtype} on {info.device}{ranks}, up to {info.max_context:,} tokens per request",
         "",
         *([f"Store           {OPTIONS['store'].show(info.store)}"] if info.store else []),
@@ -40,8 +41,9 @@ def tiers(info: EngineInfo, settings: Settings) -> Table:
     for name in ("size", "pages", "tokens"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", overflow="fold")
-    by_name = {tier.name: tier for tier in info.tiers}
-    page_bytes = max((tier.page_bytes for tier in info.tiers), default=0)
+    by_name = {tier.name: tier for tier in info.tiers if tier.component == "full"}
+    others = [tier for tier in info.tiers if tier.component != "full" and tier.num_pages]
+    page_bytes = max((tier.page_bytes for tier in by_name.values()), default=0)
     notes = {
         "device": f"{info.device}, {info.page_size} tokens per page",
         "host": f"filled by {settings.write_policy.value}",
@@ -53,6 +55,11 @@ def tiers(info: EngineInfo, settings: Settings) -> Table:
         else:
             size = tier.num_pages * tier.page_bytes
             table.add_row(label, *_amounts(size, tier.num_pages, info.page_size), notes[name])
+        for other in others:
+            if other.name == name:
+                amount = format_bytes(other.num_pages * other.page_bytes)
+                what = "snapshots" if other.component == "recurrent" else "windows"
+                table.add_row("", amount, f"{other.num_pages:,}", "", what)
     if not info.store:
         table.add_row("L3 store", "off", "", "", "")
     else:

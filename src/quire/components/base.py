@@ -1,18 +1,19 @@
 """What a kind of state needs from the tree.
 
 A prefix is usable up to the deepest page boundary at which *every* component is satisfied. Each
-component answers that for itself, and says what may be evicted; the tree and the manager ask all
-of them and assume none.
+component answers that for itself, says what may be evicted, and which pages of a prefix carry its
+state; the tree and the manager ask all of them and assume none, except that `full`, which every
+model has, comes first and is what the other components hang on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from quire.eviction.base import Evictable
-from quire.tree import Node
-from quire.types import Tier
+from quire.tree import Holding, Node
+from quire.types import DEVICE, DRAINING, HOST, READY, Tier
 
 Guard = tuple[int, Node, Node | None]
 """One lock: (slot, tail, stop): the slot's holdings of the nodes from `tail` up to below `stop`
@@ -22,10 +23,21 @@ Both ends survive splits, and what is locked stays, so unlocking the same triple
 """
 
 
+class PoolSize(NamedTuple):
+    """Pages of one component's pools."""
+
+    device: int
+    host: int
+
+
 class Component(Protocol):
     name: str
     index: int
     """Position among the manager's components: its slots in Node.held."""
+    is_point: bool
+    """One page at the end of a node, and not one for each of its pages."""
+    pool: PoolSize | None
+    """Its pools; None: the sizes of CacheConfig."""
 
     def deepest(self, path: Sequence[Node], first: int, limit: int, *, host: bool) -> int:
         """Largest page boundary in [first, limit] at which this component is satisfied.
@@ -43,6 +55,16 @@ class Component(Protocol):
     def evictable(self, tier: Tier) -> Evictable:
         """The rule for `tier`: may a READY holding leave it now?"""
 
+    def needed(self, tail: Node) -> list[Node]:
+        """Nodes whose holdings a request that goes on after `tail` reads, deepest first."""
+
+    def span(self, first: int, boundary: int) -> tuple[int, int]:
+        """Of the pages [first, boundary): those whose state is needed to go on at `boundary`,
+        where `first` is satisfied."""
+
+    def reachable(self, present: bytes, first: int, limit: int) -> int:
+        """`deepest` by what a store has: present[i] tells of page first + i."""
+
 
 def usable_pages(
     components: Sequence[Component], path: Sequence[Node], first: int, limit: int, *, host: bool
@@ -55,3 +77,26 @@ def usable_pages(
         if agreed == limit or len(components) == 1:
             return agreed
         limit = agreed
+
+
+def is_ready(node: Node, slot: int, *, host: bool) -> bool:
+    """Does the device hold it, readable; or, with `host`, the host? `slot` is the device's."""
+    holding = node.held[slot]
+    if holding is not None and holding.state is READY:
+        return True
+    holding = node.held[slot + HOST] if host else None
+    return holding is not None and holding.state is READY
+
+
+def best_copy(node: Node, slot: int) -> list[Guard]:
+    """A lock on the copy a request at `node` would use: the device's, or else the host's."""
+    assert slot % len(Tier) == DEVICE
+    for at in (slot, slot + HOST):
+        holding = node.held[at]
+        if holding is not None and holding.state is not DRAINING:
+            return [(at, node, node.parent)]
+    return []
+
+
+def is_unlocked(holding: Holding) -> bool:
+    return holding.locks == 0

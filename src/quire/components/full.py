@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quire.components.base import Guard
+from quire.components.base import Guard, PoolSize
 from quire.eviction.base import Evictable
 from quire.tree import Holding, Node, slot_of
 from quire.types import DEVICE, DRAINING, HOST, READY, Tier
@@ -12,11 +12,13 @@ from quire.types import DEVICE, DRAINING, HOST, READY, Tier
 
 class FullAttention:
     name = "full"
+    index = 0
+    is_point = False
+    pool: PoolSize | None = None
 
-    def __init__(self, index: int = 0) -> None:
-        self.index = index
-        self._device = slot_of(index, DEVICE)
-        self._host = slot_of(index, HOST)
+    def __init__(self) -> None:
+        self._device = slot_of(self.index, DEVICE)
+        self._host = slot_of(self.index, HOST)
 
     def deepest(self, path: Sequence[Node], first: int, limit: int, *, host: bool) -> int:
         reached, device = first, self._device
@@ -56,6 +58,20 @@ class FullAttention:
         too may go from anywhere; one that only the host has must have nothing below it.
         """
         return self._may_leave_host if tier is HOST else _may_leave_device
+
+    def needed(self, tail: Node) -> list[Node]:
+        nodes, node = [], tail
+        while node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes
+
+    def span(self, first: int, boundary: int) -> tuple[int, int]:
+        return first, boundary
+
+    def reachable(self, present: bytes, first: int, limit: int) -> int:
+        gap = present.find(b"\0", 0, limit - first)
+        return limit if gap < 0 else first + gap
 
     def _may_leave_host(self, holding: Holding) -> bool:
         if holding.locks:

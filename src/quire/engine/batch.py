@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from quire.engine.sampling import Row, Sampled
-from quire.types import OperationId, PageIds, RequestId
+from quire.types import NO_PAGES, NO_SLOT, OperationId, PageIds, RequestId
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -17,6 +17,12 @@ class Segment(msgspec.Struct, frozen=True):
     position   0 ············ start ········ start + n
                [ in the pages )[ `tokens`   )
                ╰── `pages` covers all of it ─╯
+                       ╰─ `window` this part ╯    what the queries may see in window layers
+
+    Recurrent layers have one state of a sequence, in a slot. A snapshot is a state in a slot of
+    its own: it is copied from before computing, or to after computing, and never computed in.
+
+               restore ──copied──▶ state ──computed in place──▶ state ──copied──▶ save
     """
 
     id: RequestId
@@ -28,6 +34,17 @@ class Segment(msgspec.Struct, frozen=True):
     """Loads that still fill some of the pages: wait for each layer before using it."""
     row: Row | None
     """How to pick the token after the last one; None: more of the prompt is to come."""
+    window: PageIds = NO_PAGES
+    """Pages of the window layers' pool."""
+    window_first: int = 0
+    """Which page of the sequence, position ÷ page_size, `window` begins with."""
+    state: int = NO_SLOT
+    """The slot that is the request's own: no other segment of the batch has it."""
+    restore: int = NO_SLOT
+    """Snapshot to begin from, maybe of several segments. None: from nothing at start 0, else from
+    what is in `state`."""
+    save: int = NO_SLOT
+    """Where to put a snapshot of the state after the last token."""
 
     @property
     def num_tokens(self) -> int:

@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from quire.config import CacheConfig, PrefetchConfig, WriteConfig
+from quire.config import CacheConfig, PrefetchConfig, SnapshotConfig, WriteConfig
 from quire.engine.config import EngineConfig
 from quire.engine.engine import Engine
 from quire.engine.executor import RankConfig, open_executor
+from quire.engine.layouts import FULL, layouts
 from quire.engine.messages import EngineInfo
 from quire.engine.parallel import head_share
+from quire.engine.pools import chunk_limit, components, plan_pools, running_limit
 from quire.engine.scheduler import Scheduler
-from quire.errors import MemoryBudgetError
+from quire.engine.usage import DEFAULT_TOKENS, Usage
 from quire.keys import Namespace
 from quire.manager import CacheManager
 from quire.memory.layout import PageLayout
-from quire.memory.sizing import check_host_budget
 from quire.models import ModelShape, describe, fingerprint
-from quire.units import format_bytes
 from quire.worker import ComponentConfig, WorkerConfig
 
 Progress = Callable[[str, float], None]
 
 _MAX_INFLIGHT_SHARE = 0.5
-_MIN_DEVICE_PAGES = 4
-_MIN_HOST_PAGES = 4
 
 
 def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engine:
@@ -35,10 +34,13 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
     tell = progress or (lambda _what, _done: None)
     directory = Path(config.model)
     shape = describe(directory)
-    layouts = [_layout(config, shape, rank) for rank in range(config.tp)]
-    device_pages, host_pages = _num_pages(config, layouts)
+    ranks = [_layouts(config, shape, rank) for rank in range(config.tp)]
     tell("reading the weights", 0.0)
     print_of_weights = fingerprint(directory)
+    usage = Usage(print_of_weights) if len(ranks[0]) > 1 else None
+    typical = config.typical_tokens or (usage.typical_tokens if usage else DEFAULT_TOKENS)
+    sizes = plan_pools(config, shape, ranks, typical)
+    device_pages, host_pages = sizes[FULL]
     tell("loading the model", 0.2)
     executor = open_executor(
         RankConfig(config.model, config.dtype, _threads(config)),
@@ -47,23 +49,29 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
                 rank,
                 config.tp,
                 print_of_weights,
-                [ComponentConfig(layout, device_pages, host_pages)],
+                [ComponentConfig(layout, *sizes[layout.component]) for layout in own],
                 device=_device(config, rank),
             )
-            for rank, layout in enumerate(layouts)
+            for rank, own in enumerate(ranks)
         ],
         lambda what, done: tell(what, 0.5 + done / 2),
     )
     try:
         manager = CacheManager(
-            _cache_config(config, device_pages, host_pages), clock=time.monotonic
+            _cache_config(config, device_pages, host_pages),
+            clock=time.monotonic,
+            components=components(config, shape, sizes),
         )
+        no_reuse = executor.self_check()
+        if no_reuse:
+            print(f"REUSE IS OFF: {no_reuse}", file=sys.stderr, flush=True)
         scheduler = Scheduler(
             manager,
-            max_running=config.max_running,
+            max_running=running_limit(config, sizes),
             max_waiting=config.max_waiting,
-            chunk_tokens=config.chunk_tokens,
+            chunk_tokens=chunk_limit(config, shape, sizes),
             clock=time.monotonic,
+            reuse=not no_reuse,
         )
         limit = device_pages * config.page_size - 1
         max_context = min(shape.max_position_embeddings, config.max_context or limit, limit)
@@ -72,11 +80,15 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
             manager,
             scheduler,
             Namespace(print_of_weights, config.dtype, config.page_size),
-            page_bytes=sum(layout.page_bytes for layout in layouts),
+            page_bytes={
+                layout.component: sum(own[i].page_bytes for own in ranks)
+                for i, layout in enumerate(ranks[0])
+            },
             max_context=max_context,
             vocab_size=shape.vocab_size,
             debug=config.debug,
             clock=time.monotonic,
+            usage=usage,
         )
         if config.store is not None:
             engine.attach_and_wait(config.store)
@@ -94,43 +106,15 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
         max_context=max_context,
         tiers=engine.tiers(),
         store=manager.store.url,
+        no_reuse=no_reuse,
     )
     tell("ready", 1.0)
     return engine
 
 
-def _layout(config: EngineConfig, shape: ModelShape, rank: int) -> PageLayout:
+def _layouts(config: EngineConfig, shape: ModelShape, rank: int) -> list[PageLayout]:
     first, last = head_share(shape, rank, config.tp)
-    return PageLayout(
-        "full", shape.num_layers, last - first, shape.head_dim, config.dtype, config.page_size
-    )
-
-
-def _num_pages(config: EngineConfig, layouts: list[PageLayout]) -> tuple[int, int]:
-    """Device and host pages: the same number on every rank, so they fit the budgets together."""
-    device_bytes = sum(layout.page_bytes for layout in layouts)
-    host_bytes = sum(layout.page_stride_bytes for layout in layouts)
-    device_pages = config.device_bytes // device_bytes
-    host_pages = config.host_bytes // host_bytes
-    if device_pages < _MIN_DEVICE_PAGES:
-        raise MemoryBudgetError(
-            f"device_memory of {format_bytes(config.device_bytes)} holds {device_pages} pages of "
-            f"{format_bytes(device_bytes)}: give at least "
-            f"{format_bytes(_MIN_DEVICE_PAGES * device_bytes)}, better many times that"
-        )
-    if config.host_bytes and host_pages < _MIN_HOST_PAGES:
-        raise MemoryBudgetError(
-            f"host_memory of {format_bytes(config.host_bytes)} holds {host_pages} pages of "
-            f"{format_bytes(host_bytes)}: give at least "
-            f"{format_bytes(_MIN_HOST_PAGES * host_bytes)}, or 0 for none"
-        )
-    on_cpu = config.device == "cpu"
-    check_host_budget(
-        host_pages * host_bytes + (device_pages * device_bytes if on_cpu else 0),
-        what="the cache",
-        option="device_memory and host_memory together" if on_cpu else "host_memory",
-    )
-    return device_pages, host_pages
+    return layouts(shape, dtype=config.dtype, page_size=config.page_size, kv_heads=last - first)
 
 
 def _cache_config(config: EngineConfig, device_pages: int, host_pages: int) -> CacheConfig:
@@ -147,6 +131,10 @@ def _cache_config(config: EngineConfig, device_pages: int, host_pages: int) -> C
             config.prefetch_policy,
             threshold_tokens=threshold,
             max_inflight_share=_MAX_INFLIGHT_SHARE,
+        ),
+        snapshots=SnapshotConfig(
+            every_pages=-(-config.snapshot_every // config.page_size),
+            per_path=config.snapshots_per_path,
         ),
         num_ranks=config.tp,
     )

@@ -40,17 +40,35 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Requests queued; more are turned away."""
     chunk_tokens: int = 512
     """Prompt tokens computed in one step, over all requests."""
+    typical_tokens: int = 0
+    """Length of a typical sequence: for models with windows or recurrent layers it decides how
+    memory is divided between full pages, windows and states. 0: as measured when the model was
+    served here before."""
+    snapshot_every: int = 0
+    """Tokens between two snapshots of recurrent state, beside those at the ends of prompts and
+    turns and where prompts branch; 0: no others."""
+    snapshots_per_path: int = 8
+    """Snapshots kept along one prefix; 0: none are taken, and nothing is reused."""
     threads: int = 0
     """CPU threads for the model of each rank; 0: the cores there are, shared among ranks."""
     debug: bool = False
     """Check every invariant of the cache after each step (slow)."""
 
     def __post_init__(self) -> None:
-        for option in ("page_size", "device_bytes", "tp", "max_running", "chunk_tokens"):
+        for option in (
+            "page_size",
+            "device_bytes",
+            "tp",
+            "max_running",
+            "chunk_tokens",
+        ):
             if getattr(self, option) < 1:
                 raise ConfigError(f"{option} is {getattr(self, option)}: it must be at least 1")
         if self.max_waiting < 0:
             raise ConfigError(f"max_waiting is {self.max_waiting}: it must not be negative")
+        for option in ("typical_tokens", "snapshot_every", "snapshots_per_path"):
+            if getattr(self, option) < 0:
+                raise ConfigError(f"{option} is {getattr(self, option)}: it must not be negative")
         if self.host_bytes < 0:
             raise ConfigError(f"host_bytes is {self.host_bytes}: it must not be negative")
         if self.store is not None and not self.host_bytes:

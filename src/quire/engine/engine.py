@@ -10,10 +10,11 @@ from __future__ import annotations
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from quire.components import Component
 from quire.engine.batch import Batch
 from quire.engine.executor import Executor
 from quire.engine.executor.base import RankLost
@@ -35,11 +36,12 @@ from quire.engine.messages import (
 from quire.engine.questions import Questions
 from quire.engine.request import Request
 from quire.engine.scheduler import Scheduler
+from quire.engine.usage import Usage
 from quire.errors import EngineError
 from quire.keys import Namespace
 from quire.manager import CacheManager
 from quire.tree import slot_of
-from quire.types import DEVICE, HOST, page_array
+from quire.types import DEVICE, HOST, Tier, page_array
 
 _BUSY_WAIT_S = 0.001
 """Between two looks at the workers when there is nothing to compute but bytes are moving."""
@@ -60,12 +62,14 @@ class Engine:
         scheduler: Scheduler,
         namespace: Namespace,
         *,
-        page_bytes: int,
+        page_bytes: Mapping[str, int],
         max_context: int,
         vocab_size: int,
         debug: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        usage: Usage | None = None,
     ) -> None:
+        self._usage = usage
         self.manager = manager
         self.scheduler = scheduler
         self._executor = executor
@@ -143,6 +147,7 @@ class Engine:
             else:
                 self._observe(batch, self._clock() - chosen)
                 self._outputs += scheduler.complete(batch, result)
+                self._observe_lengths()
             self._seconds["model"] += self._clock() - chosen
             self._unchecked = True
         self._seconds["step"] += self._clock() - began
@@ -162,6 +167,8 @@ class Engine:
         return min(max(wakeup - self._clock(), _BUSY_WAIT_S), _IDLE_WAIT_S)
 
     def close(self) -> None:
+        if self._usage is not None:
+            self._usage.save()
         self._executor.close()
 
     # ---- state ----------------------------------------------------------------------------------
@@ -194,16 +201,22 @@ class Engine:
             leases=len(manager.leases),
             counters=counters,
             seconds=dict(self._seconds),
+            reuse=scheduler.reuse,
         )
 
     def tiers(self) -> list[TierStatus]:
+        """Per component, the device and the host; `full` first."""
         core = self.manager.core
         tiers = []
-        for tier, name in ((DEVICE, "device"), (HOST, "host")):
-            allocator = core.allocators[slot_of(0, tier)]
-            used = allocator.num_pages - allocator.num_free
-            locked = self._leased_pages() if tier is DEVICE else self.manager.inflight_pages
-            tiers.append(TierStatus(name, self._page_bytes, allocator.num_pages, used, locked))
+        for component in core.components:
+            size = self._page_bytes[component.name]
+            for tier, name in ((DEVICE, "device"), (HOST, "host")):
+                allocator = core.allocators[slot_of(component.index, tier)]
+                used = allocator.num_pages - allocator.num_free
+                locked = self._locked_pages(component, tier)
+                tiers.append(
+                    TierStatus(name, size, allocator.num_pages, used, locked, component.name)
+                )
         return tiers
 
     def attach_and_wait(self, url: str) -> None:
@@ -233,9 +246,13 @@ class Engine:
             return f"{wanted} tokens asked for, the context holds {self._max_context}"
         return ""
 
-    def _leased_pages(self) -> int:
-        tables = [page_array(lease.pages) for lease in self.manager.leases]
-        return len(np.unique(np.concatenate(tables))) if tables else 0
+    def _locked_pages(self, component: Component, tier: Tier) -> int:
+        """Pages that leases or operations hold."""
+        if tier is HOST:
+            return self.manager.inflight_pages if component.index == 0 else 0
+        tables = [lease.pages_of(component) for lease in self.manager.leases]
+        pages = [page_array(table) for table in tables if table]
+        return len(np.unique(np.concatenate(pages))) if pages else 0
 
     def _observe(self, batch: Batch, seconds: float) -> None:
         """Tell the cost model how fast prompts are computed.
@@ -251,6 +268,12 @@ class Engine:
             if 2 * self._unobserved_tokens >= self.scheduler.chunk_tokens:
                 self.manager.observe_prefill(self._unobserved_tokens, self._unobserved_s)
             self._unobserved_tokens, self._unobserved_s = 0, 0.0
+
+    def _observe_lengths(self) -> None:
+        lengths = self.scheduler.take_lengths()
+        if self._usage is not None:
+            for length in lengths:
+                self._usage.observe(length)
 
     def _check_when_idle(self) -> None:
         if not self._unchecked or len(self.scheduler) or not self.manager.idle:

@@ -160,6 +160,7 @@ class TierStatus(msgspec.Struct, frozen=True):
     """Neither free nor only cached by eviction's grace: num_pages - free."""
     locked_pages: int
     """Used by requests or operations right now: cannot be evicted."""
+    component: str = "full"
 
 
 class StoreStatus(msgspec.Struct, frozen=True):
@@ -192,6 +193,8 @@ class EngineStatus(msgspec.Struct, frozen=True):
     """CacheManager's counters and the engine's own, by name."""
     seconds: dict[str, float]
     """Time spent, by what: step, model, cache, idle."""
+    reuse: bool = True
+    """False: the model failed its check when it was loaded, and every prompt is computed."""
 
 
 class Flushed(msgspec.Struct, frozen=True):
@@ -239,6 +242,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
     tiers: list[TierStatus]
     store: str
     """URL, or empty."""
+    no_reuse: str = ""
+    """Why nothing is reused although the engine runs; empty: all is well."""
 
 
 class Starting(_Message, frozen=True, tag="starting"):

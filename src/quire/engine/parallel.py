@@ -22,7 +22,13 @@ AllReduce = Callable[[torch.Tensor], None]
 
 _QUERY_SIDE = ("q_proj", "o_proj")
 _KEY_VALUE_SIDE = ("k_proj", "v_proj")
-_WHOLE = ("colwise_gather_output", "colwise_rep", "embedding_rowwise", "replicated")
+_WHOLE = (
+    "colwise_gather_output",
+    "colwise_rep",
+    "embedding_rowwise",
+    "replicated",
+    "replicated_with_grad_allreduce",
+)
 
 
 def share(total: int, rank: int, num_ranks: int) -> Range:
@@ -31,7 +37,12 @@ def share(total: int, rank: int, num_ranks: int) -> Range:
 
 
 def head_share(shape: ModelShape, rank: int, num_ranks: int) -> Range:
-    """This rank's key-value heads. Raises ConfigError if there are not enough."""
+    """This rank's key-value heads. Raises ConfigError if the model cannot be split so."""
+    if shape.recurrent_layers and num_ranks > 1:
+        raise ConfigError(
+            f"tp is {num_ranks}, but the recurrent layers of {shape.architecture} cannot be split: "
+            "run it with --tp 1"
+        )
     if num_ranks > shape.num_kv_heads:
         raise ConfigError(
             f"tp is {num_ranks}, but the model has only {shape.num_kv_heads} key-value heads: "

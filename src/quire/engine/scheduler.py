@@ -16,13 +16,16 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
 
 from quire.engine.batch import Batch, BatchResult, Segment, SegmentResult
 from quire.engine.counters import SchedulerCounters
 from quire.engine.messages import CachedTokens, Finish, Output
 from quire.engine.request import Request, State
-from quire.manager import CacheManager, LoadState
-from quire.types import PageIds, RequestId
+from quire.manager import CacheManager, Lease, LeaseState, LoadState
+from quire.types import NO_SLOT, PageIds, RequestId
 
 _RETRY_STEPS = 8
 """Steps between two tries to admit a request that did not fit."""
@@ -39,8 +42,11 @@ class Scheduler:
         max_waiting: int,
         chunk_tokens: int,
         clock: Callable[[], float],
+        reuse: bool = True,
     ) -> None:
+        """`reuse` = False: every request computes its whole prompt, in one piece."""
         self._manager = manager
+        self.reuse = reuse
         self._page_size = manager.config.page_size
         self._max_running = max_running
         self._max_waiting = max_waiting
@@ -55,6 +61,7 @@ class Scheduler:
         self._retry_at = 0
         """Number of the batch before which nobody new is admitted; see _admit."""
         self._held_back: set[RequestId] = set()
+        self._lengths: list[int] = []
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -118,7 +125,7 @@ class Scheduler:
         budget = max(self.chunk_tokens - len(chosen), self._page_size)
         for request in [r for r in self.running if r.remaining > 1]:
             if budget > 0:
-                budget -= self._continue(request, min(budget, request.remaining), chosen)
+                budget -= self._continue(request, budget, chosen)
         if budget > 0 and self.waiting and self._num_batches >= self._retry_at:
             self._admit_waiting(budget, chosen)
         if not chosen:
@@ -135,23 +142,44 @@ class Scheduler:
                 outputs.append(output)
         return outputs
 
+    def take_lengths(self) -> list[int]:
+        """Tokens of the sequences that have finished since the last call."""
+        lengths, self._lengths = self._lengths, []
+        return lengths
+
     # ---- choosing -------------------------------------------------------------------------------
 
-    def _continue(self, request: Request, count: int, chosen: dict[RequestId, Segment]) -> int:
-        """Put `count` tokens of a running request into the batch, if there is room for them."""
+    def _continue(self, request: Request, budget: int, chosen: dict[RequestId, Segment]) -> int:
+        """Put tokens of a running request into the batch, if there is room for them."""
         if request.state is not State.RUNNING:  # preempted in this very step
             return 0
+        count = self._chunk(request, budget)
         if not self._make_room(request, count, chosen):
             return 0
         chosen[request.id] = self._segment(request, count)
         return count
+
+    def _chunk(self, request: Request, budget: int) -> int:
+        """How many tokens of its prompt to compute next. A recurrent state can be kept where a
+        batch ends and nowhere else, so chunks then end at page boundaries, and at checkpoints."""
+        if not self.reuse:
+            return request.remaining
+        count = min(budget, request.remaining)
+        lease, size = request.lease, self._page_size
+        assert lease is not None
+        if lease.state is None or lease.state.recurrent is None:
+            return count
+        first, last = request.computed // size, (request.computed + count) // size
+        if last == first:
+            return count
+        return self._manager.next_stop(lease, first, last) * size - request.computed
 
     def _segment(self, request: Request, count: int) -> Segment:
         lease = request.lease
         assert lease is not None
         start, end = request.computed, request.computed + count
         pages = lease.pages[: -(-end // self._page_size) * 4]
-        return Segment(
+        segment = Segment(
             id=request.id,
             tokens=request.tokens[start:end].tobytes(),
             start=start,
@@ -159,22 +187,43 @@ class Scheduler:
             loads=sorted(lease.loads),
             row=request.row() if end == request.length else None,
         )
+        return segment if lease.state is None else self._with_state(segment, lease, lease.state)
+
+    def _with_state(self, segment: Segment, lease: Lease, state: LeaseState) -> Segment:
+        fields: dict[str, Any] = {}
+        if state.window is not None:
+            fields |= {"window": state.window.pages, "window_first": state.window.first}
+        if state.recurrent is not None:
+            end = segment.start + segment.num_tokens
+            kept = self.reuse and end % self._page_size == 0
+            fields |= {
+                "state": state.recurrent.slot,
+                "restore": state.recurrent.restore,
+                "save": self._manager.save_slot(lease) if kept else NO_SLOT,
+            }
+        return msgspec.structs.replace(segment, **fields)
 
     def _make_room(self, request: Request, count: int, chosen: dict[RequestId, Segment]) -> bool:
-        missing = request.missing_pages(request.computed + count, self._page_size)
-        lease = request.lease
-        assert lease is not None
-        if missing <= 0 or self._manager.extend(lease, missing):
+        if self._extend(request, count):
             return True
         self._release_waiting()
-        if self._manager.extend(lease, missing):
+        if self._extend(request, count):
             return True
         # One at most in a step: its pages may still be on their way to the host.
         victim = self.running[-1]
         if victim is request or victim.id in chosen:
             return False
         self._preempt(victim)
-        return self._manager.extend(lease, missing)
+        return self._extend(request, count)
+
+    def _extend(self, request: Request, count: int) -> bool:
+        """Have pages for the next `count` tokens."""
+        lease, end = request.lease, request.computed + count
+        assert lease is not None
+        missing = request.missing_pages(end, self._page_size)
+        if missing > 0 and not self._manager.extend(lease, missing):
+            return False
+        return self._manager.cover(lease, -(-end // self._page_size))
 
     def _release_waiting(self, but: Request | None = None) -> None:
         """Waiting requests let go of what they found; they will look again."""
@@ -219,28 +268,32 @@ class Scheduler:
                 # Nobody may overtake it, or a long prompt would wait for ever.
                 self._retry_at = self._num_batches + _RETRY_STEPS if self.running else 0
                 return
-            count = min(budget, request.remaining)
-            chosen[request.id] = self._segment(request, count)
-            budget -= count
+            count = self._chunk(request, budget)
+            if self._extend(request, count):  # else it goes on as those that run already
+                chosen[request.id] = self._segment(request, count)
+                budget -= count
 
     def _look_up(self, request: Request) -> None:
         """Take a lease on what there is, and start fetching what the store may have."""
-        manager = self._manager
-        match = manager.match(request.lookup_key())
+        manager, key = self._manager, request.lookup_key()
+        match = manager.match(key if self.reuse else key[:0])
         request.lease = manager.acquire(match, request.id, priority=request.priority)
-        manager.prefetch(request.lease)
+        if self.reuse:
+            manager.prefetch(request.lease)
 
     def _is_being_computed(self, request: Request) -> bool:
         """Is somebody computing pages of this prompt that are not there yet?"""
         lease = request.lease
         assert lease is not None
         have = lease.num_device + lease.num_host
-        for other in self.running:
+        for other in self.running if self.reuse else ():
             # Only prompts: what another will generate cannot be known.
             if other.computed >= other.num_prompt - 1:
                 continue
             common = request.key.common_pages(other.key)
             if common > have and other.computed < common * self._page_size:
+                assert other.lease is not None
+                self._manager.expect_branch(other.lease, common)
                 return True
         return False
 
@@ -252,9 +305,9 @@ class Scheduler:
         on_device = manager.match(lease.key).num_device
         manager.load(lease)
         missing = request.missing_pages(request.length + 1, self._page_size)
-        if missing > 0 and not manager.extend(lease, missing):
+        if not self._give(lease, missing):
             self._release_waiting(but=request)
-            if not manager.extend(lease, missing):
+            if not self._give(lease, missing):
                 self._let_go(request)
                 return False
         self.waiting.remove(request)
@@ -266,6 +319,12 @@ class Scheduler:
         self.counters.admitted += 1
         self._held_back.discard(request.id)
         return True
+
+    def _give(self, lease: Lease, missing: int) -> bool:
+        """The pages a prompt lacks, and a state to work on."""
+        if not self._manager.begin(lease):
+            return False
+        return missing <= 0 or self._manager.extend(lease, missing)
 
     def _found(self, request: Request, on_device: int) -> CachedTokens:
         """Reused tokens by tier. Pages [0, d) were on the device when the request was admitted;
@@ -297,6 +356,10 @@ class Scheduler:
         prompt_tokens = min(segment.num_tokens, max(0, request.num_prompt - request.computed))
         self.counters.prompt_tokens += prompt_tokens
         request.computed += segment.num_tokens
+        if lease.state is not None and lease.state.recurrent is not None:
+            lease.state.recurrent.restore = NO_SLOT
+            if segment.save != NO_SLOT:
+                self._manager.saved(lease, request.computed // self._page_size)
         self._share(request)
         sampled = computed.sampled
         if sampled is None:
@@ -315,6 +378,7 @@ class Scheduler:
         request.reported = True
         if finish is not None:
             self.counters.finished += 1
+            self._lengths.append(request.length)
             self._remove(request)
         return Output(request.id, [sampled.token], logprobs, finish, "", cached)
 
@@ -323,7 +387,7 @@ class Scheduler:
         lease = request.lease
         assert lease is not None
         full_pages = request.computed // self._page_size
-        if full_pages > lease.num_device:
+        if self.reuse and full_pages > lease.num_device:
             # Not a page more: the request has pages for tokens that are still to be computed.
             self._manager.commit(lease, request.key_of(request.computed)[:full_pages])
 

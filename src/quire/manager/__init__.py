@@ -5,6 +5,7 @@ from quire.manager.events import CacheEvent, EventBatch, EventKind
 from quire.manager.lease import Lease, LoadState, PrefixMatch
 from quire.manager.manager import CacheManager
 from quire.manager.prefetch import Prefetch, PrefetchState
+from quire.manager.states import LeaseState
 from quire.manager.stores import StoreChange, StoreState
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "EventKind",
     "Fit",
     "Lease",
+    "LeaseState",
     "LoadState",
     "Prefetch",
     "PrefetchState",

@@ -7,18 +7,27 @@ through here or through the tree.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from quire.components import Component, Guard
+from quire.components import Component, Guard, PoolSize
 from quire.config import CacheConfig
 from quire.eviction import make_policy
 from quire.manager.counters import Counters
 from quire.manager.events import CacheEvent, EventBuffer, EventKind
 from quire.manager.operations import Operation, Operations
+from quire.manager.upkeep import Upkeep
 from quire.memory.allocator import PageAllocator
 from quire.messages import Command
-from quire.tree import NUM_TIERS, Freed, Node, PrefixTree, Root
-from quire.types import DEVICE, HOST, PageIds, PageStatus, Tier, num_pages
+from quire.tree import NUM_TIERS, Freed, Node, PrefixTree, Root, slot_of
+from quire.types import (
+    DEVICE,
+    HOST,
+    READY,
+    PageIds,
+    PageStatus,
+    Tier,
+    num_pages,
+)
 
 Clock = Callable[[], float]
 ROOT_SLOT = -1
@@ -33,10 +42,13 @@ class Core:
         self.tree = PrefixTree(
             len(components),
             lambda _component, _tier: make_policy(config.eviction, clock, config.retention_decay_s),
+            [c.index for c in components if c.is_point],
         )
-        sizes = {DEVICE: config.device_pages, HOST: config.host_pages}
-        self.allocators = [PageAllocator(sizes[tier]) for _ in components for tier in Tier]
+        sizes = [c.pool or PoolSize(config.device_pages, config.host_pages) for c in components]
+        self.allocators = [PageAllocator(size[tier]) for size in sizes for tier in Tier]
         """By slot."""
+        self.upkeep = Upkeep(self.tree, components) if len(components) > 1 else None
+        """Keeps what several components hold in step; one alone needs none."""
         self.counters = Counters()
         self.events = EventBuffer(config.event_buffer)
         self.operations = Operations(config.num_ranks, [c.name for c in components], clock)
@@ -96,7 +108,31 @@ class Core:
         return freed
 
     def release(self, freed: Sequence[Freed]) -> None:
-        """Pages that left the tree go back to their pools."""
+        """Pages that left the tree go back to their pools, and with them what they made useless."""
+        self._give_back(freed)
+        if self.upkeep is not None:
+            self._discard(self.upkeep.after(freed))
+
+    def tidy(self, nodes: Iterable[Node]) -> None:
+        """These are used less than before: let go of what nobody can use any more."""
+        if self.upkeep is not None:
+            for node in nodes:
+                self._discard(self.upkeep.tidy(node))
+
+    def drop(self, node: Node, component: int) -> None:
+        """Give up what a node holds of a component, in every tier where nobody uses it."""
+        for slot in (slot_of(component, DEVICE), slot_of(component, HOST)):
+            holding = node.held[slot]
+            if holding is not None and holding.state is READY and not holding.locks:
+                self._give_back(self.tree.detach(node, slot))
+
+    def _discard(self, freed: Sequence[Freed]) -> None:
+        """Pages that were of no use any more."""
+        if freed:
+            self.counters.useless_pages += sum(num_pages(item.pages) for item in freed)
+            self._give_back(freed)
+
+    def _give_back(self, freed: Sequence[Freed]) -> None:
         dropped = 0
         for slot, pages, node, was_ready, was_last in freed:
             self.allocators[slot].free(pages)
@@ -114,23 +150,38 @@ class Core:
 
     # ---- protection -----------------------------------------------------------------------------
 
-    def protect(self, tail: Node, extra: Sequence[Guard] = ()) -> list[Guard]:
-        """Keep the path to `tail` usable in every component, and what the extra guards name."""
+    def protect(self, tail: Node, device_tail: Node, extra: Sequence[Guard] = ()) -> list[Guard]:
+        """Keep the path to `tail` usable in every component, and that to `device_tail`, which
+        lies on it, in those that need other pages there; and what the extra guards name."""
         if tail.parent is None:
             assert isinstance(tail, Root)
             tail.users += 1
             return [(ROOT_SLOT, tail, None)]
-        guards: list[Guard] = []
-        for component in self.components:
+        guards = self.components[0].protection(tail)
+        for component in self.components[1:]:
             guards += component.protection(tail)
+            if device_tail is not tail:
+                guards += component.protection(device_tail)
         guards += extra
         for slot, end, stop in guards:
             self.tree.lock(end, stop, slot)
         return guards
 
+    def hold(self, node: Node, slot: int) -> list[Guard]:
+        """For an operation: keep the path to `node`, and what it has READY in this slot."""
+        guards = self.components[0].protection(node)
+        if slot != DEVICE:  # else it is among them
+            guards.append((slot, node, node.parent))
+        for guarded, end, stop in guards:
+            self.tree.lock(end, stop, guarded)
+        return guards
+
     def unprotect(self, guards: list[Guard]) -> None:
-        """Undo `protect`; the list is emptied, so that it cannot be undone twice."""
-        for slot, end, stop in guards:
+        """Undo `protect` or `hold`; the list is emptied, so that it cannot be undone twice.
+
+        In reverse: full pages may go with their last lock, and then all else must be free to.
+        """
+        for slot, end, stop in reversed(guards):
             if slot == ROOT_SLOT:
                 assert isinstance(end, Root)
                 end.users -= 1
@@ -165,19 +216,25 @@ class Core:
         if self.events.enabled:
             self._emit(EventKind.REMOVED, slot, node)
 
-    def written(self, node: Node) -> None:
-        """Announce that the store has a node's pages."""
+    def written(self, node: Node, component: Component) -> None:
+        """Announce that the store has a node's pages of a component."""
         if self.events.enabled:
-            keys = self.tree.keys_of(node)
-            for component in self.components:
-                self.events.add(CacheEvent(EventKind.STORED, "store", component.name, keys))
+            self.events.add(
+                CacheEvent(EventKind.STORED, "store", component.name, self.keys_of(node, component))
+            )
 
     def _emit(self, kind: EventKind, slot: int, node: Node) -> None:
-        component, tier = divmod(slot, NUM_TIERS)
-        name = self.components[component].name
-        keys = self.tree.keys_of(node)
-        self.events.add(CacheEvent(kind, Tier(tier).name.lower(), name, keys))
+        index, tier = divmod(slot, NUM_TIERS)
+        component = self.components[index]
+        keys = self.keys_of(node, component)
+        self.events.add(CacheEvent(kind, Tier(tier).name.lower(), component.name, keys))
+
+    def keys_of(self, node: Node, component: Component) -> bytes:
+        """Keys under which a node's pages of a component are known outside."""
+        return self.tree.last_key_of(node) if component.is_point else self.tree.keys_of(node)
 
     def finish(self, op: Operation) -> None:
         """Give back the locks of an operation that has ended."""
+        nodes = {end for _, end, _ in op.guards} if self.upkeep is not None else ()
         self.unprotect(op.guards)
+        self.tidy(nodes)

@@ -20,6 +20,10 @@ class Decline(enum.StrEnum):
     SLOWER_THAN_RECOMPUTE = "slower_than_recompute"
     HOST_FULL = "host_full"
     """What fits after eviction is below the threshold."""
+    NO_SLOT = "no_slot"
+    """The host has no room for the recurrent snapshot, or the window, that belongs to it."""
+    NO_STATE = "no_state"
+    """The store has pages, but no window or snapshot at which they could be used."""
     ALLOCATION_FAILED = "allocation_failed"
     """The allocation after truncation failed as well."""
     PROBE_FAILED = "probe_failed"
@@ -55,6 +59,8 @@ class Counters:
     """Host copies of pages that the device has too: nothing was lost."""
     dropped_pages: int = 0
     """Left their last tier."""
+    useless_pages: int = 0
+    """Given up although there was room: outside every window, or without their snapshot."""
     backed_up_pages: int = 0
     backup_deferred_pages: int = 0
     """Hot on the device and the host is full: copied out when they grow cold."""
@@ -71,6 +77,12 @@ class Counters:
     fetched_pages: int = 0
     fetch_missed_pages: int = 0
     """Promised by the probe, not delivered by the fetch."""
+    snapshots: int = 0
+    """Recurrent states shared, in snapshots."""
+    snapshots_skipped: int = 0
+    """Not taken for want of a slot."""
+    snapshots_over_budget: int = 0
+    """Given up because their path had enough."""
     device_allocation_failures: int = 0
     overdue_operations: int = 0
     late_reports: int = 0

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from quire.components import Guard
+from quire.components import Guard, window_of
 from quire.errors import InvariantError
 from quire.manager.core import ROOT_SLOT, Core
 from quire.manager.lease import Lease
 from quire.manager.prefetch import Prefetcher
-from quire.tree import NUM_TIERS, Holding, Node, Root
+from quire.tree import NUM_TIERS, Holding, Node, Root, slot_of
 from quire.types import (
     DEVICE,
     HOST,
@@ -36,7 +36,7 @@ def check(core: Core, leases: Iterable[Lease], prefetcher: Prefetcher) -> None:
     _check_orders(core)
 
 
-def _require(condition: bool, what: str, node: Node | None = None) -> None:
+def _require(condition: object, what: str, node: Node | None = None) -> None:
     # The node is only described when something is wrong: this runs millions of times in tests.
     if not condition:
         raise InvariantError(what if node is None else f"{node}: {what}")
@@ -52,6 +52,7 @@ def _nodes(core: Core) -> Iterator[Node]:
 
 
 def _check_structure(core: Core) -> None:
+    window = window_of(core.components)
     for root in core.tree.roots.values():
         _require(bool(root.children) or root.users > 0, "an empty root without users was kept")
     for node in _nodes(core):
@@ -66,18 +67,28 @@ def _check_structure(core: Core) -> None:
         _require((parent.children or {}).get(key) is node, "is not under its first page", node)
         if node.page_keys is not None:
             _require(len(node.page_keys) == size * PAGE_KEY_BYTES, "page keys", node)
+        _require(node.held[DEVICE] or node.held[HOST], "has no full pages", node)
         for slot, holding in enumerate(node.held):
             if holding is not None:
+                size = 1 if slot in core.tree.points else node.num_pages
+                _require(num_pages(holding.pages) == size, "pages of a holding", node)
                 _check_holding(node, slot, holding)
+        if core.upkeep is not None and node.children is None:
+            used = any(h is not None and (h.locks or h.state is not READY) for h in node.held)
+            _require(used or core.upkeep.is_usable(node), "is dead weight", node)
+        if core.upkeep is not None and window is not None:
+            mine = [node.held[slot_of(window.index, tier)] for tier in Tier]
+            idle = [h for h in mine if h is not None and h.state is READY]
+            if idle and not any(h is not None and h.locks for h in mine):
+                _require(core.upkeep.is_needed(node), "has window pages nobody needs", node)
 
 
 def _check_holding(node: Node, slot: int, holding: Holding) -> None:
     parent = node.parent
     assert parent is not None
     _require(holding.node is node, "holding of another node", node)
-    _require(num_pages(holding.pages) == node.num_pages, "pages of a holding", node)
     _require(holding.state is not Residency.ABSENT, "an absent holding", node)
-    if slot % NUM_TIERS == DEVICE:
+    if slot == DEVICE:
         below = sum(c.held[slot] is not None for c in (node.children or {}).values())
         _require(holding.branches == below, "branches are miscounted", node)
         closed = isinstance(parent, Root) or parent.held[slot] is not None
@@ -93,7 +104,8 @@ def _check_locks(core: Core, leases: list[Lease]) -> None:
         if slot == ROOT_SLOT:
             users[id(tail)] += 1
             continue
-        for node in core.tree.path(tail, stop):
+        path = [tail] if slot in core.tree.points else core.tree.path(tail, stop)
+        for node in path:
             holding = node.held[slot]
             _require(holding is not None, "is locked and absent", node)
             locks[id(holding)] += 1
@@ -116,6 +128,10 @@ def _check_owners(core: Core, leases: list[Lease], prefetcher: Prefetcher) -> No
                 owned[slot].append(holding.pages)
     for lease in leases:
         owned[DEVICE].append(lease.private_pages)
+        if lease.state is not None:
+            for component in core.components:
+                slot = slot_of(component.index, DEVICE)
+                owned[slot].append(lease.state.private_pages(component))
     reserved = 0
     for slot, allocator in enumerate(core.allocators):
         in_operations = prefetcher.reserved_pages(slot)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
-from quire.components import Guard
+from quire.components import Component, Guard
 from quire.errors import LeaseError
 from quire.keys import PrefixKey
 from quire.tree import Node, Walk
@@ -29,6 +29,7 @@ from quire.types import NO_PAGES, OperationId, PageIds, RequestId, num_pages
 if TYPE_CHECKING:
     from quire.manager.manager import CacheManager
     from quire.manager.prefetch import Prefetch
+    from quire.manager.states import LeaseState
 
 
 class PrefixMatch(NamedTuple):
@@ -75,6 +76,8 @@ class Lease:
     """Loads in flight that fill some of `tree_pages`."""
     load_state: LoadState = LoadState.IDLE
     prefetch: Prefetch | None = None
+    state: LeaseState | None = None
+    """Windows and recurrent state, for models that have such."""
     released: bool = False
 
     @property
@@ -90,6 +93,12 @@ class Lease:
     def pages(self) -> PageIds:
         """The request's page table."""
         return PageIds(self.tree_pages + self.private_pages)
+
+    def pages_of(self, component: Component) -> PageIds:
+        """Device pages that it uses of a component, private ones included."""
+        if component.index == 0:
+            return self.pages
+        return NO_PAGES if self.state is None else self.state.pages(component)
 
     def require_live(self) -> None:
         if self.released:

@@ -1,40 +1,52 @@
 """Loader: host pages to the device (L2 → L1), for the part of a lease that the host holds.
 
-A node has at most one live load; a second request joins it. Failing to allocate changes nothing:
-the request recomputes. A load that fails condemns its device pages (DRAINING): they are freed
-when the last request that counted on them has let go.
+A node has at most one live load per component; a second request joins it. Failing to allocate
+changes nothing: a nearer point to go on from is tried, and the request recomputes the rest. A load
+that fails condemns its device pages (DRAINING): they are freed when the last request that counted
+on them has let go. With several components it fails as a whole, since none is of use without the
+others.
 """
 
 from __future__ import annotations
 
+from quire.components import Guard, usable_pages
 from quire.manager.core import Core
 from quire.manager.lease import Lease, LoadState
 from quire.manager.operations import Kind, Operation, OpState
+from quire.manager.states import States
 from quire.messages import Load
 from quire.tree import Node, slot_of
-from quire.types import DEVICE, DRAINING, FILLING, HOST, PAGE_ID_BYTES, READY, OperationId, PageIds
+from quire.types import (
+    DEVICE,
+    DRAINING,
+    FILLING,
+    HOST,
+    READY,
+    OperationId,
+    PageIds,
+    num_pages,
+)
 
 TIMEOUT_S = 60.0
 
 
 class _Span:
-    """What a load fills: nodes from `tail` up to below `stop`; and who waits for it."""
+    """What a load fills, each as (slot, tail, stop): survives splits; and who waits for it."""
 
-    __slots__ = ("op", "stop", "tail", "waiting")
+    __slots__ = ("op", "parts", "waiting")
 
-    def __init__(self, op: Operation, tail: Node, stop: Node) -> None:
+    def __init__(self, op: Operation, parts: list[Guard]) -> None:
         self.op = op
-        self.tail = tail
-        self.stop = stop
+        self.parts = parts
         self.waiting: list[Lease] = []
 
 
 class Loader:
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, states: States | None) -> None:
         self._core = core
+        self._states = states
         self._spans: dict[OperationId, _Span] = {}
-        self._lead = slot_of(core.components[0].index, DEVICE)
-        """Components are loaded together: the first one's state stands for all."""
+        self._slots = [slot_of(c.index, DEVICE) for c in core.components]
 
     def load(self, lease: Lease) -> int:
         """Bring the lease's host pages to the device; returns how many device pages it gained.
@@ -44,32 +56,14 @@ class Loader:
         """
         if lease.tail is lease.device_tail:
             return 0
-        before = lease.num_device
-        todo: list[Node] = []
-        for node in reversed(list(self._core.tree.path(lease.tail, lease.device_tail))):
-            holding = node.held[self._lead]
-            if holding is None:
-                todo.append(node)
-            elif holding.state is DRAINING:
+        before, limit = lease.num_device, lease.tail.end
+        while limit > lease.device_tail.end:
+            tail = self._point_before(lease, limit)
+            if tail is None:
                 break
-            else:  # loaded or being loaded for somebody else
-                self._take(lease, node)
-                if holding.state is FILLING:
-                    self._wait(lease, self._span_of(node))
-        found = lease.num_device
-        if found > before:
-            self._hold(lease)  # before room is made, or what was just found might have to go
-        if todo and self._core.healthy:
-            self._start(lease, todo)
-        if lease.num_device > found:
-            self._hold(lease)
+            limit = self._try(lease, tail)
         self._core.counters.load_declined_pages += lease.num_host
         return lease.num_device - before
-
-    def _hold(self, lease: Lease) -> None:
-        """Protect what the lease uses now; never lets go before it has the new hold."""
-        old, lease.guards = lease.guards, self._core.protect(lease.tail)
-        self._core.unprotect(old)
 
     def forget(self, lease: Lease) -> None:
         """The lease is released: nobody need be told about its loads."""
@@ -79,67 +73,120 @@ class Loader:
 
     # ---- starting -------------------------------------------------------------------------------
 
-    def _start(self, lease: Lease, nodes: list[Node]) -> None:
-        core, stop = self._core, lease.device_tail
-        count = self._reserve(nodes[-1].end - stop.end)
-        if count is None:
-            return
-        size, reserved = count
-        tail = self._cut(nodes, stop.end + size)
-        path = list(core.tree.path(tail, stop))
+    def _point_before(self, lease: Lease, limit: int) -> Node | None:
+        """The deepest node of the lease's path that ends at `limit` at most and from which it
+        could go on, split off if need be."""
+        core, first = self._core, lease.device_tail.end
+        path = list(core.tree.path(lease.tail, lease.device_tail))
         path.reverse()
-        host: list[PageIds] = []
-        for component, pages in zip(core.components, reserved, strict=True):
-            slot = slot_of(component.index, DEVICE)
-            for node in path:
-                start = (node.start - stop.end) * PAGE_ID_BYTES
-                mine = PageIds(pages[start : (node.end - stop.end) * PAGE_ID_BYTES])
-                core.tree.attach(node, slot, mine, FILLING)
-            host.append(PageIds(b"".join(_pages(node, slot + 1) for node in path)))
-        sources = [(slot_of(c.index, HOST), tail, stop) for c in core.components]
+        end = usable_pages(core.components, path, first, limit, host=True)
+        if end <= first:
+            return None
+        node = next(node for node in path if node.end >= end)
+        return node if node.end == end else core.tree.split(node, end - node.start)
+
+    def _try(self, lease: Lease, tail: Node) -> int:
+        """Make the lease's device part end at `tail`. Returns 0 when it does, or the boundary
+        before which to try next; nothing was changed then."""
+        core = self._core
+        missing: list[list[Node]] = []
+        filling: list[tuple[int, Node]] = []
+        found = False
+        for component, slot in zip(core.components, self._slots, strict=True):
+            absent: list[Node] = []
+            # Full pages above the device part are there; other state may be needed from there.
+            nodes = component.needed(tail) if slot else core.tree.path(tail, lease.device_tail)
+            for node in reversed(list(nodes)):
+                holding = node.held[slot]
+                if holding is None:
+                    absent.append(node)
+                elif holding.state is DRAINING:
+                    return tail.end - 1 if component.is_point else node.start
+                else:
+                    found = True
+                    if holding.state is FILLING:
+                        filling.append((slot, node))
+            missing.append(absent)
+        span = None
+        if any(missing):
+            if not core.healthy:
+                return missing[0][0].start if missing[0] else 0
+            # What was found might have to go when room is made for the rest.
+            held = core.protect(tail, lease.device_tail) if found else []
+            pages = self._reserve(missing)
+            if not isinstance(pages, int):
+                span = self._start(tail, missing, pages)
+            core.unprotect(held)
+            if isinstance(pages, int):
+                core.tidy((tail,))
+                return min(pages, tail.end - 1)
+        self._enter(lease, tail)
+        for slot, node in filling:
+            self._wait(lease, self._span_of(slot, node))
+        if span is not None:
+            self._wait(lease, span)
+        return 0
+
+    def _reserve(self, missing: list[list[Node]]) -> list[PageIds] | int:
+        """Device pages for all these nodes; or the boundary up to which there is room."""
+        core = self._core
+        sizes = [
+            sum(num_pages(_pages(node, slot + HOST)) for node in nodes)
+            for slot, nodes in zip(self._slots, missing, strict=True)
+        ]
+        taken = [core.reserve(s, n) for s, n in zip(self._slots, sizes, strict=True)]
+        if all(pages is not None for pages in taken):
+            return [pages for pages in taken if pages is not None]
+        for slot, pages in zip(self._slots, taken, strict=True):
+            core.allocators[slot].free(pages or PageIds(b""))
+        if taken[0] is None:
+            return missing[0][0].start + core.allocators[DEVICE].num_free
+        # Nearer points need as much of a window, but perhaps not this one's snapshot.
+        lacking = next(c for c, p in zip(core.components, taken, strict=True) if p is None)
+        return missing[lacking.index][-1].end - 1 if lacking.is_point else 0
+
+    def _start(self, tail: Node, missing: list[list[Node]], pages: list[PageIds]) -> _Span:
+        core = self._core
+        parts: list[Guard] = []
+        sources: list[Guard] = []
+        commands: list[tuple[str, PageIds, PageIds]] = []
+        for component, nodes, target in zip(core.components, missing, pages, strict=True):
+            slot, at = self._slots[component.index], 0
+            source: list[bytes] = []
+            for node in nodes:
+                host = _pages(node, slot + HOST)
+                core.tree.attach(node, slot, PageIds(target[at : at + len(host)]), FILLING)
+                at += len(host)
+                source.append(host)
+                parts.append((slot, node, node.parent))
+                sources.append((slot + HOST, node, node.parent))
+            if nodes:
+                commands.append((component.name, PageIds(b"".join(source)), target))
         op = core.operations.start(
             Kind.LOAD,
-            size,
+            {name: num_pages(target) for name, _, target in commands},
             now=core.clock(),
             timeout_s=TIMEOUT_S,
             on_report=self._reported,
-            guards=core.protect(tail, sources),
+            guards=core.protect(tail, tail, sources),
         )
-        span = self._spans[op.id] = _Span(op, tail, stop)
-        for component, source, target in zip(core.components, host, reserved, strict=True):
-            core.outbox.append(Load(op.id, component.name, source, target))
-        for node in path:
-            self._take(lease, node)
-        self._wait(lease, span)
+        span = self._spans[op.id] = _Span(op, parts)
+        for name, host, device in commands:
+            core.outbox.append(Load(op.id, name, host, device))
+        return span
 
-    def _reserve(self, count: int) -> tuple[int, list[PageIds]] | None:
-        """Device pages for `count` pages of every component, or for as many as can be had."""
+    def _enter(self, lease: Lease, tail: Node) -> None:
+        """The lease's device part ends at `tail` now; never lets go before it has the new hold."""
         core = self._core
-        slots = [slot_of(c.index, DEVICE) for c in core.components]
-        taken = [core.reserve(slot, count) for slot in slots]
-        if any(pages is None for pages in taken):
-            for slot, pages in zip(slots, taken, strict=True):
-                core.allocators[slot].free(pages or PageIds(b""))
-            count = min(count, *(core.allocators[slot].num_free for slot in slots))
-            taken = [core.allocators[slot].allocate(count) if count else None for slot in slots]
-        if any(pages is None for pages in taken):
-            for slot, pages in zip(slots, taken, strict=True):
-                core.allocators[slot].free(pages or PageIds(b""))
-            return None
-        return count, [pages for pages in taken if pages is not None]
-
-    def _cut(self, nodes: list[Node], end: int) -> Node:
-        """The node that ends at page `end`, split off if none does."""
-        for node in nodes:
-            if node.end == end:
-                return node
-            if node.end > end:
-                return self._core.tree.split(node, end - node.start)
-        raise AssertionError("the cut lies beyond the nodes")
-
-    def _take(self, lease: Lease, node: Node) -> None:
-        lease.tree_pages = PageIds(lease.tree_pages + _pages(node, self._lead))
-        lease.device_tail = node
+        new = reversed(list(core.tree.path(tail, lease.device_tail)))
+        table = b"".join(_pages(node, DEVICE) for node in new)
+        lease.tree_pages = PageIds(lease.tree_pages + table)
+        before, lease.device_tail = lease.device_tail, tail
+        if lease.state is not None and self._states is not None:
+            self._states.enter(lease.state, tail)
+        old, lease.guards = lease.guards, core.protect(lease.tail, tail)
+        core.unprotect(old)
+        core.tidy((before,))
 
     def _wait(self, lease: Lease, span: _Span) -> None:
         if span.op.id not in lease.loads:
@@ -147,11 +194,17 @@ class Loader:
             span.waiting.append(lease)
             lease.load_state = LoadState.LOADING
 
-    def _span_of(self, node: Node) -> _Span:
+    def _span_of(self, slot: int, node: Node) -> _Span:
         for span in self._spans.values():
-            if any(at is node for at in self._core.tree.path(span.tail, span.stop)):
-                return span
+            for filled, tail, stop in span.parts:
+                if filled == slot and self._covers(slot, tail, stop, node):
+                    return span
         raise AssertionError(f"{node} is FILLING without a load")
+
+    def _covers(self, slot: int, tail: Node, stop: Node | None, node: Node) -> bool:
+        if slot in self._core.tree.points:
+            return tail is node
+        return any(at is node for at in self._core.tree.path(tail, stop))
 
     # ---- ending ---------------------------------------------------------------------------------
 
@@ -159,8 +212,13 @@ class Loader:
         if op.state is OpState.RUNNING:
             return
         span = self._spans[op.id]
-        arrived = op.agreed_pages() if op.state is OpState.ENDED else 0
-        self._settle(span, span.stop.end + arrived)
+        arrived = 0
+        if op.state is OpState.ENDED:
+            together = len(self._slots) > 1
+            arrived = op.num_pages * op.all_ok() if together else op.agreed_pages()
+        at = 0
+        for slot, tail, stop in span.parts:
+            at = self._settle(slot, tail, stop, at, arrived)
         self._tell(span)
         if op.state is OpState.ENDED:
             del self._spans[op.id]
@@ -168,33 +226,40 @@ class Loader:
             self._core.counters.load_failed_pages += op.num_pages - arrived
             self._core.finish(op)
 
-    def _settle(self, span: _Span, good_end: int) -> None:
-        """Pages before `good_end` become READY, the rest of the span is condemned."""
+    def _settle(self, slot: int, tail: Node, stop: Node | None, at: int, arrived: int) -> int:
+        """A node, or what it was split into, whose first page is the load's page `at`: READY as
+        far as the pages have arrived, the rest is condemned. Returns where the next begins."""
         tree = self._core.tree
-        for node in reversed(list(tree.path(span.tail, span.stop))):
-            if node.start < good_end < node.end:
-                self._settle_node(tree.split(node, good_end - node.start), good=True)
-            self._settle_node(node, good=node.end <= good_end)
+        if slot != DEVICE:  # all or nothing
+            nodes = [tail] if slot in tree.points else list(tree.path(tail, stop))
+            for node in nodes:
+                self._settle_node(node, slot, good=arrived > 0)
+            return at
+        for node in reversed(list(tree.path(tail, stop))):
+            good_pages = arrived - at
+            at += node.num_pages
+            if 0 < good_pages < node.num_pages:
+                self._settle_node(tree.split(node, good_pages), slot, good=True)
+            self._settle_node(node, slot, good=at <= arrived)
+        return at
 
-    def _settle_node(self, node: Node, *, good: bool) -> None:
+    def _settle_node(self, node: Node, slot: int, *, good: bool) -> None:
         parent = node.parent
         assert parent is not None
-        for component in self._core.components:
-            slot = slot_of(component.index, DEVICE)
-            above, holding = parent.held[slot], node.held[slot]
-            if holding is None or holding.state is not FILLING:
-                continue  # condemned already, when the load was overdue
-            # A page without its prefix is of no use: it shares its parent's fate, also when it
-            # has overtaken a parent that is still FILLING (see _condemn).
-            if good and (above is None or above.state is not DRAINING):
-                self._core.tree.make_ready(node, slot)
-                self._core.stored(node, slot)
-            else:
-                self._condemn(node, slot)
+        above, holding = parent.held[slot], node.held[slot]
+        if holding is None or holding.state is not FILLING:
+            return  # condemned already, when the load was overdue
+        # A full page without its prefix is of no use: it shares its parent's fate, also when it
+        # has overtaken a parent that is still FILLING (see _condemn).
+        if good and (slot != DEVICE or above is None or above.state is not DRAINING):
+            self._core.tree.make_ready(node, slot)
+            self._core.stored(node, slot)
+        else:
+            self._condemn(node, slot)
 
     def _condemn(self, node: Node, slot: int) -> None:
-        """Condemn a node and what was loaded below it."""
-        for child in list((node.children or {}).values()):
+        """Condemn a node and, of full pages, what was loaded below it."""
+        for child in list((node.children or {}).values()) if slot == DEVICE else ():
             below = child.held[slot]
             if below is not None and below.state is READY:
                 self._condemn(child, slot)
@@ -206,16 +271,19 @@ class Loader:
     def _tell(self, span: _Span) -> None:
         for lease in span.waiting:
             lease.loads.discard(span.op.id)
-            states = {
-                holding.state
-                for node in self._core.tree.path(lease.device_tail)
-                if (holding := node.held[self._lead]) is not None
-            }
-            if DRAINING in states:
+            if self._lost_something(lease):
                 lease.load_state = LoadState.FAILED
             elif not lease.loads and lease.load_state is LoadState.LOADING:
                 lease.load_state = LoadState.IDLE
         span.waiting.clear()
+
+    def _lost_something(self, lease: Lease) -> bool:
+        for component, slot in zip(self._core.components, self._slots, strict=True):
+            for node in component.needed(lease.device_tail):
+                holding = node.held[slot]
+                if holding is not None and holding.state is DRAINING:
+                    return True
+        return False
 
 
 def _pages(node: Node, slot: int) -> PageIds:

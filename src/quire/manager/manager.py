@@ -23,13 +23,15 @@ from quire.manager.events import EventBatch
 from quire.manager.lease import Lease, LoadState, PrefixMatch
 from quire.manager.loads import Loader
 from quire.manager.prefetch import Prefetch, Prefetcher
+from quire.manager.states import States
 from quire.manager.stores import StoreChange, StoreControl
-from quire.manager.writes import Writer
+from quire.manager.writes import Writer, Writers
 from quire.messages import Command, Completion, Probed, StoreChanged, Transferred, WorkerLost
 from quire.tree import Node, Root, Walk, slot_of
 from quire.types import (
     DEVICE,
     NO_PAGES,
+    NO_SLOT,
     PAGE_ID_BYTES,
     PAGE_KEY_BYTES,
     PageIds,
@@ -55,10 +57,18 @@ class CacheManager:
         self.costs = CostModel(enabled=config.prefetch.cost_model, page_size=config.page_size)
         self.store = StoreControl(self.core)
         self.leases: set[Lease] = set()
-        self._loader = Loader(self.core)
-        self._writer = Writer(self.core)
+        # What only models of several components need is None for the others: it costs nothing.
+        self._states: States | None = None
+        self._writers: Writers | None = None
+        self._writer: Writer | Writers
+        if len(self.core.components) > 1:
+            self._states = States(self.core)
+            self._writer = self._writers = Writers(self.core)
+        else:
+            self._writer = Writer(self.core, self.core.components[0])
+        self._loader = Loader(self.core, self._states)
         self._prefetcher = Prefetcher(self.core, self.costs)
-        self._device_slots = [slot_of(c.index, DEVICE) for c in self.core.components]
+        _check_pools(self.core)
 
     # ---- the life of a request ------------------------------------------------------------------
 
@@ -93,7 +103,6 @@ class CacheManager:
         device_tail = self._cut(match.walk, match.num_device) if match.num_device else root
         assert tail is not None
         assert device_tail is not None
-        lead = self._device_slots[0]
         pages: list[bytes] = []
         node, num_device = tail, match.num_device
         while node.parent is not None:
@@ -101,15 +110,20 @@ class CacheManager:
             if priority:
                 node.priority = max(node.priority, priority)
             if node.end <= num_device:
-                holding = node.held[lead]
+                holding = node.held[DEVICE]
                 assert holding is not None
                 pages.append(holding.pages)
             node = node.parent
         pages.reverse()
         self._writer.used(tail)
-        guards = core.protect(tail)
+        guards = core.protect(tail, device_tail)
         table = PageIds(b"".join(pages))
         lease = Lease(self, owner, match.key, priority, tail, device_tail, guards, table)
+        if self._states is not None:
+            seen = match.walk.num_pages
+            branch = seen if seen > match.num_pages else 0
+            lease.state = self._states.new(branch=branch, num_prompt=match.key.last)
+            self._states.enter(lease.state, device_tail)
         self.leases.add(lease)
         self.counters.matched_device_pages += match.num_device
         self.counters.matched_host_pages += match.num_host
@@ -165,12 +179,49 @@ class CacheManager:
     def extend(self, lease: Lease, count: int) -> bool:
         """Give the request `count` private device pages. False: nothing was changed."""
         lease.require_live()
-        pages = self.core.reserve(self._device_slots[0], count)
+        pages = self.core.reserve(DEVICE, count)
         if pages is None:
             self.counters.device_allocation_failures += 1
             return False
         lease.private_pages = PageIds(lease.private_pages + pages)
         return True
+
+    def begin(self, lease: Lease) -> bool:
+        """Give the request a recurrent state of its own, once. False: no slot is left."""
+        lease.require_live()
+        return lease.state is None or self._hybrid.begin(lease.state)
+
+    def cover(self, lease: Lease, last: int) -> bool:
+        """Give it window pages for all tokens before page `last`. False: nothing was changed."""
+        lease.require_live()
+        return lease.state is None or self._hybrid.cover(lease.state, last)
+
+    def next_stop(self, lease: Lease, first: int, last: int) -> int:
+        """Where, after page `first` and at `last` at most, a chunk should end, so that the
+        recurrent state can be saved there; `last` if nowhere before."""
+        return last if lease.state is None else self._hybrid.next_stop(lease.state, first, last)
+
+    def expect_branch(self, lease: Lease, page: int) -> None:
+        """Another request will want to go on after page boundary `page` of this one's prompt: have
+        the state kept there, if it is still to be computed."""
+        if lease.state is not None and page > lease.num_device:
+            lease.state.branch = page
+
+    def save_slot(self, lease: Lease) -> int:
+        """Slot into which to save the working state at the page boundary that comes next;
+        NO_SLOT: it is not to be saved. Followed by `saved` once it is there."""
+        return NO_SLOT if lease.state is None else self._hybrid.save_slot(lease.state)
+
+    def saved(self, lease: Lease, page: int) -> None:
+        """The slot of `save_slot` holds the state at page boundary `page`."""
+        lease.require_live()
+        if lease.state is not None:
+            self._hybrid.saved(lease.state, page)
+
+    @property
+    def _hybrid(self) -> States:
+        assert self._states is not None
+        return self._states
 
     def commit(self, lease: Lease, key: PrefixKey) -> int:
         """Share the computed pages of `key` (the lease's key, or one extending it).
@@ -183,26 +234,32 @@ class CacheManager:
         lease.key = key
         if lease.loads or lease.load_state is _LOAD_FAILED:
             return 0
-        first, private, slot = lease.num_device, lease.private_pages, self._device_slots[0]
+        first, private, state = lease.num_device, lease.private_pages, lease.state
         last = min(key.last, first + num_pages(private))
+        if state is not None:
+            last = self._hybrid.shareable(state, lease.device_tail, key, last)
         if last <= first:
             return 0
         mine = PageIds(private[: (last - first) * PAGE_ID_BYTES])
         tail, pages, duplicate, adopted = self.core.tree.insert(
-            lease.device_tail, key, last, slot, mine
+            lease.device_tail, key, last, DEVICE, mine
         )
         shared = tail.end - first
         lease.private_pages = PageIds(private[shared * PAGE_ID_BYTES :])
         lease.tree_pages = PageIds(lease.tree_pages + pages)
         self.counters.committed_pages += shared
         if duplicate:
-            self.core.allocators[slot].free(duplicate)
+            self.core.allocators[DEVICE].free(duplicate)
             self.counters.duplicate_pages += num_pages(duplicate)
         for node in adopted:
             self._committed(lease, node)
         if shared:
+            if state is not None:
+                self._hybrid.share(state, lease.device_tail, tail)
             lease.device_tail = tail
             self._repoint(lease, tail if tail.end > lease.tail.end else lease.tail)
+            if state is not None and self._writers is not None:
+                self._writers.settled(self._hybrid.checkpoint(state, tail))
         return shared
 
     def release(self, lease: Lease) -> None:
@@ -214,10 +271,15 @@ class CacheManager:
             self._prefetcher.settle(lease.prefetch)
         self._loader.forget(lease)
         if lease.private_pages:
-            self.core.allocators[self._device_slots[0]].free(lease.private_pages)
+            self.core.allocators[DEVICE].free(lease.private_pages)
             lease.private_pages = NO_PAGES
+        if lease.state is not None and self._writers is not None:
+            self._hybrid.release(lease.state, lease.device_tail)
+            self._writers.settled(self._hybrid.at_rest(lease.device_tail))
         self.core.tree.touch(lease.tail)
         self.core.unprotect(lease.guards)
+        if lease.state is not None:
+            self.core.tidy((lease.tail, lease.device_tail))
 
     # ---- the step -------------------------------------------------------------------------------
 
@@ -229,8 +291,8 @@ class CacheManager:
             match report:
                 case Transferred():
                     known = operations.transferred(report)
-                case Probed(op, rank, component, hits):
-                    known = operations.probed(op, (rank, component), hits)
+                case Probed():
+                    known = operations.probed(report)
                 case StoreChanged(op, rank, error):
                     known = operations.store_changed(op, (rank, ""), error)
                 case WorkerLost(rank, reason):
@@ -275,8 +337,16 @@ class CacheManager:
 
     def flush(self, tier: Tier) -> int:
         """Evict everything from a tier that nobody uses. Returns the pages freed."""
-        slots = [slot_of(c.index, tier) for c in self.core.components]
-        return sum(self.core.evict(slot, self.core.allocators[slot].num_pages) for slot in slots)
+        return sum(self.evict(component.name, tier) for component in self.core.components)
+
+    def evict(self, component: str, tier: Tier) -> int:
+        """Evict from a tier all that nobody uses of one component. Returns the pages freed."""
+        for known in self.core.components:
+            if known.name == component:
+                slot = slot_of(known.index, tier)
+                return self.core.evict(slot, self.core.allocators[slot].num_pages)
+        names = ", ".join(c.name for c in self.core.components)
+        raise ConfigError(f"there is no component {component!r} here: there are {names}")
 
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:
         """Tell the cost model how fast the engine recomputes."""
@@ -318,9 +388,11 @@ class CacheManager:
 
     def _repoint(self, lease: Lease, tail: Node) -> None:
         """Move the end of what the lease protects; never lets go before it has the new hold."""
-        lease.tail = tail
-        old, lease.guards = lease.guards, self.core.protect(tail)
+        before, lease.tail = lease.tail, tail
+        old, lease.guards = lease.guards, self.core.protect(tail, lease.device_tail)
         self.core.unprotect(old)
+        if lease.state is not None:
+            self.core.tidy((before, lease.device_tail))
 
     def _committed(self, lease: Lease, node: Node) -> None:
         core = self.core
@@ -330,5 +402,15 @@ class CacheManager:
                 lease.key.anchor(node.start, above.page_keys[-PAGE_KEY_BYTES:])
             node.page_keys = lease.key.page_keys(node.start, node.end)
         node.priority = max(node.priority, lease.priority)
-        core.stored(node, self._device_slots[0])
+        core.stored(node, DEVICE)
         self._writer.committed(node)
+
+
+def _check_pools(core: Core) -> None:
+    for component in core.components:
+        device, host = component.pool or (1, core.config.host_pages)
+        if device < 1 or (host > 0) != (core.config.host_pages > 0):
+            raise ConfigError(
+                f"component {component.name} has {device} device and {host} host pages: give it "
+                "both, or a host pool to none of them"
+            )

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from quire.components import Guard
-from quire.messages import Transferred
+from quire.messages import Probed, Transferred
 from quire.types import OperationId, PageStatus
 
 _UNREPORTED = 255
@@ -43,7 +43,7 @@ class Operation:
     id: OperationId
     kind: Kind
     num_pages: int
-    """Pages; for a probe, queries."""
+    """Pages of its first component; for a probe, queries."""
     started_s: float
     deadline_s: float
     legs: dict[Leg, bytearray]
@@ -55,24 +55,27 @@ class Operation:
     """Locks held until it ends."""
     state: OpState = OpState.RUNNING
     hits: list[int] | None = None
-    """Probe only: leading pages present per query, minimum over the legs."""
+    """Probe only: leading pages present per query, minimum over the legs that count."""
+    present: dict[str, list[bytes]] | None = None
+    """Probe only: per component asked page by page, and per query, which pages are there (1)."""
     error: str = ""
     """The first rank's complaint, for operations whose outcome is not per page."""
 
     def agreed_pages(self) -> int:
-        """Leading pages that every leg reports OK."""
+        """Leading pages that every leg reports OK. For operations on one component."""
         return min(_leading_ok(statuses) for statuses in self.legs.values())
 
     def page_statuses(self) -> bytes:
-        """Worst status of each page over the legs; what was never reported is FAILED."""
-        merged = [
-            max(column) if len(column) > 1 else column[0]
-            for column in zip(*self.legs.values(), strict=True)
-        ]
+        """Worst status of each page over the ranks, component after component; what was never
+        reported is FAILED."""
+        merged: list[int] = []
+        for component in dict.fromkeys(name for _, name in self.legs):
+            legs = [leg for (_, name), leg in self.legs.items() if name == component]
+            merged += legs[0] if len(legs) == 1 else map(max, *legs)
         return bytes(PageStatus.FAILED if s == _UNREPORTED else s for s in merged)
 
     def all_ok(self) -> bool:
-        return all(leg.count(PageStatus.OK) == self.num_pages for leg in self.legs.values())
+        return all(leg.count(PageStatus.OK) == len(leg) for leg in self.legs.values())
 
 
 def _leading_ok(statuses: bytearray) -> int:
@@ -103,22 +106,25 @@ class Operations:
     def start(
         self,
         kind: Kind,
-        num_pages: int,
+        sizes: int | dict[str, int],
         *,
         now: float,
         timeout_s: float,
         on_report: Callable[[Operation], None],
         guards: list[Guard] | None = None,
-        components: Iterable[str] | None = None,
     ) -> Operation:
-        names = self._components if components is None else components
+        """`sizes`: pages per component, or as many of every component."""
+        if isinstance(sizes, int):
+            sizes = dict.fromkeys(self._components, sizes)
         legs = {
-            (rank, name): bytearray(b"\xff" * num_pages) for rank in self._ranks for name in names
+            (rank, name): bytearray(b"\xff" * size)
+            for rank in self._ranks
+            for name, size in sizes.items()
         }
         op = Operation(
             id=OperationId(self._next_id),
             kind=kind,
-            num_pages=num_pages,
+            num_pages=next(iter(sizes.values())),
             started_s=now,
             deadline_s=now + timeout_s,
             legs=legs,
@@ -138,22 +144,26 @@ class Operations:
         if op is None or leg not in op.open_legs:
             return False
         end = report.first + len(report.statuses)
-        sensible = report.first >= 0 and end <= op.num_pages
+        sensible = report.first >= 0 and end <= len(op.legs[leg])
         if sensible:  # else a confused worker: its pages stay unreported, hence not OK
             op.legs[leg][report.first : end] = report.statuses
         self._advance(op, leg if report.final else None)
         return sensible
 
-    def probed(self, op_id: OperationId, leg: Leg, hits: list[int]) -> bool:
-        op = self.running.get(op_id)
+    def probed(self, report: Probed) -> bool:
+        op, leg = self.running.get(report.op), (report.rank, report.component)
         if op is None or leg not in op.open_legs:
             return False
-        if len(hits) != op.num_pages:
-            op.error = op.error or f"rank {leg[0]} answered {len(hits)} of {op.num_pages} queries"
-        elif op.hits is None:
-            op.hits = hits
+        num_answers = len(report.hits) + len(report.present)
+        if num_answers != op.num_pages or (report.hits and report.present):
+            op.error = op.error or f"rank {leg[0]} answered {num_answers} of {op.num_pages} queries"
+        elif report.hits:
+            op.hits = [min(p) for p in zip(op.hits or report.hits, report.hits, strict=True)]
         else:
-            op.hits = [min(pair) for pair in zip(op.hits, hits, strict=True)]
+            op.present = op.present or {}
+            before = op.present.get(report.component, report.present)
+            both = zip(before, report.present, strict=True)
+            op.present[report.component] = [bytes(map(min, a, b)) for a, b in both]
         self._advance(op, leg)
         return True
 

@@ -9,6 +9,10 @@ of a step. Host pages are reserved only for pages that hit. If they do not fit, 
 evicted; if that is not enough, the fetch is cut to the pages that are free, as long as those reach
 the threshold. Cutting concerns only the end: keys and anchor describe what lies before.
 
+With several components the end is always a point that can be gone on from: the deepest, within
+what was found and what fits, that has its window and its snapshot in the store. All its pages of
+`full`, the window behind it and the snapshot at it are fetched together, and are of use together.
+
 Pages that have arrived enter the tree under the anchor when the fetch ends or the request is
 admitted, whichever comes first. Pages still on their way then stay with the operation until its
 last report, and are freed.
@@ -19,6 +23,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from quire.components import Component
 from quire.config import PrefetchPolicy
 from quire.keys import PrefixKey
 from quire.manager.core import Core
@@ -28,7 +33,17 @@ from quire.manager.lease import Lease
 from quire.manager.operations import Kind, Operation, OpState
 from quire.messages import Cancel, Fetch, Probe
 from quire.tree import Node, slot_of
-from quire.types import HOST, PAGE_ID_BYTES, PAGE_KEY_BYTES, OperationId, PageIds, Tier, num_pages
+from quire.types import (
+    HOST,
+    NO_PAGES,
+    PAGE_ID_BYTES,
+    PAGE_KEY_BYTES,
+    READY,
+    OperationId,
+    PageIds,
+    Tier,
+    num_pages,
+)
 
 PROBE_TIMEOUT_S = 5.0
 GRACE_S = 5.0
@@ -64,19 +79,19 @@ class Prefetch:
     """Pages really reserved and asked for."""
     num_landed: int = 0
     op: Operation | None = None
+    present: list[bytes] | None = None
+    """Per component which of the pages found the store has; None: there is only `full`."""
 
 
 @dataclass(slots=True, eq=False)
 class _Reserved:
-    """Host pages of a fetch, per component, that are not yet in the tree."""
+    """Host pages of a fetch, per component, that are not in the tree (yet)."""
 
     prefetch: Prefetch
     pages: list[PageIds]
     epoch: int
     """The store they come from."""
     landed: bool = False
-    first: int = 0
-    """Pages before this one have gone to the tree."""
 
 
 class Prefetcher:
@@ -114,7 +129,7 @@ class Prefetcher:
         if not prefetch.wants_fetch:
             prefetch.wants_fetch = True
             if prefetch.state is PrefetchState.PROBED:
-                self._probed(prefetch, prefetch.num_hit)
+                self._found(prefetch, prefetch.num_hit)
 
     def is_over(self, prefetch: Prefetch) -> bool:
         """Need the request wait no longer, by the prefetch policy?"""
@@ -159,14 +174,15 @@ class Prefetcher:
             return
         op = core.operations.start(
             Kind.PROBE,
-            len(batch),
+            len(batch),  # of every component
             now=core.clock(),
             timeout_s=PROBE_TIMEOUT_S + GRACE_S,
             on_report=self._probe_reported,
         )
         queries = [p.key.page_keys(p.first, p.key.last) for p in batch]
         for component in core.components:
-            core.outbox.append(Probe(op.id, component.name, queries, PROBE_TIMEOUT_S))
+            each = component.index > 0
+            core.outbox.append(Probe(op.id, component.name, queries, PROBE_TIMEOUT_S, each))
         for prefetch in batch:
             prefetch.state = PrefetchState.PROBING
         self._probing[op.id] = batch
@@ -180,9 +196,7 @@ class Prefetcher:
         component, tier = divmod(slot, len(Tier))
         if tier != HOST:
             return []
-        return [
-            PageIds(r.pages[component][r.first * PAGE_ID_BYTES :]) for r in self._fetching.values()
-        ]
+        return [reserved.pages[component] for reserved in self._fetching.values()]
 
     # ---- deciding -------------------------------------------------------------------------------
 
@@ -221,13 +235,41 @@ class Prefetcher:
                 continue  # settled meanwhile
             if hits is not None:
                 wanted = prefetch.key.last - prefetch.first
-                self._probed(prefetch, max(0, min(hits[index], wanted)))
+                hit = max(0, min(hits[index], wanted))
+                self._found(prefetch, self._usable_hit(prefetch, hit, op, index))
             elif self._core.healthy:
                 self._decline(prefetch, Decline.PROBE_FAILED)
             else:
                 self._decline(prefetch, Decline.WORKER_LOST)
 
-    def _probed(self, prefetch: Prefetch, hit: int) -> None:
+    def _usable_hit(self, prefetch: Prefetch, hit: int, op: Operation, index: int) -> int:
+        """Of the pages of `full` that the store has: those before the deepest point that has all
+        its state there too."""
+        components = self._core.components
+        if len(components) == 1 or hit == 0:
+            return hit
+        prefetch.present = [b"\1" * hit]
+        for component in components[1:]:
+            answers = (op.present or {}).get(component.name)
+            present = answers[index][:hit] if answers else b""
+            prefetch.present.append(present.ljust(hit, b"\0"))
+        return self._point_before(prefetch, hit)
+
+    def _point_before(self, prefetch: Prefetch, count: int) -> int:
+        """Pages up to the deepest point within `count` pages that the store was found to have."""
+        if prefetch.present is None:
+            return count
+        first = prefetch.first
+        limit = first + count
+        while True:
+            agreed = limit
+            for component, present in zip(self._core.components, prefetch.present, strict=True):
+                agreed = component.reachable(present, first, agreed)
+            if agreed == limit:
+                return agreed - first
+            limit = agreed
+
+    def _found(self, prefetch: Prefetch, hit: int) -> None:
         config = self._core.config
         prefetch.num_hit = hit
         if not prefetch.wants_fetch:
@@ -237,7 +279,8 @@ class Prefetcher:
         elif self._core.store_epoch == 0:
             self._decline(prefetch, Decline.NO_STORE)
         elif hit < config.threshold_pages:
-            self._decline(prefetch, Decline.SHORT_HIT)
+            lacks_state = prefetch.present is not None and len(prefetch.present[0]) > hit
+            self._decline(prefetch, Decline.NO_STATE if lacks_state else Decline.SHORT_HIT)
         elif not self._costs.worth_fetching(hit):
             self._decline(prefetch, Decline.SLOWER_THAN_RECOMPUTE)
         else:
@@ -250,47 +293,63 @@ class Prefetcher:
     def _reserve_and_fetch(self, prefetch: Prefetch, wanted: int) -> None:
         """Exact fit, else evict the shortfall, else cut to what is free, else decline."""
         core = self._core
-        slots = [slot_of(c.index, HOST) for c in core.components]
-        fit = Fit.EXACT
-        pages = self._allocate(slots, wanted)
+        fit, threshold = Fit.EXACT, core.config.threshold_pages
+        wanted = self._point_before(prefetch, wanted)
+        if wanted < threshold:
+            self._decline(prefetch, Decline.BUDGET)
+            return
+        pages = self._allocate(prefetch, wanted)
         if pages is None:
             fit = Fit.EVICTED
-            for slot in slots:
-                core.evict(slot, wanted - core.allocators[slot].num_free)
-            pages = self._allocate(slots, wanted)
+            for slot, size in self._sizes(prefetch, wanted):
+                core.evict(slot, size - core.allocators[slot].num_free)
+            pages = self._allocate(prefetch, wanted)
         if pages is None:
             fit = Fit.TRUNCATED
-            wanted = min(wanted, *(core.allocators[slot].num_free for slot in slots))
-            if wanted < core.config.threshold_pages:
+            free = core.allocators[HOST].num_free
+            wanted = self._point_before(prefetch, min(wanted, free))
+            if wanted < threshold:
                 self._decline(prefetch, Decline.HOST_FULL)
                 return
-            pages = self._allocate(slots, wanted)
+            if any(core.allocators[s].num_free < n for s, n in self._sizes(prefetch, wanted)[1:]):
+                self._decline(prefetch, Decline.NO_SLOT)
+                return
+            pages = self._allocate(prefetch, wanted)
         if pages is None:
             self._decline(prefetch, Decline.ALLOCATION_FAILED)
             return
         core.counters.fetched[fit] += 1
         self._fetch(prefetch, wanted, pages)
 
-    def _allocate(self, slots: list[int], count: int) -> list[PageIds] | None:
-        """`count` pages in every slot, or in none."""
-        taken: list[PageIds] = []
-        for slot in slots:
-            pages = self._core.allocators[slot].allocate(count)
+    def _sizes(self, prefetch: Prefetch, count: int) -> list[tuple[int, int]]:
+        """Host pages needed in each component's slot to go on after `count` pages."""
+        first, sizes = prefetch.first, []
+        for component in self._core.components:
+            start, end = component.span(first, first + count)
+            sizes.append((slot_of(component.index, HOST), end - start))
+        return sizes
+
+    def _allocate(self, prefetch: Prefetch, count: int) -> list[PageIds] | None:
+        """What going on after `count` pages needs, in every component or in none."""
+        taken: list[tuple[int, PageIds]] = []
+        for slot, size in self._sizes(prefetch, count):
+            pages = self._core.allocators[slot].allocate(size)
             if pages is None:
-                for done, back in zip(slots, taken, strict=False):
+                for done, back in taken:
                     self._core.allocators[done].free(back)
                 return None
-            taken.append(pages)
-        return taken
+            taken.append((slot, pages))
+        return [pages for _, pages in taken]
 
     # ---- fetching -------------------------------------------------------------------------------
 
     def _fetch(self, prefetch: Prefetch, count: int, pages: list[PageIds]) -> None:
         core = self._core
         timeout_s = core.config.prefetch.max_timeout_s
+        first, last = prefetch.first, prefetch.first + count
         op = core.operations.start(
             Kind.FETCH,
-            count,
+            {c.name: num_pages(p) for c, p in zip(core.components, pages, strict=True)},
             now=core.clock(),
             timeout_s=timeout_s + GRACE_S,
             on_report=self._fetch_reported,
@@ -299,8 +358,8 @@ class Prefetcher:
         prefetch.state = PrefetchState.FETCHING
         self._fetching[op.id] = _Reserved(prefetch, pages, core.store_epoch)
         self.inflight_pages += count
-        keys = prefetch.key.page_keys(prefetch.first, prefetch.first + count)
         for component, host in zip(core.components, pages, strict=True):
+            keys = prefetch.key.page_keys(*component.span(first, last))
             core.outbox.append(Fetch(op.id, component.name, keys, host, timeout_s))
 
     def _fetch_reported(self, op: Operation) -> None:
@@ -310,16 +369,21 @@ class Prefetcher:
         self._land(reserved.prefetch, op)
         if op.state is OpState.ENDED:
             del self._fetching[op.id]
-            agreed = op.agreed_pages()
+            agreed = self._arrived(op)
             if agreed < op.num_pages:
                 self._core.counters.fetch_missed_pages += op.num_pages - agreed
                 self._core.count_faults(op.kind, op.page_statuses())
             self._costs.observe_fetch(agreed, self._core.clock() - op.started_s)
-            for component in self._core.components:
-                rest = PageIds(reserved.pages[component.index][reserved.first * PAGE_ID_BYTES :])
-                self._core.allocators[slot_of(component.index, HOST)].free(rest)
-            self.inflight_pages -= op.num_pages - reserved.first
+            self.inflight_pages -= num_pages(reserved.pages[0])
+            for component, pages in zip(self._core.components, reserved.pages, strict=True):
+                self._core.allocators[slot_of(component.index, HOST)].free(pages)
             self._core.finish(op)
+
+    def _arrived(self, op: Operation) -> int:
+        """Pages that every rank has and that can be used: with several components all or none."""
+        if len(self._core.components) == 1:
+            return op.agreed_pages()
+        return op.num_pages * op.all_ok()
 
     def _land(self, prefetch: Prefetch, op: Operation) -> None:
         """Publish the pages every rank has, once; what comes later is not looked at."""
@@ -328,25 +392,64 @@ class Prefetcher:
             return
         reserved.landed = True
         core = self._core
-        count = op.agreed_pages()
+        count = self._arrived(op)
         prefetch.num_landed = count
         prefetch.state = PrefetchState.DONE
         if count:
-            for component in core.components:
-                self._publish(prefetch, component.index, reserved, count)
-            reserved.first = count
             self.inflight_pages -= count
+            tail = self._publish_full(prefetch, reserved, count)
+            for component in core.components[1:]:
+                self._publish(prefetch, component, reserved, tail, count)
             core.counters.fetched_pages += count
+            core.tidy((tail,))
 
-    def _publish(self, prefetch: Prefetch, component: int, reserved: _Reserved, count: int) -> None:
-        core, slot = self._core, slot_of(component, HOST)
-        pages = PageIds(reserved.pages[component][: count * PAGE_ID_BYTES])
+    def _publish_full(self, prefetch: Prefetch, reserved: _Reserved, count: int) -> Node:
+        core = self._core
+        pages = PageIds(reserved.pages[0][: count * PAGE_ID_BYTES])
+        reserved.pages[0] = PageIds(reserved.pages[0][count * PAGE_ID_BYTES :])
         last = prefetch.first + count
-        done = core.tree.insert(prefetch.anchor, prefetch.key, last, slot, pages)
+        done = core.tree.insert(prefetch.anchor, prefetch.key, last, HOST, pages)
         leftover = PageIds(pages[(done.tail.end - prefetch.first) * PAGE_ID_BYTES :])
-        core.allocators[slot].free(PageIds(done.duplicate + leftover))
+        core.allocators[HOST].free(PageIds(done.duplicate + leftover))
         core.counters.duplicate_pages += num_pages(done.duplicate)
         for node in done.adopted:
             node.page_keys = prefetch.key.page_keys(node.start, node.end)
-            node.stored = reserved.epoch
-            core.stored(node, slot)
+            node.stored[0] = reserved.epoch
+            core.stored(node, HOST)
+        return done.tail
+
+    def _publish(
+        self, prefetch: Prefetch, component: Component, reserved: _Reserved, tail: Node, count: int
+    ) -> None:
+        """Hang what belongs to the point at `tail` beside its full pages; what has no place there
+        (any more, or because somebody else put it there first) is freed."""
+        core, slot = self._core, slot_of(component.index, HOST)
+        pages, reserved.pages[component.index] = reserved.pages[component.index], NO_PAGES
+        start, end = component.span(prefetch.first, prefetch.first + count)
+        spare: list[bytes] = []
+        if tail.end != end:  # a page of `full` could not be put there
+            spare.append(pages)
+        elif component.is_point:
+            spare.append(self._hang(tail, component, pages, reserved.epoch))
+        else:
+            node = tail
+            while node.parent is not None and node.end > start:
+                if node.start < start:
+                    core.tree.split(node, start - node.start)
+                mine = pages[
+                    (node.start - start) * PAGE_ID_BYTES : (node.end - start) * PAGE_ID_BYTES
+                ]
+                spare.append(self._hang(node, component, PageIds(mine), reserved.epoch))
+                node = node.parent
+        core.allocators[slot].free(PageIds(b"".join(spare)))
+
+    def _hang(self, node: Node, component: Component, pages: PageIds, epoch: int) -> PageIds:
+        """Give a node its pages; returns them if it has them already."""
+        core, slot = self._core, slot_of(component.index, HOST)
+        if node.held[slot] is not None:
+            core.counters.duplicate_pages += num_pages(pages)
+            return pages
+        core.tree.attach(node, slot, pages, READY)
+        node.stored[component.index] = epoch
+        core.stored(node, slot)
+        return NO_PAGES

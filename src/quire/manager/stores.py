@@ -74,11 +74,10 @@ class StoreControl:
         change = StoreChange(url)
         op = self._core.operations.start(
             Kind.STORE,
-            0,
+            {"": 0},
             now=self._core.clock(),
             timeout_s=TIMEOUT_S,
             on_report=lambda op: self._reported(op, change),
-            components=[""],
         )
         return change, op
 

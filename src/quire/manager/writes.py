@@ -1,18 +1,19 @@
 """Writer: keeps computed pages alive: device → host (backup), host → store (write).
 
-Runs once per step over everything that became due, in one operation each. Backups follow the
-write policy. Writes follow backups: whatever reaches the host goes to the store. A page that the
-store did not take is tried again a few times, and after that by the next request that uses it, so
-that no hole stays to hide the pages behind it.
+Runs once per step over everything that became due, in one operation each per component. Backups
+follow the write policy: full pages as they are computed, windows where a request comes to rest,
+snapshots when they are taken. Writes follow backups: whatever reaches the host goes to the store. A
+page that the store did not take is tried again a few times, and after that by the next request
+that uses it, so that no hole stays to hide the pages behind it.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from quire.components import Guard
+from quire.components import Component, Guard
 from quire.config import WritePolicy
 from quire.manager.core import Core
 from quire.manager.operations import Kind, Operation, OpState
@@ -33,30 +34,27 @@ class Span:
 
     __slots__ = ("attempt", "cold", "size", "stop", "tail")
 
-    def __init__(self, node: Node, *, cold: bool = False, attempt: int = 0) -> None:
+    def __init__(self, node: Node, size: int, *, cold: bool = False, attempt: int = 0) -> None:
         assert node.parent is not None
         self.tail = node
         self.stop = node.parent
-        self.size = node.num_pages
+        self.size = size
         self.cold = cold
         """Backups: started because the device will soon let go of it."""
         self.attempt = attempt
         """Writes: tries made before this one."""
 
-    def nodes(self, core: Core) -> list[Node]:
-        """The node, or what it was split into, parents first."""
-        return _parts(core, self.tail, self.stop)
-
-
-def _parts(core: Core, tail: Node, stop: Node) -> list[Node]:
-    if tail.parent is stop:
-        return [tail]
-    return list(core.tree.path(tail, stop))[::-1]
-
 
 class Writer:
-    def __init__(self, core: Core) -> None:
+    """Backups and writes of one component."""
+
+    def __init__(self, core: Core, component: Component) -> None:
         self._core = core
+        self._component = component
+        self._index = component.index
+        self._is_point = component.is_point
+        self._device = slot_of(component.index, DEVICE)
+        self._host = slot_of(component.index, HOST)
         self._to_back_up: dict[Node, Node] = {}
         """Nodes due, each with its parent then: a node split meanwhile is due in all its parts."""
         self._cold: set[Node] = set()
@@ -73,18 +71,18 @@ class Writer:
         self._inflight_pages = 0
         self._seen = 0
         """Pages committed and evicted up to the last look at the cold end."""
-        self._host_slots = [slot_of(c.index, HOST) for c in core.components]
         config = core.config
         self._at_once = config.write.policy is WritePolicy.WRITE_THROUGH
         self._selective = config.write.policy is WritePolicy.WRITE_THROUGH_SELECTIVE
-        self._low_pages = int(config.write.low_watermark * config.device_pages)
-        self._high_pages = int(config.write.high_watermark * config.device_pages)
-        self._max_inflight = max(1, int(config.host_pages * INFLIGHT_WRITE_SHARE))
+        device, host = core.allocators[self._device], core.allocators[self._host]
+        self._low_pages = int(config.write.low_watermark * device.num_pages)
+        self._high_pages = int(config.write.high_watermark * device.num_pages)
+        self._max_inflight = max(1, int(host.num_pages * INFLIGHT_WRITE_SHARE))
 
     # ---- what becomes due -----------------------------------------------------------------------
 
     def committed(self, node: Node) -> None:
-        """New pages on the device."""
+        """It is on the device now, for others to use."""
         if self._at_once:
             self._want_backup(node)
 
@@ -93,11 +91,11 @@ class Writer:
         epoch, selective = self._core.store_epoch, self._selective
         if not selective and epoch == 0:
             return
-        node = tail
+        node, index, host = tail, self._index, self._host
         while (parent := node.parent) is not None:
             if selective and self._is_proven(node):
                 self._want_backup(node)
-            if node.stored != epoch:
+            if node.stored[index] != epoch and node.held[host] is not None:
                 self._want_write(node)
             node = parent
 
@@ -110,7 +108,7 @@ class Writer:
 
     def _want_write(self, node: Node) -> None:
         if self._core.store_epoch and node not in self._to_write:
-            self._queue_write(Span(node))
+            self._queue_write(Span(node, self._size(node)))
 
     def _queue_write(self, span: Span) -> None:
         self._to_write[span.tail] = span
@@ -152,22 +150,19 @@ class Writer:
         if moved == self._seen:
             return  # the cold end is as it was
         self._seen = moved
-        for component in core.components:
-            slot = slot_of(component.index, DEVICE)
-            free = core.allocators[slot].num_free
-            if free >= self._low_pages:
+        covered = core.allocators[self._device].num_free
+        if covered >= self._low_pages:
+            return
+        for holding in islice(core.tree.standing.orders[self._device].coldest(), LOOK_AHEAD):
+            if covered >= self._high_pages:
+                break
+            covered += num_pages(holding.pages)
+            node = holding.node
+            if holding.locks or node.held[self._host] is not None:
                 continue
-            covered = free
-            for holding in islice(core.tree.standing.orders[slot].coldest(), LOOK_AHEAD):
-                if covered >= self._high_pages:
-                    break
-                covered += num_pages(holding.pages)
-                node = holding.node
-                if holding.locks or node.held[slot + 1] is not None:
-                    continue
-                if not self._selective or self._is_proven(node):
-                    self._want_backup(node)
-                    self._cold.add(node)
+            if not self._selective or self._is_proven(node):
+                self._want_backup(node)
+                self._cold.add(node)
 
     def _start_backups(self) -> None:
         core = self._core
@@ -176,37 +171,41 @@ class Writer:
         spans: list[Span] = []
         guards: list[Guard] = []
         for tail, stop in due.items():
-            for node in _parts(core, tail, stop):
+            for node in self._parts(tail, stop):
                 if not self._is_dirty(node):
                     continue
-                if tail not in cold and self._only_displaces(node):
-                    core.counters.backup_deferred_pages += node.num_pages
-                elif self._reserve_host(node):
-                    spans.append(Span(node, cold=tail in cold))
-                    guards += core.protect(node)
+                size = self._size(node)
+                if tail not in cold and self._only_displaces(size):
+                    core.counters.backup_deferred_pages += size
+                    continue
+                held = core.hold(node, self._device)
+                if self._reserve_host(node, size):
+                    spans.append(Span(node, size, cold=tail in cold))
+                    guards += held
                 else:
-                    core.counters.backup_skipped_pages += node.num_pages
+                    core.unprotect(held)
+                    core.tidy((node,))
+                    core.counters.backup_skipped_pages += size
         if not spans:
             return
         op = core.operations.start(
             Kind.BACKUP,
-            sum(span.size for span in spans),
+            {self._component.name: sum(span.size for span in spans)},
             now=core.clock(),
             timeout_s=BACKUP_TIMEOUT_S,
             on_report=self._backup_reported,
             guards=guards,
         )
         self._spans[op.id] = spans
-        for component, slot in zip(core.components, self._host_slots, strict=True):
-            device, host = _joined(spans, slot - HOST), _joined(spans, slot)
-            core.outbox.append(Backup(op.id, component.name, device, host))
+        device, host = _joined(spans, self._device), _joined(spans, self._host)
+        core.outbox.append(Backup(op.id, self._component.name, device, host))
 
     def _is_dirty(self, node: Node) -> bool:
-        """On the device and not on the host. Components are copied together: one tells for all."""
-        device, host = node.held[DEVICE], node.held[HOST]
+        """On the device and not on the host."""
+        device, host = node.held[self._device], node.held[self._host]
         return device is not None and device.state is READY and host is None
 
-    def _only_displaces(self, node: Node) -> bool:
+    def _only_displaces(self, size: int) -> bool:
         """Would copying a hot page now only displace another copy?
 
         It needs its host copy when it grows cold, and `_clean_ahead` sees to that. Before, the
@@ -214,42 +213,33 @@ class Writer:
         """
         if self._core.store_epoch:
             return False
-        size, allocators = node.num_pages, self._core.allocators
-        return any(allocators[slot].num_free < size for slot in self._host_slots)
+        return self._core.allocators[self._host].num_free < size
 
-    def _reserve_host(self, node: Node) -> bool:
-        """Give the node its FILLING host holdings, in every component or in none."""
-        core = self._core
-        for slot in self._host_slots:
-            pages = core.reserve(slot, node.num_pages)
-            if pages is None:
-                self._drop_host(node)
-                return False
-            core.tree.attach(node, slot, pages, FILLING)
+    def _reserve_host(self, node: Node, size: int) -> bool:
+        """Give the node its FILLING host holding."""
+        pages = self._core.reserve(self._host, size)
+        if pages is None:
+            return False
+        self._core.tree.attach(node, self._host, pages, FILLING)
         return True
-
-    def _drop_host(self, node: Node) -> None:
-        for slot in self._host_slots:
-            if node.held[slot] is not None:
-                self._core.release(self._core.tree.detach(node, slot))
 
     def _backup_reported(self, op: Operation) -> None:
         if op.state is not OpState.ENDED:
             return
         core = self._core
-        for span, node, good in self._outcomes(op):
+        slot = self._host
+        for span, node, size, good in self._outcomes(op):
             if good:
-                for slot in self._host_slots:
-                    core.tree.make_ready(node, slot)
-                    core.stored(node, slot)
-                    if span.cold:
-                        core.tree.standing.keep_spare(node, slot)
-                core.counters.backed_up_pages += node.num_pages
-                if node.stored != core.store_epoch:
+                core.tree.make_ready(node, slot)
+                core.stored(node, slot)
+                if span.cold:
+                    core.tree.standing.keep_spare(node, slot)
+                core.counters.backed_up_pages += size
+                if node.stored[self._index] != core.store_epoch:
                     self._want_write(node)
             else:
-                core.counters.backup_failed_pages += node.num_pages
-                self._drop_host(node)
+                core.counters.backup_failed_pages += size
+                core.release(core.tree.detach(node, slot))
         del self._spans[op.id]
         core.finish(op)
 
@@ -259,26 +249,27 @@ class Writer:
         core = self._core
         spans: list[Span] = []
         guards: list[Guard] = []
-        slots = self._host_slots
         while self._to_write and self._inflight_pages < self._max_inflight:
             waiting = self._to_write.pop(next(iter(self._to_write)))
-            for node in waiting.nodes(core):
-                if node.stored == core.store_epoch or node in self._writing:
+            for node in self._parts(waiting.tail, waiting.stop):
+                if node.stored[self._index] == core.store_epoch or node in self._writing:
                     continue
                 if not self._on_host(node):
                     continue  # gone from there meanwhile, or not there yet
                 whole = node is waiting.tail and node.parent is waiting.stop
-                span = waiting if whole else Span(node, attempt=waiting.attempt)
+                span = waiting
+                if not whole:
+                    span = Span(node, self._size(node), attempt=waiting.attempt)
                 spans.append(span)
                 self._writing.add(node)
-                guards += core.protect(node, [(slot, node, span.stop) for slot in slots])
+                guards += core.hold(node, self._host)
                 self._inflight_pages += span.size
         if not spans:
             return
         timeout_s = core.config.write.timeout_s
         op = core.operations.start(
             Kind.WRITE,
-            sum(span.size for span in spans),
+            {self._component.name: sum(span.size for span in spans)},
             now=core.clock(),
             timeout_s=timeout_s * 2,  # the worker gives up first
             on_report=self._write_reported,
@@ -286,17 +277,14 @@ class Writer:
         )
         self._spans[op.id] = spans
         self._epochs[op.id] = core.store_epoch
-        keys = b"".join(core.tree.keys_of(span.tail) for span in spans)
-        for component, slot in zip(core.components, slots, strict=True):
-            host = _joined(spans, slot)
-            core.outbox.append(Write(op.id, component.name, host, keys, timeout_s))
+        keys_of = core.tree.last_key_of if self._is_point else core.tree.keys_of
+        keys = b"".join(keys_of(span.tail) for span in spans)
+        host = _joined(spans, self._host)
+        core.outbox.append(Write(op.id, self._component.name, host, keys, timeout_s))
 
     def _on_host(self, node: Node) -> bool:
-        for slot in self._host_slots:
-            holding = node.held[slot]
-            if holding is None or holding.state is not READY:
-                return False
-        return True
+        holding = node.held[self._host]
+        return holding is not None and holding.state is READY
 
     def _write_reported(self, op: Operation) -> None:
         if op.state is not OpState.ENDED:
@@ -304,15 +292,15 @@ class Writer:
         core = self._core
         epoch = self._epochs.pop(op.id)
         rejected = not op.all_ok() and PageStatus.REJECTED in op.page_statuses()
-        for span, node, good in self._outcomes(op):
-            self._inflight_pages -= node.num_pages
+        for span, node, size, good in self._outcomes(op):
+            self._inflight_pages -= size
             self._writing.discard(node)
             if good:
-                core.counters.written_pages += node.num_pages
-                node.stored = epoch
-                core.written(node)
+                core.counters.written_pages += size
+                node.stored[self._index] = epoch
+                core.written(node, self._component)
             elif epoch == core.store_epoch:
-                self._retry(Span(node, attempt=span.attempt + 1), hopeless=rejected)
+                self._retry(Span(node, size, attempt=span.attempt + 1), hopeless=rejected)
         del self._spans[op.id]
         core.finish(op)
 
@@ -329,19 +317,64 @@ class Writer:
 
     # ---- shared ---------------------------------------------------------------------------------
 
-    def _outcomes(self, op: Operation) -> Iterator[tuple[Span, Node, bool]]:
-        """Every node of the operation, as it is cut now, with whether all its pages are OK."""
+    def _size(self, node: Node) -> int:
+        """Pages this component has of a node."""
+        return 1 if self._is_point else node.num_pages
+
+    def _parts(self, tail: Node, stop: Node) -> list[Node]:
+        """The node, or what it was split into, parents first."""
+        if tail.parent is stop or self._is_point:
+            return [tail]
+        return list(self._core.tree.path(tail, stop))[::-1]
+
+    def _outcomes(self, op: Operation) -> Iterator[tuple[Span, Node, int, bool]]:
+        """Every node of the operation, as it is cut now, its pages, and whether all are OK."""
         clean = op.all_ok()
         statuses = b"" if clean else op.page_statuses()
         at = 0
         for span in self._spans[op.id]:
-            for node in span.nodes(self._core):
-                end = at + node.num_pages
-                mine = statuses[at:end]
+            parts = self._parts(span.tail, span.stop)
+            for node in parts:
+                size = span.size if len(parts) == 1 else node.num_pages
+                if clean:
+                    yield span, node, size, True
+                    continue
+                mine = statuses[at : at + size]
                 if any(mine):
                     self._core.count_faults(op.kind, mine)
-                yield span, node, not any(mine)
-                at = end
+                yield span, node, size, not any(mine)
+                at += size
+
+
+class Writers:
+    """A Writer for each component; the first has `full`."""
+
+    def __init__(self, core: Core) -> None:
+        self._writers = [Writer(core, component) for component in core.components]
+
+    def committed(self, node: Node) -> None:
+        self._writers[0].committed(node)
+
+    def settled(self, due: Iterable[tuple[int, Node]]) -> None:
+        """State of other components, by their index, that is there to stay."""
+        for component, node in due:
+            self._writers[component].committed(node)
+
+    def used(self, tail: Node) -> None:
+        for writer in self._writers:
+            writer.used(tail)
+
+    def flush(self) -> None:
+        for writer in self._writers:
+            writer.flush()
+
+    @property
+    def has_work(self) -> bool:
+        return any(writer.has_work for writer in self._writers)
+
+    def next_retry(self) -> float | None:
+        times = [writer.next_retry() for writer in self._writers]
+        return min((time for time in times if time is not None), default=None)
 
 
 def _joined(spans: list[Span], slot: int) -> PageIds:

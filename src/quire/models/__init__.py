@@ -7,12 +7,16 @@ from quire.models.cache import Progress, cache_dir
 from quire.models.embedded import EMBEDDED_NAME, embedded_model
 from quire.models.fingerprint import fingerprint
 from quire.models.load import ModelShape, describe, load_model, load_tokenizer, resolve
+from quire.models.recurrent import StateLayout, StatePart, StateShape
 from quire.models.support import check_supported
 
 __all__ = [
     "EMBEDDED_NAME",
     "ModelShape",
     "Progress",
+    "StateLayout",
+    "StatePart",
+    "StateShape",
     "cache_dir",
     "check_supported",
     "describe",

@@ -18,6 +18,8 @@ from quire.errors import ModelError
 from quire.models.cache import Progress
 from quire.models.embedded import embedded_model
 from quire.models.gguf import convert_gguf
+from quire.models.layers import layers_of
+from quire.models.recurrent import StateLayout, StateShape, state_shape
 from quire.models.support import check_supported
 from quire.models.weights import weight_files, weight_totals
 
@@ -43,6 +45,23 @@ class ModelShape:
     num_parameters: int
     weight_bytes: int
     """As they are in the files; times another dtype's size, num_parameters gives the rest."""
+    full_layers: tuple[int, ...]
+    """Layers that keep keys and values of every token."""
+    window_layers: tuple[int, ...] = ()
+    """Layers that need those of the last `window` tokens only, the query's own included."""
+    window: int = 0
+    recurrent_layers: tuple[int, ...] = ()
+    """Layers with a state of fixed size. Some models have attention in the same ones."""
+    state: StateShape | None = None
+
+    def state_layout(self, dtype: str) -> StateLayout:
+        """Of one recurrent layer's state of one sequence, for a model run in `dtype`."""
+        assert self.state is not None, "the model has no recurrent layers"
+        return self.state.layout(dtype)
+
+    def state_bytes(self, dtype: str) -> int:
+        """Its size; 0 if there are no recurrent layers."""
+        return self.state_layout(dtype).size_bytes if self.state is not None else 0
 
 
 def resolve(
@@ -74,6 +93,7 @@ def describe(directory: Path) -> ModelShape:
     text: Any = config.get_text_config()
     totals = weight_totals(directory)
     q_heads = text.num_attention_heads
+    layers = layers_of(text)
     return ModelShape(
         architecture=(config.architectures or [config.model_type])[0],
         num_layers=text.num_hidden_layers,
@@ -84,6 +104,11 @@ def describe(directory: Path) -> ModelShape:
         max_position_embeddings=text.max_position_embeddings,
         num_parameters=totals.num_parameters,
         weight_bytes=totals.size_bytes,
+        full_layers=layers.full,
+        window_layers=layers.window,
+        window=layers.window_tokens,
+        recurrent_layers=layers.recurrent,
+        state=state_shape(text) if layers.recurrent else None,
     )
 
 

@@ -1,9 +1,9 @@
 """Which models the engine can serve, and in one sentence why not the others.
 
-Knows transformers' configurations; loads no weights. The engine keeps keys and values of every
-layer for every token, as they are after the position was worked in, and runs attention itself
-through transformers' attention interface. A model that needs more, or other, state per token is
-refused here rather than served wrongly.
+Knows transformers' configurations; loads no weights. The engine keeps keys and values of attention
+layers, as they are after the position was worked in, for every token or for those in a window, and
+the states of recurrent layers. It runs attention itself through transformers' attention interface.
+A model that needs more, or other, state is refused here rather than served wrongly.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import ModelError
+from quire.models import recurrent
+from quire.models.layers import FULL, Layers, layers_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
-
-_FULL = "full_attention"
 
 # Their frequencies depend on how long the sequence has become, so a key computed early differs
 # from the same key computed late, and a cached one from either.
@@ -42,36 +42,53 @@ def _unsupported(config: Any, text: Any) -> str | None:
         return "it is not a decoder that predicts the next token (a causal language model)"
     if any(getattr(config, f"{other}_config", None) for other in ("vision", "audio")):
         return "it takes more than text"
-    # Not all hybrids list their layers; transformers marks the classes that carry a state.
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    if model_class._is_stateful:
-        return "it has recurrent layers"
-    return _layers(text) or _attention(text, model_class)
+    # Mamba's configurations say nothing of positions; transformers marks classes with a state.
+    if model_class._is_stateful and (reason := recurrent.refusal(text)):
+        return reason
+    layers = layers_of(text)
+    return _layers(text, layers) or _attention(text, model_class, layers)
 
 
-def _layers(text: Any) -> str | None:
-    kinds = getattr(text, "layer_types", None)
-    if others := sorted(set(kinds or ()) - {_FULL}):
-        return f"it has layers of other kinds than {_FULL}: {', '.join(others)}"
-    window = getattr(text, "sliding_window", None)
-    used = getattr(text, "use_sliding_window", True) and not kinds
-    if window and used and window < text.max_position_embeddings:
-        return f"its attention sees a sliding window of {window} tokens"
+def _layers(text: Any, layers: Layers) -> str | None:
+    if layers.unknown:
+        return f"it has layers of other kinds than are known here: {', '.join(layers.unknown)}"
+    if layers.recurrent and (reason := recurrent.refusal(text)):
+        return reason
+    if not layers.full:
+        seen = f"a sliding window of {layers.window_tokens} tokens" if layers.window else "a state"
+        return f"it has no layer of {FULL}: all that its layers see is {seen}"
     return None
 
 
-def _attention(text: Any, model_class: Any) -> str | None:
-    if not model_class._supports_attention_backend:
+def _attention(text: Any, model_class: Any, layers: Layers) -> str | None:
+    # Not set for some hybrids, which use the attention interface all the same.
+    if not (model_class._supports_attention_backend or layers.recurrent):
         return "transformers' implementation of it does not let the engine run its attention"
     if getattr(text, "kv_lora_rank", None):
         return "it keeps compressed keys and values (latent attention)"
     heads = (text.num_attention_heads, getattr(text, "num_key_value_heads", None))
     if any(isinstance(count, list | tuple) for count in heads):
         return "its layers have different numbers of heads"
+    if reason := _options(text):
+        return reason
     rope = getattr(text, "rope_parameters", None) or {}
     kinds = {rope.get("rope_type"), *(r.get("rope_type") for r in rope.values() if _is_dict(r))}
     if wrong := sorted(kinds & _LENGTH_DEPENDENT_ROPE):
         return f"its {wrong[0]} position embedding depends on the length of the whole sequence"
+    return None
+
+
+def _options(text: Any) -> str | None:
+    if getattr(text, "attn_logit_softcapping", None):
+        return "it caps the scores of its attention (softcapping)"
+    if getattr(text, "use_bidirectional_attention", None) or not getattr(text, "is_causal", True):
+        return "its attention looks ahead"
+    if getattr(text, "num_kv_shared_layers", None):
+        return "some of its layers use the keys and values of others"
+    for name in ("global_head_dim", "swa_head_dim", "v_head_dim"):
+        if getattr(text, name, None) not in (None, getattr(text, "head_dim", None)):
+            return f"its heads are not all of one size ({name})"
     return None
 
 

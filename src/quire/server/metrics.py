@@ -69,13 +69,17 @@ ENGINE_METRICS = (
     Spec("quire_leases", Kind.GAUGE, "Leases held on cached pages."),
     Spec("quire_operations_in_flight", Kind.GAUGE,
          "Cache operations under way, by kind.", ("operation",)),
-    Spec("quire_tier_pages", Kind.GAUGE, "Pages a tier has room for.", ("tier",)),
-    Spec("quire_tier_used_pages", Kind.GAUGE, "Pages of a tier that are not free.", ("tier",)),
+    Spec("quire_reuse_enabled", Kind.GAUGE,
+         "0: the model failed its self-check at load, and every prompt is computed."),
+    Spec("quire_tier_pages", Kind.GAUGE, "Pages a tier has room for.", ("tier", "component")),
+    Spec("quire_tier_used_pages", Kind.GAUGE,
+         "Pages of a tier that are not free.", ("tier", "component")),
     Spec("quire_tier_locked_pages", Kind.GAUGE,
-         "Pages in use by requests or operations: not evictable.", ("tier",)),
-    Spec("quire_tier_bytes", Kind.GAUGE, "Bytes a tier has room for.", ("tier",)),
-    Spec("quire_tier_used_bytes", Kind.GAUGE, "Bytes of a tier that are not free.", ("tier",)),
-    Spec("quire_tier_locked_bytes", Kind.GAUGE, "Bytes of locked pages.", ("tier",)),
+         "Pages in use by requests or operations: not evictable.", ("tier", "component")),
+    Spec("quire_tier_bytes", Kind.GAUGE, "Bytes a tier has room for.", ("tier", "component")),
+    Spec("quire_tier_used_bytes", Kind.GAUGE,
+         "Bytes of a tier that are not free.", ("tier", "component")),
+    Spec("quire_tier_locked_bytes", Kind.GAUGE, "Bytes of locked pages.", ("tier", "component")),
     Spec("quire_matched_pages_total", Kind.COUNTER,
          "Pages found by prefix, by the tier they were in.", ("tier",)),
     Spec("quire_evicted_pages_total", Kind.COUNTER,
@@ -83,7 +87,7 @@ ENGINE_METRICS = (
     Spec("quire_moved_pages_total", Kind.COUNTER,
          "Pages moved between tiers: backup, load, write, fetch.", ("operation",)),
     Spec("quire_moved_bytes_total", Kind.COUNTER,
-         "Bytes moved between tiers: pages times their size.", ("operation",)),
+         "Bytes moved between tiers, for models whose pages are all of one size.", ("operation",)),
     Spec("quire_operations_ended_total", Kind.COUNTER,
          "Cache operations that have ended, by kind.", ("operation",)),
     Spec("quire_operation_seconds_total", Kind.COUNTER,
@@ -241,6 +245,7 @@ class _EngineCollector(Collector):
         status = self.status
         if status is None:
             return
+        yield "quire_reuse_enabled", (), status.reuse
         yield "quire_waiting_requests", (), status.waiting
         yield "quire_running_requests", (), status.running
         yield "quire_waiting_tokens", (), status.waiting_tokens
@@ -256,9 +261,12 @@ class _EngineCollector(Collector):
                 ("used_", tier.used_pages),
                 ("locked_", tier.locked_pages),
             ):
-                yield f"quire_tier_{what}pages", (tier.name,), pages
-                yield f"quire_tier_{what}bytes", (tier.name,), pages * tier.page_bytes
-        page_bytes = max((tier.page_bytes for tier in status.tiers), default=0)
+                labels = (tier.name, tier.component)
+                yield f"quire_tier_{what}pages", labels, pages
+                yield f"quire_tier_{what}bytes", labels, pages * tier.page_bytes
+        # Pages of several components differ in size, and are counted together.
+        sizes = {tier.page_bytes for tier in status.tiers}
+        page_bytes = sizes.pop() if len(sizes) == 1 else 0
         for name, count in status.counters.items():
             yield from _counted(name, count, page_bytes)
         for what, seconds in status.seconds.items():
@@ -279,7 +287,8 @@ def _counted(
         yield "quire_evicted_pages_total", (_EVICTED[name],), count
     elif name in _MOVED:
         yield "quire_moved_pages_total", (_MOVED[name],), count
-        yield "quire_moved_bytes_total", (_MOVED[name],), count * page_bytes
+        if page_bytes:
+            yield "quire_moved_bytes_total", (_MOVED[name],), count * page_bytes
     elif group == "prefetch_declined":
         yield "quire_prefetch_declined_total", (rest,), count
     elif group == "prefetch_fetched":

@@ -44,6 +44,9 @@ def engine_config(
         max_running=effective.max_running,
         max_waiting=effective.max_waiting,
         chunk_tokens=effective.chunk_tokens,
+        typical_tokens=effective.typical_tokens or 0,
+        snapshot_every=effective.snapshot_every,
+        snapshots_per_path=effective.snapshots_per_path,
         threads=effective.threads or 0,
         debug=effective.debug,
     )

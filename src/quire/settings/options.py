@@ -221,6 +221,27 @@ class Settings:
         "Tokens; shorter hits in the store are recomputed.",
         example="256",
     )
+    typical_tokens: int | None = _option(
+        None,
+        Integer(1, example=4096),
+        "Length of a typical sequence, for models with sliding windows or recurrent layers: it "
+        "decides how memory is divided between full pages, windows and states.",
+        auto="as measured when the model was served here before, at first 2048",
+        example="8192",
+    )
+    snapshot_every: int = _option(
+        0,
+        Integer(0, example=1024),
+        "Tokens between two snapshots of recurrent state, beside those at the ends of prompts and "
+        "turns and where prompts branch. 0: no others.",
+        example="1024",
+    )
+    snapshots_per_path: int = _option(
+        8,
+        Integer(0, example=8),
+        "Snapshots of recurrent state kept along one prefix. 0: none, and nothing is reused.",
+        example="4",
+    )
     debug: bool = _option(
         False,
         Switch(),

@@ -6,31 +6,34 @@ mirror of the event stream: what a subscriber believes must be what the tree hol
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from quire.manager import CacheManager, EventKind
 from quire.sim.content import Oracle, Pools
 from quire.sim.report import SimulationError
-from quire.tree import Node, PrefixTree, Root
+from quire.tree import Node, PrefixTree, Root, slot_of
 from quire.types import PageKey, Residency, Tier, num_pages, split_keys
 
 
-def audit(tree: PrefixTree, oracle: Oracle, pools: Pools, ranks: list[int]) -> int:
-    """Check every READY page of the first component on `ranks`; returns how many were checked."""
+def audit(manager: CacheManager, oracle: Oracle, pools: Pools, ranks: list[int]) -> int:
+    """Check every READY page on `ranks`; returns how many were checked."""
     checked = 0
-    for node, contents in _contents(tree, oracle):
-        for tier in Tier:
-            holding = node.held[tier]
-            if holding is None or holding.state is not Residency.READY:
-                continue
-            wrong = pools.first_wrong(tier, holding.pages, contents, ranks)
-            checked += num_pages(holding.pages) * len(ranks)
-            if wrong is not None:
-                rank, index = wrong
-                raise SimulationError(
-                    f"page {node.start + index} of {node} is READY on the {tier.name.lower()} "
-                    f"of rank {rank} and holds something else"
-                )
+    for node, contents in _contents(manager.core.tree, oracle):
+        for component in manager.core.components:
+            due = contents[-1:] if component.is_point else contents
+            for tier in Tier:
+                holding = node.held[slot_of(component.index, tier)]
+                if holding is None or holding.state is not Residency.READY:
+                    continue
+                wrong = pools.first_wrong(tier, holding.pages, due, ranks, component.name)
+                checked += num_pages(holding.pages) * len(ranks)
+                if wrong is not None:
+                    rank, index = wrong
+                    raise SimulationError(
+                        f"{component.name} page {index} of {node} is READY on the "
+                        f"{tier.name.lower()} of rank {rank} and holds something else"
+                    )
     return checked
 
 
@@ -55,16 +58,17 @@ class EventMirror:
     """What a subscriber to the events believes to be in each pool."""
 
     def __init__(self) -> None:
-        self._held: dict[str, set[PageKey]] = {tier.name.lower(): set() for tier in Tier}
+        self._held: dict[tuple[str, str], set[PageKey]] = defaultdict(set)
+        """By tier and component."""
         self._complete = True
 
     def follow(self, manager: CacheManager) -> None:
         batch = manager.take_events()
         self._complete = self._complete and batch.lost == 0
         for event in batch.events:
-            held = self._held.get(event.tier)
-            if held is None:
-                continue  # the store: it forgets on its own
+            if event.tier == "store":
+                continue  # it forgets on its own
+            held = self._held[event.tier, event.component]
             keys = split_keys(event.keys)
             if event.kind is EventKind.STORED:
                 _require(held.isdisjoint(keys), f"stored twice in {event.tier}")
@@ -73,18 +77,21 @@ class EventMirror:
                 _require(held.issuperset(keys), f"removed without being in {event.tier}")
                 held.difference_update(keys)
 
-    def compare(self, tree: PrefixTree) -> None:
+    def compare(self, manager: CacheManager) -> None:
         """The mirror must equal the tree."""
         if not self._complete:
             return
-        for tier in Tier:
-            ready: set[PageKey] = set()
-            for node in _nodes(tree.roots.values()):
-                holding = node.held[tier]
-                if holding is not None and holding.state is Residency.READY:
-                    ready.update(split_keys(tree.keys_of(node)))
-            name = tier.name.lower()
-            _require(ready == self._held[name], f"a subscriber sees another {name} pool")
+        core = manager.core
+        for component in core.components:
+            for tier in Tier:
+                ready: set[PageKey] = set()
+                for node in _nodes(core.tree.roots.values()):
+                    holding = node.held[slot_of(component.index, tier)]
+                    if holding is not None and holding.state is Residency.READY:
+                        ready.update(split_keys(core.keys_of(node, component)))
+                name = tier.name.lower()
+                seen = self._held[name, component.name]
+                _require(ready == seen, f"a subscriber sees another {name} pool")
 
 
 def _nodes(roots: Iterable[Root]) -> Iterator[Node]:

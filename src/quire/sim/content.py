@@ -8,13 +8,14 @@ Neither knows the tree, the manager or why anything is copied.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 
 from quire.keys import Namespace, UnitKind
 from quire.types import PageIds, Tier, page_array
 
 MAX_RANKS = 8
+COMPONENTS = ("full", "window", "recurrent")
 _TOKEN_BYTES = 4
 
 
@@ -65,9 +66,10 @@ class Oracle:
         return contents
 
 
-def on_rank(content: int, rank: int) -> int:
-    """A rank holds its own shard of a page: same page, other bytes."""
-    return content * MAX_RANKS + rank
+def on_rank(content: int, rank: int, component: str = "full") -> int:
+    """A rank holds its own shard of a page, and each component other state: same page, other
+    bytes."""
+    return (content * len(COMPONENTS) + COMPONENTS.index(component)) * MAX_RANKS + rank
 
 
 def _number(data: bytes) -> int:
@@ -77,44 +79,72 @@ def _number(data: bytes) -> int:
 class Pools:
     """Pool memory of all ranks. Pages start as garbage, and no garbage is like any other."""
 
-    def __init__(self, num_ranks: int, sizes: dict[Tier, int]) -> None:
+    def __init__(self, num_ranks: int, sizes: Mapping[str, Sequence[int]]) -> None:
+        """`sizes`: pages per component, on the device and on the host."""
         if num_ranks > MAX_RANKS:
             raise ValueError(f"the simulation has at most {MAX_RANKS} ranks")
         self.num_ranks = num_ranks
         self._next_garbage = -1
-        self._memory = [{tier: [0] * sizes[tier] for tier in Tier} for _ in range(num_ranks)]
-        for rank, tiers in enumerate(self._memory):
-            for tier, pages in tiers.items():
-                self.scribble(rank, tier, range(len(pages)))
+        self._memory = [
+            {(name, tier): [0] * size[tier] for name, size in sizes.items() for tier in Tier}
+            for _ in range(num_ranks)
+        ]
+        for rank, pools in enumerate(self._memory):
+            for (name, tier), pages in pools.items():
+                self.scribble(rank, tier, range(len(pages)), name)
 
-    def read(self, rank: int, tier: Tier, pages: Iterable[int]) -> list[int]:
-        memory = self._memory[rank][tier]
+    def read(
+        self, rank: int, tier: Tier, pages: Iterable[int], component: str = "full"
+    ) -> list[int]:
+        memory = self._memory[rank][component, tier]
         return [memory[page] for page in pages]
 
-    def write(self, rank: int, tier: Tier, page: int, content: int) -> None:
-        self._memory[rank][tier][page] = content
+    def write(
+        self, rank: int, tier: Tier, page: int, content: int, component: str = "full"
+    ) -> None:
+        self._memory[rank][component, tier][page] = content
 
-    def scribble(self, rank: int, tier: Tier, pages: Iterable[int]) -> None:
+    def scribble(
+        self, rank: int, tier: Tier, pages: Iterable[int], component: str = "full"
+    ) -> None:
         """What is there is lost."""
-        memory = self._memory[rank][tier]
+        memory = self._memory[rank][component, tier]
         for page in pages:
             memory[page] = self._next_garbage
             self._next_garbage -= 1
 
-    def compute(self, pages: Iterable[int], contents: Iterable[int]) -> None:
+    def scribble_everywhere(self, pages: Iterable[int], component: str = "full") -> None:
+        """As scribble, for device pages that somebody was just given, on all ranks."""
+        for rank in range(self.num_ranks):
+            self.scribble(rank, Tier.DEVICE, pages, component)
+
+    def compute(
+        self, pages: Iterable[int], contents: Iterable[int], component: str = "full"
+    ) -> None:
         """All ranks compute their shard of device pages."""
         for page, content in zip(pages, contents, strict=True):
-            for rank, tiers in enumerate(self._memory):
-                tiers[Tier.DEVICE][page] = on_rank(content, rank)
+            for rank, pools in enumerate(self._memory):
+                pools[component, Tier.DEVICE][page] = on_rank(content, rank, component)
+
+    def copy(self, source: int, target: int, component: str) -> None:
+        """All ranks copy one device page to another."""
+        for pools in self._memory:
+            memory = pools[component, Tier.DEVICE]
+            memory[target] = memory[source]
 
     def first_wrong(
-        self, tier: Tier, pages: PageIds, contents: list[int], ranks: Iterable[int]
+        self,
+        tier: Tier,
+        pages: PageIds,
+        contents: Sequence[int],
+        ranks: Iterable[int],
+        component: str = "full",
     ) -> tuple[int, int] | None:
         """(rank, index) of the first page that does not hold what it must; None: all do."""
         numbers = page_array(pages).tolist()
         for rank in ranks:
-            memory = self._memory[rank][tier]
+            memory = self._memory[rank][component, tier]
             for index, page in enumerate(numbers):
-                if memory[page] != contents[index] * MAX_RANKS + rank:
+                if memory[page] != on_rank(contents[index], rank, component):
                     return rank, index
         return None

@@ -20,11 +20,11 @@ import numpy as np
 from quire.keys import PrefixKey
 from quire.manager import CacheManager, Lease, LoadState, PrefixMatch
 from quire.sim.clock import VirtualClock
-from quire.sim.content import Oracle, Pools
+from quire.sim.compute import Compute
+from quire.sim.content import Oracle
 from quire.sim.report import SimulationError, Tally
-from quire.sim.workers import SimWorkers
 from quire.sim.workload import Prompt, Workload
-from quire.types import PageIds, RequestId, Tier, page_array
+from quire.types import RequestId, num_pages
 
 MAX_WAIT_S = 60.0
 """Longer than a probe and a fetch may take with all their grace and a leap of time in each."""
@@ -71,14 +71,16 @@ class SimRequest:
 @dataclass(slots=True)
 class SimEngine:
     manager: CacheManager
-    pools: Pools
+    compute: Compute
     oracle: Oracle
-    workers: SimWorkers
     workload: Workload
     clock: VirtualClock
     rng: Random
-    tally: Tally = field(default_factory=Tally)
     requests: list[SimRequest] = field(default_factory=list)
+
+    @property
+    def tally(self) -> Tally:
+        return self.compute.tally
 
     # ---- for the driver -------------------------------------------------------------------------
 
@@ -160,14 +162,11 @@ class SimEngine:
         lease = _lease(request)
         if self._restart_if_failed(request):
             return
-        num_held = len(lease.pages) // 4
-        wanted = -(-len(request.tokens) // self.manager.config.page_size) - num_held
+        pages_due = -(-len(request.tokens) // self.manager.config.page_size)
+        wanted = pages_due - num_pages(lease.pages)
         if wanted > 0:
             count = min(wanted, self.rng.randrange(1, 5))
-            if self.manager.extend(lease, count):
-                new = page_array(lease.private_pages)[-count:].tolist()
-                for rank in range(self.pools.num_ranks):
-                    self.pools.scribble(rank, Tier.DEVICE, new)
+            if self.compute.begin(lease) and self.compute.extend(lease, count):
                 self._enter(request, RequestState.COMPUTING)
             else:
                 self._run_out(request)
@@ -184,14 +183,23 @@ class SimEngine:
         lease = _lease(request)
         if self._restart_if_failed(request):
             return
-        table = page_array(lease.pages).tolist()
-        first, last = request.num_computed, min(len(table), len(request.expected))
-        self.pools.compute(table[first:last], request.expected[first:last])
+        if lease.state and lease.state.recurrent and lease.load_state is LoadState.LOADING:
+            self._limit_wait(request, MAX_LOAD_S)  # nothing can be begun before its snapshot
+            return
+        first, last = request.num_computed, min(num_pages(lease.pages), len(request.expected))
+        if last > first:
+            last = self.manager.next_stop(lease, first, last)
+        if not self.compute.cover(lease, last):
+            self._enter(request, RequestState.RUNNING)
+            self._run_out(request)
+            return
+        save = lease.state is not None and self.rng.random() < 0.9
+        self.compute.run(lease, request.expected, first, last, save=save)
         request.num_computed = last
         self.tally.computed_pages += last - first
         self.manager.observe_prefill((last - first) * self.manager.config.page_size, 0.01)
         if self.rng.random() < 0.8:
-            self.manager.commit(lease, request.key)
+            self.manager.commit(lease, request.key[:last])
         self._enter(request, RequestState.RUNNING)
 
     def _answer(self, request: SimRequest) -> None:
@@ -203,7 +211,7 @@ class SimEngine:
         self.tally.generated_tokens += len(answer)
 
     def _finish(self, request: SimRequest) -> None:
-        self.manager.commit(_lease(request), request.key)
+        self.manager.commit(_lease(request), request.key[: request.num_computed])
         self._leave(request)
         self.workload.finished(request.prompt, request.tokens)
         self.tally.finished += 1
@@ -221,6 +229,7 @@ class SimEngine:
             self.manager.release(lease)
             request.lease = None
             request.failed_loads += 1
+            request.num_computed = 0
             request.match = self._match(request.key)
             self.tally.restarted += 1
             self._enter(request, RequestState.ARRIVED)
@@ -252,19 +261,11 @@ class SimEngine:
         return second
 
     def _check_pages(self, request: SimRequest) -> None:
-        """Every page of its table that should be filled holds exactly what it must."""
+        """Every page of its tables that should be filled holds exactly what it must."""
         lease = _lease(request)
         count = max(request.num_computed, lease.num_device)
-        pages = PageIds(lease.pages[: count * 4])
-        ranks = self.workers.alive
-        wrong = self.pools.first_wrong(Tier.DEVICE, pages, request.expected, ranks)
-        self.tally.checked_pages += count * len(ranks)
-        if wrong is not None:
-            rank, index = wrong
-            raise SimulationError(
-                f"{request.id} in state {request.state.name} uses a wrong page: page {index} of "
-                f"its table ({lease.num_device} in the tree) on rank {rank}"
-            )
+        who = f"{request.id} in state {request.state.name} ({lease.num_device} pages in the tree)"
+        self.compute.check(lease, request.expected, count, who)
 
     def _limit_wait(self, request: SimRequest, limit_s: float) -> None:
         waited = self.clock() - request.since_s

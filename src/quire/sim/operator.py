@@ -41,8 +41,11 @@ class Operator:
         """One act: mostly flushing a tier or losing stored pages, sometimes another store."""
         rng, manager = self._rng, self._manager
         luck = rng.random()
-        if luck < 0.3:
+        if luck < 0.15:
             manager.flush(rng.choice(list(Tier)))
+        elif luck < 0.3:
+            component = rng.choice(manager.core.components)
+            manager.evict(component.name, rng.choice(list(Tier)))
         elif luck < 0.6:  # as after a restart: only the store is left
             manager.flush(Tier.DEVICE)
             manager.flush(Tier.HOST)

@@ -10,7 +10,15 @@ import enum
 from dataclasses import dataclass, fields
 from random import Random
 
-from quire.config import CacheConfig, PrefetchConfig, PrefetchPolicy, WriteConfig, WritePolicy
+from quire.components import Component, FullAttention, PoolSize, Recurrent, SlidingWindow
+from quire.config import (
+    CacheConfig,
+    PrefetchConfig,
+    PrefetchPolicy,
+    SnapshotConfig,
+    WriteConfig,
+    WritePolicy,
+)
 from quire.eviction import EvictionKind
 
 
@@ -19,6 +27,15 @@ class UnitMix(enum.Enum):
     PAIR = "pair"
     BOTH = "both"
     """Namespaces of either kind in one cache."""
+
+
+class ComponentMix(enum.Enum):
+    """Which kinds of state the simulated model has."""
+
+    FULL = "full"
+    WINDOW = "window"
+    RECURRENT = "recurrent"
+    BOTH = "both"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +48,17 @@ class SimOptions:
     page_size: int = 4
     device_pages: int = 40
     host_pages: int = 60
+    mix: ComponentMix = ComponentMix.FULL
+    window_pages: int = 3
+    device_windows: int = 30
+    """Pages of the device's window pool."""
+    host_windows: int = 24
+    device_slots: int = 16
+    """Recurrent states that the device has room for."""
+    host_slots: int = 10
+    snapshot_every: int = 0
+    """Pages between two snapshots taken without a reason; 0: none are."""
+    snapshots_per_path: int = 4
     threshold_pages: int = 2
     """Shorter hits in the store are not fetched."""
     concurrency: int = 4
@@ -63,7 +91,15 @@ class SimOptions:
             units=list(UnitMix)[(seed + seed // 3) % 3],
             page_size=rng.choice((1, 2, 4)),
             device_pages=rng.randrange(24, 48),
-            host_pages=rng.choice((rng.randrange(16, 32), rng.randrange(40, 64))),
+            host_pages=rng.choice((rng.randrange(10, 32), rng.randrange(40, 64))),
+            mix=list(ComponentMix)[seed % 4],
+            window_pages=rng.choice((1, 2, 4)),
+            device_windows=rng.randrange(26, 44),
+            host_windows=rng.randrange(12, 40),
+            device_slots=rng.choice((rng.randrange(5, 9), rng.randrange(12, 24))),
+            host_slots=rng.choice((3, rng.randrange(6, 20))),
+            snapshot_every=rng.choice((0, 0, 3)),
+            snapshots_per_path=rng.choice((1, 3, 8)),
             threshold_pages=rng.choice((1, 1, 2, 3)),
             concurrency=rng.randrange(2, 7),
             fault_rate=rng.choice((0.0, 0.02, 0.1, 0.25)),
@@ -98,9 +134,25 @@ class SimOptions:
                 max_timeout_s=1.0,
                 cost_model=self.cost_model,
             ),
+            snapshots=SnapshotConfig(self.snapshot_every, self.snapshots_per_path),
             num_ranks=self.ranks,
             event_buffer=4096 if self.events else 0,
         )
+
+    def components(self) -> list[Component]:
+        components: list[Component] = [FullAttention()]
+        if self.mix in (ComponentMix.WINDOW, ComponentMix.BOTH):
+            tokens = self.window_pages * self.page_size + 1
+            pool = PoolSize(self.device_windows, self.host_windows)
+            components.append(SlidingWindow(len(components), tokens, self.page_size, pool))
+        if self.mix in (ComponentMix.RECURRENT, ComponentMix.BOTH):
+            pool = PoolSize(self.device_slots, self.host_slots)
+            components.append(Recurrent(len(components), pool))
+        return components
+
+    def pool_sizes(self) -> dict[str, PoolSize]:
+        full = PoolSize(self.device_pages, self.host_pages)
+        return {component.name: component.pool or full for component in self.components()}
 
     def command(self, seed: int, steps: int) -> str:
         """The exact command that repeats a run with these options."""

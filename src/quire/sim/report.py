@@ -51,7 +51,7 @@ class SimReport:
         kind = (
             f"{options.ranks} ranks, {options.write_policy.value}, "
             f"{options.prefetch_policy.value}, {options.eviction.value}, "
-            f"{options.units.value} units"
+            f"{options.units.value} units, components {options.mix.value}"
         )
         tally = self.tally
         rows = [

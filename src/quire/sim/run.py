@@ -14,6 +14,7 @@ from quire.manager import CacheManager
 from quire.messages import encode
 from quire.sim.audit import EventMirror, audit
 from quire.sim.clock import VirtualClock
+from quire.sim.compute import Compute
 from quire.sim.content import Oracle, Pools
 from quire.sim.engine import SimEngine
 from quire.sim.faults import RandomFaults
@@ -77,9 +78,10 @@ class Simulation:
         rngs = {name: Random(f"{seed} {name}") for name in _PARTS}
         self.options = options
         self.clock = VirtualClock()
-        self.manager = CacheManager(options.cache_config(), clock=self.clock)
-        sizes = {Tier.DEVICE: options.device_pages, Tier.HOST: options.host_pages}
-        self.pools = Pools(options.ranks, sizes)
+        self.manager = CacheManager(
+            options.cache_config(), clock=self.clock, components=options.components()
+        )
+        self.pools = Pools(options.ranks, options.pool_sizes())
         self.oracle = Oracle()
         self.stores = SimStores()
         self._rng = rngs["driver"]
@@ -102,14 +104,9 @@ class Simulation:
         workload = Workload(rngs["workload"], options)
         for namespace in workload.namespaces:
             self.oracle.register(namespace)
+        compute = Compute(self.manager, self.pools, self.workers)
         self.engine = SimEngine(
-            self.manager,
-            self.pools,
-            self.oracle,
-            self.workers,
-            workload,
-            self.clock,
-            rngs["engine"],
+            self.manager, compute, self.oracle, workload, self.clock, rngs["engine"]
         )
         self.operator = Operator(self.manager, self.stores, self.clock, rngs["operator"])
         self.mirror = EventMirror()
@@ -184,12 +181,11 @@ class Simulation:
             self._audit()
 
     def _audit(self) -> None:
-        tree = self.manager.core.tree
         ranks = self.workers.alive
-        self.engine.tally.audited_pages += audit(tree, self.oracle, self.pools, ranks)
+        self.engine.tally.audited_pages += audit(self.manager, self.oracle, self.pools, ranks)
         if self.options.events:
             self.mirror.follow(self.manager)
-            self.mirror.compare(tree)
+            self.mirror.compare(self.manager)
 
     def _sleep_until_something_happens(self) -> None:
         times = [self.workers.next_event_s(), self.manager.next_wakeup()]
@@ -210,10 +206,10 @@ class Simulation:
             raise SimulationError(f"{len(self.manager.leases)} leases are left")
         for tier in (Tier.DEVICE, Tier.HOST):
             self.manager.flush(tier)
-            allocator = self.manager.core.allocators[tier]
+        for slot, allocator in enumerate(self.manager.core.allocators):
             if allocator.num_free != allocator.num_pages:
                 missing = allocator.num_pages - allocator.num_free
-                raise SimulationError(f"{missing} {tier.name.lower()} pages never came back")
+                raise SimulationError(f"{missing} pages of slot {slot} never came back")
         self.manager.check_invariants()
         if self.manager.core.tree.roots:
             raise SimulationError("the tree is not empty although nothing is cached")

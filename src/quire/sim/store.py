@@ -26,11 +26,8 @@ class SimStore:
     def get(self, name: ObjectName) -> int | None:
         return self._objects.get(name)
 
-    def leading_hits(self, keys: list[PageKey], component: str, rank: int) -> int:
-        for count, key in enumerate(keys):
-            if (key, component, rank) not in self._objects:
-                return count
-        return len(keys)
+    def present(self, keys: list[PageKey], component: str, rank: int) -> bytes:
+        return bytes((key, component, rank) in self._objects for key in keys)
 
     def clear(self) -> None:
         self._objects.clear()

@@ -18,6 +18,7 @@ import heapq
 from collections.abc import Generator
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 from quire.manager.operations import Kind
 from quire.messages import (
@@ -163,16 +164,16 @@ class SimWorkers:
         here, there = (Tier.DEVICE, Tier.HOST) if kind is Kind.BACKUP else (Tier.HOST, Tier.DEVICE)
         sources = memoryview(source).cast("i").tolist()
         targets = memoryview(target).cast("i").tolist()
-        pools.scribble(rank, there, targets)
+        pools.scribble(rank, there, targets, leg.component)
         outcome = statuses(self._faults.on_call(kind, rank), len(targets))
         whole_s = self._latency.copy_s(rank)
         read_s, write_s = self._moments(whole_s)
         yield read_s
-        contents = pools.read(rank, here, sources)
+        contents = pools.read(rank, here, sources, leg.component)
         yield write_s - read_s
         for page, content, status in zip(targets, contents, outcome, strict=True):
             if status is PageStatus.OK:
-                pools.write(rank, there, page, content)
+                pools.write(rank, there, page, content, leg.component)
         yield whole_s - write_s
         self._report_pages(leg, 0, outcome, final=True, seconds=whole_s)
 
@@ -187,7 +188,7 @@ class SimWorkers:
         keys, pages = split_keys(command.keys), page_array(command.host).tolist()
         fetching = isinstance(command, Fetch)
         if fetching:
-            self._pools.scribble(leg.rank, Tier.HOST, pages)
+            self._pools.scribble(leg.rank, Tier.HOST, pages, leg.component)
         at = 0
         while at < len(pages):
             end = min(at + self._batch_pages, len(pages))
@@ -222,7 +223,7 @@ class SimWorkers:
         self, leg: _Leg, store: SimStore, keys: list[PageKey], pages: list[int], fault: Fault | None
     ) -> list[PageStatus]:
         outcome = statuses(fault, len(keys))
-        contents = self._pools.read(leg.rank, Tier.HOST, pages)
+        contents = self._pools.read(leg.rank, Tier.HOST, pages, leg.component)
         for key, content, status in zip(keys, contents, outcome, strict=True):
             if status is PageStatus.OK and fault is not Fault.LOST:
                 store.put((key, leg.component, leg.rank), content)
@@ -238,7 +239,7 @@ class SimWorkers:
                 if content is None:
                     outcome[index] = PageStatus.MISS
                 else:
-                    self._pools.write(leg.rank, Tier.HOST, page, content)
+                    self._pools.write(leg.rank, Tier.HOST, page, content, leg.component)
         return outcome
 
     def _probe(self, leg: _Leg, command: Probe, store: SimStore | None) -> Process:
@@ -246,18 +247,18 @@ class SimWorkers:
         whole_s = self._latency.store_s(leg.rank)
         look_s = whole_s * self._rng.random()
         yield look_s
-        hits = [0] * len(command.queries)
+        queries = [split_keys(query) for query in command.queries]
+        present = [bytes(len(query)) for query in queries]
         if store is not None and fault is not Fault.FAIL:
-            hits = [
-                store.leading_hits(split_keys(query), leg.component, leg.rank)
-                for query in command.queries
-            ]
+            present = [store.present(query, leg.component, leg.rank) for query in queries]
         if fault is Fault.SHORT:
-            hits = [hit // 2 for hit in hits]
+            present = [there[: len(there) // 2].ljust(len(there), b"\0") for there in present]
         elif fault is Fault.MALFORMED:
-            hits = hits[1:]
+            present = present[1:]
         yield whole_s - look_s
-        self._reports.append(Probed(leg.op, leg.rank, leg.component, hits))
+        hits = [(there + b"\0").index(0) for there in present]
+        answer: dict[str, Any] = {"present": present} if command.each else {"hits": hits}
+        self._reports.append(Probed(leg.op, leg.rank, leg.component, **answer))
 
     def _change_store(self, rank: int, op: OperationId, url: str | None) -> Process:
         fault = self._faults.on_call(Kind.STORE, rank)

@@ -74,11 +74,27 @@ class PageStore:
 
         May be optimistic: get() decides.
         """
-        misses = [0] * len(queries)
+        present = self._present(part, queries, deadline)
+        hits = [_leading(query, present) for query in queries]
+        self._counters.probed(sum(map(len, queries)), sum(hits))
+        return hits
+
+    def contains_each(
+        self, part: Part, queries: Sequence[Sequence[PageKey]], *, deadline: float
+    ) -> list[bytes]:
+        """Which pages are present, per query, one byte each; otherwise as contains_prefix."""
+        present = self._present(part, queries, deadline)
+        found = [bytes(key in present for key in query) for query in queries]
+        self._counters.probed(sum(map(len, queries)), sum(map(sum, found)))
+        return found
+
+    def _present(
+        self, part: Part, queries: Sequence[Sequence[PageKey]], deadline: float
+    ) -> set[PageKey]:
         # Prompts of one group share their beginning: each page is asked for once.
         keys = list(dict.fromkeys(key for query in queries for key in query))
         if not keys or self._why_declined() or not self._enter_breaker():
-            return misses
+            return set()
         names = [object_name(part, key) for key in keys]
         answer: list[list[bool]] = []
         answered = threading.Event()
@@ -95,12 +111,9 @@ class PageStore:
         answered.wait(max(0.0, deadline - self._clock()))
         if not answer or len(answer[0]) != len(keys):
             self._breaker.failure()
-            return misses
+            return set()
         self._breaker.success()
-        present = {key for key, there in zip(keys, answer[0], strict=True) if there}
-        hits = [_leading(query, present) for query in queries]
-        self._counters.probed(sum(map(len, queries)), sum(hits))
-        return hits
+        return {key for key, there in zip(keys, answer[0], strict=True) if there}
 
     def get(
         self,

@@ -31,7 +31,7 @@ class Holding:
         self.state = state
         self.locks = 0
         self.branches = 0
-        """Device only: children that hold the same component on the device."""
+        """First component on the device only: children that hold it there too."""
         self.queue: Queue | None = None
         """The eviction queue it stands in; None while FILLING, DRAINING or parked."""
         self._prev: Holding | Queue | None = None
@@ -44,6 +44,7 @@ class Node:
         "end",
         "held",
         "hits",
+        "is_mark",
         "name",
         "page_keys",
         "parent",
@@ -67,12 +68,14 @@ class Node:
         """By name. A name only leads to a candidate: the tokens themselves are compared."""
         self.held: list[Holding | None] = [None] * num_slots
         self.hits = 0
+        self.is_mark = False
+        """Somebody will want to go on from its end: state behind it is kept."""
         self.priority = 0
         self.stamp = 0.0
         """For policies that need a time."""
         self.page_keys: bytes | None = None
-        self.stored = 0
-        """Epoch of the store known to hold every page of every component; 0: not known to."""
+        self.stored = [0] * (num_slots // NUM_TIERS)
+        """Per component, the epoch of the store known to hold all its pages; 0: not known to."""
 
     @property
     def start(self) -> int:
@@ -127,4 +130,4 @@ class Freed(NamedTuple):
     node: Node
     was_ready: bool
     was_last: bool
-    """The node held them nowhere else."""
+    """The node holds that component nowhere else."""

@@ -13,8 +13,13 @@ Splits. `split(node, n)` puts a *new* node above `node`; the object itself keeps
 so whoever remembers a node as the end of what it uses (a lease, an operation) need not be told:
 walking up from it still passes exactly the same pages.
 
-Device holdings are closed upwards: a node holds a component on the device only below a parent
-that does. Host holdings need not be: a host page may hang below a page that only the device has.
+The first component is `full`, of which every page of a prefix is needed: a node that has it in no
+tier any more goes, with everything else it held. Its device holdings are closed upwards: a node
+has them only below a parent that does. Host holdings need not be: a host page may hang below a
+page that only the device has; nor are holdings of other components.
+
+A holding has one page for each of its node's, or, for *point* components, a single one that
+belongs to the node's end and stays there when the node is split.
 
 L3 is not a tier here; a node only remembers its page keys, once somebody needed them, and
 whether the attached store has all of its pages (`stored` = the store's epoch).
@@ -22,12 +27,12 @@ whether the attached store has all of its pages (`stored` = the store's epoch).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from quire.errors import InvariantError
 from quire.eviction import EvictionPolicy
 from quire.keys import PrefixKey, chain_keys, common_pages
-from quire.tree.node import NUM_TIERS, Freed, Holding, Inserted, Node, Root, Walk
+from quire.tree.node import NUM_TIERS, Freed, Holding, Inserted, Node, Root, Walk, slot_of
 from quire.tree.standing import Standing
 from quire.types import (
     DEVICE,
@@ -45,10 +50,16 @@ from quire.types import (
 
 class PrefixTree:
     def __init__(
-        self, num_components: int, make_order: Callable[[int, Tier], EvictionPolicy]
+        self,
+        num_components: int,
+        make_order: Callable[[int, Tier], EvictionPolicy],
+        points: Sequence[int] = (),
     ) -> None:
+        """`points`: which components hold a single page, at the end of a node."""
         self.num_components = num_components
         self.num_slots = num_components * NUM_TIERS
+        self.points = frozenset(slot_of(c, tier) for c in points for tier in Tier)
+        """Slots of point components."""
         self.roots: dict[bytes, Root] = {}
         self.standing = Standing(num_components, make_order)
         self.changes = 0
@@ -110,6 +121,10 @@ class PrefixTree:
         assert node.page_keys is not None
         return node.page_keys
 
+    def last_key_of(self, node: Node) -> bytes:
+        """Key of a node's last page."""
+        return self.keys_of(node)[-PAGE_KEY_BYTES:]
+
     def root_of(self, node: Node) -> Root:
         while node.parent is not None:
             node = node.parent
@@ -142,10 +157,12 @@ class PrefixTree:
             parent, node.name, tokens[: count * step + width - step], node.start + count, 0
         )
         upper.hits, upper.priority, upper.stamp = node.hits, node.priority, node.stamp
-        upper.stored = node.stored
+        upper.stored = node.stored.copy()
         upper.held = [
             h and self._split_holding(s, h, upper, count) for s, h in enumerate(node.held)
         ]
+        for slot in self.points:
+            upper.stored[slot // NUM_TIERS] = 0
         if node.page_keys is not None:
             cut = count * PAGE_KEY_BYTES
             upper.page_keys, node.page_keys = node.page_keys[:cut], node.page_keys[cut:]
@@ -158,12 +175,14 @@ class PrefixTree:
         self.changes += 1
         return upper
 
-    def _split_holding(self, slot: int, lower: Holding, upper: Node, count: int) -> Holding:
+    def _split_holding(self, slot: int, lower: Holding, upper: Node, count: int) -> Holding | None:
+        if self.points and slot in self.points:
+            return None
         cut = count * PAGE_ID_BYTES
         holding = Holding(upper, PageIds(lower.pages[:cut]), lower.state)
         lower.pages = PageIds(lower.pages[cut:])
         holding.locks = lower.locks
-        if slot % NUM_TIERS == DEVICE:
+        if slot == DEVICE:
             holding.branches = 1
         self.standing.split(slot, lower, holding)
         return holding
@@ -226,7 +245,7 @@ class PrefixTree:
         """Give an absent (node, slot) its pages, FILLING or READY."""
         assert node.held[slot] is None
         holding = node.held[slot] = Holding(node, pages, state)
-        if slot % NUM_TIERS == DEVICE:
+        if slot == DEVICE:
             parent = node.parent
             above = parent.held[slot] if parent is not None else None
             if above is not None:
@@ -257,12 +276,12 @@ class PrefixTree:
         return self.detach(node, slot) if self._is_drained(holding) else []
 
     def detach(self, node: Node, slot: int) -> list[Freed]:
-        """→ ABSENT. A node that holds nothing any more leaves, with all that hangs below it."""
+        """→ ABSENT. A node without its first component leaves, with all that hangs below it."""
         freed: list[Freed] = []
         at: Node | None = node
         while at is not None:
             self._detach(at, slot, freed)
-            if not any(at.held):
+            if at.held[DEVICE] is None and at.held[HOST] is None:
                 self._prune(at, freed)
             # What drains above it may have waited only for this.
             at = at.parent
@@ -279,20 +298,21 @@ class PrefixTree:
             raise InvariantError(f"{node} is freed while something uses it")
         self.standing.leave(holding, slot)
         held[slot] = None
-        if slot % NUM_TIERS == DEVICE:
+        if slot == DEVICE:
             parent = node.parent
             above = parent.held[slot] if parent is not None else None
             if above is not None:
                 above.branches -= 1
                 if above.branches == 0 and above.locks == 0 and above.state is READY:
                     self.standing.unpark(above, slot)
+        if slot % NUM_TIERS == DEVICE:
             self.standing.no_longer_spare(node, slot)
-        last = not any(held)
+        last = held[slot ^ 1] is None  # the same component in the other tier
         freed.append(Freed(slot, holding.pages, node, holding.state is READY, last))
         self.changes += 1
 
     def _prune(self, node: Node, freed: list[Freed]) -> None:
-        """Remove an empty node. What hangs below is unreachable now and goes too."""
+        """Remove a node. What it still holds, and what hangs below, is of no use and goes too."""
         parent = node.parent
         assert parent is not None
         assert parent.children is not None
@@ -323,6 +343,8 @@ class PrefixTree:
 
     def lock(self, tail: Node, stop: Node | None, slot: int) -> None:
         """Protect the slot's holdings of the nodes from `tail` up to below `stop`."""
+        if self.points and slot in self.points:
+            stop = tail.parent
         node = tail
         while node is not stop and node.parent is not None:
             holding = node.held[slot]
@@ -333,6 +355,8 @@ class PrefixTree:
     def unlock(self, tail: Node, stop: Node | None, slot: int) -> list[Freed]:
         """Undo one lock. Frees what was only draining."""
         freed: list[Freed] = []
+        if self.points and slot in self.points:
+            stop = tail.parent
         node = tail
         while node is not stop and (parent := node.parent) is not None:
             holding = node.held[slot]

@@ -23,6 +23,10 @@ class PageStoreClient(Protocol):
         self, part: Part, queries: list[list[PageKey]], *, deadline: float
     ) -> list[int]: ...
 
+    def contains_each(
+        self, part: Part, queries: list[list[PageKey]], *, deadline: float
+    ) -> list[bytes]: ...
+
     def get(
         self,
         part: Part,

@@ -19,11 +19,12 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from quire.memory.host import HostPool
 from quire.messages import Completion, Fetch, Probe, Probed, Transferred, Write
 from quire.store.base import Part
-from quire.types import PageStatus, page_array, split_keys
+from quire.types import PAGE_KEY_BYTES, PageKey, PageStatus, page_array, split_keys
 from quire.worker.attachment import StoreLease
 
 Clock = Callable[[], float]
@@ -223,7 +224,7 @@ class PageTask(IoTask):
 
 
 class ProbeTask(IoTask):
-    """How long a prefix of each query is in L3: one question to the store for all of them."""
+    """What of each query is in L3: one question to the store for all of them."""
 
     def __init__(
         self,
@@ -238,21 +239,41 @@ class ProbeTask(IoTask):
         super().__init__(lease, deadline, clock, reporter)
         self._command = command
         self._part = part
-        self._hits = [0] * len(command.queries)
+        self._answer = nothing_there(command)
 
     def _piece(self) -> bool:
         queries = [split_keys(query) for query in self._command.queries]
+        if self._command.each:
+            self._look_for_each(queries)
+        else:
+            self._look_for_prefix(queries)
+        return True
+
+    def _look_for_prefix(self, queries: list[list[PageKey]]) -> None:
         hits = self._lease.store.contains_prefix(self._part, queries, deadline=self._deadline)
         if len(hits) != len(queries):
             raise ValueError(f"store answered {len(hits)} of {len(queries)} queries")
-        self._hits = [
+        self._answer["hits"] = [
             max(0, min(hit, len(query))) for hit, query in zip(hits, queries, strict=True)
         ]
-        return True
+
+    def _look_for_each(self, queries: list[list[PageKey]]) -> None:
+        present = self._lease.store.contains_each(self._part, queries, deadline=self._deadline)
+        if list(map(len, present)) != list(map(len, queries)):
+            raise ValueError(f"store answered {len(present)} of {len(queries)} queries")
+        self._answer["present"] = present
 
     def _final_report(self, rest: PageStatus | None) -> None:
         # No answer in time, or none wanted any more: nothing is promised.
         del rest
+        command = self._command
         self._reporter.report(
-            Probed(self._command.op, self._reporter.rank, self._command.component, self._hits)
+            Probed(command.op, self._reporter.rank, command.component, **self._answer)
         )
+
+
+def nothing_there(command: Probe) -> dict[str, Any]:
+    """The answer to a probe that finds nothing."""
+    if command.each:
+        return {"present": [bytes(len(q) // PAGE_KEY_BYTES) for q in command.queries]}
+    return {"hits": [0] * len(command.queries)}

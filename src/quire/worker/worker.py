@@ -39,7 +39,7 @@ from quire.worker.admin import StoreAdmin
 from quire.worker.attachment import PageStoreClient
 from quire.worker.config import IoLimits
 from quire.worker.copies import ComponentPools, CopyTracker, TaskKey, pages_within
-from quire.worker.io import Clock, IoTask, PageTask, ProbeTask, Reporter
+from quire.worker.io import Clock, IoTask, PageTask, ProbeTask, Reporter, nothing_there
 from quire.worker.lanes import Lane
 
 __all__ = ["CacheWorker", "ComponentPools"]
@@ -254,8 +254,8 @@ class CacheWorker:
                     Transferred(command.op, self.rank, command.component, 0, statuses, final=True)
                 )
             case Probe():
-                hits = [0] * len(command.queries)
-                self._done.append(Probed(command.op, self.rank, command.component, hits))
+                answer = nothing_there(command)
+                self._done.append(Probed(command.op, self.rank, command.component, **answer))
             case _:
                 pass
 

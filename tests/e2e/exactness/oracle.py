@@ -2,92 +2,94 @@
 
 Greedy, one prompt at a time. For every step it keeps the logits, so that a difference can be
 explained: two ways to compute the same sum in fp32 differ in the last digits, and where two tokens
-are that close either may win. Everything else is a bug.
+are that close either may win. Everything else is a bug. An answer's log probabilities are compared
+too: a state that is slightly wrong often leaves the likeliest token where it was.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
+from typing import Any
 
 import torch
 
-from quire.models import embedded_model, load_model, load_tokenizer
+from e2e.exactness.subjects import NOISE, SMOLLM2, Prompt, Subject
+from quire.engine.messages import TokenLogprobs
 
-ROOT = Path(__file__).parents[3]
-NOISE = 1e-3
-"""Logits differ by less than this, between chunk sizes, batches and ranks, in fp32. Measured: up
-to 2e-4; logits of this model reach 30."""
-NUM_TOKENS = 12
+__all__ = ["NOISE", "Answer", "Reference", "differences", "reference", "references", "stock_model"]
 
 
-def prompts() -> list[list[int]]:
-    """Real text: chat, a document asked about twice, code, a second turn, another language."""
-    tokenizer = load_tokenizer(embedded_model())
-    document = (ROOT / "docs/embedding.md").read_text()[:1500]
-    code = (ROOT / "src/quire/units.py").read_text()[:700]
-    turns = [
-        [("user", "Write three sentences about the sea, the wind and the harbour.")],
-        [("user", f"{document}\n\nWhich call may block?")],
-        [("user", f"{document}\n\nWhat must an engine do when a load has failed?")],
-        [("user", f"Explain this code.\n```python\n{code}\n```")],
-        [
-            ("user", "Name two rivers in France."),
-            ("assistant", "The Loire and the Rhône."),
-            ("user", "Which of them is longer, and through which towns does it flow?"),
-        ],
-        [("user", "Erzähle mir in wenigen Sätzen, wie ein Buch gebunden wird.")],
-    ]
-    return [
-        list(
-            tokenizer.apply_chat_template(
-                [{"role": role, "content": text} for role, text in turn],
-                add_generation_prompt=True,
-                return_dict=False,
-            )
-        )
-        for turn in turns
-    ]
+@dataclass(frozen=True)
+class Answer:
+    """What an engine answered."""
+
+    tokens: list[int]
+    logprobs: list[TokenLogprobs]
+    """Per token."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    prompt: list[int]
+    prompt: Prompt
     tokens: list[int]
     logits: list[torch.Tensor]
     """Per step, [vocabulary]."""
 
 
 @cache
-def references() -> list[Reference]:
-    model = load_model(
-        embedded_model(), dtype=torch.float32, device=torch.device("cpu"), attention="sdpa"
+def stock_model(subject: Subject) -> torch.nn.Module:
+    from transformers import AutoModelForCausalLM, logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
+        subject.find(), dtype=torch.float32, local_files_only=True
     )
-    return [_answer(model, prompt) for prompt in prompts()]
+    return model.eval()
 
 
+def references(subject: Subject = SMOLLM2) -> list[Reference]:
+    return [reference(subject, prompt) for prompt in subject.ask()]
+
+
+def reference(subject: Subject, prompt: Sequence[int], num_tokens: int = 0) -> Reference:
+    return _answer(subject, tuple(prompt), num_tokens or subject.num_tokens)
+
+
+@cache
 @torch.inference_mode()
-def _answer(model: torch.nn.Module, prompt: list[int]) -> Reference:
+def _answer(subject: Subject, prompt: tuple[int, ...], num_tokens: int) -> Reference:
+    model = stock_model(subject)
     tokens: list[int] = []
     logits: list[torch.Tensor] = []
-    past = None
+    past: Any = None
     step = torch.tensor([prompt])
-    for _ in range(NUM_TOKENS):
+    for _ in range(num_tokens):
         output = model(input_ids=step, past_key_values=past, use_cache=True, logits_to_keep=1)
         past = output.past_key_values
         logits.append(output.logits[0, -1].clone())
         tokens.append(int(logits[-1].argmax()))
         step = torch.tensor([[tokens[-1]]])
-    return Reference(prompt, tokens, logits)
+    return Reference(list(prompt), tokens, logits)
 
 
-def differences(reference: Reference, tokens: list[int]) -> int:
+def differences(reference: Reference, answer: Answer) -> int:
     """0 if equal, 1 if the first difference is fp32 noise (which is printed); raises otherwise."""
-    assert len(tokens) == len(reference.tokens)
-    for step, (mine, theirs) in enumerate(zip(tokens, reference.tokens, strict=True)):
+    tokens, expected = answer.tokens, reference.tokens
+    assert len(tokens) == len(expected)
+    for step, (mine, theirs) in enumerate(zip(tokens, expected, strict=True)):
+        logits = reference.logits[step]
+        gap = _likelihood_gap(logits, answer.logprobs[step], mine)
         if mine != theirs:
-            logits = reference.logits[step]
-            gap = float(logits[theirs] - logits[mine])
+            gap = max(gap, float(logits[theirs] - logits[mine]))
             print(f"token {step}: {mine} instead of {theirs}, logit gap {gap:.2e}")
-            assert gap < NOISE, f"{tokens} instead of {reference.tokens}: gap {gap:.2e} at {step}"
+        assert gap < NOISE, f"{tokens} instead of {expected}: gap {gap:.2e} at {step}"
+        if mine != theirs:
             return 1  # what follows answers another prompt
     return 0
+
+
+def _likelihood_gap(logits: torch.Tensor, said: TokenLogprobs, token: int) -> float:
+    """The largest difference between log probabilities said and computed."""
+    known = logits.log_softmax(-1)
+    ids = torch.tensor([token, *said.top_ids])
+    return float((known[ids] - torch.tensor([said.logprob, *said.top_logprobs])).abs().max())

@@ -1,26 +1,37 @@
-"""An engine in this process, on the embedded model, driven step by step."""
+"""An engine in this process, driven step by step."""
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+import msgspec
 import numpy as np
+import pytest
 
-from quire.engine import executor
-from quire.engine.build import build_engine
+from e2e.exactness.oracle import Answer
+from e2e.exactness.subjects import PAGE, SMOLLM2, Subject
+from quire.components import PoolSize
+from quire.engine import build, executor
+from quire.engine.batch import Batch, BatchResult, Segment
 from quire.engine.config import EngineConfig
 from quire.engine.engine import Engine
 from quire.engine.messages import CachedTokens, Generate, Output, Outputs, SamplingParams
-from quire.models import embedded_model, load_model
+from quire.manager.costs import CostModel
+from quire.models import load_model
 from quire.types import RequestId, Tier
 
-PAGE_BYTES = 737_280
-"""16 tokens of SmolLM2 in fp32."""
 MAX_STEPS = 200_000
+NUM_LOGPROBS = 5
+WHOLE = 8192
+"""Tokens in a step: more than any prompts together."""
+
+Tamper = Callable[[list[Segment]], list[Segment] | None]
+"""Other segments for a batch; None: it is not of the kind to change."""
 
 
 @functools.cache
-def loaded(*args, **options):
+def loaded(*args: Any, **options: Any) -> Any:
     return load_model(*args, **options)
 
 
@@ -34,9 +45,9 @@ class EngineRig:
 
     def answer(
         self, prompts: Sequence[Sequence[int]], num_tokens: int, *, salt: str = "", stagger: int = 0
-    ) -> list[list[int]]:
+    ) -> list[Answer]:
         """Greedy answers, all at once; `stagger`: so many steps between arrivals."""
-        params = SamplingParams(max_tokens=num_tokens, temperature=0)
+        params = SamplingParams(max_tokens=num_tokens, temperature=0, logprobs=NUM_LOGPROBS)
         ids = []
         outputs: list[Output] = []
         for prompt in prompts:
@@ -55,7 +66,15 @@ class EngineRig:
         self.cached = [
             next(o.cached for o in outputs if o.id == i and o.cached is not None) for i in ids
         ]
-        return [[t for o in outputs if o.id == i for t in o.tokens] for i in ids]
+        return [_collect([output for output in outputs if output.id == i]) for i in ids]
+
+    def reused(self, *tiers: str) -> int:
+        """Tokens of the last prompts that came from these tiers; none named: from any."""
+        names = tiers or ("device", "host", "store")
+        return sum(getattr(cached, name) for cached in self.cached for name in names)
+
+    def counter(self, name: str) -> int:
+        return self.engine.status().counters.get(name, 0)
 
     def settle(self) -> None:
         """Until nothing is in flight."""
@@ -71,6 +90,31 @@ class EngineRig:
         for tier in tiers:
             self.manager.flush(tier)
 
+    def evict(self, component: str, *tiers: Tier) -> int:
+        """Pages of this component that are gone; everything else stays, as far as it can."""
+        self.settle()
+        gone = sum(self.manager.evict(component, tier) for tier in tiers)
+        self.settle()
+        return gone
+
+    @contextlib.contextmanager
+    def tampering(self, change: Tamper) -> Iterator[None]:
+        """Once, the first batch for which `change` gives other segments is computed with those."""
+        run, done = self.engine._executor.run, False
+
+        def tampered(batch: Batch) -> BatchResult:
+            nonlocal done
+            changed = None if done else change(batch.segments)
+            if changed is None:
+                return run(batch)
+            done = True
+            return run(msgspec.structs.replace(batch, segments=changed))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self.engine._executor, "run", tampered)
+            yield
+        assert done, "there was nothing to tamper with"
+
     def _steps(self, count: int) -> list[Output]:
         outputs = []
         for _ in range(count):
@@ -81,23 +125,50 @@ class EngineRig:
         return outputs
 
 
+def _collect(outputs: list[Output]) -> Answer:
+    return Answer(
+        [token for output in outputs for token in output.tokens],
+        [logprobs for output in outputs for logprobs in output.logprobs],
+    )
+
+
 @contextlib.contextmanager
-def engine_rig(monkeypatch, *, device_pages: int = 256, host_pages: int = 512, **options):
-    """The model is loaded once for all rigs of one rank: they run one after another."""
-    monkeypatch.setattr(executor.rank, "load_model", loaded)
+def engine_rig(
+    subject: Subject = SMOLLM2,
+    *,
+    device_pages: int = 256,
+    host_pages: int = 512,
+    snapshots: int = 64,
+    **options: Any,
+) -> Iterator[EngineRig]:
+    """The model is loaded once for all rigs of one rank: they run one after another.
+
+    Pools are of exactly these sizes: the window's as many pages as those of full attention, and
+    on each tier room for `snapshots`.
+    """
+    sizes = {
+        "full": PoolSize(device_pages, host_pages),
+        "window": PoolSize(device_pages, host_pages),
+        "recurrent": PoolSize(snapshots, snapshots if host_pages else 0),
+    }
     config = EngineConfig(
-        model=str(options.pop("model", embedded_model())),
-        name="smollm2",
-        device_bytes=device_pages * PAGE_BYTES,
-        host_bytes=host_pages * PAGE_BYTES,
+        model=str(subject.find()),
+        name=subject.name,
+        page_size=PAGE,
+        device_bytes=1,
+        host_bytes=min(1, host_pages),
         debug=True,
         **options,
     )
-    engine = build_engine(config)
-    try:
-        yield EngineRig(engine)
-    finally:
-        engine.close()
-
-
-Rigs = Iterator[EngineRig]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            build, "plan_pools", lambda *_: {name: sizes[name] for name in subject.components}
+        )
+        patch.setattr(executor.rank, "load_model", loaded)
+        # A tiny model computes faster than any store delivers.
+        patch.setattr(CostModel, "worth_fetching", lambda _self, _num_pages: True)
+        engine = build.build_engine(config)
+        try:
+            yield EngineRig(engine)
+        finally:
+            engine.close()

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from rich.console import Console
 
+from quire.bench import report
 from quire.bench.ttft import hits as ttft_hits
 from quire.bench.ttft import overhead as ttft_overhead
 from quire.bench.ttft import report as ttft_report
@@ -168,7 +169,7 @@ UNDECIDED = "[yellow]undecided[/], as the noise is larger: give more --rounds on
 )
 def test_the_verdict_says_when_the_noise_is_larger_than_the_question(low, ratio, high, verdict):
     figures = {"low": low, "ratio": ratio, "high": high}
-    assert ttft_report._verdict(figures, 0.02) == verdict
+    assert report.verdict(figures, 0.02) == verdict
 
 
 def test_cpu_time_of_a_session_counts_its_children():

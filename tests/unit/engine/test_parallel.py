@@ -1,10 +1,18 @@
 """Sharding: the ranks' parts together compute what the whole model computes."""
 
+import dataclasses
 import threading
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from quire.engine.parallel import head_share, shard, share
 from quire.errors import ConfigError, ModelError
@@ -22,6 +30,7 @@ def shape(num_q_heads: int, num_kv_heads: int) -> ModelShape:
         architecture="test",
         num_parameters=0,
         weight_bytes=0,
+        full_layers=(0, 1),
     )
 
 
@@ -38,6 +47,9 @@ def model(kind: str, num_q_heads: int, num_kv_heads: int):
     }
     if kind == "qwen2":  # has biases
         made = Qwen2ForCausalLM(Qwen2Config(**options))
+    elif kind == "gemma3":  # has norms of queries and keys, and windows
+        kinds = ["sliding_attention", "full_attention"]
+        made = Gemma3ForCausalLM(Gemma3TextConfig(**options, layer_types=kinds, sliding_window=6))
     else:
         made = LlamaForCausalLM(LlamaConfig(**options, attention_bias=kind == "biased"))
     for parameter in made.parameters():
@@ -62,7 +74,7 @@ class Meeting:
         return all_reduce
 
 
-@pytest.mark.parametrize("kind", ["llama", "biased", "qwen2"])
+@pytest.mark.parametrize("kind", ["llama", "biased", "qwen2", "gemma3"])
 @pytest.mark.parametrize(("num_q_heads", "num_kv_heads", "num_ranks"), [(9, 3, 2), (8, 4, 4)])
 def test_the_parts_add_up_to_the_whole(kind, num_q_heads, num_kv_heads, num_ranks):
     tokens = torch.arange(20)[None] % 64
@@ -98,6 +110,13 @@ def test_a_share_may_be_uneven_but_nothing_is_lost():
 def test_more_ranks_than_heads_is_an_error_that_says_how_many():
     with pytest.raises(ConfigError, match="--tp 3 or less"):
         head_share(shape(9, 3), 0, 4)
+
+
+def test_recurrent_layers_are_not_split():
+    whole = dataclasses.replace(shape(8, 4), recurrent_layers=(0,))
+    assert head_share(whole, 0, 1) == (0, 4)
+    with pytest.raises(ConfigError, match="--tp 1"):
+        head_share(whole, 0, 2)
 
 
 def test_a_model_without_a_plan_is_refused():

@@ -3,25 +3,25 @@
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
 from quire.engine.attention import open_attention
 from quire.engine.batch import Batch, Segment, decode_batch, decode_result, encode
+from quire.engine.bridge import ATTENTION, AttentionBridge, connect, register_attention
 from quire.engine.messages import SamplingParams
-from quire.engine.runner import (
-    ATTENTION,
-    AttentionBridge,
-    ModelRunner,
-    connect,
-    register_attention,
-)
+from quire.engine.runner import ModelRunner
 from quire.engine.sampling import Row
 from quire.errors import ModelError, WorkerError
 from quire.memory.device import DevicePool
 from quire.memory.layout import PageLayout
+from quire.models import ModelShape
 from quire.types import OperationId, RequestId, page_ids
 
 LAYERS = 2
+
+
+def shape(num_layers: int = LAYERS) -> ModelShape:
+    return ModelShape("test", num_layers, 4, 2, 8, 50, 64, 0, 0, tuple(range(num_layers)))
 
 
 class Waiter:
@@ -59,11 +59,15 @@ def model():
 
 
 @pytest.fixture
-def runner(model, waiter):
+def bridge(waiter):
     pool = DevicePool.allocate(PageLayout("full", LAYERS, 2, 8, "float32", 4), 32)
-    bridge = AttentionBridge(open_attention("torch", pool), waiter)
-    connect(model, bridge, LAYERS)
-    return ModelRunner(model, bridge, page_size=4, device=torch.device("cpu"))
+    return AttentionBridge({"full": open_attention("torch", pool)}, shape(), waiter, page_size=4)
+
+
+@pytest.fixture
+def runner(model, bridge):
+    connect(model, bridge)
+    return ModelRunner(model, bridge, device=torch.device("cpu"))
 
 
 def segment(name: str, start: int, tokens: list[int], first_page: int, *, loads=(), last=True):
@@ -117,4 +121,47 @@ def test_a_batch_and_its_result_survive_the_wire(runner):
 
 def test_a_model_with_other_layers_is_refused(model, waiter):
     with pytest.raises(ModelError, match="cannot be served"):
-        connect(model, AttentionBridge(None, waiter), LAYERS + 1)
+        connect(model, AttentionBridge({}, shape(LAYERS + 1), waiter, page_size=4))
+
+
+class Attention(torch.nn.Module):
+    """One that passes on what it is told to."""
+
+    layer_idx = 0
+    is_causal = True
+
+    def forward(self, **options):
+        query, key = torch.zeros(1, 4, 1, 8), torch.zeros(1, 2, 1, 8)
+        return AttentionInterface()[ATTENTION](self, query, key, key, None, **options)
+
+
+@pytest.fixture
+def attention(bridge):
+    register_attention()
+    module = Attention()
+    setattr(module, "_quire_bridge", bridge)  # noqa: B010
+    bridge.begin(Batch(1, [segment("a", 0, [1], 0)]))
+    return module
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"softcap": 50.0}, "'softcap'"),
+        ({"position_bias": torch.zeros(1)}, "'position_bias'"),
+        ({"is_causal": False}, "looks ahead"),
+        ({"sliding_window": 16}, "a window of 16 tokens"),
+    ],
+)
+def test_what_a_model_wants_of_attention_is_refused_rather_than_left_out(
+    attention, options, reason
+):
+    with pytest.raises(ModelError, match=reason):
+        attention(**options)
+
+
+def test_what_changes_nothing_is_let_through(attention):
+    output, _ = attention(
+        softcap=None, sliding_window=64, is_causal=True, dropout=0.0, output_router_logits=False
+    )
+    assert output.shape == (1, 1, 4, 8)

@@ -7,101 +7,147 @@ import pytest
 from quire.errors import LeaseError
 from quire.manager import LoadState
 from quire.messages import Backup, Load
-from quire.types import Tier
-from support import FAILED, OK, PAGE, Rig, tokens_for
+from quire.types import PageStatus, Tier, page_array
+from support import FAILED, MIX_PARTS, OK, PAGE, Rig, tokens_for
 
 
-def test_host_copy_is_visible_only_after_it_landed_c9() -> None:
-    rig = Rig(store=False)
+def failing(part: str, statuses: list[int]) -> list[int] | PageStatus:
+    """These statuses for full; for another component, of which fewer pages move: all bad."""
+    return statuses if part == "full" else FAILED
+
+
+def test_host_copy_is_visible_only_after_it_landed_c9(mix: str) -> None:
+    rig = Rig(mix=mix, store=False)
     key = rig.doc(4, seed=1)
     rig.manager.release(rig.compute(key))
     rig.step()
-    backup = rig.take(Backup)
-    assert rig.manager.flush(Tier.DEVICE) == 0  # the copy reads those pages
-    assert rig.matched(key) == (4, 0)
-    rig.answer(backup)
-    assert rig.manager.flush(Tier.DEVICE) == 4
+    backups = rig.take_all(Backup)
+    assert [backup.component for backup in backups] == rig.parts
+    assert rig.manager.flush(Tier.DEVICE) == 0  # the copies read those pages
+    for backup in backups:
+        assert rig.matched(key) == (4, 0)
+        rig.answer(backup)
+    assert rig.manager.flush(Tier.DEVICE) == rig.weight(4)
     assert rig.matched(key) == (0, 4)
 
 
-def test_failed_backup_leaves_no_host_copy_c9() -> None:
-    rig = Rig(store=False)
+@pytest.mark.parametrize("last", range(3))
+def test_no_component_is_on_the_host_before_its_own_copy_landed_c9(mix: str, last: int) -> None:
+    rig = Rig(mix=mix, store=False)
     key = rig.doc(4, seed=1)
     rig.manager.release(rig.compute(key))
     rig.step()
-    rig.answer(rig.take(Backup), statuses=[OK, OK, FAILED, OK])
-    assert rig.free(Tier.HOST) == 64
+    backups = rig.take_all(Backup)
+    pending = backups.pop(last % len(backups))
+    for backup in backups:
+        rig.answer(backup)
+    rig.manager.flush(Tier.DEVICE)
+    assert sum(rig.matched(key)) == 4  # of what is still being copied the device's pages stay
+    rig.answer(pending)
+    rig.manager.flush(Tier.DEVICE)
+    rig.manager.flush(Tier.HOST)
+    assert not any((rig.used(Tier.DEVICE) | rig.used(Tier.HOST)).values())
+
+
+@pytest.mark.parametrize(("mix", "part"), MIX_PARTS)
+def test_failed_backup_leaves_no_host_copy_c9(mix: str, part: str) -> None:
+    rig = Rig(mix=mix, store=False, window_pages=4)
+    key = rig.doc(4, seed=1)
+    rig.manager.release(rig.compute(key))
+    rig.step()
+    rig.answer_all(Backup, part, statuses=failing(part, [OK, OK, FAILED, OK]))
+    assert rig.used(Tier.HOST)[part] == 0
+    assert rig.manager.counters.backup_failed_pages == (1 if part == "recurrent" else 4)
     rig.manager.flush(Tier.DEVICE)
     assert rig.matched(key) == (0, 0)
-    assert rig.manager.counters.backup_failed_pages == 4
+    assert not any(rig.used(Tier.HOST).values())  # the others' copies are of no use without it
 
 
-def test_split_while_a_backup_is_in_flight_c9() -> None:
-    rig = Rig(store=False)
+def test_split_while_a_backup_is_in_flight_c9(mix: str) -> None:
+    rig = Rig(mix=mix, store=False)
     base = tokens_for(6, seed=1)
     rig.manager.release(rig.compute(rig.key(base)))
     rig.step()
-    backup = rig.take(Backup)
-    branch = rig.acquire(rig.key(base[: 2 * PAGE] + tokens_for(2, seed=2)))  # splits after page 2
-    assert branch.num_device == 2
+    backups = rig.take_all(Backup)
+    key = rig.key(base[: 2 * PAGE] + tokens_for(2, seed=2))
+    branch = rig.acquire(key)
+    assert branch.num_device == (2 if mix == "full" else 0)  # no state to go on from there
+    assert rig.grow(branch, key)  # splits after page 2
     rig.manager.check_invariants()
-    rig.answer(backup, statuses=[OK, OK, OK, FAILED, OK, OK])
+    for backup in backups:
+        bad = [OK, OK, OK, FAILED, OK, OK] if backup.component == "full" else None
+        rig.answer(backup, statuses=bad)
     rig.manager.release(branch)
+    rig.run()
     rig.manager.flush(Tier.DEVICE)
-    assert rig.matched(rig.key(base)) == (0, 2)  # the part before the split is good
+    # The part before the split is good, and the state at the fork was kept and copied too.
+    assert rig.matched(rig.key(base)) == (0, 2)
+    assert rig.matched(key) == (0, 4)
 
 
-def test_second_request_while_a_backup_is_in_flight_c9() -> None:
-    rig = Rig(store=False)
+def test_second_request_while_a_backup_is_in_flight_c9(mix: str) -> None:
+    rig = Rig(mix=mix, store=False)
     key = rig.doc(4, seed=1)
     rig.manager.release(rig.compute(key))
     rig.step()
-    backup = rig.take(Backup)
+    backups = rig.take_all(Backup)
     second = rig.compute(key)
     rig.manager.release(second)
     rig.step()
     assert not rig.has(Backup)  # one copy is enough
-    rig.answer(backup)
-    assert rig.manager.counters.backed_up_pages == 4
+    for backup in backups:
+        rig.answer(backup)
+    assert rig.manager.counters.backed_up_pages == rig.weight(4)
 
 
-def test_abort_while_a_load_is_in_flight_c9() -> None:
-    rig = Rig(store=False)
+def test_abort_while_a_load_is_in_flight_c9(mix: str) -> None:
+    rig = Rig(mix=mix, store=False)
     key = rig.doc(4, seed=1)
     rig.cache_on_host(key)
     lease = rig.acquire(key)
     rig.manager.load(lease)
     rig.step()
-    load = rig.take(Load)
+    loads = rig.take_all(Load)
     rig.manager.release(lease)
     assert rig.manager.flush(Tier.DEVICE) == 0
-    assert rig.matched(key) == (0, 4)
-    rig.answer(load)
+    for load in loads:
+        assert rig.matched(key) == (0, 4)
+        rig.answer(load)
     assert rig.matched(key) == (4, 0)
 
 
-def test_load_brings_host_pages_to_the_device_c11() -> None:
-    rig = Rig(store=False)
+def test_load_brings_host_pages_to_the_device_c11(mix: str) -> None:
+    rig = Rig(mix=mix, store=False)
     key = rig.doc(4, seed=1)
     rig.cache_on_host(key)
     lease = rig.acquire(key)
     assert rig.manager.load(lease) == 4
     assert lease.load_state is LoadState.LOADING
     rig.step()
-    load = rig.take(Load)
-    assert load.device == lease.pages
-    assert rig.matched(key) == (0, 4)  # not readable before it has arrived
-    rig.answer(load)
-    assert lease.load_state is LoadState.IDLE
+    loads = {load.component: load for load in rig.take_all(Load)}
+    assert list(loads) == rig.parts
+    assert loads["full"].device == lease.pages
+    if lease.state is not None and lease.state.window is not None:
+        assert lease.state.window.first == 2
+        assert loads["window"].device.endswith(lease.state.window.pages)
+    if lease.state is not None and lease.state.recurrent is not None:
+        assert [lease.state.recurrent.restore] == page_array(loads["recurrent"].device).tolist()
+    for load in loads.values():
+        assert rig.matched(key) == (0, 4)  # not readable before it has arrived
+        assert lease.load_state is LoadState.LOADING
+        rig.answer(load)
+    assert lease.load_state is LoadState.IDLE  # type: ignore[comparison-overlap]
     assert rig.matched(key) == (4, 0)
     rig.manager.release(lease)
 
 
-def test_partial_load_takes_what_fits_c11() -> None:
-    rig = Rig(device=8, store=False)
+def test_partial_load_takes_what_fits_c11(mix: str) -> None:
+    rig = Rig(mix=mix, device=8, store=False)
     key = rig.doc(6, seed=1)
-    rig.cache_on_host(key)
-    blocker = rig.compute(rig.doc(5, seed=2))
+    rig.cache_with_point(key, 3)
+    rig.manager.flush(Tier.DEVICE)
+    blocker = rig.compute(rig.doc(4, seed=2))
+    assert rig.manager.extend(blocker, 1)
     lease = rig.acquire(key)
     assert rig.manager.load(lease) == 3
     assert (lease.num_device, lease.num_host) == (3, 3)
@@ -112,55 +158,64 @@ def test_partial_load_takes_what_fits_c11() -> None:
     rig.manager.check_invariants()
 
 
-def test_load_without_room_changes_nothing_and_the_request_recomputes_c11() -> None:
-    rig = Rig(device=8, store=False)
+def test_load_without_room_changes_nothing_and_the_request_recomputes_c11(mix: str) -> None:
+    rig = Rig(mix=mix, device=8, store=False)
     key = rig.doc(4, seed=1)
     rig.cache_on_host(key)
     blocker = rig.compute(rig.doc(8, seed=2))
+    before = rig.used(Tier.DEVICE)
     lease = rig.acquire(key)
     assert rig.manager.load(lease) == 0
     assert not rig.manager.extend(lease, 1)
+    assert rig.used(Tier.DEVICE) == before
     assert rig.matched(key) == (0, 4)
     assert rig.manager.counters.load_declined_pages == 4
     rig.manager.release(blocker)
-    assert rig.manager.extend(lease, 4)
-    assert rig.manager.commit(lease, key) == 4
+    assert rig.grow(lease, key)
+    assert lease.num_device == 4
     rig.manager.release(lease)
     rig.manager.check_invariants()
 
 
-def test_one_live_load_per_node_and_others_join_c11() -> None:
-    rig = Rig(store=False)
+def test_one_live_load_per_node_and_others_join_c11(mix: str) -> None:
+    rig = Rig(mix=mix, store=False)
     key = rig.doc(4, seed=1)
     rig.cache_on_host(key)
     first, second = rig.acquire(key), rig.acquire(key)
     assert rig.manager.load(first) == rig.manager.load(second) == 4
     assert first.pages == second.pages
     rig.step()
-    rig.answer(rig.take(Load))
+    loads = rig.take_all(Load)
+    assert len(loads) == len(rig.parts)
+    for load in loads:
+        rig.answer(load)
     assert first.load_state is second.load_state is LoadState.IDLE
     rig.manager.release(first)
     rig.manager.release(second)
 
 
-def test_joining_a_load_after_a_split_c11() -> None:
-    rig = Rig(store=False)
-    base = tokens_for(6, seed=1)
-    rig.cache_on_host(rig.key(base))
-    first = rig.acquire(rig.key(base))
+def test_joining_a_load_after_a_split_c11(mix: str) -> None:
+    rig = Rig(mix=mix, store=False)
+    key = rig.doc(6, seed=1)
+    rig.cache_with_point(key, 3)
+    rig.manager.flush(Tier.DEVICE)
+    first = rig.acquire(key)
     rig.manager.load(first)
-    second = rig.acquire(rig.key(base[: 3 * PAGE]))
+    second = rig.acquire(key[:3])
     assert rig.manager.load(second) == 3
     assert second.pages == first.pages[:12]
     rig.step()
-    rig.answer(rig.take(Load))
-    assert second.load_state is LoadState.IDLE
+    loads = [load for load in rig.take_all(Load) if load.component == "full"]
+    assert len(loads) == 1
+    rig.answer(loads[0])
+    rig.run()
+    assert (second.load_state is LoadState.IDLE) == (mix == "full")
     rig.manager.release(first)
     rig.manager.release(second)
 
 
-def test_several_loads_at_once_end_in_any_order_c11() -> None:
-    rig = Rig(store=False)
+def test_several_loads_at_once_end_in_any_order_c11(mix: str) -> None:
+    rig = Rig(mix=mix, store=False)
     keys = [rig.doc(3, seed=s) for s in range(3)]
     for key in keys:
         rig.cache_on_host(key)
@@ -168,75 +223,89 @@ def test_several_loads_at_once_end_in_any_order_c11() -> None:
     for lease in leases:
         rig.manager.load(lease)
     rig.step()
-    loads = [c for c in rig.pending if isinstance(c, Load)]
-    rig.pending.clear()
-    assert len(loads) == 3
-    for load, lease in reversed(list(zip(loads, leases, strict=True))):
+    loads = rig.take_all(Load)
+    assert len(loads) == 3 * len(rig.parts)
+    for lease in reversed(leases):
         assert lease.load_state is LoadState.LOADING
-        rig.answer(load)
-        assert lease.load_state is LoadState.IDLE
+        for load in loads:
+            if load.op in lease.loads:
+                rig.answer(load)
+        assert lease.load_state is LoadState.IDLE  # type: ignore[comparison-overlap]
     for lease in leases:
         rig.manager.release(lease)
 
 
-def test_failed_load_is_told_and_its_pages_come_back_c11() -> None:
-    rig = Rig(device=8, store=False)
+@pytest.mark.parametrize(("mix", "part"), MIX_PARTS)
+def test_failed_load_is_told_and_its_pages_come_back_c11(mix: str, part: str) -> None:
+    """Full alone keeps what has arrived; several components are of use together or not at all."""
+    rig = Rig(mix=mix, device=8, store=False)
     key = rig.doc(4, seed=1)
     rig.cache_on_host(key)
     first, second = rig.acquire(key), rig.acquire(key)
     rig.manager.load(first)
     rig.manager.load(second)
     rig.step()
-    rig.answer(rig.take(Load), statuses=[OK, OK, FAILED, OK])
+    rig.answer_all(Load, part, statuses=failing(part, [OK, OK, FAILED, OK]))
+    arrived = 2 if mix == "full" else 0
     assert first.load_state is second.load_state is LoadState.FAILED
-    assert rig.matched(key) == (2, 2)
+    assert rig.matched(key) == (arrived, 4 - arrived)
     assert rig.manager.commit(first, key) == 0
     rig.manager.release(first)
     assert rig.free(Tier.DEVICE) == 4  # the second request may still read them
     rig.manager.release(second)
-    assert rig.free(Tier.DEVICE) == 6
+    assert rig.free(Tier.DEVICE) == 8 - arrived
+    assert sum(rig.used(Tier.DEVICE).values()) == arrived
     again = rig.acquire(key)
-    assert rig.manager.load(again) == 2
+    assert rig.manager.load(again) == 4 - arrived
     rig.run()
     assert again.load_state is LoadState.IDLE
+    assert rig.matched(key) == (4, 0)
     rig.manager.release(again)
 
 
-def test_load_below_a_failed_load_fails_with_it_c11() -> None:
-    rig = Rig(store=False)
-    base = tokens_for(4, seed=1)
-    rig.cache_on_host(rig.key(base))
-    upper = rig.acquire(rig.key(base[: 2 * PAGE]))
-    rig.manager.load(upper)
+def test_load_below_a_failed_load_fails_with_it_c11(mix: str) -> None:
+    rig = Rig(mix=mix, store=False)
+    key = rig.doc(4, seed=1)
+    rig.cache_with_point(key, 2)
+    rig.manager.flush(Tier.DEVICE)
+    upper = rig.acquire(key[:2])
+    assert rig.manager.load(upper) == 2
     rig.step()
-    first = rig.take(Load)
-    whole = rig.acquire(rig.key(base))
-    rig.manager.load(whole)
+    first = rig.take_all(Load)
+    whole = rig.acquire(key)
+    assert rig.manager.load(whole) == 4
     rig.step()
-    rig.answer(rig.take(Load))  # the lower half arrives first
-    rig.answer(first, statuses=[OK, FAILED])
+    rig.answer_all(Load)  # the lower half arrives first
+    for load in first:
+        rig.answer(load, statuses=[OK, FAILED] if load.component == "full" else None)
     assert whole.load_state is upper.load_state is LoadState.FAILED
     rig.manager.release(whole)
     rig.manager.release(upper)
-    assert rig.matched(rig.key(base)) == (1, 3)
+    arrived = 1 if mix == "full" else 0
+    assert rig.matched(key) == (arrived, 4 - arrived)
     rig.manager.check_invariants()
 
 
-def test_overdue_load_fails_its_requests_and_keeps_its_pages_until_the_report_c11() -> None:
-    rig = Rig(device=8, store=False)
+def test_overdue_load_fails_its_requests_and_keeps_its_pages_until_the_report_c11(
+    mix: str,
+) -> None:
+    rig = Rig(mix=mix, device=8, store=False)
     key = rig.doc(4, seed=1)
     rig.cache_on_host(key)
     lease = rig.acquire(key)
     rig.manager.load(lease)
     rig.step()
-    load = rig.take(Load)
+    loads = rig.take_all(Load)
     rig.now += 1000.0
     rig.step()
     assert lease.load_state is LoadState.FAILED
     rig.manager.release(lease)
-    assert rig.free(Tier.DEVICE) == 4  # somebody may still be writing there
-    rig.answer(load)
+    for load in loads:
+        assert rig.free(Tier.DEVICE) == 4  # somebody may still be writing there
+        assert sum(rig.used(Tier.DEVICE).values()) == rig.weight(4)
+        rig.answer(load)
     assert rig.free(Tier.DEVICE) == 8
+    assert not any(rig.used(Tier.DEVICE).values())
     assert rig.matched(key) == (0, 4)
 
 

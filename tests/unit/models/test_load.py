@@ -119,7 +119,9 @@ def test_the_shape(tiny_model):
         max_position_embeddings=256,
         num_parameters=shape.num_parameters,
         weight_bytes=4 * shape.num_parameters,
+        full_layers=(0, 1),
     )
+    assert shape.state_bytes("float32") == 0
     assert shape.num_parameters == sum(p.numel() for p in load(tiny_model).parameters())
 
 

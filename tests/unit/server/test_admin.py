@@ -85,6 +85,7 @@ def test_the_cache_is_shown(rig, engine):
         "num_pages": 100,
         "used_pages": 40,
         "locked_pages": 10,
+        "component": "full",
     }
     assert body["store"]["url"] == "redis://***@host/0"
     assert body["checked"] is False

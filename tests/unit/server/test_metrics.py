@@ -89,7 +89,7 @@ def test_the_engines_figures_have_their_own_metrics(exposed):
     assert found["quire_prefetch_fetched_total", "truncated"] == 6
     assert found["quire_faults_total", "fetch", "timeout"] == 7
     assert found["quire_engine_events_total", "steps"] == 8
-    assert found["quire_tier_used_bytes", "host"] == 50 * 1024
+    assert found["quire_tier_used_bytes", "full", "host"] == 50 * 1024
     assert found["quire_engine_seconds_total", "model"] == 1.5
     assert found[("quire_store_attached",)] == 1
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
 from rich.markup import escape
-from rich.table import Table
 
+from quire.bench.report import count_of, new_table, percent, verdict
 from quire.bench.ttft.overhead import WITH, WITHOUT
 from quire.bench.ttft.run import describe
 
@@ -33,7 +32,8 @@ def tables(result: Result) -> list[RenderableType]:
 
 def _hits(hits: Result, target: float) -> list[RenderableType]:
     title = f"Time to first token of a prompt of {hits['prompt_tokens']:,.0f} tokens"
-    table = _table(title, "found in")
+    table = new_table(title)
+    table.add_column("found in")
     for name in ("median, ms", "times faster", "seen", "right tier", "same answer"):
         table.add_column(name, justify="right")
     for name, case in hits["cases"].items():
@@ -43,8 +43,8 @@ def _hits(hits: Result, target: float) -> list[RenderableType]:
             f"{case['ttft_s'] * 1000:,.0f}",
             "" if is_cold else f"{case['speedup']:.1f}",
             "" if is_cold else f"{case['speedup_min']:.1f}–{case['speedup_max']:.1f}",
-            _count(case["as_meant"], case["of"]),
-            _count(case["same_answer"], case["of"]),
+            count_of(case["as_meant"], case["of"]),
+            count_of(case["same_answer"], case["of"]),
         )
     slowest = hits["slowest_hit_speedup"]
     reached = "reached" if slowest >= target else "[bold red]missed[/]"
@@ -61,7 +61,8 @@ def _overhead(cost: Result, target: float) -> list[RenderableType]:
         f"Nothing reused: {cost['rounds']} unique prompts of {cost['prompt_tokens']:,} tokens, "
         f"{cost['output_tokens']} generated"
     )
-    table = _table(title, "")
+    table = new_table(title)
+    table.add_column("")
     for name in ("L2+L3 on", "off", "medians", "means", "pairs", "95 % interval"):
         table.add_column(name, justify="right")
     for name, key in _ROWS:
@@ -71,15 +72,15 @@ def _overhead(cost: Result, target: float) -> list[RenderableType]:
             name,
             f"{row[WITH]['p50']:.3f}",
             f"{row[WITHOUT]['p50']:.3f}",
-            *(_percent(row["ratio"][kind]["ratio"]) for kind in ("of_medians", "of_means")),
-            _percent(pairs["ratio"]),
-            f"{_percent(pairs['low'])[:-2]} … {_percent(pairs['high'])}",
+            *(percent(row["ratio"][kind]["ratio"]) for kind in ("of_medians", "of_means")),
+            percent(pairs["ratio"]),
+            f"{percent(pairs['low'])[:-2]} … {percent(pairs['high'])}",
         )
     pairs = cost["total_s"]["ratio"]["of_pairs"]
     note = (
-        f"Pair by pair, the lower tiers cost {_percent(pairs['ratio'])} of a request's time "
-        f"(95 % interval {_percent(pairs['low'])} to {_percent(pairs['high'])}). "
-        f"At most {target * 100:g} % is {_verdict(pairs, target)}. Copies and writes end "
+        f"Pair by pair, the lower tiers cost {percent(pairs['ratio'])} of a request's time "
+        f"(95 % interval {percent(pairs['low'])} to {percent(pairs['high'])}). "
+        f"At most {target * 100:g} % is {verdict(pairs, target)}. Copies and writes end "
         f"{cost['settled_s']['p50'] * 1000:.0f} ms after the answer."
     )
     items: list[RenderableType] = [table, note]
@@ -88,27 +89,3 @@ def _overhead(cost: Result, target: float) -> list[RenderableType]:
     if cost["reused_tokens"]:
         items.append(f"{_WRONG}{cost['reused_tokens']} tokens were reused after all.[/]")
     return items
-
-
-def _verdict(ratio: Result, target: float) -> str:
-    """Only what the whole interval says is said."""
-    if ratio["high"] - 1 <= target:
-        return "reached"
-    if ratio["low"] - 1 > target:
-        return "[bold red]missed[/]"
-    return "[yellow]undecided[/], as the noise is larger: give more --rounds on a quiet machine"
-
-
-def _table(title: str, first: str) -> Table:
-    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column(first)
-    return table
-
-
-def _count(found: int, of: int) -> str:
-    text = f"{found} of {of}"
-    return text if found == of else f"{_WRONG}{text}[/]"
-
-
-def _percent(ratio: float) -> str:
-    return f"{(ratio - 1) * 100:+.1f} %"

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from quire.engine.batch import Batch
+from quire.engine.batch import Batch, Segment
 from quire.types import page_array
 
 
@@ -25,12 +25,12 @@ class Span:
     """Its first token's place in the row."""
     num_tokens: int
     start: int
-    """That token's position in its own sequence."""
+    """That token's position, counted from the first of `pages`."""
     pages: npt.NDArray[np.int32]
 
     @property
     def length(self) -> int:
-        """Tokens the last query sees."""
+        """Tokens from the first page to the last query."""
         return self.start + self.num_tokens
 
 
@@ -61,15 +61,20 @@ class AttentionBackend(Protocol):
         value: torch.Tensor,
         *,
         scaling: float,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """query [heads, row, dim], key and value [kv heads, row, dim] → [row, heads, dim].
 
+        `sinks` [heads] are logits that take part in each softmax and have no value.
         Keys and values are in the pages when it returns.
         """
 
 
-def pack(batch: Batch, page_size: int) -> Packing:
-    """Raises ValueError if a page table is too short for its segment."""
+def pack(batch: Batch, page_size: int, window: int = 0) -> Packing:
+    """For layers that see a window of so many tokens, or all of them (0).
+
+    Raises ValueError if a page table is too short for its segment.
+    """
     spans: list[Span] = []
     tokens: list[npt.NDArray[np.int32]] = []
     positions: list[npt.NDArray[np.int64]] = []
@@ -79,17 +84,19 @@ def pack(batch: Batch, page_size: int) -> Packing:
     for segment in batch.segments:
         ids = np.frombuffer(segment.tokens, dtype="<i4")
         places = np.arange(segment.start, segment.start + len(ids), dtype=np.int64)
-        pages = page_array(segment.pages)
-        needed = -(-(segment.start + len(ids)) // page_size)
+        pages, before = _table(segment, page_size, window)
+        start = segment.start - before
+        needed = -(-(start + len(ids)) // page_size)
         if len(pages) < needed:
             raise ValueError(f"{segment.id}: {len(pages)} pages for {needed}")
         tokens.append(ids)
         positions.append(places)
+        places = places - before
         slots.append(pages[places // page_size].astype(np.int64) * page_size + places % page_size)
         last = (needed - 1) * page_size
-        if last >= segment.start and last + page_size > segment.start + len(ids):
+        if last >= start and last + page_size > start + len(ids):
             fresh.append(int(pages[needed - 1]))
-        spans.append(Span(first, len(ids), segment.start, pages[:needed]))
+        spans.append(Span(first, len(ids), start, pages[:needed]))
         first += len(ids)
     return Packing(
         np.concatenate(tokens).astype(np.int64),
@@ -98,3 +105,15 @@ def pack(batch: Batch, page_size: int) -> Packing:
         np.array(fresh, dtype=np.int64),
         spans,
     )
+
+
+def _table(segment: Segment, page_size: int, window: int) -> tuple[npt.NDArray[np.int32], int]:
+    """Pages of a segment, and how many positions come before the first of them."""
+    if not window:
+        return page_array(segment.pages), 0
+    before = segment.window_first * page_size
+    if before > max(0, segment.start - window + 1):
+        raise ValueError(
+            f"{segment.id}: its window begins at {before}, which is too late for {segment.start}"
+        )
+    return page_array(segment.window), before

@@ -3,6 +3,12 @@
 Prompt segments are computed one by one: their pages are gathered into one contiguous run. Single
 tokens (decoding) of similar length are computed together, padded to the longest of their group.
 Query heads that share a key head are folded into the query length, so nothing is repeated.
+
+With a window, only the pages that hold some of it are gathered, and a long prompt goes in blocks:
+
+    key        0 ········ a ···· b ············ c
+    block               queries [ ··············)       sees only what lies in [a, c),
+                          ╰──── window ╯                a = b - window + 1
 """
 
 from __future__ import annotations
@@ -12,13 +18,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from quire.engine.attention.base import Packing, Span
 from quire.memory.device import DevicePool
 
 _MAX_GROUP_PADDING = 2
 """A group's longest sequence has at most so many times the pages of its shortest."""
+_MIN_BLOCK = 512
+"""Queries of one block of a prompt; the window's length, if that is more."""
+_SINK_DIMS = 8
+"""By so much queries and keys grow for a sink: kernels like sizes that divide by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +62,18 @@ class _Plan:
 
 
 class TorchAttention:
-    def __init__(self, pool: DevicePool) -> None:
+    def __init__(self, pool: DevicePool, window: int = 0) -> None:
+        """`window`: tokens a query sees, its own included; 0: all before it."""
         self._pool = pool
+        self._window = window
         self._page_size = pool.layout.page_size
 
     def plan(self, packing: Packing) -> _Plan:
-        prompts = [self._prompt(span) for span in packing.spans if span.num_tokens > 1]
-        singles = [span for span in packing.spans if span.num_tokens == 1]
+        spans = packing.spans
+        if self._window:
+            spans = [block for span in spans for block in self._blocks(span)]
+        prompts = [self._prompt(span) for span in spans if span.num_tokens > 1]
+        singles = [span for span in spans if span.num_tokens == 1]
         return _Plan(
             self._tensor(packing.slots),
             self._tensor(packing.fresh) if len(packing.fresh) else None,
@@ -75,6 +90,7 @@ class TorchAttention:
         value: torch.Tensor,
         *,
         scaling: float,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         keys, values = self._pool.k(layer), self._pool.v(layer)  # [pages, page_size, kv, dim]
         if plan.fresh is not None:
@@ -86,32 +102,50 @@ class TorchAttention:
         output = query.new_empty((row, heads, dim))
         for prompt in plan.prompts:
             k, v = _gather(keys, prompt.pages), _gather(values, prompt.pages)
-            attended = scaled_dot_product_attention(
+            attended = _attend(
                 query[None, :, prompt.rows],
                 k[None, :, : prompt.length],
                 v[None, :, : prompt.length],
-                attn_mask=prompt.mask,
+                prompt.mask,
                 is_causal=prompt.mask is None,
-                scale=scaling,
-                enable_gqa=heads != k.shape[0],
+                scaling=scaling,
+                sinks=None if sinks is None else sinks[:, None, None],
             )  # [1, heads, tokens, dim]
             output[prompt.rows] = attended[0].transpose(0, 1)
         for group in plan.decodes:
             count, kv = len(group.rows), keys.shape[2]
             k, v = _gather_many(keys, group.pages), _gather_many(values, group.pages)
             folded = query[:, group.rows].transpose(0, 1).reshape(count, kv, heads // kv, dim)
-            attended = scaled_dot_product_attention(
-                folded, k, v, attn_mask=group.mask, scale=scaling
+            attended = _attend(
+                folded,
+                k,
+                v,
+                group.mask,
+                scaling=scaling,
+                sinks=None if sinks is None else sinks.view(kv, heads // kv, 1),
             )  # [sequences, kv, heads per kv, dim]
             output[group.rows] = attended.reshape(count, heads, dim)
         return output
 
+    def _blocks(self, span: Span) -> list[Span]:
+        """A span cut up, each part with only the pages that its queries see."""
+        size, page_size = max(self._window, _MIN_BLOCK), self._page_size
+        blocks = []
+        for done in range(0, span.num_tokens, size):
+            start, count = span.start + done, min(size, span.num_tokens - done)
+            first = max(0, start - self._window + 1) // page_size
+            last = -(-(start + count) // page_size)
+            pages = span.pages[first:last]
+            blocks.append(Span(span.first + done, count, start - first * page_size, pages))
+        return blocks
+
     def _prompt(self, span: Span) -> _Prompt:
         mask = None
-        if span.start:
-            mask = torch.ones(
-                (span.num_tokens, span.length), dtype=torch.bool, device=self._pool.device
-            ).tril(span.start)
+        slides = 0 < self._window < span.length
+        if span.start or slides:
+            mask = _all(span.num_tokens, span.length, self._pool.device).tril(span.start)
+        if mask is not None and slides:
+            mask = mask.triu(span.start - self._window + 1)
         rows = slice(span.first, span.first + span.num_tokens)
         return _Prompt(rows, self._tensor(span.pages), span.length, mask)
 
@@ -121,7 +155,10 @@ class TorchAttention:
         rows = torch.tensor([span.first for span in group])
         lengths = torch.tensor([span.length for span in group])
         places = torch.arange(longest * self._page_size)
-        mask = (places < lengths[:, None])[:, None, None]
+        seen = places < lengths[:, None]
+        if self._window:
+            seen &= places >= lengths[:, None] - self._window
+        mask = seen[:, None, None]
         device = self._pool.device
         hides_nothing = bool(mask.all())
         return _Decodes(
@@ -132,6 +169,53 @@ class TorchAttention:
 
     def _tensor(self, array: object) -> torch.Tensor:
         return torch.tensor(array, device=self._pool.device)
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    *,
+    is_causal: bool = False,
+    scaling: float,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """scaled_dot_product_attention; `sinks` [heads, 1 or queries, 1].
+
+    A sink is one more key, with no value, whose score is the same for all queries of a head: in
+    one more dimension that key is 1, all others are 0, and queries hold what makes the score.
+    """
+    if sinks is None:
+        return scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            is_causal=is_causal,
+            scale=scaling,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+    dim = query.shape[-1]
+    if is_causal:
+        mask = _all(query.shape[-2], key.shape[-2], query.device).tril()
+    query = pad(query, (0, _SINK_DIMS))
+    query[..., dim : dim + 1] = sinks / scaling
+    key, value = (pad(tensor, (0, _SINK_DIMS, 0, 1)) for tensor in (key, value))
+    key[..., -1, dim] = 1
+    attended = scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=None if mask is None else pad(mask, (0, 1), value=True),
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return attended[..., :dim]
+
+
+def _all(queries: int, keys: int, device: torch.device) -> torch.Tensor:
+    return torch.ones((queries, keys), dtype=torch.bool, device=device)
 
 
 def _groups(spans: list[Span]) -> list[list[Span]]:

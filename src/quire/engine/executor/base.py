@@ -27,6 +27,10 @@ class Executor(Protocol):
         gone; anything else concerns this batch only.
         """
 
+    def self_check(self) -> str:
+        """Does the model go on from saved state as if it had not stopped? Empty, or why not. For
+        use before the first batch."""
+
     def store_counters(self) -> dict[str, int]:
         """What the store clients of the ranks in this process have counted."""
 

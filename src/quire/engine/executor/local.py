@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quire.engine.batch import Batch, BatchResult
 from quire.engine.executor.rank import Rank
+from quire.engine.selfcheck import check_resume
 from quire.worker import LocalWorkers
 
 
@@ -14,6 +15,9 @@ class LocalExecutor:
 
     def run(self, batch: Batch) -> BatchResult:
         return self._rank.runner.run(batch)
+
+    def self_check(self) -> str:
+        return check_resume(self._rank)
 
     def store_counters(self) -> dict[str, int]:
         return self._rank.worker.store_counters()

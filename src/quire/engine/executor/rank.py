@@ -14,15 +14,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from quire.engine.attention import open_attention
+from quire.engine.bridge import ATTENTION, AttentionBridge, connect, register_attention
+from quire.engine.layouts import FULL, RECURRENT, WINDOW
 from quire.engine.parallel import shard
-from quire.engine.runner import (
-    ATTENTION,
-    AttentionBridge,
-    ModelRunner,
-    connect,
-    register_attention,
-)
-from quire.models import describe, load_model
+from quire.engine.runner import ModelRunner
+from quire.engine.states import States
+from quire.models import ModelShape, describe, load_model
 from quire.worker import WorkerConfig, build_worker
 
 if TYPE_CHECKING:
@@ -50,6 +47,8 @@ class RankConfig(msgspec.Struct, frozen=True):
 class Rank:
     worker: CacheWorker
     runner: ModelRunner
+    shape: ModelShape
+    page_size: int
 
     def close(self) -> None:
         self.worker.close()
@@ -83,18 +82,40 @@ def build_rank(
         else (lambda done, total: progress("memory", done / total)),
     )
     try:
-        bridge = AttentionBridge(
-            open_attention(config.attention, worker.components["full"].device), worker
-        )
-        connect(model, bridge, shape.num_layers)
+        runner = _runner(config, model, shape, worker)
     except BaseException:
         worker.close()
         raise
-    page_size = worker_config.components[0].layout.page_size
-    runner = ModelRunner(
-        model, bridge, page_size=page_size, device=device, samples=worker_config.rank == 0
+    return Rank(worker, runner, shape, worker.components[FULL].device.layout.page_size)
+
+
+def _runner(
+    config: RankConfig, model: torch.nn.Module, shape: ModelShape, worker: CacheWorker
+) -> ModelRunner:
+    pools = {name: pools.device for name, pools in worker.components.items()}
+    windows = {FULL: 0, WINDOW: shape.window}
+    bridge = AttentionBridge(
+        {
+            name: open_attention(config.attention, pools[name], window)
+            for name, window in windows.items()
+            if name in pools
+        },
+        shape,
+        worker,
+        page_size=pools[FULL].layout.page_size,
     )
-    return Rank(worker, runner)
+    connect(model, bridge)
+    states = None
+    if shape.recurrent_layers:
+        states = States(
+            pools[RECURRENT],
+            shape.state_layout(config.dtype),
+            shape.recurrent_layers,
+            lambda layer: bridge.wait(RECURRENT, layer),
+        )
+    return ModelRunner(
+        model, bridge, device=pools[FULL].device, states=states, samples=worker.rank == 0
+    )
 
 
 def _join(

@@ -12,6 +12,8 @@ import msgspec
 
 from quire.engine.batch import decode_batch, encode
 from quire.engine.executor.rank import RankConfig, build_rank
+from quire.engine.selfcheck import check_resume
+from quire.errors import ModelError
 from quire.worker.process import Handler, main
 from quire.worker.wire import Startup
 
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 def start(startup: Startup) -> tuple[CacheWorker, Handler]:
     config = msgspec.msgpack.decode(startup.extra, type=RankConfig)
     rank = build_rank(config, startup.config)
+    if problem := check_resume(rank):
+        rank.close()
+        raise ModelError(f"{problem}: run it with --tp 1, without reuse")
 
     def run(data: bytes) -> bytes:
         return encode(rank.runner.run(decode_batch(data)))

@@ -1,0 +1,93 @@
+"""`quire bench core` of this working tree against an earlier commit, in one run.
+
+Two processes, one per version, are asked in turn for the same workload, so that both meet the same
+noise; counted is processor time. Reported per workload: the ratio of the fastest rounds, and the
+median of the ratios of neighbouring rounds.
+
+    python benchmarks/core_against.py COMMIT [ROUNDS] > core_against.json
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+WORKLOADS = ("chat()", "longdoc()", "chat(active=2000)")
+SERVER = """
+import sys, time
+time.perf_counter = time.thread_time  # not what else runs on the machine
+from quire.bench.core import chat, longdoc, measure
+for line in sys.stdin:
+    workload, store = line.rsplit(maxsplit=1)
+    print(measure(eval(workload), store=store == "store")["us_per_request"], flush=True)
+"""
+
+
+class Version:
+    """One version's benchmark, in a process of its own."""
+
+    def __init__(self, source: Path) -> None:
+        self._child = subprocess.Popen(
+            [sys.executable, "-c", SERVER],
+            env={**os.environ, "PYTHONPATH": str(source)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def measure(self, question: str) -> float:
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        self._child.stdin.write(question + "\n")
+        self._child.stdin.flush()
+        return float(self._child.stdout.readline())
+
+    def close(self) -> None:
+        self._child.kill()
+        self._child.wait()
+
+
+def main(commit: str, rounds: int) -> None:
+    git = ["git", "-C", str(ROOT)]
+    with tempfile.TemporaryDirectory() as folder:
+        earlier = Path(folder) / "earlier"
+        subprocess.run(
+            [*git, "worktree", "add", "-q", "--detach", str(earlier), commit], check=True
+        )
+        versions = [Version(earlier / "src"), Version(ROOT / "src")]
+        try:
+            result = {}
+            for workload in WORKLOADS:
+                for store in ("store", "none"):
+                    question = f"{workload} {store}"
+                    print(question, file=sys.stderr, flush=True)
+                    result[question] = _compare(versions, question, rounds)
+            print(json.dumps({"against": commit, "rounds": rounds, "workloads": result}, indent=2))
+        finally:
+            for version in versions:
+                version.close()
+            subprocess.run([*git, "worktree", "remove", "--force", str(earlier)], check=True)
+
+
+def _compare(versions: list[Version], question: str, rounds: int) -> dict[str, object]:
+    samples: list[list[float]] = [[], []]
+    for number in range(rounds):
+        # Who comes first changes, so that a machine that slows down favours neither.
+        for which in (0, 1) if number % 2 else (1, 0):
+            samples[which].append(versions[which].measure(question))
+    before, after = samples
+    ratios = [b / a for a, b in zip(before, after, strict=True)]
+    return {
+        "us_per_request": [min(before), min(after)],
+        "ratio_of_fastest": round(min(after) / min(before), 3),
+        "median_of_ratios": round(statistics.median(ratios), 3),
+        "samples": samples,
+    }
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 7)
