@@ -84,7 +84,7 @@ class Rig:
             rng=Random(seed + 1),
             batch_pages=2,
         )
-        self._compute = Compute(self.manager, self.pools, self.workers)
+        self._compute = Compute(self.manager, self.pools, self.workers, WINDOW_PAGES)
         self.sent: list[Command] = []
         self._num_requests = 0
 

@@ -6,29 +6,33 @@ first: the two nets are independent.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import quire.keys
 import quire.tree.tree
-from quire.components import FullAttention
+from quire.components import Component, FullAttention, Guard, Recurrent, SlidingWindow
 from quire.config import WritePolicy
 from quire.eviction.base import Evictable
 from quire.keys import Namespace
 from quire.manager import CacheManager
 from quire.manager.loads import Loader
-from quire.manager.operations import Operation, Operations
+from quire.manager.operations import Kind, Operation, Operations
+from quire.manager.states import LeaseState, States, WorkingState
+from quire.manager.upkeep import Upkeep
 from quire.memory.allocator import PageAllocator
 from quire.messages import Transferred
-from quire.sim import SimOptions, SimulationError, simulate
+from quire.sim import ComponentMix, SimOptions, SimulationError, simulate
 from quire.sim.engine import SimEngine
-from quire.tree import Holding, PrefixTree
-from quire.types import Residency, Tier
+from quire.tree import Holding, Node, PrefixTree, slot_of
+from quire.types import NO_SLOT, Residency, Tier
 
 WRONG_BYTES = "uses a wrong page|holds something else"
 OPTIONS = SimOptions(ranks=2, threshold_pages=1, fault_rate=0.1, stuck_share=0.0, admin_rate=0.05)
+HYBRID = replace(OPTIONS, mix=ComponentMix.BOTH, snapshot_every=3)
 Patch = pytest.MonkeyPatch
 
 
@@ -46,25 +50,28 @@ def without_invariants(monkeypatch: Patch) -> None:
     monkeypatch.setattr(CacheManager, "check_invariants", lambda self: None)
 
 
-def test_the_same_runs_pass_without_sabotage() -> None:
-    simulate_many(4, OPTIONS)
+@pytest.mark.parametrize("options", [OPTIONS, HYBRID], ids=["full", "hybrid"])
+def test_the_same_runs_pass_without_sabotage(options: SimOptions) -> None:
+    simulate_many(4, options)
 
 
-def test_host_pages_ready_before_the_copy_landed_c9(monkeypatch: Patch) -> None:
-    ready_at_once(monkeypatch, Tier.HOST)
-    assert_caught(WRONG_BYTES)
+@pytest.mark.parametrize("component", range(3), ids=["full", "window", "recurrent"])
+def test_host_pages_ready_before_the_copy_landed_c9(monkeypatch: Patch, component: int) -> None:
+    ready_at_once(monkeypatch, slot_of(component, Tier.HOST))
+    assert_caught(WRONG_BYTES, HYBRID if component else OPTIONS)
 
 
-def test_device_pages_ready_before_the_load_landed_c9(monkeypatch: Patch) -> None:
-    ready_at_once(monkeypatch, Tier.DEVICE)
-    assert_caught(WRONG_BYTES)
+@pytest.mark.parametrize("component", range(3), ids=["full", "window", "recurrent"])
+def test_device_pages_ready_before_the_load_landed_c9(monkeypatch: Patch, component: int) -> None:
+    ready_at_once(monkeypatch, slot_of(component, Tier.DEVICE))
+    assert_caught(WRONG_BYTES, HYBRID if component else OPTIONS)
 
 
-def ready_at_once(monkeypatch: Patch, tier: Tier) -> None:
+def ready_at_once(monkeypatch: Patch, hasty_slot: int) -> None:
     attach, make_ready = PrefixTree.attach, PrefixTree.make_ready
 
     def hasty(self: PrefixTree, node: Any, slot: int, pages: Any, state: Residency) -> Any:
-        return attach(self, node, slot, pages, Residency.READY if slot == tier else state)
+        return attach(self, node, slot, pages, Residency.READY if slot == hasty_slot else state)
 
     def tolerant(self: PrefixTree, node: Any, slot: int) -> None:
         if node.held[slot].state is Residency.FILLING:
@@ -229,3 +236,221 @@ def test_a_tree_that_calls_everything_written_through_ready(monkeypatch: Patch) 
     assert_caught(
         WRONG_BYTES, SimOptions(write_policy=WritePolicy.WRITE_BACK, device_pages=26, ranks=1)
     )
+
+
+# ---- windows and recurrent state: every component of a model at once -----------------------------
+
+
+def test_a_request_that_works_on_the_snapshot_itself_c20(monkeypatch: Patch) -> None:
+    """No copy on write: what the next one begins from is what this one has come to."""
+    without_invariants(monkeypatch)
+    begin = States.begin
+
+    def shared(self: States, state: LeaseState) -> bool:
+        recurrent = state.recurrent
+        if recurrent is None or recurrent.restore == NO_SLOT:
+            return begin(self, state)
+        recurrent.slot = recurrent.restore
+        return True
+
+    monkeypatch.setattr(States, "begin", shared)
+    assert_caught(WRONG_BYTES, HYBRID)
+
+
+def test_two_requests_that_work_on_one_slot_c20(monkeypatch: Patch) -> None:
+    assert_caught_with_one_slot_for_all(monkeypatch, check=False, match=WRONG_BYTES)
+
+
+def test_a_slot_with_two_owners_c20(monkeypatch: Patch) -> None:
+    assert_caught_with_one_slot_for_all(monkeypatch, check=True, match="a page has two owners")
+
+
+def assert_caught_with_one_slot_for_all(monkeypatch: Patch, *, check: bool, match: str) -> None:
+    """Every request is given the slot that the first one of its cache got."""
+    if not check:
+        without_invariants(monkeypatch)
+    begin = States.begin
+    given: dict[States, int] = {}
+
+    def shared(self: States, state: LeaseState) -> bool:
+        recurrent = state.recurrent
+        if recurrent is None or recurrent.slot != NO_SLOT:
+            return True
+        if self in given:
+            recurrent.slot = given[self]
+            return True
+        begun = begin(self, state)
+        if begun:
+            given[self] = recurrent.slot
+        return begun
+
+    monkeypatch.setattr(States, "begin", shared)
+    assert_caught(match, HYBRID)
+
+
+def test_a_snapshot_that_its_request_goes_on_writing_c20(monkeypatch: Patch) -> None:
+    """The working slot is shared instead of the one that the state was saved into."""
+    without_invariants(monkeypatch)
+    publish = States._publish
+
+    def hasty(self: States, recurrent: WorkingState, tail: Node) -> Node | None:
+        saved = recurrent.saved_slot
+        recurrent.saved_slot = recurrent.slot
+        node = publish(self, recurrent, tail)
+        if node is None:
+            recurrent.saved_slot = saved
+        return node
+
+    monkeypatch.setattr(States, "_publish", hasty)
+    assert_caught(WRONG_BYTES, HYBRID)
+
+
+@pytest.mark.parametrize("pages_off", [-1, 1])
+def test_a_snapshot_published_a_page_off_c19(monkeypatch: Patch, pages_off: int) -> None:
+    saved = States.saved
+
+    def off(self: States, state: LeaseState, page: int) -> None:
+        saved(self, state, max(0, page + pages_off))
+
+    monkeypatch.setattr(States, "saved", off)
+    assert_caught(WRONG_BYTES, HYBRID)
+
+
+def test_the_snapshot_of_another_request_c20(monkeypatch: Patch) -> None:
+    """What two requests have saved is exchanged as it is shared."""
+    without_invariants(monkeypatch)
+    publish = States._publish
+    waiting: dict[States, WorkingState] = {}
+
+    def swapped(self: States, recurrent: WorkingState, tail: Node) -> Node | None:
+        other = waiting.get(self)
+        if other is not None and other is not recurrent and other.saved_slot != NO_SLOT:
+            slots = recurrent.saved_slot, other.saved_slot
+            other.saved_slot, recurrent.saved_slot = slots
+        waiting[self] = recurrent
+        return publish(self, recurrent, tail)
+
+    monkeypatch.setattr(States, "_publish", swapped)
+    assert_caught(WRONG_BYTES, HYBRID)
+
+
+def test_a_request_that_begins_from_the_snapshot_before_c20(monkeypatch: Patch) -> None:
+    """The tree is right, and what is taken from it is that of the request before."""
+    enter = States.enter
+    before: dict[States, int] = {}
+
+    def stale(self: States, state: LeaseState, device_tail: Node) -> None:
+        enter(self, state, device_tail)
+        recurrent = state.recurrent
+        if recurrent is not None and recurrent.restore != NO_SLOT:
+            mine = recurrent.restore
+            recurrent.restore = before.get(self, mine)
+            before[self] = mine
+
+    monkeypatch.setattr(States, "enter", stale)
+    assert_caught("the state it", HYBRID)
+
+
+def test_a_window_that_is_one_page_short_c19(monkeypatch: Patch) -> None:
+    """Less is matched, locked and kept than a request reads."""
+    construct = SlidingWindow.__init__
+
+    def short(self: SlidingWindow, *args: Any) -> None:
+        construct(self, *args)
+        self.num_pages -= 1
+        self.kept_pages = self.num_pages
+
+    monkeypatch.setattr(SlidingWindow, "__init__", short)
+    assert_caught("lacks pages of its window", HYBRID)
+
+
+def test_window_pages_released_too_early_c23(monkeypatch: Patch) -> None:
+    """Behind every point a page goes that who goes on there will read."""
+    construct = SlidingWindow.__init__
+
+    def short(self: SlidingWindow, *args: Any) -> None:
+        construct(self, *args)
+        self.kept_pages = self.num_pages - 1
+
+    monkeypatch.setattr(SlidingWindow, "__init__", short)
+    assert_caught("is dead weight", HYBRID)
+
+
+def test_windows_that_are_never_released_c23(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Upkeep, "_release_windows", lambda self, node, window: [])
+    assert_caught("has window pages nobody needs", HYBRID)
+
+
+def test_a_match_that_ignores_the_snapshots_c19(monkeypatch: Patch) -> None:
+    ignore(monkeypatch, Recurrent)
+    assert_caught("AssertionError", HYBRID)
+
+
+def test_a_match_that_ignores_the_window_c19(monkeypatch: Patch) -> None:
+    ignore(monkeypatch, SlidingWindow)
+    assert_caught("AssertionError", HYBRID)
+
+
+def ignore(monkeypatch: Patch, component: type[Component]) -> None:
+    def satisfied(
+        self: Component, path: Sequence[Node], first: int, limit: int, *, host: bool
+    ) -> int:
+        return limit
+
+    monkeypatch.setattr(component, "deepest", satisfied)
+
+
+def test_a_request_that_begins_from_nothing_where_a_snapshot_is_missing_c19(
+    monkeypatch: Patch,
+) -> None:
+    """As peers do: attention pages without the recurrent state that belongs to them."""
+    without_invariants(monkeypatch)
+    ignore(monkeypatch, Recurrent)
+    monkeypatch.setattr(Recurrent, "needed", lambda self, tail: [])  # nothing to load either
+    enter = States.enter
+
+    def careless(self: States, state: LeaseState, device_tail: Node) -> None:
+        slot = self._state_slot
+        if device_tail.parent is not None and device_tail.held[slot] is None:
+            recurrent, state.recurrent = state.recurrent, None
+            enter(self, state, device_tail)
+            state.recurrent = recurrent
+        else:
+            enter(self, state, device_tail)
+
+    monkeypatch.setattr(States, "enter", careless)
+    assert_caught("the state it", HYBRID)
+
+
+@pytest.mark.parametrize("component", ["window", "recurrent"])
+def test_a_fetch_published_although_a_leg_of_it_failed_c21(
+    monkeypatch: Patch, component: str
+) -> None:
+    """Full pages decide alone: the window, or the snapshot, need not have arrived."""
+    all_ok = Operation.all_ok
+
+    def lenient(self: Operation) -> bool:
+        if self.kind is not Kind.FETCH:
+            return all_ok(self)
+        legs = {leg: s for leg, s in self.legs.items() if component not in leg}
+        return not any(any(statuses) for statuses in legs.values())
+
+    monkeypatch.setattr(Operation, "all_ok", lenient)
+    assert_caught(WRONG_BYTES, HYBRID)
+
+
+def test_dead_weight_left_behind_c23(monkeypatch: Patch) -> None:
+    """Full pages whose windows and snapshots are gone."""
+    monkeypatch.setattr(Upkeep, "trim", lambda self, node: [])
+    assert_caught("is dead weight", HYBRID)
+
+
+@pytest.mark.parametrize("component", [SlidingWindow, Recurrent])
+def test_guards_that_forget_a_component_c7(monkeypatch: Patch, component: type[Component]) -> None:
+    """Somebody reads what is not locked: it goes, and is given to another."""
+
+    def none(self: Component, tail: Node) -> list[Guard]:
+        return []
+
+    monkeypatch.setattr(component, "protection", none)
+    assert_caught(WRONG_BYTES, HYBRID)

@@ -5,7 +5,6 @@ A longer run by hand: `quire sim run --seed S --steps N`.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import subprocess
@@ -16,12 +15,12 @@ from enum import Enum
 from itertools import product
 
 import pytest
-from typer.testing import CliRunner
 
 from quire.config import PrefetchPolicy, WritePolicy
 from quire.eviction import EvictionKind
 from quire.manager import CacheManager
 from quire.sim import ComponentMix, SimOptions, SimReport, SimulationError, UnitMix, simulate
+from unit.cli_support import command
 
 SEEDS = range(36)
 STEPS = 1_000
@@ -146,8 +145,8 @@ def test_the_seeds_cover_every_kind_of_cache() -> None:
         ("units", UnitMix),
     ]
     for name, values in every:
-        met = {(o.mix, getattr(o, name)) for o in options}
-        assert met == set(product(ComponentMix, values)), name
+        pairs = {(o.mix, getattr(o, name)) for o in options}
+        assert pairs == set(product(ComponentMix, values)), name
 
 
 def test_two_runs_of_one_seed_are_the_same_run() -> None:
@@ -203,7 +202,9 @@ def test_the_command_names_exactly_the_options_that_differ_from_the_seeds() -> N
     assert set(command.split()[7:]) == {"--ranks", str(changed.ranks), "--eviction", "fifo", switch}
 
 
-def test_the_command_repeats_a_run_whose_every_option_differs() -> None:
+def test_the_command_repeats_a_run_whose_every_option_differs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Through the command line too: an option that it lacks could not be repeated."""
     seed, steps = 5, 40
     options = SimOptions.from_seed(seed)
@@ -211,9 +212,7 @@ def test_the_command_repeats_a_run_whose_every_option_differs() -> None:
     program, *words = shlex.split(changed.command(seed, steps))
     assert program == "quire"
     assert len([word for word in words if word.startswith("--")]) == 2 + len(fields(options))
-    ran = CliRunner().invoke(build_app(), [*words, "--json"])
-    assert ran.exit_code == 0, ran.output
-    report = json.loads(ran.stdout)
+    report = command(capsys, monkeypatch)(*words, "--json").json
     assert report["digest"] == simulate(seed, steps, changed).digest
     assert report["options"]["mix"] == changed.mix.value
 

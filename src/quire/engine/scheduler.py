@@ -83,6 +83,8 @@ class Scheduler:
         self._requests[request.id] = request
         self._enqueue(request)
         self._look_up(request)
+        for other in self.running:
+            self._expect_branches(other, others=[request])
         return None
 
     def abort(self, request_id: RequestId) -> None:
@@ -292,10 +294,20 @@ class Scheduler:
                 continue
             common = request.key.common_pages(other.key)
             if common > have and other.computed < common * self._page_size:
-                assert other.lease is not None
-                self._manager.expect_branch(other.lease, common)
                 return True
         return False
+
+    def _expect_branches(self, computing: Request, *, others: Iterable[Request]) -> None:
+        """Have state kept where others will want to go on from what is being computed. Full pages
+        are of use wherever they end; other state is where it was kept and nowhere else."""
+        lease = computing.lease
+        if lease is None or lease.state is None or not self.reuse:
+            return
+        for other in others:
+            if other.lease is not None and other is not computing:
+                common = computing.key.common_pages(other.key)
+                if common > other.lease.num_device + other.lease.num_host:
+                    self._manager.expect_branch(lease, common)
 
     def _admit(self, request: Request) -> bool:
         """Give it its pages, all that the prompt needs and the first for the answer."""
@@ -318,6 +330,7 @@ class Scheduler:
             request.cached = self._found(request, on_device)
         self.counters.admitted += 1
         self._held_back.discard(request.id)
+        self._expect_branches(request, others=self.waiting)
         return True
 
     def _give(self, lease: Lease, missing: int) -> bool:

@@ -94,7 +94,9 @@ class Core:
             self.counters.evicted_host_pages += freed - before
         else:
             self.counters.evicted_device_pages += freed - before
-        self.release(gone)
+        self._give_back(gone)
+        if self.upkeep is not None:
+            self._discard(self.upkeep.after(gone))
         return freed
 
     def _evict_spare(self, slot: int, count: int, gone: list[Freed]) -> int:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-_SMOOTHING = 0.2
+from collections import deque
+
+_SAMPLES = 9
 _RETRY_EVERY = 16
 
 
 class _Rate:
-    """Exponentially smoothed seconds per item."""
+    """Seconds per item: the median of the last few. The first ones, in which kernels are loaded
+    and files are cold, may be a hundred times slower, and would spoil a mean for long."""
 
     def __init__(self) -> None:
+        self._samples: deque[float] = deque(maxlen=_SAMPLES)
         self.seconds_per_item: float | None = None
 
     def observe(self, items: int, seconds: float) -> None:
         if items <= 0 or seconds <= 0:
             return
-        sample = seconds / items
-        old = self.seconds_per_item
-        self.seconds_per_item = sample if old is None else old + _SMOOTHING * (sample - old)
+        self._samples.append(seconds / items)
+        self.seconds_per_item = sorted(self._samples)[len(self._samples) // 2]
 
 
 class CostModel:

@@ -9,6 +9,8 @@ others.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from quire.components import Guard, usable_pages
 from quire.manager.core import Core
 from quire.manager.lease import Lease, LoadState
@@ -41,12 +43,45 @@ class _Span:
         self.waiting: list[Lease] = []
 
 
+class _Needs:
+    """What going on at a node needs on the device, and what of it is there."""
+
+    __slots__ = ("filling", "found", "missing")
+
+    def __init__(self) -> None:
+        self.missing: list[list[Node]] = []
+        """Per component, parents first."""
+        self.filling: list[tuple[int, Node]] = []
+        """Slot and node of what somebody else is loading."""
+        self.found = False
+
+    def add(self, slot: int, nodes: Iterable[Node]) -> Node | None:
+        """What one component needs, deepest first. Returns a node that cannot be had now, since
+        what the device has of it is condemned."""
+        absent: list[Node] = []
+        for node in nodes:
+            holding = node.held[slot]
+            if holding is None:
+                absent.append(node)
+            elif holding.state is DRAINING:
+                return node
+            else:
+                self.found = True
+                if holding.state is FILLING:
+                    self.filling.append((slot, node))
+        absent.reverse()
+        self.missing.append(absent)
+        return None
+
+
 class Loader:
     def __init__(self, core: Core, states: States | None) -> None:
         self._core = core
         self._states = states
         self._spans: dict[OperationId, _Span] = {}
         self._slots = [slot_of(c.index, DEVICE) for c in core.components]
+        self._condemned = False
+        """Was anything condemned by the report that is being taken in?"""
 
     def load(self, lease: Lease) -> int:
         """Bring the lease's host pages to the device; returns how many device pages it gained.
@@ -77,51 +112,44 @@ class Loader:
         """The deepest node of the lease's path that ends at `limit` at most and from which it
         could go on, split off if need be."""
         core, first = self._core, lease.device_tail.end
-        path = list(core.tree.path(lease.tail, lease.device_tail))
-        path.reverse()
-        end = usable_pages(core.components, path, first, limit, host=True)
-        if end <= first:
-            return None
-        node = next(node for node in path if node.end >= end)
+        end, node = limit, lease.tail
+        if len(self._slots) > 1:  # with full pages alone, all of the lease's path can be used
+            path = list(core.tree.path(node, lease.device_tail))
+            path.reverse()
+            end = usable_pages(core.components, path, first, limit, host=True)
+            if end <= first:
+                return None
+        while node.start >= end:
+            assert node.parent is not None
+            node = node.parent
         return node if node.end == end else core.tree.split(node, end - node.start)
 
     def _try(self, lease: Lease, tail: Node) -> int:
         """Make the lease's device part end at `tail`. Returns 0 when it does, or the boundary
         before which to try next; nothing was changed then."""
-        core = self._core
-        missing: list[list[Node]] = []
-        filling: list[tuple[int, Node]] = []
-        found = False
+        core, needs = self._core, _Needs()
         for component, slot in zip(core.components, self._slots, strict=True):
-            absent: list[Node] = []
             # Full pages above the device part are there; other state may be needed from there.
             nodes = component.needed(tail) if slot else core.tree.path(tail, lease.device_tail)
-            for node in reversed(list(nodes)):
-                holding = node.held[slot]
-                if holding is None:
-                    absent.append(node)
-                elif holding.state is DRAINING:
-                    return tail.end - 1 if component.is_point else node.start
-                else:
-                    found = True
-                    if holding.state is FILLING:
-                        filling.append((slot, node))
-            missing.append(absent)
-        span = None
+            draining = needs.add(slot, nodes)
+            if draining is not None:
+                return tail.end - 1 if component.is_point else draining.start
+        span, missing = None, needs.missing
         if any(missing):
             if not core.healthy:
                 return missing[0][0].start if missing[0] else 0
             # What was found might have to go when room is made for the rest.
-            held = core.protect(tail, lease.device_tail) if found else []
+            held = core.protect(tail, lease.device_tail) if needs.found else []
             pages = self._reserve(missing)
             if not isinstance(pages, int):
                 span = self._start(tail, missing, pages)
-            core.unprotect(held)
+            if held:
+                core.unprotect(held)
             if isinstance(pages, int):
                 core.tidy((tail,))
                 return min(pages, tail.end - 1)
         self._enter(lease, tail)
-        for slot, node in filling:
+        for slot, node in needs.filling:
             self._wait(lease, self._span_of(slot, node))
         if span is not None:
             self._wait(lease, span)
@@ -186,7 +214,7 @@ class Loader:
             self._states.enter(lease.state, tail)
         old, lease.guards = lease.guards, core.protect(lease.tail, tail)
         core.unprotect(old)
-        core.tidy((before,))
+        core.tidy((before, tail, lease.tail))
 
     def _wait(self, lease: Lease, span: _Span) -> None:
         if span.op.id not in lease.loads:
@@ -197,13 +225,14 @@ class Loader:
     def _span_of(self, slot: int, node: Node) -> _Span:
         for span in self._spans.values():
             for filled, tail, stop in span.parts:
-                if filled == slot and self._covers(slot, tail, stop, node):
+                if filled == slot and (tail is node or self._covers(slot, tail, stop, node)):
                     return span
         raise AssertionError(f"{node} is FILLING without a load")
 
     def _covers(self, slot: int, tail: Node, stop: Node | None, node: Node) -> bool:
-        if slot in self._core.tree.points:
-            return tail is node
+        """Was `node` split off a node that the load fills?"""
+        if tail.parent is stop or slot in self._core.tree.points:
+            return False
         return any(at is node for at in self._core.tree.path(tail, stop))
 
     # ---- ending ---------------------------------------------------------------------------------
@@ -216,7 +245,7 @@ class Loader:
         if op.state is OpState.ENDED:
             together = len(self._slots) > 1
             arrived = op.num_pages * op.all_ok() if together else op.agreed_pages()
-        at = 0
+        at, self._condemned = 0, False
         for slot, tail, stop in span.parts:
             at = self._settle(slot, tail, stop, at, arrived)
         self._tell(span)
@@ -259,6 +288,7 @@ class Loader:
 
     def _condemn(self, node: Node, slot: int) -> None:
         """Condemn a node and, of full pages, what was loaded below it."""
+        self._condemned = True
         for child in list((node.children or {}).values()) if slot == DEVICE else ():
             below = child.held[slot]
             if below is not None and below.state is READY:
@@ -271,7 +301,7 @@ class Loader:
     def _tell(self, span: _Span) -> None:
         for lease in span.waiting:
             lease.loads.discard(span.op.id)
-            if self._lost_something(lease):
+            if self._condemned and self._lost_something(lease):
                 lease.load_state = LoadState.FAILED
             elif not lease.loads and lease.load_state is LoadState.LOADING:
                 lease.load_state = LoadState.IDLE

@@ -205,7 +205,7 @@ class CacheManager:
         """Another request will want to go on after page boundary `page` of this one's prompt: have
         the state kept there, if it is still to be computed."""
         if lease.state is not None and page > lease.num_device:
-            lease.state.branch = page
+            lease.state.branches.add(page)
 
     def save_slot(self, lease: Lease) -> int:
         """Slot into which to save the working state at the page boundary that comes next;

@@ -13,7 +13,7 @@ pages if asked for; and, wherever the request was then, at its end. A path keeps
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from quire.components import Component, Recurrent, SlidingWindow, recurrent_of, window_of
 from quire.keys import PrefixKey
@@ -69,12 +69,12 @@ class WorkingState:
 class LeaseState:
     num_prompt: int
     """Pages of the prompt: a checkpoint."""
-    branch: int
-    """Page boundary up to which others share it, though nothing there could be used: another."""
+    branches: set[int]
+    """Page boundaries up to which others share it, though nothing there can be used: others."""
     window: WindowTable | None = None
     recurrent: WorkingState | None = None
-    mark: Node | None = None
-    """Where the branch was marked, until that was seen to."""
+    marks: list[Node] = field(default_factory=list)
+    """Where branches were marked and the state is not yet taken care of."""
 
     def pages(self, component: Component) -> PageIds:
         """Device pages that the lease uses."""
@@ -103,7 +103,7 @@ class States:
         """For a lease that found `branch` pages in the tree, usable or not."""
         return LeaseState(
             num_prompt,
-            branch,
+            {branch} if branch else set(),
             WindowTable() if self._window is not None else None,
             WorkingState() if self._recurrent is not None else None,
         )
@@ -148,7 +148,7 @@ class States:
         if state.recurrent is None or not self._core.config.snapshots.per_path:
             return last
         every = self._core.config.snapshots.every_pages
-        stops = [state.num_prompt, state.branch]
+        stops = [state.num_prompt, *state.branches]
         if every:
             stops.append((first // every + 1) * every)
         return min((stop for stop in stops if first < stop <= last), default=last)
@@ -186,9 +186,11 @@ class States:
     def share(self, state: LeaseState, stop: Node, tail: Node) -> None:
         """The lease's full pages below `stop`, down to `tail`, are the tree's now: so are the
         window pages beside them."""
-        if stop.end < state.branch <= tail.end:
-            state.mark = self._node_at(tail, state.branch)
-            state.mark.is_mark = True
+        for page in sorted(state.branches):
+            if stop.end < page <= tail.end:
+                node = self._node_at(tail, page)
+                node.is_mark = True
+                state.marks.append(node)
         if state.window is not None and self._window is not None:
             self._share_windows(state.window, stop, tail, self._window.num_pages)
             assert self._core.upkeep is not None
@@ -208,10 +210,11 @@ class States:
             node = self._publish(recurrent, device_tail)
             if node is not None and self._recurrent is not None:
                 due.append((self._recurrent.index, node))
-        for point in (node, state.mark):
-            if point is not None and self._window is not None:
-                due += [(self._window.index, at) for at in self._window.kept(point)]
-        state.mark = None
+        points, state.marks = state.marks, []
+        if node is not None:
+            points.append(node)
+        if self._window is not None:
+            due += [(self._window.index, at) for point in points for at in self._window.kept(point)]
         return due
 
     def _share_windows(self, window: WindowTable, stop: Node, tail: Node, size: int) -> None:
@@ -238,8 +241,8 @@ class States:
 
     def _is_checkpoint(self, state: LeaseState, page: int) -> bool:
         every = self._core.config.snapshots.every_pages
-        wanted = page in (state.num_prompt, state.branch) or (every and page % every == 0)
-        return page > 0 and bool(wanted)
+        wanted = page == state.num_prompt or page in state.branches
+        return page > 0 and (wanted or bool(every and page % every == 0))
 
     def _publish(self, recurrent: WorkingState, tail: Node) -> Node | None:
         """Hang the saved state into the tree, on the path to `tail`; returns where."""

@@ -111,7 +111,8 @@ class Upkeep:
             if self._is_point(at):
                 needed_from = at.end - size
             holds = at.held[device] is not None or at.held[device + HOST] is not None
-            if not holds and at.end <= needed_from:
+            # A gap ends it, beyond what `node` itself needed as long as it was a point.
+            if not holds and at.end <= min(needed_from, node.end - size):
                 break
             above = at.parent
             # Who stands on one copy may want the other, should that one go.

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from quire.manager import CacheManager, Lease
-from quire.manager.states import WorkingState
+from quire.manager import CacheManager, Lease, LoadState
+from quire.manager.states import WindowTable, WorkingState
 from quire.sim.content import Pools
 from quire.sim.report import SimulationError, Tally
 from quire.sim.workers import SimWorkers
-from quire.types import NO_SLOT, PAGE_ID_BYTES, PageIds, Tier, num_pages, page_array, page_ids
+from quire.types import NO_SLOT, PAGE_ID_BYTES, PageIds, Tier, page_array, page_ids
 
 FULL, WINDOW, RECURRENT = "full", "window", "recurrent"
 
@@ -24,6 +24,8 @@ class Compute:
     manager: CacheManager
     pools: Pools
     workers: SimWorkers
+    window_pages: int
+    """Pages that a window really spans, whatever the cache believes."""
     tally: Tally = field(default_factory=Tally)
 
     # ---- room: what is given holds garbage ------------------------------------------------------
@@ -74,6 +76,8 @@ class Compute:
             return
         window, recurrent = lease.state.window, lease.state.recurrent
         if window is not None:
+            if lease.load_state is LoadState.IDLE:  # else what it reads is still on its way
+                self._check_window(str(lease.owner), window, expected[:first])
             mine = page_array(window.pages)[first - window.first : last - window.first]
             self.pools.compute(mine.tolist(), chunk, WINDOW)
         if recurrent is None:
@@ -98,12 +102,18 @@ class Compute:
             return
         window, recurrent = lease.state.window, lease.state.recurrent
         if window is not None:
-            seen = expected[window.first : count]
-            if num_pages(window.pages) < len(seen):
-                raise SimulationError(f"{who} has not all window pages it needs")
-            self._check(f"{who} uses a wrong page of its window", window.pages, seen, WINDOW)
+            self._check_window(who, window, expected[:count])
         if recurrent is not None and count > 0:
             self._check_working(who, recurrent, expected[count - 1])
+
+    def _check_window(self, who: str, window: WindowTable, expected: Sequence[int]) -> None:
+        """All of its table; and that has all pages that the next token sees."""
+        count = len(expected)
+        if window.first > max(0, count - self.window_pages) or window.end < count:
+            has = f"it has {window.first}..{window.end} at page {count}"
+            raise SimulationError(f"{who} lacks pages of its window: {has}")
+        seen = expected[window.first :]
+        self._check(f"{who} uses a wrong page of its window", window.pages, seen, WINDOW)
 
     def _check_working(self, who: str, recurrent: WorkingState, content: int) -> None:
         if recurrent.restore != NO_SLOT:

@@ -145,6 +145,9 @@ class SimEngine:
             raise SimulationError(f"{request.id} was promised {promised} pages, admitted with less")
         if request.failed_loads < _MAX_LOADS and self.rng.random() < 0.95:
             self.manager.load(lease)
+        if lease.state is not None and request.expected and self.rng.random() < 0.2:
+            # The scheduler has seen that somebody else's prompt goes another way from there.
+            self.manager.expect_branch(lease, self.rng.randint(1, len(request.expected)))
         request.num_computed = lease.num_device
         request.loads_checked = False
         self.tally.reused_pages += lease.num_device

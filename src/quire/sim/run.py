@@ -104,7 +104,7 @@ class Simulation:
         workload = Workload(rngs["workload"], options)
         for namespace in workload.namespaces:
             self.oracle.register(namespace)
-        compute = Compute(self.manager, self.pools, self.workers)
+        compute = Compute(self.manager, self.pools, self.workers, options.window_pages)
         self.engine = SimEngine(
             self.manager, compute, self.oracle, workload, self.clock, rngs["engine"]
         )

@@ -32,48 +32,62 @@ class Driver:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._num_asked = 0
+        self._outputs: list[Output] = []
 
     def ask(self, prompt: Tokens, num_tokens: int) -> Answer:
         """Greedy, and of full length. Raises EngineError unless it ends well."""
-        self._num_asked += 1
-        params = SamplingParams(max_tokens=num_tokens, temperature=0)
-        message = Generate(
-            RequestId(f"bench-{self._num_asked}"), prompt.astype("<i4").tobytes(), params
-        )
         began, cpu_began = time.perf_counter(), time.process_time()
         first: tuple[float, float] | None = None
-        outputs: list[Output] = []
-        self._engine.handle(message)
-        while not outputs or outputs[-1].finish is None:
-            outputs += self._step()
-            if outputs and first is None:
+        self.begin(prompt, num_tokens)
+        while not self.is_done:
+            self.step()
+            if first is None and self.has_begun:
                 first = (time.perf_counter() - began, time.process_time() - cpu_began)
         total_s = time.perf_counter() - began
-        error, cached = outputs[-1].error, outputs[0].cached
-        if error or cached is None or first is None:
-            raise EngineError(f"a request went wrong: {error or 'it had no tokens'}")
-        tokens = [token for output in outputs for token in output.tokens]
+        tokens, cached = self.result()
+        assert first is not None, "tokens, but no first one"
         return Answer(tokens, cached, *first, total_s)
 
-    def settle(self) -> float:
-        """Wait until copies and writes have ended; returns how long. Raises EngineError."""
+    def begin(self, prompt: Tokens, num_tokens: int) -> None:
+        """Hand over a request; `step` until `is_done`, then take its `result`."""
+        self._num_asked += 1
+        self._outputs = []
+        params = SamplingParams(max_tokens=num_tokens, temperature=0)
+        tokens = prompt.astype("<i4").tobytes()
+        self._engine.handle(Generate(RequestId(f"bench-{self._num_asked}"), tokens, params))
+
+    @property
+    def has_begun(self) -> bool:
+        """Something was answered."""
+        return bool(self._outputs)
+
+    @property
+    def is_done(self) -> bool:
+        return bool(self._outputs) and self._outputs[-1].finish is not None
+
+    def result(self) -> tuple[list[int], CachedTokens]:
+        """Raises EngineError unless the request ended well."""
+        error, cached = self._outputs[-1].error, self._outputs[0].cached
+        if error or cached is None:
+            raise EngineError(f"a request went wrong: {error or 'it had no tokens'}")
+        return [token for output in self._outputs for token in output.tokens], cached
+
+    def step(self) -> None:
+        if not self._engine.step() and not self._engine.manager.idle:
+            time.sleep(self._engine.patience_s())
+        for message in self._engine.take_messages():
+            if isinstance(message, Outputs):
+                self._outputs += message.outputs
+
+    def settle(self) -> None:
+        """Wait until copies and writes have ended. Raises EngineError."""
         began = time.perf_counter()
         while not self._engine.manager.idle:
-            self._step()
+            self.step()
             if time.perf_counter() - began > _SETTLE_TIMEOUT_S:
                 raise EngineError(f"the engine still moves pages after {_SETTLE_TIMEOUT_S:.0f} s")
-        return time.perf_counter() - began
 
     def flush(self, *tiers: Tier) -> None:
         """When it has settled."""
         for tier in tiers:
             self._engine.manager.flush(tier)
-
-    def close(self) -> None:
-        self._engine.close()
-
-    def _step(self) -> list[Output]:
-        if not self._engine.step():
-            time.sleep(self._engine.patience_s())
-        messages = self._engine.take_messages()
-        return [output for m in messages if isinstance(m, Outputs) for output in m.outputs]

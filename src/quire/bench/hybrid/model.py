@@ -39,6 +39,7 @@ def write_model(directory: Path, shape: dict[str, Any] | None = None) -> None:
     """As transformers saves one, in float32. `shape`: to take the place of parts of SHAPE."""
     import torch
     from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+    from transformers.utils import logging
 
     options = SHAPE | (shape or {})
     layers = range(options["num_hidden_layers"])
@@ -49,4 +50,11 @@ def write_model(directory: Path, shape: dict[str, Any] | None = None) -> None:
         for name, parameter in model.named_parameters():
             if name.endswith("dt_bias"):
                 parameter.uniform_(*_DT_BIAS)
-    model.save_pretrained(directory)
+    # What is shown of the progress is the benchmark's business.
+    has_bar = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        model.save_pretrained(directory)
+    finally:
+        if has_bar:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]

@@ -18,6 +18,8 @@ _ROWS = (
     ("first token, s", "ttft_s"),
     ("CPU time, s", "cpu_s"),
 )
+_MIN_PAIRS = 6
+"""Of fewer pairs even the whole range is no interval of 95 % for their median."""
 
 
 def tables(result: Result) -> list[RenderableType]:
@@ -102,10 +104,16 @@ def _overhead(cost: Result, result: Result) -> list[RenderableType]:
         pairs = cost[key]["ratio"]["of_pairs"]
         items.append(
             f"Pair by pair, snapshots cost {percent(pairs['ratio'])} of {what}. "
-            f"At most {target * 100:g} % is {verdict(pairs, target)}."
+            f"At most {target * 100:g} % is {_verdict(pairs, target, cost['rounds'])}."
         )
     if cost["same_answer"] != cost["rounds"]:
         items.append(f"[bold red]{cost['rounds'] - cost['same_answer']} answers differ.[/]")
     if cost["reused_tokens"]:
         items.append(f"[bold red]{cost['reused_tokens']} tokens were reused after all.[/]")
     return items
+
+
+def _verdict(ratio: Result, target: float, num_pairs: int) -> str:
+    if num_pairs < _MIN_PAIRS:
+        return f"[yellow]undecided[/]: that takes at least {_MIN_PAIRS} --rounds"
+    return verdict(ratio, target)

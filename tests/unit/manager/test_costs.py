@@ -1,0 +1,37 @@
+"""The cost model: measured rates decide, a slow beginning does not."""
+
+from quire.manager.costs import CostModel
+
+PAGE = 16
+
+
+def model(*, fetch_s_per_page: float, prefill_s_per_token: float) -> CostModel:
+    costs = CostModel(enabled=True, page_size=PAGE)
+    costs.observe_fetch(100, 100 * fetch_s_per_page)
+    costs.observe_prefill(1000, 1000 * prefill_s_per_token)
+    return costs
+
+
+def test_fetching_is_worth_it_when_it_is_faster() -> None:
+    assert model(fetch_s_per_page=0.001, prefill_s_per_token=0.001).worth_fetching(10)
+    assert not model(fetch_s_per_page=0.1, prefill_s_per_token=0.001).worth_fetching(10)
+
+
+def test_without_figures_it_is_tried() -> None:
+    assert CostModel(enabled=True, page_size=PAGE).worth_fetching(10)
+
+
+def test_a_slow_first_prompt_does_not_make_computing_look_slow_for_long() -> None:
+    costs = CostModel(enabled=True, page_size=PAGE)
+    costs.observe_fetch(100, 100 * 0.01)
+    costs.observe_prefill(1000, 1000 * 1.0)  # kernels were loaded
+    assert costs.worth_fetching(10)
+    for _ in range(2):
+        costs.observe_prefill(1000, 1000 * 0.0001)
+    assert not costs.worth_fetching(10)
+
+
+def test_a_store_that_was_slow_is_tried_again_now_and_then() -> None:
+    costs = model(fetch_s_per_page=0.1, prefill_s_per_token=0.001)
+    tried = [costs.worth_fetching(10) for _ in range(64)]
+    assert 2 <= sum(tried) <= 8
