@@ -159,12 +159,15 @@ class Core:
             assert isinstance(tail, Root)
             tail.users += 1
             return [(ROOT_SLOT, tail, None)]
-        guards = self.components[0].protection(tail)
-        for component in self.components[1:]:
-            guards += component.protection(tail)
-            if device_tail is not tail:
-                guards += component.protection(device_tail)
-        guards += extra
+        # Full pages last, here and in `hold`: they may go with their last lock, and everything else
+        # of their node must be free to go by then.
+        guards = list(extra)
+        if self.upkeep is not None:
+            for component in self.components[1:]:
+                guards += component.protection(tail)
+                if device_tail is not tail:
+                    guards += component.protection(device_tail)
+        guards += self.components[0].protection(tail)
         for slot, end, stop in guards:
             self.tree.lock(end, stop, slot)
         return guards
@@ -173,17 +176,14 @@ class Core:
         """For an operation: keep the path to `node`, and what it has READY in this slot."""
         guards = self.components[0].protection(node)
         if slot != DEVICE:  # else it is among them
-            guards.append((slot, node, node.parent))
+            guards.insert(0, (slot, node, node.parent))
         for guarded, end, stop in guards:
             self.tree.lock(end, stop, guarded)
         return guards
 
     def unprotect(self, guards: list[Guard]) -> None:
-        """Undo `protect` or `hold`; the list is emptied, so that it cannot be undone twice.
-
-        In reverse: full pages may go with their last lock, and then all else must be free to.
-        """
-        for slot, end, stop in reversed(guards):
+        """Undo `protect` or `hold`; the list is emptied, so that it cannot be undone twice."""
+        for slot, end, stop in guards:
             if slot == ROOT_SLOT:
                 assert isinstance(end, Root)
                 end.users -= 1

@@ -176,7 +176,6 @@ class Loader:
     def _start(self, tail: Node, missing: list[list[Node]], pages: list[PageIds]) -> _Span:
         core = self._core
         parts: list[Guard] = []
-        sources: list[Guard] = []
         commands: list[tuple[str, PageIds, PageIds]] = []
         for component, nodes, target in zip(core.components, missing, pages, strict=True):
             slot, at = self._slots[component.index], 0
@@ -186,9 +185,11 @@ class Loader:
                 core.tree.attach(node, slot, PageIds(target[at : at + len(host)]), FILLING)
                 at += len(host)
                 source.append(host)
-                parts.append((slot, node, node.parent))
-                sources.append((slot + HOST, node, node.parent))
+                if slot != DEVICE:
+                    parts.append((slot, node, node.parent))
             if nodes:
+                if slot == DEVICE:  # one run, down to the tail
+                    parts.append((slot, tail, nodes[0].parent))
                 commands.append((component.name, PageIds(b"".join(source)), target))
         op = core.operations.start(
             Kind.LOAD,
@@ -196,7 +197,9 @@ class Loader:
             now=core.clock(),
             timeout_s=TIMEOUT_S,
             on_report=self._reported,
-            guards=core.protect(tail, tail, sources),
+            guards=core.protect(
+                tail, tail, [(slot + HOST, end, stop) for slot, end, stop in parts]
+            ),
         )
         span = self._spans[op.id] = _Span(op, parts)
         for name, host, device in commands:

@@ -331,6 +331,9 @@ class Prefetcher:
 
     def _allocate(self, prefetch: Prefetch, count: int) -> list[PageIds] | None:
         """What going on after `count` pages needs, in every component or in none."""
+        if prefetch.present is None:
+            full = self._core.allocators[HOST].allocate(count)
+            return None if full is None else [full]
         taken: list[tuple[int, PageIds]] = []
         for slot, size in self._sizes(prefetch, count):
             pages = self._core.allocators[slot].allocate(size)
@@ -414,7 +417,7 @@ class Prefetcher:
         core.counters.duplicate_pages += num_pages(done.duplicate)
         for node in done.adopted:
             node.page_keys = prefetch.key.page_keys(node.start, node.end)
-            node.stored[0] = reserved.epoch
+            node.stored = reserved.epoch
             core.stored(node, HOST)
         return done.tail
 
@@ -450,6 +453,6 @@ class Prefetcher:
             core.counters.duplicate_pages += num_pages(pages)
             return pages
         core.tree.attach(node, slot, pages, READY)
-        node.stored[component.index] = epoch
+        node.set_stored(component.index, epoch)
         core.stored(node, slot)
         return NO_PAGES

@@ -95,7 +95,8 @@ class Writer:
         while (parent := node.parent) is not None:
             if selective and self._is_proven(node):
                 self._want_backup(node)
-            if node.stored[index] != epoch and node.held[host] is not None:
+            stored = node.stored_in(index) if index else node.stored
+            if stored != epoch and node.held[host] is not None:
                 self._want_write(node)
             node = parent
 
@@ -235,7 +236,7 @@ class Writer:
                 if span.cold:
                     core.tree.standing.keep_spare(node, slot)
                 core.counters.backed_up_pages += size
-                if node.stored[self._index] != core.store_epoch:
+                if node.stored_in(self._index) != core.store_epoch:
                     self._want_write(node)
             else:
                 core.counters.backup_failed_pages += size
@@ -252,7 +253,7 @@ class Writer:
         while self._to_write and self._inflight_pages < self._max_inflight:
             waiting = self._to_write.pop(next(iter(self._to_write)))
             for node in self._parts(waiting.tail, waiting.stop):
-                if node.stored[self._index] == core.store_epoch or node in self._writing:
+                if node in self._writing or node.stored_in(self._index) == core.store_epoch:
                     continue
                 if not self._on_host(node):
                     continue  # gone from there meanwhile, or not there yet
@@ -297,7 +298,7 @@ class Writer:
             self._writing.discard(node)
             if good:
                 core.counters.written_pages += size
-                node.stored[self._index] = epoch
+                node.set_stored(self._index, epoch)
                 core.written(node, self._component)
             elif epoch == core.store_epoch:
                 self._retry(Span(node, size, attempt=span.attempt + 1), hopeless=rejected)

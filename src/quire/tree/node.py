@@ -46,6 +46,7 @@ class Node:
         "hits",
         "is_mark",
         "name",
+        "others_stored",
         "page_keys",
         "parent",
         "priority",
@@ -74,8 +75,10 @@ class Node:
         self.stamp = 0.0
         """For policies that need a time."""
         self.page_keys: bytes | None = None
-        self.stored = [0] * (num_slots // NUM_TIERS)
-        """Per component, the epoch of the store known to hold all its pages; 0: not known to."""
+        self.stored = 0
+        """Epoch of the store known to hold its full pages; 0: not known to."""
+        self.others_stored: dict[int, int] | None = None
+        """The same for other components. Apart, since most nodes have none."""
 
     @property
     def start(self) -> int:
@@ -84,6 +87,18 @@ class Node:
     @property
     def num_pages(self) -> int:
         return self.end - self.parent.end if self.parent is not None else 0
+
+    def stored_in(self, component: int) -> int:
+        """Epoch of the store known to hold its pages of a component."""
+        if component == 0:
+            return self.stored
+        return 0 if self.others_stored is None else self.others_stored.get(component, 0)
+
+    def set_stored(self, component: int, epoch: int) -> None:
+        if component == 0:
+            self.stored = epoch
+        else:
+            self.others_stored = (self.others_stored or {}) | {component: epoch}
 
     def __repr__(self) -> str:
         tiers = [f"{s}:{h.state.name}" for s, h in enumerate(self.held) if h is not None]

@@ -157,12 +157,13 @@ class PrefixTree:
             parent, node.name, tokens[: count * step + width - step], node.start + count, 0
         )
         upper.hits, upper.priority, upper.stamp = node.hits, node.priority, node.stamp
-        upper.stored = node.stored.copy()
+        upper.stored = node.stored
+        if node.others_stored is not None:
+            points = {slot // NUM_TIERS for slot in self.points}
+            upper.others_stored = {c: e for c, e in node.others_stored.items() if c not in points}
         upper.held = [
             h and self._split_holding(s, h, upper, count) for s, h in enumerate(node.held)
         ]
-        for slot in self.points:
-            upper.stored[slot // NUM_TIERS] = 0
         if node.page_keys is not None:
             cut = count * PAGE_KEY_BYTES
             upper.page_keys, node.page_keys = node.page_keys[:cut], node.page_keys[cut:]
@@ -298,14 +299,14 @@ class PrefixTree:
             raise InvariantError(f"{node} is freed while something uses it")
         self.standing.leave(holding, slot)
         held[slot] = None
-        if slot == DEVICE:
-            parent = node.parent
-            above = parent.held[slot] if parent is not None else None
-            if above is not None:
-                above.branches -= 1
-                if above.branches == 0 and above.locks == 0 and above.state is READY:
-                    self.standing.unpark(above, slot)
         if slot % NUM_TIERS == DEVICE:
+            if slot == DEVICE:
+                parent = node.parent
+                above = parent.held[slot] if parent is not None else None
+                if above is not None:
+                    above.branches -= 1
+                    if above.branches == 0 and above.locks == 0 and above.state is READY:
+                        self.standing.unpark(above, slot)
             self.standing.no_longer_spare(node, slot)
         last = held[slot ^ 1] is None  # the same component in the other tier
         freed.append(Freed(slot, holding.pages, node, holding.state is READY, last))

@@ -57,6 +57,19 @@ def every_tier(subject: Subject, store: str) -> None:
         assert rig.reused("device", "host") < 0.5 * total
 
 
+def two_ranks(subject: Subject, store: str) -> None:
+    """Heads on two processes: cold = host = store."""
+    prompts = subject.ask()
+    with engine_rig(subject, tp=2, store=store, prefetch_threshold=16) as rig:
+        ask(subject, rig, prompts, "two ranks, cold")
+        rig.flush(Tier.DEVICE)
+        ask(subject, rig, prompts, "two ranks, host")
+        assert rig.reused("host") > 0
+        rig.flush(Tier.DEVICE, Tier.HOST)
+        ask(subject, rig, prompts, "two ranks, store")
+        assert rig.reused("store") > 0
+
+
 def chunks_and_mixed_batches(subject: Subject, prompts: list[Prompt], chunk_tokens: int) -> None:
     """Staggered arrivals: prompts and answers are computed in the same batches."""
     with engine_rig(subject, chunk_tokens=chunk_tokens) as rig:

@@ -79,14 +79,7 @@ def test_with_a_faulty_store_in_the_path_c32(tmp_path: Path) -> None:
 
 def test_two_ranks_give_the_same_tokens_c32(store: str) -> None:
     """3 key-value heads on 2 ranks: one has two of them."""
-    with engine_rig(tp=2, store=store, prefetch_threshold=16) as rig:
-        ask(rig, "two ranks, cold")
-        rig.flush(Tier.DEVICE)
-        ask(rig, "two ranks, host")
-        assert rig.reused("host") > 0
-        rig.flush(Tier.DEVICE, Tier.HOST)
-        ask(rig, "two ranks, store")
-        assert rig.reused("store") > 0
+    scenarios.two_ranks(SMOLLM2, store)
 
 
 def test_the_oracle_notices_a_wrong_token_and_a_wrong_likelihood() -> None:

@@ -10,7 +10,7 @@ import pytest
 from e2e.exactness import scenarios
 from e2e.exactness.oracle import Answer, differences, reference
 from e2e.exactness.rig import WHOLE, Tamper, engine_rig
-from e2e.exactness.subjects import GEMMA, HYBRIDS, PAGE, TINY_SUBJECTS, Prompt, Subject
+from e2e.exactness.subjects import HYBRIDS, PAGE, TINY_SUBJECTS, Prompt, Subject
 from quire.engine.batch import Segment
 from quire.types import NO_SLOT, PAGE_ID_BYTES, PageIds
 
@@ -36,14 +36,14 @@ def test_a_conversation_goes_on_from_every_tier_c32(subject: Subject, store: str
 
 @pytest.mark.parametrize(
     ("subject", "chunk_tokens"),
-    [(GEMMA, 64), *((subject, chunk) for subject in TINY_SUBJECTS for chunk in (16, 64, WHOLE))],
+    [(subject, chunk) for subject in TINY_SUBJECTS for chunk in (16, 64, WHOLE)],
     ids=str,
 )
 def test_chunk_sizes_and_mixed_batches_c32(subject: Subject, chunk_tokens: int) -> None:
     scenarios.chunks_and_mixed_batches(subject, subject.ask(), chunk_tokens)
 
 
-@with_each
+@pytest.mark.parametrize("subject", TINY_SUBJECTS, ids=str)
 def test_preempted_requests_go_on_where_they_were_c32(subject: Subject) -> None:
     scenarios.preemption(subject, subject.two(), num_tokens=28)
 
@@ -55,6 +55,10 @@ def test_preempted_requests_go_on_where_they_were_c32(subject: Subject) -> None:
 )
 def test_when_one_component_is_evicted_c32(subject: Subject, component: str, store: str) -> None:
     scenarios.eviction_of(subject, component, store)
+
+
+def test_windows_on_two_ranks_c24_c32(store: str) -> None:
+    scenarios.two_ranks(next(s for s in TINY_SUBJECTS if s.name == "gemma3"), store)
 
 
 @with_each

@@ -93,5 +93,5 @@ def test_metrics_follow_what_happens(http):
     assert found["quire_requests_total", "/v1/completions", "200"] >= 1
     assert found["quire_prompt_tokens_total",] > 64
     assert found["quire_generated_tokens_total",] >= 4
-    assert found["quire_tier_pages", "device"] > 0
+    assert found["quire_tier_pages", "full", "device"] > 0
     assert found["quire_time_to_first_token_seconds_count",] >= 1
