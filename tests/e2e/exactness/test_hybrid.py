@@ -29,9 +29,9 @@ def test_prompts_that_branch_around_a_snapshot_c32(subject: Subject) -> None:
     scenarios.branches(subject)
 
 
-@with_each
+@pytest.mark.parametrize("subject", TINY_SUBJECTS, ids=str)
 def test_a_conversation_goes_on_from_every_tier_c32(subject: Subject, store: str) -> None:
-    scenarios.conversation(subject, store, num_turns=4 if subject.is_quick else 3)
+    scenarios.conversation(subject, store, num_turns=4)
 
 
 @pytest.mark.parametrize(
