@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from gpu_support import answer, largest_gap
 from quire.engine.build import build_engine
 from quire.engine.config import EngineConfig
-from quire.engine.messages import Generate, Outputs, SamplingParams
-from quire.types import RequestId, Tier
+from quire.types import Tier
 
 pytestmark = [
     pytest.mark.gpu,
@@ -45,26 +45,6 @@ def prompts() -> list[list[int]]:
     return [shared + tail for tail in tails]
 
 
-def answer(engine, which: str) -> list[list[int]]:
-    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0)
-    asked = prompts()
-    for i, prompt in enumerate(asked):
-        tokens = np.array(prompt, dtype="<i4").tobytes()
-        engine.handle(Generate(RequestId(f"{which}-{i}"), tokens, params))
-    tokens: dict[str, list[int]] = {}
-    finished = 0
-    while finished < len(asked):
-        engine.step()
-        for message in engine.take_messages():
-            for output in message.outputs if isinstance(message, Outputs) else []:
-                assert not output.error
-                tokens.setdefault(output.id, []).extend(output.tokens)
-                finished += output.finish is not None
-    while not engine.manager.idle:
-        engine.step()
-    return [tokens[f"{which}-{i}"] for i in range(len(asked))]
-
-
 def build(directory, tmp_path, dtype: str):
     layout_bytes = 6 * 2 * 16 * 2 * 64 * (4 if dtype == "float32" else 2)
     return build_engine(
@@ -86,14 +66,14 @@ def build(directory, tmp_path, dtype: str):
 def test_every_tier_gives_the_same_tokens_c32(directory, tmp_path, dtype):
     engine = build(directory, tmp_path, dtype)
     try:
-        cold = answer(engine, "cold")
-        device = answer(engine, "device")
+        cold = answer(engine, prompts(), "cold", NUM_TOKENS)
+        device = answer(engine, prompts(), "device", NUM_TOKENS)
         engine.manager.flush(Tier.DEVICE)
-        host = answer(engine, "host")
+        host = answer(engine, prompts(), "host", NUM_TOKENS)
         assert engine.manager.counters.loaded_pages > 0
         engine.manager.flush(Tier.DEVICE)
         engine.manager.flush(Tier.HOST)
-        store = answer(engine, "store")
+        store = answer(engine, prompts(), "store", NUM_TOKENS)
         assert engine.manager.counters.fetched_pages > 0
     finally:
         engine.close()
@@ -103,21 +83,4 @@ def test_every_tier_gives_the_same_tokens_c32(directory, tmp_path, dtype):
         assert [tokens[0] for tokens in found] == [tokens[0] for tokens in device]
     if dtype == "float32":
         for answers in (cold, device, host, store):
-            assert_equal_but_for_noise(directory, answers)
-
-
-def assert_equal_but_for_noise(directory, answers: list[list[int]]) -> None:
-    """Against stock transformers, the whole sequence in one go."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).cuda().eval()
-    noise = 0
-    for prompt, tokens in zip(prompts(), answers, strict=True):
-        with torch.inference_mode():
-            ids = torch.tensor([prompt + tokens[:-1]], device="cuda")
-            logits = model(input_ids=ids).logits[0, len(prompt) - 1 :]
-        gaps = logits.max(-1).values - logits[torch.arange(len(tokens)), tokens]
-        print(f"largest logit gap {float(gaps.max()):.2e}")
-        assert float(gaps.max()) < NOISE
-        noise += int((gaps > 0).sum())
-    print(f"{noise} of {len(answers) * NUM_TOKENS} tokens differ by fp32 noise")
+            assert largest_gap(directory, prompts(), answers) < NOISE

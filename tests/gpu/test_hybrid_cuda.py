@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+from gpu_support import answer, largest_gap
 from hybrid_models import TINY, VOCABULARY
 from quire.engine.build import build_engine
 from quire.engine.config import EngineConfig
-from quire.engine.engine import Engine
-from quire.engine.messages import Generate, Outputs, SamplingParams
 from quire.manager.costs import CostModel
-from quire.types import RequestId, Tier
+from quire.types import Tier
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,26 +24,6 @@ def prompts() -> list[list[int]]:
     shared = rng.integers(3, VOCABULARY, 150).tolist()
     tails = [rng.integers(3, VOCABULARY, n).tolist() for n in (1, 15, 16, 17, 100)]
     return [shared + tail for tail in tails]
-
-
-def answer(engine: Engine, which: str) -> list[list[int]]:
-    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0)
-    asked = prompts()
-    for i, prompt in enumerate(asked):
-        tokens = np.array(prompt, dtype="<i4").tobytes()
-        engine.handle(Generate(RequestId(f"{which}-{i}"), tokens, params))
-    found: dict[str, list[int]] = {}
-    finished = 0
-    while finished < len(asked):
-        engine.step()
-        for message in engine.take_messages():
-            for output in message.outputs if isinstance(message, Outputs) else []:
-                assert not output.error
-                found.setdefault(output.id, []).extend(output.tokens)
-                finished += output.finish is not None
-    while not engine.manager.idle:
-        engine.step()
-    return [found[f"{which}-{i}"] for i in range(len(asked))]
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -66,32 +45,20 @@ def test_every_tier_gives_the_same_tokens_c32(name, tmp_path, monkeypatch):
     )
     try:
         assert not engine.info.no_reuse
-        answers = {"cold": answer(engine, "cold"), "device": answer(engine, "device")}
+        answers = {
+            "cold": answer(engine, prompts(), "cold", NUM_TOKENS),
+            "device": answer(engine, prompts(), "device", NUM_TOKENS),
+        }
         engine.manager.flush(Tier.DEVICE)
-        answers["host"] = answer(engine, "host")
+        answers["host"] = answer(engine, prompts(), "host", NUM_TOKENS)
         assert engine.manager.counters.loaded_pages > 0
         engine.manager.flush(Tier.DEVICE)
         engine.manager.flush(Tier.HOST)
-        answers["store"] = answer(engine, "store")
+        answers["store"] = answer(engine, prompts(), "store", NUM_TOKENS)
         assert engine.manager.counters.fetched_pages > 0
     finally:
         engine.close()
     for tier, tokens in answers.items():
-        gap = largest_gap(directory, tokens)
+        gap = largest_gap(directory, prompts(), tokens)
         print(f"{name}, {tier}: largest logit gap {gap:.1e}")
         assert gap < NOISE, tier
-
-
-def largest_gap(directory, answers: list[list[int]]) -> float:
-    """How far any token is from what stock transformers would have picked, in logits."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).cuda().eval()
-    largest = 0.0
-    for prompt, tokens in zip(prompts(), answers, strict=True):
-        with torch.inference_mode():
-            ids = torch.tensor([prompt + tokens[:-1]], device="cuda")
-            logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :]
-        gaps = logits.max(-1).values - logits[torch.arange(len(tokens)), tokens]
-        largest = max(largest, float(gaps.max()))
-    return largest

@@ -15,7 +15,6 @@ from quire.models import cache_dir
 
 DEFAULT_TOKENS = 2048
 _SMOOTHING = 0.02
-_SAVE_EVERY = 64
 _LIMITS = (64, 1 << 20)
 
 
@@ -24,7 +23,7 @@ class Usage:
         """Reads what was measured before; a file that makes no sense is as good as none."""
         self._path = (directory or cache_dir() / "usage") / f"{fingerprint[:32]}.json"
         self._mean: float | None = None
-        self._unsaved = 0
+        self._is_new = False
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             self._mean = float(json.loads(self._path.read_text())["typical_tokens"])
 
@@ -38,15 +37,14 @@ class Usage:
         """A sequence has come to its end."""
         old = num_tokens if self._mean is None else self._mean
         self._mean = old + _SMOOTHING * (num_tokens - old)
-        self._unsaved += 1
-        if self._unsaved >= _SAVE_EVERY:
-            self.save()
+        self._is_new = True
 
     def save(self) -> None:
-        """Whole or not at all; where it cannot be written, the next start measures anew."""
-        if not self._unsaved or self._mean is None:
+        """When the engine ends, and not before: no step waits for a disk. Whole or not at all;
+        where it cannot be written, the next start measures anew."""
+        if not self._is_new or self._mean is None:
             return
-        self._unsaved = 0
+        self._is_new = False
         part = self._path.with_suffix(f".{os.getpid()}.part")
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
