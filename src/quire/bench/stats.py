@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 BOOTSTRAP_SAMPLES = 4000
@@ -51,6 +51,13 @@ def ratio(ours: Sequence[float], theirs: Sequence[float], *, seed: int = 0) -> d
         "of_pairs": _with_interval(pairs, _of_pairs, seed),
         "confidence": CONFIDENCE,
     }
+
+
+def compared(rounds: Sequence[Mapping[str, Any]], name: str, ours: str, theirs: str) -> Any:
+    """One figure of two sides over all rounds: each by itself, and their ratio."""
+    figures = {side: [one[side][name] for one in rounds] for side in (ours, theirs)}
+    summaries = {side: summary(values) for side, values in figures.items()}
+    return {**summaries, "ratio": ratio(figures[ours], figures[theirs])}
 
 
 def _of_middles(middle: Callable[[list[float]], float]) -> Estimate:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from quire.bench.hybrid.driver import Driver, Tokens
-from quire.bench.stats import ratio, summary
+from quire.bench.stats import compared
 
 Result = dict[str, Any]
 
@@ -97,13 +97,6 @@ def summed_up(rounds: Sequence[Result]) -> Result:
     def column(side: str, name: str) -> list[Any]:
         return [one[side][name] for one in rounds]
 
-    def compared(name: str) -> Result:
-        return {
-            WITH: summary(column(WITH, name)),
-            WITHOUT: summary(column(WITHOUT, name)),
-            "ratio": ratio(column(WITH, name), column(WITHOUT, name)),
-        }
-
     reused = sum(column(WITH, "cached_tokens") + column(WITHOUT, "cached_tokens"))
     pairs = zip(column(WITH, "answer"), column(WITHOUT, "answer"), strict=True)
     same = sum(ours == theirs for ours, theirs in pairs)
@@ -112,7 +105,7 @@ def summed_up(rounds: Sequence[Result]) -> Result:
         "ok": same == len(rounds) and reused == 0,
         "same_answer": same,
         "reused_tokens": reused,
-        **{name: compared(name) for name in TIMES},
+        **{name: compared(rounds, name, WITH, WITHOUT) for name in TIMES},
         "samples": [
             {"first": one["first"]} | {side: _figures(one[side]) for side in (WITH, WITHOUT)}
             for one in rounds

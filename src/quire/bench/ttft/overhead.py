@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from quire.bench.stats import ratio, summary
+from quire.bench.stats import compared, summary
 from quire.bench.ttft.admin import AdminClient
 from quire.bench.ttft.hits import ask
 
@@ -74,13 +74,6 @@ def summed_up(rounds: Sequence[Result]) -> Result:
     def column(side: str, name: str) -> list[float]:
         return [one[side][name] for one in rounds]
 
-    def compared(name: str) -> Result:
-        return {
-            WITH: summary(column(WITH, name)),
-            WITHOUT: summary(column(WITHOUT, name)),
-            "ratio": ratio(column(WITH, name), column(WITHOUT, name)),
-        }
-
     reused = sum(column(WITH, "cached_tokens")) + sum(column(WITHOUT, "cached_tokens"))
     same = sum(one[WITH]["text"] == one[WITHOUT]["text"] for one in rounds)
     return {
@@ -88,9 +81,9 @@ def summed_up(rounds: Sequence[Result]) -> Result:
         "ok": same == len(rounds) and reused == 0,
         "same_answer": same,
         "reused_tokens": reused,
-        "total_s": compared("total_s"),
-        "ttft_s": compared("ttft_s"),
-        "cpu_s": compared("cpu_s"),
+        "total_s": compared(rounds, "total_s", WITH, WITHOUT),
+        "ttft_s": compared(rounds, "ttft_s", WITH, WITHOUT),
+        "cpu_s": compared(rounds, "cpu_s", WITH, WITHOUT),
         "settled_s": summary(column(WITH, "settled_s")),
         "samples": [_without_text(one) for one in rounds],
     }
