@@ -237,6 +237,6 @@ class Core:
 
     def finish(self, op: Operation) -> None:
         """Give back the locks of an operation that has ended."""
-        nodes = {end for _, end, _ in op.guards} if self.upkeep is not None else ()
+        nodes = dict.fromkeys(end for _, end, _ in op.guards) if self.upkeep is not None else ()
         self.unprotect(op.guards)
         self.tidy(nodes)
