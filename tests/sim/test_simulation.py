@@ -130,7 +130,7 @@ def test_fetches_of_hybrids_are_cut_or_declined_when_the_host_is_full_c22(
 
 
 def test_a_run_does_not_depend_on_where_objects_lie_in_memory() -> None:
-    """A set of nodes has the order of their addresses: going through one would not be repeatable."""
+    """A set of nodes goes by their addresses: walking through one would not be repeatable."""
     options = replace(CRAMPED, mix=ComponentMix.BOTH)
     occupied: list[object] = []
     first = simulate(8, 1_200, options).counters
