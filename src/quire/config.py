@@ -47,6 +47,8 @@ class WriteConfig:
     """Tries per page to get it into the store, before it is left for the next use to repair."""
     retry_delay_s: float = 0.5
     timeout_s: float = 30.0
+    enabled: bool = True
+    """False: nothing is copied to host or store for its own sake, only what a peer asks for."""
 
     def __post_init__(self) -> None:
         _require(self.selective_hits >= 1, "write.selective_hits", "must be at least 1")

@@ -6,6 +6,8 @@ with completions carrying the operation's id, its rank and a status per page. "D
 the statuses say what happened, page by page.
 
     Backup, Load     one `Transferred(final=True)`
+    Serve            nothing until it is cancelled; then, when nobody reads its pages any more,
+                     one `Transferred(final=True)`
     Write, Fetch     any number of `Transferred`, the last with final=True; `first` is the index
                      within the command of the first status carried
     Probe            one `Probed`
@@ -56,14 +58,47 @@ class Write(_Message, frozen=True, tag="write"):
     timeout_s: float
 
 
+class PeerPart(msgspec.Struct, frozen=True):
+    """One rank of a peer: where its page server listens, and which KV heads it holds."""
+
+    address: str
+    """As `tcp://host:port`; the scheme names the transport."""
+    first_head: int
+    last_head: int
+    """[first, last) of the model's heads; a component without heads has one."""
+
+
+class PeerSource(msgspec.Struct, frozen=True):
+    """Where at a peer the pages of a fetch are: index `first` of a grant, and those after it."""
+
+    epoch: str
+    """The peer's life: it changes when it is started again, and what it granted is gone then."""
+    grant: int
+    """Its operation (`Serve`) that lets others read."""
+    first: int
+    parts: list[PeerPart]
+
+
 class Fetch(_Message, frozen=True, tag="fetch"):
-    """L3 → L2: read keys[i] into host[i], in order; pages after the first miss may be skipped."""
+    """L3 or peer → L2: read keys[i] into host[i], in order; pages after the first miss may be
+    skipped when they come from the store."""
 
     op: OperationId
     component: str
     keys: bytes
     host: PageIds
     timeout_s: float
+    source: PeerSource | None = None
+    """None: the store attached."""
+
+
+class Serve(_Message, frozen=True, tag="serve"):
+    """L2 → peer: let peers read host[i], by the number of the operation and by i, until it is
+    cancelled."""
+
+    op: OperationId
+    component: str
+    host: PageIds
 
 
 class Probe(_Message, frozen=True, tag="probe"):
@@ -96,7 +131,9 @@ class ClearStore(_Message, frozen=True, tag="clear"):
     op: OperationId
 
 
-Command = Backup | Load | Write | Fetch | Probe | Cancel | AttachStore | DetachStore | ClearStore
+Command = (
+    Backup | Load | Write | Fetch | Serve | Probe | Cancel | AttachStore | DetachStore | ClearStore
+)
 
 # ---- completions: worker → leader ---------------------------------------------------------------
 

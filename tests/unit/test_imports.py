@@ -19,7 +19,7 @@ PACKAGE = Path(quire.__file__).parent
 BOTTOM = {"types", "errors", "units", "messages"}
 LEADER = BOTTOM | {"config", "keys", "eviction", "tree", "components", "memory.allocator"}
 HANDS = BOTTOM | {"child", "memory", "transfer", "store"}
-LIBRARY = LEADER | HANDS | {"manager", "worker"}
+LIBRARY = LEADER | HANDS | {"manager", "peer", "worker"}
 
 # part → parts it may import. A part is a module, or a package as a whole.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -37,16 +37,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     "memory": BOTTOM,
     "transfer": BOTTOM | {"memory"},
     "store": BOTTOM,
-    "worker": HANDS,
+    "peer": BOTTOM | {"memory"},
+    "worker": HANDS | {"peer"},
+    "disagg": LEADER | {"manager", "peer"},
     "": LIBRARY,
     "models": BOTTOM,
-    "engine": LIBRARY | {"models"},
+    "engine": LIBRARY | {"models", "disagg"},
     "server": BOTTOM | {"", "config", "models", "engine", "store.url"},
     "settings": LIBRARY | {"models", "engine", "server"},
-    "sim": LIBRARY | {"sim"},
+    "disagg.router": {"", "errors", "engine", "server"},
+    "sim": LIBRARY | {"sim", "engine", "disagg"},
     "bench": LIBRARY | {"models", "engine", "settings"},
     "demo": LIBRARY,
-    "cli": LIBRARY | {"", "sim", "bench", "demo", "models", "engine", "server", "settings"},
+    "cli": LIBRARY
+    | {"", "sim", "bench", "demo", "models", "engine", "server", "settings", "disagg.router"},
 }
 
 # Only for annotations: a policy orders the tree's holdings without importing the tree.
@@ -54,7 +58,10 @@ TYPING_ONLY = {("eviction", "tree")}
 
 
 def part_of(module: str) -> str:
-    """quire.manager.core → manager; quire itself → ""."""
+    """quire.manager.core → manager; quire itself → "". The router is on top of what disagg is
+    below."""
+    if module.startswith("quire.disagg.router"):
+        return "disagg.router"
     return module.removeprefix("quire").lstrip(".").partition(".")[0]
 
 

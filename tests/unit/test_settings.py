@@ -205,7 +205,7 @@ def test_an_unknown_variable_of_ours_is_a_warning():
 
 
 def test_keys_have_no_flag_and_are_never_shown(tmp_path):
-    for name in ("api_key", "admin_key"):
+    for name in ("api_key", "admin_key", "peer_secret"):
         assert OPTIONS[name].flag is None
         assert OPTIONS[name].show("hunter2") == "set (hidden)"
         assert OPTIONS[name].show(None) == "not set"
@@ -288,6 +288,115 @@ def test_what_is_allowed_but_unwise_is_a_warning():
     loaded = load({"dtype": "bfloat16"}, {})
     (slow,) = check(loaded, effective(loaded.settings, LAPTOP), LAPTOP)
     assert "slower than float32" in slow
+
+
+@pytest.mark.parametrize(
+    ("environ", "wanted"),
+    [
+        ({"role": "decode"}, "role (QUIRE_ROLE) is decode, and peer_secret is not set"),
+        ({"role": "prefill"}, "the same long random text, as QUIRE_PEER_SECRET"),
+        ({"peers": "tcp://a:1"}, "peers (QUIRE_PEERS) is set, and peer_secret is not set"),
+        ({"peer_port": "7000"}, "peer_port (QUIRE_PEER_PORT) is set, and peer_secret is not set"),
+        (
+            {"role": "decode", "peer_secret": "s", "host_memory": "0"},
+            "host_memory (QUIRE_HOST_MEMORY) is 0: give host_memory a size",
+        ),
+        ({"prefill": "tcp://a:1"}, "role is unified: set role to decode, or drop prefill"),
+        (
+            {"role": "prefill", "peer_secret": "s", "prefill": "tcp://a:1"},
+            "role (QUIRE_ROLE) is prefill: set role to decode",
+        ),
+        ({"decode_cache": "false"}, "set role to decode, or drop decode_cache"),
+        (
+            {
+                "role": "decode",
+                "peer_secret": "s",
+                "decode_cache": "false",
+                "decode_restore": "true",
+            },
+            "nothing is looked for in the own tiers: drop one of them",
+        ),
+        (
+            {"role": "decode", "peer_secret": "s", "peer_port": "65535"},
+            "choose a lower one",
+        ),
+    ],
+)
+def test_a_role_that_cannot_be_had_contradicts(environ, wanted):
+    sentence = contradiction(**environ)
+    assert wanted in sentence
+    assert "'s'" not in sentence
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"role": "prefill"},
+        {"role": "decode"},
+        {"role": "decode", "prefill": "tcp://a:1,tcp://b:2", "decode_restore": "false"},
+        {"peers": "tcp://a:1"},
+        {},
+    ],
+)
+def test_roles_that_can_be_had(environ):
+    variables = {f"QUIRE_{name.upper()}": value for name, value in environ.items()}
+    loaded = load({}, variables | {"QUIRE_PEER_SECRET": "s"})
+    settings = effective(loaded.settings, LAPTOP)
+    assert check(loaded, settings, LAPTOP) == []
+    config = engine_config(settings, LAPTOP, Path("/m"), "m")
+    assert config.role.value == environ.get("role", "unified")
+    assert config.peer_port == (0 if environ else None)  # any free one, where one is needed
+    assert config.peer_secret == "s"
+    assert config.prefill == [*settings.prefill]
+
+
+def test_a_peer_port_that_is_given_is_the_one():
+    loaded = load({"role": "decode", "peer_port": "7000"}, {"QUIRE_PEER_SECRET": "s"})
+    assert effective(loaded.settings, LAPTOP).peer_port == 7000
+
+
+# ---- addresses -----------------------------------------------------------------------------------
+
+
+def test_addresses_from_every_source(tmp_path):
+    wanted = ("tcp://10.0.0.5:7000", "tcp://[::1]:1")
+    text = "tcp://10.0.0.5:7000, tcp://[::1]:1"
+    assert load({"peers": text}, {}).settings.peers == wanted
+    assert load({}, {"QUIRE_PEERS": text}).settings.peers == wanted
+    path = write(tmp_path, f'peers = "{text}"\nprefill = ["tcp://a:1", "tcp://B:2"]')
+    settings = load({}, {}, path).settings
+    assert (settings.peers, settings.prefill) == (wanted, ("tcp://a:1", "tcp://b:2"))
+    assert load({}, {}, write(tmp_path, "peers = []")).settings.peers == ()
+    assert load({"peers": "none"}, {}).settings.peers == ()
+    kind = OPTIONS["peers"].kind
+    assert (kind.show(wanted), kind.show(())) == ("tcp://10.0.0.5:7000,tcp://[::1]:1", "none")
+    assert kind.plain(wanted) == [*wanted]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "10.0.0.5:7000",
+        "http://a:1",
+        "tcp://a",
+        "tcp://a:0",
+        "tcp://a:99999",
+        "tcp://a:1/x",
+        "tcp://u:p@a:1",
+        "tcp://a:1,",
+        "tcp://a:1,tcp://a:1",
+        "tcp://a b:1",
+    ],
+)
+def test_a_wrong_address_is_one_sentence(text):
+    sentence = complaint({"prefill": text})
+    assert "--prefill" in sentence
+    assert "tcp://host:port" in sentence or "give each address once" in sentence
+
+
+def test_an_address_in_a_file_is_text(tmp_path):
+    path = write(tmp_path, "prefill = 7")
+    assert "write a list of addresses" in complaint(config=path)
 
 
 # ---- what auto comes to --------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from quire import __version__
-from quire.cli import bench, config, flags, serve, sim, store
+from quire.cli import bench, config, flags, pd, route, serve, sim, store
 from quire.cli.output import EXIT_ERROR, AsJson, complain, progress_bar, show, show_json
 from quire.errors import QuireError
 from quire.units import parse_size
@@ -30,6 +30,11 @@ app = typer.Typer(
 app.command(epilog=f"{flags.WHERE_THE_REST_IS} Example: [bold]quire serve --port 8080[/bold]")(
     serve.serve
 )
+app.command(
+    epilog="Example: [bold]quire route --prefill http://10.0.0.5:8000 --decode "
+    "http://10.0.0.6:8000[/bold]"
+)(route.route)
+app.command(epilog="Example: [bold]quire pd --port 8080[/bold]")(pd.pd)
 app.command(epilog="Example: [bold]quire config --host-memory 8GiB[/bold]")(config.config)
 app.add_typer(bench.app, name="bench")
 app.add_typer(store.app, name="store")

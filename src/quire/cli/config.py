@@ -26,6 +26,11 @@ def config(
     prefetch_policy: flags.PrefetchPolicy = None,
     host: flags.Host = None,
     port: flags.Port = None,
+    role: flags.Role = None,
+    prefill: flags.Prefill = None,
+    peers: flags.Peers = None,
+    peer_host: flags.PeerHost = None,
+    peer_port: flags.PeerPort = None,
     config: flags.ConfigFile = None,
     reference: Annotated[
         bool, typer.Option("--reference", help="Print the reference of all options as Markdown.")

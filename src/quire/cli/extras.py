@@ -7,6 +7,7 @@ import importlib.util
 from quire.errors import ConfigError
 
 SERVE = ("transformers", "safetensors", "fastapi", "uvicorn", "prometheus_client")
+ROUTE = ("fastapi", "uvicorn", "prometheus_client", "httpx")
 CLIENT = ("httpx",)
 PLOTS = ("matplotlib",)
 

@@ -17,6 +17,7 @@ from quire.settings import OPTIONS, Loaded, load
 
 TIERS = "What is cached, and where"
 SERVER = "Where clients find it"
+PEERS = "Prefill and decode on separate servers"
 
 WHERE_THE_REST_IS = (
     "More options (api_key, admin_key, max_context, max_running, …) are set in a file or in the "
@@ -49,6 +50,11 @@ WritePolicy = Annotated[str | None, _flag("write_policy", TIERS)]
 PrefetchPolicy = Annotated[str | None, _flag("prefetch_policy", TIERS)]
 Host = Annotated[str | None, _flag("host", SERVER)]
 Port = Annotated[str | None, _flag("port", SERVER)]
+Role = Annotated[str | None, _flag("role", PEERS)]
+Prefill = Annotated[str | None, _flag("prefill", PEERS)]
+Peers = Annotated[str | None, _flag("peers", PEERS)]
+PeerHost = Annotated[str | None, _flag("peer_host", PEERS)]
+PeerPort = Annotated[str | None, _flag("peer_port", PEERS)]
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
@@ -56,6 +62,13 @@ ConfigFile = Annotated[
         metavar="FILE",
         help="TOML, one `option = value` per line. [dim]\\[QUIRE_CONFIG, else none][/dim]",
         show_default=False,
+    ),
+]
+
+Child = Annotated[
+    bool,
+    typer.Option(
+        "--child", hidden=True, help="Ends with standard input; says in JSON that it is ready."
     ),
 ]
 

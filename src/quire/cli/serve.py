@@ -42,18 +42,28 @@ def serve(
     prefetch_policy: flags.PrefetchPolicy = None,
     host: flags.Host = None,
     port: flags.Port = None,
+    role: flags.Role = None,
+    prefill: flags.Prefill = None,
+    peers: flags.Peers = None,
+    peer_host: flags.PeerHost = None,
+    peer_port: flags.PeerPort = None,
     config: flags.ConfigFile = None,
+    child: flags.Child = False,
 ) -> None:
     """Serve a model over an OpenAI-compatible API, with all tiers of the cache."""
     loaded = flags.loaded(locals())
     needs("serve", SERVE)
+    if child:
+        from quire.cli.children import end_with_standard_input
+
+        end_with_standard_input()
     machine = probe()
     settings = effective(loaded.settings, machine)
     for warning in check(loaded, settings, machine):
         complain(warning)
     if loaded.settings.store is None:
         make_cache_dir(machine)
-    code = _serve(settings, machine)
+    code = _serve(settings, machine, is_child=child)
     if code:
         raise typer.Exit(code)
 
@@ -70,7 +80,8 @@ def server_config(settings: Settings) -> ServerConfig:
     )
 
 
-def _serve(settings: Settings, machine: Machine) -> int:
+def _serve(settings: Settings, machine: Machine, *, is_child: bool) -> int:
+    from quire.cli.children import announce
     from quire.models import resolve
     from quire.server.run import bind
     from quire.server.run import serve as run_server
@@ -85,6 +96,9 @@ def _serve(settings: Settings, machine: Machine) -> int:
 
         def ready(url: str, info: EngineInfo) -> None:
             starting.close()
+            if is_child:
+                announce(url, info)
+                return
             show(tiers(info, settings))
             print(directions(url, info, settings), flush=True)
 

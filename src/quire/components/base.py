@@ -89,13 +89,17 @@ def is_ready(node: Node, slot: int, *, host: bool) -> bool:
 
 
 def best_copy(node: Node, slot: int) -> list[Guard]:
-    """A lock on the copy a request at `node` would use: the device's, or else the host's."""
+    """Locks on the copy a request at `node` would use: the device's, or else the host's; and on
+    both while the device's is on its way, since it may never arrive."""
     assert slot % len(Tier) == DEVICE
+    guards: list[Guard] = []
     for at in (slot, slot + HOST):
         holding = node.held[at]
         if holding is not None and holding.state is not DRAINING:
-            return [(at, node, node.parent)]
-    return []
+            guards.append((at, node, node.parent))
+            if holding.state is READY:
+                break
+    return guards
 
 
 def is_unlocked(holding: Holding) -> bool:

@@ -32,7 +32,8 @@ class FullAttention:
         return min(reached, limit)
 
     def protection(self, tail: Node) -> list[Guard]:
-        """The lowest device copy on the path, and the host copies from there to the tail.
+        """The lowest device copy on the path, and the host copies from the lowest that is READY to
+        the tail.
 
         The device copies above the lowest one have a branch below them, so they stay as well.
         Host copies are named one by one: each could become spare, and go, if a load made its
@@ -41,14 +42,33 @@ class FullAttention:
         device = tail.held[self._device]
         if device is not None and device.state is READY:  # what nearly every call finds
             return [(self._device, tail, tail.parent)]
-        boundary = tail
-        while boundary.parent is not None and not _counts(boundary.held[self._device]):
-            boundary = boundary.parent
+        lowest = tail
+        while lowest.parent is not None and not _counts(lowest.held[self._device]):
+            lowest = lowest.parent
+        guards = self._host_copies(tail)
+        if lowest.parent is not None:
+            guards.append((self._device, lowest, lowest.parent))
+        return guards
+
+    def _host_copies(self, tail: Node) -> list[Guard]:
+        """Those from the lowest READY device copy to the tail. What is still on its way to the
+        device may never arrive: then the host's is needed."""
         guards: list[Guard] = []
-        if boundary is not tail:
-            guards.append((self._host, tail, boundary))
-        if boundary.parent is not None:
-            guards.append((self._device, boundary, boundary.parent))
+        node, run = tail, None
+        while node.parent is not None:
+            device = node.held[self._device]
+            if device is not None and device.state is READY:
+                break
+            host = node.held[self._host]
+            there = host is not None and host.state is not DRAINING
+            if there and run is None:
+                run = node
+            elif not there and run is not None:
+                guards.append((self._host, run, node))
+                run = None
+            node = node.parent
+        if run is not None:
+            guards.append((self._host, run, node))
         return guards
 
     def evictable(self, tier: Tier) -> Evictable:

@@ -9,15 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from quire.config import CacheConfig, PrefetchConfig, SnapshotConfig, WriteConfig
-from quire.engine.config import EngineConfig
+from quire.engine.config import EngineConfig, Role
 from quire.engine.engine import Engine
 from quire.engine.executor import RankConfig, open_executor
 from quire.engine.layouts import FULL, layouts
 from quire.engine.messages import EngineInfo
 from quire.engine.parallel import head_share
+from quire.engine.peering import Peering
 from quire.engine.pools import chunk_limit, components, plan_pools, running_limit
 from quire.engine.scheduler import Scheduler
 from quire.engine.usage import DEFAULT_TOKENS, Usage
+from quire.errors import ModelError
 from quire.keys import Namespace
 from quire.manager import CacheManager
 from quire.memory.layout import PageLayout
@@ -27,6 +29,8 @@ from quire.worker import ComponentConfig, WorkerConfig
 Progress = Callable[[str, float], None]
 
 _MAX_INFLIGHT_SHARE = 0.5
+_EVENTS = 1 << 15
+"""Kept for a router that asks which prefixes are here."""
 
 
 def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engine:
@@ -41,6 +45,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
     typical = config.typical_tokens or (usage.typical_tokens if usage else DEFAULT_TOKENS)
     sizes = plan_pools(config, shape, ranks, typical)
     device_pages, host_pages = sizes[FULL]
+    peering = Peering.of(config, shape, ranks[0], print_of_weights)
     tell("loading the model", 0.2)
     executor = open_executor(
         RankConfig(config.model, config.dtype, _threads(config)),
@@ -51,6 +56,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
                 print_of_weights,
                 [ComponentConfig(layout, *sizes[layout.component]) for layout in own],
                 device=_device(config, rank),
+                peer=peering.serving(rank) if peering is not None else None,
             )
             for rank, own in enumerate(ranks)
         ],
@@ -74,6 +80,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
             reuse=not no_reuse,
         )
         limit = device_pages * config.page_size - 1
+        if config.role is not Role.UNIFIED:  # what is handed over passes through the host whole
+            limit = min(limit, host_pages * config.page_size)
         max_context = min(shape.max_position_embeddings, config.max_context or limit, limit)
         engine = Engine(
             executor,
@@ -90,8 +98,18 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
             clock=time.monotonic,
             usage=usage,
         )
+        if no_reuse and config.role is not Role.UNIFIED:
+            raise ModelError(f"a {config.role.value} server hands on state, and {no_reuse}")
+        engine.private_prefixes = config.role is Role.DECODE and not config.decode_cache
         if config.store is not None:
             engine.attach_and_wait(config.store)
+        if peering is not None:
+            engine.exchange = peering.join(
+                engine,
+                addresses=executor.workers.peer_addresses,
+                vocab_size=shape.vocab_size,
+                max_context=max_context,
+            )
     except BaseException:
         executor.close()
         raise
@@ -107,6 +125,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
         tiers=engine.tiers(),
         store=manager.store.url,
         no_reuse=no_reuse,
+        role=config.role.value,
+        peer=engine.exchange.hub.address if engine.exchange is not None else "",
     )
     tell("ready", 1.0)
     return engine
@@ -121,7 +141,9 @@ def _cache_config(config: EngineConfig, device_pages: int, host_pages: int) -> C
     # Fetches may hold half of the host; a small host lowers the threshold with it.
     most = int(host_pages * _MAX_INFLIGHT_SHARE) * config.page_size
     threshold = max(1, min(config.prefetch_threshold, most)) if host_pages else 1
-    write = WriteConfig(config.write_policy) if host_pages else WriteConfig()
+    # What no request can ever find again is not worth a copy.
+    keeps = config.role is not Role.DECODE or config.decode_cache
+    write = WriteConfig(config.write_policy, enabled=keeps) if host_pages else WriteConfig()
     return CacheConfig(
         config.page_size,
         device_pages,
@@ -137,6 +159,7 @@ def _cache_config(config: EngineConfig, device_pages: int, host_pages: int) -> C
             per_path=config.snapshots_per_path,
         ),
         num_ranks=config.tp,
+        event_buffer=_EVENTS if config.peer_port is not None else 0,
     )
 
 

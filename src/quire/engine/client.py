@@ -19,7 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -121,8 +121,10 @@ class EngineClient:
         salt: str = "",
         priority: int = 0,
         timeout_s: float = 600.0,
+        prefill: Sequence[str] = (),
     ) -> AsyncIterator[AsyncIterator[Output]]:
-        """The outputs of one request; the last one has `finish`. Leaving the block early aborts."""
+        """The outputs of one request; the last one has `finish`. Leaving the block early aborts.
+        `prefill`: for decode servers, page servers to ask instead of those of the configuration."""
         request = RequestId(f"r{next(self._ids)}")
         queue: asyncio.Queue[Output] = asyncio.Queue()
         self._outputs[request] = queue
@@ -139,7 +141,9 @@ class EngineClient:
             if self.failure is not None:
                 queue.put_nowait(_failed(request, self.failure))
             else:
-                self._send(Generate(request, tokens, params, salt, priority, timeout_s))
+                self._send(
+                    Generate(request, tokens, params, salt, priority, timeout_s, list(prefill))
+                )
             yield outputs()
         finally:
             del self._outputs[request]

@@ -6,10 +6,23 @@ by `quire.settings` from the command line, the environment and a file; validated
 
 from __future__ import annotations
 
+import enum
+
 import msgspec
 
 from quire.config import PrefetchPolicy, WritePolicy
 from quire.errors import ConfigError
+
+
+class Role(enum.StrEnum):
+    """What an engine does of a request."""
+
+    UNIFIED = "unified"
+    """All of it."""
+    PREFILL = "prefill"
+    """Computes prompts, for decode servers."""
+    DECODE = "decode"
+    """Generates, from prompts that prefill servers computed."""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +64,24 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Snapshots kept along one prefix; 0: none are taken, and nothing is reused."""
     threads: int = 0
     """CPU threads for the model of each rank; 0: the cores there are, shared among ranks."""
+    role: Role = Role.UNIFIED
+    peer_host: str = "127.0.0.1"
+    """Where the page server listens."""
+    peer_port: int | None = None
+    """None: no page server. 0: any free port. Else: this one for leaders, and one after it for
+    each rank."""
+    peer_secret: str = ""
+    """Known to all engines that exchange pages."""
+    prefill: list[str] = []
+    """Decode: page servers of prefill engines, as `tcp://host:port`, tried in turn."""
+    peers: list[str] = []
+    """Page servers of engines whose pages may be used."""
+    decode_cache: bool = True
+    """Decode: look for prefixes in the own tiers at all."""
+    decode_restore: bool = True
+    """Decode: also in host and store, not only on the device."""
+    handover_timeout_s: float = 30.0
+    """Without progress for so long, a hand-over is given up and tried elsewhere."""
     debug: bool = False
     """Check every invariant of the cache after each step (slow)."""
 
@@ -71,6 +102,22 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"{option} is {getattr(self, option)}: it must not be negative")
         if self.host_bytes < 0:
             raise ConfigError(f"host_bytes is {self.host_bytes}: it must not be negative")
+        if self.peer_port is not None or self.peers:
+            if not self.host_bytes:
+                raise ConfigError(
+                    "pages are exchanged through host memory, and host memory is 0: give "
+                    "host_memory a size, or do without peers"
+                )
+            if not self.peer_secret:
+                raise ConfigError(
+                    "peer_secret is not set: engines that exchange pages must share one"
+                )
+        if self.role is not Role.UNIFIED and self.peer_port is None:
+            raise ConfigError(f"role {self.role.value} needs a page server: set peer_port")
+        if self.handover_timeout_s <= 0:
+            raise ConfigError(
+                f"handover_timeout_s is {self.handover_timeout_s:g}: make it positive"
+            )
         if self.store is not None and not self.host_bytes:
             raise ConfigError(
                 "store: it is reached through host memory, and host memory is 0: "

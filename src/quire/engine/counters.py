@@ -16,6 +16,10 @@ class SchedulerCounters:
     timed_out: int = 0
     rejected: int = 0
     failed: int = 0
+    unavailable: int = 0
+    """No prefill server could be had for them."""
+    handed_over: int = 0
+    """Computed for a peer, and taken by it."""
     preempted: int = 0
     restarted: int = 0
     """Begun again because pages it counted on did not arrive."""

@@ -15,7 +15,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from quire.components import Component
+from quire.disagg.exchange import Exchange
 from quire.engine.batch import Batch
+from quire.engine.config import Role
 from quire.engine.executor import Executor
 from quire.engine.executor.base import RankLost
 from quire.engine.messages import (
@@ -26,20 +28,23 @@ from quire.engine.messages import (
     EngineStatus,
     Finish,
     Generate,
+    HandoverStatus,
     Output,
     Outputs,
     Report,
+    Requests,
     StoreStatus,
     TierStatus,
     ToServer,
 )
 from quire.engine.questions import Questions
-from quire.engine.request import Request
+from quire.engine.request import Request, request_status
 from quire.engine.scheduler import Scheduler
 from quire.engine.usage import Usage
-from quire.errors import EngineError
+from quire.errors import ConfigError, EngineError
 from quire.keys import Namespace
 from quire.manager import CacheManager
+from quire.peer.address import split_address
 from quire.tree import slot_of
 from quire.types import DEVICE, HOST, Tier, page_array
 
@@ -79,7 +84,7 @@ class Engine:
         self._vocab_size = vocab_size
         self._debug = debug
         self._clock = clock
-        self._questions = Questions(manager, self.namespace_of, self.status)
+        self._questions = Questions(manager, self.namespace_of, self.status, self.requests)
         self._outputs: list[Output] = []
         self._seconds = {"step": 0.0, "model": 0.0}
         self._unobserved_tokens = 0
@@ -87,6 +92,11 @@ class Engine:
         self._next_report_s = 0.0
         self._unchecked = False
         self._next_check_s = 0.0
+        self.exchange: Exchange | None = None
+        """Set when it exchanges pages with other engines."""
+        self.private_prefixes = False
+        """Every request has a namespace of its own: nothing is ever found again."""
+        self._num_private = 0
 
     # ---- messages -------------------------------------------------------------------------------
 
@@ -95,7 +105,7 @@ class Engine:
         if problem:
             self._outputs.append(Output(message.id, [], finish=Finish.ERROR, error=problem))
             return
-        request = Request.arrive(message, self.namespace_of(message.salt), self._clock())
+        request = Request.arrive(message, self._namespace_for(message.salt), self._clock())
         refused = self.scheduler.add(request)
         if refused is not None:
             self._outputs.append(refused)
@@ -132,8 +142,14 @@ class Engine:
             raise RankLost(reason)
         self._questions.advance()
         self._outputs += scheduler.expire()
+        if self.exchange is not None:
+            self.exchange.hear()
+            self.exchange.advance()
+            self._outputs += scheduler.take_failed()
         batch = scheduler.schedule()
         workers.submit(manager.step())  # the loads that the batch will wait for
+        if self.exchange is not None:
+            self.exchange.tell()  # of what the workers know by now
         if batch is not None:
             chosen = self._clock()
             try:
@@ -159,7 +175,8 @@ class Engine:
 
     def patience_s(self) -> float:
         """How long the loop may sleep, if no message comes, when a step found nothing to do."""
-        if len(self.scheduler) or not self.manager.idle or self._questions.pending:
+        busy = len(self.scheduler) or not self.manager.idle or self._questions.pending
+        if busy or (self.exchange is not None and self.exchange.busy):
             return _BUSY_WAIT_S
         wakeup = self.manager.next_wakeup()
         if wakeup is None:
@@ -169,6 +186,8 @@ class Engine:
     def close(self) -> None:
         if self._usage is not None:
             self._usage.save()
+        if self.exchange is not None:
+            self.exchange.close()
         self._executor.close()
 
     # ---- state ----------------------------------------------------------------------------------
@@ -202,6 +221,37 @@ class Engine:
             counters=counters,
             seconds=dict(self._seconds),
             reuse=scheduler.reuse,
+            handover=self._handover_status(),
+        )
+
+    def requests(self) -> Requests:
+        """Every request in flight, and where it stands."""
+        now, role = self._clock(), self.info.role
+        return Requests(
+            [request_status(request, role, now) for request in self.scheduler.requests()]
+        )
+
+    def _handover_status(self) -> HandoverStatus | None:
+        if self.exchange is None:
+            return None
+        counters = self.exchange.asker.counters
+        moved = self._executor.workers.peer_counters()
+        return HandoverStatus(
+            open=len(self.exchange.asker.open) + len(self.exchange.holder.open),
+            sent_pages=moved.get("peer_sent_pages", 0),
+            sent_bytes=moved.get("peer_sent_bytes", 0),
+            received_pages=moved.get("peer_received_pages", 0),
+            received_bytes=moved.get("peer_received_bytes", 0),
+            transfers=Ended(counters.transfers, counters.transfer_s),
+            restores={
+                outcome: Ended(count, counters.restore_s[outcome])
+                for outcome, count in counters.restores.items()
+            },
+            promised_pages=counters.promised_pages,
+            restored_pages=counters.restored_pages,
+            repairs=dict(counters.repairs),
+            failed=dict(counters.failed),
+            links={k: v for k, v in self.exchange.links.items() if not k.startswith("in-")},
         )
 
     def tiers(self) -> list[TierStatus]:
@@ -232,6 +282,13 @@ class Engine:
 
     # ---- inside ---------------------------------------------------------------------------------
 
+    def _namespace_for(self, salt: str) -> Namespace:
+        """Of a request that arrives."""
+        if not self.private_prefixes:
+            return self.namespace_of(salt)
+        self._num_private += 1
+        return self.namespace_of(f"{salt}\0{self._num_private}")
+
     def _problem(self, message: Generate) -> str:
         """Why a request cannot be taken; the server has said so more kindly before."""
         tokens = np.frombuffer(message.tokens[: len(message.tokens) // 4 * 4], dtype="<i4")
@@ -244,6 +301,16 @@ class Engine:
         wanted = len(tokens) + message.params.max_tokens
         if wanted > self._max_context:
             return f"{wanted} tokens asked for, the context holds {self._max_context}"
+        return self._prefill_problem(message.prefill)
+
+    def _prefill_problem(self, addresses: list[str]) -> str:
+        if addresses and self.info.role != Role.DECODE:
+            return "prefill servers are asked by decode servers, and this is none"
+        try:
+            for address in addresses:
+                split_address(address)
+        except ConfigError as error:
+            return str(error)
         return ""
 
     def _locked_pages(self, component: Component, tier: Tier) -> int:

@@ -48,16 +48,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CachedTokens(msgspec.Struct, frozen=True):
-    """Prompt tokens that were not computed, by where they were found."""
+    """Prompt tokens that were not computed, by where they were found: in a tier of this engine, at
+    a peer, or, for what a prefill server handed over, in a tier of that server."""
 
     device: int = 0
     host: int = 0
     store: int = 0
     peer: int = 0
+    prefill_device: int = 0
+    prefill_host: int = 0
+    prefill_store: int = 0
 
     @property
     def total(self) -> int:
-        return self.device + self.host + self.store + self.peer
+        return sum(getattr(self, field) for field in self.__struct_fields__)
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
@@ -75,6 +79,9 @@ class Finish(enum.StrEnum):
     TIMEOUT = "timeout"
     REJECTED = "rejected"
     """Too busy; `error` says what is full."""
+    UNAVAILABLE = "unavailable"
+    """Nothing is wrong with the request, but no prefill server could be had for it: another server
+    may take it."""
     ERROR = "error"
 
 
@@ -85,6 +92,8 @@ class Generate(_Message, frozen=True, tag="generate"):
     salt: str = ""
     priority: int = 0
     timeout_s: float = 600.0
+    prefill: list[str] = []
+    """Decode servers: prefill servers to ask, in this order; empty: those of the configuration."""
 
 
 class Abort(_Message, frozen=True, tag="abort"):
@@ -147,7 +156,25 @@ class Warm(_Question, frozen=True, tag="warm"):
     salt: str = ""
 
 
-Question = GetStatus | Flush | Attach | Detach | Warm
+class GetRequests(_Question, frozen=True, tag="requests"):
+    """Answered by Requests."""
+
+
+class GetEvents(_Question, frozen=True, tag="events"):
+    """What has come into the tiers and gone from them. Answered by Events."""
+
+    since: int
+    """Number of the last event that the asker knows; 0: none."""
+
+
+class GetKeys(_Question, frozen=True, tag="keys"):
+    """The page keys of a prompt. Answered by Keys."""
+
+    tokens: bytes
+    salt: str = ""
+
+
+Question = GetStatus | Flush | Attach | Detach | Warm | GetRequests | GetEvents | GetKeys
 
 
 class TierStatus(msgspec.Struct, frozen=True):
@@ -178,6 +205,31 @@ class Ended(msgspec.Struct, frozen=True):
     seconds: float
 
 
+class HandoverStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What has gone between this engine and its peers."""
+
+    open: int = 0
+    """Hand-overs under way, asked for and served."""
+    sent_pages: int = 0
+    sent_bytes: int = 0
+    received_pages: int = 0
+    received_bytes: int = 0
+    transfers: Ended = Ended(0, 0.0)
+    """Hand-overs received in full, from the first word to the last page."""
+    restores: dict[str, Ended] = {}
+    """Own parts brought back from host and store: by outcome, ready or failed."""
+    promised_pages: int = 0
+    """Pages a prefill server was told it need not send."""
+    restored_pages: int = 0
+    """Those of them that were then really there."""
+    repairs: dict[str, int] = {}
+    """Pages asked for again, by reason."""
+    failed: dict[str, int] = {}
+    """Hand-overs that came to nothing, by reason."""
+    links: dict[str, str] = {}
+    """Peers connected to, by address: how that stands."""
+
+
 class EngineStatus(msgspec.Struct, frozen=True):
     tiers: list[TierStatus]
     store: StoreStatus
@@ -195,6 +247,53 @@ class EngineStatus(msgspec.Struct, frozen=True):
     """Time spent, by what: step, model, cache, idle."""
     reuse: bool = True
     """False: the model failed its check when it was loaded, and every prompt is computed."""
+    handover: HandoverStatus | None = None
+    """None: this engine has no page server and no peers."""
+
+
+class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One request in flight."""
+
+    id: RequestId
+    state: str
+    """waiting, restoring, transferring, running; on a prefill server also computing, holding."""
+    side: str
+    """unified, decode, or prefill."""
+    prompt_tokens: int
+    computed_tokens: int
+    output_tokens: int
+    age_s: float
+    cached: CachedTokens | None = None
+    handover: dict[str, str | int | float] = {}
+    """Where its hand-over stands: peer, promised, restored, received, wanted, tries, …"""
+
+
+class Requests(msgspec.Struct, frozen=True):
+    requests: list[RequestStatus]
+
+
+class Event(msgspec.Struct, frozen=True):
+    kind: str
+    """stored or removed."""
+    tier: str
+    """device, host or store."""
+    keys: bytes
+    """Page keys of `full` pages, 32 bytes each, in the order of the prefix."""
+
+
+class Events(msgspec.Struct, frozen=True):
+    last: int
+    """Number of the last event there has been."""
+    events: list[Event]
+    complete: bool
+    """False: some after `since` are forgotten already; start over from what comes."""
+
+
+class Keys(msgspec.Struct, frozen=True):
+    page_size: int
+    num_tokens: int
+    keys: bytes
+    """32 bytes each: of every page but the one of the last token."""
 
 
 class Flushed(msgspec.Struct, frozen=True):
@@ -244,6 +343,9 @@ class EngineInfo(msgspec.Struct, frozen=True):
     """URL, or empty."""
     no_reuse: str = ""
     """Why nothing is reused although the engine runs; empty: all is well."""
+    role: str = "unified"
+    peer: str = ""
+    """Address of the page server, as peers are given it; empty: there is none."""
 
 
 class Starting(_Message, frozen=True, tag="starting"):

@@ -7,6 +7,7 @@ until the server is gone.
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import sys
 import threading
@@ -30,6 +31,7 @@ from quire.engine.messages import (
 )
 from quire.engine.startup import Startup
 from quire.errors import QuireError
+from quire.peer.hub import PeerHub
 
 _EXIT_START_FAILED = 2
 _EXIT_BROKEN = 4
@@ -47,10 +49,16 @@ class Line:
         self._socket.setsockopt(zmq.RCVHWM, _MAX_QUEUED_MESSAGES)
         self._socket.setsockopt(zmq.LINGER, 1000)
         self._socket.connect(address)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+
+    def watch(self, fileno: int) -> None:
+        """End a wait also when this becomes readable."""
+        self._poller.register(fileno, zmq.POLLIN)
 
     def receive(self, wait_s: float) -> list[ToEngine]:
         """What has come; waits up to `wait_s` for something."""
-        if not self._socket.poll(int(wait_s * 1000)):
+        if not self._poller.poll(int(wait_s * 1000)):
             return []
         messages = []
         with contextlib.suppress(zmq.Again):
@@ -74,6 +82,8 @@ class Line:
 def serve(engine: Engine, line: Line, stop: threading.Event) -> None:
     """The main loop. Raises RankLost, InvariantError: then nothing can be trusted any more."""
     worked = False
+    if engine.exchange is not None and isinstance(engine.exchange.hub, PeerHub):
+        line.watch(engine.exchange.hub.fileno())
     while not stop.is_set():
         for message in line.receive(0.0 if worked else engine.patience_s()):
             if isinstance(message, Shutdown):
@@ -85,6 +95,7 @@ def serve(engine: Engine, line: Line, stop: threading.Event) -> None:
 
 
 def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="quire: %(message)s")
     # Ctrl-C reaches the whole process group; the server decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _leave)

@@ -5,8 +5,10 @@ Knows the cache's manager. Nothing here waits: what takes time is looked at once
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 import msgspec
 import numpy as np
@@ -17,22 +19,32 @@ from quire.engine.messages import (
     CachedTokens,
     Detach,
     EngineStatus,
+    Event,
+    Events,
     Flush,
     Flushed,
+    GetEvents,
+    GetKeys,
+    GetRequests,
     GetStatus,
+    Keys,
     Question,
+    Requests,
     StoreStatus,
     Warm,
     Warmed,
 )
 from quire.errors import ConfigError, QuireError
 from quire.keys import Namespace, PrefixKey
-from quire.manager import CacheManager, Lease, StoreChange
+from quire.manager import CacheManager, EventBatch, Lease, StoreChange
 from quire.types import DEVICE, HOST, RequestId
 
 _TIERS = {"device": DEVICE, "host": HOST}
 _STORE = "store"
 _MAX_PENDING = 64
+_MAX_EVENTS = 1 << 15
+_EVENTS_PER_ANSWER = 4096
+FULL = "full"
 
 
 @dataclass(slots=True)
@@ -57,10 +69,13 @@ class Questions:
         manager: CacheManager,
         namespace_of: Callable[[str], Namespace],
         status: Callable[[], EngineStatus],
+        requests: Callable[[], Requests],
     ) -> None:
         self._manager = manager
         self._namespace_of = namespace_of
         self._status = status
+        self._requests = requests
+        self._events = EventLog()
         self._pending: dict[int, _Changing | _Warming] = {}
         self._answers: list[Answer] = []
 
@@ -107,6 +122,18 @@ class Questions:
                 self._pending[number] = _Changing(manager.detach_store(), self._store)
             case Warm(tokens, salt):
                 self._warm(number, tokens, salt)
+            case GetRequests():
+                self._reply(number, self._requests())
+            case GetEvents(since):
+                self._events.take_in(manager.take_events())
+                self._reply(number, self._events.since(since))
+            case GetKeys(tokens, salt):
+                self._reply(number, self._keys(tokens, salt))
+
+    def _keys(self, tokens: bytes, salt: str) -> Keys:
+        ids = np.frombuffer(tokens, dtype="<i4")
+        key = PrefixKey(self._namespace_of(salt), ids[:-1])
+        return Keys(key.namespace.page_size, len(ids), key.page_keys())
 
     def _flush(self, number: int, tiers: list[str]) -> None:
         unknown = [tier for tier in tiers if tier not in (*_TIERS, _STORE)]
@@ -157,3 +184,27 @@ class Questions:
 
     def _reply(self, number: int, result: object) -> None:
         self._answers.append(Answer(number, msgspec.msgpack.encode(result)))
+
+
+class EventLog:
+    """The last events of the cache, numbered, for whoever asks."""
+
+    def __init__(self) -> None:
+        self._events: deque[Event] = deque(maxlen=_MAX_EVENTS)
+        self._last = 0
+
+    def take_in(self, batch: EventBatch) -> None:
+        if batch.lost:
+            self._last += batch.lost
+            self._events.clear()
+        for event in batch.events:
+            if event.component == FULL:
+                self._last += 1
+                self._events.append(Event(event.kind.value, event.tier, event.keys))
+
+    def since(self, number: int) -> Events:
+        oldest = self._last - len(self._events)
+        known = 0 <= number <= self._last
+        start = max(number, oldest) if known else oldest
+        events = list(islice(self._events, start - oldest, start - oldest + _EVENTS_PER_ANSWER))
+        return Events(start + len(events), events, complete=known and number >= oldest)

@@ -12,12 +12,14 @@ stays below `length` for as long as the request lives.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from quire.engine.messages import CachedTokens, Generate, SamplingParams
+from quire.disagg.handover import Half, Handover, Stage, describe
+from quire.engine.messages import CachedTokens, Generate, RequestStatus, SamplingParams
 from quire.engine.sampling import Row, needs_history
 from quire.keys import Namespace, PrefixKey
 from quire.manager import Lease
@@ -29,6 +31,8 @@ class State(enum.Enum):
     """Queued: new, preempted, or begun again after a failed load."""
     RUNNING = enum.auto()
     """Has pages and takes part in batches."""
+    HOLDING = enum.auto()
+    """Computed for a peer, which has not taken all of it yet."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +57,17 @@ class Request:
     """What was found when it was first admitted; not changed by preemption."""
     reported: bool = False
     """Has the client been told of `cached`?"""
+    salt: str = ""
+    prefill: list[str] = field(default_factory=list)
+    """Peers that may compute its prompt."""
+    handover: Handover | None = None
+    """Pages that are on their way from a peer."""
+    for_peer: bool = False
+    """It ends with the last page of its prompt, and is answered with pages."""
+    settled: bool = False
+    """For a peer: all its pages are in the tree."""
+    failure: str = ""
+    """For a peer: why it will never be computed."""
 
     @classmethod
     def arrive(cls, message: Generate, namespace: Namespace, now: float) -> Request:
@@ -69,6 +84,27 @@ class Request:
             num_prompt=len(prompt),
             length=len(prompt),
             key=PrefixKey(namespace, room[: len(prompt) - 1]),
+            salt=message.salt,
+            prefill=message.prefill,
+        )
+
+    @classmethod
+    def of_peer(
+        cls, name: str, tokens: bytes, namespace: Namespace, *, priority: int, now: float
+    ) -> Request:
+        """`tokens`: whole pages."""
+        prompt = np.frombuffer(tokens, dtype="<i4").astype(np.int32)
+        return cls(
+            id=RequestId(name),
+            params=SamplingParams(max_tokens=1, temperature=0.0),
+            priority=priority,
+            arrived_s=now,
+            deadline_s=math.inf,  # whoever asked decides how long it waits
+            tokens=prompt,
+            num_prompt=len(prompt),
+            length=len(prompt),
+            key=PrefixKey(namespace, prompt),
+            for_peer=True,
         )
 
     @property
@@ -92,8 +128,14 @@ class Request:
         return self.key
 
     def lookup_key(self) -> PrefixKey:
-        """What to look for in the cache: everything but the last token."""
+        """What to look for in the cache: everything but the last token, of which one must be
+        computed to pick the next; for a peer everything."""
         return self.key_of(self.length - 1)
+
+    @property
+    def room_tokens(self) -> int:
+        """Tokens for which it needs pages before it may run: its own and the first of an answer."""
+        return self.length + (0 if self.for_peer else 1)
 
     def missing_pages(self, count: int, page_size: int) -> int:
         """Pages it lacks to hold its first `count` tokens."""
@@ -108,3 +150,29 @@ class Request:
             prompt = self.tokens[: self.num_prompt].tobytes()
             output = self.tokens[self.num_prompt : self.length].tobytes()
         return Row(params=self.params, position=self.num_output, prompt=prompt, output=output)
+
+
+def request_status(request: Request, role: str, now: float) -> RequestStatus:
+    """Where it stands, for a person."""
+    handover = request.handover
+    state = request.state.name.lower()
+    if request.for_peer and request.state is State.RUNNING:
+        state = "computing"
+    about: dict[str, str | int | float] = {}
+    if handover is not None:
+        moving = handover.stage is Stage.MOVING
+        state = handover.stage.value
+        if moving:
+            state = "restoring" if handover.transfer is not Half.PENDING else "transferring"
+        about = describe(handover, now)
+    return RequestStatus(
+        id=request.id,
+        state=state,
+        side="prefill" if request.for_peer else role,
+        prompt_tokens=request.num_prompt,
+        computed_tokens=request.computed,
+        output_tokens=request.num_output,
+        age_s=now - request.arrived_s,
+        cached=request.cached,
+        handover=about,
+    )

@@ -22,10 +22,11 @@ import msgspec
 
 from quire.engine.batch import Batch, BatchResult, Segment, SegmentResult
 from quire.engine.counters import SchedulerCounters
+from quire.engine.handovers import Handovers
 from quire.engine.messages import CachedTokens, Finish, Output
 from quire.engine.request import Request, State
 from quire.manager import CacheManager, Lease, LeaseState, LoadState
-from quire.types import NO_SLOT, PageIds, RequestId
+from quire.types import NO_SLOT, PageIds, RequestId, num_pages
 
 _RETRY_STEPS = 8
 """Steps between two tries to admit a request that did not fit."""
@@ -45,6 +46,8 @@ class Scheduler:
         reuse: bool = True,
     ) -> None:
         """`reuse` = False: every request computes its whole prompt, in one piece."""
+        self.remote: Handovers | None = None
+        """Where to get pages from that are not here; set when there are peers."""
         self._manager = manager
         self.reuse = reuse
         self._page_size = manager.config.page_size
@@ -55,6 +58,8 @@ class Scheduler:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         """Both in the order of arrival, higher priority first."""
+        self.holding: list[Request] = []
+        """Computed for peers, and kept until they have taken it."""
         self.counters = SchedulerCounters()
         self._requests: dict[RequestId, Request] = {}
         self._num_batches = 0
@@ -73,7 +78,7 @@ class Scheduler:
         self.counters.arrived += 1
         if request.id in self._requests:
             return self._refused(request, Finish.ERROR, f"request {request.id} exists already")
-        if len(self._requests) >= self._max_waiting + self._max_running:
+        if len(self._requests) - len(self.holding) >= self._max_waiting + self._max_running:
             reason = (
                 f"{len(self.running)} requests are running and {len(self.waiting)} waiting: "
                 "max_running and max_waiting allow no more"
@@ -91,7 +96,10 @@ class Scheduler:
         """Forget it, in any state. Unknown ones are ignored: they may just have finished."""
         request = self._requests.get(request_id)
         if request is not None:
-            self.counters.aborted += 1
+            if request.state is State.HOLDING:
+                self.counters.handed_over += 1
+            else:
+                self.counters.aborted += 1
             self._remove(request)
 
     def expire(self) -> list[Output]:
@@ -111,16 +119,46 @@ class Scheduler:
             for request in late
         ]
 
+    def request(self, request_id: RequestId) -> Request | None:
+        return self._requests.get(request_id)
+
+    def requests(self) -> Iterable[Request]:
+        return self._requests.values()
+
+    def room_pages(self) -> int:
+        """Device pages that running requests do not use."""
+        used = sum(num_pages(r.lease.pages) for r in self.running if r.lease is not None)
+        return self._manager.config.device_pages - used
+
+    def take_failed(self) -> list[Output]:
+        """End the requests whose pages cannot be had from anybody."""
+        if self.remote is None:
+            return []
+        failed = [r for r in self.waiting if self.remote.failure(r)]
+        outputs = []
+        for request in failed:
+            self.counters.unavailable += 1
+            reason = self.remote.failure(request)
+            self._remove(request)
+            outputs.append(Output(request.id, [], finish=Finish.UNAVAILABLE, error=reason))
+        return outputs
+
     def fail(self, ids: Iterable[RequestId], reason: str) -> list[Output]:
         """End these requests: the model could not compute them."""
-        requests = [self._requests[i] for i in ids if i in self._requests]
-        return [self._finish(request, [], Finish.ERROR, reason) for request in requests]
+        outputs = []
+        for request in [self._requests[i] for i in ids if i in self._requests]:
+            output = self._finish(request, [], Finish.ERROR, reason)
+            if not request.for_peer:
+                outputs.append(output)
+        return outputs
 
     # ---- the step -------------------------------------------------------------------------------
 
     def schedule(self) -> Batch | None:
         """The next batch; None: nothing can be computed now."""
         self._num_batches += 1
+        for request in [r for r in self.holding if not r.settled]:
+            self._settle(request)
         chosen: dict[RequestId, Segment] = {}
         for request in [r for r in self.running if r.remaining == 1]:
             self._continue(request, 1, chosen)
@@ -228,9 +266,12 @@ class Scheduler:
         return self._manager.cover(lease, -(-end // self._page_size))
 
     def _release_waiting(self, but: Request | None = None) -> None:
-        """Waiting requests let go of what they found; they will look again."""
+        """Waiting requests let go of what they found; they will look again. One that gets pages
+        from a peer and has none on the device is in nobody's way."""
         for request in self.waiting:
-            if request is not but:
+            lease = request.lease
+            moving = request.handover is not None and lease is not None and not lease.num_device
+            if request is not but and not moving:
                 self._let_go(request)
 
     def _preempt(self, request: Request) -> None:
@@ -241,6 +282,9 @@ class Scheduler:
     def _requeue(self, request: Request) -> None:
         """From running back to waiting, with all its tokens and without its pages."""
         self.running.remove(request)
+        self._begin_again(request)
+
+    def _begin_again(self, request: Request) -> None:
         self._let_go(request)
         request.state = State.WAITING
         request.computed = 0
@@ -259,7 +303,11 @@ class Scheduler:
                 lookups -= 1
                 self._look_up(request)
             assert request.lease is not None
+            if self.remote is not None and not self.remote.ready(request):
+                continue
             if not self._manager.ready(request.lease):
+                continue
+            if request.for_peer and self._is_all_there(request):
                 continue
             if self._is_being_computed(request):
                 if request.id not in self._held_back:
@@ -279,9 +327,48 @@ class Scheduler:
         """Take a lease on what there is, and start fetching what the store may have."""
         manager, key = self._manager, request.lookup_key()
         match = manager.match(key if self.reuse else key[:0])
+        if self.remote is not None:
+            match = self.remote.usable(match)
         request.lease = manager.acquire(match, request.id, priority=request.priority)
+        if self.remote is not None and self.remote.begin(request):
+            return
         if self.reuse:
             manager.prefetch(request.lease)
+
+    def _is_all_there(self, request: Request) -> bool:
+        """For a peer, and nothing is left to compute: it need not even come to the device."""
+        assert request.lease is not None
+        if self._manager.admit(request.lease) < request.key.last:
+            return False
+        on_device = self._manager.match(request.lease.key).num_device
+        request.cached = request.cached or self._found(request, on_device, request.key.last)
+        self.waiting.remove(request)
+        self._hold(request)
+        return True
+
+    def _hold(self, request: Request) -> None:
+        """All is computed: keep it until the peer has taken it."""
+        request.state = State.HOLDING
+        self.holding.append(request)
+        self._settle(request)
+
+    def _settle(self, request: Request) -> None:
+        """Keep its pages in the tree, and nothing else, as soon as all of them are there."""
+        manager, before = self._manager, request.lease
+        assert before is not None
+        if before.load_state is LoadState.FAILED:  # it stands on pages that did not arrive
+            self.counters.restarted += 1
+            self.holding.remove(request)
+            self._begin_again(request)
+            return
+        self._share(request)
+        if before.loads:
+            return
+        request.lease = manager.acquire(manager.match(request.key), request.id)
+        manager.release(before)
+        request.settled = True
+        if request.lease.tail.end < request.key.last:
+            request.failure = "there was no room to keep the state at the end of the prompt"
 
     def _is_being_computed(self, request: Request) -> bool:
         """Is somebody computing pages of this prompt that are not there yet?"""
@@ -316,10 +403,9 @@ class Scheduler:
         manager.admit(lease)
         on_device = manager.match(lease.key).num_device
         manager.load(lease)
-        missing = request.missing_pages(request.length + 1, self._page_size)
-        if not self._give(lease, missing):
+        if not self._give(request):
             self._release_waiting(but=request)
-            if not self._give(lease, missing):
+            if not self._give(request):
                 self._let_go(request)
                 return False
         self.waiting.remove(request)
@@ -327,25 +413,35 @@ class Scheduler:
         request.state = State.RUNNING
         request.computed = lease.num_device * self._page_size
         if request.cached is None:
-            request.cached = self._found(request, on_device)
+            request.cached = self._found(request, on_device, lease.num_device)
+        if self.remote is not None:
+            self.remote.admitted(request)
         self.counters.admitted += 1
         self._held_back.discard(request.id)
         self._expect_branches(request, others=self.waiting)
         return True
 
-    def _give(self, lease: Lease, missing: int) -> bool:
+    def _give(self, request: Request) -> bool:
         """The pages a prompt lacks, and a state to work on."""
-        if not self._manager.begin(lease):
+        manager, lease = self._manager, request.lease
+        assert lease is not None
+        if request.handover is not None and request.handover.compute and lease.num_host:
+            manager.load(lease)  # there was no room for all of it
+            if lease.num_host:
+                return False  # it was not got from a peer to be computed here
+        if not manager.begin(lease):
             return False
-        return missing <= 0 or self._manager.extend(lease, missing)
+        missing = request.missing_pages(request.room_tokens, self._page_size)
+        return missing <= 0 or manager.extend(lease, missing)
 
-    def _found(self, request: Request, on_device: int) -> CachedTokens:
-        """Reused tokens by tier. Pages [0, d) were on the device when the request was admitted;
-        of those after, [first, first + n) came from the store, fetched for it, the rest from the
-        host."""
+    def _found(self, request: Request, on_device: int, reused: int) -> CachedTokens:
+        """Reused tokens by tier, of `reused` pages. Pages [0, d) were on the device when the
+        request was admitted; of those after, [first, first + n) came from the store, fetched for
+        it, the rest from the host."""
         lease, size = request.lease, self._page_size
         assert lease is not None
-        reused = lease.num_device
+        if self.remote is not None and (found := self.remote.found(request)) is not None:
+            return found
         prefetch, store = lease.prefetch, 0
         if prefetch is not None and prefetch.num_landed:
             first = max(prefetch.first, on_device)
@@ -376,6 +472,10 @@ class Scheduler:
         self._share(request)
         sampled = computed.sampled
         if sampled is None:
+            return None
+        if request.for_peer:
+            self.running.remove(request)
+            self._hold(request)
             return None
         if sampled.error:
             return self._finish(request, [], Finish.ERROR, sampled.error)
@@ -418,10 +518,13 @@ class Scheduler:
     def _remove(self, request: Request) -> None:
         del self._requests[request.id]
         self._held_back.discard(request.id)
-        (self.running if request.state is State.RUNNING else self.waiting).remove(request)
+        queues = {State.RUNNING: self.running, State.HOLDING: self.holding}
+        queues.get(request.state, self.waiting).remove(request)
         self._let_go(request)
 
     def _let_go(self, request: Request) -> None:
+        if self.remote is not None:
+            self.remote.cancel(request)
         if request.lease is not None:
             self._manager.release(request.lease)
             request.lease = None

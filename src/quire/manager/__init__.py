@@ -2,6 +2,8 @@
 
 from quire.manager.counters import Counters, Decline, Fit
 from quire.manager.events import CacheEvent, EventBatch, EventKind
+from quire.manager.exports import Export, Grant
+from quire.manager.intake import Intake
 from quire.manager.lease import Lease, LoadState, PrefixMatch
 from quire.manager.manager import CacheManager
 from quire.manager.prefetch import Prefetch, PrefetchState
@@ -15,7 +17,10 @@ __all__ = [
     "Decline",
     "EventBatch",
     "EventKind",
+    "Export",
     "Fit",
+    "Grant",
+    "Intake",
     "Lease",
     "LeaseState",
     "LoadState",

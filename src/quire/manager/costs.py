@@ -28,11 +28,16 @@ class CostModel:
         self._enabled = enabled
         self._page_size = page_size
         self._fetch = _Rate()
+        self._peer = _Rate()
         self._prefill = _Rate()
         self._declined_in_a_row = 0
+        self._unasked_in_a_row = 0
 
     def observe_fetch(self, num_pages: int, seconds: float) -> None:
         self._fetch.observe(num_pages, seconds)
+
+    def observe_peer(self, num_pages: int, seconds: float) -> None:
+        self._peer.observe(num_pages, seconds)
 
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:
         self._prefill.observe(num_tokens, seconds)
@@ -50,3 +55,19 @@ class CostModel:
             self._declined_in_a_row = 0
             return True
         return False
+
+    def worth_asking_peers(self, num_pages: int) -> bool:
+        """Would pages from a peer be here before they are computed? As for the store."""
+        peer, prefill = self._peer.seconds_per_item, self._prefill.seconds_per_item
+        if not self._enabled or peer is None or prefill is None:
+            return True
+        self._unasked_in_a_row += 1
+        if peer < prefill * self._page_size or self._unasked_in_a_row >= _RETRY_EVERY:
+            self._unasked_in_a_row = 0
+            return num_pages > 0
+        return False
+
+    def peers_beat_store(self) -> bool:
+        """Are pages here sooner from a peer than from the store, as far as is known?"""
+        peer, fetch = self._peer.seconds_per_item, self._fetch.seconds_per_item
+        return self._enabled and peer is not None and fetch is not None and peer < fetch

@@ -77,6 +77,12 @@ class Counters:
     fetched_pages: int = 0
     fetch_missed_pages: int = 0
     """Promised by the probe, not delivered by the fetch."""
+    exported_pages: int = 0
+    """That peers were let read, of all components."""
+    received_pages: int = 0
+    """That came from peers, of all components."""
+    intake_waits: int = 0
+    """Steps in which pages that a peer offers had no room on the host."""
     snapshots: int = 0
     """Recurrent states shared, in snapshots."""
     snapshots_skipped: int = 0

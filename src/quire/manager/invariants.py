@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from quire.components import Guard, window_of
 from quire.errors import InvariantError
 from quire.manager.core import ROOT_SLOT, Core
+from quire.manager.intake import Intakes
 from quire.manager.lease import Lease
 from quire.manager.prefetch import Prefetcher
 from quire.tree import NUM_TIERS, Holding, Node, Root, slot_of
@@ -28,11 +29,11 @@ from quire.types import (
 )
 
 
-def check(core: Core, leases: Iterable[Lease], prefetcher: Prefetcher) -> None:
+def check(core: Core, leases: Iterable[Lease], prefetcher: Prefetcher, intakes: Intakes) -> None:
     leases = list(leases)
     _check_structure(core)
     _check_locks(core, leases)
-    _check_owners(core, leases, prefetcher)
+    _check_owners(core, leases, prefetcher, intakes)
     _check_orders(core)
 
 
@@ -120,7 +121,9 @@ def _check_locks(core: Core, leases: list[Lease]) -> None:
     _require(not locks, "somebody holds a node that is gone")
 
 
-def _check_owners(core: Core, leases: list[Lease], prefetcher: Prefetcher) -> None:
+def _check_owners(
+    core: Core, leases: list[Lease], prefetcher: Prefetcher, intakes: Intakes
+) -> None:
     owned: list[list[PageIds]] = [[] for _ in core.allocators]
     for node in _nodes(core):
         for slot, holding in enumerate(node.held):
@@ -137,6 +140,7 @@ def _check_owners(core: Core, leases: list[Lease], prefetcher: Prefetcher) -> No
         in_operations = prefetcher.reserved_pages(slot)
         if slot == HOST:
             reserved = sum(map(num_pages, in_operations))
+        in_operations = in_operations + intakes.reserved_pages(slot)
         pages = page_array(PageIds(b"".join([*owned[slot], *in_operations]))).tolist()
         _require(len(set(pages)) == len(pages), f"slot {slot}: a page has two owners")
         free = allocator.free_pages()

@@ -27,6 +27,7 @@ from quire.tree import Node, Walk
 from quire.types import NO_PAGES, OperationId, PageIds, RequestId, num_pages
 
 if TYPE_CHECKING:
+    from quire.manager.intake import Intake
     from quire.manager.manager import CacheManager
     from quire.manager.prefetch import Prefetch
     from quire.manager.states import LeaseState
@@ -76,6 +77,8 @@ class Lease:
     """Loads in flight that fill some of `tree_pages`."""
     load_state: LoadState = LoadState.IDLE
     prefetch: Prefetch | None = None
+    intake: Intake | None = None
+    """What comes from a peer."""
     state: LeaseState | None = None
     """Windows and recurrent state, for models that have such."""
     released: bool = False

@@ -20,13 +20,23 @@ from quire.keys import PrefixKey
 from quire.manager.core import Clock, Core
 from quire.manager.costs import CostModel
 from quire.manager.events import EventBatch
+from quire.manager.exports import Export, Exporter, Grant
+from quire.manager.intake import Intake, Intakes
 from quire.manager.lease import Lease, LoadState, PrefixMatch
 from quire.manager.loads import Loader
 from quire.manager.prefetch import Prefetch, Prefetcher
 from quire.manager.states import States
 from quire.manager.stores import StoreChange, StoreControl
 from quire.manager.writes import Writer, Writers
-from quire.messages import Command, Completion, Probed, StoreChanged, Transferred, WorkerLost
+from quire.messages import (
+    Command,
+    Completion,
+    PeerSource,
+    Probed,
+    StoreChanged,
+    Transferred,
+    WorkerLost,
+)
 from quire.tree import Node, Root, Walk, slot_of
 from quire.types import (
     DEVICE,
@@ -68,6 +78,8 @@ class CacheManager:
             self._writer = Writer(self.core, self.core.components[0])
         self._loader = Loader(self.core, self._states)
         self._prefetcher = Prefetcher(self.core, self.costs)
+        self._exporter = Exporter(self.core, self._demand)
+        self._intakes = Intakes(self.core, self.costs, self._repoint)
         _check_pools(self.core)
 
     # ---- the life of a request ------------------------------------------------------------------
@@ -269,6 +281,8 @@ class CacheManager:
         self.leases.remove(lease)
         if lease.prefetch is not None:
             self._prefetcher.settle(lease.prefetch)
+        if lease.intake is not None:
+            self._intakes.close(lease.intake)
         self._loader.forget(lease)
         if lease.private_pages:
             self.core.allocators[DEVICE].free(lease.private_pages)
@@ -280,6 +294,46 @@ class CacheManager:
         self.core.unprotect(lease.guards)
         if lease.state is not None:
             self.core.tidy((lease.tail, lease.device_tail))
+
+    # ---- peers ----------------------------------------------------------------------------------
+
+    def take_in(self, lease: Lease, last: int, timeout_s: float) -> Intake:
+        """Prepare for pages of the lease's prefix, up to page `last`, that a peer will offer."""
+        lease.require_live()
+        if lease.intake is not None:
+            self._intakes.close(lease.intake)
+        lease.intake = self._intakes.open(lease, last, timeout_s)
+        return lease.intake
+
+    def offered(
+        self, intake: Intake, component: str, first: int, count: int, source: PeerSource
+    ) -> None:
+        """A peer has pages [first, first + count): fetch those that are still wanted."""
+        self._intakes.offer(intake, component, first, count, source)
+
+    def end_intake(self, lease: Lease) -> None:
+        """No more is wanted from the peer; what has come and fits stays."""
+        if lease.intake is not None:
+            self._intakes.close(lease.intake)
+            lease.intake = None
+
+    def export(self, first: int, last: int) -> Export:
+        """Begin to let a peer read pages [first, last) of a prefix; see `grant`."""
+        return self._exporter.open(first, last)
+
+    def grant(self, export: Export, lease: Lease) -> list[Grant]:
+        """What of an export can be read from now on. `lease` holds the prefix, or so much of it as
+        has been computed; call it again after every step until the export is complete."""
+        lease.require_live()
+        return self._exporter.advance(export, lease.tail)
+
+    def repair(self, export: Export, first: int, last: int) -> None:
+        """The peer wants pages [first, last) as well, or again."""
+        self._exporter.repair(export, first, last)
+
+    def end_export(self, export: Export) -> None:
+        """The peer has what it wanted, or is gone."""
+        self._exporter.close(export)
 
     # ---- the step -------------------------------------------------------------------------------
 
@@ -302,6 +356,7 @@ class CacheManager:
         overdue = operations.expire(self.core.clock())
         if overdue:
             self.counters.overdue_operations += overdue
+        self._intakes.flush()
         self._writer.flush()
         self._prefetcher.flush()
         commands, self.core.outbox = self.core.outbox, []
@@ -317,7 +372,8 @@ class CacheManager:
     def idle(self) -> bool:
         """Nothing in flight, nothing waiting for the next step. (A retry may wait for its time.)"""
         busy = self.core.operations.running or self.core.outbox
-        return not (busy or self._writer.has_work or self._prefetcher.has_work)
+        waiting = self._writer.has_work or self._prefetcher.has_work or self._intakes.has_work
+        return not (busy or waiting)
 
     @property
     def inflight_pages(self) -> int:
@@ -359,7 +415,7 @@ class CacheManager:
         """Raise InvariantError unless all bookkeeping is consistent. Cost grows with the cache."""
         from quire.manager.invariants import check
 
-        check(self.core, self.leases, self._prefetcher)
+        check(self.core, self.leases, self._prefetcher, self._intakes)
 
     # ---- inside ---------------------------------------------------------------------------------
 
@@ -385,6 +441,12 @@ class CacheManager:
         tail = self._cut(walk, reachable) if reachable > first else None
         if tail is not None:
             self._repoint(lease, tail)
+
+    def _demand(self, component: int, node: Node) -> None:
+        if self._writers is not None:
+            self._writers.demand(component, node)
+        elif isinstance(self._writer, Writer):
+            self._writer.demand(node)
 
     def _repoint(self, lease: Lease, tail: Node) -> None:
         """Move the end of what the lease protects; never lets go before it has the new hold."""

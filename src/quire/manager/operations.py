@@ -28,6 +28,7 @@ class Kind(enum.StrEnum):
     LOAD = "load"
     WRITE = "write"
     FETCH = "fetch"
+    SERVE = "serve"
     PROBE = "probe"
     STORE = "store"
 

@@ -23,12 +23,12 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from quire.components import Component
 from quire.config import PrefetchPolicy
 from quire.keys import PrefixKey
 from quire.manager.core import Core
 from quire.manager.costs import CostModel
 from quire.manager.counters import Decline, Fit
+from quire.manager.landing import Arrival, land
 from quire.manager.lease import Lease
 from quire.manager.operations import Kind, Operation, OpState
 from quire.messages import Cancel, Fetch, Probe
@@ -38,7 +38,6 @@ from quire.types import (
     NO_PAGES,
     PAGE_ID_BYTES,
     PAGE_KEY_BYTES,
-    READY,
     OperationId,
     PageIds,
     Tier,
@@ -400,59 +399,15 @@ class Prefetcher:
         prefetch.state = PrefetchState.DONE
         if count:
             self.inflight_pages -= count
-            tail = self._publish_full(prefetch, reserved, count)
-            for component in core.components[1:]:
-                self._publish(prefetch, component, reserved, tail, count)
+            cut = count * PAGE_ID_BYTES
+            pages = [PageIds(reserved.pages[0][:cut]), *reserved.pages[1:]]
+            rest = PageIds(reserved.pages[0][cut:])
+            reserved.pages = [rest, *(NO_PAGES for _ in reserved.pages[1:])]
+            last = prefetch.first + count
+            tail = land(
+                core,
+                prefetch.anchor,
+                Arrival(prefetch.key, prefetch.first, last, pages, reserved.epoch),
+            )
             core.counters.fetched_pages += count
             core.tidy((tail,))
-
-    def _publish_full(self, prefetch: Prefetch, reserved: _Reserved, count: int) -> Node:
-        core = self._core
-        pages = PageIds(reserved.pages[0][: count * PAGE_ID_BYTES])
-        reserved.pages[0] = PageIds(reserved.pages[0][count * PAGE_ID_BYTES :])
-        last = prefetch.first + count
-        done = core.tree.insert(prefetch.anchor, prefetch.key, last, HOST, pages)
-        leftover = PageIds(pages[(done.tail.end - prefetch.first) * PAGE_ID_BYTES :])
-        core.allocators[HOST].free(PageIds(done.duplicate + leftover))
-        core.counters.duplicate_pages += num_pages(done.duplicate)
-        for node in done.adopted:
-            node.page_keys = prefetch.key.page_keys(node.start, node.end)
-            node.stored = reserved.epoch
-            core.stored(node, HOST)
-        return done.tail
-
-    def _publish(
-        self, prefetch: Prefetch, component: Component, reserved: _Reserved, tail: Node, count: int
-    ) -> None:
-        """Hang what belongs to the point at `tail` beside its full pages; what has no place there
-        (any more, or because somebody else put it there first) is freed."""
-        core, slot = self._core, slot_of(component.index, HOST)
-        pages, reserved.pages[component.index] = reserved.pages[component.index], NO_PAGES
-        start, end = component.span(prefetch.first, prefetch.first + count)
-        spare: list[bytes] = []
-        if tail.end != end:  # a page of `full` could not be put there
-            spare.append(pages)
-        elif component.is_point:
-            spare.append(self._hang(tail, component, pages, reserved.epoch))
-        else:
-            node = tail
-            while node.parent is not None and node.end > start:
-                if node.start < start:
-                    core.tree.split(node, start - node.start)
-                mine = pages[
-                    (node.start - start) * PAGE_ID_BYTES : (node.end - start) * PAGE_ID_BYTES
-                ]
-                spare.append(self._hang(node, component, PageIds(mine), reserved.epoch))
-                node = node.parent
-        core.allocators[slot].free(PageIds(b"".join(spare)))
-
-    def _hang(self, node: Node, component: Component, pages: PageIds, epoch: int) -> PageIds:
-        """Give a node its pages; returns them if it has them already."""
-        core, slot = self._core, slot_of(component.index, HOST)
-        if node.held[slot] is not None:
-            core.counters.duplicate_pages += num_pages(pages)
-            return pages
-        core.tree.attach(node, slot, pages, READY)
-        node.set_stored(component.index, epoch)
-        core.stored(node, slot)
-        return NO_PAGES

@@ -59,6 +59,8 @@ class Writer:
         """Nodes due, each with its parent then: a node split meanwhile is due in all its parts."""
         self._cold: set[Node] = set()
         """Those of them that are due because the device will soon let go of them."""
+        self._demanded: set[Node] = set()
+        """Those that somebody waits for."""
         self._to_write: dict[Node, Span] = {}
         """Waiting for a write, by their lower end."""
         self._retries: list[tuple[float, int, Span]] = []
@@ -72,6 +74,7 @@ class Writer:
         self._seen = 0
         """Pages committed and evicted up to the last look at the cold end."""
         config = core.config
+        self._keeps = config.write.enabled
         self._at_once = config.write.policy is WritePolicy.WRITE_THROUGH
         self._selective = config.write.policy is WritePolicy.WRITE_THROUGH_SELECTIVE
         device, host = core.allocators[self._device], core.allocators[self._host]
@@ -83,13 +86,13 @@ class Writer:
 
     def committed(self, node: Node) -> None:
         """It is on the device now, for others to use."""
-        if self._at_once:
+        if self._at_once and self._keeps:
             self._want_backup(node)
 
     def used(self, tail: Node) -> None:
         """A request has hit a path: selective write-through counts, and holes are repaired."""
         epoch, selective = self._core.store_epoch, self._selective
-        if not selective and epoch == 0:
+        if (not selective and epoch == 0) or not self._keeps:
             return
         node, index, host = tail, self._index, self._host
         while (parent := node.parent) is not None:
@@ -100,6 +103,12 @@ class Writer:
                 self._want_write(node)
             node = parent
 
+    def demand(self, node: Node) -> None:
+        """A peer is to read it: it is copied to the host whatever the policy, evicting if need
+        be. Asked for again until it is there."""
+        self._want_backup(node)
+        self._demanded.add(node)
+
     def _is_proven(self, node: Node) -> bool:
         return node.hits >= self._core.config.write.selective_hits
 
@@ -108,7 +117,7 @@ class Writer:
         self._to_back_up.setdefault(node, node.parent)
 
     def _want_write(self, node: Node) -> None:
-        if self._core.store_epoch and node not in self._to_write:
+        if self._core.store_epoch and self._keeps and node not in self._to_write:
             self._queue_write(Span(node, self._size(node)))
 
     def _queue_write(self, span: Span) -> None:
@@ -121,10 +130,12 @@ class Writer:
         """Start what is due. Called at the end of each step."""
         if self._core.config.host_pages == 0 or not self._core.healthy:
             self._to_back_up.clear()
+            self._demanded.clear()
             self._to_write.clear()
             self._retries.clear()  # or next_retry() would stay in the past
             return
-        self._clean_ahead()
+        if self._keeps:
+            self._clean_ahead()
         if self._to_back_up:
             self._start_backups()
         now = self._core.clock()
@@ -169,6 +180,7 @@ class Writer:
         core = self._core
         due, self._to_back_up = self._to_back_up, {}
         cold, self._cold = self._cold, set()
+        demanded, self._demanded = self._demanded, set()
         spans: list[Span] = []
         guards: list[Guard] = []
         for tail, stop in due.items():
@@ -176,7 +188,8 @@ class Writer:
                 if not self._is_dirty(node):
                     continue
                 size = self._size(node)
-                if tail not in cold and self._only_displaces(size):
+                urgent = tail in cold or tail in demanded
+                if not urgent and self._only_displaces(size):
                     core.counters.backup_deferred_pages += size
                     continue
                 held = core.hold(node, self._device)
@@ -364,6 +377,9 @@ class Writers:
     def used(self, tail: Node) -> None:
         for writer in self._writers:
             writer.used(tail)
+
+    def demand(self, component: int, node: Node) -> None:
+        self._writers[component].demand(node)
 
     def flush(self) -> None:
         for writer in self._writers:

@@ -1,4 +1,5 @@
-"""/admin: looking into the cache, flushing it, changing its store, warming it up.
+"""/admin: looking into server and cache, flushing it, changing its store, warming it up; and what a
+router asks: what this server is, what has come and gone, and the page keys of a prompt.
 
 Its door is security.check_admin. What the engine refuses is an answer with the engine's sentence,
 less any credentials.
@@ -7,19 +8,26 @@ less any credentials.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 
 from quire.engine.messages import (
     Attach,
     Detach,
     EngineStatus,
+    Event,
+    Events,
     Flush,
     Flushed,
+    GetEvents,
+    GetKeys,
+    GetRequests,
     GetStatus,
+    Keys,
     Question,
+    Requests,
     StoreStatus,
     Warm,
     Warmed,
@@ -28,15 +36,25 @@ from quire.errors import EngineError, StoreURLError
 from quire.server.bodies import describe_body, read_body
 from quire.server.errors import ApiError, engine_gone, invalid, timed_out
 from quire.server.prompting import Prompt
-from quire.server.protocol import FlushRequest, PrefetchRequest, StoreRequest
+from quire.server.protocol import (
+    FlushRequest,
+    KeysRequest,
+    Messages,
+    PrefetchRequest,
+    StoreRequest,
+)
 from quire.server.security import check_admin, redact
 from quire.server.service import Service
 from quire.server.usage import cached_to_dict
 from quire.store.url import parse_url
+from quire.types import PAGE_KEY_BYTES
 
 STATUS_TIMEOUT_S = 30.0
 CHANGE_TIMEOUT_S = 300.0
 """Clearing a large store takes a while."""
+
+MAX_EVENT_KEYS = 16384
+"""In one answer, which is a megabyte of hex; an event longer than that comes alone."""
 
 Result = TypeVar("Result")
 
@@ -47,6 +65,51 @@ def admin_router(service: Service) -> APIRouter:
         check_admin(request.headers, peer, service.config.admin_key)
 
     router = APIRouter(prefix="/admin", dependencies=[Depends(door)], tags=["admin"])
+
+    @router.get("/info")
+    async def get_info() -> Response:
+        """What this server is: for a router."""
+        info = service.info
+        return _json(
+            {
+                "role": info.role,
+                "peer": info.peer,
+                "model": info.name,
+                "fingerprint": info.fingerprint,
+                "page_size": info.page_size,
+                "max_context": info.max_context,
+                "tp": info.tp,
+                "instance": service.instance,
+            }
+            | await service.load()
+        )
+
+    @router.get("/requests")
+    async def get_requests() -> Response:
+        """Every request in flight, and where it stands."""
+        found = await _ask(service, GetRequests(), Requests, STATUS_TIMEOUT_S)
+        return _json({"requests": msgspec.to_builtins(found.requests)})
+
+    @router.get("/events")
+    async def get_events(since: Annotated[int, Query(ge=0, lt=1 << 63)] = 0) -> Response:
+        """What has come into the tiers and gone from them after event number `since`."""
+        found = await _ask(service, GetEvents(since), Events, STATUS_TIMEOUT_S)
+        return _json({"instance": service.instance} | _events(found))
+
+    @router.post("/keys", openapi_extra=describe_body(KeysRequest))
+    async def keys(request: Request) -> Response:
+        """The page keys of a request's prompt. Computes hashes, nothing else."""
+        body = await read_body(request, KeysRequest)
+        prompt = await _prompt(service, body.messages, body.first_prompt)
+        question = GetKeys(prompt.tokens, body.cache_salt or "")
+        found = await _ask(service, question, Keys, STATUS_TIMEOUT_S)
+        return _json(
+            {
+                "page_size": found.page_size,
+                "num_tokens": found.num_tokens,
+                "keys": _hex(found.keys),
+            }
+        )
 
     @router.get("/cache")
     async def get_cache(check: bool = False) -> Response:
@@ -68,7 +131,7 @@ def admin_router(service: Service) -> APIRouter:
     async def prefetch(request: Request) -> Response:
         """Bring a prompt's pages from the store to the host."""
         body = await read_body(request, PrefetchRequest)
-        prompt = await _prompt(service, body)
+        prompt = await _prompt(service, body.messages, body.prompt)
         question = Warm(prompt.tokens, body.cache_salt or "")
         warmed = await _ask(service, question, Warmed, CHANGE_TIMEOUT_S)
         return _json({"prompt_tokens": warmed.prompt_tokens} | cached_to_dict([warmed.cached]))
@@ -117,13 +180,44 @@ async def _ask(
         raise ApiError(refusal, redact(str(error)), code="engine_refused") from None
 
 
-async def _prompt(service: Service, body: PrefetchRequest) -> Prompt:
-    if body.messages is not None:
-        return await service.prompting.of_messages(body.messages, service.info)
-    if isinstance(body.prompt, str):
-        return await service.prompting.of_text(body.prompt, service.info)
-    assert body.prompt is not None  # one of the two is there: protocol.py saw to it
-    return await service.prompting.of_ids(body.prompt, service.info)
+async def _prompt(
+    service: Service, messages: Messages | None, prompt: str | list[int] | None
+) -> Prompt:
+    if messages is not None:
+        return await service.prompting.of_messages(messages, service.info)
+    if isinstance(prompt, str):
+        return await service.prompting.of_text(prompt, service.info)
+    assert prompt is not None  # one of the two is there: protocol.py saw to it
+    return await service.prompting.of_ids(prompt, service.info)
+
+
+def _events(found: Events) -> dict[str, Any]:
+    """As many as fit into one answer. Events are numbered one by one: go on from `last`.
+
+    since      since+1 … last-dropped       last-dropped+1 … last
+    known      in this answer               in the next, if `more`
+    """
+    num_keys, taken = 0, 0
+    for event in found.events:
+        num_keys += len(event.keys) // PAGE_KEY_BYTES
+        if taken and num_keys > MAX_EVENT_KEYS:
+            break
+        taken += 1
+    dropped = len(found.events) - taken
+    return {
+        "last": found.last - dropped,
+        "complete": found.complete,
+        "more": dropped > 0,
+        "events": [_event(event) for event in found.events[:taken]],
+    }
+
+
+def _event(event: Event) -> dict[str, Any]:
+    return {"kind": event.kind, "tier": event.tier, "keys": _hex(event.keys)}
+
+
+def _hex(keys: bytes) -> list[str]:
+    return [keys[i : i + PAGE_KEY_BYTES].hex() for i in range(0, len(keys), PAGE_KEY_BYTES)]
 
 
 def _shown(status: EngineStatus | StoreStatus) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 
+from quire.engine.config import Role
 from quire.server.answers import Heading, Start, events, whole
 from quire.server.bodies import describe_body, read_body
 from quire.server.chat import start_chat
@@ -16,7 +17,7 @@ from quire.server.errors import ApiError, engine_gone, model_not_found, shutting
 from quire.server.guards import request_id_of
 from quire.server.metrics import CONTENT_TYPE
 from quire.server.protocol import ChatRequest, CompletionRequest, GenerationRequest
-from quire.server.security import check_key
+from quire.server.security import check_key, prefill_of
 from quire.server.service import Service
 from quire.server.streams import EventStream, unless_disconnected
 
@@ -32,13 +33,15 @@ def v1_router(service: Service, now: Callable[[], float]) -> APIRouter:
 
     @router.post("/chat/completions", openapi_extra=describe_body(ChatRequest))
     async def chat_completions(request: Request) -> Response:
+        prefill = _prefill(service, request)
         body = await read_body(request, ChatRequest)
-        return await _answer(service, request, body, start_chat(service, body))
+        return await _answer(service, request, body, start_chat(service, body, prefill))
 
     @router.post("/completions", openapi_extra=describe_body(CompletionRequest))
     async def completions(request: Request) -> Response:
+        prefill = _prefill(service, request)
         body = await read_body(request, CompletionRequest)
-        return await _answer(service, request, body, start_completion(service, body))
+        return await _answer(service, request, body, start_completion(service, body, prefill))
 
     @router.get("/models")
     async def models() -> Response:
@@ -58,10 +61,18 @@ def open_router(service: Service) -> APIRouter:
 
     @router.get("/health")
     async def health() -> Response:
-        """Whether server and engine live."""
+        """Whether server and engine live; what it is, and how busy."""
         if service.engine.failure is not None:
             raise engine_gone(service.engine.failure)
-        return _json({"status": "ok"})
+        return _json(
+            {
+                "status": "ok",
+                "role": service.info.role,
+                "model": service.info.name,
+                "instance": service.instance,
+            }
+            | await service.load()
+        )
 
     @router.get("/ready")
     async def ready() -> Response:
@@ -102,6 +113,12 @@ async def _answer(
         return EventStream(events(start, heading), aborts, unexpected)
     content = await unless_disconnected(request.receive, whole(start, heading), aborts)
     return Response(content, media_type="application/json")
+
+
+def _prefill(service: Service, request: Request) -> Sequence[str]:
+    peer = request.client.host if request.client else None
+    is_decode = service.info.role == Role.DECODE
+    return prefill_of(request.headers, peer, service.config.admin_key, is_decode=is_decode)
 
 
 def _model(service: Service, created: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from quire.server.api import open_router, v1_router
 from quire.server.bodies import describe_error, schemas
 from quire.server.config import ServerConfig
 from quire.server.errors import ApiError, invalid
-from quire.server.guards import BodyGuard, Boundary
+from quire.server.guards import BodyGuard, Boundary, Host
 from quire.server.metrics import Metrics
 from quire.server.prompting import Prompting
 from quire.server.service import Engine, Service
@@ -38,15 +38,19 @@ def app_of(service: Service, *, now: Callable[[], float] = time.time) -> FastAPI
     app.include_router(v1_router(service, now))
     app.include_router(open_router(service))
     app.include_router(admin_router(service))
+    guard(app, service, service.config)
+    app.openapi = _openapi_of(app)  # type: ignore[method-assign]  # the way FastAPI documents
+    return app
+
+
+def guard(app: FastAPI, host: Host, config: ServerConfig) -> None:
+    """Error answers in our format, and the guards around all of it."""
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _query_error)
-    config = service.config
     # The last added is the outermost.
     app.add_middleware(BodyGuard, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s)
-    app.add_middleware(Boundary, service=service)
-    app.openapi = _openapi_of(app)  # type: ignore[method-assign]  # the way FastAPI documents
-    return app
+    app.add_middleware(Boundary, service=host)
 
 
 def _openapi_of(app: FastAPI) -> Callable[[], dict[str, Any]]:

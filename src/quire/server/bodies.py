@@ -15,6 +15,7 @@ from quire.server.protocol import (
     ChatRequest,
     CompletionRequest,
     FlushRequest,
+    KeysRequest,
     PrefetchRequest,
     StoreRequest,
 )
@@ -26,6 +27,7 @@ _BODIES: tuple[type[Body], ...] = (
     ChatRequest,
     CompletionRequest,
     FlushRequest,
+    KeysRequest,
     PrefetchRequest,
     StoreRequest,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from quire.server.answers import Format, Running, Start
@@ -52,12 +52,12 @@ class ChatFormat(Format):
         }
 
 
-def start_chat(service: Service, request: ChatRequest) -> Start:
+def start_chat(service: Service, request: ChatRequest, prefill: Sequence[str] = ()) -> Start:
     @contextlib.asynccontextmanager
     async def start() -> AsyncIterator[Running]:
         with service.admit(request.num_choices, request.model):
             prompt = await service.prompting.of_messages(request.messages, service.info)
-            work = plan(service, request, [prompt])
+            work = plan(service, request, [prompt], prefill)
             async with run(service, work) as pieces:
                 yield Running(work, ChatFormat(service.prompting.vocabulary), pieces)
 

@@ -52,7 +52,9 @@ class CompletionFormat(Format):
         }
 
 
-def start_completion(service: Service, request: CompletionRequest) -> Start:
+def start_completion(
+    service: Service, request: CompletionRequest, prefill: Sequence[str] = ()
+) -> Start:
     @contextlib.asynccontextmanager
     async def start() -> AsyncIterator[Running]:
         num_sequences = len(request.prompts) * request.num_choices
@@ -62,7 +64,7 @@ def start_completion(service: Service, request: CompletionRequest) -> Start:
             )
         with service.admit(num_sequences, request.model):
             prompts = [await _prompt(service, each) for each in request.prompts]
-            work = plan(service, request, prompts)
+            work = plan(service, request, prompts, prefill)
             echoes = await _echoes(service, request, prompts) if request.echo else []
             async with run(service, work) as pieces:
                 form = CompletionFormat(service.prompting.vocabulary, echoes)

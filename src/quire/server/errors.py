@@ -113,6 +113,22 @@ def shutting_down() -> ApiError:
     )
 
 
+def handover_failed(message: str) -> ApiError:
+    """Nothing is wrong with the request: it may be sent again, here or elsewhere."""
+    return ApiError(
+        503, message, code="handover_failed", headers={"Retry-After": str(RETRY_AFTER_S)}
+    )
+
+
+def wrong_role() -> ApiError:
+    return ApiError(
+        400,
+        "this is a prefill server, which computes prompts for decode servers and answers nobody "
+        "else: send the request to a decode server or to the router",
+        code="wrong_role",
+    )
+
+
 def timed_out(message: str) -> ApiError:
     return ApiError(504, message, code="timeout")
 

@@ -25,6 +25,7 @@ from quire.errors import EngineError
 from quire.server.errors import (
     ApiError,
     engine_gone,
+    handover_failed,
     overloaded,
     shutting_down,
     timed_out,
@@ -84,13 +85,20 @@ class Work:
     salt: str
     priority: int
     timeout_s: float
+    prefill: Sequence[str] = ()
+    """Page servers of prefill servers to ask; empty: those of the configuration."""
 
     def is_first(self, index: int) -> bool:
         """Whether that is the first choice of its prompt."""
         return index % (len(self.choices) // len(self.prompts)) == 0
 
 
-def plan(service: Service, request: GenerationRequest, prompts: Sequence[Prompt]) -> Work:
+def plan(
+    service: Service,
+    request: GenerationRequest,
+    prompts: Sequence[Prompt],
+    prefill: Sequence[str] = (),
+) -> Work:
     """Raises ApiError."""
     choices: list[Choice] = []
     for prompt in prompts:
@@ -106,6 +114,7 @@ def plan(service: Service, request: GenerationRequest, prompts: Sequence[Prompt]
         salt=request.cache_salt or "",
         priority=request.priority or 0,
         timeout_s=service.timeout_s(request.timeout),
+        prefill=prefill,
     )
 
 
@@ -156,6 +165,7 @@ async def _follow(
             salt=work.salt,
             priority=work.priority,
             timeout_s=work.timeout_s,
+            prefill=work.prefill,
         ) as outputs:
             async for output in outputs:
                 _raise_failure(service, output)
@@ -218,6 +228,10 @@ def _raise_failure(service: Service, output: Output) -> None:
         case Finish.REJECTED:
             service.metrics.turned_away.labels("engine").inc()
             raise overloaded(output.error or "the engine is too busy: try again later", "rejected")
+        case Finish.UNAVAILABLE:
+            raise handover_failed(
+                output.error or "no prefill server could be had for this request: try again"
+            )
         case Finish.TIMEOUT:
             raise timed_out(output.error or "the request took longer than it may")
         case Finish.ERROR if service.draining:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import MutableMapping
-from typing import Any
+from collections.abc import Callable, MutableMapping
+from typing import Any, Protocol
 
+from prometheus_client import Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.server.errors import CLIENT_CLOSED, ApiError, shutting_down
-from quire.server.service import Service
 
 REQUEST_ID_HEADER = b"x-request-id"
 
@@ -31,6 +31,10 @@ _KNOWN_PATHS = frozenset(
         "/admin/cache/flush",
         "/admin/cache/prefetch",
         "/admin/store",
+        "/admin/info",
+        "/admin/requests",
+        "/admin/events",
+        "/admin/keys",
     }
 )
 
@@ -46,8 +50,29 @@ def request_id_of(scope: Scope) -> str:
     return str(scope["quire.request_id"])
 
 
+class Figures(Protocol):
+    """What is counted of every request."""
+
+    requests: Counter
+    """By endpoint and status."""
+    in_flight: Gauge
+    request_seconds: Histogram
+    """By endpoint."""
+
+
+class Host(Protocol):
+    """Whoever answers: a server's Service, or a router."""
+
+    clock: Callable[[], float]
+
+    @property
+    def metrics(self) -> Figures: ...
+
+    def failed_unexpectedly(self, error: BaseException, request_id: str) -> ApiError: ...
+
+
 class Boundary:
-    def __init__(self, app: ASGIApp, service: Service) -> None:
+    def __init__(self, app: ASGIApp, service: Host) -> None:
         self._app = app
         self._service = service
 

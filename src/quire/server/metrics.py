@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from quire.engine.messages import CachedTokens, EngineStatus
+from quire.engine.messages import CachedTokens, EngineStatus, HandoverStatus
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -52,7 +52,8 @@ SERVER_METRICS = (
     Spec("quire_prompt_tokens_total", Kind.COUNTER, "Tokens of prompts given to the engine."),
     Spec("quire_generated_tokens_total", Kind.COUNTER, "Tokens generated."),
     Spec("quire_cached_tokens_total", Kind.COUNTER,
-         "Tokens of prompts that were not computed, by the tier they were found in.", ("tier",)),
+         "Tokens of prompts that were not computed, by the tier they were found in; prefill_…: by "
+         "the prefill server, which handed them over.", ("tier",)),
     Spec("quire_aborts_total", Kind.COUNTER,
          "Requests given up, by reason: disconnect.", ("reason",)),
     Spec("quire_turned_away_total", Kind.COUNTER,
@@ -107,6 +108,29 @@ ENGINE_METRICS = (
          "Time of the engine's main loop, by what it was spent on.", ("what",)),
     Spec("quire_store_attached", Kind.GAUGE, "1 while a store is attached."),
     Spec("quire_store_events_total", Kind.COUNTER, "What the store's client counts.", ("event",)),
+    Spec("quire_handovers_open", Kind.GAUGE, "Hand-overs under way, asked for and served."),
+    Spec("quire_handover_pages_total", Kind.COUNTER,
+         "Pages exchanged with other engines: sent, received.", ("direction",)),
+    Spec("quire_handover_bytes_total", Kind.COUNTER,
+         "Bytes exchanged with other engines: sent, received.", ("direction",)),
+    Spec("quire_handovers_total", Kind.COUNTER, "Hand-overs received in full."),
+    Spec("quire_handover_seconds_total", Kind.COUNTER,
+         "Time they took from the first word to the last page: divide for the mean latency."),
+    Spec("quire_restores_total", Kind.COUNTER,
+         "Own parts of a handed-over prompt brought back from host and store: ready, failed.",
+         ("outcome",)),
+    Spec("quire_restore_seconds_total", Kind.COUNTER,
+         "Time they took: divide for the mean latency.", ("outcome",)),
+    Spec("quire_promised_pages_total", Kind.COUNTER,
+         "Pages that prefill servers were told they need not send."),
+    Spec("quire_restored_pages_total", Kind.COUNTER,
+         "Those of the promised pages that were then really there."),
+    Spec("quire_handover_repairs_total", Kind.COUNTER,
+         "Pages asked for again, by reason.", ("reason",)),
+    Spec("quire_handover_failures_total", Kind.COUNTER,
+         "Hand-overs that came to nothing, by reason.", ("reason",)),
+    Spec("quire_peer_link", Kind.GAUGE,
+         "1 for each peer connected to, with how that stands.", ("peer", "state")),
 )  # fmt: skip
 
 METRICS = SERVER_METRICS + ENGINE_METRICS
@@ -146,7 +170,7 @@ class Metrics:
         self._per_token = histogram("quire_time_per_output_token_seconds")
 
     def cached(self, tokens: CachedTokens) -> None:
-        for tier in ("device", "host", "store", "peer"):
+        for tier in tokens.__struct_fields__:
             self._cached_tokens.labels(tier).inc(getattr(tokens, tier))
 
     def timing(self, clock: Callable[[], float]) -> Timing:
@@ -156,7 +180,7 @@ class Metrics:
     def exposition(self, status: EngineStatus | None, *, is_up: bool) -> bytes:
         self._engine.status = status or self._engine.status
         self._engine.is_up = is_up
-        return generate_latest(_Listed(self._registry))
+        return generate_latest(Listed(self._registry))
 
     def _counter(self, name: str) -> Counter:
         spec = _spec(name)
@@ -207,7 +231,7 @@ class Timing:
             self._per_token.observe((self._last - self._first) / (self._num_tokens - 1))
 
 
-class _Listed(CollectorRegistry):
+class Listed(CollectorRegistry):
     """A registry's metrics without the `_created` series that the library adds to each."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -274,6 +298,29 @@ class _EngineCollector(Collector):
         yield "quire_store_attached", (), status.store.state == "attached"
         for event, count in status.store.counters.items():
             yield "quire_store_events_total", (event,), count
+        if status.handover is not None:
+            yield from _handed_over(status.handover)
+
+
+def _handed_over(found: HandoverStatus) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    yield "quire_handovers_open", (), found.open
+    yield "quire_handover_pages_total", ("sent",), found.sent_pages
+    yield "quire_handover_pages_total", ("received",), found.received_pages
+    yield "quire_handover_bytes_total", ("sent",), found.sent_bytes
+    yield "quire_handover_bytes_total", ("received",), found.received_bytes
+    yield "quire_handovers_total", (), found.transfers.count
+    yield "quire_handover_seconds_total", (), found.transfers.seconds
+    for outcome, ended in found.restores.items():
+        yield "quire_restores_total", (outcome,), ended.count
+        yield "quire_restore_seconds_total", (outcome,), ended.seconds
+    yield "quire_promised_pages_total", (), found.promised_pages
+    yield "quire_restored_pages_total", (), found.restored_pages
+    for reason, count in found.repairs.items():
+        yield "quire_handover_repairs_total", (reason,), count
+    for reason, count in found.failed.items():
+        yield "quire_handover_failures_total", (reason,), count
+    for peer, state in found.links.items():
+        yield "quire_peer_link", (peer, state), 1
 
 
 def _counted(
@@ -299,10 +346,10 @@ def _counted(
         yield "quire_engine_events_total", (name,), count
 
 
-def reference() -> str:
+def reference(metrics: Iterable[Spec] = METRICS) -> str:
     """Every metric, as a Markdown table."""
     rows = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
-    for spec in METRICS:
+    for spec in metrics:
         labels = ", ".join(f"`{label}`" for label in spec.labels) or "–"
         rows.append(f"| `{spec.name}` | {spec.kind} | {labels} | {spec.help} |")
     return "\n".join(rows) + "\n"

@@ -212,3 +212,28 @@ class PrefetchRequest(Body):
         if (self.prompt is None) == (self.messages is None):
             raise wrong("or messages: give one of the two", param="prompt")
         return self
+
+
+class KeysRequest(Body):
+    """A request to chat or completions, of which only the prompt and the salt are looked at."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    prompt: Prompt | None = None
+    """Of several, the first one's keys are answered."""
+    messages: Messages | None = None
+    cache_salt: Salt = None
+
+    @model_validator(mode="after")
+    def _one_prompt(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise wrong("or messages: give one of the two", param="prompt")
+        return self
+
+    @property
+    def first_prompt(self) -> str | list[int] | None:
+        prompt = self.prompt
+        if prompt is None or isinstance(prompt, str):
+            return prompt
+        first = prompt[0]
+        return prompt if isinstance(first, int) else first  # type: ignore[return-value]

@@ -45,7 +45,7 @@ async def serve(
     on_progress: Progress | None = None,
 ) -> int:
     """The exit code. Raises ConfigError, EngineError or ModelError when it cannot start."""
-    with contextlib.closing(bind(server_config)) as listener, _stop_signals() as stop:
+    with contextlib.closing(bind(server_config)) as listener, stop_signals() as stop:
         _warn_if_open(server_config)
         started = await _unless(stop, _start(engine_config, on_progress))
         if started is None:
@@ -114,7 +114,7 @@ async def _serve(
     stop: asyncio.Event,
     on_ready: OnReady,
 ) -> int:
-    server = _Server(GuardedConfig(app_of(service), service.config))
+    server = Server(GuardedConfig(app_of(service), service.config))
     try:
         listener.listen(server.config.backlog)
     except OSError as error:  # bound by two, and the other one listened first
@@ -152,7 +152,7 @@ async def _drain(
         serving.result()
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """Signals are ours: uvicorn would end the process before the engine is closed."""
 
     @contextlib.contextmanager
@@ -161,7 +161,7 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.contextmanager
-def _stop_signals() -> Iterator[asyncio.Event]:
+def stop_signals() -> Iterator[asyncio.Event]:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -8,6 +8,9 @@ Without an admin key, /admin is open to this machine only, and only to a program
     Origin, if any, is this server          no other web page in a browser on this machine
 
 With a key, the key is all that counts.
+
+The same door is before `x-quire-prefill`, by which a router says where a prompt is to be computed.
+There the bearer is the client's, so the admin's key has a header of its own.
 """
 
 from __future__ import annotations
@@ -15,10 +18,15 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
-from quire.server.errors import ApiError
+from quire.errors import ConfigError
+from quire.server.addresses import parse_peers
+from quire.server.errors import ApiError, invalid
+
+PREFILL_HEADER = "x-quire-prefill"
+ADMIN_KEY_HEADER = "x-quire-admin-key"
 
 _FORWARDING = ("x-forwarded-for", "forwarded", "x-real-ip", "x-forwarded-host")
 
@@ -58,6 +66,41 @@ def check_admin(headers: Mapping[str, str], peer: str | None, admin_key: str | N
     origin = headers.get("origin")
     if origin is not None and _netloc(origin) != host.lower():
         raise _forbidden("is not reached from web pages of others")
+
+
+def prefill_of(
+    headers: Mapping[str, str], peer: str | None, admin_key: str | None, *, is_decode: bool
+) -> Sequence[str]:
+    """The prefill servers that a request names; none if it names none. Raises ApiError."""
+    text = headers.get(PREFILL_HEADER)
+    if text is None:
+        return ()
+    try:
+        given = headers.get(ADMIN_KEY_HEADER)
+        bearer = {"authorization": f"Bearer {given}"} if given else {}
+        check_admin({**headers} | bearer, peer, admin_key)
+    except ApiError as error:
+        fix = (
+            f"set admin_key here and send it as {ADMIN_KEY_HEADER}, or come from this machine"
+            if admin_key is None
+            else f"send the admin key as {ADMIN_KEY_HEADER}"
+        )
+        raise ApiError(
+            403,
+            f"{PREFILL_HEADER} is for routers that this server trusts: {fix}",
+            code="prefill_forbidden",
+        ) from error
+    if not is_decode:
+        raise ApiError(
+            400,
+            f"{PREFILL_HEADER} is for decode servers: start this one with --role decode, or leave "
+            "the header out",
+            code="wrong_role",
+        )
+    try:
+        return parse_peers(text)
+    except ConfigError as error:
+        raise invalid(None, f"{PREFILL_HEADER}: {redact(str(error))}") from None
 
 
 def is_loopback(host: str | None) -> bool:

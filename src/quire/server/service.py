@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol, TypeVar
 
-from quire.engine.config import EngineConfig
+from quire.engine.config import EngineConfig, Role
 from quire.engine.messages import (
     EngineInfo,
     EngineStatus,
@@ -32,11 +33,13 @@ from quire.server.errors import (
     overloaded,
     shutting_down,
     unexpected,
+    wrong_role,
 )
 from quire.server.metrics import Metrics
 from quire.server.prompting import Prompting
 
 STATUS_TIMEOUT_S = 1.0
+LOAD_TIMEOUT_S = 0.25
 
 logger = logging.getLogger("quire.server")
 Result = TypeVar("Result")
@@ -61,6 +64,7 @@ class Engine(Protocol):
         salt: str = "",
         priority: int = 0,
         timeout_s: float = 600.0,
+        prefill: Sequence[str] = (),
     ) -> AbstractAsyncContextManager[AsyncIterator[Output]]: ...
 
     async def ask(
@@ -83,6 +87,8 @@ class Service:
         self.config = config
         self.metrics = metrics
         self.clock = clock
+        self.instance = secrets.token_hex(8)
+        """Another one each time a server starts: whoever remembers things of it begins anew."""
         self.draining = False
         """The server is being stopped: what is admitted may finish, no more is."""
         self._num_admitted = 0
@@ -98,6 +104,8 @@ class Service:
             raise engine_gone(self.engine.failure)
         if self.draining:
             raise shutting_down()
+        if self.info.role == Role.PREFILL:
+            raise wrong_role()
         if model != self.info.name:
             raise model_not_found(model, self.info.name)
         engine = self.engine.config
@@ -129,6 +137,16 @@ class Service:
         if asked is not None and asked > limit:
             raise invalid("timeout", f"timeout is {asked:g} s: at most {limit:g} s are possible")
         return limit if asked is None else asked
+
+    async def load(self) -> dict[str, int]:
+        """Requests in the engine. Its reports are at most half a second old while it works, and the
+        last one may be from before its work was done: so it is asked, but not for long."""
+        status = self.engine.status
+        if status is not None and status.running + status.waiting:
+            with contextlib.suppress(EngineError):
+                status = await self.engine.ask(GetStatus(), EngineStatus, timeout_s=LOAD_TIMEOUT_S)
+        running, waiting = (0, 0) if status is None else (status.running, status.waiting)
+        return {"running": running, "waiting": waiting}
 
     async def fresh_status(self) -> EngineStatus | None:
         """The engine's state now, or else the last that is known."""

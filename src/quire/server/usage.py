@@ -1,4 +1,9 @@
-"""The usage object of an answer: tokens of prompt and answer, and where the prompt was found."""
+"""The usage object of an answer: tokens of prompt and answer, and where the prompt was found.
+
+cached_tokens                all that were not computed: the sum of the others
+cached_tokens_by_tier        found by this server: in its tiers, or at a peer
+cached_tokens_at_prefill     found by the prefill server, in its tiers, and handed over
+"""
 
 from __future__ import annotations
 
@@ -22,7 +27,14 @@ class Usage:
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": self.num_completion_tokens,
             "total_tokens": self.num_prompt_tokens + self.num_completion_tokens,
-            "prompt_tokens_details": cached_to_dict(self.cached),
+            "prompt_tokens_details": cached_to_dict(self.cached)
+            | {
+                "cached_tokens_at_prefill": {
+                    "device": sum(each.prefill_device for each in self.cached),
+                    "host": sum(each.prefill_host for each in self.cached),
+                    "store": sum(each.prefill_store for each in self.cached),
+                }
+            },
         }
 
 

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from importlib.metadata import entry_points
 
 from quire.config import WritePolicy
+from quire.engine.config import Role
 from quire.errors import ConfigError, MemoryBudgetError
 from quire.settings.kinds import NONE
 from quire.settings.machine import Machine
-from quire.settings.options import Settings
+from quire.settings.options import OPTIONS, Settings
 from quire.settings.sources import Loaded
 from quire.store.url import GROUP, parse_url
 from quire.units import format_bytes
@@ -26,6 +27,8 @@ def check(loaded: Loaded, effective: Settings, machine: Machine) -> list[str]:
     _check_store(loaded, effective)
     _check_device(loaded, effective, machine)
     _check_keys(loaded)
+    _check_role(loaded, effective)
+    _check_peers(loaded, effective)
     return [*loaded.warnings, *_warnings(loaded, effective)]
 
 
@@ -101,6 +104,51 @@ def _check_keys(loaded: Loaded) -> None:
         raise ConfigError(
             f"{loaded.where('admin_key')} equals {loaded.where('api_key')}, which would make every "
             "client an administrator: give two different keys"
+        )
+
+
+def _check_role(loaded: Loaded, effective: Settings) -> None:
+    if effective.role is not Role.DECODE:
+        for name in ("prefill", "decode_cache", "decode_restore"):
+            if getattr(effective, name) != OPTIONS[name].default:
+                raise ConfigError(
+                    f"{loaded.where(name)} is for decode servers, and {loaded.where('role')} is "
+                    f"{effective.role.value}: set role to decode, or drop {name}"
+                )
+    if (
+        effective.decode_restore
+        and loaded.origins["decode_restore"].is_given
+        and not effective.decode_cache
+    ):
+        raise ConfigError(
+            f"{loaded.where('decode_restore')} is true, and {loaded.where('decode_cache')} is "
+            "false, so nothing is looked for in the own tiers: drop one of them"
+        )
+
+
+def _check_peers(loaded: Loaded, effective: Settings) -> None:
+    """Whoever exchanges pages needs host memory for them and a secret to be known by."""
+    if effective.peer_port is None:
+        return
+    if effective.role is not Role.UNIFIED:
+        why = f"{loaded.where('role')} is {effective.role.value}"
+    else:
+        why = f"{loaded.where('peers' if effective.peers else 'peer_port')} is set"
+    if not effective.host_memory:
+        raise ConfigError(
+            f"{why}, pages are exchanged through host memory, and "
+            f"{loaded.where('host_memory')} is 0: give host_memory a size"
+        )
+    if not effective.peer_secret:
+        raise ConfigError(
+            f"{why}, and peer_secret is not set: give all servers that exchange pages the same "
+            "long random text, as QUIRE_PEER_SECRET or in the file; on one machine too, where "
+            "other users could connect"
+        )
+    if effective.peer_port + effective.tp > 65535:
+        raise ConfigError(
+            f"{loaded.where('peer_port')} is {effective.peer_port}, and each of {effective.tp} "
+            "rank(s) takes a port after it, up to 65535: choose a lower one"
         )
 
 

@@ -48,6 +48,15 @@ def engine_config(
         snapshot_every=effective.snapshot_every,
         snapshots_per_path=effective.snapshots_per_path,
         threads=effective.threads or 0,
+        role=effective.role,
+        peer_host=effective.peer_host,
+        peer_port=effective.peer_port,
+        peer_secret=effective.peer_secret or "",
+        prefill=list(effective.prefill),
+        peers=list(effective.peers),
+        decode_cache=effective.decode_cache,
+        decode_restore=effective.decode_restore,
+        handover_timeout_s=effective.handover_timeout,
         debug=effective.debug,
     )
 

@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.errors import ConfigError, StoreURLError
+from quire.server.addresses import parse_peers
 from quire.store.url import parse_url
 from quire.units import format_bytes, parse_size
 
-Value = str | int | float | bool | enum.Enum | None
+Value = str | int | float | bool | enum.Enum | tuple[str, ...] | None
 
 AUTO = "auto"
 NONE = "none"
@@ -47,9 +48,9 @@ class Kind(ABC):
         """As a person would write it."""
         return str(value)
 
-    def plain(self, value: Value) -> str | int | float | bool | None:
+    def plain(self, value: Value) -> str | int | float | bool | list[str] | None:
         """For JSON."""
-        assert not isinstance(value, enum.Enum)
+        assert not isinstance(value, enum.Enum | tuple)
         return value
 
 
@@ -208,6 +209,32 @@ class Store(Kind):
 
     def plain(self, value: Value) -> str | None:
         return None if value is None else self.show(value)
+
+
+@dataclass(frozen=True)
+class Peers(Kind):
+    """Page servers of other engines: tcp://host:port, several with commas, or "none". A file may
+    hold a list of texts instead."""
+
+    metavar: str = "tcp://HOST:PORT,…"
+
+    def parse(self, text: str) -> tuple[str, ...]:
+        return () if text == NONE else parse_peers(text)
+
+    def accept(self, value: object) -> tuple[str, ...]:
+        if isinstance(value, list) and all(isinstance(each, str) for each in value):
+            return parse_peers(",".join(value)) if value else ()
+        if not isinstance(value, str):
+            raise ConfigError('write a list of addresses, such as ["tcp://10.0.0.5:7000"]')
+        return self.parse(value)
+
+    def show(self, value: Value) -> str:
+        assert isinstance(value, tuple)
+        return ",".join(value) or NONE
+
+    def plain(self, value: Value) -> list[str]:
+        assert isinstance(value, tuple)
+        return list(value)
 
 
 def _name(choice: str | enum.Enum) -> str:

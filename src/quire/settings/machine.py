@@ -13,6 +13,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from quire.engine.config import Role
 from quire.errors import ConfigError
 from quire.memory.sizing import available_memory
 from quire.models import cache_dir
@@ -73,6 +74,9 @@ def effective(settings: Settings, machine: Machine) -> Settings:
     store = settings.store
     if store is None:
         store = default_store(machine) if host_memory else NONE
+    peer_port = settings.peer_port
+    if peer_port is None and (settings.role is not Role.UNIFIED or settings.peers):
+        peer_port = 0
     return replace(
         settings,
         device=device,
@@ -80,6 +84,7 @@ def effective(settings: Settings, machine: Machine) -> Settings:
         device_memory=device_memory,
         host_memory=host_memory,
         store=store,
+        peer_port=peer_port,
     )
 
 

@@ -11,11 +11,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from quire.config import PrefetchPolicy, WritePolicy
+from quire.engine.config import Role
 from quire.settings.kinds import (
     AUTO,
     Choice,
     Integer,
     Kind,
+    Peers,
     Seconds,
     Size,
     Store,
@@ -184,6 +186,71 @@ class Settings:
         "clients on this machine.",
         example="another long random text",
         secret=True,
+    )
+    role: Role = _option(  # noqa: RUF009  # it is a dataclasses.field
+        Role.UNIFIED,
+        Choice(list(Role)),
+        "What this server does of a request: all of it, only computing prompts for decode servers, "
+        "or only generating, from prompts that prefill servers computed.",
+        example="decode",
+        flag=True,
+    )
+    prefill: tuple[str, ...] = _option(
+        (),
+        Peers(),
+        "Role decode: page servers of the prefill servers to ask, in this order. A router names "
+        "them with each request instead.",
+        example="tcp://10.0.0.5:7000,tcp://10.0.0.6:7000",
+        flag=True,
+    )
+    peers: tuple[str, ...] = _option(
+        (),
+        Peers(),
+        "Page servers of other engines whose cached pages may be used.",
+        example="tcp://10.0.0.7:7000",
+        flag=True,
+    )
+    peer_host: str = _option(
+        "127.0.0.1",
+        Text("ADDRESS"),
+        "Where the page server listens, which other engines fetch pages from.",
+        example="10.0.0.5",
+        flag=True,
+    )
+    peer_port: int | None = _option(
+        None,
+        Integer(0, 65535, example=7000),
+        "Port of the page server; 0 for any that is free. With tp above 1, each rank takes the "
+        "next one after it.",
+        auto="any free one for the roles prefill and decode and where peers is set, else there is "
+        "no page server",
+        example="7000",
+        flag=True,
+    )
+    peer_secret: str | None = _option(
+        None,
+        Text("KEY"),
+        "Shared by all engines that exchange pages; nobody else is served.",
+        example="a third long random text",
+        secret=True,
+    )
+    decode_cache: bool = _option(
+        True,
+        Switch(),
+        "Role decode: look for prefixes in the own tiers before asking a prefill server.",
+        example="false",
+    )
+    decode_restore: bool = _option(
+        True,
+        Switch(),
+        "Role decode: look for them in host memory and store too, not only on the device.",
+        example="false",
+    )
+    handover_timeout: float = _option(
+        30.0,
+        Seconds(),
+        "A hand-over that makes no progress for so long is given up and tried elsewhere.",
+        example="10",
     )
     max_context: int | None = _option(
         None,

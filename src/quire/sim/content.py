@@ -54,6 +54,14 @@ class Oracle:
             self._pages[previous, tokens] = known
         return known
 
+    def after(self, namespace: Namespace, tokens: bytes) -> int:
+        """Content after any number of tokens: of the last page, be it full or not. For token
+        units."""
+        full = self.pages(namespace, tokens)
+        rest = tokens[len(full) * namespace.page_size * _TOKEN_BYTES :]
+        before = full[-1] if full else self.register(namespace)
+        return self.page_after(before, rest) if rest else before
+
     def pages(self, namespace: Namespace, tokens: bytes) -> list[int]:
         """Contents of all full pages of a token sequence (int32 little-endian bytes)."""
         step = namespace.page_size * _TOKEN_BYTES
@@ -70,6 +78,14 @@ def on_rank(content: int, rank: int, component: str = "full") -> int:
     """A rank holds its own shard of a page, and each component other state: same page, other
     bytes."""
     return (content * len(COMPONENTS) + COMPONENTS.index(component)) * MAX_RANKS + rank
+
+
+def content_of(number: int, rank: int, component: str = "full") -> int | None:
+    """The page of which a rank holds this as its shard; None: it is no such shard."""
+    shard, there = divmod(number, MAX_RANKS)
+    content, index = divmod(shard, len(COMPONENTS))
+    right = number >= 0 and there == rank and COMPONENTS[index] == component
+    return content if right else None
 
 
 def _number(data: bytes) -> int:
@@ -103,6 +119,10 @@ class Pools:
         self, rank: int, tier: Tier, page: int, content: int, component: str = "full"
     ) -> None:
         self._memory[rank][component, tier][page] = content
+
+    def write_shard(self, rank: int, page: int, content: int, component: str) -> None:
+        """A rank's shard of a page arrives on the host, cut from whatever shards others hold."""
+        self.write(rank, Tier.HOST, page, on_rank(content, rank, component), component)
 
     def scribble(
         self, rank: int, tier: Tier, pages: Iterable[int], component: str = "full"

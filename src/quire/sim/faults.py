@@ -39,6 +39,7 @@ FAULTS_OF: dict[Kind, Sequence[Fault]] = {
     Kind.FETCH: (Fault.FAIL, Fault.SHORT, Fault.TIMEOUT, Fault.CORRUPT, Fault.MISSING),
     Kind.PROBE: (Fault.FAIL, Fault.SHORT, Fault.MALFORMED),
     Kind.STORE: (Fault.FAIL,),
+    Kind.SERVE: (Fault.FAIL,),
 }
 
 _STATUS = {

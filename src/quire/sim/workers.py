@@ -10,6 +10,9 @@ A copy is made as treacherous as the contract allows:
       └ target is garbage from here ──────┘
         source must be right from submit until its read, which may be as late as the report;
         target must not be used from submit until the report
+
+A fetch from a peer reads the peer's host pages in the same way, at a moment of its own, while it
+is counted as a reader of the grant (quire.sim.peers).
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Generator
 from dataclasses import dataclass
+from inspect import GEN_CLOSED, getgeneratorstate
 from random import Random
 from typing import Any
 
@@ -31,8 +35,10 @@ from quire.messages import (
     DetachStore,
     Fetch,
     Load,
+    PeerSource,
     Probe,
     Probed,
+    Serve,
     StoreChanged,
     Transferred,
     WorkerLost,
@@ -42,10 +48,22 @@ from quire.sim.clock import VirtualClock
 from quire.sim.content import Pools
 from quire.sim.faults import Fault, Faults, statuses
 from quire.sim.latency import Latency
+from quire.sim.peers import Line, Serving, SimPeers
 from quire.sim.store import SimStore, SimStores
 from quire.types import OperationId, PageKey, PageStatus, Tier, page_array, split_keys
 
 Process = Generator[float, None, None]
+
+_LOOK_EVERY_S = 0.25
+"""How soon a read from a peer notices that it was cancelled or cut off."""
+
+
+_MAX_LOADS = 256
+"""Known before those that have ended are forgotten."""
+
+
+def _runs(process: Process) -> bool:
+    return getgeneratorstate(process) != GEN_CLOSED
 
 
 @dataclass(slots=True, eq=False)
@@ -70,7 +88,10 @@ class SimWorkers:
         latency: Latency,
         rng: Random,
         batch_pages: int = 3,
+        peers: SimPeers | None = None,
+        serving: Serving | None = None,
     ) -> None:
+        """`peers`: whom pages are fetched from; `serving`: what is served to them."""
         self._pools = pools
         self._stores = stores
         self._clock = clock
@@ -78,6 +99,8 @@ class SimWorkers:
         self._latency = latency
         self._rng = rng
         self._batch_pages = batch_pages
+        self._peers = peers
+        self._serving = serving
         self._attached: list[SimStore | None] = [None] * pools.num_ranks
         self._legs: dict[tuple[int, OperationId, str], _Leg] = {}
         """Legs under way that look for a cancellation between two batches."""
@@ -85,6 +108,8 @@ class SimWorkers:
         """(when, sequence, rank, process): ties run in the order they were made."""
         self._sequence = 0
         self._reports: list[Completion] = []
+        self._loads: dict[OperationId, list[Process]] = {}
+        self._failed_loads: set[OperationId] = set()
         self.alive = list(range(pools.num_ranks))
 
     def submit(self, commands: list[Command]) -> None:
@@ -93,18 +118,34 @@ class SimWorkers:
             for rank in self.alive:
                 if isinstance(command, Cancel):
                     self._cancel(rank, command.op)
-                else:
-                    self._resume(rank, self._process(rank, command))
+                    continue
+                process = self._process(rank, command)
+                if isinstance(command, Load):
+                    self._loads.setdefault(command.op, []).append(process)
+                self._resume(rank, process)
+        if len(self._loads) > _MAX_LOADS:
+            self._loads = {op: legs for op, legs in self._loads.items() if any(map(_runs, legs))}
 
     def poll(self) -> list[Completion]:
         """Let everything happen that is due, and take what was reported."""
+        self.advance()
+        reports, self._reports = self._reports, []
+        return reports
+
+    def advance(self) -> None:
+        """Let everything happen that is due."""
         now, agenda = self._clock(), self._agenda
         while agenda and agenda[0][0] <= now:
             _, _, rank, process = heapq.heappop(agenda)
             if rank in self.alive:
                 self._resume(rank, process)
-        reports, self._reports = self._reports, []
-        return reports
+
+    def finish_load(self, op: OperationId) -> bool:
+        """Wait for a load, as a model does before it uses a layer. Did all of it arrive?"""
+        for process in self._loads.get(op, []):
+            for _ in process:
+                pass
+        return op not in self._failed_loads
 
     def next_event_s(self) -> float | None:
         if self._reports:
@@ -119,7 +160,15 @@ class SimWorkers:
         self._reports = [r for r in self._reports if isinstance(r, WorkerLost) or r.rank != rank]
         self._reports.append(WorkerLost(rank, reason))
 
+    def kill(self) -> None:
+        """All ranks are gone, in the middle of whatever they were doing."""
+        agenda, self._agenda, self.alive = self._agenda, [], []
+        for _, _, _, process in agenda:
+            process.close()
+
     def _cancel(self, rank: int, op: OperationId) -> None:
+        if self._serving is not None:
+            self._serving.revoke(rank, op, self._served)
         for leg in self._legs.values():
             if leg.rank == rank and leg.op == op:
                 leg.cancelled = True
@@ -135,11 +184,18 @@ class SimWorkers:
                 heapq.heappush(self._agenda, entry)
                 return
 
-    def _process(self, rank: int, command: Command) -> Process:
+    def _process(self, rank: int, command: Command) -> Process:  # noqa: PLR0911 - a table
         match command:
             case Backup(op, component, device, host):
                 leg = _Leg(rank, op, component)
                 return self._copy(leg, Kind.BACKUP, device, host)
+            case Fetch() if command.source is not None:
+                leg = _Leg(rank, command.op, command.component)
+                leg.deadline_s = self._clock() + command.timeout_s
+                self._legs[rank, leg.op, leg.component] = leg
+                return self._fetch_from_peer(leg, command, command.source)
+            case Serve():
+                return self._serve(_Leg(rank, command.op, command.component), command)
             case Load(op, component, host, device):
                 leg = _Leg(rank, op, component)
                 return self._copy(leg, Kind.LOAD, host, device)
@@ -175,6 +231,8 @@ class SimWorkers:
             if status is PageStatus.OK:
                 pools.write(rank, there, page, content, leg.component)
         yield whole_s - write_s
+        if kind is Kind.LOAD and any(outcome):
+            self._failed_loads.add(leg.op)
         self._report_pages(leg, 0, outcome, final=True, seconds=whole_s)
 
     def _moments(self, whole_s: float) -> tuple[float, float]:
@@ -241,6 +299,99 @@ class SimWorkers:
                 else:
                     self._pools.write(leg.rank, Tier.HOST, page, content, leg.component)
         return outcome
+
+    # ---- peers ----------------------------------------------------------------------------------
+
+    def _serve(self, leg: _Leg, command: Serve) -> Process:
+        pages = page_array(command.host).tolist()
+        if self._serving is None or self._faults.on_call(Kind.SERVE, leg.rank) is not None:
+            yield self._latency.copy_s(leg.rank)
+            self._report_pages(leg, 0, [PageStatus.FAILED] * len(pages), final=True, seconds=0.0)
+        else:
+            self._serving.grant(leg.rank, leg.op, leg.component, pages)
+
+    def _served(self, rank: int, op: OperationId, component: str, count: int) -> None:
+        """Nobody reads them any more."""
+        if rank in self.alive:
+            self._resume(rank, self._say_served(_Leg(rank, op, component), count))
+
+    def _say_served(self, leg: _Leg, count: int) -> Process:
+        yield self._latency.copy_s(leg.rank) * self._rng.random()
+        self._report_pages(leg, 0, [PageStatus.OK] * count, final=True, seconds=0.0)
+
+    def _fetch_from_peer(self, leg: _Leg, command: Fetch, source: PeerSource) -> Process:
+        """Batch by batch, in order; one that fails does not keep back those after it."""
+        pages = page_array(command.host).tolist()
+        self._pools.scribble(leg.rank, Tier.HOST, pages, leg.component)
+        at = 0
+        while at < len(pages):
+            end = min(at + self._batch_pages, len(pages))
+            stop = self._reason_to_stop_reading(leg)
+            if stop is not None:
+                outcome = [stop] * (len(pages) - at)
+            else:
+                outcome = yield from self._read(leg, source, source.first + at, pages[at:end])
+            last = at + len(outcome) == len(pages)
+            if last:
+                del self._legs[leg.rank, leg.op, leg.component]
+            self._report_pages(leg, at, outcome, final=last, seconds=0.0)
+            at += len(outcome)
+
+    def _read(
+        self, leg: _Leg, source: PeerSource, first: int, pages: list[int]
+    ) -> Generator[float, None, list[PageStatus]]:
+        """One batch: index `first` of the grant and those after it into host pages."""
+        assert self._peers is not None
+        fault = self._faults.on_call(Kind.FETCH, leg.rank)
+        outcome = statuses(fault, len(pages))
+        whole_s = self._latency.store_s(leg.rank)
+        reading = self._peers.enter(source, leg.component)
+        if reading is None:
+            yield whole_s * self._rng.random()
+            return [PageStatus.MISS] * len(pages)
+        try:
+            read_s, write_s = self._moments(whole_s)
+            stop = yield from self._wait(leg, source, read_s)
+            if stop is not None:
+                return [stop] * len(pages)
+            contents = reading.contents(range(first, first + len(pages)))
+            stop = yield from self._wait(leg, source, write_s - read_s)
+            if stop is not None:
+                return [stop] * len(pages)
+        finally:
+            reading.leave()
+        for index, (page, content) in enumerate(zip(pages, contents, strict=True)):
+            if outcome[index] is not PageStatus.OK:
+                continue
+            if content is not None:  # else what was read is garbage, and nobody could tell
+                self._pools.write_shard(leg.rank, page, content, leg.component)
+        yield whole_s - write_s
+        return outcome
+
+    def _wait(
+        self, leg: _Leg, source: PeerSource, seconds: float
+    ) -> Generator[float, None, PageStatus | None]:
+        """Let time pass within a read. A status: it comes to nothing."""
+        assert self._peers is not None
+        while True:
+            line = self._peers.line(source)
+            if line is Line.CUT:
+                return PageStatus.FAILED
+            stop = self._reason_to_stop_reading(leg)
+            if stop is not None:
+                return stop
+            if seconds <= 0 and line is Line.UP:
+                return None
+            wait_s = min(max(seconds, 0.01), _LOOK_EVERY_S, leg.deadline_s - self._clock())
+            yield wait_s
+            seconds -= wait_s
+
+    def _reason_to_stop_reading(self, leg: _Leg) -> PageStatus | None:
+        if leg.cancelled:
+            return PageStatus.CANCELLED
+        return PageStatus.TIMEOUT if self._clock() >= leg.deadline_s else None
+
+    # ---- the store ------------------------------------------------------------------------------
 
     def _probe(self, leg: _Leg, command: Probe, store: SimStore | None) -> Process:
         fault = self._faults.on_call(Kind.PROBE, leg.rank)

@@ -12,7 +12,7 @@ from random import Random
 from quire.keys import Namespace, UnitKind
 from quire.sim.options import SimOptions, UnitMix
 
-_ALPHABET = 3
+ALPHABET = 3
 _NUM_SYSTEM_PROMPTS = 3
 _NUM_SESSIONS = 24
 """More than device and host hold together: many come back from the store."""
@@ -33,12 +33,14 @@ class Prompt:
 
 
 class Workload:
-    def __init__(self, rng: Random, options: SimOptions) -> None:
+    def __init__(
+        self, rng: Random, options: SimOptions, namespaces: list[Namespace] | None = None
+    ) -> None:
         self._rng = rng
         self._page_size = options.page_size
         # A request must fit the device beside others, or it could never finish.
         self._max_tokens = min(12, options.device_pages // 2) * options.page_size
-        self.namespaces = _namespaces(options)
+        self.namespaces = namespaces or _namespaces(options)
         self._system_prompts = [
             self._random_tokens(options.page_size * rng.randrange(1, 5) + rng.randrange(3))
             for _ in range(_NUM_SYSTEM_PROMPTS)
@@ -74,7 +76,7 @@ class Workload:
         return Session(rng.choice(self.namespaces), list(system))
 
     def _random_tokens(self, count: int) -> list[int]:
-        return [self._rng.randrange(_ALPHABET) for _ in range(count)]
+        return [self._rng.randrange(ALPHABET) for _ in range(count)]
 
 
 def _namespaces(options: SimOptions) -> list[Namespace]:

@@ -7,13 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quire.worker.config import ComponentConfig, IoLimits, WorkerConfig, build_worker
+from quire.worker.config import (
+    ComponentConfig,
+    IoLimits,
+    PeerServing,
+    WorkerConfig,
+    build_worker,
+)
 from quire.worker.group import LocalWorkers, WorkerGroup
 
 __all__ = [
     "ComponentConfig",
     "IoLimits",
     "LocalWorkers",
+    "PeerServing",
     "WorkerConfig",
     "WorkerGroup",
     "build_worker",

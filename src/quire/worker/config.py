@@ -14,6 +14,7 @@ import msgspec
 from quire.errors import ConfigError
 from quire.memory.layout import PageLayout
 from quire.memory.sizing import check_host_budget
+from quire.peer.identity import Identity
 
 if TYPE_CHECKING:
     from quire.memory.host import Progress
@@ -27,6 +28,7 @@ class IoLimits(msgspec.Struct, frozen=True):
     probe_threads: int = 1
     fetch_threads: int = 4
     write_threads: int = 2
+    peer_threads: int = 4
     max_queued: int = 4096
     """Operations waiting per lane; more are turned away at once."""
     batch_pages: int = 64
@@ -35,7 +37,13 @@ class IoLimits(msgspec.Struct, frozen=True):
     """How long close() waits for a thread that is inside a store."""
 
     def __post_init__(self) -> None:
-        for name in ("probe_threads", "fetch_threads", "write_threads", "max_queued"):
+        for name in (
+            "probe_threads",
+            "fetch_threads",
+            "write_threads",
+            "peer_threads",
+            "max_queued",
+        ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"io.{name} is {getattr(self, name)}: it must be at least 1")
         if self.batch_pages < 1:
@@ -48,6 +56,24 @@ class ComponentConfig(msgspec.Struct, frozen=True):
     host_pages: int
 
 
+class PeerServing(msgspec.Struct, frozen=True):
+    """What a worker needs to exchange pages with the workers of other engines."""
+
+    secret: str
+    epoch: str
+    """Of this engine's life; the same for all its ranks."""
+    identity: Identity
+    heads: dict[str, tuple[int, int]]
+    """By component: [first, last) of the model's heads that this rank holds. What has no heads has
+    one, (0, 1)."""
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0: any free one."""
+
+    def __repr__(self) -> str:
+        return f"PeerServing({self.host}:{self.port}, heads={self.heads})"  # no secret in logs
+
+
 class WorkerConfig(msgspec.Struct, frozen=True):
     rank: int
     num_ranks: int
@@ -56,6 +82,8 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     components: list[ComponentConfig]
     device: str = "cpu"
     io: IoLimits = IoLimits()
+    peer: PeerServing | None = None
+    """None: pages are not exchanged."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.num_ranks:
@@ -63,6 +91,8 @@ class WorkerConfig(msgspec.Struct, frozen=True):
         names = [component.layout.component for component in self.components]
         if len(set(names)) != len(names):
             raise ConfigError(f"components {names} name one twice: give each its own layout")
+        if self.peer is not None:
+            _check_heads(self.peer, self.components)
 
     @property
     def host_bytes(self) -> int:
@@ -71,6 +101,17 @@ class WorkerConfig(msgspec.Struct, frozen=True):
         if self.device != "cpu":
             return host
         return host + sum(c.device_pages * c.layout.page_bytes for c in self.components)
+
+
+def _check_heads(peer: PeerServing, components: list[ComponentConfig]) -> None:
+    for component in components:
+        layout = component.layout
+        first, last = peer.heads.get(layout.component, (0, 0))
+        if first < 0 or last - first != layout.num_kv_heads:
+            raise ConfigError(
+                f"peer.heads of '{layout.component}' is [{first}, {last}), but its layout has "
+                f"{layout.num_kv_heads} heads: name the heads that this rank holds"
+            )
 
 
 def build_worker(
@@ -94,6 +135,7 @@ def build_worker(
             model_fingerprint=config.model_fingerprint,
             open_store=lambda url: open_page_store(url, clock),
             limits=config.io,
+            peer=config.peer,
             clock=clock,
         )
     except BaseException:

@@ -6,7 +6,8 @@ minimum over ranks) is the leader's business.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from quire.messages import Command, Completion
@@ -20,6 +21,13 @@ class WorkerGroup(Protocol):
 
     @property
     def num_ranks(self) -> int: ...
+
+    @property
+    def peer_addresses(self) -> list[str]:
+        """Where each rank's page server listens, by rank; empty strings where there is none."""
+
+    def peer_counters(self) -> dict[str, int]:
+        """Pages and bytes exchanged with peers, summed over the ranks, as last heard of."""
 
     def submit(self, commands: list[Command]) -> None:
         """Give the commands to every living rank, in order. Never blocks."""
@@ -44,6 +52,13 @@ class LocalWorkers:
     def num_ranks(self) -> int:
         return len(self.workers)
 
+    @property
+    def peer_addresses(self) -> list[str]:
+        return [worker.peer_address for worker in self.workers]
+
+    def peer_counters(self) -> dict[str, int]:
+        return total(worker.peer_counters() for worker in self.workers)
+
     def submit(self, commands: list[Command]) -> None:
         for worker in self.workers:
             worker.submit(commands)
@@ -54,3 +69,10 @@ class LocalWorkers:
     def close(self) -> None:
         for worker in self.workers:
             worker.close()
+
+
+def total(counters: Iterable[dict[str, int]]) -> dict[str, int]:
+    added: Counter[str] = Counter()
+    for one in counters:
+        added.update(one)
+    return dict(added)

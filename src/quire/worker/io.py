@@ -7,9 +7,9 @@ or which operations exist (worker.py).
        │                             └──last batch, first miss, error, cancelled──▶ FINISHED
        └──cancelled, past its deadline, lane closed──▶ FINISHED
 
-Entering FINISHED sends the one final report and gives the store back. While RUNNING the store may
-be writing into the pages, so a cancellation waits for the batch to end: only the final report
-says that the pages may be reused.
+Entering FINISHED gives back what was borrowed (the store) and sends the one final report. While
+RUNNING the store or peer may be writing into the pages, so a cancellation waits for the batch to
+end: only the final report says that the pages may be reused.
 """
 
 from __future__ import annotations
@@ -50,8 +50,15 @@ class Reporter:
 class IoTask(ABC):
     """State machine above; subclasses say what a piece is and what the final report is."""
 
-    def __init__(self, lease: StoreLease, deadline: float, clock: Clock, reporter: Reporter):
-        self._lease = lease
+    def __init__(
+        self,
+        deadline: float,
+        clock: Clock,
+        reporter: Reporter,
+        let_go: Callable[[], None] | None = None,
+    ) -> None:
+        """`let_go` gives back what was borrowed for the operation."""
+        self._let_go = let_go
         self._deadline = deadline
         self._clock = clock
         self._reporter = reporter
@@ -120,8 +127,9 @@ class IoTask(ABC):
         self._end(rest)
 
     def _end(self, rest: PageStatus | None) -> None:
-        # The lease goes first: whoever sees the final report may count on the store being free.
-        self._lease.release()
+        # What is held goes first: whoever sees the final report may count on it being free.
+        if self._let_go is not None:
+            self._let_go()
         self._final_report(rest)
 
     @abstractmethod
@@ -140,22 +148,17 @@ class PageTask(IoTask):
         self,
         command: Write | Fetch,
         *,
-        part: Part,
-        host: HostPool,
         batch_pages: int,
-        lease: StoreLease,
         deadline: float,
         clock: Clock,
         reporter: Reporter,
+        let_go: Callable[[], None] | None = None,
     ) -> None:
-        """The command's pages and keys have been checked."""
-        super().__init__(lease, deadline, clock, reporter)
+        """The command's pages have been checked."""
+        super().__init__(deadline, clock, reporter, let_go)
         self._command = command
-        self._part = part
-        self._host = host
         self._batch_pages = batch_pages
         self._pages = page_array(command.host)
-        self._keys = split_keys(command.keys)
         # Pages [0, first) have been reported; those of `statuses` follow, unreported.
         self._first = 0
         self._statuses = b""
@@ -168,7 +171,7 @@ class PageTask(IoTask):
         statuses = self._move(first, end)
         self._seconds = self._clock() - started
         if len(statuses) != end - first:
-            raise ValueError(f"store answered {len(statuses)} of {end - first} pages")
+            raise ValueError(f"{len(statuses)} of {end - first} pages answered")
         self._statuses = bytes(statuses)
         if end == len(self._pages):
             return True
@@ -179,23 +182,14 @@ class PageTask(IoTask):
         self._statuses += bytes([stop]) * (len(self._pages) - end)
         return True
 
+    @abstractmethod
     def _move(self, first: int, end: int) -> list[PageStatus]:
-        keys = self._keys[first:end]
-        views = [self._host.page_view(page) for page in self._pages[first:end].tolist()]
-        store = self._lease.store
-        move = store.put if isinstance(self._command, Write) else store.get
-        return move(
-            self._part, keys, views, deadline=self._deadline, cancelled=lambda: self._cancelled
-        )
+        """Move pages [first, end) of the command; a status for each."""
 
     def _stops_at(self, statuses: list[PageStatus]) -> PageStatus | None:
-        """A prefix ends at its first missing page, so a fetch has no use for those behind it."""
-        if isinstance(self._command, Write):
-            return None
-        bad = next((status for status in statuses if status is not PageStatus.OK), None)
-        if bad in (None, PageStatus.TIMEOUT, PageStatus.CANCELLED):
-            return bad
-        return PageStatus.MISS
+        """Not None: the pages behind these are not tried, and this is their status."""
+        del statuses
+        return None
 
     def _report_progress(self) -> None:
         self._send(final=False)
@@ -223,6 +217,54 @@ class PageTask(IoTask):
         self._seconds = 0.0
 
 
+class StoreTask(PageTask):
+    """A write to the store, or a fetch from it."""
+
+    def __init__(
+        self,
+        command: Write | Fetch,
+        *,
+        part: Part,
+        host: HostPool,
+        batch_pages: int,
+        lease: StoreLease,
+        deadline: float,
+        clock: Clock,
+        reporter: Reporter,
+    ) -> None:
+        """The command's pages and keys have been checked."""
+        super().__init__(
+            command,
+            batch_pages=batch_pages,
+            deadline=deadline,
+            clock=clock,
+            reporter=reporter,
+            let_go=lease.release,
+        )
+        self._part = part
+        self._host = host
+        self._lease = lease
+        self._keys = split_keys(command.keys)
+
+    def _move(self, first: int, end: int) -> list[PageStatus]:
+        keys = self._keys[first:end]
+        views = [self._host.page_view(page) for page in self._pages[first:end].tolist()]
+        store = self._lease.store
+        move = store.put if isinstance(self._command, Write) else store.get
+        return move(
+            self._part, keys, views, deadline=self._deadline, cancelled=lambda: self._cancelled
+        )
+
+    def _stops_at(self, statuses: list[PageStatus]) -> PageStatus | None:
+        """A prefix ends at its first missing page, so a fetch has no use for those behind it."""
+        if isinstance(self._command, Write):
+            return None
+        bad = next((status for status in statuses if status is not PageStatus.OK), None)
+        if bad in (None, PageStatus.TIMEOUT, PageStatus.CANCELLED):
+            return bad
+        return PageStatus.MISS
+
+
 class ProbeTask(IoTask):
     """What of each query is in L3: one question to the store for all of them."""
 
@@ -236,9 +278,10 @@ class ProbeTask(IoTask):
         clock: Clock,
         reporter: Reporter,
     ) -> None:
-        super().__init__(lease, deadline, clock, reporter)
+        super().__init__(deadline, clock, reporter, lease.release)
         self._command = command
         self._part = part
+        self._lease = lease
         self._answer = nothing_there(command)
 
     def _piece(self) -> bool:

@@ -45,6 +45,8 @@ class Worker(Protocol):
 
     def poll(self) -> list[Completion]: ...
 
+    def peer_counters(self) -> dict[str, int]: ...
+
 
 def serve(
     worker: Worker,
@@ -76,10 +78,10 @@ def serve(
         # A leader that does not read fills the queue; completions then wait here, and their
         # number is bounded by the operations the leader itself started.
         unsent += worker.poll()
-        if unsent and _send(socket, wire.Report(unsent)):
+        if unsent and _send(socket, wire.Report(unsent, worker.peer_counters())):
             unsent = []
         if clock() >= next_heartbeat:
-            _send(socket, wire.Heartbeat())
+            _send(socket, wire.Heartbeat(worker.peer_counters()))
             next_heartbeat = clock() + heartbeat_s
 
 
@@ -143,7 +145,7 @@ def _build_and_serve(
         socket.send(wire.encode(wire.StartFailed(sentence)))
         return _EXIT_START_FAILED
     try:
-        socket.send(wire.encode(wire.Ready(startup.config.rank)))
+        socket.send(wire.encode(wire.Ready(startup.config.rank, worker.peer_address)))
         serve(worker, socket, stop, heartbeat_s=startup.heartbeat_s, handle=handle)
     finally:
         worker.close()

@@ -34,6 +34,7 @@ from quire.memory.sizing import check_host_budget
 from quire.messages import Command, Completion, WorkerLost
 from quire.worker import wire
 from quire.worker.config import WorkerConfig
+from quire.worker.group import total
 
 _MAX_IPC_PATH = 100  # sun_path holds 108 bytes; zmq needs a few
 _MAX_QUEUED_MESSAGES = 10_000
@@ -55,6 +56,8 @@ class _Child:
     process: subprocess.Popen[bytes]
     state: ChildState
     last_seen: float
+    peer_address: str = ""
+    peer_counters: dict[str, int] = field(default_factory=dict)
     reason: str = ""
     """Why it is being given up, once it is."""
 
@@ -122,6 +125,14 @@ class RemoteWorkers:
     @property
     def num_ranks(self) -> int:
         return len(self._children)
+
+    @property
+    def peer_addresses(self) -> list[str]:
+        children = sorted(self._children.values(), key=lambda child: child.rank)
+        return [child.peer_address for child in children]
+
+    def peer_counters(self) -> dict[str, int]:
+        return total(child.peer_counters for child in self._children.values())
 
     @property
     def address(self) -> str:
@@ -284,9 +295,13 @@ class RemoteWorkers:
         match message:
             case wire.Ready(rank=child.rank) if child.state is ChildState.STARTING:
                 child.state = ChildState.READY
+                child.peer_address = message.peer_address
             case wire.StartFailed(error=error):
                 child.reason = error
-            case wire.Report(completions=completions):
+            case wire.Heartbeat(peer_counters=counters):
+                child.peer_counters = counters
+            case wire.Report(completions=completions, peer_counters=counters):
+                child.peer_counters = counters
                 own = [c for c in completions if c.rank == child.rank]
                 self._dropped += len(completions) - len(own)
                 return own

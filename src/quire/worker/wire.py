@@ -44,6 +44,8 @@ class Shutdown(_Message, frozen=True, tag="shutdown"):
 
 class Ready(_Message, frozen=True, tag="ready"):
     rank: int
+    peer_address: str = ""
+    """Of its page server; empty when it has none."""
 
 
 class StartFailed(_Message, frozen=True, tag="start_failed"):
@@ -51,11 +53,12 @@ class StartFailed(_Message, frozen=True, tag="start_failed"):
 
 
 class Heartbeat(_Message, frozen=True, tag="heartbeat"):
-    pass
+    peer_counters: dict[str, int] = {}
 
 
 class Report(_Message, frozen=True, tag="report"):
     completions: list[Completion]
+    peer_counters: dict[str, int] = {}
 
 
 ToWorker = Work | Parcel | Shutdown

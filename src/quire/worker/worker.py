@@ -6,6 +6,8 @@ number and length in a command is checked before any byte moves.
 
     Backup, Load          → copy engine   asked for news in poll()
     Probe | Fetch | Write → a lane each   so that a probe never waits behind a queue of writes
+    Fetch from a peer     → its own lane  so that a slow peer does not hold up the store
+    Serve                 → page server   until it is cancelled
     Attach, Detach, Clear → StoreAdmin    in the order given
 """
 
@@ -16,6 +18,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from quire.messages import (
     AttachStore,
@@ -27,8 +30,10 @@ from quire.messages import (
     DetachStore,
     Fetch,
     Load,
+    PeerSource,
     Probe,
     Probed,
+    Serve,
     StoreChanged,
     Transferred,
     Write,
@@ -37,12 +42,21 @@ from quire.store.base import Part
 from quire.types import PAGE_KEY_BYTES, OperationId, PageStatus, num_pages
 from quire.worker.admin import StoreAdmin
 from quire.worker.attachment import PageStoreClient
-from quire.worker.config import IoLimits
+from quire.worker.config import IoLimits, PeerServing
 from quire.worker.copies import ComponentPools, CopyTracker, TaskKey, pages_within
-from quire.worker.io import Clock, IoTask, PageTask, ProbeTask, Reporter, nothing_there
+from quire.worker.io import Clock, IoTask, ProbeTask, Reporter, StoreTask, nothing_there
 from quire.worker.lanes import Lane
+from quire.worker.peering import Peering, PeerTask, ServeTask
 
 __all__ = ["CacheWorker", "ComponentPools"]
+
+
+class Running(Protocol):
+    """An operation that has not had its final report."""
+
+    def cancel(self) -> None: ...
+
+    def expire(self, now: float) -> None: ...
 
 
 class CacheWorker:
@@ -57,9 +71,11 @@ class CacheWorker:
         model_fingerprint: str,
         open_store: Callable[[str], PageStoreClient],
         limits: IoLimits | None = None,
+        peer: PeerServing | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
-        """Owns the pools: close() closes them."""
+        """Owns the pools: close() closes them. Raises ConfigError when its page server cannot
+        listen where it should."""
         self.rank = rank
         self.components = dict(components)
         self._parts = {
@@ -79,11 +95,16 @@ class CacheWorker:
         self._done: deque[Completion] = deque()
         self._reporter = Reporter(rank, self._done.append, self._count_error)
         self._copies = CopyTracker(rank)
-        self._tasks: dict[TaskKey, IoTask] = {}
+        self._tasks: dict[TaskKey, Running] = {}
+        self._serving: dict[TaskKey, ServeTask] = {}
+        """Not cancelled yet; then they are tasks that will end."""
+        hosts = {name: pools.host for name, pools in components.items()}
+        self._peering = Peering(peer, hosts, self._count_error) if peer is not None else None
         self._num_changes = 0
         self._probes = Lane("probe", limits.probe_threads, limits.max_queued)
         self._fetches = Lane("fetch", limits.fetch_threads, limits.max_queued)
         self._writes = Lane("write", limits.write_threads, limits.max_queued)
+        self._from_peers = Lane("peer", limits.peer_threads, limits.max_queued)
         self._admin = StoreAdmin(open_store, self._reporter, limits.max_queued)
         self._closed = False
 
@@ -91,6 +112,15 @@ class CacheWorker:
     def busy(self) -> bool:
         """Is there anything left to report?"""
         return bool(len(self._copies) or self._tasks or self._num_changes or self._done)
+
+    @property
+    def peer_address(self) -> str:
+        """Where the page server listens; empty when there is none."""
+        return self._peering.address if self._peering is not None else ""
+
+    def peer_counters(self) -> dict[str, int]:
+        """Pages and bytes exchanged with peers; empty when none are."""
+        return self._peering.counters() if self._peering is not None else {}
 
     def counters(self) -> dict[str, int]:
         """How often something went other than well, by reason."""
@@ -148,11 +178,18 @@ class CacheWorker:
             return
         self._closed = True
         timeout_s = self._limits.close_timeout_s
-        ended = [lane.close(timeout_s) for lane in (self._probes, self._fetches, self._writes)]
+        for op, _ in list(self._serving):
+            self._cancel(op)
+        if self._peering is not None:
+            self._peering.client.interrupt()
+        lanes = (self._probes, self._fetches, self._writes, self._from_peers)
+        ended = [lane.close(timeout_s) for lane in lanes]
         ended.append(self._admin.close(timeout_s))
+        if self._peering is not None:
+            ended.append(self._peering.close(timeout_s))
         for pools in self.components.values():
             pools.engine.close()
-            # A thread stuck in a store may still write into host pages: leave them pinned.
+            # A thread stuck in a store or a peer may still use host pages: leave them pinned.
             if all(ended):
                 pools.host.close()
 
@@ -173,6 +210,10 @@ class CacheWorker:
             self._start_copy(command)
         elif isinstance(command, Probe):
             self._start_probe(command)
+        elif isinstance(command, Serve):
+            self._start_serve(command)
+        elif isinstance(command, Fetch) and command.source is not None:
+            self._start_from_peer(command, command.source)
         else:
             self._start_pages(command)
 
@@ -194,7 +235,7 @@ class CacheWorker:
         if lease is None:
             self._refuse(command, PageStatus.MISS if is_fetch else PageStatus.REJECTED)
             return
-        task = PageTask(
+        task = StoreTask(
             command,
             part=self._parts[command.component],
             host=host,
@@ -205,6 +246,41 @@ class CacheWorker:
             reporter=self._reporter,
         )
         self._enqueue(self._fetches if is_fetch else self._writes, command, task)
+
+    def _start_from_peer(self, command: Fetch, source: PeerSource) -> None:
+        """Keys are not needed: the grant says which pages these are."""
+        host = self.components[command.component].host
+        if (
+            not pages_within(command.host, host.num_pages)
+            or len(command.keys) not in (0, num_pages(command.host) * PAGE_KEY_BYTES)
+            or source.first < 0
+        ):
+            self._malformed(command)
+            return
+        if self._peering is None or not command.host:
+            self._refuse(command, PageStatus.FAILED)
+            return
+        task = PeerTask(
+            command,
+            source,
+            region=self._peering.regions[command.component],
+            client=self._peering.client,
+            batch_pages=self._limits.batch_pages,
+            deadline=self._deadline(command.timeout_s),
+            clock=self._clock,
+            reporter=self._reporter,
+        )
+        self._enqueue(self._from_peers, command, task)
+
+    def _start_serve(self, command: Serve) -> None:
+        host = self.components[command.component].host
+        if not pages_within(command.host, host.num_pages):
+            self._malformed(command)
+        elif self._peering is None:
+            self._refuse(command, PageStatus.FAILED)
+        else:
+            task = ServeTask(command, self._peering.server, self._reporter)
+            self._serving[command.op, command.component] = task
 
     def _start_probe(self, command: Probe) -> None:
         if any(len(query) % PAGE_KEY_BYTES for query in command.queries):
@@ -232,23 +308,25 @@ class CacheWorker:
 
     def _cancel(self, op: OperationId) -> None:
         # Copies are left to finish: they take milliseconds, and on a stream nothing can stop them.
+        for key in [key for key in self._serving if key[0] == op]:
+            self._tasks[key] = self._serving.pop(key)
         for (task_op, _), task in self._tasks.items():
             if task_op == op:
                 task.cancel()
 
     def _under_way(self, key: TaskKey) -> bool:
-        return key in self._tasks or key in self._copies
+        return key in self._tasks or key in self._copies or key in self._serving
 
     # ---- refusing and counting ------------------------------------------------------------------
 
-    def _malformed(self, command: Backup | Load | Write | Fetch | Probe) -> None:
+    def _malformed(self, command: Backup | Load | Write | Fetch | Serve | Probe) -> None:
         self._count("malformed_command")
         self._refuse(command, PageStatus.FAILED)
 
     def _refuse(self, command: Command, status: PageStatus) -> None:
         """The one, final report of a command that was not started."""
         match command:
-            case Backup() | Load() | Write() | Fetch():
+            case Backup() | Load() | Write() | Fetch() | Serve():
                 statuses = bytes([status]) * num_pages(command.host)
                 self._done.append(
                     Transferred(command.op, self.rank, command.component, 0, statuses, final=True)

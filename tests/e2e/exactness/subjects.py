@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from gemma import BOS, gemma_model
-from hybrid_models import TINY, VOCABULARY
+from hybrid_models import PLAIN, TINY, VOCABULARY
 from quire.models import embedded_model, load_tokenizer
 
 ROOT = Path(__file__).parents[3]
@@ -113,7 +113,7 @@ def _gemma_prompts() -> list[Prompt]:
 def _tiny_folder(name: str) -> tempfile.TemporaryDirectory[str]:
     """Removed when the process ends."""
     folder = tempfile.TemporaryDirectory(prefix=f"quire-{name}-")
-    TINY[name](Path(folder.name))
+    (TINY | PLAIN)[name](Path(folder.name))
     return folder
 
 
@@ -161,6 +161,8 @@ GEMMA = Subject(
     length=725,
     num_tokens=6,
 )
+TINY_LLAMA = _tiny("llama")
+"""Full attention only, for what would take too long with real weights."""
 TINY_SUBJECTS = [
     _tiny("falcon_h1", "recurrent"),
     _tiny("nemotron_h", "recurrent"),

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import httpx
 import jinja2.sandbox
+import msgspec
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -99,6 +100,7 @@ class Call:
     salt: str
     priority: int
     timeout_s: float
+    prefill: tuple[str, ...] = ()
 
 
 def status(**changes: Any) -> EngineStatus:
@@ -167,9 +169,10 @@ class ScriptedEngine:
         salt: str = "",
         priority: int = 0,
         timeout_s: float = 600.0,
+        prefill: Sequence[str] = (),
     ) -> AsyncIterator[AsyncIterator[Output]]:
         ids = np.frombuffer(tokens, dtype="<i4").tolist()
-        call = Call(ids, params, salt, priority, timeout_s)
+        call = Call(ids, params, salt, priority, timeout_s, tuple(prefill))
         number = len(self.calls)
         self.calls.append(call)
         self._live.add(number)
@@ -248,6 +251,13 @@ def _logprobs(step: list[int], top: int | None) -> list[TokenLogprobs]:
     ]
 
 
+def of_role(role: str, reply: str = "hello there") -> ScriptedEngine:
+    """An engine that says it has that role."""
+    engine = ScriptedEngine(reply)
+    engine.info = msgspec.structs.replace(engine.info, role=role, peer="tcp://127.0.0.1:7000")
+    return engine
+
+
 @dataclass
 class Rig:
     """A server without sockets around a scripted engine."""
@@ -276,10 +286,12 @@ class Rig:
 
         return asyncio.run(send())
 
-    def chat(self, content: str = "hi", **fields: Any) -> httpx.Response:
+    def chat(
+        self, content: str = "hi", *, headers: dict[str, str] | None = None, **fields: Any
+    ) -> httpx.Response:
         messages = [{"role": "user", "content": content}]
         body = {"model": MODEL, "messages": messages} | fields
-        return self.request("POST", "/v1/chat/completions", json=body)
+        return self.request("POST", "/v1/chat/completions", json=body, headers=headers)
 
     def complete(self, prompt: Any = "hi", **fields: Any) -> httpx.Response:
         body = {"model": MODEL, "prompt": prompt} | fields

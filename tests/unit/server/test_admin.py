@@ -7,26 +7,50 @@ from quire.engine.messages import (
     Attach,
     CachedTokens,
     Detach,
+    Event,
+    Events,
     Flush,
     Flushed,
+    GetEvents,
+    GetKeys,
+    GetRequests,
     GetStatus,
+    Keys,
+    Requests,
+    RequestStatus,
     StoreStatus,
     Warm,
     Warmed,
 )
 from quire.errors import EngineError
 from quire.server.config import ServerConfig
-from unit.server.scripted import Rig, error_of, status
+from unit.server.scripted import MAX_CONTEXT, MODEL, Rig, error_of, of_role, status
 
 URL = "redis://user:secret@host/0"
-EVERYTHING = [
+KEY_A, KEY_B = b"a" * 32, b"b" * 32
+STATUS = RequestStatus(
+    id="r1",
+    state="transferring",
+    side="decode",
+    prompt_tokens=100,
+    computed_tokens=0,
+    output_tokens=0,
+    age_s=0.5,
+    cached=CachedTokens(device=16),
+    handover={"peer": "tcp://a:1", "received": 3},
+)
+ASKING = [
     ("GET", "/admin/cache", None),
     ("POST", "/admin/cache/flush", {"tiers": ["host"]}),
     ("POST", "/admin/cache/prefetch", {"prompt": "hi"}),
     ("GET", "/admin/store", None),
     ("PUT", "/admin/store", {"url": URL}),
     ("DELETE", "/admin/store", None),
+    ("GET", "/admin/requests", None),
+    ("GET", "/admin/events", None),
+    ("POST", "/admin/keys", {"prompt": "hi"}),
 ]
+EVERYTHING = [*ASKING, ("GET", "/admin/info", None)]
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +62,9 @@ def answers(engine):
         Attach: store,
         Detach: StoreStatus("detached"),
         Warm: Warmed(2, CachedTokens(host=1, store=1)),
+        GetRequests: Requests([STATUS]),
+        GetEvents: Events(7, [Event("stored", "host", KEY_A + KEY_B)], True),
+        GetKeys: Keys(16, 40, KEY_A + KEY_B),
     }
 
 
@@ -65,7 +92,7 @@ def test_the_door(engine, method, path, body):
     assert response.status_code == 200
 
 
-@pytest.mark.parametrize(("method", "path", "body"), EVERYTHING)
+@pytest.mark.parametrize(("method", "path", "body"), ASKING)
 def test_credentials_are_never_sent_back(rig, engine, method, path, body):
     assert "secret" not in rig.request(method, path, json=body).text
     for question in list(engine.answers):
@@ -170,3 +197,88 @@ def test_an_engine_that_is_gone(rig, engine):
     response = rig.request("GET", "/admin/store")
     assert response.status_code == 503
     assert error_of(response)["message"] == engine.failure
+
+
+def test_what_the_server_is(engine):
+    engine = of_role("decode")
+    engine.status = status()
+    rig = Rig(engine)
+    assert rig.request("GET", "/admin/info").json() == {
+        "role": "decode",
+        "peer": "tcp://127.0.0.1:7000",
+        "model": MODEL,
+        "fingerprint": engine.info.fingerprint,
+        "page_size": 16,
+        "max_context": MAX_CONTEXT,
+        "tp": 1,
+        "instance": rig.service.instance,
+        "running": 1,
+        "waiting": 2,
+    }
+    assert rig.service.instance != Rig(engine).service.instance
+
+
+def test_requests_in_flight(rig):
+    (found,) = rig.request("GET", "/admin/requests").json()["requests"]
+    assert (found["id"], found["state"], found["side"]) == ("r1", "transferring", "decode")
+    assert found["cached"]["device"] == 16
+    assert found["handover"] == {"peer": "tcp://a:1", "received": 3}
+
+
+def test_events_are_in_hex_and_go_on_from_where_one_was(rig, engine):
+    assert rig.request("GET", "/admin/events?since=6").json() == {
+        "instance": rig.service.instance,
+        "last": 7,
+        "complete": True,
+        "more": False,
+        "events": [{"kind": "stored", "tier": "host", "keys": [KEY_A.hex(), KEY_B.hex()]}],
+    }
+    assert engine.questions == [GetEvents(6)]
+    response = rig.request("GET", "/admin/events?since=-1")
+    assert response.status_code == 400
+    assert error_of(response)["param"] == "since"
+
+
+def test_an_answer_holds_no_more_events_than_it_should(rig, engine):
+    large, small = Event("stored", "host", KEY_A * 20000), Event("removed", "host", KEY_A)
+    engine.answers[GetEvents] = Events(9, [large, small, small], True)
+    first = rig.request("GET", "/admin/events?since=6").json()
+    assert (first["last"], first["more"], len(first["events"])) == (7, True, 1)
+    engine.answers[GetEvents] = Events(9, [small, small], True)
+    rest = rig.request("GET", "/admin/events?since=7").json()
+    assert (rest["last"], rest["more"], len(rest["events"])) == (9, False, 2)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": "he"},
+        {"prompt": [256], "max_tokens": 5, "seed": 1},
+        {"prompt": ["he", "other"]},
+        {"prompt": [[256], [1]]},
+    ],
+)
+def test_the_keys_of_a_prompt(rig, engine, body):
+    response = rig.request("POST", "/admin/keys", json={"model": MODEL, "cache_salt": "s"} | body)
+    assert response.json() == {
+        "page_size": 16,
+        "num_tokens": 40,
+        "keys": [KEY_A.hex(), KEY_B.hex()],
+    }
+    assert engine.questions == [GetKeys(np.array([256], "<i4").tobytes(), "s")]
+
+
+def test_the_keys_of_a_chat_are_those_of_its_prompt(rig, engine):
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "stream": True}
+    assert rig.request("POST", "/admin/keys", json=body).status_code == 200
+    rig.chat("hi")
+    (question,) = engine.questions
+    assert np.frombuffer(question.tokens, "<i4").tolist() == engine.calls[0].tokens
+
+
+@pytest.mark.parametrize("body", [{}, {"prompt": ""}, {"prompt": "x", "messages": []}])
+def test_the_keys_of_nothing(rig, engine, body):
+    response = rig.request("POST", "/admin/keys", json=body)
+    assert response.status_code == 400
+    error_of(response)
+    assert not engine.questions

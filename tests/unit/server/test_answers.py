@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.engine.messages import CachedTokens
-from unit.server.scripted import MAX_CONTEXT, MODEL, Rig, ScriptedEngine
+from quire.engine.messages import CachedTokens, GetStatus
+from quire.errors import EngineError
+from unit.server.scripted import MAX_CONTEXT, MODEL, Rig, ScriptedEngine, status
 
 
 def chunks(response):
@@ -66,8 +67,17 @@ def test_usage_counts_tokens_and_where_they_were_found(rig):
         "prompt_tokens_details": {
             "cached_tokens": 30,
             "cached_tokens_by_tier": {"device": 16, "host": 8, "store": 4, "peer": 2},
+            "cached_tokens_at_prefill": {"device": 0, "host": 0, "store": 0},
         },
     }
+
+
+def test_usage_tells_what_the_prefill_server_found_from_what_this_one_did(rig, engine):
+    engine.cached = CachedTokens(device=16, prefill_device=1, prefill_host=2, prefill_store=4)
+    details = rig.chat("hi").json()["usage"]["prompt_tokens_details"]
+    assert details["cached_tokens"] == 23
+    assert details["cached_tokens_by_tier"]["device"] == 16
+    assert details["cached_tokens_at_prefill"] == {"device": 1, "host": 2, "store": 4}
 
 
 def test_content_in_parts_is_joined(rig, engine):
@@ -400,8 +410,25 @@ def test_models(rig):
     assert rig.request("GET", f"/v1/models/{MODEL}").json() == model
 
 
+def test_a_load_that_may_be_over_is_asked_for_again(rig, engine):
+    engine.status = status(running=3, waiting=2)
+    engine.answers[GetStatus] = status(running=1, waiting=0)
+    health = rig.request("GET", "/health").json()
+    assert (health["running"], health["waiting"]) == (1, 0)
+    engine.answers[GetStatus] = EngineError("it did not answer")
+    health = rig.request("GET", "/health").json()
+    assert (health["running"], health["waiting"]) == (3, 2)
+
+
 def test_health_and_readiness(rig):
-    assert rig.request("GET", "/health").json() == {"status": "ok"}
+    assert rig.request("GET", "/health").json() == {
+        "status": "ok",
+        "role": "unified",
+        "model": MODEL,
+        "instance": rig.service.instance,
+        "running": 0,
+        "waiting": 0,
+    }
     assert rig.request("GET", "/ready").json() == {"status": "ok"}
     rig.service.draining = True
     assert rig.request("GET", "/health").status_code == 200

@@ -14,7 +14,9 @@ from quire.engine.messages import (
     CachedTokens,
     Flush,
     Flushed,
+    GetKeys,
     GetStatus,
+    Keys,
     StoreStatus,
     Warm,
     Warmed,
@@ -39,6 +41,7 @@ def answering() -> ScriptedEngine:
         Flush: Flushed({}),
         Attach: StoreStatus("attached", "memory://"),
         Warm: Warmed(1, CachedTokens()),
+        GetKeys: Keys(16, 1, b""),
     }
     return engine
 
@@ -62,6 +65,7 @@ def test_there_is_a_schema_for_every_body():
         "/v1/completions",
         "/admin/cache/flush",
         "/admin/cache/prefetch",
+        "/admin/keys",
         "/admin/store",
     }
 

@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from quire.engine.messages import GetStatus
+from quire.engine.messages import Ended, GetStatus, HandoverStatus
 from quire.server.guards import endpoint_of
 from quire.server.metrics import METRICS, Kind, Metrics, reference
 from unit.server.scripted import Rig, ScriptedEngine, status
@@ -18,6 +18,22 @@ COUNTERS = {
     "fetch:timeout": 7,
     "steps": 8,
 }
+
+
+HANDOVER = HandoverStatus(
+    open=1,
+    sent_pages=2,
+    sent_bytes=3,
+    received_pages=4,
+    received_bytes=5,
+    transfers=Ended(6, 0.5),
+    restores={"ready": Ended(7, 1.5)},
+    promised_pages=8,
+    restored_pages=9,
+    repairs={"evicted": 10},
+    failed={"timeout": 11},
+    links={"tcp://a:1": "up"},
+)
 
 
 def families(text):
@@ -36,7 +52,7 @@ def samples(text):
 def exposed():
     """Everything there is, after one request of each kind."""
     engine = ScriptedEngine()
-    engine.answers[GetStatus] = status(counters=COUNTERS)
+    engine.answers[GetStatus] = status(counters=COUNTERS, handover=HANDOVER)
     rig = Rig(engine)
     rig.chat()
     rig.chat(bad=1)
@@ -92,6 +108,25 @@ def test_the_engines_figures_have_their_own_metrics(exposed):
     assert found["quire_tier_used_bytes", "full", "host"] == 50 * 1024
     assert found["quire_engine_seconds_total", "model"] == 1.5
     assert found[("quire_store_attached",)] == 1
+
+
+def test_what_goes_between_engines_has_its_metrics(exposed):
+    found = samples(exposed)
+    assert found[("quire_handovers_open",)] == 1
+    assert found["quire_handover_pages_total", "sent"] == 2
+    assert found["quire_handover_bytes_total", "sent"] == 3
+    assert found["quire_handover_pages_total", "received"] == 4
+    assert found["quire_handover_bytes_total", "received"] == 5
+    assert found[("quire_handovers_total",)] == 6
+    assert found[("quire_handover_seconds_total",)] == 0.5
+    assert found["quire_restores_total", "ready"] == 7
+    assert found["quire_restore_seconds_total", "ready"] == 1.5
+    assert found[("quire_promised_pages_total",)] == 8
+    assert found[("quire_restored_pages_total",)] == 9
+    assert found["quire_handover_repairs_total", "evicted"] == 10
+    assert found["quire_handover_failures_total", "timeout"] == 11
+    assert found["quire_peer_link", "tcp://a:1", "up"] == 1
+    assert found["quire_cached_tokens_total", "prefill_host"] == 0
 
 
 def test_without_an_answer_the_last_known_figures_are_exposed():

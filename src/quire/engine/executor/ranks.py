@@ -54,6 +54,13 @@ class RankExecutor:
     def num_ranks(self) -> int:
         return self._ranks.num_ranks
 
+    @property
+    def peer_addresses(self) -> list[str]:
+        return self._ranks.peer_addresses
+
+    def peer_counters(self) -> dict[str, int]:
+        return self._ranks.peer_counters()
+
     def submit(self, commands: list[Command]) -> None:
         self._ranks.submit(commands)
 

@@ -1,0 +1,1 @@
+"""Prefill and decode in separate engines: what a decode-side cache saves, and what it costs."""

@@ -1,0 +1,129 @@
+"""A `quire serve` process of our own: started, awaited, listened to, ended. For `quire pd`.
+
+    child  ──standard output──▶  one line of JSON when it is ready: Ready
+           ──standard error───▶  its messages, line by line
+           ◀──standard input───  nothing: its end means that we are gone, and it goes too
+
+Knows processes and their pipes, nothing of roles or of HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from quire.engine.messages import EngineInfo
+from quire.errors import EngineError
+
+Say = Callable[[str, str], None]
+"""Called with (name, line) for each line of a child's standard error."""
+
+_STOP_S = 20.0
+_ORPHAN_GRACE_S = 10.0
+_EXIT_ORPHAN = 3
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """What a child says once it serves."""
+
+    url: str
+    info: EngineInfo
+
+
+class Child:
+    def __init__(self, name: str, say: Say) -> None:
+        self.name = name
+        self._say = say
+        self._process: asyncio.subprocess.Process
+        self._listening: asyncio.Task[None]
+        self._last_words: deque[str] = deque(maxlen=1)
+
+    async def start(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
+        """In a session of its own: Ctrl-C is ours, and we say when it ends."""
+        self._process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=environ,
+            start_new_session=True,
+        )
+        self._listening = asyncio.create_task(self._listen())
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def ready(self) -> Ready:
+        """Raises EngineError if it ends before."""
+        assert self._process.stdout is not None
+        line = await self._process.stdout.readline()
+        if not line:
+            raise EngineError(await self.gone())
+        try:
+            return msgspec.json.decode(line, type=Ready)
+        except msgspec.DecodeError:
+            raise EngineError(
+                f"the {self.name} server said {line[:80]!r} in place of being ready"
+            ) from None
+
+    async def gone(self) -> str:
+        """Returns when it has ended; how, as one sentence."""
+        code = await self._process.wait()
+        await self._listening
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        why = f": {self._last_words[0].removeprefix('quire: ')}" if self._last_words else ""
+        return f"the {self.name} server {how}{why}"
+
+    async def stop(self) -> None:
+        """By force if it does not go by itself."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            async with asyncio.timeout(_STOP_S):
+                await self._process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        await self._listening
+
+    async def _listen(self) -> None:
+        assert self._process.stderr is not None
+        while line := await self._process.stderr.readline():
+            text = line.decode("utf-8", "replace").rstrip()
+            if text:
+                self._last_words.append(text)
+                self._say(self.name, text)
+
+
+def announce(url: str, info: EngineInfo) -> None:
+    """A child's own: that it is ready."""
+    sys.stdout.write(msgspec.json.encode(Ready(url, info)).decode() + "\n")
+    sys.stdout.flush()
+
+
+def end_with_standard_input() -> None:
+    """A child's own: when whoever started it is gone, however it went, it ends as if told to; and
+    if that takes too long, at once."""
+
+    def watch() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(0, 4096):
+                pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(_ORPHAN_GRACE_S)
+        os._exit(_EXIT_ORPHAN)
+
+    threading.Thread(target=watch, name="quire-watch", daemon=True).start()

@@ -1,0 +1,97 @@
+"""`quire route`: one address in front of prefill and decode servers, or of unified ones."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quire.cli.extras import ROUTE, needs
+from quire.cli.output import show
+from quire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from quire.disagg.router.fleet import Fleet
+
+KEY_VARIABLE = "QUIRE_ADMIN_KEY"
+SERVERS = "The servers (each option may be given several times, or with commas)"
+
+
+def _servers(help: str, *names: str) -> typer.models.OptionInfo:
+    option: typer.models.OptionInfo = typer.Option(
+        *names, metavar="URL", help=help, show_default=False, rich_help_panel=SERVERS
+    )
+    return option
+
+
+def route(
+    prefill: Annotated[list[str] | None, _servers("Servers with --role prefill.")] = None,
+    decode: Annotated[list[str] | None, _servers("Servers with --role decode.")] = None,
+    server: Annotated[
+        list[str] | None, _servers("Servers that do everything themselves.", "--server")
+    ] = None,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="To listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="To listen on; 0 for any that is free.")
+    ] = 8000,
+    retries: Annotated[int, typer.Option(min=0, help="Further servers to try when one fails.")] = 3,
+    admin_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help=f"Holds the servers' admin key; else {KEY_VARIABLE} does, if they have one.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Route requests to prefill and decode servers: by cached prefix and load, around failures."""
+    needs("serve", ROUTE)
+    from quire.disagg.router.config import RouterConfig, parse_urls
+    from quire.disagg.router.run import route as run
+    from quire.server.config import ServerConfig
+
+    config = RouterConfig(
+        prefill=parse_urls(prefill or ()),
+        decode=parse_urls(decode or ()),
+        servers=parse_urls(server or ()),
+        admin_key=_admin_key(admin_key_file),
+        retries=retries,
+    )
+    logging.basicConfig(level=logging.WARNING, format="quire: %(message)s")
+
+    def ready(url: str, fleet: Fleet) -> None:
+        show(members(fleet))
+        print(f"The router is ready at {url}\nOpenAI clients  base_url={url}/v1", flush=True)
+
+    asyncio.run(run(config, ServerConfig(host=host, port=port), ready))
+
+
+def members(fleet: Fleet) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("server", "address", "state", "model"):
+        table.add_column(name, overflow="fold")
+    for member in fleet.members:
+        state = f"{member.state}: {member.reason}" if member.reason else member.state.value
+        table.add_row(member.side, member.url, state, member.model)
+    return table
+
+
+def _admin_key(file: Path | None) -> str | None:
+    if file is None:
+        return os.environ.get(KEY_VARIABLE) or None
+    try:
+        key = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the admin key cannot be read from {str(file)!r}: {error}") from error
+    if not key.isascii() or not key.isprintable() or not key:
+        raise ConfigError(f"{file} should hold the admin key: one line of printable ASCII")
+    return key

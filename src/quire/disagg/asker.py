@@ -1,0 +1,423 @@
+"""Asker: gets the pages that a request lacks from peers. The decode side of a hand-over.
+
+Knows the cache's manager and messages; neither sockets nor the scheduler. Nothing here waits: all
+hand-overs are looked at once per step, and each has its own deadline, so that none holds back
+another. Whatever goes wrong, the answer is the same: ask for what is still missing, of this peer or
+of the next; and give up, with a reason, when there is nobody left.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from quire.disagg.handover import DecodePrefixMatch, Half, Handover, Prompt, Stage, Try
+from quire.manager import CacheManager, Lease, PrefetchState
+from quire.messages import PeerSource
+from quire.peer.hub import Hello
+from quire.peer.messages import (
+    Abort,
+    Ask,
+    Complete,
+    Done,
+    Offer,
+    PeerMessage,
+    Refused,
+    Repair,
+    ToAsker,
+    Wait,
+)
+from quire.tree import slot_of
+from quire.types import HOST, PageStatus
+
+_MAX_REPAIRS = 4
+"""Of one asking; after that another peer is asked, or the same one anew."""
+_TOKEN_BYTES = 4
+
+
+class Links(Protocol):
+    """What is needed of PeerHub."""
+
+    def connect(self, address: str) -> None: ...
+
+    def send(self, link: str, message: PeerMessage) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class AskerConfig:
+    timeout_s: float = 30.0
+    """Without progress for so long, a peer is given up."""
+    connect_s: float = 5.0
+    """To reach a peer."""
+    rounds: int = 2
+    """How often every peer is asked before a hand-over fails."""
+
+
+@dataclass(slots=True)
+class AskerCounters:
+    promised_pages: int = 0
+    restored_pages: int = 0
+    transfers: int = 0
+    transfer_s: float = 0.0
+    restores: Counter[str] = field(default_factory=Counter)
+    restore_s: dict[str, float] = field(default_factory=dict)
+    repairs: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
+
+
+class Asker:
+    def __init__(
+        self,
+        manager: CacheManager,
+        links: Links,
+        *,
+        name: str,
+        clock: Callable[[], float],
+        config: AskerConfig | None = None,
+        room: Callable[[], int] | None = None,
+        on_end: Callable[[Handover], None] | None = None,
+    ) -> None:
+        """`name`: unique among all engines that ask, in all their lives. `room`: device pages that
+        requests could still be given. `on_end`: told of every hand-over that ends, however."""
+        self._manager = manager
+        self.links = links
+        self._name = name
+        self._clock = clock
+        self._config = config or AskerConfig()
+        self._room = room
+        self._on_end = on_end or (lambda _handover: None)
+        self.open: dict[Handover, None] = {}
+        self._by_id: dict[str, Handover] = {}
+        self._hellos: dict[str, Hello] = {}
+        self._refusals: dict[str, tuple[float, str]] = {}
+        """Links that could not be made: when, and why."""
+        self._num_asked = 0
+        self._num_ended = 0
+        self.counters = AskerCounters()
+
+    # ---- for the scheduler ----------------------------------------------------------------------
+
+    def begin(
+        self,
+        owner: str,
+        lease: Lease,
+        prompt: Prompt,
+        sources: list[str],
+        *,
+        compute: bool = True,
+        restore: bool = True,
+    ) -> Handover:
+        """Start getting what the lease's prefix lacks; with `restore` from the own store first."""
+        now = self._clock()
+        handover = Handover(
+            owner, lease, prompt, lease.key.last, list(sources), now, compute, progress_s=now
+        )
+        self.open[handover] = None
+        for address in sources:
+            self.links.connect(address)
+        if restore:
+            self._manager.prefetch(lease)
+        return handover
+
+    def cancel(self, handover: Handover) -> None:
+        """The request has ended, or lets go of its lease; any state, any time."""
+        if handover in self.open:
+            self._drop(handover)
+            self._end(handover)
+
+    def finish(self, handover: Handover) -> None:
+        """The request goes on with what is there."""
+        self.cancel(handover)
+
+    def advance(self) -> None:
+        """Once per step: one look at every hand-over."""
+        now = self._clock()
+        for handover in list(self.open):
+            if handover.stage is Stage.LOOKING:
+                self._look(handover)
+            if handover.stage is Stage.QUEUED and self._has_room(handover):
+                self._move(handover, now)
+            if handover.stage is Stage.MOVING:
+                self._follow(handover, now)
+
+    def next_deadline(self) -> float | None:
+        """When somebody will have been waited for long enough."""
+        times = [h.progress_s + self._config.timeout_s for h in self.open]
+        return min(times, default=None)
+
+    # ---- for the line ---------------------------------------------------------------------------
+
+    def connected(self, link: str, hello: Hello) -> None:
+        self._hellos[link] = hello
+        self._refusals.pop(link, None)
+
+    def disconnected(self, link: str, reason: str) -> None:
+        self._hellos.pop(link, None)
+        self._refusals[link] = (self._clock(), reason)
+        for handover in list(self.open):
+            if handover.current is not None and handover.current.link == link:
+                self._give_up(handover, "link", f"{link}: {reason}")
+
+    def received(self, link: str, message: ToAsker) -> None:
+        handover = self._by_id.get(message.id)
+        current = handover.current if handover is not None else None
+        if handover is None or current is None or current.link != link:
+            return  # of one that is over
+        handover.progress_s = self._clock()
+        match message:
+            case Offer():
+                self._offered(handover, current, message)
+            case Complete():
+                latest = current.complete
+                if latest is None or message.repair >= latest.repair:
+                    current.complete = message
+                    handover.found = message.found
+            case Wait():
+                pass
+            case Refused(_, reason):
+                self._give_up(handover, "refused", f"{link}: {reason}")
+
+    # ---- looking --------------------------------------------------------------------------------
+
+    def _look(self, handover: Handover) -> None:
+        """What do the own tiers have? Known once the store has answered, or was waited for."""
+        manager, lease = self._manager, handover.lease
+        prefetch = lease.prefetch
+        settled = prefetch is None or prefetch.state is PrefetchState.DONE
+        if not settled and (prefetch is None or prefetch.state is not PrefetchState.FETCHING):
+            if not manager.ready(lease):
+                return
+            settled = True
+        device = lease.num_device
+        store = 0
+        if settled and prefetch is not None:
+            before = lease.tail.end
+            manager.admit(lease)
+            store = lease.tail.end - before
+        elif prefetch is not None:
+            store = prefetch.num_fetching
+        host = lease.tail.end - device - (store if settled else 0)
+        handover.match = DecodePrefixMatch(device, host, store, handover.wanted)
+        handover.stage = Stage.QUEUED
+        self.counters.promised_pages += handover.promised
+
+    def _has_room(self, handover: Handover) -> bool:
+        """Is there room for all of it, beside all that moves already? Those who move must be able
+        to finish: if several began and none fitted, each would wait for the others' pages. One
+        alone always may."""
+        moving = self._moving()
+        if not moving:
+            return True
+        wanted = [h.wanted for h in (*moving, handover)]
+        if self._room is not None and sum(wanted) > self._room():
+            return False
+        for component in self._manager.core.components:
+            size = 0
+            for last in wanted:
+                start, end = component.span(0, last)
+                size += end - start
+            if size > self._manager.core.allocators[slot_of(component.index, HOST)].num_pages:
+                return False
+        return True
+
+    def _moving(self) -> list[Handover]:
+        return [h for h in self.open if h.stage in (Stage.MOVING, Stage.READY)]
+
+    # ---- moving ---------------------------------------------------------------------------------
+
+    def _move(self, handover: Handover, now: float) -> None:
+        handover.stage = Stage.MOVING
+        handover.moving_s = handover.progress_s = now
+        missing = handover.wanted - handover.promised
+        least = 1 if handover.compute else self._manager.config.threshold_pages
+        if missing < least:
+            handover.transfer = Half.READY
+
+    def _follow(self, handover: Handover, now: float) -> None:
+        if handover.restore is Half.PENDING:
+            self._follow_restore(handover, now)
+        if handover.transfer is Half.PENDING:
+            self._follow_transfer(handover, now)
+        if handover.stage is not Stage.MOVING:
+            return
+        if handover.restore is not Half.PENDING and handover.transfer is Half.READY:
+            if handover.lease.tail.end >= handover.wanted or not handover.compute:
+                self._arrived(handover)
+            elif handover.current is None:  # all was to be there, and is not
+                handover.transfer = Half.PENDING
+
+    def _follow_restore(self, handover: Handover, now: float) -> None:
+        manager, lease = self._manager, handover.lease
+        if not manager.ready(lease):
+            return
+        if lease.prefetch is not None:
+            manager.admit(lease)
+        promised = handover.promised
+        handover.restored = min(lease.tail.end, promised)
+        handover.landed = lease.prefetch.num_landed if lease.prefetch is not None else 0
+        self.counters.restored_pages += handover.restored
+        short = handover.restored < promised
+        handover.restore = Half.FAILED if short else Half.READY
+        outcome = handover.restore.value
+        self.counters.restores[outcome] += 1
+        took = now - handover.began_s
+        self.counters.restore_s[outcome] = self.counters.restore_s.get(outcome, 0.0) + took
+        handover.progress_s = now
+        if short:
+            current = handover.current
+            self._count_repair(handover, "restore", promised - handover.restored)
+            handover.transfer = Half.PENDING
+            if current is not None and current.first > handover.restored:
+                self._repair(handover, current, handover.restored, current.first, "restore")
+
+    def _follow_transfer(self, handover: Handover, now: float) -> None:
+        current = handover.current
+        if current is None:
+            self._ask(handover, now)
+            return
+        intake, lease = current.intake, handover.lease
+        if intake.num_received > current.received:
+            handover.received += intake.num_received - current.received
+            current.received = intake.num_received
+            handover.progress_s = now
+        if intake.failed:
+            self._repair_failed(handover, current)
+            return
+        complete = current.complete
+        if complete is not None and complete.repair >= current.repairs:
+            all_offered = len(current.grants) >= complete.offers
+            if all_offered and intake.idle and not handover.compute:
+                handover.transfer = Half.READY
+                return
+            if lease.tail.end >= handover.wanted:
+                handover.transfer = Half.READY
+                self.counters.transfers += 1
+                self.counters.transfer_s += now - handover.moving_s
+                return
+            if complete.last < handover.wanted and handover.compute:
+                self._give_up(handover, "short", f"{current.link} computed too little")
+                return
+        if now - handover.progress_s > self._config.timeout_s:
+            where = f"{current.link}: nothing for {self._config.timeout_s:g} s"
+            self._give_up(handover, "silent", where)
+
+    def _ask(self, handover: Handover, now: float) -> None:
+        """Ask the peer whose turn it is, if it can be reached."""
+        sources, config = handover.sources, self._config
+        rounds = config.rounds if handover.compute else 1
+        if handover.tries >= len(sources) * rounds:
+            self._fail(handover)
+            return
+        link = sources[handover.tries % len(sources)]
+        hello = self._hellos.get(link)
+        if hello is None:
+            refused = self._refusals.get(link)
+            others = any(source in self._hellos for source in sources)
+            if refused is not None and (others or refused[0] >= handover.progress_s):
+                self._next(handover, f"{link}: {refused[1]}")
+            elif now - handover.progress_s > config.connect_s:
+                self._next(handover, refused[1] if refused else f"{link}: not reached in time")
+            return
+        lease = handover.lease
+        first = handover.promised if handover.restore is Half.PENDING else lease.tail.end
+        intake = self._manager.take_in(lease, handover.wanted, config.timeout_s)
+        self._num_asked += 1
+        name = f"{self._name}-{self._num_asked}"
+        end = handover.wanted * self._manager.config.page_size * _TOKEN_BYTES
+        prompt = handover.prompt
+        ask = Ask(
+            id=name,
+            tokens=prompt.tokens[:end],
+            salt=prompt.salt,
+            first=first,
+            last=handover.wanted,
+            compute=handover.compute,
+            timeout_s=config.timeout_s,
+            priority=prompt.priority,
+        )
+        if not self.links.send(link, ask):
+            self._manager.end_intake(lease)
+            self._next(handover, f"{link}: takes no messages")
+            return
+        handover.tries += 1
+        handover.peer = link
+        handover.current = Try(name, link, first, intake)
+        handover.progress_s = now
+        self._by_id[name] = handover
+
+    def _offered(self, handover: Handover, current: Try, offer: Offer) -> None:
+        hello = self._hellos.get(current.link)
+        if hello is None or offer.grant in current.grants:
+            return
+        current.grants.add(offer.grant)
+        if not handover.compute:  # it ends where the peer's does
+            current.intake.last = min(handover.wanted, offer.last)
+        source = PeerSource(hello.epoch, offer.grant, offer.start, hello.parts)
+        self._manager.offered(current.intake, offer.component, offer.first, offer.count, source)
+
+    # ---- when something goes wrong --------------------------------------------------------------
+
+    def _repair_failed(self, handover: Handover, current: Try) -> None:
+        failed, current.intake.failed = current.intake.failed, []
+        pages = [page for page, _ in failed]
+        reason = PageStatus(max(status for _, status in failed)).name.lower()
+        self._count_repair(handover, reason, len(failed))
+        self._repair(handover, current, min(pages), max(pages) + 1, reason)
+
+    def _repair(self, handover: Handover, current: Try, first: int, last: int, reason: str) -> None:
+        if current.repairs >= _MAX_REPAIRS:
+            self._give_up(handover, "repairs", f"{current.link}: pages fail again and again")
+            return
+        current.repairs += 1
+        sent = self.links.send(
+            current.link, Repair(current.id, current.repairs, first, last, reason)
+        )
+        if not sent:
+            self._give_up(handover, "link", f"{current.link}: takes no messages")
+
+    def _count_repair(self, handover: Handover, reason: str, count: int) -> None:
+        handover.repaired[reason] = handover.repaired.get(reason, 0) + count
+        self.counters.repairs[reason] += count
+
+    def _give_up(self, handover: Handover, reason: str, why: str) -> None:
+        """This asking has failed: what has come of it stays, the next peer is asked for more."""
+        handover.why = why
+        self._count_repair(handover, reason, max(0, handover.wanted - handover.lease.tail.end))
+        self._drop(handover)
+        handover.progress_s = self._clock()
+
+    def _next(self, handover: Handover, why: str) -> None:
+        """The peer whose turn it is cannot be asked."""
+        handover.why = why
+        handover.tries += 1
+        handover.progress_s = self._clock()
+
+    def _drop(self, handover: Handover) -> None:
+        current, handover.current = handover.current, None
+        if current is not None:
+            del self._by_id[current.id]
+            ended = handover.stage is Stage.READY
+            self.links.send(current.link, Done(current.id) if ended else Abort(current.id))
+        if not handover.lease.released:
+            self._manager.end_intake(handover.lease)
+
+    def _fail(self, handover: Handover) -> None:
+        if not handover.compute:  # it was worth a try
+            handover.transfer = Half.READY
+            return
+        handover.transfer = Half.FAILED
+        handover.stage = Stage.FAILED
+        handover.why = handover.why or "there is no prefill server to ask"
+        self.counters.failed["no_peer"] += 1
+        self._drop(handover)
+        self._end(handover)
+
+    def _arrived(self, handover: Handover) -> None:
+        handover.stage = Stage.READY
+        self._drop(handover)
+
+    def _end(self, handover: Handover) -> None:
+        del self.open[handover]
+        self._on_end(handover)

@@ -1,0 +1,158 @@
+"""Handover: one request's way from "its prompt is known" to "all its pages are here", asker's side.
+
+    LOOKING ──own tiers known──▶ QUEUED ──room──▶ MOVING ──both halves READY──▶ READY
+       │                                            │ ▲ shortfall: repaired; peer gone: the next
+       └──────────────all there already─────────────┼─┘
+                                                    └──nobody left to ask──▶ FAILED
+
+A request that moves has two halves, each PENDING, then READY or FAILED: *restore*, what the own
+host and store are to bring back, and *transfer*, what the peer sends. A restore that falls short is
+repaired by the peer. The match is made once, before anything is promised, and used throughout.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from quire.manager import Intake, Lease
+from quire.peer.messages import Complete, Found
+
+
+class Half(enum.StrEnum):
+    """Of a hand-over: the own part, or the peer's."""
+
+    PENDING = "pending"
+    READY = "ready"
+    FAILED = "failed"
+
+
+class Stage(enum.StrEnum):
+    LOOKING = "looking"
+    """In its own tiers."""
+    QUEUED = "queued"
+    """For room."""
+    MOVING = "moving"
+    READY = "ready"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePrefixMatch:
+    """What the asker has of a prompt, in pages, when it decides what to ask for."""
+
+    device: int
+    host: int
+    store: int
+    """Found in the store, and being fetched from there."""
+    wanted: int
+    """Pages of the prompt that are to be there before it can run."""
+
+    @property
+    def promised(self) -> int:
+        """Pages that the peer need not send."""
+        return self.device + self.host + self.store
+
+    @property
+    def needs_restore(self) -> bool:
+        return self.promised > self.device
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What is told to a peer."""
+
+    tokens: bytes
+    """All of the prompt: little-endian int32."""
+    salt: str = ""
+    priority: int = 0
+
+
+@dataclass(slots=True)
+class Try:
+    """One asking of one peer."""
+
+    id: str
+    link: str
+    first: int
+    """Page from which on the peer was asked."""
+    intake: Intake
+    grants: set[int] = field(default_factory=set)
+    """Offers taken: one that comes twice is ignored."""
+    complete: Complete | None = None
+    repairs: int = 0
+    received: int = 0
+    """Pages of its intake that are counted."""
+
+
+@dataclass(slots=True, eq=False)
+class Handover:
+    owner: str
+    lease: Lease
+    prompt: Prompt
+    wanted: int
+    """Pages of the prefix."""
+    sources: list[str]
+    """Peers to ask, in this order."""
+    began_s: float
+    compute: bool
+    """The peer is to compute what it lacks; without that it is only asked for what it has, and a
+    hand-over that comes to nothing is no failure."""
+    stage: Stage = Stage.LOOKING
+    restore: Half = Half.PENDING
+    transfer: Half = Half.PENDING
+    match: DecodePrefixMatch | None = None
+    current: Try | None = None
+    tries: int = 0
+    moving_s: float = 0.0
+    """Since when it moves."""
+    progress_s: float = 0.0
+    """When something last came of it."""
+    restored: int = 0
+    """Pages of the own tiers that were really there."""
+    landed: int = 0
+    """Those of them that came from the store."""
+    received: int = 0
+    """Pages received, of all components and from all peers asked."""
+    found: Found = field(default_factory=Found)
+    """What the peer had, by tier."""
+    repaired: dict[str, int] = field(default_factory=dict)
+    """Pages asked for again, by reason."""
+    why: str = ""
+    """Of the last thing that went wrong."""
+    peer: str = ""
+    """The last that was asked."""
+
+    @property
+    def promised(self) -> int:
+        return self.match.promised if self.match is not None else self.lease.tail.end
+
+
+def describe(handover: Handover, now: float) -> dict[str, str | int | float]:
+    """One hand-over in words and numbers, for a log line or an administrator. Sizes in pages."""
+    match, stage = handover.match, handover.stage
+    about: dict[str, str | int | float] = {
+        "request": handover.owner,
+        "stage": stage.value,
+        "peer": handover.peer,
+        "tries": handover.tries,
+        "wanted": handover.wanted,
+        "restore": handover.restore.value,
+        "transfer": handover.transfer.value,
+        "restored": handover.restored,
+        "received": handover.received,
+        "seconds": round(now - handover.began_s, 4),
+    }
+    if match is not None:
+        about |= {
+            "promised": match.promised,
+            "device": match.device,
+            "host": match.host,
+            "store": match.store,
+        }
+    if handover.moving_s:
+        about["moving_s"] = round(now - handover.moving_s, 4)
+    about |= {f"repaired:{reason}": count for reason, count in handover.repaired.items()}
+    if handover.why:
+        about["why"] = handover.why
+    return about

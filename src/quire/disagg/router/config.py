@@ -1,0 +1,83 @@
+"""RouterConfig: the servers there are, and how patient the router is with them.
+
+Where it listens itself is a ServerConfig, like any server's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from quire.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    prefill: tuple[str, ...] = ()
+    """Base URLs of servers with that role."""
+    decode: tuple[str, ...] = ()
+    servers: tuple[str, ...] = ()
+    """Of servers that need no prefill server named to them."""
+    admin_key: str | None = None
+    """For their /admin; None: they are on this machine, and let it in without."""
+    retries: int = 3
+    """Further servers that are tried for a request when one fails."""
+    check_interval_s: float = 2.0
+    check_timeout_s: float = 5.0
+    max_failures: int = 3
+    """Checks without an answer after which a server counts as down; refused at once counts once."""
+    min_backoff_s: float = 0.25
+    max_backoff_s: float = 10.0
+    """Between checks of a server that is down, doubling."""
+    events_interval_s: float = 1.0
+    keys_timeout_s: float = 2.0
+    """For the page keys of a prompt; without them a server is chosen by load."""
+    connect_timeout_s: float = 5.0
+    idle_timeout_s: float = 660.0
+    """Without a byte from a server for so long it is given up; they end requests themselves
+    sooner."""
+    max_index_keys: int = 200_000
+    """Pages of which the router remembers who holds them."""
+    load_pages: int = 64
+    """One request more on a server weighs as much as so many pages less of a prefix there."""
+
+    def __post_init__(self) -> None:
+        if not self.decode and not self.servers:
+            raise ConfigError(
+                "there is nobody to route to: give --prefill and --decode, or --server"
+            )
+        if bool(self.prefill) != bool(self.decode):
+            missing, other = ("--prefill", "--decode") if self.decode else ("--decode", "--prefill")
+            raise ConfigError(
+                f"{other} is given without {missing}: give both, or --server for servers that do "
+                "everything themselves"
+            )
+        urls = self.prefill + self.decode + self.servers
+        for i, url in enumerate(urls):
+            if url in urls[:i]:
+                raise ConfigError(f"{url} is given twice: give each server once, for one purpose")
+        if self.retries < 0:
+            raise ConfigError(f"retries is {self.retries}: it must not be negative")
+
+
+def parse_urls(texts: Iterable[str]) -> tuple[str, ...]:
+    """Base URLs, given one by one or with commas between. Raises ConfigError."""
+    return tuple(_parse_url(each.strip()) for text in texts for each in text.split(","))
+
+
+def _parse_url(text: str) -> str:
+    wrong = ConfigError(
+        f"{text[:80]!r} is not the address of a server: write it as http://host:port"
+    )
+    try:
+        url = urlsplit(text)
+        port = url.port
+    except ValueError:
+        raise wrong from None
+    if url.scheme not in ("http", "https") or not url.hostname or not text.isprintable():
+        raise wrong
+    if url.path not in ("", "/") or url.query or url.fragment or url.username is not None:
+        raise wrong
+    host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
+    return f"{url.scheme}://{host}" + (f":{port}" if port else "")

@@ -1,0 +1,167 @@
+"""Transcript: what a client has got of a stream, so that another server can go on with it.
+
+    server A   Once upon a ti✂          the client has: Once upon a ti
+    server B   Once upon a time, …      skipped:        Once upon a ti       sent on: me, …
+
+The request is sent again with the same seed, so B says what A said; that it does is checked letter
+by letter, and a stream that says something else is ended rather than continued. Per choice: its
+text, its logprobs by number, whether it has opened and finished. Knows OpenAI's chunks, no sockets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+DONE = b"[DONE]"
+
+_LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+"""Of a completion's logprobs: all of one length."""
+
+
+class Diverged(Exception):
+    """The replay is not what was said before."""
+
+
+class Failed(Exception):
+    """The server ended the stream with an error of its own."""
+
+    def __init__(self, error: dict[str, Any]) -> None:
+        super().__init__(error.get("message"))
+        self.error = error
+
+
+@dataclass(slots=True)
+class _Choice:
+    texts: list[str] = field(default_factory=list)
+    """As delivered."""
+    num_scored: int = 0
+    is_open: bool = False
+    is_finished: bool = False
+
+    # Of the replay under way:
+    said: str = ""
+    """The delivered text that it must repeat, up to `repeated` characters so far."""
+    repeated: int = 0
+    skip_scored: int = 0
+
+    def replay(self) -> None:
+        self.said = "".join(self.texts)
+        self.texts = [self.said]
+        self.repeated = 0
+        self.skip_scored = self.num_scored
+
+    def new_of(self, text: str) -> str:
+        """Of a piece of text, what has not been delivered. Raises Diverged."""
+        left = len(self.said) - self.repeated
+        old, new = text[:left], text[left:]
+        if not self.said.startswith(old, self.repeated):
+            raise Diverged
+        self.repeated += len(old)
+        return new
+
+    @property
+    def is_behind(self) -> bool:
+        return self.repeated < len(self.said)
+
+
+class Transcript:
+    def __init__(self) -> None:
+        self.is_begun = False
+        """Whether the client has got anything."""
+        self.is_done = False
+        self._heading: dict[str, Any] = {}
+        self._is_replay = False
+        self._has_usage = False
+        self._choices: dict[int, _Choice] = {}
+
+    def replay(self) -> None:
+        """From here on events come from the beginning again."""
+        self._is_replay = self.is_begun
+        for choice in self._choices.values():
+            choice.replay()
+
+    def take(self, event: bytes) -> bytes | None:
+        """One event's data, in; the event to send on, if there is anything new in it. Raises
+        Diverged, Failed, and msgspec.DecodeError for what is no chunk."""
+        if event == DONE:
+            if any(choice.is_behind for choice in self._choices.values()):
+                raise Diverged
+            self.is_done = True
+            return _event(DONE)
+        chunk = msgspec.json.decode(event, type=dict[str, Any])
+        if isinstance(chunk.get("error"), dict):
+            raise Failed(chunk["error"])
+        new = self._new(chunk)
+        if new is None:
+            return None
+        if not self.is_begun:
+            self.is_begun = True
+            self._heading = {
+                name: chunk[name]
+                for name in ("id", "created", "system_fingerprint")
+                if name in chunk
+            }
+        return _event(event if not self._is_replay else msgspec.json.encode(new | self._heading))
+
+    def _new(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
+        given = chunk.get("choices")
+        if not given:
+            if self._has_usage:
+                return None
+            self._has_usage = chunk.get("usage") is not None
+            return chunk
+        choices = [new for each in given if (new := self._new_choice(each)) is not None]
+        return chunk | {"choices": choices} if choices else None
+
+    def _new_choice(self, given: dict[str, Any]) -> dict[str, Any] | None:
+        """One choice of a chunk without what was delivered; None: it all was."""
+        choice = self._choices.setdefault(given.get("index", 0), _Choice())
+        found = given.get("delta")
+        delta: dict[str, Any] | None = found if isinstance(found, dict) else None
+        said = given.get("text") if delta is None else delta.get("content")
+        text = choice.new_of(said or "")
+        scored, num_scored = _without(given.get("logprobs"), choice.skip_scored)
+        total = _num_scored(given.get("logprobs"))
+        choice.skip_scored -= total - num_scored
+        finish = given.get("finish_reason")
+        if finish is not None and choice.is_behind:
+            raise Diverged
+        opens = delta is not None and "role" in delta and not choice.is_open
+        finishes = finish is not None and not choice.is_finished
+        is_news = bool(text or num_scored or opens or finishes)
+        choice.texts.append(text)
+        choice.num_scored += num_scored
+        choice.is_open |= opens
+        choice.is_finished |= finishes
+        if not is_news and self._is_replay:
+            return None
+        if delta is not None:
+            content = {k: v for k, v in delta.items() if k != "role" or opens}
+            if "content" in content:
+                content["content"] = text
+            return given | {"delta": content, "logprobs": scored}
+        return given | {"text": text, "logprobs": scored}
+
+
+def _num_scored(logprobs: Any) -> int:
+    if not isinstance(logprobs, dict):
+        return 0
+    return len(logprobs.get("content") or logprobs.get("tokens") or ())
+
+
+def _without(logprobs: Any, skip: int) -> tuple[Any, int]:
+    """Logprobs less the first `skip` entries; and how many are left."""
+    total = _num_scored(logprobs)
+    left = max(total - skip, 0)
+    if not total or left == total:
+        return logprobs, left
+    names = ("content",) if logprobs.get("content") else _LISTS
+    cut = {name: logprobs[name][skip:] for name in names if name in logprobs}
+    return (logprobs | cut) if left else None, left
+
+
+def _event(data: bytes) -> bytes:
+    return b"data: " + data + b"\n\n"

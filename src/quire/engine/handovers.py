@@ -1,0 +1,212 @@
+"""Handovers: a scheduler's requests and the pages that peers have, or compute, for them.
+
+`Handovers` is the asking side: it knows which requests get pages from whom, and when they may go
+on. `Prefills` is the giving side: it has the scheduler compute what peers ask for. Both only
+translate between requests and quire.disagg.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire.disagg.asker import Asker
+from quire.disagg.handover import Half, Handover, Prompt, Stage
+from quire.engine.messages import CachedTokens
+from quire.engine.request import Request, State
+from quire.keys import Namespace, PrefixKey
+from quire.manager import CacheManager, Lease, PrefixMatch
+from quire.peer.messages import Ask, Found
+from quire.types import RequestId
+
+if TYPE_CHECKING:
+    from quire.engine.scheduler import Scheduler
+
+
+class Handovers:
+    def __init__(
+        self,
+        asker: Asker,
+        manager: CacheManager,
+        *,
+        prefill: list[str],
+        peers: list[str],
+        decode: bool,
+        restore: bool = True,
+    ) -> None:
+        """`decode`: prompts are computed by `prefill`, or whom a request names, and not here.
+        `restore` = False: of the own tiers only the device is used."""
+        self.asker = asker
+        self._manager = manager
+        self._prefill = prefill
+        self._peers = peers
+        self._decode = decode
+        self._restore = restore
+        for address in [*prefill, *peers]:
+            asker.links.connect(address)
+
+    def usable(self, match: PrefixMatch) -> PrefixMatch:
+        """What of a match may be used."""
+        return match if self._restore else match._replace(num_host=0)
+
+    def begin(self, request: Request) -> bool:
+        """Get what the request lacks from a peer. False: there is nothing to get, or nobody."""
+        lease = request.lease
+        assert lease is not None
+        if request.for_peer:
+            return False
+        restore, costs = self._restore, self._manager.costs
+        if self._decode:
+            sources = request.prefill or self._prefill
+        else:
+            missing = lease.key.last - lease.tail.end
+            few = missing < self._manager.config.threshold_pages
+            if few or not costs.worth_asking_peers(missing):
+                return False
+            sources, restore = self._peers, not costs.peers_beat_store()
+        prompt = Prompt(request.tokens[: request.length].tobytes(), request.salt, request.priority)
+        request.handover = self.asker.begin(
+            request.id, lease, prompt, sources, compute=self._decode, restore=restore
+        )
+        return True
+
+    def ready(self, request: Request) -> bool:
+        """May it be admitted, as far as its peers are concerned?"""
+        handover = request.handover
+        if handover is None:
+            return True
+        if handover.stage is Stage.READY:
+            if not self._decode and handover.lease.prefetch is None:
+                self._manager.prefetch(handover.lease)  # peers were first; now for the rest
+            return True
+        return False
+
+    def failure(self, request: Request) -> str:
+        handover = request.handover
+        if handover is None or handover.stage is not Stage.FAILED:
+            return ""
+        return f"no prefill server could be had: {handover.why}"
+
+    def admitted(self, request: Request) -> None:
+        """It goes on with what is there."""
+        self.cancel(request)
+
+    def cancel(self, request: Request) -> None:
+        handover, request.handover = request.handover, None
+        if handover is not None:
+            self.asker.cancel(handover)
+
+    def found(self, request: Request) -> CachedTokens | None:
+        """Reused tokens, by tier and side; None: no peer had a part in it."""
+        handover = request.handover
+        if handover is None:
+            return None
+        return reused(handover, self._manager.config.page_size)
+
+
+def reused(handover: Handover, page_size: int) -> CachedTokens:
+    """Of the pages [0, wanted): those of the own tiers, then those that the peer had. What it
+    computed is not among them; and no page counts twice."""
+    match = handover.match
+    assert match is not None
+    restored = handover.restored if handover.restore is not Half.PENDING else 0
+    device = min(match.device, restored)
+    store = min(handover.landed, max(0, restored - device))
+    host = restored - device - store
+    end = handover.lease.tail.end
+    spans, at = [], 0
+    for count in (handover.found.device, handover.found.host, handover.found.store):
+        first, last = max(at, restored), min(at + count, end)
+        spans.append(max(0, last - first) * page_size)
+        at += count
+    own = CachedTokens(device * page_size, host * page_size, store * page_size)
+    if handover.compute:
+        return CachedTokens(own.device, own.host, own.store, 0, *spans)
+    prefetch = handover.lease.prefetch
+    later = prefetch.num_landed - handover.landed if prefetch is not None else 0
+    peer = max(0, end - restored - later)
+    return CachedTokens(own.device, own.host, own.store + later * page_size, peer * page_size)
+
+
+class Prefills:
+    """Computes prompts for peers; see quire.disagg.holder.Computes."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        namespace_of: Callable[[str], Namespace],
+        *,
+        page_size: int,
+        vocab_size: int,
+        max_tokens: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._scheduler = scheduler
+        self._namespace_of = namespace_of
+        self._page_size = page_size
+        self._vocab_size = vocab_size
+        self._max_tokens = max_tokens
+        self._clock = clock
+
+    def problem(self, ask: Ask) -> str:
+        size = ask.last * self._page_size
+        if not 0 <= ask.first <= ask.last or len(ask.tokens) != size * 4:
+            return f"pages {ask.first} to {ask.last} do not fit {len(ask.tokens)} bytes of tokens"
+        if not size:
+            return "the prompt has no page"
+        if size > self._max_tokens:
+            return f"{size} tokens asked for, the context holds {self._max_tokens}"
+        tokens = np.frombuffer(ask.tokens, dtype="<i4")
+        if tokens.min() < 0 or tokens.max() >= self._vocab_size:
+            return f"token ids must be in 0..{self._vocab_size - 1}"
+        return ""
+
+    def key(self, ask: Ask) -> PrefixKey:
+        return PrefixKey(self._namespace_of(ask.salt), np.frombuffer(ask.tokens, dtype="<i4"))
+
+    def begin(self, name: str, ask: Ask) -> str:
+        if not self._scheduler.reuse:
+            return "this engine reuses nothing: its model failed the check when it was loaded"
+        request = Request.of_peer(
+            name,
+            ask.tokens,
+            self._namespace_of(ask.salt),
+            priority=ask.priority,
+            now=self._clock(),
+        )
+        refused = self._scheduler.add(request)
+        return refused.error if refused is not None else ""
+
+    def lease(self, name: str) -> Lease | None:
+        request = self._request(name)
+        return request.lease if request is not None else None
+
+    def found(self, name: str) -> Found:
+        request, size = self._request(name), self._page_size
+        if request is None:
+            return Found()
+        cached, lease = request.cached, request.lease
+        if cached is not None:
+            return Found(cached.device // size, cached.host // size, cached.store // size)
+        if lease is None:
+            return Found()
+        # All of it was there, and it is handed over before it was even admitted.
+        landed = lease.prefetch.num_landed if lease.prefetch is not None else 0
+        store = min(landed, lease.num_host)
+        return Found(lease.num_device, lease.num_host - store, store)
+
+    def is_waiting(self, name: str) -> bool:
+        request = self._request(name)
+        return request is not None and request.state is not State.HOLDING
+
+    def failure(self, name: str) -> str:
+        request = self._request(name)
+        return "it could not be computed" if request is None else request.failure
+
+    def end(self, name: str) -> None:
+        self._scheduler.abort(RequestId(name))
+
+    def _request(self, name: str) -> Request | None:
+        return self._scheduler.request(RequestId(name))

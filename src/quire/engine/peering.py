@@ -1,0 +1,126 @@
+"""An engine among others: what its ranks serve pages with, and its part in the exchange.
+
+Knows configuration and puts things together; how pages are asked for and given is quire.disagg's.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+
+from quire.disagg.asker import Asker, AskerConfig
+from quire.disagg.exchange import Exchange
+from quire.disagg.handover import Handover, describe
+from quire.disagg.holder import Holder
+from quire.engine.config import EngineConfig, Role
+from quire.engine.engine import Engine
+from quire.engine.handovers import Handovers, Prefills
+from quire.engine.layouts import RECURRENT
+from quire.engine.parallel import head_share
+from quire.memory.layout import PageLayout
+from quire.messages import PeerPart
+from quire.models import ModelShape
+from quire.peer.hub import Hello, PeerHub
+from quire.peer.identity import Identity, make_identity
+from quire.worker import PeerServing
+
+logger = logging.getLogger("quire.handover")
+
+
+class Peering:
+    """What is decided before the ranks are built."""
+
+    def __init__(
+        self, config: EngineConfig, shape: ModelShape, layouts: Sequence[PageLayout], weights: str
+    ) -> None:
+        self._config = config
+        self._shape = shape
+        self._epoch = secrets.token_hex(8)
+        heads = {layout.component: shape.num_kv_heads for layout in layouts}
+        self._components = list(heads)
+        self._identity: Identity = make_identity(weights, layouts, heads | {RECURRENT: 1})
+
+    @classmethod
+    def of(
+        cls, config: EngineConfig, shape: ModelShape, layouts: Sequence[PageLayout], weights: str
+    ) -> Peering | None:
+        """None: the engine keeps to itself."""
+        if config.peer_port is None and not config.peers:
+            return None
+        return cls(config, shape, layouts, weights)
+
+    def serving(self, rank: int) -> PeerServing:
+        config = self._config
+        first, last = head_share(self._shape, rank, config.tp)
+        heads = dict.fromkeys(self._components, (first, last))
+        if RECURRENT in heads:
+            heads[RECURRENT] = (0, 1)
+        return PeerServing(
+            secret=config.peer_secret,
+            epoch=self._epoch,
+            identity=self._identity,
+            heads=heads,
+            host=config.peer_host,
+            port=config.peer_port + 1 + rank if config.peer_port else 0,
+        )
+
+    def join(
+        self, engine: Engine, *, addresses: Sequence[str], vocab_size: int, max_context: int
+    ) -> Exchange:
+        """Listen for others, and connect to those named. `addresses`: of the ranks' page servers.
+        Raises ConfigError when it cannot listen."""
+        config, manager, scheduler = self._config, engine.manager, engine.scheduler
+        parts = [
+            PeerPart(address, *head_share(self._shape, rank, config.tp))
+            for rank, address in enumerate(addresses)
+        ]
+        listen = None
+        if config.peer_port is not None:
+            host = f"[{config.peer_host}]" if ":" in config.peer_host else config.peer_host
+            listen = f"tcp://{host}:{config.peer_port}"
+        hello = Hello(self._identity, self._epoch, config.role.value, parts)
+        hub = PeerHub(hello, config.peer_secret, listen=listen)
+        decode = config.role is Role.DECODE
+        asker = Asker(
+            manager,
+            hub,
+            name=self._epoch,
+            clock=time.monotonic,
+            config=AskerConfig(timeout_s=config.handover_timeout_s),
+            room=scheduler.room_pages,
+            on_end=_log(time.monotonic),
+        )
+        prefills = Prefills(
+            scheduler,
+            engine.namespace_of,
+            page_size=config.page_size,
+            vocab_size=vocab_size,
+            max_tokens=max_context,
+            clock=time.monotonic,
+        )
+        holder = Holder(
+            manager, prefills, clock=time.monotonic, send=hub.send, computing=not decode
+        )
+        if decode or config.peers:
+            scheduler.remote = Handovers(
+                asker,
+                manager,
+                prefill=config.prefill,
+                peers=config.peers,
+                decode=decode,
+                restore=config.decode_restore or not decode,
+            )
+        return Exchange(hub, asker, holder)
+
+
+def _log(clock: Callable[[], float]) -> Callable[[Handover], None]:
+    """One line for each hand-over that asked somebody for something, or brought something back."""
+
+    def log(handover: Handover) -> None:
+        if handover.tries or (handover.match is not None and handover.match.needs_restore):
+            logger.info("%s", json.dumps({"event": "handover"} | describe(handover, clock())))
+
+    return log

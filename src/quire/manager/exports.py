@@ -1,0 +1,151 @@
+"""Exporter: lets peers read pages of a prefix (L2 → peer), as they become READY on the host.
+
+    wanted ──READY on the host──▶ granted (a Serve operation, its pages locked) ──closed──▶ ended
+       └─only on the device: a backup is demanded, whatever the write policy
+
+Knows the tree and the writers; neither peers nor messages between them. A grant is an operation: it
+ends, and its pages may go, only when every rank says that nobody reads them any more.
+
+With several components the state at the end of the prefix belongs to it: the window behind it and
+the snapshot at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from quire.components import Component, Guard
+from quire.manager.core import Core
+from quire.manager.operations import Kind, Operation, OpState
+from quire.messages import Cancel, Serve
+from quire.tree import Node, slot_of
+from quire.types import DEVICE, HOST, PAGE_ID_BYTES, READY, OperationId, PageIds
+
+SERVE_TIMEOUT_S = 3600.0
+"""Whoever opened an export closes it much sooner."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Pages [first, first + count) of a component can be read as indices 0, 1, … of `op`."""
+
+    op: OperationId
+    component: str
+    first: int
+    count: int
+
+
+@dataclass(slots=True)
+class _Wanted:
+    component: Component
+    next: int
+    end: int
+
+
+@dataclass(slots=True, eq=False)
+class Export:
+    """Pages of one prefix for one peer; `last` is the end of the prefix."""
+
+    last: int
+    wanted: list[_Wanted]
+    grants: list[OperationId] = field(default_factory=list)
+    closed: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Has everything that was asked for been granted?"""
+        return not self.wanted
+
+
+class Exporter:
+    def __init__(self, core: Core, demand: Callable[[int, Node], None]) -> None:
+        """`demand(component, node)`: have the device's copy of it backed up."""
+        self._core = core
+        self._demand = demand
+
+    def open(self, first: int, last: int) -> Export:
+        wanted = [_Wanted(c, *c.span(first, last)) for c in self._core.components]
+        return Export(last, [w for w in wanted if w.next < w.end])
+
+    def repair(self, export: Export, first: int, last: int) -> None:
+        """Pages [first, last) are wanted (again), and the state at the end that this asks for."""
+        for component in self._core.components:
+            start, end = (
+                (first, last) if component.index == 0 else component.span(first, export.last)
+            )
+            if start < end:
+                export.wanted.append(_Wanted(component, start, end))
+
+    def advance(self, export: Export, tail: Node) -> list[Grant]:
+        """Grant what has become READY on the path to `tail`, and see to it that the rest will."""
+        if export.closed or not self._core.healthy:
+            return []
+        grants: list[Grant] = []
+        for wanted in export.wanted:
+            # Other state than `full` is of use only at the end of the prefix.
+            if wanted.component.index == 0 or tail.end == export.last:
+                grants += self._advance(export, wanted, tail)
+        export.wanted = [wanted for wanted in export.wanted if wanted.next < wanted.end]
+        return grants
+
+    def close(self, export: Export) -> None:
+        """The peer needs it no longer."""
+        export.closed = True
+        for op in export.grants:
+            if op in self._core.operations.running:
+                self._core.outbox.append(Cancel(op))
+        export.grants.clear()
+        export.wanted.clear()
+
+    def _advance(self, export: Export, wanted: _Wanted, tail: Node) -> list[Grant]:
+        core, component = self._core, wanted.component
+        host, device = slot_of(component.index, HOST), slot_of(component.index, DEVICE)
+        run: list[Node] = []
+        pages: list[bytes] = []
+        path = [n for n in core.tree.path(tail) if n.end > wanted.next and n.start < wanted.end]
+        at = wanted.next
+        for node in reversed(path):
+            if component.is_point and node.end != wanted.end:
+                continue
+            holding = node.held[host]
+            if holding is None or holding.state is not READY:
+                own = node.held[device]
+                if holding is None and own is not None and own.state is READY:
+                    self._demand(component.index, node)
+                break
+            end = min(node.end, wanted.end)
+            skip = 0 if component.is_point else (at - node.start) * PAGE_ID_BYTES
+            pages.append(holding.pages[skip : skip + (end - at) * PAGE_ID_BYTES])
+            run.append(node)
+            at = end
+        if not run:
+            return []
+        count = at - wanted.next
+        op = core.operations.start(
+            Kind.SERVE,
+            {component.name: count},
+            now=core.clock(),
+            timeout_s=SERVE_TIMEOUT_S,
+            on_report=self._reported,
+            guards=self._guards(run, host),
+        )
+        core.outbox.append(Serve(op.id, component.name, PageIds(b"".join(pages))))
+        export.grants.append(op.id)
+        core.counters.exported_pages += count
+        grant = Grant(op.id, component.name, wanted.next, count)
+        wanted.next = at
+        return [grant]
+
+    def _guards(self, run: list[Node], host: int) -> list[Guard]:
+        guards: list[Guard] = [
+            (host, run[-1], run[0].parent),
+            *self._core.components[0].protection(run[-1]),
+        ]
+        for slot, end, stop in guards:
+            self._core.tree.lock(end, stop, slot)
+        return guards
+
+    def _reported(self, op: Operation) -> None:
+        if op.state is OpState.ENDED:
+            self._core.finish(op)

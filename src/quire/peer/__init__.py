@@ -1,0 +1,1 @@
+"""Pages between engines: page server and client, the line between leaders, transports."""

@@ -1,0 +1,38 @@
+"""Addresses of peers, `scheme://host:port`: reading, writing, and filling in an open host."""
+
+from __future__ import annotations
+
+import ipaddress
+from urllib.parse import urlsplit
+
+from quire.errors import ConfigError
+
+
+def split_address(address: str) -> tuple[str, str, int]:
+    """Scheme, host, port. Raises ConfigError, with the form it should have."""
+    try:
+        parts = urlsplit(address)
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), None
+    rest = (parts.path, parts.query, parts.fragment, parts.username)
+    if not parts.scheme or not parts.hostname or port is None or any(rest):
+        raise ConfigError(
+            f"{address[:100]!r} is not the address of a peer: write tcp://host:port, "
+            "with an IPv6 host in brackets"
+        )
+    return parts.scheme, parts.hostname, port
+
+
+def join_address(scheme: str, host: str, port: int) -> str:
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def with_host(address: str, host: str) -> str:
+    """The address, with `host` where it says only "any of mine"."""
+    scheme, named, port = split_address(address)
+    try:
+        unspecified = ipaddress.ip_address(named).is_unspecified
+    except ValueError:
+        unspecified = False
+    return join_address(scheme, host, port) if unspecified else address

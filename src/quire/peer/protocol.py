@@ -1,0 +1,64 @@
+"""What is said on a connection that carries pages, after the handshake.
+
+    client ──Read──▶ server ──Answer, then the bytes of the pages that are OK, in order──▶ client
+
+Reads are answered in the order they were asked in; a client may ask the next before it has the
+last. A server that does not understand closes the connection.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import xxhash
+
+MAX_FRAME_BYTES = 64 << 10
+MAX_PAGES_PER_READ = 1024
+MAX_READ_BYTES = 16 << 20
+"""Per read, unless one page is longer; the pages beyond it are rejected."""
+CHECKSUM_BYTES = 8
+
+
+class Read(msgspec.Struct, frozen=True, array_like=True):
+    """Pages [start, start + count) of a grant, heads [first, last) of each."""
+
+    epoch: str
+    grant: int
+    component: str
+    start: int
+    count: int
+    first_head: int
+    last_head: int
+    wait_s: float
+    """How long the reader can wait for the grant, should it come before it."""
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    statuses: bytes
+    """A PageStatus per page asked for."""
+    page_bytes: int
+    """Of each page that follows."""
+    checksums: bytes
+    """Of each page that follows: xxh3-64, little-endian."""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_reads = msgspec.msgpack.Decoder(Read)
+_answers = msgspec.msgpack.Decoder(Answer)
+
+
+def encode(message: Read | Answer) -> bytes:
+    return _encode(message)
+
+
+def decode_read(data: bytes) -> Read:
+    """Raises msgspec.DecodeError."""
+    return _reads.decode(data)
+
+
+def decode_answer(data: bytes) -> Answer:
+    """Raises msgspec.DecodeError."""
+    return _answers.decode(data)
+
+
+def checksum(data: memoryview) -> bytes:
+    return xxhash.xxh3_64_intdigest(data).to_bytes(CHECKSUM_BYTES, "little")

@@ -1,0 +1,211 @@
+"""PageServer: gives out pages of one rank's host pools that the leader has granted.
+
+Knows connections and regions; which pages may be read, and until when, is in its grants. Names in,
+bytes out: a reader names a grant and indexes into it, each checked, and gets the bytes of the pages
+there straight from the pool. Whatever is not granted gets a status instead.
+
+One thread per connection, up to a limit. A reader that stalls is dropped, so that a grant that was
+revoked is free again after a bounded time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from quire.peer import protocol
+from quire.peer.errors import PeerError
+from quire.peer.grants import Grant, Grants, OnFree
+from quire.peer.greet import shake_hands
+from quire.peer.handshake import TIMEOUT_S, Side, page_handshake
+from quire.peer.identity import Identity
+from quire.peer.protocol import Answer, Read
+from quire.peer.region import Region
+from quire.peer.transport import Connection, open_transport
+from quire.peer.wire import framed
+from quire.types import OperationId, PageIds, PageStatus
+
+_ACCEPT_PAUSE_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    max_connections: int = 64
+    """Strangers included; more are turned away at once."""
+    max_wait_s: float = 10.0
+    """For a grant that a reader has heard of before we have."""
+    send_timeout_s: float = 10.0
+    """For the bytes of one read to be taken."""
+    idle_s: float = 300.0
+    """Without a read, before a connection is closed."""
+
+
+class PageServer:
+    def __init__(
+        self,
+        address: str,
+        *,
+        identity: Identity,
+        secret: str,
+        epoch: str,
+        regions: Iterable[Region],
+        limits: ServerLimits | None = None,
+    ) -> None:
+        """Listens at once. Raises ConfigError when it cannot."""
+        self._identity = identity
+        self._secret = secret
+        self._epoch = epoch
+        self._regions = {region.component: region for region in regions}
+        self._limits = limits or ServerLimits()
+        self._grants = Grants()
+        self._lock = threading.Lock()
+        self._connections: dict[Connection, threading.Thread] = {}
+        self._sent_pages = 0
+        self._sent_bytes = 0
+        self._closed = False
+        self._listener = open_transport(address).listen(address)
+        self._accepting = threading.Thread(
+            target=self._accept, name="quire-pages-accept", daemon=True
+        )
+        self._accepting.start()
+
+    @property
+    def address(self) -> str:
+        return self._listener.address
+
+    @property
+    def num_connections(self) -> int:
+        return len(self._connections)
+
+    def counters(self) -> dict[str, int]:
+        with self._lock:
+            return {"peer_sent_pages": self._sent_pages, "peer_sent_bytes": self._sent_bytes}
+
+    def grant(self, op: OperationId, component: str, pages: PageIds) -> bool:
+        """Let peers read these pages (checked by the caller). False: granted already."""
+        return self._grants.add(op, component, pages)
+
+    def revoke(self, op: OperationId, component: str, on_free: OnFree) -> None:
+        """Let nobody read them from here on. on_free is called once, from any thread, as soon as
+        nobody does: at once if nobody is at it now, or if there is no such grant."""
+        self._grants.revoke(op, component, on_free)
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """False if a thread hangs on: it may still read from the pools."""
+        self._closed = True
+        self._listener.close()
+        self._grants.close()
+        with self._lock:
+            threads = [self._accepting, *self._connections.values()]
+            for connection in self._connections:
+                connection.interrupt()
+        deadline = time.monotonic() + timeout_s
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in threads)
+
+    # ---- connections ----------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection = self._listener.accept()
+            except OSError:  # it went away again, or we have no descriptors left
+                time.sleep(_ACCEPT_PAUSE_S)
+                continue
+            if connection is None:
+                return
+            thread = threading.Thread(
+                target=self._serve, args=(connection,), name="quire-pages", daemon=True
+            )
+            with self._lock:
+                welcome = not self._closed and len(self._connections) < self._limits.max_connections
+                if welcome:
+                    self._connections[connection] = thread
+                    thread.start()
+            if not welcome:
+                connection.close()
+
+    def _serve(self, connection: Connection) -> None:
+        """One connection's life. However it ends, it costs that connection and no more."""
+        try:
+            connection.set_deadline(time.monotonic() + TIMEOUT_S)
+            handshake = page_handshake(Side.LISTENER, self._secret, self._identity)
+            shake_hands(connection, handshake, dials=False)
+            while not self._closed:
+                connection.set_deadline(time.monotonic() + self._limits.idle_s)
+                read = protocol.decode_read(connection.recv_frame(protocol.MAX_FRAME_BYTES))
+                self._answer(connection, read)
+        except (PeerError, EOFError, OSError, msgspec.DecodeError, ValueError, RecursionError):
+            pass  # gone, too slow, or no peer of ours
+        finally:
+            with self._lock:
+                self._connections.pop(connection, None)
+            with contextlib.suppress(OSError):
+                connection.close()
+
+    # ---- reads ----------------------------------------------------------------------------------
+
+    def _answer(self, connection: Connection, read: Read) -> None:
+        if not 0 < read.count <= protocol.MAX_PAGES_PER_READ:
+            raise PeerError("the other side does not keep to the protocol")
+        region = self._regions.get(read.component)
+        if region is None or not region.holds(read.first_head, read.last_head):
+            self._send_nothing(connection, read, PageStatus.FAILED)
+            return
+        grant = None
+        if read.epoch == self._epoch:
+            wait_s = min(read.wait_s, self._limits.max_wait_s)
+            grant = self._grants.enter(OperationId(read.grant), read.component, wait_s)
+        if grant is None:
+            self._send_nothing(connection, read, PageStatus.MISS)
+            return
+        try:
+            self._send_pages(connection, read, region, grant)
+        finally:
+            self._grants.leave(grant)
+
+    def _send_nothing(self, connection: Connection, read: Read, status: PageStatus) -> None:
+        connection.set_deadline(time.monotonic() + self._limits.send_timeout_s)
+        answer = Answer(bytes([status]) * read.count, 0, b"")
+        connection.send_frame(protocol.encode(answer))
+
+    def _send_pages(self, connection: Connection, read: Read, region: Region, grant: Grant) -> None:
+        start, held = read.start, len(grant.pages)
+        if not 0 <= start < held:
+            self._send_nothing(connection, read, PageStatus.MISS)
+            return
+        page_bytes = region.cut_bytes(read.first_head, read.last_head)
+        # Of the read, [start, end) is in the grant, and [start, stop) is not too much at once.
+        end = min(start + read.count, held)
+        stop = min(end, start + max(1, protocol.MAX_READ_BYTES // page_bytes))
+        statuses = (
+            bytes([PageStatus.OK]) * (stop - start)
+            + bytes([PageStatus.REJECTED]) * (end - stop)
+            + bytes([PageStatus.MISS]) * (start + read.count - end)
+        )
+        views = _views(region, grant.pages[start:stop].tolist(), read, page_bytes)
+        sums = b"".join(protocol.checksum(view) for view in views)
+        connection.set_deadline(time.monotonic() + self._limits.send_timeout_s)
+        answer = framed(protocol.encode(Answer(statuses, page_bytes, sums)))
+        connection.send_views([memoryview(answer), *views])
+        with self._lock:
+            self._sent_pages += len(views)
+            self._sent_bytes += len(views) * page_bytes
+
+
+def _views(region: Region, pages: list[int], read: Read, page_bytes: int) -> list[memoryview]:
+    """The bytes to send: the pool's own when all its heads are wanted, else a copy of some."""
+    if region.is_whole(read.first_head, read.last_head):
+        return [region.page(page) for page in pages]
+    scratch = np.empty(len(pages) * page_bytes, dtype=np.uint8).data
+    views = [scratch[i * page_bytes : (i + 1) * page_bytes] for i in range(len(pages))]
+    for page, view in zip(pages, views, strict=True):
+        region.gather(page, read.first_head, read.last_head, view)
+    return views

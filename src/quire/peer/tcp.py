@@ -1,0 +1,204 @@
+"""Pages over TCP: plain sockets, gathered from pages on one side, scattered into them on the other.
+
+The sockets block, and the kernel does the waiting: one call fills a whole page and gives up by
+itself (SO_RCVTIMEO, SO_SNDTIMEO), where Python's own timeouts would wake up for every few packets.
+Buffers are left to the system, which widens them as needed: a size of our own would be cut to
+net.core.rmem_max, mostly far below that, and was no faster where it was not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+import struct
+import time
+from collections.abc import Sequence
+
+from quire.errors import ConfigError
+from quire.peer.address import join_address, split_address
+from quire.peer.errors import ReadCancelled
+from quire.peer.transport import Cancelled
+from quire.peer.wire import LENGTH, frame_length, framed
+
+_MAX_VIEWS = 512  # per call; the system's limit is 1024
+_BACKLOG = 128
+_SLICE_S = 0.2
+"""Longest wait in one call: how late a cancellation may be noticed."""
+_DEAD_LINK_S = 30
+_TIMEVAL = struct.Struct("@ll")
+
+
+class TcpConnection:
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._deadline = math.inf
+        self._cancelled: Cancelled | None = None
+        sock.setblocking(True)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        # Not everywhere; where they are missing the system's own, slower, rules hold.
+        with contextlib.suppress(AttributeError, OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _DEAD_LINK_S // 3)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _DEAD_LINK_S // 6)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+
+    def set_deadline(self, deadline: float, cancelled: Cancelled | None = None) -> None:
+        self._deadline = deadline
+        self._cancelled = cancelled
+
+    def send_frame(self, content: bytes) -> None:
+        self.send_views([memoryview(framed(content))])
+
+    def recv_frame(self, max_bytes: int) -> bytes:
+        prefix = bytearray(LENGTH.size)
+        self._fill(memoryview(prefix))
+        content = bytearray(frame_length(bytes(prefix), max_bytes))
+        self._fill(memoryview(content))
+        return bytes(content)
+
+    def send_views(self, views: Sequence[memoryview]) -> None:
+        waiting = list(views)
+        while waiting:
+            self._wait_at_most(socket.SO_SNDTIMEO)
+            try:
+                sent = self._socket.sendmsg(waiting[:_MAX_VIEWS])
+            except BlockingIOError:  # a slice of waiting is over
+                continue
+            done = 0
+            while done < len(waiting) and sent >= waiting[done].nbytes:
+                sent -= waiting[done].nbytes
+                done += 1
+            del waiting[:done]
+            if sent:
+                waiting[0] = waiting[0][sent:]
+
+    def recv_into_views(self, views: Sequence[memoryview]) -> None:
+        for view in views:
+            self._fill(view)
+
+    def is_stale(self) -> bool:
+        try:
+            self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        return True
+
+    def interrupt(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.interrupt()
+        self._socket.close()
+
+    def _fill(self, view: memoryview) -> None:
+        while view.nbytes:
+            self._wait_at_most(socket.SO_RCVTIMEO)
+            try:
+                received = self._socket.recv_into(view, view.nbytes, socket.MSG_WAITALL)
+            except BlockingIOError:
+                continue
+            if not received:
+                raise EOFError("the connection was closed")
+            view = view[received:]
+
+    def _wait_at_most(self, option: int) -> None:
+        """Until the next slice is over, or the deadline. Raises if it is already."""
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("past the deadline")
+        if self._cancelled is not None and self._cancelled():
+            raise ReadCancelled("cancelled")
+        seconds = min(left_s, _SLICE_S)
+        # All zero would mean: for ever.
+        micros = max(1, int(seconds * 1e6))
+        self._socket.setsockopt(
+            socket.SOL_SOCKET, option, _TIMEVAL.pack(micros // 1_000_000, micros % 1_000_000)
+        )
+
+
+class TcpListener:
+    def __init__(self, address: str) -> None:
+        self._socket = listening_socket(address)
+        self._address = bound_address(self._socket)
+        self._closed = False
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    def accept(self) -> TcpConnection | None:
+        try:
+            sock, _ = self._socket.accept()
+        except OSError:
+            if self._closed:
+                return None
+            raise
+        return _connection(sock)
+
+    def close(self) -> None:
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes accept()
+        self._socket.close()
+
+
+class TcpTransport:
+    def listen(self, address: str) -> TcpListener:
+        return TcpListener(address)
+
+    def dial(self, address: str, deadline: float) -> TcpConnection:
+        _, host, port = split_address(address)
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("past the deadline")
+        error: OSError = OSError("no address")
+        for family, kind, _, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            sock = socket.socket(family, kind)
+            try:
+                sock.settimeout(max(0.001, deadline - time.monotonic()))
+                sock.connect(where)
+                return _connection(sock)
+            except OSError as reason:
+                sock.close()
+                error = reason
+        raise error
+
+
+def _connection(sock: socket.socket) -> TcpConnection:
+    try:
+        return TcpConnection(sock)
+    except OSError:
+        sock.close()
+        raise
+
+
+def listening_socket(address: str) -> socket.socket:
+    """Raises ConfigError."""
+    _, host, port = split_address(address)
+    listener = None
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(where)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        if listener is not None:
+            listener.close()
+        raise ConfigError(
+            f"cannot listen on {address} ({error.strerror or error}): "
+            "choose another peer_host or peer_port"
+        ) from error
+    return listener
+
+
+def bound_address(listener: socket.socket) -> str:
+    """Where it really listens, if it was to be any free port."""
+    host, port = listener.getsockname()[:2]
+    return join_address("tcp", host, port)

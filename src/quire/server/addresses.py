@@ -1,0 +1,45 @@
+"""Addresses of page servers, as people and routers write them: tcp://host:port, with commas.
+
+Knows how they are written, nothing of who listens there.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from quire.errors import ConfigError
+
+MAX_PEERS = 64
+
+_LONGEST_SHOWN = 60
+
+
+def parse_peers(text: str) -> tuple[str, ...]:
+    """Raises ConfigError with what to write instead."""
+    peers = tuple(parse_peer(each.strip()) for each in text.split(","))
+    if len(peers) > MAX_PEERS:
+        raise ConfigError(f"give at most {MAX_PEERS} addresses")
+    for i, peer in enumerate(peers):
+        if peer in peers[:i]:
+            raise ConfigError(f"{peer} is there twice: give each address once")
+    return peers
+
+
+def parse_peer(text: str) -> str:
+    """Raises ConfigError with what to write instead."""
+    fix = "write tcp://host:port, such as tcp://10.0.0.5:7000, with commas between several"
+    shown = repr(text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…")
+    wrong = ConfigError(f"{shown} is not the address of a page server: {fix}")
+    if not text.isascii() or not text.isprintable() or " " in text:
+        raise wrong
+    try:
+        url = urlsplit(text)
+        port = url.port
+    except ValueError:
+        raise wrong from None
+    if url.scheme != "tcp" or not url.hostname or not port:
+        raise wrong
+    host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
+    if url.netloc.lower() != f"{host}:{port}" or url.path or url.query or url.fragment:
+        raise wrong
+    return f"tcp://{host}:{port}"

@@ -1,0 +1,181 @@
+"""SimClients: people in conversations, and the router between them and the engines.
+
+Every call has one right answer, known beforehand. A call goes to an engine; when that dies, or
+says that it cannot, it goes to another, as often as need be. Knows engines only by what they say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+import numpy as np
+
+from quire.engine.messages import Abort, Finish, Generate, Output, SamplingParams
+from quire.keys import Namespace
+from quire.sim.pd.model import answer
+from quire.sim.pd.node import DTYPE, FINGERPRINT, SimNode, World
+from quire.sim.report import SimulationError
+from quire.sim.workload import Prompt, Workload
+from quire.types import RequestId
+
+_ARRIVAL_CHANCE = 0.4
+_HASTY_SHARE = 0.03
+"""Calls that are given up by a deadline of their own."""
+_NOBODY = RequestId("")
+MAX_ATTEMPT_S = 240.0
+"""In which an engine must have answered, or said that it cannot."""
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    prompt: Prompt
+    tokens: list[int]
+    expected: list[int]
+    began_s: float
+    timeout_s: float
+    got: list[int] = field(default_factory=list)
+    node: SimNode | None = None
+    """Who works at it."""
+    id: RequestId = _NOBODY
+    """Of this attempt."""
+    sent_s: float = 0.0
+    attempts: int = 0
+    retry_s: float = 0.0
+
+
+class SimClients:
+    def __init__(self, world: World, rng: Random) -> None:
+        options = world.options
+        self._world = world
+        self._rng = rng
+        names = [
+            Namespace(FINGERPRINT, DTYPE, options.page_size, salt=salt) for salt in ("", "tenant")
+        ]
+        for namespace in names:
+            world.oracle.register(namespace)
+        self._workload = Workload(rng, options.engine(1), names)
+        self.calls: list[Call] = []
+        self._by_id: dict[RequestId, Call] = {}
+        self._num_sent = 0
+
+    def step(self, nodes: list[SimNode]) -> None:
+        """`nodes`: those that take calls, and are alive."""
+        rng, options = self._rng, self._world.options
+        if len(self.calls) < options.concurrency and rng.random() < _ARRIVAL_CHANCE:
+            self._arrive()
+        self.send(nodes)
+        if self.calls and rng.random() < options.abort_rate:
+            self._abort(rng.choice(self.calls))
+
+    def send(self, nodes: list[SimNode]) -> None:
+        """Send what is not with anybody; see that nobody is kept waiting for ever."""
+        now = self._world.clock()
+        for call in self.calls:
+            if call.node is not None and not call.node.alive:
+                self._count("lost with its engine")
+                self._take_back(call, 0.1)
+            if call.node is None and now >= call.retry_s and nodes:
+                self._send(call, self._rng.choice(nodes))
+            elif call.node is not None and now - call.sent_s > MAX_ATTEMPT_S:
+                raise SimulationError(self._about(call))
+
+    def hear(self, node: SimNode, outputs: list[Output]) -> None:
+        for output in outputs:
+            call = self._by_id.get(output.id)
+            if call is None or call.node is not node:
+                raise SimulationError(f"{output.id}: an answer that nobody waits for: {output}")
+            call.got += output.tokens
+            if call.got != call.expected[: len(call.got)]:
+                raise SimulationError(f"{output.id} answered {call.got} instead of {call.expected}")
+            if output.finish is not None:
+                self._finished(call, output)
+
+    # ---- inside ---------------------------------------------------------------------------------
+
+    def _arrive(self) -> None:
+        rng, now = self._rng, self._world.clock()
+        prompt = self._workload.next_prompt()
+        tokens = list(prompt.tokens) or [0]
+        count = rng.randrange(1, 2 * self._world.options.page_size + 2)
+        namespace = prompt.session.namespace
+        expected = answer(self._world.oracle, namespace, tokens, count)
+        timeout_s = rng.uniform(0.1, 3.0) if rng.random() < _HASTY_SHARE else 3600.0
+        self._count("arrived")
+        self.calls.append(Call(prompt, tokens, expected, now, timeout_s))
+
+    def _send(self, call: Call, node: SimNode) -> None:
+        self._num_sent += 1
+        call.attempts += 1
+        call.id = RequestId(f"r{self._num_sent}")
+        call.node, call.got, call.sent_s = node, [], self._world.clock()
+        self._by_id[call.id] = call
+        params = SamplingParams(max_tokens=len(call.expected), temperature=0.0)
+        tokens = np.asarray(call.tokens, dtype="<i4").tobytes()
+        prefill: list[str] = []
+        if node.place.prefill and self._rng.random() < 0.3:  # the router knows better
+            prefill = self._rng.sample(node.place.prefill, len(node.place.prefill))
+        node.engine.handle(
+            Generate(
+                call.id,
+                tokens,
+                params,
+                call.prompt.session.namespace.salt,
+                call.prompt.priority,
+                call.timeout_s,
+                prefill,
+            )
+        )
+
+    def _finished(self, call: Call, output: Output) -> None:
+        world = self._world
+        self._count(f"finish {output.finish.value if output.finish else ''}")
+        match output.finish:
+            case Finish.LENGTH:
+                if call.got != call.expected:
+                    raise SimulationError(f"{call.id}: only {call.got} of {call.expected}")
+                self._count("finished after a failure", call.attempts > 1)
+                self._workload.finished(call.prompt, call.tokens + call.got)
+                self._end(call)
+            case Finish.UNAVAILABLE | Finish.REJECTED:
+                if world.options.is_calm:
+                    raise SimulationError(f"{call.id} was refused without need: {output.error}")
+                self._take_back(call, self._rng.uniform(0.1, 1.0))
+            case Finish.TIMEOUT if call.timeout_s < MAX_ATTEMPT_S:
+                self._end(call)
+            case _:
+                raise SimulationError(f"{call.id}: {output}")
+
+    def _abort(self, call: Call) -> None:
+        if call.node is not None and call.node.alive:
+            self._count(f"aborted while {_stage(call)}")
+            call.node.engine.handle(Abort(call.id))
+        self._end(call)
+
+    def _take_back(self, call: Call, pause_s: float) -> None:
+        self._by_id.pop(call.id, None)
+        call.node = None
+        call.retry_s = self._world.clock() + pause_s
+
+    def _end(self, call: Call) -> None:
+        self._by_id.pop(call.id, None)
+        self.calls.remove(call)
+
+    def _count(self, what: str, number: int = 1) -> None:
+        self._world.counters[what] += number
+
+    def _about(self, call: Call) -> str:
+        assert call.node is not None
+        statuses = [s for s in call.node.engine.requests().requests if s.id == call.id]
+        waited = self._world.clock() - call.sent_s
+        return f"{call.id} hangs at {call.node.epoch} for {waited:.0f} s: {statuses}"
+
+
+def _stage(call: Call) -> str:
+    assert call.node is not None
+    request = call.node.scheduler.request(call.id)
+    if request is None:
+        return "unknown"
+    if request.handover is not None:
+        return request.handover.stage.value
+    return request.state.name.lower()

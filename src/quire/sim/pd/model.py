@@ -1,0 +1,220 @@
+"""SimModel: plays the model over simulated pages, and checks every page before it is read.
+
+An Executor for the real engine. A sequence's state is one number (quire.sim.content), and so is
+what a page holds after the last token that was written into it; the next token is a function of
+that number. A wrong page is remembered in `broken`, because the engine takes an exception for a
+model that failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+
+from quire.engine.batch import Batch, BatchResult, Segment, SegmentResult
+from quire.engine.request import Request
+from quire.engine.sampling import Sampled
+from quire.keys import Namespace
+from quire.messages import Command, Completion, encode
+from quire.sim.compute import FULL, RECURRENT, WINDOW
+from quire.sim.content import Oracle, Pools
+from quire.sim.report import SimulationError
+from quire.sim.workers import SimWorkers
+from quire.sim.workload import ALPHABET
+from quire.types import NO_SLOT, PageIds, RequestId, Tier, page_array, page_ids
+
+_TOKEN_BYTES = 4
+
+
+def next_token(content: int) -> int:
+    """What the model answers, in a state."""
+    return blake2b(content.to_bytes(8, "little"), digest_size=2).digest()[0] % ALPHABET
+
+
+def answer(oracle: Oracle, namespace: Namespace, tokens: Sequence[int], count: int) -> list[int]:
+    """What the model answers to a prompt, without any cache."""
+    data = b"".join(t.to_bytes(_TOKEN_BYTES, "little") for t in tokens)
+    found: list[int] = []
+    for _ in range(count):
+        token = next_token(oracle.after(namespace, data))
+        found.append(token)
+        data += token.to_bytes(_TOKEN_BYTES, "little")
+    return found
+
+
+class TracedWorkers:
+    """SimWorkers as the engine sees them; all that is said goes into the trace."""
+
+    def __init__(self, workers: SimWorkers, num_ranks: int, trace: Callable[[bytes], None]) -> None:
+        self.num_ranks = num_ranks
+        self.peer_addresses = [""] * num_ranks
+        self._workers = workers
+        self._trace = trace
+
+    def peer_counters(self) -> dict[str, int]:
+        return {}
+
+    def submit(self, commands: list[Command]) -> None:
+        if commands:
+            self._trace(encode(commands))
+        self._workers.submit(commands)
+
+    def poll(self) -> list[Completion]:
+        reports = self._workers.poll()
+        if reports:
+            self._trace(encode(reports))
+        return reports
+
+    def close(self) -> None:
+        self._workers.kill()
+
+
+class SimModel:
+    def __init__(
+        self,
+        oracle: Oracle,
+        pools: Pools,
+        workers: SimWorkers,
+        *,
+        page_size: int,
+        window_tokens: int,
+        computes_prompts: bool,
+        trace: Callable[[bytes], None],
+    ) -> None:
+        """`window_tokens`: those before a token that it sees in window layers; 0: no such.
+        `computes_prompts` = False: all full pages of a prompt come from elsewhere."""
+        self._oracle = oracle
+        self._pools = pools
+        self._sim = workers
+        self._page_size = page_size
+        self._window_tokens = window_tokens
+        self._computes_prompts = computes_prompts
+        self.workers = TracedWorkers(workers, pools.num_ranks, trace)
+        self.request: Callable[[RequestId], Request | None] = lambda _: None
+        """What the scheduler knows of a request; set once there is one."""
+        self.broken: SimulationError | None = None
+        self.checked_pages = 0
+        self.computed_tokens = 0
+
+    def run(self, batch: Batch) -> BatchResult:
+        own = [s.state for s in batch.segments if s.state != NO_SLOT]
+        own += [s.save for s in batch.segments if s.save != NO_SLOT]
+        try:
+            if len(own) != len(set(own)) or set(own) & {s.restore for s in batch.segments}:
+                raise SimulationError("two requests use one slot")
+            results = [self._run(segment) for segment in batch.segments]
+        except SimulationError as error:
+            self.broken = self.broken or error
+            raise
+        return BatchResult(batch.number, results)
+
+    def self_check(self) -> str:
+        return ""
+
+    def store_counters(self) -> dict[str, int]:
+        return {}
+
+    def close(self) -> None:
+        self.workers.close()
+
+    # ---- a segment ------------------------------------------------------------------------------
+
+    def _run(self, segment: Segment) -> SegmentResult:
+        arrived = [self._sim.finish_load(op) for op in segment.loads]
+        if not all(arrived):
+            return SegmentResult(failed="a load failed")
+        request = self.request(segment.id)
+        if request is None:
+            raise SimulationError(f"{segment.id} is computed and nobody asked for it")
+        start, end = segment.start, segment.start + segment.num_tokens
+        tokens = request.tokens[:end].tobytes()
+        if tokens[start * _TOKEN_BYTES :] != segment.tokens:
+            raise SimulationError(f"{segment.id} computes other tokens than its own")
+        if segment.num_tokens > self._page_size and not self._computes_prompts:
+            raise SimulationError(f"{segment.id} computes what others should have computed for it")
+        sequence = _Sequence(self._oracle, request.key.namespace, tokens)
+        self._full(segment, sequence, start, end)
+        if self._window_tokens:
+            self._window(segment, sequence, start, end)
+        if segment.state != NO_SLOT:
+            self._state(segment, sequence, start, end)
+        self.computed_tokens += segment.num_tokens
+        if segment.row is None:
+            return SegmentResult()
+        return SegmentResult(Sampled(next_token(sequence.at(end))))
+
+    def _full(self, segment: Segment, sequence: _Sequence, start: int, end: int) -> None:
+        pages = page_array(segment.pages).tolist()
+        if len(set(pages)) != len(pages):
+            raise SimulationError(f"{segment.id} has a page twice")
+        due = sequence.pages(0, start)
+        self._check(segment, segment.pages, due, FULL)
+        first, last = start // self._page_size, -(-end // self._page_size)
+        self._pools.compute(pages[first:last], sequence.pages(first, end), FULL)
+
+    def _window(self, segment: Segment, sequence: _Sequence, start: int, end: int) -> None:
+        size, at = self._page_size, segment.window_first
+        seen = max(0, start - self._window_tokens) // size
+        pages = page_array(segment.window).tolist()
+        if start and at > seen:
+            raise SimulationError(f"{segment.id} lacks pages of its window: {at} > {seen}")
+        due = sequence.pages(at, start)
+        self._check(segment, segment.window, due, WINDOW)
+        first, last = max(at, start // size), -(-end // size)
+        if last - at > len(pages):
+            raise SimulationError(f"{segment.id} has no window pages for what it computes")
+        self._pools.compute(pages[first - at : last - at], sequence.pages(first, end), WINDOW)
+
+    def _state(self, segment: Segment, sequence: _Sequence, start: int, end: int) -> None:
+        slot, pools = segment.state, self._pools
+        if segment.restore != NO_SLOT:
+            pools.copy(segment.restore, slot, RECURRENT)
+        elif start == 0:
+            pools.scribble_everywhere([slot], RECURRENT)
+        if start:
+            self._check(segment, page_ids([slot]), [sequence.at(start)], RECURRENT)
+        pools.compute([slot], [sequence.at(end)], RECURRENT)
+        if segment.save != NO_SLOT:
+            pools.copy(slot, segment.save, RECURRENT)
+
+    def _check(self, segment: Segment, pages: PageIds, due: list[int], component: str) -> None:
+        pages = PageIds(pages[: len(due) * _TOKEN_BYTES])
+        if len(pages) < len(due) * _TOKEN_BYTES:
+            raise SimulationError(f"{segment.id} lacks {component} pages")
+        ranks = range(self._pools.num_ranks)
+        wrong = self._pools.first_wrong(Tier.DEVICE, pages, due, ranks, component)
+        self.checked_pages += len(due) * len(ranks)
+        if wrong is not None:
+            rank, index = wrong
+            raise SimulationError(
+                f"{segment.id} uses a wrong page: {component} {index} of {len(due)}, rank {rank}, "
+                f"before token {segment.start}"
+            )
+
+
+class _Sequence:
+    """What the pages of one sequence must contain."""
+
+    def __init__(self, oracle: Oracle, namespace: Namespace, tokens: bytes) -> None:
+        self._oracle = oracle
+        self._tokens = tokens
+        self._root = oracle.register(namespace)
+        self._size = namespace.page_size
+        self._full = oracle.pages(namespace, tokens)
+
+    def at(self, count: int) -> int:
+        """After `count` tokens."""
+        full = count // self._size
+        before = self._full[full - 1] if full else self._root
+        if count % self._size == 0:
+            return before
+        rest = self._tokens[full * self._size * _TOKEN_BYTES : count * _TOKEN_BYTES]
+        return self._oracle.page_after(before, rest)
+
+    def pages(self, first: int, count: int) -> list[int]:
+        """Pages from `first` on, when `count` tokens are written."""
+        full = count // self._size
+        pages = self._full[first:full]
+        if count % self._size and first <= full:
+            pages.append(self.at(count))
+        return pages

@@ -1,0 +1,304 @@
+"""SimNode: one engine of a simulated cluster, in one of its lives.
+
+Everything but the hands is real: engine, scheduler, cache manager, both sides of the hand-over. The
+workers, the model and the hub are simulated.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from quire.disagg.asker import Asker, AskerConfig
+from quire.disagg.exchange import Exchange
+from quire.disagg.handover import Handover, Stage
+from quire.disagg.holder import Holder
+from quire.engine.config import Role
+from quire.engine.engine import Engine
+from quire.engine.handovers import Handovers, Prefills
+from quire.engine.messages import EngineInfo, Output, Outputs
+from quire.engine.scheduler import Scheduler
+from quire.keys import Namespace
+from quire.manager import CacheManager, StoreState
+from quire.messages import PeerPart
+from quire.peer.hub import Hello
+from quire.peer.identity import Identity
+from quire.sim.audit import audit
+from quire.sim.clock import VirtualClock
+from quire.sim.content import Oracle, Pools
+from quire.sim.faults import RandomFaults
+from quire.sim.latency import Latency
+from quire.sim.network import SimNetwork
+from quire.sim.options import ComponentMix
+from quire.sim.pd.model import SimModel
+from quire.sim.pd.options import SimPdOptions
+from quire.sim.peers import Serving, SimPeers
+from quire.sim.report import SimulationError
+from quire.sim.store import SimStores
+from quire.sim.workers import SimWorkers
+from quire.sim.workload import ALPHABET
+from quire.types import Tier
+
+FINGERPRINT, DTYPE = "model", "float32"
+_MAX_RUNNING, _MAX_WAITING = 4, 16
+
+
+@dataclass(slots=True)
+class World:
+    """What the engines of a cluster have in common."""
+
+    seed: int
+    options: SimPdOptions
+    clock: VirtualClock
+    oracle: Oracle
+    network: SimNetwork
+    stores: SimStores
+    trace: Callable[[bytes], None]
+    servers: dict[str, Serving] = field(default_factory=dict)
+    counters: Counter[str] = field(default_factory=Counter)
+    """What happened, in engines dead and alive."""
+    is_calm: bool = False
+    """Nothing goes wrong any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an engine lives, whoever it is at the moment."""
+
+    name: str
+    role: Role
+    ranks: int
+    prefill: tuple[str, ...] = ()
+    peers: tuple[str, ...] = ()
+
+    @property
+    def address(self) -> str:
+        return f"tcp://{self.name}:1"
+
+
+class SimNode:
+    def __init__(self, world: World, place: Place, life: int) -> None:
+        options, clock = world.options, world.clock
+        self.place = place
+        self.epoch = f"{place.name}.{life}"
+        self.alive = True
+        self._world = world
+        rngs = {part: Random(f"{world.seed} {self.epoch} {part}") for part in _PARTS}
+        draw = rngs["node"]
+        cache = options.engine(place.ranks)
+        self.pools = Pools(place.ranks, cache.pool_sizes())
+        self.serving = world.servers[self.epoch] = Serving(self.pools, self.epoch, place.address)
+        weights = [draw.choice((0.3, 1.0, 2.0)) for _ in range(place.ranks)]
+        factors = [draw.choice((0.3, 1.0, 3.0)) for _ in range(place.ranks)]
+        self.faults = RandomFaults(rngs["faults"], options.fault_rate, weights)
+        self.latency = Latency(
+            rngs["latency"],
+            factors,
+            slow_share=options.slow_share,
+            stuck_share=options.stuck_share,
+        )
+        self.workers = SimWorkers(
+            self.pools,
+            world.stores,
+            clock=clock,
+            faults=self.faults,
+            latency=self.latency,
+            rng=rngs["workers"],
+            peers=SimPeers(place.address, world.network.line, world.servers),
+            serving=self.serving,
+        )
+        self.manager = CacheManager(
+            cache.cache_config(), clock=clock, components=cache.components()
+        )
+        has_window = options.mix in (ComponentMix.WINDOW, ComponentMix.BOTH)
+        self.model = SimModel(
+            world.oracle,
+            self.pools,
+            self.workers,
+            page_size=options.page_size,
+            window_tokens=options.window_pages * options.page_size if has_window else 0,
+            computes_prompts=place.role is not Role.DECODE,
+            trace=world.trace,
+        )
+        self.scheduler = Scheduler(
+            self.manager,
+            max_running=_MAX_RUNNING,
+            max_waiting=_MAX_WAITING,
+            chunk_tokens=options.chunk_pages * options.page_size,
+            clock=clock,
+        )
+        self.model.request = self.scheduler.request
+        max_context = options.device_pages * options.page_size - 1
+        self.engine = Engine(
+            self.model,
+            self.manager,
+            self.scheduler,
+            Namespace(FINGERPRINT, DTYPE, options.page_size),
+            page_bytes=dict.fromkeys(cache.pool_sizes(), 1),
+            max_context=max_context,
+            vocab_size=ALPHABET,
+            clock=clock,
+        )
+        self.engine.info = EngineInfo(
+            place.name, FINGERPRINT, "sim", DTYPE, place.ranks, options.page_size, ALPHABET,
+            max_context, [], "", role=place.role,
+        )  # fmt: skip
+        self.exchange = self.engine.exchange = self._join(max_context)
+
+    def _join(self, max_context: int) -> Exchange:
+        """As quire.engine.peering does it."""
+        world, place, options = self._world, self.place, self._world.options
+        parts = [PeerPart(f"{place.address}{rank}", rank, rank + 1) for rank in range(place.ranks)]
+        identity = Identity(1, FINGERPRINT, options.page_size, DTYPE, [])
+        hello = Hello(identity, self.epoch, place.role.value, parts)
+        self.hub = hub = world.network.open(hello, place.address)
+        decode = place.role is Role.DECODE
+        asker = Asker(
+            self.manager,
+            hub,
+            name=self.epoch,
+            clock=world.clock,
+            config=AskerConfig(timeout_s=options.timeout_s, connect_s=1.0),
+            room=self.scheduler.room_pages,
+            on_end=self._ended,
+        )
+        prefills = Prefills(
+            self.scheduler,
+            self.engine.namespace_of,
+            page_size=options.page_size,
+            vocab_size=ALPHABET,
+            max_tokens=max_context,
+            clock=world.clock,
+        )
+        holder = Holder(
+            self.manager, prefills, clock=world.clock, send=hub.send, computing=not decode
+        )
+        if decode or place.peers:
+            self.scheduler.remote = Handovers(
+                asker,
+                self.manager,
+                prefill=list(place.prefill),
+                peers=list(place.peers),
+                decode=decode,
+                restore=options.restore or not decode,
+            )
+        return Exchange(hub, asker, holder)
+
+    # ---- for the driver -------------------------------------------------------------------------
+
+    def step(self) -> list[Output]:
+        """One turn of the engine; what it has to say."""
+        if self.manager.store.state is StoreState.DETACHED:
+            self.manager.attach_store(f"sim://{self.place.ranks}-ranks")
+        self.engine.step()
+        if self.model.broken is not None:
+            raise self.model.broken
+        outputs: list[Output] = []
+        for message in self.engine.take_messages():
+            if isinstance(message, Outputs):
+                outputs += message.outputs
+        return outputs
+
+    def check(self) -> None:
+        self.manager.check_invariants()
+
+    def audit(self) -> int:
+        """Everything the tree calls READY is right; and what is free is filled with garbage, so
+        that whoever still uses it is found out."""
+        ranks = self.workers.alive
+        for component in self.manager.core.components:
+            for tier in Tier:
+                allocator = self.manager.core.allocators[component.index * len(Tier) + tier]
+                free = sorted(allocator.free_pages())
+                for rank in ranks:
+                    self.pools.scribble(rank, tier, free, component.name)
+        return audit(self.manager, self._world.oracle, self.pools, ranks)
+
+    def kill(self) -> None:
+        self.alive = False
+        self.workers.kill()
+        self._world.servers.pop(self.epoch, None)
+        self.exchange.hub.close()
+        self.count()
+
+    def calm(self) -> None:
+        self.faults.active = False
+        self.latency.slow_share = self.latency.stuck_share = 0.0
+
+    @property
+    def idle(self) -> bool:
+        quiet = self.manager.idle and self.workers.next_event_s() is None
+        return quiet and not len(self.scheduler) and not self.exchange.busy
+
+    def wakeups(self) -> list[float]:
+        times = [
+            self.workers.next_event_s(),
+            self.manager.next_wakeup(),
+            self.exchange.asker.next_deadline(),
+            self.exchange.holder.next_deadline(),
+        ]
+        return [time for time in times if time is not None]
+
+    def check_nothing_left(self) -> None:
+        """It has come to rest: everything must have come back."""
+        name, manager, exchange = self.epoch, self.manager, self.exchange
+        self.audit()
+        left = {
+            "leases": len(manager.leases),
+            "operations": len(manager.core.operations.running),
+            "requests": len(self.scheduler) + len(self.scheduler.holding),
+            "hand-overs asked for": len(exchange.asker.open) + len(exchange.asker._by_id),
+            "hand-overs given": len(exchange.holder.open) + len(exchange.holder._outgoing),
+            "grants": len(self.serving),
+        }
+        for what, count in left.items():
+            if count:
+                raise SimulationError(f"{name}: {count} {what} are left")
+        for tier in (Tier.DEVICE, Tier.HOST):
+            manager.flush(tier)
+        for slot, allocator in enumerate(manager.core.allocators):
+            if allocator.num_free != allocator.num_pages:
+                missing = allocator.num_pages - allocator.num_free
+                raise SimulationError(f"{name}: {missing} pages of slot {slot} never came back")
+        manager.check_invariants()
+        if manager.core.tree.roots:
+            raise SimulationError(f"{name}: the tree is not empty although nothing is cached")
+
+    # ---- counting -------------------------------------------------------------------------------
+
+    def count(self) -> None:
+        """Add what it has counted to the world's counters; once in its life."""
+        counters, asker = self._world.counters, self.exchange.asker.counters
+        for name, number in self.manager.counters.snapshot().items():
+            counters[str(name)] += int(number)
+        for name, number in self.scheduler.counters.snapshot().items():
+            counters[f"scheduler {name}"] += int(number)
+        for name, number in self.faults.injected.items():
+            counters[f"fault {name}"] += number
+        for reason, number in asker.repairs.items():
+            counters[f"repair {reason}"] += number
+        for outcome, number in asker.restores.items():
+            counters[f"restore {outcome}"] += number
+        counters["served"] += self.exchange.holder.served
+        counters["checked pages"] += self.model.checked_pages
+        counters["computed tokens"] += self.model.computed_tokens
+
+    def _ended(self, handover: Handover) -> None:
+        """Told of every hand-over that ends."""
+        counters = self._world.counters
+        kind = "handover" if handover.compute else "peers"
+        counters[f"{kind} {handover.stage.value}"] += 1
+        if handover.stage is Stage.READY and handover.wanted:
+            if handover.compute and not handover.tries:
+                counters["handover all local"] += 1
+            if handover.received:
+                counters[f"{kind} received"] += 1
+            if handover.tries > 1:
+                counters[f"{kind} failed over"] += 1
+            if handover.compute and handover.restored and handover.received:
+                counters["handover of both halves"] += 1
+
+
+_PARTS = ("node", "faults", "latency", "workers")

@@ -1,0 +1,243 @@
+"""simulate_pd(): one seeded run of a cluster of real engines over simulated hands and lines.
+
+Same seed, same steps, same options: same run, to the last message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import blake2b
+from random import Random
+
+from quire.engine.config import Role
+from quire.sim.clock import VirtualClock
+from quire.sim.content import Oracle
+from quire.sim.network import NetworkTrouble, SimNetwork
+from quire.sim.pd.client import SimClients
+from quire.sim.pd.node import Place, SimNode, World
+from quire.sim.pd.options import SimPdOptions, Topology
+from quire.sim.pd.report import PdReport
+from quire.sim.peers import Line
+from quire.sim.report import SimulationError
+from quire.sim.store import SimStores
+from quire.types import Tier
+
+Progress = Callable[[int], None]
+
+_CHECK_EVERY = 2
+_AUDIT_EVERY = 8
+_PROGRESS_EVERY = 256
+_STEP_S = 0.015
+_MAX_LEAP_S = 8.0
+_MAX_TROUBLE_S = 6.0
+_MAX_DRAIN_STEPS = 20_000
+_QUIET_TURNS = 3
+
+
+def simulate_pd(
+    seed: int,
+    steps: int,
+    options: SimPdOptions | None = None,
+    *,
+    progress: Progress | None = None,
+) -> PdReport:
+    """Run `steps` turns of engines, drain, and report. Raises SimulationError at the first broken
+    rule."""
+    chosen = options or SimPdOptions.from_seed(seed)
+    run = PdSimulation(seed, chosen)
+    at = 0
+    try:
+        for at in range(steps):
+            run.step()
+            if progress is not None and at % _PROGRESS_EVERY == 0:
+                progress(at)
+        run.drain()
+    except Exception as error:
+        # Whatever broke, an assertion of the engine included, is a finding to be repeated.
+        where = f"step {at} of {steps}, virtual time {run.clock():.3f} s"
+        again = chosen.command(seed, steps)
+        raise SimulationError(
+            f"{type(error).__name__}: {error}\n  {where}\n  repeat: {again}"
+        ) from error
+    if progress is not None:
+        progress(steps)
+    return run.report(seed, steps)
+
+
+class PdSimulation:
+    """The parts of one run, wired together. A step is one turn of one engine."""
+
+    def __init__(self, seed: int, options: SimPdOptions) -> None:
+        self.options = options
+        self.clock = VirtualClock()
+        self._digest = blake2b(digest_size=8)
+        self._rng = Random(f"{seed} driver")
+        trouble = NetworkTrouble(options.duplicated, options.reordered, options.delayed)
+        network = SimNetwork(self.clock, Random(f"{seed} network"), trouble, self._trace)
+        self.world = World(seed, options, self.clock, Oracle(), network, SimStores(), self._trace)
+        self.clients = SimClients(self.world, Random(f"{seed} clients"))
+        self._lives = 0
+        self._steps = 0
+        self._quiet_turns = 0
+        self._missing: list[tuple[float, Place]] = []
+        """Engines that are gone, and when a fresh one comes."""
+        self.nodes = [self._start(place) for place in _places(options, self._rng)]
+
+    def step(self) -> None:
+        """Clients, trouble, time, and one engine's turn."""
+        self.clients.step(self._takers())
+        self._make_trouble()
+        self.clock.advance(_STEP_S * self._rng.expovariate(1.0))
+        if self._rng.random() < self.options.leap_rate:
+            self.clock.advance(self._rng.uniform(0.5, _MAX_LEAP_S))
+        self._come_back()
+        self._happen()
+        if self.nodes:
+            self._turn(self._rng.choice(self.nodes))
+
+    def drain(self) -> None:
+        """No new calls, no new trouble: everything must be answered, and everything come back."""
+        self.world.is_calm = True
+        self.world.network.heal()
+        for node in self.nodes:
+            node.calm()
+        for at in range(_MAX_DRAIN_STEPS):
+            self._come_back(at_once=True)
+            self.clients.send(self._takers())
+            self._sleep(_STEP_S * (1 + at / 100))  # something may be stuck, for long
+            self._happen()
+            for node in self.nodes:
+                self._turn(node)
+            self._check_nobody_is_forgotten()
+            if self._is_quiet():
+                break
+        else:
+            raise SimulationError(f"it never came to rest: {self._unfinished()}")
+        for node in self.nodes:
+            node.check_nothing_left()
+
+    def report(self, seed: int, steps: int) -> PdReport:
+        counters = self.world.counters
+        for node in self.nodes:
+            node.count()
+        counters.update({f"network {k}": n for k, n in self.world.network.counters.items()})
+        found = {name: counters[name] for name in sorted(counters) if counters[name]}
+        return PdReport(seed, steps, self.options, self.clock(), self._digest.hexdigest(), found)
+
+    # ---- inside ---------------------------------------------------------------------------------
+
+    def _trace(self, data: bytes) -> None:
+        self._digest.update(repr(self.clock()).encode())
+        self._digest.update(data)
+
+    def _start(self, place: Place) -> SimNode:
+        self._lives += 1
+        node = SimNode(self.world, place, self._lives)
+        if self.world.is_calm:
+            node.calm()
+        return node
+
+    def _takers(self) -> list[SimNode]:
+        return [node for node in self.nodes if node.place.role is not Role.PREFILL]
+
+    def _turn(self, node: SimNode) -> None:
+        self.clients.hear(node, node.step())
+        self._steps += 1
+        if self._steps % _CHECK_EVERY == 0:
+            node.check()
+        if self._steps % _AUDIT_EVERY == 0:
+            self.world.counters["audited pages"] += node.audit()
+
+    def _happen(self) -> None:
+        """Whatever is due by now happens, wherever it does."""
+        self.world.network.advance()
+        for node in self.nodes:
+            node.workers.advance()
+
+    def _make_trouble(self) -> None:
+        rng, options, world = self._rng, self.options, self.world
+        if rng.random() < options.kill_rate and self.nodes:
+            self._kill(rng.choice(self.nodes))
+        for line, rate in ((Line.CUT, options.cut_rate), (Line.STALLED, options.stall_rate)):
+            if rng.random() < rate and len(self.nodes) > 1:
+                one, other = rng.sample(self.nodes, 2)
+                seconds = rng.uniform(0.05, rng.choice((0.5, _MAX_TROUBLE_S)))
+                world.network.disturb(one.place.address, other.place.address, line, seconds)
+        if rng.random() < options.forget_rate:
+            world.counters["forgotten"] += world.stores.forget(rng, rng.randrange(1, 6))
+        if rng.random() < options.evict_rate and self.nodes:
+            rng.choice(self.nodes).manager.flush(rng.choice(list(Tier)))
+
+    def _kill(self, node: SimNode) -> None:
+        self.world.counters["killed"] += 1
+        self.world.counters[f"killed {node.place.role.value}"] += 1
+        node.kill()
+        self.nodes.remove(node)
+        pause_s = self._rng.choice((0.0, self._rng.uniform(0.0, 5.0)))
+        self._missing.append((self.clock() + pause_s, node.place))
+
+    def _come_back(self, *, at_once: bool = False) -> None:
+        now = self.clock()
+        due = [entry for entry in self._missing if at_once or entry[0] <= now]
+        for entry in due:
+            self._missing.remove(entry)
+            self.nodes.append(self._start(entry[1]))
+
+    def _sleep(self, turn_s: float) -> None:
+        """Until something happens, or engines that have work would look again."""
+        times = [t for node in self.nodes for t in node.wakeups()]
+        event_s = self.world.network.next_event_s()
+        times += [event_s] if event_s is not None else []
+        times += [call.retry_s for call in self.clients.calls if call.node is None]
+        if self.clients.calls or any(len(node.scheduler) for node in self.nodes):
+            times.append(self.clock() + turn_s)
+        if times:  # some of them may be past: it is the engines' turn, and that takes time too
+            self.clock.advance_to(max(min(times), self.clock() + turn_s / 3))
+
+    def _is_quiet(self) -> bool:
+        if self.clients.calls or self.world.network.next_event_s() is not None:
+            return False
+        return all(n.idle and n.manager.next_wakeup() is None for n in self.nodes)
+
+    def _check_nobody_is_forgotten(self) -> None:
+        """With nobody asking and nothing under way, nothing may be held for anybody. (Except when
+        messages overtake each other: an Ask that comes after its Abort is held until its time.)"""
+        talking = self.world.network.next_event_s() is not None
+        asking = any(node.exchange.asker.open or node.hub.events for node in self.nodes)
+        self._quiet_turns = 0 if talking or asking or self.clients.calls else self._quiet_turns + 1
+        if self._quiet_turns > _QUIET_TURNS and not self.options.reordered:
+            for node in self.nodes:
+                for link, name in node.exchange.holder.open:
+                    raise SimulationError(f"{node.epoch} holds {name} of {link} for nobody")
+
+    def _unfinished(self) -> str:
+        found = [f"{len(self.clients.calls)} calls"]
+        for node in self.nodes:
+            operations = [str(op.kind) for op in node.manager.core.operations.running.values()]
+            requests = [f"{s.id} {s.state} {s.handover}" for s in node.engine.requests().requests]
+            asked, given = node.exchange.asker.open, node.exchange.holder.open
+            found.append(
+                f"{node.epoch}: operations {operations}, requests {requests}, "
+                f"asked {len(asked)}, given {list(given)}, idle {node.idle}"
+            )
+        return "\n    ".join(found)
+
+
+def _places(options: SimPdOptions, rng: Random) -> list[Place]:
+    if options.topology is Topology.PEERS:
+        names = [f"unified{i}" for i in range(options.decodes)]
+        places = []
+        for name in names:
+            others = [f"tcp://{other}:1" for other in names if other != name]
+            rng.shuffle(others)
+            places.append(Place(name, Role.UNIFIED, options.decode_ranks, peers=tuple(others)))
+        return places
+    prefills = [
+        Place(f"prefill{i}", Role.PREFILL, options.prefill_ranks) for i in range(options.prefills)
+    ]
+    addresses = [place.address for place in prefills]
+    decodes = []
+    for i in range(options.decodes):
+        order = rng.sample(addresses, len(addresses))
+        decodes.append(Place(f"decode{i}", Role.DECODE, options.decode_ranks, prefill=tuple(order)))
+    return prefills + decodes

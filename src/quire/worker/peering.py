@@ -1,0 +1,116 @@
+"""Peering: a rank's exchange of pages with the ranks of other engines, and its two operations.
+
+Knows the page server and the page client of this rank; what is served or fetched, and from whom,
+comes in commands.
+
+    Serve   granted at once; ends when it is cancelled and its last reader has gone
+    Fetch   from a peer: in batches, like one from the store; but a page that fails does not stop
+            those behind it, which may be asked for again by themselves
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from quire.memory.host import HostPool
+from quire.messages import Fetch, PeerSource, Serve, Transferred
+from quire.peer.address import join_address
+from quire.peer.client import PageClient
+from quire.peer.region import Region
+from quire.peer.server import PageServer
+from quire.types import PageStatus, num_pages
+from quire.worker.config import PeerServing
+from quire.worker.io import Clock, PageTask, Reporter
+
+
+class Peering:
+    def __init__(
+        self,
+        config: PeerServing,
+        pools: Mapping[str, HostPool],
+        count_error: Callable[[Exception], None],
+    ) -> None:
+        """Raises ConfigError when it cannot listen where it should."""
+        self.regions = {
+            component: Region(pool, *config.heads[component]) for component, pool in pools.items()
+        }
+        self.server = PageServer(
+            join_address("tcp", config.host, config.port),
+            identity=config.identity,
+            secret=config.secret,
+            epoch=config.epoch,
+            regions=self.regions.values(),
+        )
+        self.client = PageClient(config.identity, config.secret, on_error=count_error)
+
+    @property
+    def address(self) -> str:
+        return self.server.address
+
+    def counters(self) -> dict[str, int]:
+        return {**self.server.counters(), **self.client.counters()}
+
+    def close(self, timeout_s: float) -> bool:
+        """After the last fetch has ended. False if a thread still reads from the pools."""
+        self.client.close()
+        return self.server.close(timeout_s)
+
+
+class ServeTask:
+    """Pages that peers may read. Its one report is its last."""
+
+    def __init__(self, command: Serve, server: PageServer, reporter: Reporter) -> None:
+        """The command's pages have been checked."""
+        self._command = command
+        self._server = server
+        self._reporter = reporter
+        self._is_cancelled = False
+        server.grant(command.op, command.component, command.host)
+
+    def cancel(self) -> None:
+        if self._is_cancelled:
+            return
+        self._is_cancelled = True
+        command = self._command
+        statuses = bytes([PageStatus.OK]) * num_pages(command.host)
+        report = Transferred(
+            command.op, self._reporter.rank, command.component, 0, statuses, final=True
+        )
+        self._server.revoke(command.op, command.component, lambda: self._reporter.report(report))
+
+    def expire(self, now: float) -> None:
+        """It has no deadline of its own."""
+
+
+class PeerTask(PageTask):
+    """A fetch from a peer."""
+
+    def __init__(
+        self,
+        command: Fetch,
+        source: PeerSource,
+        *,
+        region: Region,
+        client: PageClient,
+        batch_pages: int,
+        deadline: float,
+        clock: Clock,
+        reporter: Reporter,
+    ) -> None:
+        """The command's pages have been checked."""
+        super().__init__(
+            command, batch_pages=batch_pages, deadline=deadline, clock=clock, reporter=reporter
+        )
+        self._source = source
+        self._region = region
+        self._client = client
+
+    def _move(self, first: int, end: int) -> list[PageStatus]:
+        return self._client.read(
+            self._source,
+            self._region,
+            self._pages[first:end].tolist(),
+            offset=first,
+            timeout_s=self._deadline - self._clock(),
+            cancelled=lambda: self._cancelled,
+        )

@@ -1,0 +1,137 @@
+"""Networks of their own for processes, with links between them that can be cut and stalled.
+
+    decode ──veth── prefill 1
+       └─────veth── prefill 2
+
+Needs root and `ip`, and a system that lets it make namespaces: `why_not()` says what is missing.
+A process started within `Network.inside()` lives there; a socket opened there stays there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+_CLONE_NEWNET = 0x40000000
+_WRONG_ADDRESS = "02:00:00:00:00:99"
+_numbers = itertools.count(1)
+
+
+@cache
+def why_not() -> str:
+    """Why links cannot be tested here; empty: they can."""
+    if not shutil.which("ip"):
+        return "there is no `ip` command (iproute2)"
+    if os.geteuid():
+        return "making network namespaces needs root"
+    try:
+        with Network(), Network():
+            pass
+    except (subprocess.CalledProcessError, OSError) as error:
+        return f"network namespaces cannot be made here: {error}"
+    return ""
+
+
+class Network:
+    """A namespace with a loopback; use it in a `with`."""
+
+    def __init__(self) -> None:
+        self.name = f"quire-{os.getpid()}-{next(_numbers)}"
+
+    def __enter__(self) -> Network:
+        _ip("netns", "add", self.name)
+        try:
+            self.ip("link", "set", "lo", "up")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _ip("netns", "delete", self.name)
+
+    def ip(self, *arguments: str) -> None:
+        _ip("-netns", self.name, *arguments)
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """This thread is there, and what it starts."""
+        with (
+            Path("/proc/thread-self/ns/net").open() as home,
+            Path("/run/netns", self.name).open() as there,
+        ):
+            _enter(there.fileno())
+            try:
+                yield
+            finally:
+                _enter(home.fileno())
+
+
+class Link:
+    """Between two networks, each with one address at it."""
+
+    def __init__(self, left: Network, right: Network) -> None:
+        number = next(_numbers)
+        self._ends = [
+            (left, f"q{number}a", f"10.77.{number % 256}.1"),
+            (right, f"q{number}b", f"10.77.{number % 256}.2"),
+        ]
+        (_, here, _), (_, there, _) = self._ends
+        left.ip(
+            "link", "add", here, "type", "veth", "peer", "name", there, "netns", right.name
+        )  # goes with either namespace
+        for network, device, address in self._ends:
+            network.ip("address", "add", f"{address}/24", "dev", device)
+            network.ip("link", "set", device, "up")
+
+    @property
+    def left(self) -> str:
+        """Address of that end."""
+        return self._ends[0][2]
+
+    @property
+    def right(self) -> str:
+        return self._ends[1][2]
+
+    def cut(self) -> None:
+        """Both sides see that there is no link any more; new connections are refused."""
+        for network, device, _ in self._ends:
+            network.ip("link", "set", device, "down")
+
+    def mend(self) -> None:
+        for network, device, _ in self._ends:
+            network.ip("link", "set", device, "up")
+
+    def stall(self) -> None:
+        """Everything that is sent gets lost, and nobody is told."""
+        for (network, device, _), (_, _, address) in zip(
+            self._ends, reversed(self._ends), strict=True
+        ):
+            network.ip(
+                *("neighbour", "replace", address, "lladdr", _WRONG_ADDRESS),
+                *("dev", device, "nud", "permanent"),
+            )
+
+    def go_on(self) -> None:
+        for (network, device, _), (_, _, address) in zip(
+            self._ends, reversed(self._ends), strict=True
+        ):
+            network.ip("neighbour", "delete", address, "dev", device)
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=30)
+
+
+def _enter(descriptor: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(descriptor, _CLONE_NEWNET):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

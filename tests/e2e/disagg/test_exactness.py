@@ -1,0 +1,74 @@
+"""The answer is the same with prompts computed elsewhere: every kind of model, every tier (C32)."""
+
+import pytest
+
+from e2e.disagg.pair import pair
+from e2e.exactness.subjects import GEMMA, PAGE, SMOLLM2, TINY_SUBJECTS, Prompt, Subject
+from quire.types import Tier
+
+QUICK = [s for s in TINY_SUBJECTS if s.name in ("falcon_h1", "qwen3_next", "gemma3", "gpt_oss")]
+
+
+@pytest.fixture
+def store(tmp_path: object) -> str:
+    return f"file://{tmp_path}/store?max=2GiB"
+
+
+def _next_turn(subject: Subject, prompt: Prompt, answer: list[int], number: int) -> Prompt:
+    """The conversation goes on: what was said, and as much again as three pages."""
+    return [*prompt, *answer, *subject.cut(300 + 60 * number, 3 * PAGE + 5)]
+
+
+@pytest.mark.parametrize("subject", [SMOLLM2, GEMMA, *QUICK], ids=str)
+def test_every_tier_and_side_gives_the_same_answer_c25_c30_c31_c32(
+    subject: Subject, store: str
+) -> None:
+    prompts = subject.ask()[:3]
+    with pair(subject, store) as both:
+        # Cold: decode has nothing, and all comes from prefill.
+        answers = both.ask(subject, prompts, "cold")
+        assert both.total().total == 0 or len(prompts) > 1  # prompts may share a beginning
+        sent = both.sent_pages()
+        assert sent
+        both.settle()
+        # Again, at once: decode has it all, and not a page is sent.
+        both.ask(subject, prompts, "device")
+        assert both.sent_pages() == sent
+        assert both.total().device > 0
+        # From decode's host.
+        both.settle()
+        both.decode.manager.flush(Tier.DEVICE)
+        both.ask(subject, prompts, "host")
+        assert both.sent_pages() == sent
+        assert both.total().host > 0
+        # The next turn, after both have lost everything but the store: what decode generated is
+        # there too.
+        both.flush(Tier.HOST, Tier.DEVICE)
+        turn = [
+            _next_turn(subject, prompt, answer.tokens, i)
+            for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
+        ]
+        for prompt, before, answer in zip(turn, prompts, answers, strict=True):
+            both.ask(subject, [prompt], "store")
+            total = both.total()
+            spoken = len(before) + len(answer.tokens) - 1
+            assert total.device + total.host + total.store == spoken // PAGE * PAGE
+            assert total.store
+            assert total.total <= len(prompt)
+        both.settle()
+
+
+@pytest.mark.parametrize(("prefill_tp", "decode_tp"), [(1, 2), (2, 1)], ids=["1to2", "2to1"])
+@pytest.mark.parametrize("subject", [s for s in QUICK if s.name == "gemma3"], ids=str)
+def test_pages_are_cut_and_joined_between_ranks_c32(
+    subject: Subject, prefill_tp: int, decode_tp: int
+) -> None:
+    """By heads: full pages and windows."""
+    prompts = subject.ask()[:3]
+    with pair(
+        subject, prefill_options={"tp": prefill_tp}, decode_options={"tp": decode_tp}
+    ) as both:
+        both.ask(subject, prompts, f"{prefill_tp} ranks to {decode_tp}")
+        assert both.sent_pages()
+        both.ask(subject, prompts, "again")
+        both.settle()

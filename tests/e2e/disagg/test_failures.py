@@ -1,0 +1,311 @@
+"""Every single failure is repaired, or failed over, with the right tokens; and all comes back.
+
+One prefill engine or two, one decode engine, in this process, over real sockets and a real store.
+After each test every page and lease is back on every side that lives (`Pair.settle`).
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.disagg.pair import Pair, pair
+from e2e.exactness.scenarios import WAIT
+from e2e.exactness.subjects import PAGE, TINY_LLAMA, TINY_SUBJECTS, Prompt, Subject
+from quire.disagg.handover import Handover, Stage
+from quire.engine.messages import Abort, Finish, Generate, Output, Outputs, SamplingParams
+from quire.messages import Fetch
+from quire.types import DEVICE, PageIds, RequestId, Tier
+
+SUBJECTS = [TINY_LLAMA, *(s for s in TINY_SUBJECTS if s.name in ("qwen3_next", "gemma3"))]
+every_kind = pytest.mark.parametrize("subject", SUBJECTS, ids=str)
+plain = pytest.mark.parametrize("subject", SUBJECTS[:1], ids=str)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def _url(folder: Path) -> str:
+    return f"file://{folder}?max=1GiB"
+
+
+def _turn(subject: Subject, prompt: Prompt, answer: list[int]) -> Prompt:
+    return [*prompt, *answer, *subject.cut(600, 2 * PAGE + 3)]
+
+
+def _warmed(both: Pair, subject: Subject) -> list[Prompt]:
+    """Two conversations, whose first turns only the store remembers; returns their second."""
+    prompts = [subject.ask()[0], subject.ask()[3]]
+    answers = both.ask(subject, prompts, "first turn")
+    both.flush(Tier.HOST, Tier.DEVICE)
+    return [
+        _turn(subject, prompt, answer.tokens)
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
+
+
+@pytest.fixture
+def patch() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+# ---- the own part falls short: it is repaired from prefill (C26) ---------------------------------
+
+
+def _pages_of(folder: Path) -> list[Path]:
+    return sorted(
+        path for path in folder.rglob("*") if path.is_file() and path.stat().st_size > 4096
+    )
+
+
+@every_kind
+def test_store_pages_deleted_between_probe_and_fetch_c26(
+    subject: Subject, folder: Path, patch: pytest.MonkeyPatch
+) -> None:
+    with pair(subject, _url(folder), decode_options=WAIT) as both:
+        turns = _warmed(both, subject)
+        prefetcher = both.decode.manager._prefetcher
+        fetch, deleted = prefetcher._fetch, []
+
+        def delete_and_fetch(*args: Any) -> None:
+            if not deleted:
+                for path in _pages_of(folder)[::2]:
+                    path.unlink()
+                    deleted.append(path)
+            fetch(*args)
+
+        patch.setattr(prefetcher, "_fetch", delete_and_fetch)
+        both.ask(subject, turns, "deleted")
+        assert deleted
+        assert both.decode.exchange is not None
+        assert both.decode.exchange.asker.counters.repairs["restore"]
+        both.settle()
+
+
+@every_kind
+def test_corrupt_store_pages_c26(subject: Subject, folder: Path) -> None:
+    with pair(subject, _url(folder), decode_options=WAIT) as both:
+        turns = _warmed(both, subject)
+        for path in _pages_of(folder)[::2]:
+            data = bytearray(path.read_bytes())
+            data[len(data) // 2] ^= 0xFF
+            path.write_bytes(data)
+        both.ask(subject, turns, "corrupt")
+        both.settle()
+
+
+@every_kind
+def test_a_fetch_that_raises_when_it_starts_c26(
+    subject: Subject, folder: Path, patch: pytest.MonkeyPatch
+) -> None:
+    with pair(subject, _url(folder), decode_options=WAIT) as both:
+        turns = _warmed(both, subject)
+        worker = both.decode._executor.workers.workers[0]  # type: ignore[attr-defined]
+        start, raised = worker._start_pages, []
+
+        def failing(command: Any) -> None:
+            if isinstance(command, Fetch) and command.source is None:
+                raised.append(command.op)
+                raise OSError("no more files can be opened")
+            start(command)
+
+        patch.setattr(worker, "_start_pages", failing)
+        both.ask(subject, turns, "raising")
+        assert raised
+        assert both.decode.exchange is not None
+        assert both.decode.exchange.asker.counters.repairs["restore"]
+        both.settle()
+
+
+@every_kind
+def test_host_pages_evicted_all_the_time_c26(subject: Subject, folder: Path) -> None:
+    with pair(subject, _url(folder), decode_options=WAIT) as both:
+        turns = _warmed(both, subject)
+        both.each_step = lambda: [  # type: ignore[assignment]
+            engine.manager.flush(Tier.HOST) for engine in both.engines
+        ]
+        both.ask(subject, turns, "evicted")
+        both.each_step = lambda: None
+        both.settle()
+
+
+@every_kind
+def test_device_allocation_failing_c26(
+    subject: Subject, folder: Path, patch: pytest.MonkeyPatch
+) -> None:
+    with pair(subject, _url(folder), decode_options=WAIT) as both:
+        turns = _warmed(both, subject)
+        allocator, refused = both.decode.manager.core.allocators[DEVICE], []
+        allocate = allocator.allocate
+
+        def failing(count: int) -> PageIds | None:
+            if len(refused) < 40:
+                refused.append(count)
+                return None
+            return allocate(count)
+
+        patch.setattr(
+            both.decode.manager.core.allocators[DEVICE], "allocate", failing, raising=True
+        )
+        both.ask(subject, turns, "refused")
+        assert len(refused) == 40
+        both.settle()
+
+
+@plain
+def test_what_was_promised_is_used_though_the_tree_changes_c27(subject: Subject) -> None:
+    """While a request's pages move, its own prefix is computed by nobody, grows by another's turn,
+    and all that nobody holds is evicted."""
+    with pair(subject) as both:
+        prompt = subject.ask()[0]
+        (first,) = both.ask(subject, [prompt], "first turn")
+        turn = _turn(subject, prompt, first.tokens)
+        longer = [*turn, *subject.cut(900, 40)]
+
+        def shake() -> None:
+            for engine in both.engines:
+                engine.manager.flush(Tier.HOST)
+                engine.manager.flush(Tier.DEVICE)
+
+        both.each_step = shake
+        both.ask(subject, [turn, longer, turn], "shaken")
+        both.each_step = lambda: None
+        both.settle()
+
+
+# ---- prefill fails -------------------------------------------------------------------------------
+
+
+def _stop(both: Pair, number: int) -> None:
+    """As a process that is killed: it says nothing any more, and its sockets are closed."""
+    engine = both.prefills.pop(number)
+    assert engine.exchange is not None
+    engine.exchange.close()
+    for worker in engine._executor.workers.workers:  # type: ignore[attr-defined]
+        worker._peering.close(1.0)
+
+
+def _moving(both: Pair) -> list[Handover]:
+    assert both.decode.exchange is not None
+    return list(both.decode.exchange.asker.open)
+
+
+WHEN: dict[str, Callable[[Handover], bool]] = {
+    "looking": lambda handover: handover.stage is Stage.LOOKING,
+    "before": lambda handover: handover.current is None,
+    "asked": lambda handover: handover.current is not None,
+    "during": lambda handover: handover.current is not None and handover.received > 0,
+}
+
+
+def _reached(both: Pair, when: str) -> bool:
+    if when == "after":
+        return bool(both.decode.scheduler.running)
+    return any(WHEN[when](handover) for handover in _moving(both))
+
+
+@pytest.mark.parametrize("when", ["before", "asked", "during", "after"])
+@every_kind
+def test_prefill_killed_and_another_takes_over_c28(subject: Subject, when: str) -> None:
+    prompts = [subject.ask()[0], subject.ask()[3]]
+    options = {"chunk_tokens": 2 * PAGE}
+    with pair(subject, num_prefills=2, prefill_options=options) as both:
+        killed: list[bool] = []
+
+        def kill() -> None:
+            # Hybrids keep what has come until all of it has: that is "during" for them.
+            if not killed and _reached(both, when):
+                killed.append(True)
+                _stop(both, 0)
+
+        both.each_step = kill
+        both.ask(subject, prompts, when)
+        assert killed
+        both.settle()
+
+
+@plain
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_prefill_killed_and_nobody_is_left_c28(subject: Subject, when: str) -> None:
+    with pair(subject, prefill_options={"chunk_tokens": PAGE}) as both:
+
+        def kill() -> None:
+            if both.prefills and _reached(both, when):
+                _stop(both, 0)
+
+        both.each_step = kill
+        (output,) = _until_finished(both, subject.ask()[0])
+        assert output.finish is Finish.UNAVAILABLE
+        assert "no prefill server could be had" in output.error
+        both.settle()
+
+
+def _until_finished(both: Pair, prompt: Prompt) -> list[Output]:
+    both.decode.handle(_generate("r", prompt))
+    finished: list[Output] = []
+    for _ in range(200_000):
+        finished += [output for output in both._steps(1) if output.finish is not None]
+        if finished:
+            return finished
+    raise AssertionError("it did not end")
+
+
+def _generate(name: str, prompt: Prompt) -> Generate:
+    import numpy as np
+
+    params = SamplingParams(max_tokens=8, temperature=0)
+    return Generate(RequestId(name), np.array(prompt, dtype="<i4").tobytes(), params)
+
+
+@every_kind
+def test_pages_that_do_not_arrive_are_asked_for_again_c26(
+    subject: Subject, patch: pytest.MonkeyPatch
+) -> None:
+    """The line between the page servers is cut, twice, in the middle."""
+    with pair(subject, prefill_options={"chunk_tokens": 2 * PAGE}) as both:
+        client = both.decode._executor.workers.workers[0]._peering.client  # type: ignore[attr-defined]
+        read, broken = client.read, []
+
+        def breaking(*args: Any, **options: Any) -> Any:
+            statuses = read(*args, **options)
+            if len(broken) < 2:
+                broken.append(len(statuses))
+                from quire.types import PageStatus
+
+                return [PageStatus.FAILED] * len(statuses)
+            return statuses
+
+        patch.setattr(client, "read", breaking)
+        both.ask(subject, [subject.ask()[0]], "cut")
+        assert len(broken) == 2
+        assert both.decode.exchange is not None
+        assert both.decode.exchange.asker.counters.repairs["failed"]
+        both.settle()
+
+
+# ---- the client goes away ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("when", [*WHEN, "after"])
+@every_kind
+def test_client_disconnects_in_each_state_c28(subject: Subject, when: str, folder: Path) -> None:
+    with pair(
+        subject, _url(folder), prefill_options={"chunk_tokens": PAGE}, decode_options=WAIT
+    ) as both:
+        prompt = _warmed(both, subject)[0]
+        both.decode.handle(_generate("gone", prompt))
+        for _ in range(200_000):
+            if _reached(both, when):
+                break
+            both._steps(1)
+        else:
+            raise AssertionError(f"it was never {when}")
+        both.decode.handle(Abort(RequestId("gone")))
+        both.settle()
+        assert not [m for m in both.decode.take_messages() if isinstance(m, Outputs) and m.outputs]
+        both.ask(subject, [prompt], "asked again")
+        both.settle()

@@ -1,0 +1,173 @@
+"""Prefill and decode servers with one store: every tier and side, over HTTP (C25, C27–C32).
+
+One conversation for each kind of model. The answers must be those of stock transformers; what was
+sent must be exactly what decode did not have; and in the end nothing may be held anywhere.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.disagg.servers import Node, Reply, check, pages_of, running
+from e2e.exactness.subjects import GEMMA, PAGE, SMOLLM2, TINY_SUBJECTS, Prompt, Subject
+
+HYBRID = next(subject for subject in TINY_SUBJECTS if subject.name == "falcon_h1")
+REAL = {"device_memory": "96MiB", "host_memory": "192MiB"}
+
+
+class Conversation:
+    """Asks the decode server, and keeps the books of what is sent to it."""
+
+    def __init__(self, subject: Subject, prefill: Node, decode: Node) -> None:
+        self.subject = subject
+        self.prefill = prefill
+        self.decode = decode
+        self.prompt: Prompt = subject.ask()[1]
+        self.answer: list[int] = []
+
+    def ask(self) -> tuple[Reply, int]:
+        """Asks for what comes next; the answer, and the `full` pages that were sent for it."""
+        before, sent_before = self.decode.handover(), self.prefill.handover()
+        reply = self.decode.ask(self.prompt, prefill=[self.prefill.peer])
+        self.answer = check(self.subject, self.prompt, reply)
+        assert self.answer, "a tie within fp32 noise: choose another prompt"
+        self._check_usage(reply)
+        after, sent_after = self.decode.handover(), self.prefill.handover()
+        pages, size = (after[f"received_{what}"] - before[f"received_{what}"] for what in UNITS)
+        assert pages == sent_after["sent_pages"] - sent_before["sent_pages"]
+        assert size == sent_after["sent_bytes"] - sent_before["sent_bytes"]
+        return reply, self._full_pages(pages, size)
+
+    def go_on(self) -> int:
+        """The next turn. Returns what of it was said before, in pages."""
+        said = len(self.prompt) + len(self.answer)
+        more = self.subject.cut(300 + said, 3 * PAGE + 5)
+        self.prompt = [*self.prompt, *self.answer, *more]
+        return (said - 1) // PAGE  # the last token was never computed
+
+    @property
+    def num_pages(self) -> int:
+        return pages_of(len(self.prompt))
+
+    def _check_usage(self, reply: Reply) -> None:
+        """C30: the parts make up the whole, and no token counts twice."""
+        assert reply.usage["prompt_tokens"] == len(self.prompt)
+        assert sum(reply.cached.values()) + sum(reply.at_prefill.values()) == reply.total
+        assert reply.total <= self.num_pages * PAGE
+
+    def _full_pages(self, pages: int, size: int) -> int:
+        """Bytes are pages times their size, to the byte; all but full pages are few."""
+        bytes_of = self.decode.page_bytes()
+        full = bytes_of.pop("full")
+        if not bytes_of:
+            assert size == pages * full
+            return pages
+        (other,) = bytes_of.values()
+        # pages = x + y, size = x * full + y * other
+        count, rest = divmod(size - pages * other, full - other)
+        assert rest == 0
+        assert 0 <= count <= pages
+        assert (count < pages) == (pages > 0), "its window, or its state, is sent too"
+        return count
+
+
+UNITS = ("pages", "bytes")
+
+
+@contextlib.contextmanager
+def servers(
+    subject: Subject, folder: Path, variants: dict[str, dict[str, object]]
+) -> Iterator[tuple[Node, dict[str, Node]]]:
+    """A prefill server, and decode servers of some kinds."""
+    options: dict[str, object] = {
+        "store": f"file://{folder}/store?max=1GiB",
+        "prefetch_policy": "wait_complete",
+        "prefetch_threshold": PAGE,
+    }
+    if not subject.is_quick:
+        options |= REAL
+    prefill = Node(folder / "prefill", subject, role="prefill", **options)
+    decodes = {
+        name: Node(folder / name, subject, role="decode", **options | more)
+        for name, more in variants.items()
+    }
+    with running(prefill, *decodes.values()):
+        yield prefill, decodes
+
+
+SWITCHED_OFF: dict[str, dict[str, object]] = {
+    "no_cache": {"decode_cache": "false"},
+    "no_restore": {"decode_restore": "false"},
+}
+
+
+@pytest.mark.parametrize(
+    ("subject", "variants"),
+    [(SMOLLM2, {}), (GEMMA, {}), (HYBRID, SWITCHED_OFF)],
+    ids=["smollm2", "gemma3_270m", "falcon_h1"],
+)
+def test_a_conversation_through_every_tier_and_side_c25_c30_c31_c32(
+    subject: Subject, variants: dict[str, dict[str, object]], tmp_path: Path
+) -> None:
+    with servers(subject, tmp_path, {"decode": {}} | variants) as (prefill, decodes):
+        talk = Conversation(subject, prefill, decodes["decode"])
+        both = (prefill, talk.decode)
+
+        # Cold: nobody has anything, all of it is sent.
+        reply, sent = talk.ask()
+        assert (reply.total, sent) == (0, talk.num_pages)
+
+        # Again: decode has it all; not a page is sent, and the first token comes all the same.
+        reply, sent = talk.ask()
+        assert (reply.cached, sent) == ({"device": talk.num_pages * PAGE}, 0)
+
+        # From decode's host.
+        talk.decode.flush("device")
+        reply, sent = talk.ask()
+        assert (reply.cached, sent) == ({"host": talk.num_pages * PAGE}, 0)
+
+        # The next turn: what decode has, its own words too, is not sent.
+        known = talk.go_on()
+        reply, sent = talk.ask()
+        assert reply.cached == {"device": known * PAGE}
+        assert sent == talk.num_pages - known
+
+        # And the next, after both have lost all but the store.
+        known = talk.go_on()
+        for node in both:
+            node.flush("host", "device")
+        reply, sent = talk.ask()
+        assert reply.cached == {"store": known * PAGE}
+        assert not reply.at_prefill  # what prefill found is not what it sent
+        assert sent == talk.num_pages - known
+
+        if variants:
+            _check_switched_off(talk, decodes)
+        for node in (prefill, *decodes.values()):
+            node.wait_clean()
+            assert node.handover()["failed"] == {}
+            assert node.handover()["repairs"] == {}
+
+
+def _check_switched_off(talk: Conversation, decodes: dict[str, Node]) -> None:
+    """The same answers, for more pages. What prefill has is counted on its side."""
+    whole = talk.num_pages
+    talk.decode = decodes["no_cache"]
+    for _ in range(2):
+        reply, sent = talk.ask()
+        assert sent == whole
+        assert (reply.cached, reply.at_prefill) == ({}, {"device": whole * PAGE})
+        talk.decode.wait_clean()
+
+    talk.decode = decodes["no_restore"]
+    reply, sent = talk.ask()
+    assert (reply.cached, reply.at_prefill) == ({}, {"device": whole * PAGE})
+    assert sent == whole
+    reply, sent = talk.ask()
+    assert (reply.cached, sent) == ({"device": whole * PAGE}, 0)
+    talk.decode.flush("device")  # the host has it, and the store, and neither is asked
+    reply, sent = talk.ask()
+    assert (reply.cached, reply.at_prefill) == ({}, {"device": whole * PAGE})
+    assert sent == whole

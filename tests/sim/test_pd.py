@@ -1,0 +1,164 @@
+"""Simulated clusters of real engines: prefill, decode, peers, a store and lines, with faults.
+
+A longer run by hand: `quire sim pd --seed S --steps N`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import fields, replace
+
+import pytest
+
+from quire.sim import ComponentMix, SimulationError
+from quire.sim.pd.options import SimPdOptions, Topology
+from quire.sim.pd.run import simulate_pd
+from sim.test_simulation import other
+from unit.cli_support import Ran, command
+
+SEEDS = range(28)
+STEPS = 800
+"""28 · 800 = 22,400 turns of engines."""
+
+
+quire = pytest.fixture(command)
+
+
+@pytest.fixture(scope="module")
+def seen() -> Counter[str]:
+    """What the runs of this module have met, together."""
+    return Counter()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_cluster_with_faults_breaks_no_rule(seed: int, seen: Counter[str]) -> None:
+    report = simulate_pd(seed, STEPS)
+    assert report.counters["finish length"] > 0
+    assert report.counters["checked pages"] > 0
+    seen.update(report.counters)
+    seen.update({f"{report.options.mix.value}: {k}": n for k, n in report.counters.items()})
+
+
+def test_the_runs_together_reach_every_path(seen: Counter[str]) -> None:
+    """After the runs above: a simulation that avoids the hard parts proves little."""
+    if not seen:
+        pytest.skip("needs the runs above")
+    repairs = ("miss", "corrupt", "failed", "timeout", "restore", "link", "silent", "refused")
+    expected = {f"repair {reason}" for reason in repairs}
+    expected |= {f"aborted while {s}" for s in ("looking", "queued", "moving", "running")}
+    messages = ("Ask", "Offer", "Complete", "Repair", "Done", "Abort")
+    expected |= {f"network duplicated:{name}" for name in messages}
+    expected |= {
+        "handover all local",
+        "handover of both halves",
+        "handover failed over",
+        "handover failed",
+        "peers received",
+        "finish unavailable",
+        "finish timeout",
+        "finished after a failure",
+        "lost with its engine",
+        "killed prefill",
+        "killed decode",
+        "killed unified",
+        "network cut",
+        "network stalled",
+        "network overtook",
+        "intake_waits",
+        "forgotten",
+        "fault serve:fail",
+        "fault load:fail",
+        "fetched_pages",
+        "fetch_missed_pages",
+        "load_declined_pages",
+        "scheduler requests_restarted",
+        "overdue_operations",
+    }
+    in_each_mix = {"handover received", "handover of both halves", "handover all local", "served"}
+    expected |= {f"{mix.value}: {what}" for mix in ComponentMix for what in in_each_mix}
+    assert not {what for what in expected if not seen[what]}
+
+
+CALM = SimPdOptions(
+    prefills=2,
+    decodes=2,
+    device_pages=48,
+    host_pages=120,
+    host_windows=80,
+    host_slots=40,
+    abort_rate=0.02,
+    duplicated=0.1,
+    forget_rate=0.02,
+)
+"""Nothing goes wrong but what must not be noticed."""
+
+
+@pytest.mark.parametrize("mix", ComponentMix, ids=lambda mix: mix.value)
+def test_without_trouble_nobody_is_refused_or_given_up(mix: ComponentMix) -> None:
+    counters = simulate_pd(7, 600, replace(CALM, mix=mix)).counters
+    assert "finish unavailable" not in counters
+    given_up = {"repair silent", "repair link", "repair refused", "repair repairs"}
+    assert not given_up & counters.keys()
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(1, 2), (2, 1)])
+def test_pages_fit_whatever_the_number_of_ranks(prefill: int, decode: int) -> None:
+    options = replace(
+        CALM, mix=ComponentMix.BOTH, prefill_ranks=prefill, decode_ranks=decode, fault_rate=0.05
+    )
+    assert simulate_pd(3, 400, options).counters["received_pages"] > 0
+
+
+def test_unified_engines_use_each_others_pages() -> None:
+    options = replace(CALM, topology=Topology.PEERS, decodes=3)
+    counters = simulate_pd(5, 600, options).counters
+    assert counters["peers received"] > 0
+    assert "handover ready" not in counters
+
+
+def test_a_prompt_that_is_all_here_costs_no_page() -> None:
+    """One conversation after the other, and everything fits: mostly nobody is asked."""
+    counters = simulate_pd(2, 600, replace(CALM, concurrency=1, abort_rate=0.0)).counters
+    assert counters["handover all local"] > 0
+    assert counters["received_pages"] == counters["exported_pages"]
+
+
+@pytest.mark.parametrize("seed", [2, 4, 13])
+def test_the_same_seed_is_the_same_run(seed: int) -> None:
+    first, second = simulate_pd(seed, 300), simulate_pd(seed, 300)
+    assert first == second
+    assert first.digest != simulate_pd(seed + 1, 300).digest
+
+
+def test_a_finding_says_how_to_repeat_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.sim.pd.client.MAX_ATTEMPT_S", 0.0)
+    options = replace(SimPdOptions.from_seed(6), kill_rate=0.5, host_pages=33, restore=False)
+    with pytest.raises(SimulationError, match="repeat: quire sim pd --seed 6 --steps 50") as caught:
+        simulate_pd(6, 50, options)
+    words = shlex.split(str(caught.value).rsplit("repeat: ", 1)[1])
+    assert "--host-pages" in words
+    assert "--kill-rate" in words
+
+
+def test_the_command_repeats_a_run_whose_every_option_differs(quire: Callable[..., Ran]) -> None:
+    """Through the command line too: an option that it lacks could not be repeated."""
+    seed, steps = 5, 40
+    options = SimPdOptions.from_seed(seed)
+    changed = replace(options, **{f.name: other(getattr(options, f.name)) for f in fields(options)})
+    program, *words = shlex.split(changed.command(seed, steps))
+    assert program == "quire"
+    assert len([word for word in words if word.startswith("--")]) == 2 + len(fields(options))
+    report = quire(*words, "--json").json
+    assert report["digest"] == simulate_pd(seed, steps, changed).digest
+    assert report["options"]["mix"] == changed.mix.value
+
+
+def test_the_command_runs_and_repeats_itself(quire: Callable[..., Ran]) -> None:
+    once, again = (quire("sim", "pd", "--seed", 3, "--steps", 60, "--json") for _ in range(2))
+    assert once.code == again.code == 0, once.err
+    assert once.json["ok"]
+    assert once.json == again.json
+    peers = quire("sim", "pd", "--seed", 3, "--steps", 60, "--topology", "peers", "--decodes", 2)
+    assert "no rule was broken" in peers.out

@@ -1,0 +1,286 @@
+"""Negative controls: break the hand-over in different ways, and the simulated cluster must notice.
+
+Where the manager's own invariants would notice first they are switched off: the nets are
+independent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from quire.disagg.asker import Asker
+from quire.disagg.handover import Half, Handover, Stage
+from quire.disagg.holder import Holder
+from quire.manager import CacheManager
+from quire.manager.exports import Export, Exporter, Grant, _Wanted
+from quire.manager.intake import Intakes, _Coming
+from quire.manager.operations import Operation, OpState
+from quire.messages import PeerSource
+from quire.peer.messages import Abort, Complete, Offer, Refused, Repair
+from quire.sim import ComponentMix, SimulationError
+from quire.sim.pd.options import SimPdOptions, Topology
+from quire.sim.pd.run import simulate_pd
+from quire.sim.peers import _Grant
+from quire.sim.workers import SimWorkers
+from quire.tree import Node
+from quire.types import PageStatus
+
+WRONG_BYTES = "uses a wrong page|holds something else"
+CRAMPED = SimPdOptions(
+    prefills=1,
+    decodes=2,
+    device_pages=26,
+    host_pages=24,
+    concurrency=6,
+    timeout_s=1.0,
+    fault_rate=0.03,
+    slow_share=0.05,
+    abort_rate=0.03,
+    cut_rate=0.01,
+    evict_rate=0.02,
+    duplicated=0.1,
+)
+HYBRID = replace(CRAMPED, mix=ComponentMix.BOTH, host_windows=16, host_slots=8, device_windows=40)
+LATE = replace(
+    CRAMPED,
+    page_size=2,
+    concurrency=8,
+    timeout_s=4.0,
+    fault_rate=0.0,
+    slow_share=0.2,
+    cut_rate=0.02,
+    evict_rate=0.6,
+)
+"""Lines are cut, which one end notices long before the other, and pages do not stay for long."""
+Patch = pytest.MonkeyPatch
+
+
+def assert_caught(match: str, options: SimPdOptions = CRAMPED, steps: int = 800) -> None:
+    with pytest.raises(SimulationError, match=match):
+        simulate_many(8, options, steps)
+
+
+def simulate_many(seeds: int, options: SimPdOptions, steps: int = 800) -> None:
+    for seed in range(seeds):
+        simulate_pd(seed, steps, options)
+
+
+def without_invariants(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(CacheManager, "check_invariants", lambda self: None)
+
+
+@pytest.mark.parametrize("options", [CRAMPED, HYBRID], ids=["full", "hybrid"])
+def test_the_same_runs_pass_without_sabotage(options: SimPdOptions) -> None:
+    simulate_many(3, options)
+
+
+def test_what_is_granted_is_not_locked(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Exporter, "_guards", lambda self, run, host: [])
+    assert_caught(WRONG_BYTES)
+
+
+def readers_are_slow(monkeypatch: Patch) -> None:
+    """They read at the last moment, and are not disturbed by what the leaders' lines are."""
+    monkeypatch.setattr(SimWorkers, "_moments", lambda self, whole_s: (whole_s, whole_s))
+    monkeypatch.setattr("quire.sim.network._SAME_FOR_PAGES", 0.0)
+
+
+def test_slow_readers_alone_do_no_harm(monkeypatch: Patch) -> None:
+    readers_are_slow(monkeypatch)
+    simulate_many(2, LATE, 2_000)
+
+
+def test_a_grant_ends_before_its_last_reader_has_left(monkeypatch: Patch) -> None:
+    def gone(self: _Grant) -> None:
+        if self.on_free is not None:
+            on_free, self.on_free = self.on_free, None
+            on_free(self.rank, self.op, self.component, len(self.pages))
+
+    monkeypatch.setattr(_Grant, "gone", gone)
+    readers_are_slow(monkeypatch)
+    assert_caught(WRONG_BYTES, LATE, 2_000)
+
+
+def test_a_grant_is_closed_without_waiting_for_the_workers(monkeypatch: Patch) -> None:
+    """The pages of a grant are let go of when it is cancelled, not when it has ended."""
+    original = Exporter.close
+
+    def close(self: Exporter, export: Export) -> None:
+        for op in export.grants:
+            if (running := self._core.operations.running.get(op)) is not None:
+                self._core.unprotect(running.guards)
+                running.guards = []
+        original(self, export)
+
+    monkeypatch.setattr(Exporter, "close", close)
+    readers_are_slow(monkeypatch)
+    assert_caught(WRONG_BYTES, LATE, 2_000)
+
+
+def test_a_page_that_did_not_come_is_taken_for_one_that_did(monkeypatch: Patch) -> None:
+    original = Operation.page_statuses
+
+    def page_statuses(self: Operation) -> bytes:
+        return bytes(PageStatus.OK if s == PageStatus.CORRUPT else s for s in original(self))
+
+    monkeypatch.setattr(Operation, "page_statuses", page_statuses)
+    assert_caught(WRONG_BYTES, replace(CRAMPED, fault_rate=0.2))
+
+
+def test_pages_are_taken_in_when_the_first_rank_has_them(monkeypatch: Patch) -> None:
+    def reported(self: Intakes, op: Operation) -> None:
+        coming: _Coming | None = self._coming.get(op.id)
+        ended = op.state is OpState.ENDED
+        early = coming is not None and len(op.open_legs) < len(op.legs)
+        if coming is None or not (early or ended):
+            return
+        del self._coming[op.id]
+        coming.intake.coming.pop(op.id, None)
+        hosts = memoryview(coming.host).cast("i").tolist()
+        if coming.intake.closed:
+            self._free(coming.component, hosts)
+        else:
+            coming.intake.here[coming.component].update(zip(coming.pages, hosts, strict=True))
+
+    monkeypatch.setattr(Intakes, "_reported", reported)
+    without_invariants(monkeypatch)
+    assert_caught(WRONG_BYTES, replace(CRAMPED, decode_ranks=2, fault_rate=0.0))
+
+
+def test_state_is_published_before_the_prefix_is_complete(monkeypatch: Patch) -> None:
+    """A later page is put where the first that is missing belongs."""
+    original = Intakes._complete_to
+
+    def complete_to(self: Intakes, intake: object, first: int) -> int:
+        here = intake.here[0]  # type: ignore[attr-defined]
+        if first not in here and first + 1 in here:
+            here[first] = here.pop(first + 1)
+        return original(self, intake, first)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Intakes, "_complete_to", complete_to)
+    assert_caught(WRONG_BYTES, replace(CRAMPED, fault_rate=0.1))
+
+
+def test_an_offer_of_another_hand_over_is_taken(monkeypatch: Patch) -> None:
+    original = Asker.received
+
+    def received(self: Asker, link: str, message: Offer | Complete | Refused) -> None:
+        if isinstance(message, Offer):
+            for handover in self.open:
+                current = handover.current
+                if current is not None and current.link == link:
+                    self._offered(handover, current, message)
+                    return
+        original(self, link, message)
+
+    monkeypatch.setattr(Asker, "received", received)
+    assert_caught(WRONG_BYTES)
+
+
+@pytest.mark.parametrize("component", ["window", "recurrent"])
+def test_the_state_of_another_point_is_offered(monkeypatch: Patch, component: str) -> None:
+    original = Exporter._advance
+
+    def advance(self: Exporter, export: Export, wanted: _Wanted, tail: Node) -> list[Grant]:
+        if wanted.component.name != component or wanted.next == 0:
+            return original(self, export, wanted, tail)
+        before = _Wanted(wanted.component, wanted.next - 1, wanted.end - 1)
+        found = original(self, export, before, tail)
+        wanted.next = before.next + 1
+        return [replace(grant, first=grant.first + 1) for grant in found]
+
+    monkeypatch.setattr(Exporter, "_advance", advance)
+    assert_caught(WRONG_BYTES, HYBRID)
+
+
+def test_state_is_offered_before_the_end_is_reached(monkeypatch: Patch) -> None:
+    """A snapshot of wherever the prefix has come to, as that of its end."""
+
+    def advance(self: Exporter, export: Export, wanted: _Wanted, tail: Node) -> list[Grant]:
+        if wanted.component.is_point and tail.end < wanted.end:
+            early = _Wanted(wanted.component, tail.end - 1, tail.end)
+            found = original(self, export, early, tail) if tail.end else []
+            if found:
+                wanted.next = wanted.end
+            return [replace(grant, first=wanted.end - 1) for grant in found]
+        return original(self, export, wanted, tail)
+
+    def advance_all(self: Exporter, export: Export, tail: Node) -> list[Grant]:
+        grants = [g for wanted in export.wanted for g in self._advance(export, wanted, tail)]
+        export.wanted = [wanted for wanted in export.wanted if wanted.next < wanted.end]
+        return grants
+
+    original = Exporter._advance
+    monkeypatch.setattr(Exporter, "_advance", advance)
+    monkeypatch.setattr(Exporter, "advance", advance_all)
+    options = replace(HYBRID, mix=ComponentMix.RECURRENT, chunk_pages=1)
+    assert_caught(WRONG_BYTES, options)
+
+
+def test_an_abort_is_forgotten(monkeypatch: Patch) -> None:
+    ignore(monkeypatch, Holder, Abort)
+    assert_caught("for nobody", replace(CRAMPED, abort_rate=0.1, timeout_s=3.0, cut_rate=0.0))
+
+
+def test_a_repair_is_ignored(monkeypatch: Patch) -> None:
+    """Then somebody is waited for in vain, although nobody is slow."""
+    options = replace(
+        CRAMPED, host_pages=200, slow_share=0.0, cut_rate=0.0, fault_rate=0.05, concurrency=3
+    )
+    given_up: list[str] = []
+    original = Asker._give_up
+
+    def give_up(self: Asker, handover: Handover, reason: str, why: str) -> None:
+        given_up.append(why)
+        original(self, handover, reason, why)
+
+    monkeypatch.setattr(Asker, "_give_up", give_up)
+    simulate_many(2, options)
+    assert not [why for why in given_up if "nothing for" in why]
+    ignore(monkeypatch, Holder, Repair)
+    simulate_many(2, options)
+    assert [why for why in given_up if "nothing for" in why]
+
+
+def ignore(monkeypatch: Patch, kind: type, message_kind: type) -> None:
+    original: Callable[..., None] = kind.received  # type: ignore[attr-defined]
+
+    def received(self: object, link: str, message: object) -> None:
+        if not isinstance(message, message_kind):
+            original(self, link, message)
+
+    monkeypatch.setattr(kind, "received", received)
+
+
+def test_a_shortfall_of_the_restore_is_not_noticed(monkeypatch: Patch) -> None:
+    original = Asker._follow
+
+    def follow(self: Asker, handover: Handover, now: float) -> None:
+        original(self, handover, now)
+        if handover.restore is Half.FAILED and handover.stage is Stage.MOVING:
+            self._arrived(handover)
+
+    monkeypatch.setattr(Asker, "_follow", follow)
+    assert_caught("others should have computed", replace(CRAMPED, forget_rate=0.3))
+
+
+def test_a_piece_of_an_offer_is_read_from_its_beginning(monkeypatch: Patch) -> None:
+    """Some of what is offered is there already, or there is room for a part of it only."""
+
+    def replace_nothing(source: PeerSource, first: int) -> PeerSource:
+        return source
+
+    structs = SimpleNamespace(structs=SimpleNamespace(replace=replace_nothing))
+    monkeypatch.setattr("quire.manager.intake.msgspec", structs)
+    assert_caught(WRONG_BYTES, replace(CRAMPED, fault_rate=0.2, chunk_pages=8))
+
+
+def test_between_unified_engines_too(monkeypatch: Patch) -> None:
+    """Pages of one prefix offered as those of another."""
+    monkeypatch.setattr(Exporter, "_guards", lambda self, run, host: [])
+    options = replace(CRAMPED, topology=Topology.PEERS, prefills=0, decodes=3, slow_share=0.2)
+    assert_caught(WRONG_BYTES, replace(options, host_pages=16))

@@ -1,0 +1,195 @@
+"""Health: who is used, who is not and why, and who is used again."""
+
+import asyncio
+
+import pytest
+
+from quire.disagg.router.fleet import Health, Member, Side
+from unit.disagg.router.fakes import FakeServer, eventually, rig
+
+
+def run(main) -> None:
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+async def reason(router, fake) -> str:
+    table = (await router.client.get("/health")).json()["members"]
+    return next(member["reason"] for member in table if member["url"] == fake.url)
+
+
+def test_health_is_a_table_and_good_while_there_is_a_pair():
+    async def main():
+        async with rig() as router:
+            prefill, decode = router.prefill[0], router.decode[0]
+            decode.load = 3
+            await eventually(lambda: router.fleet.targets[0].load == 3)
+            response = await router.client.get("/health")
+            assert response.status_code == 200
+            assert response.json() == {
+                "status": "ok",
+                "members": [
+                    {
+                        "url": fake.url,
+                        "side": fake.role,
+                        "state": "up",
+                        "reason": "",
+                        "model": "tiny",
+                        "running": fake.load,
+                        "waiting": 0,
+                        "in_flight": 0,
+                    }
+                    for fake in (prefill, decode)
+                ],
+            }
+            prefill.kill()
+            await router.until(prefill.url, "down")
+            response = await router.client.get("/ready")
+            assert response.status_code == 503
+            assert response.json()["status"] == "unavailable"
+            assert await reason(router, prefill) == "cannot be connected to"
+            assert await router.metric("quire_router_member_up", url=prefill.url) == 0
+            assert await router.metric("quire_router_member_up", url=decode.url) == 1
+
+    run(main)
+
+
+def test_a_server_that_comes_back_is_used_again_with_its_new_page_server():
+    async def main():
+        async with rig() as router:
+            prefill, decode = router.prefill[0], router.decode[0]
+            for fake in (prefill, decode):
+                await fake.stop()
+                await router.until(fake.url, "down")
+            prefill.peer = "tcp://127.0.0.1:9999"
+            for fake in (prefill, decode):
+                await fake.start()
+                await router.until(fake.url, "up")
+            assert (await router.complete()).status_code == 200
+            assert decode.seen[-1].headers["x-quire-prefill"] == "tcp://127.0.0.1:9999"
+
+    run(main)
+
+
+def test_a_server_that_restarts_between_two_checks_is_asked_anew():
+    async def main():
+        async with rig() as router:
+            (prefill,) = router.prefill
+            await prefill.stop()
+            prefill.peer = "tcp://127.0.0.1:9999"
+            await prefill.start()
+            await eventually(lambda: router.fleet.prefill[0].peer == prefill.peer)
+
+    run(main)
+
+
+def test_a_router_starts_before_its_servers():
+    async def main():
+        fakes = [FakeServer("prefill"), FakeServer("decode")]
+        for fake in fakes:  # so that there are addresses to be known by
+            await fake.start()
+            await fake.stop()
+        async with rig([], [], absent=fakes) as router:
+            assert {member.state for member in router.fleet.members} == {"down"}
+            assert (await router.complete()).status_code == 503
+            for fake in fakes:
+                await fake.start()
+                await router.until(fake.url, "up")
+            assert (await router.complete()).status_code == 200
+            for fake in fakes:
+                await fake.stop()
+
+    run(main)
+
+
+def test_an_engine_that_is_gone_is_a_server_that_is_down():
+    async def main():
+        async with rig() as router:
+            router.decode[0].health_refusal = 503
+            await router.until(router.decode[0].url, "down")
+            assert "503" in await reason(router, router.decode[0])
+            router.decode[0].health_refusal = None
+            await router.until(router.decode[0].url, "up")
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("role", "peer", "wanted"),
+    [
+        ("unified", "tcp://127.0.0.1:7000", "start it with --role prefill"),
+        ("prefill", "", "start it with --peer-port"),
+    ],
+)
+def test_a_server_that_is_not_what_it_should_be_is_not_used(role, peer, wanted):
+    async def main():
+        fake = FakeServer(role)
+        fake.peer = peer
+        async with rig([fake], 1) as router:
+            await router.until(fake.url, "unfit")
+            assert wanted in await reason(router, fake)
+            assert (await router.complete()).status_code == 503
+            fake.role, fake.peer = "prefill", "tcp://127.0.0.1:7000"
+            await router.until(fake.url, "up")
+            assert (await router.complete()).status_code == 200
+
+    run(main)
+
+
+def test_servers_that_do_not_let_the_router_in_say_so():
+    async def main():
+        decode = FakeServer("decode")
+        decode.admin_refusal = 403
+        async with rig(1, [decode]) as router:
+            await router.until(decode.url, "unfit")
+            assert "give both the same admin_key" in await reason(router, decode)
+        async with rig(1, [decode], admin_key="root") as router:
+            await router.until(decode.url, "up")
+
+    run(main)
+
+
+def test_a_unified_server_is_used_without_being_let_in():
+    async def main():
+        servers = [FakeServer("unified"), FakeServer("unified")]
+        for fake in servers:
+            fake.admin_refusal = 403
+        async with rig(0, 0, unified=servers) as router:
+            assert (await router.complete()).status_code == 200
+            assert not any(fake.num_keys_asked for fake in servers)
+
+    run(main)
+
+
+def test_a_prefill_server_of_another_model_is_not_used():
+    async def main():
+        other, same = FakeServer("prefill"), FakeServer("prefill")
+        other.fingerprint = "other"
+        async with rig([other, same], 1) as router:
+            await router.complete()
+            assert router.decode[0].seen[0].headers["x-quire-prefill"] == same.peer
+            same.kill()
+            await router.until(same.url, "down")
+            assert (await router.complete()).status_code == 503
+
+    run(main)
+
+
+def test_a_page_server_on_all_addresses_is_found_where_its_server_is():
+    async def main():
+        fake = FakeServer("prefill")
+        fake.peer = "tcp://0.0.0.0:7000"
+        async with rig([fake], 1) as router:
+            assert router.fleet.prefill[0].peer == "tcp://127.0.0.1:7000"
+
+    run(main)
+
+
+def test_a_request_of_our_own_counts_once_and_only_while_it_lasts():
+    member = Member("http://a", Side.DECODE)
+    with member.busy():
+        member.report(Health("ok", running=3))
+        assert member.load == 3
+    assert member.load == 2  # not ours
+    member.report(Health("ok"))
+    with member.busy():
+        assert member.load == 1

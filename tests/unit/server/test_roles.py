@@ -1,0 +1,101 @@
+"""Servers of the roles prefill and decode: whom they answer, whom they ask, and how they fail."""
+
+import pytest
+
+from quire.engine.messages import Finish
+from quire.server.config import ServerConfig
+from unit.server.scripted import Rig, ScriptedEngine, error_of, of_role
+
+PREFILL = {"x-quire-prefill": "tcp://10.0.0.5:7000, tcp://[::1]:7001"}
+
+
+def test_a_prefill_server_generates_for_nobody():
+    engine = of_role("prefill")
+    rig = Rig(engine)
+    for response in (rig.chat(), rig.chat(stream=True), rig.complete()):
+        assert response.status_code == 400
+        assert error_of(response)["code"] == "wrong_role"
+        assert "router" in error_of(response)["message"]
+    assert not engine.calls
+    assert rig.request("GET", "/v1/models").status_code == 200
+
+
+def test_a_router_says_which_prefill_servers_to_ask():
+    engine = of_role("decode")
+    assert Rig(engine).chat(headers=PREFILL).status_code == 200
+    assert Rig(engine).chat().status_code == 200
+    assert engine.calls[0].prefill == ("tcp://10.0.0.5:7000", "tcp://[::1]:7001")
+    assert engine.calls[1].prefill == ()
+
+
+def test_without_a_key_only_this_machine_may_say_it():
+    engine = of_role("decode")
+    body = {"model": "tiny", "prompt": "hi"}
+    for options in (
+        {"peer": "10.0.0.1", "headers": PREFILL},
+        {"headers": PREFILL | {"X-Forwarded-For": "1.2.3.4"}},
+    ):
+        response = Rig(engine).request("POST", "/v1/completions", json=body, **options)
+        assert response.status_code == 403
+        assert error_of(response)["code"] == "prefill_forbidden"
+        assert "admin_key" in error_of(response)["message"]
+    assert not engine.calls
+
+
+def test_with_a_key_the_key_counts_beside_the_clients_own():
+    engine = of_role("decode")
+    rig = Rig(engine, ServerConfig(api_key="client", admin_key="root"))
+    body = {"model": "tiny", "prompt": "hi"}
+    client = {"Authorization": "Bearer client"}
+    for headers, status in (
+        (client | PREFILL, 403),
+        (client | PREFILL | {"X-Quire-Admin-Key": "client"}, 403),
+        (PREFILL | {"X-Quire-Admin-Key": "root"}, 401),
+        (client | PREFILL | {"X-Quire-Admin-Key": "root"}, 200),
+        (client, 200),
+    ):
+        response = rig.request(
+            "POST", "/v1/completions", json=body, headers=headers, peer="10.0.0.1"
+        )
+        assert response.status_code == status
+        assert "root" not in response.text
+
+
+@pytest.mark.parametrize("address", ["", "10.0.0.5:7000", "tcp://a:1,tcp://a:1", "tcp://u:p@a:1"])
+def test_a_wrong_address_is_said(address):
+    engine = of_role("decode")
+    response = Rig(engine).chat(headers={"x-quire-prefill": address})
+    assert response.status_code == 400
+    assert "x-quire-prefill" in error_of(response)["message"]
+    assert not engine.calls
+
+
+def test_others_do_not_take_it(rig, engine):
+    response = rig.chat(headers=PREFILL)
+    assert response.status_code == 400
+    assert error_of(response)["code"] == "wrong_role"
+    assert not engine.calls
+
+
+def test_a_hand_over_that_failed_may_be_tried_again():
+    engine = of_role("decode", reply="")
+    engine.end = (Finish.UNAVAILABLE, "tcp://a:1 does not answer")
+    for response in (Rig(engine).chat(), Rig(engine).chat(stream=True)):
+        assert response.status_code == 503
+        assert error_of(response) == {
+            "message": "tcp://a:1 does not answer",
+            "type": "unavailable",
+            "param": None,
+            "code": "handover_failed",
+        }
+        assert response.headers["retry-after"] == "1"
+
+
+def test_within_a_stream_it_is_an_event_of_its_own():
+    engine: ScriptedEngine = of_role("decode", reply="hello")
+    engine.end = (Finish.UNAVAILABLE, "gone")
+    response = Rig(engine).chat(stream=True)
+    assert response.status_code == 200
+    *_, last, empty = response.text.split("\n\n")
+    assert ('"code":"handover_failed"' in last, empty) == (True, "")
+    assert "[DONE]" not in response.text
