@@ -18,7 +18,7 @@ BIN        := $(VENV)/bin
 STAMP      := $(VENV)/.installed
 TEST_STAMP := $(VENV)/.installed-for-tests
 
-.PHONY: test check format serve pd demo bench bench-ttft bench-serve sim clean help
+.PHONY: test check format serve pd demo bench bench-ttft bench-disagg bench-serve sim clean help
 
 help:
 	@echo "make test    all tests (PYTEST_ARGS=... is passed on)"
@@ -29,6 +29,7 @@ help:
 	@echo "make demo    a short run through all tiers"
 	@echo "make bench   metadata path, file store, copies: tables"
 	@echo "make bench-ttft   what a hit in each tier saves and what the tiers cost, in minutes"
+	@echo "make bench-disagg prefill and decode apart: what a decode-side cache saves, in minutes"
 	@echo "make bench-serve  sessions against a running server (BENCH_URL=$(BENCH_URL))"
 	@echo "make sim     a longer simulated run with faults"
 	@echo "make clean   remove the virtual environment and all caches"
@@ -47,7 +48,7 @@ $(TEST_STAMP): $(STAMP)
 	@touch $@
 
 test: $(TEST_STAMP)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST_ARGS)
 
 check: $(STAMP)
 	PATH="$(abspath $(BIN)):$$PATH" scripts/check
@@ -72,6 +73,9 @@ bench: $(STAMP)
 
 bench-ttft: $(STAMP)
 	$(BIN)/quire bench ttft
+
+bench-disagg: $(STAMP)
+	$(BIN)/quire bench disagg
 
 bench-serve: $(STAMP)
 	$(BIN)/quire bench serve $(BENCH_URL) --plots build/plots

@@ -30,6 +30,7 @@ from quire.messages import (
     Load,
     Probe,
     Probed,
+    Serve,
     StoreChanged,
     Transferred,
     Write,
@@ -284,7 +285,7 @@ class Rig:
     ) -> list[Completion]:
         """What well-behaved workers say, unless the test says otherwise; one status: for all."""
         match command:
-            case Cancel():
+            case Cancel() | Serve():
                 return []
             case AttachStore(op) | DetachStore(op):
                 return [StoreChanged(op, rank) for rank in range(self.ranks)]

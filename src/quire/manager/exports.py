@@ -105,20 +105,22 @@ class Exporter:
         pages: list[bytes] = []
         path = [n for n in core.tree.path(tail) if n.end > wanted.next and n.start < wanted.end]
         at = wanted.next
+        whole = True
         for node in reversed(path):
             if component.is_point and node.end != wanted.end:
                 continue
             holding = node.held[host]
             if holding is None or holding.state is not READY:
+                whole = False
                 own = node.held[device]
                 if holding is None and own is not None and own.state is READY:
                     self._demand(component.index, node)
-                break
-            end = min(node.end, wanted.end)
-            skip = 0 if component.is_point else (at - node.start) * PAGE_ID_BYTES
-            pages.append(holding.pages[skip : skip + (end - at) * PAGE_ID_BYTES])
-            run.append(node)
-            at = end
+            elif whole:
+                end = min(node.end, wanted.end)
+                skip = 0 if component.is_point else (at - node.start) * PAGE_ID_BYTES
+                pages.append(holding.pages[skip : skip + (end - at) * PAGE_ID_BYTES])
+                run.append(node)
+                at = end
         if not run:
             return []
         count = at - wanted.next

@@ -243,6 +243,7 @@ class Intakes:
             pages.append(page_ids([here.pop(page) for page in range(start, end)]))
         tail = land(self._core, lease.tail, Arrival(lease.key, first, last, pages, 0))
         self._repoint(lease, tail)
+        self._core.tidy((tail,))
 
     def _complete_to(self, intake: Intake, first: int) -> int:
         """Up to which page all that is needed is here and can be put into the tree."""

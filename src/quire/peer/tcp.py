@@ -181,10 +181,11 @@ def listening_socket(address: str) -> socket.socket:
     _, host, port = split_address(address)
     listener = None
     try:
-        family, kind, _, _, where = socket.getaddrinfo(
+        family, kind, protocol, _, where = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        listener = socket.socket(family, kind)
+        # Named, for asyncio sets TCP_NODELAY only then.
+        listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(where)
         listener.listen(_BACKLOG)

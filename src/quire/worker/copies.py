@@ -6,6 +6,7 @@ Knows copy engines and the page numbers they may touch; no I/O. Used by one thre
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.errors import WorkerError
@@ -54,20 +55,18 @@ class CopyTracker:
     def __contains__(self, key: TaskKey) -> bool:
         return key in self._running
 
-    def start(self, command: Backup | Load, pools: ComponentPools) -> bool:
-        """False, and nothing done, when the command's page numbers make no sense."""
-        if not (
-            len(command.host) == len(command.device)
-            and pages_within(command.host, pools.host.num_pages)
-            and pages_within(command.device, pools.device.num_pages)
-        ):
-            return False
-        if isinstance(command, Load):
-            copy = pools.engine.load(command.host, command.device)
-        else:
-            copy = pools.engine.backup(command.device, command.host)
+    def back_up(self, command: Backup, pools: ComponentPools) -> None:
+        copy = pools.engine.backup(command.device, command.host)
         self._running[command.op, command.component] = RunningCopy(command, copy)
-        return True
+
+    def load(self, commands: Sequence[Load], pools: ComponentPools) -> None:
+        """Loads of one component that came together are one copy: many requests that restore at
+        once cost as much as one, and their first layers all arrive first."""
+        host = PageIds(b"".join(command.host for command in commands))
+        device = PageIds(b"".join(command.device for command in commands))
+        copy = pools.engine.load(host, device)
+        for command in commands:
+            self._running[command.op, command.component] = RunningCopy(command, copy)
 
     def finished(self) -> list[Transferred]:
         """Final reports of the copies that have ended since the last call."""
@@ -103,6 +102,15 @@ class CopyTracker:
         for failed, reason in self._failed:
             if failed == key:
                 raise WorkerError(f"load {key[0]} of '{key[1]}' failed: {reason}")
+
+
+def makes_sense(command: Backup | Load, pools: ComponentPools) -> bool:
+    """Do its page numbers?"""
+    return (
+        len(command.host) == len(command.device)
+        and pages_within(command.host, pools.host.num_pages)
+        and pages_within(command.device, pools.device.num_pages)
+    )
 
 
 def pages_within(pages: PageIds, pool_pages: int) -> bool:

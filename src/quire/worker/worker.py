@@ -43,7 +43,13 @@ from quire.types import PAGE_KEY_BYTES, OperationId, PageStatus, num_pages
 from quire.worker.admin import StoreAdmin
 from quire.worker.attachment import PageStoreClient
 from quire.worker.config import IoLimits, PeerServing
-from quire.worker.copies import ComponentPools, CopyTracker, TaskKey, pages_within
+from quire.worker.copies import (
+    ComponentPools,
+    CopyTracker,
+    TaskKey,
+    makes_sense,
+    pages_within,
+)
 from quire.worker.io import Clock, IoTask, ProbeTask, Reporter, StoreTask, nothing_there
 from quire.worker.lanes import Lane
 from quire.worker.peering import Peering, PeerTask, ServeTask
@@ -95,6 +101,8 @@ class CacheWorker:
         self._done: deque[Completion] = deque()
         self._reporter = Reporter(rank, self._done.append, self._count_error)
         self._copies = CopyTracker(rank)
+        self._loads: dict[TaskKey, Load] = {}
+        """Submitted and not begun: they are begun together."""
         self._tasks: dict[TaskKey, Running] = {}
         self._serving: dict[TaskKey, ServeTask] = {}
         """Not cancelled yet; then they are tasks that will end."""
@@ -145,6 +153,8 @@ class CacheWorker:
             except Exception as error:  # request boundary: this one command fails
                 self._count_error(error)
                 self._refuse(command, PageStatus.FAILED)
+        if self._loads:
+            self._start_loads()
 
     def poll(self) -> list[Completion]:
         """What has happened since the last call. Never waits."""
@@ -218,10 +228,28 @@ class CacheWorker:
             self._start_pages(command)
 
     def _start_copy(self, command: Backup | Load) -> None:
+        pools = self.components[command.component]
         if not command.host and not command.device:
             self._refuse(command, PageStatus.OK)  # no page, no status: only the final report
-        elif not self._copies.start(command, self.components[command.component]):
+        elif not makes_sense(command, pools):
             self._malformed(command)
+        elif isinstance(command, Load):
+            self._loads[command.op, command.component] = command
+        else:
+            self._copies.back_up(command, pools)
+
+    def _start_loads(self) -> None:
+        """Those that were submitted together, each component's as one copy."""
+        waiting, self._loads = list(self._loads.values()), {}
+        for name, pools in self.components.items():
+            loads = [load for load in waiting if load.component == name]
+            try:
+                if loads:
+                    self._copies.load(loads, pools)
+            except Exception as error:  # request boundary: these loads fail
+                self._count_error(error)
+                for load in loads:
+                    self._refuse(load, PageStatus.FAILED)
 
     def _start_pages(self, command: Write | Fetch) -> None:
         host = self.components[command.component].host
@@ -315,7 +343,8 @@ class CacheWorker:
                 task.cancel()
 
     def _under_way(self, key: TaskKey) -> bool:
-        return key in self._tasks or key in self._copies or key in self._serving
+        known = (self._tasks, self._copies, self._serving, self._loads)
+        return any(key in tasks for tasks in known)
 
     # ---- refusing and counting ------------------------------------------------------------------
 

@@ -90,7 +90,7 @@ def wait_for(nodes: Sequence[Node], state: str, *, received: int = 0) -> tuple[N
 
 @contextlib.contextmanager
 def starting(folder: Path) -> Iterator[Fleet]:
-    options: dict[str, object] = {
+    options: dict[str, Any] = {
         "store": f"file://{folder}/store?max=256MiB",
         "prefetch_threshold": PAGE,
         "handover_timeout": 2,

@@ -67,7 +67,7 @@ def _folder(subject: Subject) -> tempfile.TemporaryDirectory[str]:
         return folder
     shutil.copytree(subject.find(), path)
     tokenizer = Tokenizer(models.WordLevel({_name(i): i for i in range(VOCABULARY)}, _name(0)))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(path / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",

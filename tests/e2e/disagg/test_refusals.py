@@ -25,7 +25,7 @@ from e2e.serving.server import wait_until
 from quire.engine.build import build_engine
 from quire.engine.config import EngineConfig, Role
 from quire.engine.engine import Engine
-from quire.peer.hub import Disconnected, Hello, PeerHub
+from quire.peer.hub import Disconnected, Hello, HubEvent, PeerHub
 from quire.peer.identity import Identity
 
 NUM_TOKENS = 12
@@ -79,8 +79,13 @@ def test_a_decode_engine_that_does_not_belong_here(fleet: Fleet, what: str) -> N
     prefill, decode = fleet.prefills[0], fleet.decodes[0]
     with _hub(change, secret=secret) as hub:
         hub.connect(prefill.peer)
-        events: list[Any] = []
-        wait_until(lambda: events.extend(hub.poll()) or events, "it hears something")
+        events: list[HubEvent] = []
+
+        def has_heard() -> bool:
+            events.extend(hub.poll())
+            return bool(events)
+
+        wait_until(has_heard, "it hears something")
         assert isinstance(events[0], Disconnected)
         assert said in events[0].reason
     is_right(mine := prompt(200), decode.ask(mine, NUM_TOKENS, prefill=[prefill.peer]))
@@ -134,7 +139,7 @@ def _peer_ports(node: Node) -> set[int]:
 @contextlib.contextmanager
 def _engine(options: dict[str, Any]) -> Iterator[Engine]:
     """A prefill engine in this process, like the servers' but for `options`."""
-    given = {
+    given: dict[str, Any] = {
         "model": str(model_of(SUBJECT)),
         "name": "stranger",
         "page_size": PAGE,

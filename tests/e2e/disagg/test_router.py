@@ -80,8 +80,8 @@ def test_prefill_servers_killed_during_before_and_after_a_transfer_c28(fleet: Fl
         decode, request = wait_for(fleet.decodes, "transferring", received=1)
         dead = next(node for node in fleet.prefills if node.peer == request["handover"]["peer"])
         dead.kill_all()
-        for each, reply in zip(prompts, waiting, strict=True):
-            is_right(each, reply.result())
+        for each, answer in zip(prompts, waiting, strict=True):
+            is_right(each, answer.result())
     # What had come was not sent again: the other was asked for the rest.
     assert 0 < decode.handover()["repairs"]["link"] < LONG // PAGE
     (other,) = (node for node in fleet.prefills if node is not dead)

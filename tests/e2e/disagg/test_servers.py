@@ -7,6 +7,7 @@ sent must be exactly what decode did not have; and in the end nothing may be hel
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,10 @@ from e2e.disagg.servers import Node, Reply, check, pages_of, running
 from e2e.exactness.subjects import GEMMA, PAGE, SMOLLM2, TINY_SUBJECTS, Prompt, Subject
 
 HYBRID = next(subject for subject in TINY_SUBJECTS if subject.name == "falcon_h1")
-REAL = {"device_memory": "96MiB", "host_memory": "192MiB"}
+NUM_TOKENS = 6
+_REST = PAGE - 3
+"""Tokens of each prompt's last page: a few more, and decode has completed it."""
+REAL = {"device_memory": "96MiB", "host_memory": "192MiB", "threads": 2}
 
 
 class Conversation:
@@ -24,18 +28,20 @@ class Conversation:
         self.subject = subject
         self.prefill = prefill
         self.decode = decode
-        self.prompt: Prompt = subject.ask()[1]
+        self.prompt: Prompt = subject.cut(0, subject.length // PAGE * PAGE + _REST)
         self.answer: list[int] = []
 
     def ask(self) -> tuple[Reply, int]:
         """Asks for what comes next; the answer, and the `full` pages that were sent for it."""
         before, sent_before = self.decode.handover(), self.prefill.handover()
-        reply = self.decode.ask(self.prompt, prefill=[self.prefill.peer])
+        reply = self.decode.ask(self.prompt, NUM_TOKENS, prefill=[self.prefill.peer])
         self.answer = check(self.subject, self.prompt, reply)
         assert self.answer, "a tie within fp32 noise: choose another prompt"
         self._check_usage(reply)
         after, sent_after = self.decode.handover(), self.prefill.handover()
-        pages, size = (after[f"received_{what}"] - before[f"received_{what}"] for what in UNITS)
+        pages, size = (
+            after[f"received_{what}"] - before[f"received_{what}"] for what in ("pages", "bytes")
+        )
         assert pages == sent_after["sent_pages"] - sent_before["sent_pages"]
         assert size == sent_after["sent_bytes"] - sent_before["sent_bytes"]
         return reply, self._full_pages(pages, size)
@@ -43,9 +49,11 @@ class Conversation:
     def go_on(self) -> int:
         """The next turn. Returns what of it was said before, in pages."""
         said = len(self.prompt) + len(self.answer)
-        more = self.subject.cut(300 + said, 3 * PAGE + 5)
+        known = (said - 1) // PAGE  # the last token was never computed
+        assert known > self.num_pages, "a page that decode completed"
+        more = self.subject.cut(300 + said, 3 * PAGE + (_REST - said) % PAGE)
         self.prompt = [*self.prompt, *self.answer, *more]
-        return (said - 1) // PAGE  # the last token was never computed
+        return known
 
     @property
     def num_pages(self) -> int:
@@ -73,15 +81,12 @@ class Conversation:
         return count
 
 
-UNITS = ("pages", "bytes")
-
-
 @contextlib.contextmanager
 def servers(
-    subject: Subject, folder: Path, variants: dict[str, dict[str, object]]
+    subject: Subject, folder: Path, variants: dict[str, dict[str, Any]]
 ) -> Iterator[tuple[Node, dict[str, Node]]]:
     """A prefill server, and decode servers of some kinds."""
-    options: dict[str, object] = {
+    options: dict[str, Any] = {
         "store": f"file://{folder}/store?max=1GiB",
         "prefetch_policy": "wait_complete",
         "prefetch_threshold": PAGE,
@@ -97,7 +102,7 @@ def servers(
         yield prefill, decodes
 
 
-SWITCHED_OFF: dict[str, dict[str, object]] = {
+SWITCHED_OFF: dict[str, dict[str, Any]] = {
     "no_cache": {"decode_cache": "false"},
     "no_restore": {"decode_restore": "false"},
 }
@@ -109,7 +114,7 @@ SWITCHED_OFF: dict[str, dict[str, object]] = {
     ids=["smollm2", "gemma3_270m", "falcon_h1"],
 )
 def test_a_conversation_through_every_tier_and_side_c25_c30_c31_c32(
-    subject: Subject, variants: dict[str, dict[str, object]], tmp_path: Path
+    subject: Subject, variants: dict[str, dict[str, Any]], tmp_path: Path
 ) -> None:
     with servers(subject, tmp_path, {"decode": {}} | variants) as (prefill, decodes):
         talk = Conversation(subject, prefill, decodes["decode"])
@@ -160,14 +165,18 @@ def _check_switched_off(talk: Conversation, decodes: dict[str, Node]) -> None:
         assert sent == whole
         assert (reply.cached, reply.at_prefill) == ({}, {"device": whole * PAGE})
         talk.decode.wait_clean()
+    talk.prefill.flush("device")
+    reply, sent = talk.ask()
+    assert sent == whole
+    assert (reply.cached, reply.at_prefill) == ({}, {"host": whole * PAGE})
 
     talk.decode = decodes["no_restore"]
     reply, sent = talk.ask()
-    assert (reply.cached, reply.at_prefill) == ({}, {"device": whole * PAGE})
+    assert (reply.cached, sum(reply.at_prefill.values())) == ({}, whole * PAGE)
     assert sent == whole
     reply, sent = talk.ask()
     assert (reply.cached, sent) == ({"device": whole * PAGE}, 0)
     talk.decode.flush("device")  # the host has it, and the store, and neither is asked
     reply, sent = talk.ask()
-    assert (reply.cached, reply.at_prefill) == ({}, {"device": whole * PAGE})
+    assert (reply.cached, sum(reply.at_prefill.values())) == ({}, whole * PAGE)
     assert sent == whole

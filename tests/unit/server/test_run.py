@@ -22,6 +22,7 @@ def test_a_free_port_is_found(host, url):
     config = ServerConfig(host=host, port=0)
     with contextlib.closing(bind(config)) as listener:
         assert listener.family == socket.AF_INET
+        assert listener.proto == socket.IPPROTO_TCP  # else asyncio leaves Nagle's algorithm on
         assert url_of(config, listener) == f"{url}:{listener.getsockname()[1]}"
 
 

@@ -99,6 +99,34 @@ def test_backup_then_load_moves_the_bytes_and_reports_once(rig):
     assert not rig.worker.busy
 
 
+def test_loads_that_come_together_are_one_copy_and_answer_for_themselves_c29(rig, monkeypatch):
+    pools = rig.worker.components["full"]
+    for page in range(4):
+        pools.host.pages()[60 + page, 1, 0] = float(page + 1)
+    copies, load = [], pools.engine.load
+    monkeypatch.setattr(
+        pools.engine, "load", lambda host, device: copies.append(len(host)) or load(host, device)
+    )
+    commands = [
+        Load(1, "full", page_ids([60, 61]), page_ids([0, 1])),
+        Load(2, "full", page_ids([9_999]), page_ids([2])),
+        Load(1, "full", page_ids([62]), page_ids([5])),
+        Load(3, "full", page_ids([62, 63]), page_ids([2, 3])),
+    ]
+    rig.worker.submit(commands)
+    rig.worker.wait_layer(3, LAYOUT.num_layers - 1)
+    done = collect(rig.worker, lambda done: sorted(finals(done)) == [1, 2, 3])
+    assert copies == [4 * 4]
+    assert (statuses(done, 1), statuses(done, 2), statuses(done, 3)) == (
+        [OK, OK],
+        [FAILED],
+        [OK, OK],
+    )
+    assert [float(pools.device.k(1)[page].flatten()[0]) for page in range(4)] == [1, 2, 3, 4]
+    assert rig.worker.counters()["duplicate_command"] == 1
+    assert not rig.worker.busy
+
+
 def test_a_copy_is_reported_only_when_the_last_byte_has_landed_c9(rig, monkeypatch):
     landed = threading.Event()
     real = cpu_module.copy_rows

@@ -68,7 +68,7 @@ def _stall(part: Result) -> list[RenderableType]:
         "looking in the store"
     )
     table.add_column("store")
-    for name in ("steps", "median, ms", "99 %", "longest", "of all", "operations waiting"):
+    for name in ("steps", "median, ms", "99 %", "longest", "of all", "store waited for, s"):
         table.add_column(name, justify="right")
     names = {PLAIN: "answers", STALLED: f"stalls {part['stall_s']:g} s"}
     for side, name in names.items():
@@ -80,7 +80,7 @@ def _stall(part: Result) -> list[RenderableType]:
                 f"{row[key] * 1000:,.0f}"
                 for key in ("median_s", "p99_s", "longest_s", "longest_of_all_s")
             ),
-            f"{row['waiting']:g}",
+            f"{row['waited_s']:.2f}",
         )
     ratios = ", ".join(f"{ratio:.2f}" for ratio in part["ratios"])
     return [

@@ -4,7 +4,8 @@ A real manager and a real worker. Every session's pages are on the host and nowh
 of them load at once, as after a flush, and the clock runs until the last page of the last one is
 READY. Beside it, in the same round, the same copy engine moves the same host pages to the same
 device pages in one operation. The ratio says what is lost by having many operations: to decisions,
-to messages, to waiting for each other. 1 would be nothing; every page is compared afterwards.
+to messages, to waiting for each other. 1 would be nothing. In the first and in the last round every
+byte is compared afterwards.
 """
 
 from __future__ import annotations
@@ -80,17 +81,17 @@ def run(
         rounds = []
         for number in range(plan.rounds + 1):
             progress("restores", number, plan.rounds + 1)
-            rounds.append(bench.round())
+            rounds.append(bench.round(check=number in (0, plan.rounds)))
         progress("restores", plan.rounds + 1, plan.rounds + 1)
-    return _summed_up(plan, device, rounds[1:])  # the first only warms up
+    right = rounds[0]["right"] and rounds[-1]["right"]
+    return _summed_up(plan, device, rounds[1:], right)  # the first only warms up
 
 
-def _summed_up(plan: Plan, device: str, rounds: list[Result]) -> Result:
+def _summed_up(plan: Plan, device: str, rounds: list[Result], right: bool) -> Result:
     size_bytes = plan.num_pages * plan.layout.page_bytes
     # The fastest of each, since what else happens on the machine only ever adds.
     fastest = {name: min(one[name] for one in rounds) for name in ("restore_s", "plain_s")}
     ratios = [one["restore_s"] / one["plain_s"] for one in rounds]
-    right = all(one["right"] for one in rounds)
     where = torch.device(device)
     return {
         "device": torch.cuda.get_device_name(where) if where.type == "cuda" else device,
@@ -163,7 +164,8 @@ class _Bench:
         self._until(lambda: self._manager.idle)
         self._manager.flush(DEVICE)
 
-    def round(self) -> Result:
+    def round(self, *, check: bool) -> Result:
+        """`check`: compare every byte, which takes longer than all the rest."""
         leases = self._acquire()
         host = [self._host_pages(lease) for lease in leases]
         self._synchronize()
@@ -185,7 +187,9 @@ class _Bench:
         restore_s = time.perf_counter() - began
         device = [PageIds(lease.pages) for lease in leases]
         arrived = all(lease.load_state is LoadState.IDLE for lease in leases)
-        right = arrived and self._same(PageIds(b"".join(host)), PageIds(b"".join(device)))
+        right = arrived and (
+            not check or self._same(PageIds(b"".join(host)), PageIds(b"".join(device)))
+        )
         for lease in leases:
             self._manager.release(lease)
         self._until(lambda: self._manager.idle)

@@ -26,6 +26,8 @@ from quire.engine.messages import CachedTokens, EngineStatus, GetStatus, Samplin
 ON, OFF, UNIFIED = "cache_on", "cache_off", "unified"
 SIDES = (ON, OFF, UNIFIED)
 _REST_S = 60.0
+_NEWS_S = 0.6
+"""Ranks in other processes report their counters twice a second."""
 
 Progress = Callable[[str, int, int], None]
 
@@ -177,7 +179,7 @@ async def _at_rest(fleet: Fleet) -> None:
 
 
 async def _received(client: EngineClient) -> int:
-    await asyncio.sleep(0.6)  # ranks in other processes report their counters twice a second
+    await asyncio.sleep(_NEWS_S)
     status = await client.ask(GetStatus(), EngineStatus)
     return status.handover.received_bytes if status.handover is not None else 0
 
