@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from quire.memory.host import HostPool
     from quire.worker.worker import CacheWorker, ComponentPools
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 __all__ = [
     "NO_SLOT",

@@ -30,6 +30,10 @@ class Hub(Protocol):
 
     address: str
 
+    @property
+    def strangers(self) -> int:
+        """Connections that did not get through the handshake."""
+
     def connect(self, address: str) -> None: ...
 
     def send(self, link: str, message: PeerMessage) -> bool: ...

@@ -251,6 +251,7 @@ class Engine:
             restored_pages=counters.restored_pages,
             repairs=dict(counters.repairs),
             failed=dict(counters.failed),
+            strangers=self.exchange.hub.strangers,
             links={k: v for k, v in self.exchange.links.items() if not k.startswith("in-")},
         )
 

@@ -226,6 +226,8 @@ class HandoverStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Pages asked for again, by reason."""
     failed: dict[str, int] = {}
     """Hand-overs that came to nothing, by reason."""
+    strangers: int = 0
+    """Connections that did not get through the handshake."""
     links: dict[str, str] = {}
     """Peers connected to, by address: how that stands."""
 

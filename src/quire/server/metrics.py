@@ -114,6 +114,8 @@ ENGINE_METRICS = (
     Spec("quire_handover_bytes_total", Kind.COUNTER,
          "Bytes exchanged with other engines: sent, received.", ("direction",)),
     Spec("quire_handovers_total", Kind.COUNTER, "Hand-overs received in full."),
+    Spec("quire_peer_strangers_total", Kind.COUNTER,
+         "Connections of other engines, or of others, that did not get through the handshake."),
     Spec("quire_handover_seconds_total", Kind.COUNTER,
          "Time they took from the first word to the last page: divide for the mean latency."),
     Spec("quire_restores_total", Kind.COUNTER,
@@ -309,6 +311,7 @@ def _handed_over(found: HandoverStatus) -> Iterator[tuple[str, tuple[str, ...], 
     yield "quire_handover_bytes_total", ("sent",), found.sent_bytes
     yield "quire_handover_bytes_total", ("received",), found.received_bytes
     yield "quire_handovers_total", (), found.transfers.count
+    yield "quire_peer_strangers_total", (), found.strangers
     yield "quire_handover_seconds_total", (), found.transfers.seconds
     for outcome, ended in found.restores.items():
         yield "quire_restores_total", (outcome,), ended.count

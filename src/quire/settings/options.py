@@ -220,8 +220,8 @@ class Settings:
     peer_port: int | None = _option(
         None,
         Integer(0, 65535, example=7000),
-        "Port of the page server; 0 for any that is free. With tp above 1, each rank takes the "
-        "next one after it.",
+        "Port on which other engines reach this one; 0 for any that is free. The ranks' page "
+        "servers take the ports after it, one each.",
         auto="any free one for the roles prefill and decode and where peers is set, else there is "
         "no page server",
         example="7000",

@@ -55,6 +55,9 @@ class _Connection:
 
 
 class SimHub:
+    strangers = 0
+    """Only engines that know each other are simulated."""
+
     def __init__(self, network: SimNetwork, hello: Hello, address: str) -> None:
         self.address = address
         self.hello = hello
