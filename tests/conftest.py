@@ -1,7 +1,7 @@
 """For all tests: how models use the cores, and who runs beside whom."""
 
 import os
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,12 +9,16 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
-_E2E = Path(__file__).parent / "e2e"
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """`make test` has two processes. A file goes to one of them; a folder of end-to-end tests too,
+    since its files share the models and servers that they have started."""
+    from xdist.scheduler import LoadScopeScheduling
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`make test` has two processes. What runs models and servers goes to one of them, in order:
-    it shares what it has loaded, and two such at a time would only be in each other's way."""
-    for item in items:
-        if _E2E in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("e2e"))
+    class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return file.rpartition("/")[0] if file.startswith("tests/e2e/") else file
+
+    return Scheduling(config, log)

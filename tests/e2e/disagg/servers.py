@@ -304,9 +304,10 @@ class Node(Server):
     def page_bytes(self) -> dict[str, int]:
         return {t["component"]: t["page_bytes"] for t in self.get("/admin/cache")["tiers"]}
 
-    def flush(self, *tiers: str) -> None:
-        """Once nothing is in flight: what is being copied stays."""
-        self.wait_clean()
+    def flush(self, *tiers: str, at_once: bool = False) -> None:
+        """Once nothing is in flight, since what is being copied stays; or else at once."""
+        if not at_once:
+            self.wait_clean()
         assert self._http is not None
         with self._where():
             response = self._http.post("/admin/cache/flush", json={"tiers": tiers})

@@ -4,10 +4,12 @@ One prefill engine or two, one decode engine, in this process, over real sockets
 After each test every page and lease is back on every side that lives (`Pair.settle`).
 """
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from e2e.disagg.pair import Pair, pair
@@ -16,7 +18,7 @@ from e2e.exactness.subjects import PAGE, TINY_LLAMA, TINY_SUBJECTS, Prompt, Subj
 from quire.disagg.handover import Handover, Stage
 from quire.engine.messages import Abort, Finish, Generate, Output, Outputs, SamplingParams
 from quire.messages import Fetch
-from quire.types import DEVICE, PageIds, RequestId, Tier
+from quire.types import DEVICE, PageIds, PageStatus, RequestId, Tier
 
 SUBJECTS = [TINY_LLAMA, *(s for s in TINY_SUBJECTS if s.name in ("qwen3_next", "gemma3"))]
 every_kind = pytest.mark.parametrize("subject", SUBJECTS, ids=str)
@@ -255,8 +257,6 @@ def _until_finished(both: Pair, prompt: Prompt) -> list[Output]:
 
 
 def _generate(name: str, prompt: Prompt) -> Generate:
-    import numpy as np
-
     params = SamplingParams(max_tokens=8, temperature=0)
     return Generate(RequestId(name), np.array(prompt, dtype="<i4").tobytes(), params)
 
@@ -274,8 +274,6 @@ def test_pages_that_do_not_arrive_are_asked_for_again_c26(
             statuses = read(*args, **options)
             if len(broken) < 2:
                 broken.append(len(statuses))
-                from quire.types import PageStatus
-
                 return [PageStatus.FAILED] * len(statuses)
             return statuses
 
@@ -308,4 +306,46 @@ def test_client_disconnects_in_each_state_c28(subject: Subject, when: str, folde
         both.settle()
         assert not [m for m in both.decode.take_messages() if isinstance(m, Outputs) and m.outputs]
         both.ask(subject, [prompt], "asked again")
+        both.settle()
+
+
+# ---- one among many ------------------------------------------------------------------------------
+
+
+@plain
+def test_a_slow_restore_holds_back_nobody_else_c29(
+    subject: Subject, folder: Path, patch: pytest.MonkeyPatch
+) -> None:
+    """The store does not answer for one request's pages; the others, asked after it, finish."""
+    with pair(subject, _url(folder), decode_options=WAIT) as both:
+        slow, *others = [*_warmed(both, subject), *subject.ask()[1:3]]
+        answered, go_on = threading.Event(), threading.Event()
+        worker = both.decode._executor.workers.workers[0]  # type: ignore[attr-defined]
+        lease = worker._admin.borrow()
+        store, get = lease.store, lease.store.get
+        lease.release()
+
+        def waiting(*args: Any, **options: Any) -> list[PageStatus]:
+            if not answered.is_set():
+                answered.set()
+                assert go_on.wait(60)
+            statuses: list[PageStatus] = get(*args, **options)
+            return statuses
+
+        patch.setattr(store, "get", waiting)
+        both.decode.handle(_generate("slow", slow))
+        for _ in range(200_000):
+            if answered.is_set():
+                break
+            both._steps(1)
+        assert answered.is_set()
+        both.ask(subject, others, "beside a slow one")
+        assert [handover.owner for handover in _moving(both)] == ["slow"]
+        go_on.set()
+        finished: list[Output] = []
+        while not finished:
+            finished = [output for output in both._steps(1) if output.finish is not None]
+        assert finished[0].finish is Finish.LENGTH
+        both.settle()
+        both.ask(subject, [slow], "again")
         both.settle()

@@ -1,10 +1,11 @@
-"""Prefill and decode servers with one store: every tier and side, over HTTP (C25, C27–C32).
+"""Prefill and decode servers with one store: every tier and side, over HTTP (C25–C27, C30–C32).
 
 One conversation for each kind of model. The answers must be those of stock transformers; what was
 sent must be exactly what decode did not have; and in the end nothing may be held anywhere.
 """
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,47 @@ def test_a_conversation_through_every_tier_and_side_c25_c30_c31_c32(
             node.wait_clean()
             assert node.handover()["failed"] == {}
             assert node.handover()["repairs"] == {}
+        if variants:
+            talk.decode = decodes["decode"]
+            _check_damage(talk, tmp_path / "store")
+            _check_shaken(talk)
+            for node in both:
+                node.wait_clean()
+
+
+def _check_damage(talk: Conversation, store: Path) -> None:
+    """C26: half of what the store has is damaged, and decode has promised it already."""
+    talk.go_on()
+    for node in (talk.prefill, talk.decode):
+        node.flush("host", "device")
+    pages = [path for path in sorted(store.rglob("*")) if path.is_file()]
+    for path in [path for path in pages if path.stat().st_size > 4096][::2]:
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 0xFF
+        path.write_bytes(data)
+    talk.ask()
+    assert talk.decode.handover()["repairs"]["restore"] > 0
+    assert talk.decode.handover()["restores"]["failed"]["count"] == 1
+
+
+def _check_shaken(talk: Conversation) -> None:
+    """C27: whatever nobody holds is evicted all the time, on both sides, while pages move."""
+    nodes, stop = (talk.prefill, talk.decode), threading.Event()
+
+    def shake() -> None:
+        while not stop.is_set():
+            for node in nodes:
+                node.flush("host", "device", at_once=True)
+
+    shaking = threading.Thread(target=shake)
+    shaking.start()
+    try:
+        for _ in range(3):
+            talk.go_on()
+            talk.ask()
+    finally:
+        stop.set()
+        shaking.join()
 
 
 def _check_switched_off(talk: Conversation, decodes: dict[str, Node]) -> None:
