@@ -80,7 +80,7 @@ def test_every_backend_call_may_fail_once_c17(
         hit.add(faults.hit)
     else:
         pytest.fail(f"the scenario makes more than {MAX_CALLS} backend calls")
-    assert hit == set(Kind)
+    assert hit == set(Kind) - {Kind.SERVE}  # no other engine reads here: see test_pd.py
 
 
 @with_each_mix

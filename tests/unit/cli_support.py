@@ -29,7 +29,7 @@ class Ran:
 def command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Ran]:
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "240")
     monkeypatch.setenv("TERM", "dumb")
 
     def run(*arguments: object) -> Ran:

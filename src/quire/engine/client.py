@@ -206,7 +206,13 @@ class EngineClient:
     async def _launch(self, timeout_s: float) -> None:
         self._started = asyncio.get_running_loop().create_future()
         address = f"ipc://{self._folder / 'engine'}"
-        self._socket.bind(address)
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError as error:
+            raise EngineError(
+                f"no local socket in the temporary directory {self._folder} ({error.strerror}): "
+                "set TMPDIR to a shorter path, or to one that can be written"
+            ) from error
         self._process = subprocess.Popen(
             [sys.executable, "-m", "quire.engine.process"],
             stdin=subprocess.PIPE,

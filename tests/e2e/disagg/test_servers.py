@@ -5,6 +5,7 @@ sent must be exactly what decode did not have; and in the end nothing may be hel
 """
 
 import contextlib
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,6 +83,13 @@ class Conversation:
         return count
 
 
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """With a short path: local sockets are made in it."""
+    with tempfile.TemporaryDirectory(prefix="quire-") as name:
+        yield Path(name)
+
+
 @contextlib.contextmanager
 def servers(
     subject: Subject, folder: Path, variants: dict[str, dict[str, Any]]
@@ -115,9 +123,9 @@ SWITCHED_OFF: dict[str, dict[str, Any]] = {
     ids=["smollm2", "gemma3_270m", "falcon_h1"],
 )
 def test_a_conversation_through_every_tier_and_side_c25_c30_c31_c32(
-    subject: Subject, variants: dict[str, dict[str, Any]], tmp_path: Path
+    subject: Subject, variants: dict[str, dict[str, Any]], folder: Path
 ) -> None:
-    with servers(subject, tmp_path, {"decode": {}} | variants) as (prefill, decodes):
+    with servers(subject, folder, {"decode": {}} | variants) as (prefill, decodes):
         talk = Conversation(subject, prefill, decodes["decode"])
         both = (prefill, talk.decode)
 
@@ -157,7 +165,7 @@ def test_a_conversation_through_every_tier_and_side_c25_c30_c31_c32(
             assert node.handover()["repairs"] == {}
         if variants:
             talk.decode = decodes["decode"]
-            _check_damage(talk, tmp_path / "store")
+            _check_damage(talk, folder / "store")
             _check_shaken(talk)
             for node in both:
                 node.wait_clean()
