@@ -122,14 +122,11 @@ class Asker:
         return handover
 
     def cancel(self, handover: Handover) -> None:
-        """The request has ended, or lets go of its lease; any state, any time."""
+        """The request goes on with what is there, has ended, or lets go of its lease; any state,
+        any time."""
         if handover in self.open:
             self._drop(handover)
             self._end(handover)
-
-    def finish(self, handover: Handover) -> None:
-        """The request goes on with what is there."""
-        self.cancel(handover)
 
     def advance(self) -> None:
         """Once per step: one look at every hand-over."""
