@@ -24,7 +24,6 @@ from quire.types import Tier
 
 Progress = Callable[[int], None]
 
-_CHECK_EVERY = 2
 _AUDIT_EVERY = 8
 _PROGRESS_EVERY = 256
 _STEP_S = 0.015
@@ -143,8 +142,7 @@ class PdSimulation:
     def _turn(self, node: SimNode) -> None:
         self.clients.hear(node, node.step())
         self._steps += 1
-        if self._steps % _CHECK_EVERY == 0:
-            node.check()
+        node.check()
         if self._steps % _AUDIT_EVERY == 0:
             self.world.counters["audited pages"] += node.audit()
 
