@@ -27,6 +27,60 @@ HYBRID = "Windows and recurrent state"
 TROUBLE = "The trouble it is put through"
 
 
+# Options of both kinds of run.
+WritePolicyGiven = Annotated[
+    WritePolicy | None, typer.Option(help="When pages go to the host.", rich_help_panel=CACHE)
+]
+PrefetchPolicyGiven = Annotated[
+    PrefetchPolicy | None,
+    typer.Option(help="How long requests wait for the store.", rich_help_panel=CACHE),
+]
+DevicePages = Annotated[
+    int | None, typer.Option(help="Size of the device tier.", rich_help_panel=CACHE)
+]
+HostPages = Annotated[
+    int | None, typer.Option(help="Size of the host tier.", rich_help_panel=CACHE)
+]
+Mix = Annotated[
+    ComponentMix | None,
+    typer.Option(help="What the model keeps beside full attention.", rich_help_panel=HYBRID),
+]
+WindowPages = Annotated[
+    int | None, typer.Option(help="Pages of a sliding window.", rich_help_panel=HYBRID)
+]
+DeviceWindows = Annotated[
+    int | None, typer.Option(help="Window pages on the device.", rich_help_panel=HYBRID)
+]
+HostWindows = Annotated[
+    int | None, typer.Option(help="Window pages on the host.", rich_help_panel=HYBRID)
+]
+DeviceSlots = Annotated[
+    int | None, typer.Option(help="Recurrent states on the device.", rich_help_panel=HYBRID)
+]
+HostSlots = Annotated[
+    int | None, typer.Option(help="Recurrent states on the host.", rich_help_panel=HYBRID)
+]
+ThresholdPages = Annotated[
+    int | None, typer.Option(min=1, help="Shorter hits are not fetched.", rich_help_panel=CACHE)
+]
+Concurrency = Annotated[
+    int | None, typer.Option(min=1, help="Requests alive at once.", rich_help_panel=TROUBLE)
+]
+FaultRate = Annotated[
+    float | None,
+    typer.Option(help="Share of backend calls that go wrong.", rich_help_panel=TROUBLE),
+]
+SlowShare = Annotated[
+    float | None,
+    typer.Option(help="Share that takes a hundred times longer.", rich_help_panel=TROUBLE),
+]
+StuckShare = Annotated[
+    float | None,
+    typer.Option(help="Share that outlives every deadline.", rich_help_panel=TROUBLE),
+]
+AbortRate = Annotated[float | None, typer.Option(help="Aborts per step.", rich_help_panel=TROUBLE)]
+
+
 @app.callback()
 def _group() -> None:
     """The real thing over simulated workers, stores and lines, in virtual time, with faults."""
@@ -40,13 +94,8 @@ def run(
     ranks: Annotated[
         int | None, typer.Option(min=1, help="Tensor-parallel ranks.", rich_help_panel=CACHE)
     ] = None,
-    write_policy: Annotated[
-        WritePolicy | None, typer.Option(help="When pages go to the host.", rich_help_panel=CACHE)
-    ] = None,
-    prefetch_policy: Annotated[
-        PrefetchPolicy | None,
-        typer.Option(help="How long requests wait for the store.", rich_help_panel=CACHE),
-    ] = None,
+    write_policy: WritePolicyGiven = None,
+    prefetch_policy: PrefetchPolicyGiven = None,
     eviction: Annotated[
         EvictionKind | None, typer.Option(help="What goes first.", rich_help_panel=CACHE)
     ] = None,
@@ -57,31 +106,14 @@ def run(
     page_size: Annotated[
         int | None, typer.Option(help="Units per page.", rich_help_panel=CACHE)
     ] = None,
-    device_pages: Annotated[
-        int | None, typer.Option(help="Size of the device tier.", rich_help_panel=CACHE)
-    ] = None,
-    host_pages: Annotated[
-        int | None, typer.Option(help="Size of the host tier.", rich_help_panel=CACHE)
-    ] = None,
-    mix: Annotated[
-        ComponentMix | None,
-        typer.Option(help="What the model keeps beside full attention.", rich_help_panel=HYBRID),
-    ] = None,
-    window_pages: Annotated[
-        int | None, typer.Option(help="Pages of a sliding window.", rich_help_panel=HYBRID)
-    ] = None,
-    device_windows: Annotated[
-        int | None, typer.Option(help="Window pages on the device.", rich_help_panel=HYBRID)
-    ] = None,
-    host_windows: Annotated[
-        int | None, typer.Option(help="Window pages on the host.", rich_help_panel=HYBRID)
-    ] = None,
-    device_slots: Annotated[
-        int | None, typer.Option(help="Recurrent states on the device.", rich_help_panel=HYBRID)
-    ] = None,
-    host_slots: Annotated[
-        int | None, typer.Option(help="Recurrent states on the host.", rich_help_panel=HYBRID)
-    ] = None,
+    device_pages: DevicePages = None,
+    host_pages: HostPages = None,
+    mix: Mix = None,
+    window_pages: WindowPages = None,
+    device_windows: DeviceWindows = None,
+    host_windows: HostWindows = None,
+    device_slots: DeviceSlots = None,
+    host_slots: HostSlots = None,
     snapshot_every: Annotated[
         int | None,
         typer.Option(
@@ -91,9 +123,7 @@ def run(
     snapshots_per_path: Annotated[
         int | None, typer.Option(help="Snapshots kept along one prefix.", rich_help_panel=HYBRID)
     ] = None,
-    threshold_pages: Annotated[
-        int | None, typer.Option(min=1, help="Shorter hits are not fetched.", rich_help_panel=CACHE)
-    ] = None,
+    threshold_pages: ThresholdPages = None,
     events: Annotated[
         bool | None,
         typer.Option(help="Keep events and compare them with the tree.", rich_help_panel=CACHE),
@@ -101,24 +131,11 @@ def run(
     cost_model: Annotated[
         bool | None, typer.Option(help="Fetch only if it beats recomputing.", rich_help_panel=CACHE)
     ] = None,
-    concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Requests alive at once.", rich_help_panel=TROUBLE)
-    ] = None,
-    fault_rate: Annotated[
-        float | None,
-        typer.Option(help="Share of backend calls that go wrong.", rich_help_panel=TROUBLE),
-    ] = None,
-    slow_share: Annotated[
-        float | None,
-        typer.Option(help="Share that takes a hundred times longer.", rich_help_panel=TROUBLE),
-    ] = None,
-    stuck_share: Annotated[
-        float | None,
-        typer.Option(help="Share that outlives every deadline.", rich_help_panel=TROUBLE),
-    ] = None,
-    abort_rate: Annotated[
-        float | None, typer.Option(help="Aborts per step.", rich_help_panel=TROUBLE)
-    ] = None,
+    concurrency: Concurrency = None,
+    fault_rate: FaultRate = None,
+    slow_share: SlowShare = None,
+    stuck_share: StuckShare = None,
+    abort_rate: AbortRate = None,
     admin_rate: Annotated[
         float | None,
         typer.Option(help="Changes of the store and flushes per step.", rich_help_panel=TROUBLE),
@@ -177,65 +194,28 @@ def pd(
         bool | None,
         typer.Option(help="Decodes use their own host and the store.", rich_help_panel=CLUSTER),
     ] = None,
-    write_policy: Annotated[
-        WritePolicy | None, typer.Option(help="When pages go to the host.", rich_help_panel=CACHE)
-    ] = None,
-    prefetch_policy: Annotated[
-        PrefetchPolicy | None,
-        typer.Option(help="How long requests wait for the store.", rich_help_panel=CACHE),
-    ] = None,
+    write_policy: WritePolicyGiven = None,
+    prefetch_policy: PrefetchPolicyGiven = None,
     page_size: Annotated[
         int | None, typer.Option(help="Tokens per page.", rich_help_panel=CACHE)
     ] = None,
-    device_pages: Annotated[
-        int | None, typer.Option(help="Size of the device tier.", rich_help_panel=CACHE)
-    ] = None,
-    host_pages: Annotated[
-        int | None, typer.Option(help="Size of the host tier.", rich_help_panel=CACHE)
-    ] = None,
-    threshold_pages: Annotated[
-        int | None, typer.Option(min=1, help="Shorter hits are not fetched.", rich_help_panel=CACHE)
-    ] = None,
+    device_pages: DevicePages = None,
+    host_pages: HostPages = None,
+    threshold_pages: ThresholdPages = None,
     chunk_pages: Annotated[
         int | None, typer.Option(min=1, help="Computed in one step.", rich_help_panel=CACHE)
     ] = None,
-    mix: Annotated[
-        ComponentMix | None,
-        typer.Option(help="What the model keeps beside full attention.", rich_help_panel=HYBRID),
-    ] = None,
-    window_pages: Annotated[
-        int | None, typer.Option(help="Pages of a sliding window.", rich_help_panel=HYBRID)
-    ] = None,
-    device_windows: Annotated[
-        int | None, typer.Option(help="Window pages on the device.", rich_help_panel=HYBRID)
-    ] = None,
-    host_windows: Annotated[
-        int | None, typer.Option(help="Window pages on the host.", rich_help_panel=HYBRID)
-    ] = None,
-    device_slots: Annotated[
-        int | None, typer.Option(help="Recurrent states on the device.", rich_help_panel=HYBRID)
-    ] = None,
-    host_slots: Annotated[
-        int | None, typer.Option(help="Recurrent states on the host.", rich_help_panel=HYBRID)
-    ] = None,
-    concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Requests alive at once.", rich_help_panel=TROUBLE)
-    ] = None,
-    fault_rate: Annotated[
-        float | None,
-        typer.Option(help="Share of backend calls that go wrong.", rich_help_panel=TROUBLE),
-    ] = None,
-    slow_share: Annotated[
-        float | None,
-        typer.Option(help="Share that takes a hundred times longer.", rich_help_panel=TROUBLE),
-    ] = None,
-    stuck_share: Annotated[
-        float | None,
-        typer.Option(help="Share that outlives every deadline.", rich_help_panel=TROUBLE),
-    ] = None,
-    abort_rate: Annotated[
-        float | None, typer.Option(help="Aborts per step.", rich_help_panel=TROUBLE)
-    ] = None,
+    mix: Mix = None,
+    window_pages: WindowPages = None,
+    device_windows: DeviceWindows = None,
+    host_windows: HostWindows = None,
+    device_slots: DeviceSlots = None,
+    host_slots: HostSlots = None,
+    concurrency: Concurrency = None,
+    fault_rate: FaultRate = None,
+    slow_share: SlowShare = None,
+    stuck_share: StuckShare = None,
+    abort_rate: AbortRate = None,
     kill_rate: Annotated[
         float | None, typer.Option(help="Deaths of engines per step.", rich_help_panel=TROUBLE)
     ] = None,

@@ -6,7 +6,6 @@ generators seeded here, all time from the virtual clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from hashlib import blake2b
 from random import Random
 
@@ -16,6 +15,7 @@ from quire.sim.audit import EventMirror, audit
 from quire.sim.clock import VirtualClock
 from quire.sim.compute import Compute
 from quire.sim.content import Oracle, Pools
+from quire.sim.drive import Progress, drive
 from quire.sim.engine import SimEngine
 from quire.sim.faults import RandomFaults
 from quire.sim.latency import Latency
@@ -27,11 +27,7 @@ from quire.sim.workers import SimWorkers
 from quire.sim.workload import Workload
 from quire.types import Tier
 
-Progress = Callable[[int], None]
-"""Called now and then with the number of steps done."""
-
 _AUDIT_EVERY = 8
-_PROGRESS_EVERY = 256
 _STEP_S = 0.03
 _LEAP_CHANCE = 0.01
 _MAX_LEAP_S = 20.0
@@ -49,25 +45,13 @@ def simulate(
     """Run `steps` steps, drain, and report. Raises SimulationError at the first broken rule."""
     chosen = options or SimOptions.from_seed(seed)
     run = Simulation(seed, chosen)
-    at = 0
-    try:
-        for at in range(steps):
-            if chosen.lose_rank and at == steps * 2 // 3:
-                run.lose_a_rank()
-            run.step()
-            if progress is not None and at % _PROGRESS_EVERY == 0:
-                progress(at)
-        run.drain()
-    except Exception as error:
-        # Whatever broke, an assertion of the cache included, is a finding to be repeated.
-        where = f"step {at} of {steps}, virtual time {run.clock():.3f} s"
-        again = chosen.command(seed, steps)
-        raise SimulationError(
-            f"{type(error).__name__}: {error}\n  {where}\n  repeat: {again}"
-        ) from error
-    if progress is not None:
-        progress(steps)
-    return run.report(seed, steps)
+
+    def step(at: int) -> None:
+        if chosen.lose_rank and at == steps * 2 // 3:
+            run.lose_a_rank()
+        run.step()
+
+    return drive(run, chosen, seed=seed, steps=steps, step=step, progress=progress)
 
 
 class Simulation:

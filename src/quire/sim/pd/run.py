@@ -5,13 +5,13 @@ Same seed, same steps, same options: same run, to the last message.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from hashlib import blake2b
 from random import Random
 
 from quire.engine.config import Role
 from quire.sim.clock import VirtualClock
 from quire.sim.content import Oracle
+from quire.sim.drive import Progress, drive
 from quire.sim.network import NetworkTrouble, SimNetwork
 from quire.sim.pd.client import SimClients
 from quire.sim.pd.node import Place, SimNode, World
@@ -22,10 +22,7 @@ from quire.sim.report import SimulationError
 from quire.sim.store import SimStores
 from quire.types import Tier
 
-Progress = Callable[[int], None]
-
 _AUDIT_EVERY = 8
-_PROGRESS_EVERY = 256
 _STEP_S = 0.015
 _MAX_LEAP_S = 8.0
 _MAX_TROUBLE_S = 6.0
@@ -44,23 +41,9 @@ def simulate_pd(
     rule."""
     chosen = options or SimPdOptions.from_seed(seed)
     run = PdSimulation(seed, chosen)
-    at = 0
-    try:
-        for at in range(steps):
-            run.step()
-            if progress is not None and at % _PROGRESS_EVERY == 0:
-                progress(at)
-        run.drain()
-    except Exception as error:
-        # Whatever broke, an assertion of the engine included, is a finding to be repeated.
-        where = f"step {at} of {steps}, virtual time {run.clock():.3f} s"
-        again = chosen.command(seed, steps)
-        raise SimulationError(
-            f"{type(error).__name__}: {error}\n  {where}\n  repeat: {again}"
-        ) from error
-    if progress is not None:
-        progress(steps)
-    return run.report(seed, steps)
+    return drive(
+        run, chosen, seed=seed, steps=steps, step=lambda _at: run.step(), progress=progress
+    )
 
 
 class PdSimulation:

@@ -1,0 +1,58 @@
+"""drive(): a seeded run from its first step to its report, or to the first rule that it breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from quire.sim.report import SimulationError
+
+Progress = Callable[[int], None]
+"""Called now and then with the number of steps done."""
+
+_PROGRESS_EVERY = 256
+
+Report_co = TypeVar("Report_co", covariant=True)
+
+
+class Run(Protocol[Report_co]):
+    def clock(self) -> float: ...
+
+    def drain(self) -> None:
+        """Let everything end that was begun."""
+
+    def report(self, seed: int, steps: int) -> Report_co: ...
+
+
+class Options(Protocol):
+    def command(self, seed: int, steps: int) -> str:
+        """What repeats the run."""
+
+
+def drive(
+    run: Run[Report_co],
+    options: Options,
+    *,
+    seed: int,
+    steps: int,
+    step: Callable[[int], None],
+    progress: Progress | None,
+) -> Report_co:
+    """`step(n)` does the n-th. Raises SimulationError with the command that repeats the run."""
+    at = 0
+    try:
+        for at in range(steps):
+            step(at)
+            if progress is not None and at % _PROGRESS_EVERY == 0:
+                progress(at)
+        run.drain()
+    except Exception as error:
+        # Whatever broke, an assertion of what is simulated included, is a finding to be repeated.
+        where = f"step {at} of {steps}, virtual time {run.clock():.3f} s"
+        again = options.command(seed, steps)
+        raise SimulationError(
+            f"{type(error).__name__}: {error}\n  {where}\n  repeat: {again}"
+        ) from error
+    if progress is not None:
+        progress(steps)
+    return run.report(seed, steps)
