@@ -9,7 +9,7 @@ import typer
 
 from quire.cli import bench_serve
 from quire.cli.extras import SERVE, needs
-from quire.cli.output import EXIT_FOUND, AsJson, progress_bar, show, show_json, start_bar
+from quire.cli.output import AsJson, conclude, progress_bar, show, show_json, start_bar
 from quire.errors import ConfigError, StoreError
 from quire.units import parse_size
 
@@ -122,12 +122,7 @@ def transfer(
             repeats=repeats,
             progress=lambda done, of: progress("copies", done, of),
         )
-    if as_json:
-        show_json(result)
-    else:
-        show(*report.transfer(result))
-    if not result["ok"]:
-        raise typer.Exit(EXIT_FOUND)
+    conclude(result, report.transfer, as_json=as_json)
 
 
 @app.command(epilog="Example: [bold]quire bench hybrid --repeats 3 --rounds 6[/bold]")
@@ -176,12 +171,7 @@ def hybrid(
     )
     with progress_bar() as progress:
         result = bench.run(plan, progress)
-    if as_json:
-        show_json(result)
-    else:
-        show(*hybrid_report.tables(result))
-    if not result["ok"]:
-        raise typer.Exit(EXIT_FOUND)
+    conclude(result, hybrid_report.tables, as_json=as_json)
 
 
 @app.command(epilog="Example: [bold]quire bench disagg --stall-rounds 0 --json[/bold]")
@@ -239,12 +229,7 @@ def disagg(
     )
     with progress_bar() as progress:
         result = bench.run(plan, progress)
-    if as_json:
-        show_json(result)
-    else:
-        show(*disagg_report.tables(result))
-    if not result["ok"]:
-        raise typer.Exit(EXIT_FOUND)
+    conclude(result, disagg_report.tables, as_json=as_json)
 
 
 def _check_page_sizes(sizes: list[int] | tuple[int, ...], total_bytes: int) -> None:

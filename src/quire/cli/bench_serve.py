@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from quire.cli.extras import CLIENT, PLOTS, SERVE, needs
-from quire.cli.output import EXIT_FOUND, AsJson, progress_bar, show, show_json, start_bar
+from quire.cli.output import EXIT_FOUND, AsJson, conclude, progress_bar, show, show_json, start_bar
 from quire.errors import ConfigError
 from quire.units import parse_size
 
@@ -194,12 +194,7 @@ def ttft(
     )
     with progress_bar() as progress:
         result = bench.run(plan, progress)
-    if as_json:
-        show_json(result)
-    else:
-        show(*ttft_report.tables(result))
-    if not result["ok"]:
-        raise typer.Exit(EXIT_FOUND)
+    conclude(result, ttft_report.tables, as_json=as_json)
 
 
 def _key() -> str | None:

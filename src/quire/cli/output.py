@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -35,6 +35,21 @@ def show(*items: RenderableType) -> None:
 
 def show_json(result: Mapping[str, Any]) -> None:
     sys.stdout.write(json.dumps(result, indent=2) + "\n")
+
+
+def conclude(
+    result: Mapping[str, Any],
+    tables: Callable[[Any], Iterable[RenderableType]],
+    *,
+    as_json: bool,
+) -> None:
+    """Show what a benchmark found; its "ok" decides the exit code."""
+    if as_json:
+        show_json(result)
+    else:
+        show(*tables(result))
+    if not result["ok"]:
+        raise typer.Exit(EXIT_FOUND)
 
 
 def complain(sentence: str) -> None:
