@@ -19,7 +19,7 @@ class SchedulerCounters:
     unavailable: int = 0
     """No prefill server could be had for them."""
     handed_over: int = 0
-    """Computed for a peer, and taken by it."""
+    """Computed for a peer, in full; it may have gone before it took all of it."""
     preempted: int = 0
     restarted: int = 0
     """Begun again because pages it counted on did not arrive."""
