@@ -309,7 +309,8 @@ class Engine:
             return "prefill servers are asked by decode servers, and this is none"
         try:
             for address in addresses:
-                split_address(address)
+                if split_address(address)[0] != "tcp":
+                    return f"{address}: prefill servers are reached over tcp"
         except ConfigError as error:
             return str(error)
         return ""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -350,4 +351,18 @@ def test_a_slow_restore_holds_back_nobody_else_c29(
         assert finished[0].finish is Finish.LENGTH
         both.settle()
         both.ask(subject, [slow], "again")
+        both.settle()
+
+
+@plain
+@pytest.mark.parametrize("address", ["nonsense", "rdma://127.0.0.1:9", "tcp://127.0.0.1"])
+def test_an_address_that_is_none_fails_its_request_and_nothing_else(
+    subject: Subject, address: str
+) -> None:
+    with pair(subject) as both:
+        wrong = msgspec.structs.replace(_generate("wrong", subject.ask()[0]), prefill=[address])
+        both.decode.handle(wrong)
+        (output,) = [o for o in both._steps(1) if o.finish is not None]
+        assert output.finish is Finish.ERROR
+        both.ask(subject, subject.ask()[:1], "the next")
         both.settle()
