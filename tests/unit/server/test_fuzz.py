@@ -86,8 +86,9 @@ def test_any_body_gets_an_answer(path):
     with asyncio.Runner() as runner:
 
         @settings(
-            max_examples=200 if is_generating else 50,
+            max_examples=200 if is_generating else 150,
             deadline=None,
+            derandomize=True,  # by chance, once in many runs, no body was good
             suppress_health_check=[HealthCheck.too_slow],
         )
         @given(bodies(SCHEMAS[path], FIXED.get(path, {})))
