@@ -24,8 +24,8 @@ from quire.keys import Namespace, PrefixKey
 from quire.manager import CacheManager, Lease, LoadState
 from quire.memory.layout import PageLayout
 from quire.memory.sizing import check_host_budget
+from quire.sizes import format_bytes
 from quire.types import PageIds, RequestId, Tier, page_array, split_keys
-from quire.units import format_bytes
 from quire.worker import ComponentConfig, LocalWorkers, WorkerConfig, build_worker
 
 if TYPE_CHECKING:

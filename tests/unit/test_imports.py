@@ -16,7 +16,7 @@ import quire
 
 PACKAGE = Path(quire.__file__).parent
 
-BOTTOM = {"types", "errors", "units", "messages"}
+BOTTOM = {"types", "errors", "sizes", "messages"}
 LEADER = BOTTOM | {"config", "keys", "eviction", "tree", "components", "memory.allocator"}
 HANDS = BOTTOM | {"child", "memory", "transfer", "store"}
 LIBRARY = LEADER | HANDS | {"manager", "peer", "worker"}
@@ -25,7 +25,7 @@ LIBRARY = LEADER | HANDS | {"manager", "peer", "worker"}
 MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
     "errors": set(),
-    "units": {"errors"},
+    "sizes": {"errors"},
     "messages": {"types"},
     "child": {"errors"},
     "keys": {"types", "errors"},

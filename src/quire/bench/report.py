@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
 from rich.table import Table
 
-from quire.units import format_bytes
+from quire.sizes import format_bytes
 
 Result = dict[str, Any]
 

@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import StoreError
+from quire.sizes import format_bytes
 from quire.store.base import Part
 from quire.store.client import PageStore
 from quire.store.file import FileStore
 from quire.types import PageKey, PageStatus
-from quire.units import format_bytes
 from quire.worker.config import IoLimits
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30

@@ -16,7 +16,7 @@ from quire import __version__
 from quire.cli import bench, config, flags, pd, route, serve, sim, store
 from quire.cli.output import EXIT_ERROR, AsJson, complain, progress_bar, show, show_json
 from quire.errors import QuireError
-from quire.units import parse_size
+from quire.sizes import parse_size
 
 app = typer.Typer(
     name="quire",

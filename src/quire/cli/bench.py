@@ -11,7 +11,7 @@ from quire.cli import bench_serve
 from quire.cli.extras import SERVE, needs
 from quire.cli.output import AsJson, conclude, progress_bar, show, show_json, start_bar
 from quire.errors import ConfigError, StoreError
-from quire.units import parse_size
+from quire.sizes import parse_size
 
 app = typer.Typer(
     help="Measure servers, the metadata path, the file store and the copies between tiers.",

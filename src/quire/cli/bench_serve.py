@@ -11,7 +11,7 @@ import typer
 from quire.cli.extras import CLIENT, PLOTS, SERVE, needs
 from quire.cli.output import EXIT_FOUND, AsJson, conclude, progress_bar, show, show_json, start_bar
 from quire.errors import ConfigError
-from quire.units import parse_size
+from quire.sizes import parse_size
 
 SYNTHETIC = "How large (counted in tokens of the served model)"
 TARGET = "Whom to ask"

@@ -36,7 +36,7 @@ from quire.settings import (
 )
 from quire.settings.engine import weights_bytes
 from quire.settings.machine import CUDA_SHARE
-from quire.units import format_bytes
+from quire.sizes import format_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table

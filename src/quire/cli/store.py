@@ -10,10 +10,10 @@ import typer
 
 from quire.cli.output import EXIT_FOUND, AsJson, complain, progress_bar, show, show_json
 from quire.errors import StoreError
+from quire.sizes import format_bytes
 from quire.store import Mismatch, StoredObject
 from quire.store import admin as stores
 from quire.store.admin import VerifyReport
-from quire.units import format_bytes
 
 app = typer.Typer(help="List, verify and clear the pages of a store.", no_args_is_help=True)
 

@@ -9,8 +9,8 @@ from rich.table import Table
 
 from quire.errors import ConfigError, StoreError
 from quire.settings import OPTIONS, Settings
+from quire.sizes import format_bytes, parse_size
 from quire.store.url import parse_url
-from quire.units import format_bytes, parse_size
 
 if TYPE_CHECKING:
     from quire.engine.messages import EngineInfo

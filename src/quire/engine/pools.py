@@ -14,7 +14,7 @@ from quire.errors import MemoryBudgetError
 from quire.memory.layout import PageLayout
 from quire.memory.sizing import check_host_budget
 from quire.models import ModelShape
-from quire.units import format_bytes
+from quire.sizes import format_bytes
 
 _MIN_FULL_PAGES = 4
 _STATES_PER_SEQUENCE = 3

@@ -16,8 +16,8 @@ from quire.settings.kinds import NONE
 from quire.settings.machine import Machine
 from quire.settings.options import OPTIONS, Settings
 from quire.settings.sources import Loaded
+from quire.sizes import format_bytes
 from quire.store.url import GROUP, parse_url
-from quire.units import format_bytes
 
 
 def check(loaded: Loaded, effective: Settings, machine: Machine) -> list[str]:

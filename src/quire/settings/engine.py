@@ -11,7 +11,7 @@ from quire.models.weights import weight_totals
 from quire.settings.kinds import NONE
 from quire.settings.machine import Machine, cuda_device_bytes
 from quire.settings.options import Settings
-from quire.units import format_bytes
+from quire.sizes import format_bytes
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 

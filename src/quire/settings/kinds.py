@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from quire.errors import ConfigError, StoreURLError
 from quire.server.addresses import parse_peers
+from quire.sizes import format_bytes, parse_size
 from quire.store.url import parse_url
-from quire.units import format_bytes, parse_size
 
 Value = str | int | float | bool | enum.Enum | tuple[str, ...] | None
 

@@ -19,7 +19,7 @@ from quire.memory.sizing import available_memory
 from quire.models import cache_dir
 from quire.settings.kinds import NONE
 from quire.settings.options import Settings
-from quire.units import format_bytes
+from quire.sizes import format_bytes
 
 MIB, GIB = 1 << 20, 1 << 30
 

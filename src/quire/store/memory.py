@@ -13,10 +13,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
 from quire.errors import StoreURLError
+from quire.sizes import format_bytes
 from quire.store.base import Blob, ObjectName, StoredObject, StoreStats
 from quire.store.url import Options, StoreURL
 from quire.types import PageStatus
-from quire.units import format_bytes
 
 DEFAULT_MAX_BYTES = 1 << 30
 

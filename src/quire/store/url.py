@@ -14,8 +14,8 @@ from importlib.metadata import EntryPoint, entry_points
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from quire.errors import ConfigError, StoreError, StoreURLError
+from quire.sizes import parse_size
 from quire.store.base import Store
-from quire.units import parse_size
 
 GROUP = "quire.stores"
 

@@ -67,7 +67,7 @@ def _chats() -> list[Prompt]:
     """Chat, a document asked about twice, code, a second turn, another language."""
     tokenizer = load_tokenizer(embedded_model())
     document = (ROOT / "docs/embedding.md").read_text()[:1500]
-    code = (ROOT / "src/quire/units.py").read_text()[:700]
+    code = (ROOT / "src/quire/sizes.py").read_text()[:700]
     turns = [
         [("user", "Write three sentences about the sea, the wind and the harbour.")],
         [("user", f"{document}\n\nWhich call may block?")],

@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 
 from quire.errors import ConfigError, StoreError, StoreURLError
+from quire.sizes import format_bytes, parse_size
 from quire.store import open_store
 from quire.store.file import FileStore
 from quire.store.memory import MemoryStore
 from quire.store.url import parse_url
-from quire.units import format_bytes, parse_size
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from rich.markup import escape
 from quire.bench.disagg.stall import PLAIN, STALLED
 from quire.bench.disagg.turns import OFF, ON, UNIFIED
 from quire.bench.report import count_of, new_table
-from quire.units import format_bytes
+from quire.sizes import format_bytes
 
 Result = dict[str, Any]
 

@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from quire.bench.hybrid.overhead import WITH, WITHOUT
 from quire.bench.report import count_of, new_table, percent, verdict
-from quire.units import format_bytes
+from quire.sizes import format_bytes
 
 Result = dict[str, Any]
 

@@ -22,7 +22,7 @@ from quire.bench.ttft.overhead import WITH, WITHOUT, Side
 from quire.bench.ttft.prompts import Prompts
 from quire.bench.ttft.server import ServerProcess
 from quire.errors import EngineError
-from quire.units import format_bytes
+from quire.sizes import format_bytes
 
 GIB = 1 << 30
 CUDA_DEVICE_BYTES = 8 * GIB

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from quire.units import format_bytes
+from quire.sizes import format_bytes
 
 RETRY_AFTER_S = 30.0
 REFRESH_AFTER_S = 0.5
