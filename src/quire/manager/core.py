@@ -34,6 +34,8 @@ from quire.types import (
 Clock = Callable[[], float]
 EVICTED_PAGES = 32
 """A long node is evicted from its end, so many pages at a time."""
+COALESCED_NODES = 16
+"""So many nodes become one while a request still makes them longer."""
 ROOT_SLOT = -1
 """In a Guard: not a holding but the root itself, which an empty namespace needs to stay."""
 
@@ -149,9 +151,14 @@ class Core:
         """Nobody works on a node any more: what is alike around it becomes one node."""
         if not any(node.held):
             return  # it has left the tree, or become a part of another
-        self.tree.coalesce(node)
+        device, host = node.held[DEVICE], node.held[HOST]
+        in_use = (device is not None and device.reasons) or (host is not None and host.reasons)
+        least = COALESCED_NODES if in_use else 2
+        self.tree.coalesce(node, least)
+        if in_use and node.parent is not None:
+            self.tree.coalesce(node.parent, least)
         if node.children is not None and len(node.children) == 1:
-            self.tree.coalesce(next(iter(node.children.values())))
+            self.tree.coalesce(next(iter(node.children.values())), least)
 
     def drop(self, node: Node, component: int) -> None:
         """Give up what a node holds of a component, in every tier where nobody uses it."""

@@ -240,7 +240,8 @@ class CacheManager:
         first, private, state = lease.num_device, lease.private_pages, lease.state
         if not key.continues(lease.key, first):
             raise LeaseError(
-                f"{lease.owner!r} commits another prefix than the one its first {first} pages are of"
+                f"{lease.owner!r} commits another prefix than the one its first {first}"
+                f" pages are of"
             )
         lease.key = key
         if lease.loads or lease.load_state is _LOAD_FAILED:
@@ -277,7 +278,6 @@ class CacheManager:
     def release(self, lease: Lease) -> None:
         """End or abort the request, in any state: all it held comes back."""
         lease.require_live()
-        lease.released = True
         self.leases.remove(lease)
         if lease.prefetch is not None:
             self._prefetcher.settle(lease.prefetch)
@@ -294,6 +294,7 @@ class CacheManager:
         self.core.unprotect(lease.guards)
         if lease.state is not None:
             self.core.tidy((lease.tail, lease.device_tail))
+        lease.end()
         self.core.rest(lease.tail)
 
     # ---- peers ----------------------------------------------------------------------------------

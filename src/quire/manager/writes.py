@@ -203,7 +203,7 @@ class _Line:
         span = self._to_back_up.get(node)
         if span is None:
             span = self._to_back_up[node] = Span(node)
-            node.queued += 1
+            node.named += 1
         span.urgent |= urgent
         span.cold |= cold
 
@@ -223,7 +223,7 @@ class _Line:
 
     def _queue_write(self, span: Span) -> None:
         if span.tail not in self._to_write:
-            span.tail.queued += 1
+            span.tail.named += 1
         self._to_write[span.tail] = span
         if len(self._to_write) > MAX_QUEUED_NODES:
             oldest = self._next_write()
@@ -231,12 +231,12 @@ class _Line:
 
     def _next_write(self) -> Span:
         span = self._to_write.pop(next(iter(self._to_write)))
-        span.tail.queued -= 1
+        span.tail.named -= 1
         return span
 
     def _next_retry(self) -> Span:
         span = heapq.heappop(self._retries)[-1]
-        span.tail.queued -= 1
+        span.tail.named -= 1
         return span
 
     def clear(self) -> None:
@@ -249,7 +249,7 @@ class _Line:
     def _take_backups(self) -> dict[Node, Span]:
         due, self._to_back_up = self._to_back_up, {}
         for node in due:
-            node.queued -= 1
+            node.named -= 1
         return due
 
     def _clear_writes(self) -> None:
@@ -501,7 +501,7 @@ class _Line:
         self._core.counters.write_retried_pages += size
         due = self._core.clock() + config.retry_delay_s * 2 ** (span.attempt - 1)
         self._sequence += 1
-        span.tail.queued += 1
+        span.tail.named += 1
         heapq.heappush(self._retries, (due, self._sequence, span))
 
     # ---- shared ---------------------------------------------------------------------------------

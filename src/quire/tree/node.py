@@ -69,7 +69,7 @@ class Node:
         "page_keys",
         "parent",
         "priority",
-        "queued",
+        "named",
         "stamp",
         "stored",
         "tokens",
@@ -92,8 +92,8 @@ class Node:
         """Children whose full pages the device holds."""
         self.host_below = 0
         """Children whose full pages the host holds."""
-        self.queued = 0
-        """Entries in queues of work that name it: until they are done it stays as it is."""
+        self.named = 0
+        """Leases and queues of work that know it as the end of something: it stays as it is."""
         self.hits = 0
         self.is_mark = False
         """Somebody will want to go on from its end: state behind it is kept."""

@@ -12,7 +12,7 @@ Splits. `split(node, n)` puts a *new* node above `node`; the object itself keeps
 
 so whoever remembers a node as the end of what it uses (a lease, an operation) need not be told:
 walking up from it still passes exactly the same pages. `coalesce` is the way back: neighbours
-that are alike in everything, and that nobody uses, become one node again. And a leaf that only
+that are alike in everything, and that nobody names, become one node again. And a leaf that only
 the device has, used by one request, grows in place. So a tree has forks and ends, and not a node
 for each commit.
 
@@ -286,13 +286,13 @@ class PrefixTree:
         node.stored = 0
         self.changes += 1
 
-    def coalesce(self, tail: Node) -> None:
-        """Make one node of `tail` and those right above it that are like it and at rest: nobody
-        uses them, or anything below."""
+    def coalesce(self, tail: Node, least: int = 2) -> None:
+        """Make one node of `tail` and those right above it that are like it, if these are at
+        `least` so many together."""
         run = [tail]
         while (upper := run[-1].parent) is not None and self._are_alike(upper, run[-1]):
             run.append(upper)
-        if len(run) == 1:
+        if len(run) < least:
             return
         run.reverse()
         top, parent = run[0], run[0].parent
@@ -338,7 +338,7 @@ class PrefixTree:
             and upper.priority == lower.priority
             and not upper.others_stored
             and not upper.is_mark
-            and not upper.queued
+            and not upper.named
         )
         if not same:
             return False
@@ -349,9 +349,9 @@ class PrefixTree:
                 if above is not None or slot not in self.points:
                     return False
                 continue
-            if above is None or below is None or above.reasons or below.reasons:
+            if above is None or below is None or above.forgiven != below.forgiven:
                 return False
-            if above.forgiven != below.forgiven:
+            if not (_is_quiet(above) and _is_quiet(below)):
                 return False
         return True
 
@@ -487,6 +487,11 @@ class PrefixTree:
         if holding is None or holding.state is not DRAINING or holding.locks:
             return False
         return slot != DEVICE or node.device_below == 0
+
+
+def _is_quiet(holding: Holding) -> bool:
+    """Nobody reads, fills or waits for these very pages; what hangs below may be in use."""
+    return holding.locks == 0 and holding.state is READY and not holding.owes
 
 
 def _cut(tokens: bytes, overlap: int) -> bytes:
