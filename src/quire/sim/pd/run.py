@@ -181,12 +181,11 @@ class PdSimulation:
         return all(n.idle and n.manager.next_wakeup() is None for n in self.nodes)
 
     def _check_nobody_is_forgotten(self) -> None:
-        """With nobody asking and nothing under way, nothing may be held for anybody. (Except when
-        messages overtake each other: an Ask that comes after its Abort is held until its time.)"""
+        """With nobody asking and nothing under way, nothing may be held for anybody."""
         talking = self.world.network.next_event_s() is not None
         asking = any(node.exchange.asker.open or node.hub.events for node in self.nodes)
         self._quiet_turns = 0 if talking or asking or self.clients.calls else self._quiet_turns + 1
-        if self._quiet_turns > _QUIET_TURNS and not self.options.reordered:
+        if self._quiet_turns > _QUIET_TURNS:
             for node in self.nodes:
                 for link, name in node.exchange.holder.open:
                     raise SimulationError(f"{node.epoch} holds {name} of {link} for nobody")
