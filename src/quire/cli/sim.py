@@ -11,6 +11,7 @@ from typing import Annotated, Any, Protocol
 import typer
 
 from quire.cli.output import EXIT_FOUND, AsJson, complain, progress_bar, show, show_json
+from quire.cli.swarm import swarm
 from quire.config import PrefetchPolicy, WritePolicy
 from quire.eviction import EvictionKind
 from quire.sim import ComponentMix, SimOptions, SimulationError, UnitMix, simulate
@@ -261,6 +262,8 @@ def pd(
         as_json=as_json,
     )
 
+
+app.command(epilog="Example: [bold]quire sim swarm --minutes 10 --jobs 16[/bold]")(swarm)
 
 _OWN = ("seed", "steps", "as_json")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, fields
 from random import Random
+from typing import TYPE_CHECKING, TypeVar
 
 from quire.components import Component, FullAttention, PoolSize, Recurrent, SlidingWindow
 from quire.config import (
@@ -20,6 +21,9 @@ from quire.config import (
     WritePolicy,
 )
 from quire.eviction import EvictionKind
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 class UnitMix(enum.Enum):
@@ -112,6 +116,10 @@ class SimOptions:
             cost_model=rng.random() < 0.3,
         )
 
+    @classmethod
+    def for_swarm(cls, seed: int) -> SimOptions:
+        return cls.from_seed(seed)
+
     def cache_config(self) -> CacheConfig:
         """Timeouts short enough that all of them are met in a short run."""
         return CacheConfig(
@@ -156,13 +164,20 @@ class SimOptions:
 
     def command(self, seed: int, steps: int) -> str:
         """The exact command that repeats a run with these options."""
-        default = SimOptions.from_seed(seed)
-        words = [f"quire sim run --seed {seed} --steps {steps}"]
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value != getattr(default, field.name):
-                words.append(_flag(field.name, value))
-        return " ".join(words)
+        return command_line("run", self, SimOptions.from_seed(seed), seed, steps)
+
+
+T = TypeVar("T", bound="DataclassInstance")
+
+
+def command_line(name: str, options: T, default: T, seed: int, steps: int) -> str:
+    """Names the options that are not as they follow from the seed."""
+    words = [f"quire sim {name} --seed {seed} --steps {steps}"]
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if value != getattr(default, field.name):
+            words.append(_flag(field.name, value))
+    return " ".join(words)
 
 
 def _flag(name: str, value: object) -> str:

@@ -7,11 +7,11 @@ the overrides that a repetition needs.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from random import Random
 
 from quire.config import PrefetchPolicy, WritePolicy
-from quire.sim.options import ComponentMix, SimOptions
+from quire.sim.options import ComponentMix, SimOptions, command_line
 
 
 class Topology(enum.Enum):
@@ -114,6 +114,10 @@ class SimPdOptions:
             delayed=rng.choice((0.0, 0.02)),
         )
 
+    @classmethod
+    def for_swarm(cls, seed: int) -> SimPdOptions:
+        return cls.from_seed(seed)
+
     @property
     def is_calm(self) -> bool:
         """Nothing ever goes wrong: then nobody may be turned away."""
@@ -143,17 +147,4 @@ class SimPdOptions:
 
     def command(self, seed: int, steps: int) -> str:
         """The exact command that repeats a run with these options."""
-        default = SimPdOptions.from_seed(seed)
-        words = [f"quire sim pd --seed {seed} --steps {steps}"]
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value != getattr(default, field.name):
-                words.append(flag(field.name, value))
-        return " ".join(words)
-
-
-def flag(name: str, value: object) -> str:
-    option = name.replace("_", "-")
-    if isinstance(value, bool):
-        return f"--{option}" if value else f"--no-{option}"
-    return f"--{option} {value.value if isinstance(value, enum.Enum) else value}"
+        return command_line("pd", self, SimPdOptions.from_seed(seed), seed, steps)
