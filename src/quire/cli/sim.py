@@ -79,6 +79,9 @@ StuckShare = Annotated[
     float | None,
     typer.Option(help="Share that outlives every deadline.", rich_help_panel=TROUBLE),
 ]
+Strict = Annotated[
+    bool | None, typer.Option(help="Watch every call of the manager.", rich_help_panel=TROUBLE)
+]
 AbortRate = Annotated[float | None, typer.Option(help="Aborts per step.", rich_help_panel=TROUBLE)]
 
 
@@ -145,6 +148,7 @@ def run(
         bool | None,
         typer.Option(help="One rank dies after two thirds of the steps.", rich_help_panel=TROUBLE),
     ] = None,
+    strict: Strict = None,
 ) -> None:
     """One run, checked at every step. The same seed and options repeat it exactly.
 
@@ -244,6 +248,7 @@ def pd(
     delayed: Annotated[
         float | None, typer.Option(help="Share that comes late.", rich_help_panel=TROUBLE)
     ] = None,
+    strict: Strict = None,
 ) -> None:
     """One run of a cluster: real engines, simulated workers and lines, checked at every step.
 

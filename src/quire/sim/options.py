@@ -81,6 +81,8 @@ class SimOptions:
     """One rank dies after two thirds of the steps."""
     events: bool = False
     cost_model: bool = False
+    strict: bool = False
+    """Every call of the manager is watched: see quire.sim.watch."""
 
     @classmethod
     def from_seed(cls, seed: int) -> SimOptions:

@@ -23,6 +23,7 @@ from quire.sim.operator import Operator
 from quire.sim.options import SimOptions
 from quire.sim.report import SimReport, SimulationError
 from quire.sim.store import SimStores
+from quire.sim.watch import WatchedManager
 from quire.sim.workers import SimWorkers
 from quire.sim.workload import Workload
 from quire.types import Tier
@@ -62,7 +63,8 @@ class Simulation:
         rngs = {name: Random(f"{seed} {name}") for name in _PARTS}
         self.options = options
         self.clock = VirtualClock()
-        self.manager = CacheManager(
+        manager = WatchedManager if options.strict else CacheManager
+        self.manager = manager(
             options.cache_config(), clock=self.clock, components=options.components()
         )
         self.pools = Pools(options.ranks, options.pool_sizes())
@@ -159,6 +161,9 @@ class Simulation:
             self._digest.update(encode(commands))
         self.workers.submit(commands)
         self.manager.check_invariants()
+        if isinstance(self.manager, WatchedManager):
+            alive = {request.id for request in self.engine.requests}
+            self.manager.check_kept(alive.__contains__)
         self.operator.check_changes()
         self._steps += 1
         if self._steps % _AUDIT_EVERY == 0:

@@ -37,6 +37,7 @@ from quire.sim.pd.options import SimPdOptions
 from quire.sim.peers import Serving, SimPeers
 from quire.sim.report import SimulationError
 from quire.sim.store import SimStores
+from quire.sim.watch import WatchedManager
 from quire.sim.workers import SimWorkers
 from quire.sim.workload import ALPHABET
 from quire.types import Tier
@@ -109,9 +110,8 @@ class SimNode:
             peers=SimPeers(place.address, world.network.line, world.servers),
             serving=self.serving,
         )
-        self.manager = CacheManager(
-            cache.cache_config(), clock=clock, components=cache.components()
-        )
+        manager = WatchedManager if options.strict else CacheManager
+        self.manager = manager(cache.cache_config(), clock=clock, components=cache.components())
         has_window = options.mix in (ComponentMix.WINDOW, ComponentMix.BOTH)
         self.model = SimModel(
             world.oracle,
@@ -203,6 +203,8 @@ class SimNode:
 
     def check(self) -> None:
         self.manager.check_invariants()
+        if isinstance(self.manager, WatchedManager):
+            self.manager.check_kept(lambda owner: self.scheduler.request(owner) is not None)
 
     def audit(self) -> int:
         """Everything the tree calls READY is right; and what is free is filled with garbage, so

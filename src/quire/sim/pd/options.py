@@ -71,6 +71,9 @@ class SimPdOptions:
     reordered: float = 0.0
     delayed: float = 0.0
 
+    strict: bool = False
+    """Every call of the managers is watched: see quire.sim.watch."""
+
     @classmethod
     def from_seed(cls, seed: int) -> SimPdOptions:
         rng = Random(f"quire sim pd options {seed}")
