@@ -79,6 +79,17 @@ StuckShare = Annotated[
     float | None,
     typer.Option(help="Share that outlives every deadline.", rich_help_panel=TROUBLE),
 ]
+StorePages = Annotated[
+    int | None, typer.Option(help="Room in the store; 0: endless.", rich_help_panel=TROUBLE)
+]
+LanePagesS = Annotated[
+    float | None,
+    typer.Option(help="Pages a second of each rank's lanes; 0: any.", rich_help_panel=TROUBLE),
+]
+Arrivals = Annotated[
+    float | None,
+    typer.Option(help="Per step, whoever else waits; 0: by concurrency.", rich_help_panel=TROUBLE),
+]
 Strict = Annotated[
     bool | None, typer.Option(help="Watch every call of the manager.", rich_help_panel=TROUBLE)
 ]
@@ -149,6 +160,9 @@ def run(
         typer.Option(help="One rank dies after two thirds of the steps.", rich_help_panel=TROUBLE),
     ] = None,
     strict: Strict = None,
+    store_pages: StorePages = None,
+    lane_pages_s: LanePagesS = None,
+    arrivals: Arrivals = None,
 ) -> None:
     """One run, checked at every step. The same seed and options repeat it exactly.
 
@@ -249,6 +263,13 @@ def pd(
         float | None, typer.Option(help="Share that comes late.", rich_help_panel=TROUBLE)
     ] = None,
     strict: Strict = None,
+    store_pages: StorePages = None,
+    lane_pages_s: LanePagesS = None,
+    link_pages_s: Annotated[
+        float | None,
+        typer.Option(help="Pages a second of each engine's line; 0: any.", rich_help_panel=TROUBLE),
+    ] = None,
+    arrivals: Arrivals = None,
 ) -> None:
     """One run of a cluster: real engines, simulated workers and lines, checked at every step.
 

@@ -7,7 +7,7 @@ field may be overridden, and `command` names exactly the overrides that a repeti
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
@@ -83,6 +83,13 @@ class SimOptions:
     cost_model: bool = False
     strict: bool = False
     """Every call of the manager is watched: see quire.sim.watch."""
+    store_pages: int = 0
+    """Pages that the store has room for, of all ranks and components; 0: as many as come."""
+    lane_pages_s: float = 0.0
+    """What each rank carries between device and host, and as much to the store; 0: everything."""
+    arrivals: float = 0.0
+    """Per step, alone or together, whether others are answered or not; 0: there are never more
+    requests than `concurrency`."""
 
     @classmethod
     def from_seed(cls, seed: int) -> SimOptions:
@@ -120,7 +127,14 @@ class SimOptions:
 
     @classmethod
     def for_swarm(cls, seed: int) -> SimOptions:
-        return cls.from_seed(seed)
+        """With what runs out drawn as well; what follows from the seed alone stays as it was."""
+        rng = Random(f"quire swarm options {seed}")
+        return replace(
+            cls.from_seed(seed),
+            store_pages=rng.choice((0, rng.randrange(40, 400))),
+            lane_pages_s=rng.choice((0.0, 30.0, 200.0)),
+            arrivals=rng.choice((0.0, 0.1, 0.3)),
+        )
 
     def cache_config(self) -> CacheConfig:
         """Timeouts short enough that all of them are met in a short run."""

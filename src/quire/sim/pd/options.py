@@ -7,7 +7,7 @@ the overrides that a repetition needs.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from quire.config import PrefetchPolicy, WritePolicy
@@ -73,6 +73,15 @@ class SimPdOptions:
 
     strict: bool = False
     """Every call of the managers is watched: see quire.sim.watch."""
+    store_pages: int = 0
+    """Pages that the store of all engines has room for; 0: as many as come."""
+    lane_pages_s: float = 0.0
+    """What each rank carries between device and host, and as much to the store; 0: everything."""
+    link_pages_s: float = 0.0
+    """What each engine sends to all others, and gets from them; 0: everything."""
+    arrivals: float = 0.0
+    """Per step, alone or together, whether others are answered or not; 0: there are never more
+    calls than `concurrency`."""
 
     @classmethod
     def from_seed(cls, seed: int) -> SimPdOptions:
@@ -119,7 +128,15 @@ class SimPdOptions:
 
     @classmethod
     def for_swarm(cls, seed: int) -> SimPdOptions:
-        return cls.from_seed(seed)
+        """With what runs out drawn as well; what follows from the seed alone stays as it was."""
+        rng = Random(f"quire swarm options {seed}")
+        return replace(
+            cls.from_seed(seed),
+            store_pages=rng.choice((0, rng.randrange(40, 400))),
+            lane_pages_s=rng.choice((0.0, 100.0, 400.0)),
+            link_pages_s=rng.choice((0.0, 50.0, 200.0)),
+            arrivals=rng.choice((0.0, 0.05, 0.15)),
+        )
 
     @property
     def is_calm(self) -> bool:
