@@ -132,7 +132,7 @@ class SimPdOptions:
         rng = Random(f"quire swarm options {seed}")
         return replace(
             cls.from_seed(seed),
-            store_pages=rng.choice((0, rng.randrange(40, 400))),
+            store_pages=rng.choice((0, rng.randrange(20, 200))),
             lane_pages_s=rng.choice((0.0, 100.0, 400.0)),
             link_pages_s=rng.choice((0.0, 50.0, 200.0)),
             arrivals=rng.choice((0.0, 0.05, 0.15)),
