@@ -23,6 +23,9 @@ from quire.types import RequestId
 _ARRIVAL_CHANCE = 0.4
 _HASTY_SHARE = 0.03
 """Calls that are given up by a deadline of their own."""
+_NO_ROOM = "there was no room to keep the state"
+"""A prefill engine that has computed a prompt for nothing: it could have waited for room, and does
+not yet."""
 _NOBODY = RequestId("")
 MAX_ATTEMPT_S = 240.0
 """In which an engine must have answered, or said that it cannot."""
@@ -112,7 +115,9 @@ class SimClients:
         assert node is not None
         if output.finish is Finish.REJECTED and not call.was_full:
             raise SimulationError(f"{call.id} was rejected by one that has room: {output.error}")
-        if output.finish is Finish.UNAVAILABLE:
+        if _NO_ROOM in output.error:
+            self._count("failed for want of room")
+        elif output.finish is Finish.UNAVAILABLE:
             could = [other.epoch for other in node.could_ask(nodes, call.sent_s)]
             if could or node.place.role is not Role.DECODE:
                 ways = ", ".join(could) or node.epoch

@@ -140,10 +140,10 @@ class SimPdOptions:
 
     @property
     def is_calm(self) -> bool:
-        """Nothing ever goes wrong: then nobody may be turned away."""
+        """Nothing ever goes wrong or runs out: then nobody may be turned away."""
         trouble = (
             *(self.fault_rate, self.slow_share, self.stuck_share, self.kill_rate, self.cut_rate),
-            *(self.stall_rate, self.leap_rate, self.reordered, self.delayed),
+            *(self.stall_rate, self.leap_rate, self.reordered, self.delayed, self.arrivals),
         )
         return not any(trouble)
 
