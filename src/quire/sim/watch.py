@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from quire.components import Component
 from quire.config import CacheConfig
@@ -86,8 +86,8 @@ class WatchedManager(CacheManager):
 
     # ---- others ---------------------------------------------------------------------------------
 
-    def acquire(self, match: PrefixMatch, owner: RequestId, *, priority: int = 0) -> Lease:
-        lease = super().acquire(match, owner, priority=priority)
+    def acquire(self, match: PrefixMatch, owner: RequestId, **options: Any) -> Lease:
+        lease = super().acquire(match, owner, **options)
         self._look_at_host("acquire")
         return lease
 
