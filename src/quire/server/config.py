@@ -21,7 +21,7 @@ class ServerConfig:
     api_key: str | None = None
     """For /v1, as `Authorization: Bearer`; None: anybody who can connect."""
     admin_key: str | None = None
-    """For /admin; None: only from this machine, and never through a proxy or a web page."""
+    """For /admin; None: nobody can use it."""
     request_timeout_s: float = 600.0
     """The longest that one request may take; a request may ask for less."""
     max_body_bytes: int = 16 * _MIB

@@ -182,10 +182,17 @@ class Settings:
     admin_key: str | None = _option(
         None,
         Text("KEY"),
-        "Needed for the admin API (flush, attach, detach, …). Not set: it answers only to "
-        "clients on this machine.",
+        "Needed for the admin API (flush, attach, detach, …), wherever a request comes from. Not "
+        "set: one is made at every start and written to admin_key_file.",
         example="another long random text",
         secret=True,
+    )
+    admin_key_file: str | None = _option(
+        None,
+        Text("FILE"),
+        "Where an admin key made at the start is written, for this user alone; removed at the end.",
+        auto="admin/PORT in Quire's cache directory",
+        example="/run/quire/admin.key",
     )
     role: Role = _option(  # noqa: RUF009  # it is a dataclasses.field
         Role.UNIFIED,
