@@ -28,7 +28,7 @@ WHERE_THE_REST_IS = (
 def _flag(name: str, panel: str | None = None) -> Any:
     option = OPTIONS[name]
     assert option.flag is not None
-    default = f"auto, {option.auto}" if option.auto else option.kind.show(option.default)
+    default = f"auto, {option.auto}" if option.auto else option.show(option.default)
     return typer.Option(
         option.flag,
         metavar=option.kind.metavar,
@@ -50,6 +50,7 @@ WritePolicy = Annotated[str | None, _flag("write_policy", TIERS)]
 PrefetchPolicy = Annotated[str | None, _flag("prefetch_policy", TIERS)]
 Host = Annotated[str | None, _flag("host", SERVER)]
 Port = Annotated[str | None, _flag("port", SERVER)]
+Record = Annotated[str | None, _flag("record", SERVER)]
 Role = Annotated[str | None, _flag("role", PEERS)]
 Prefill = Annotated[str | None, _flag("prefill", PEERS)]
 Peers = Annotated[str | None, _flag("peers", PEERS)]

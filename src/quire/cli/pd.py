@@ -136,6 +136,8 @@ def plan(
             if value is not None:
                 arguments += [f"--{option}", str(value)]
         own = dict(environ)
+        if name == "prefill":  # clients ask the other one
+            own.pop(OPTIONS["record"].variable, None)
         if gpus and not is_shared:
             own["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[first : first + tp])
         if settings.device == "cpu" and settings.threads is None:

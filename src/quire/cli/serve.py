@@ -43,6 +43,7 @@ def serve(
     prefetch_policy: flags.PrefetchPolicy = None,
     host: flags.Host = None,
     port: flags.Port = None,
+    record: flags.Record = None,
     role: flags.Role = None,
     prefill: flags.Prefill = None,
     peers: flags.Peers = None,
@@ -79,6 +80,8 @@ def server_config(settings: Settings) -> ServerConfig:
         api_key=settings.api_key,
         admin_key=settings.admin_key or make_key(),
         request_timeout_s=settings.request_timeout,
+        record=Path(settings.record).expanduser() if settings.record else None,
+        record_max_bytes=settings.record_max,
     )
 
 

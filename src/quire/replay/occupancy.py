@@ -1,10 +1,10 @@
 """Occupancy: how much of the device is in use by requests that run, and cannot hold cached pages.
 
-    share of the device
-    97 %            ┌───────┐
-                    │ burst │
-    in_use ─────────┘       └──────────
-            0   begins     ends       1    of the trace's time
+share of the device
+97 %            ┌───────┐
+                │ burst │
+in_use ─────────┘       └──────────
+        0   begins     ends       1    of the trace's time
 """
 
 from __future__ import annotations

@@ -194,6 +194,20 @@ class Settings:
         auto="admin/PORT in Quire's cache directory",
         example="/run/quire/admin.key",
     )
+    record: str | None = _option(
+        None,
+        Text("FILE"),
+        "Record a trace of the requests for `quire replay`: lengths and keyed digests of blocks, "
+        "never tokens. A new file.",
+        example="requests.jsonl",
+        flag=True,
+    )
+    record_max: int = _option(
+        256 << 20,
+        Size(minimum=1),
+        "Recording ends when the file has this size.",
+        example="1GiB",
+    )
     role: Role = _option(  # noqa: RUF009  # it is a dataclasses.field
         Role.UNIFIED,
         Choice(list(Role)),

@@ -198,7 +198,7 @@ def check(subject: Subject, prompt: Prompt, reply: Reply) -> list[int]:
     """Raises unless it is what stock transformers answers, likelihoods too. Returns the tokens;
     none, where two were as close as the last digits of a sum and the other one won."""
     assert reply.status == 200, reply
-    assert not reply.error
+    assert not reply.error, reply
     expected = reference(subject, prompt, len(reply.names))
     assert expected.tokens
     label = _vocabulary(subject).label
