@@ -41,7 +41,9 @@ Times = dict[str, list[float]]
 """Tier → median seconds, by length."""
 
 LENGTHS = 3
-_LONGEST = 4096
+_SHORTEST, _LONGEST = 512, 4096
+_LONGEST_S = 4.0
+"""To be computed in: on a slow machine prompts are shorter."""
 _REST_S = 60.0
 _FASTEST = 1e12
 """Bytes per second, where a tier is too fast to be told from none."""
@@ -54,9 +56,8 @@ async def measure(
     client = await EngineClient.start(config)
     try:
         info = client.info
-        longest = min(_LONGEST, info.max_context * 3 // 4)
+        longest = min(await _longest(client), info.max_context * 3 // 4)
         lengths = [longest * (i + 1) // LENGTHS for i in range(LENGTHS)]
-        await _ask(client, _prompt(info.vocab_size, lengths[0]), secrets.token_hex(8))  # warm up
         samples = [await _sample(client, n, repeats, progress) for n in lengths]
         full = next(tier for tier in info.tiers if tier.component == "full")
         bytes_per_token = sum(
@@ -114,6 +115,15 @@ def _rate(size_bytes: int, slow: Sequence[float], fast: Sequence[float]) -> floa
     """Of the longest prompt over the shortest, beyond what they take one tier above."""
     seconds = (slow[-1] - fast[-1]) - (slow[0] - fast[0])
     return min(size_bytes / seconds, _FASTEST) if seconds > 0 else _FASTEST
+
+
+async def _longest(client: EngineClient) -> int:
+    """Tokens of a prompt that is worth its time here. Also warms up."""
+    seconds = 0.0
+    for _ in range(2):
+        prompt = _prompt(client.info.vocab_size, _SHORTEST // 2)
+        seconds, _ = await _ask(client, prompt, secrets.token_hex(8))
+    return min(max(int(_LONGEST_S / seconds * len(prompt)), _SHORTEST), _LONGEST)
 
 
 async def _sample(

@@ -15,6 +15,7 @@ import numpy as np
 
 from quire.errors import ConfigError
 from quire.replay.bounds import Belady, IdealLru, hits_of
+from quire.replay.occupancy import Occupancy
 from quire.replay.profile import Profile
 from quire.replay.run import Outcome, ReplayOptions, replay
 from quire.replay.trace import Trace
@@ -63,13 +64,13 @@ def sweep(
             progress(f"{tier.value} {size}", number, len(trace.rows))
 
         outcome = replay(trace, options, done)
-        point = {"pages": count, "bytes": count * page_bytes} | _found(trace, options, outcome)
+        point: Result = {"pages": count, "bytes": count * page_bytes} | _found(
+            trace, options, outcome
+        )
         point["ttft_s"] = None if profile is None else _ttft(trace, outcome, profile)
         points.append(point)
     _add_slopes(points)
-    everything = hits_of(
-        IdealLru(), trace, trace.num_distinct, 0, replace(base.occupancy, in_use=0, burst=0)
-    )
+    everything = hits_of(IdealLru(), trace, 0, trace.num_distinct, Occupancy())
     return {
         "trace": {
             "name": trace.name,
