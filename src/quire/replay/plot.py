@@ -9,6 +9,7 @@ matplotlib is loaded only here, and without a display.
 
 from __future__ import annotations
 
+from math import log2
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,9 @@ def write(result: Result, path: Path) -> None:
     if has_ttft:
         _ttft(result, panels[1])
     _slopes(result, panels[-1])
+    if result["enough_bytes"] is not None:
+        for axes in panels:
+            axes.axvline(log2(result["enough_bytes"]), color=_INK, linewidth=1, linestyle=":")
     trace = result["trace"]
     figure.suptitle(result["advice"], fontsize=11, fontweight="bold", x=0.01, ha="left")
     about = f"{trace['name']}, {trace['requests']:,} requests  ·  {result['write_policy']}"
@@ -71,7 +75,7 @@ def _hits(result: Result, axes: Axes) -> None:
         "a cache without limits", (at[0], 100 * result["unlimited"]), fontsize=8, va="bottom"
     )
     _dress(axes, "prompt blocks found, %")
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    axes.legend(fontsize=8, loc="lower right", framealpha=0.9)
 
 
 def _ttft(result: Result, axes: Axes) -> None:
@@ -96,8 +100,6 @@ def _slopes(result: Result, axes: Axes) -> None:
 
 def _places(result: Result) -> list[float]:
     """Sizes on a logarithmic scale, one step per doubling."""
-    from math import log2
-
     return [log2(max(each["bytes"], 1)) for each in result["points"]]
 
 

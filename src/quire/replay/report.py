@@ -92,6 +92,12 @@ def _notes(result: Result) -> list[str]:
             f"First tokens alone keep {', '.join(busy)} such machines busy; times are without "
             "queueing."
         )
+        if guessed := result["points"][0]["ttft_s"]["guessed"]:
+            longest = result["profile"]["longest_tokens"]
+            notes.append(
+                f"{guessed:.0%} of the prompts are longer than the {longest:,} tokens measured: "
+                "their times are extrapolated."
+            )
     return notes
 
 

@@ -70,6 +70,7 @@ def sweep(
         point["ttft_s"] = None if profile is None else _ttft(trace, outcome, profile)
         points.append(point)
     _add_slopes(points)
+    enough = next(each for each in points if each["hit"] >= ENOUGH * points[-1]["hit"])
     everything = hits_of(IdealLru(), trace, 0, trace.num_distinct, Occupancy())
     return {
         "trace": {
@@ -91,7 +92,8 @@ def sweep(
         "unlimited": everything / trace.num_asked,
         "points": points,
         "profile": None if profile is None else msgspec.to_builtins(profile),
-        "advice": _advice(points, tier),
+        "enough_bytes": None if enough is points[-1] else enough["bytes"],
+        "advice": _advice(enough, points[-1], tier),
     }
 
 
@@ -128,7 +130,8 @@ def _found(trace: Trace, options: ReplayOptions, outcome: Outcome) -> Result:
 
 
 def _ttft(trace: Trace, outcome: Outcome, profile: Profile) -> dict[str, float]:
-    """Also how many such machines the trace keeps busy with nothing but first tokens."""
+    """Also how many such machines the trace keeps busy with nothing but first tokens, and the share
+    of prompts longer than any that was measured."""
     size = trace.block_tokens
     times = np.array(
         [
@@ -141,6 +144,8 @@ def _ttft(trace: Trace, outcome: Outcome, profile: Profile) -> dict[str, float]:
         "p50": float(np.percentile(times, 50)),
         "p95": float(np.percentile(times, 95)),
         "machines": float(times.sum()) / (trace.duration_s or 1.0),
+        "guessed": sum(row.num_tokens > profile.longest_tokens for row in trace.rows)
+        / len(trace.rows),
     }
 
 
@@ -157,9 +162,7 @@ def _add_slopes(points: list[Result]) -> None:
         here["next_gib"] = {"hit": (there["hit"] - here["hit"]) / gib, "saved_s": saved}
 
 
-def _advice(points: Sequence[Result], tier: Tier) -> str:
-    last = points[-1]
-    enough = next(each for each in points if each["hit"] >= ENOUGH * last["hit"])
+def _advice(enough: Result, last: Result, tier: Tier) -> str:
     if enough is last:
         return (
             f"{tier.value}: the largest size, {format_bytes(last['bytes'])}, is still worth it; "
