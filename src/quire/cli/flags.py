@@ -28,7 +28,7 @@ WHERE_THE_REST_IS = (
 def _flag(name: str, panel: str | None = None) -> Any:
     option = OPTIONS[name]
     assert option.flag is not None
-    default = f"auto, {option.auto}" if option.auto else option.show(option.default)
+    default = f"auto, {option.auto}" if option.auto else option.kind.show(option.default)
     return typer.Option(
         option.flag,
         metavar=option.kind.metavar,

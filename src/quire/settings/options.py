@@ -199,6 +199,7 @@ class Settings:
         Text("FILE"),
         "Record a trace of the requests for `quire replay`: lengths and keyed digests of blocks, "
         "never tokens. A new file.",
+        auto="requests are not recorded",
         example="requests.jsonl",
         flag=True,
     )
