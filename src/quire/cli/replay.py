@@ -185,8 +185,6 @@ def profile(
     settings = effective(loaded.settings, machine)
     for warning in check(loaded, settings, machine):
         complain(warning)
-    if not settings.host_memory:
-        raise ConfigError("host_memory is 0: give it room for a prompt of some thousand tokens")
     cache_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="profile-", dir=cache_dir()))
     try:

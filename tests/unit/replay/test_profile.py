@@ -1,9 +1,12 @@
 """From measured times to a profile, and from a profile to times."""
 
+import asyncio
+
 import pytest
 
+from quire.engine.config import EngineConfig
 from quire.errors import ConfigError
-from quire.replay.measure import profile_of
+from quire.replay.measure import measure, profile_of
 from quire.replay.profile import Profile, read_profile
 
 LENGTHS = [1000, 2000, 3000]
@@ -56,6 +59,12 @@ def test_a_hit_saves_what_it_does_not_have_to_compute(profile):
 def test_it_is_kept_and_read_again(profile, tmp_path):
     profile.write(tmp_path / "a" / "p.json")
     assert read_profile(tmp_path / "a" / "p.json") == profile
+
+
+def test_a_profile_needs_all_tiers():
+    config = EngineConfig(model="/nowhere", name="m", device_bytes=1, host_bytes=1)
+    with pytest.raises(ConfigError, match="store is none"):
+        asyncio.run(measure(config))
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"model": 1}'])
