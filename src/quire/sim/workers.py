@@ -40,6 +40,7 @@ from quire.messages import (
     Probed,
     Serve,
     StoreChanged,
+    Touch,
     Transferred,
     WorkerLost,
     Write,
@@ -116,6 +117,8 @@ class SimWorkers:
         """Hand every command to every rank that is still there."""
         for command in commands:
             for rank in self.alive:
+                if isinstance(command, Touch):
+                    continue
                 if isinstance(command, Cancel):
                     self._cancel(rank, command.op)
                     continue
@@ -212,8 +215,8 @@ class SimWorkers:
                 return self._change_store(rank, command.op, url)
             case ClearStore(op):
                 return self._clear_store(rank, op)
-            case Cancel():
-                raise AssertionError("a cancel is not a process")
+            case Cancel() | Touch():
+                raise AssertionError("not a process")
 
     def _copy(self, leg: _Leg, kind: Kind, source: bytes, target: bytes) -> Process:
         pools, rank = self._pools, leg.rank

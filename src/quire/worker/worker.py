@@ -35,6 +35,7 @@ from quire.messages import (
     Probed,
     Serve,
     StoreChanged,
+    Touch,
     Transferred,
     Write,
 )
@@ -206,6 +207,8 @@ class CacheWorker:
     # ---- starting -------------------------------------------------------------------------------
 
     def _start(self, command: Command) -> None:
+        if isinstance(command, Touch):
+            return  # no store orders by the use of others yet
         if isinstance(command, Cancel):
             self._cancel(command.op)
         elif isinstance(command, AttachStore | DetachStore | ClearStore):
