@@ -126,11 +126,11 @@ class PageStore:
         pages: Sequence[memoryview],
         *,
         deadline: float,
-        used_ns: int | None = None,
         cancelled: Callable[[], bool] = _never,
+        touch: bool = True,
     ) -> list[PageStatus]:
         """Read each page in place. Only an OK page's bytes mean anything; those before the first
-        that is not OK count as used."""
+        that is not OK count as used, unless the caller sees to that."""
         _check_pages(part, keys, pages)
 
         def read(first: int, end: int) -> list[PageStatus]:
@@ -138,8 +138,9 @@ class PageStore:
 
         statuses = self._run(len(keys), read, deadline, cancelled)
         self._counters.read(statuses, part.page_bytes)
-        num_ok = next((i for i, s in enumerate(statuses) if s is not PageStatus.OK), len(keys))
-        self.touch(part, keys[:num_ok], used_ns=used_ns)
+        if touch:
+            came = next((i for i, s in enumerate(statuses) if s is not _OK), len(keys))
+            self.touch(part, keys[:came])
         return statuses
 
     def put(

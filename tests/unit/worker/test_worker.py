@@ -373,7 +373,7 @@ def test_a_full_queue_turns_operations_away():
 
 
 def test_in_flight_operations_finish_on_the_store_they_started_with_c18():
-    rig = Rig(limits=IoLimits(batch_pages=4, fetch_threads=2))
+    rig = Rig(limits=IoLimits(batch_pages=4, fetch_threads=4))  # three of them are inside
     old = rig.attach("fake://old", held=["get"])
     old.stock(keys(10))
     rig.worker.submit([fetch(1, keys(10))])
