@@ -368,6 +368,69 @@ def test_version_mismatch_in_an_object_is_a_miss_and_stays(client, file_store, p
     assert len(file_store.object_files()) == 1
 
 
+# ---- clearing -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nobody_deletes(monkeypatch):
+    """Mock: whoever should delete what was cleared was killed, or has a million files to go."""
+    with monkeypatch.context() as patch:
+        patch.setattr("quire.store.file.layout.Layout.empty_trash", lambda self: iter(()))
+        yield patch
+
+
+def test_what_was_cleared_is_gone_at_once_for_everybody_c18(
+    client, file_store, pages, nobody_deletes
+):
+    one, two = client(file_store()), client(file_store())
+    pages.put(one, *range(20))
+    one.clear()
+    assert pages.get(one, 1, 2) == pages.get(two, 1, 2) == [MISS, MISS]
+    assert pages.put(two, 1) == [OK]
+    assert pages.get(one, 1, 2) == [OK, MISS]
+
+
+def test_what_was_cleared_is_deleted_by_the_next_and_counts_until_then_c18(
+    serial, file_store, pages, nobody_deletes
+):
+    limit = 6 * pages.object_bytes
+    first = serial(max_bytes=limit)
+    pages.put(first, *range(6))
+    first.clear()
+    assert first.stats().store.used_bytes == limit
+    first.close()
+    nobody_deletes.undo()
+    second = serial(max_bytes=limit)
+    assert second.stats().store.used_bytes == 0
+    assert list((file_store.root / "trash").iterdir()) == []
+    assert pages.put(second, *range(6)) == [OK] * 6
+
+
+def test_a_page_being_written_while_the_store_is_cleared_fails_alone_c18(client, file_store, pages):
+    files = file_store()
+    store = client(files)
+    write = files._io.write
+
+    def cleared_meanwhile(fds, buffers):
+        files._io.write = write
+        store.clear()
+        return write(fds, buffers)
+
+    files._io.write = cleared_meanwhile
+    assert pages.put(store, 1) == [FAILED]
+    assert pages.put(store, 1) == [OK]
+    assert pages.get(store, 1) == [OK]
+
+
+def test_clearing_that_dies_half_way_leaves_a_store_that_works_c18(client, file_store, pages):
+    store = client(file_store())
+    pages.put(store, 1)
+    os.rename(file_store.root / "objects", file_store.root / "trash/half.objects")
+    assert pages.get(store, 1) == [MISS]
+    assert pages.put(store, 1, 2) == [OK, OK]
+    assert pages.get(client(file_store()), 1, 2) == [OK, OK]
+
+
 # ---- opening --------------------------------------------------------------------------------
 
 
