@@ -45,8 +45,8 @@ class ColdQueue:
     def __init__(self, path: str) -> None:
         """Raises OSError."""
         self._file = SharedFile(path)
-        self.is_low = True
-        """Less than half of it is left, when it was last looked at."""
+        self.is_low = False
+        """Less than half of it was left when it was last looked at."""
 
     @property
     def scan_start_ns(self) -> int:
@@ -70,7 +70,7 @@ class ColdQueue:
             os.pwrite(fd, records.view(np.uint8).data, _HEADER.size)
             self._write(fd, header._replace(num_records=len(records)))
             os.ftruncate(fd, _HEADER.size + records.nbytes)
-        self.is_low = len(records) == 0
+        self.is_low = False
 
     def take(self, claim: Callable[[str, int], int]) -> int | None:
         """Let the coldest object go: `claim(name, bound)` removes it unless it was used since,
@@ -80,7 +80,7 @@ class ColdQueue:
         """
         with self._file.locked() as fd:
             header = self._read(fd)
-            self.is_low = 2 * header.next >= header.num_records
+            self.is_low = 2 * header.next > header.num_records
             for number in range(header.next, min(header.next + MAX_LOOKS, header.num_records)):
                 data = os.pread(fd, RECORD.itemsize, _HEADER.size + number * RECORD.itemsize)
                 self._write(fd, header._replace(next=number + 1))
@@ -103,7 +103,7 @@ class ColdQueue:
 
 
 class Coldest:
-    """Keeps the coldest of the objects shown to it: about one in sixteen."""
+    """Keeps the coldest of the objects shown to it: about one in eight."""
 
     def __init__(self) -> None:
         self._num_seen = 0
@@ -134,7 +134,7 @@ class Coldest:
     def _cut(self) -> None:
         kept = np.concatenate([self._kept, *self._more])
         self._more = []
-        wanted = max(self._num_seen // 16, min(16, self._num_seen // 2), 1)
+        wanted = max(self._num_seen // 8, min(16, self._num_seen // 2), 1)
         if len(kept) > wanted:
             order = np.argpartition(kept["time_ns"], wanted)
             self._bound_ns = min(self._bound_ns, int(kept["time_ns"][order[wanted]]))

@@ -3,7 +3,7 @@
 One thread per store: at opening, then when the owner has written a quarter of the budget or asks,
 at most every `MIN_INTERVAL_S`; and only one of all processes at a time. Also removes what dead
 writers left unfinished, and what was cleared. A small directory is looked at where it is needed.
-Knows layout, ledger and queue; moves no page. Holds a sixteenth of the names while it looks.
+Knows layout, ledger and queue; moves no page. Holds an eighth of the names while it looks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-import time
 from collections.abc import Callable
 
 from quire.store.file.cold import Coldest, ColdQueue
@@ -63,23 +62,18 @@ class Scanner:
     def wrote(self, num_bytes: int) -> None:
         # Unlocked: a lost update delays the next scan a little.
         self._written_bytes += num_bytes
-        if self._written_bytes > self._scan_every_bytes or self._cold.is_low:
+        if self._written_bytes > self._scan_every_bytes:
             self._written_bytes = 0
-            self._wanted.set()
+            self.ask()
+        if self._cold.is_low and not self._at_once.is_set():
+            self.ask(at_once=True)
 
     def refill(self) -> bool:
         """The queue is empty and room is needed. True: look again."""
         if self._ledger.known.num_objects > SMALL_OBJECTS:
             self.ask(at_once=True)
             return False
-        before_ns = self._cold.scan_start_ns
-        while not self._closed.is_set():
-            with self._only_one.locked_unless_busy() as mine:
-                if mine:
-                    # Whoever was inside may have done it for us.
-                    return self._cold.scan_start_ns != before_ns or self._scan(0.0) > 0
-            time.sleep(BUSY_S)
-        return False
+        return self._scan_unless_others_did(0.0)
 
     def close(self) -> None:
         self._closed.set()
@@ -90,17 +84,22 @@ class Scanner:
     def _run(self) -> None:
         while not self._closed.is_set():
             with contextlib.suppress(OSError):  # the disk is in trouble: the next scan may do
-                with self._only_one.locked_unless_busy() as mine:
-                    if mine:
-                        self._scan(PAUSE_S)
-                if not mine:
-                    self._closed.wait(BUSY_S)
-                    continue
+                self._scan_unless_others_did(PAUSE_S)
             self.scanned.set()
             self._at_once.wait(MIN_INTERVAL_S)
             self._wanted.wait()
             self._wanted.clear()
             self._at_once.clear()
+
+    def _scan_unless_others_did(self, pause_s: float) -> bool:
+        """A scan that began after this call has ended. True: there may be something to take."""
+        before_ns = self._cold.scan_start_ns
+        while not self._closed.is_set():
+            with self._only_one.locked_unless_busy() as mine:
+                if mine:
+                    return self._cold.scan_start_ns != before_ns or self._scan(pause_s) > 0
+            self._closed.wait(BUSY_S)
+        return False
 
     def _scan(self, pause_s: float) -> int:
         """How many may go next."""

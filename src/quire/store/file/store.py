@@ -308,6 +308,7 @@ class FileStore:
 
     def _finish(self, draft: _Draft, num_bytes: int, times: Times) -> PageStatus:
         """Publish what was written, or leave no trace of it."""
+        path = self._layout.object_path(draft.page.text)
         time_ns = self._time_for(draft.page, times)
         try:
             try:
@@ -320,12 +321,16 @@ class FileStore:
                     set_time(draft.fd, time_ns)
             finally:
                 os.close(draft.fd)
-            if time_ns is not None:
-                os.rename(draft.path, self._layout.object_path(draft.page.text))
+            if time_ns is None:
+                status = PageStatus.ORPHAN
+            elif (there_ns := time_of(path)) is not None:  # another process was faster
+                times[draft.page.text] = there_ns
+                status = PageStatus.OK
+            else:
+                os.rename(draft.path, path)
                 times[draft.page.text] = time_ns
                 self._scanner.wrote(draft.size_bytes)
                 return PageStatus.OK
-            status = PageStatus.ORPHAN
         except OSError as error:
             status = self._refusal(error)
         self._budget.release(draft.size_bytes)
