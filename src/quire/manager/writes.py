@@ -42,7 +42,7 @@ INFLIGHT_WRITE_SHARE = 0.25
 """Share of the host pool that writes in flight may pin: a slow store must not fill the host."""
 TOUCH_EVERY_S = 5.0
 TOUCHED_PAGES = 1 << 13
-"""Pages at most of which the store is told at a time that they were used."""
+"""Pages, and a path more, of which the store is told at a time that they were used."""
 
 
 class Span:
@@ -128,23 +128,28 @@ class Writer:
         return min((time for time in times if time is not None), default=None)
 
     def _touch(self) -> None:
-        """Tell the store what was used here: what is hot in memory must not grow cold there."""
-        core, used, keys = self._core, self._touched, b""
+        """Tell the store which paths were used here: what is hot in memory must not grow cold
+        there."""
+        core, used, room = self._core, self._touched, TOUCHED_PAGES
         self._touched, self._next_touch_s = {}, core.clock() + TOUCH_EVERY_S
         if not core.store_epoch:
             return
         seen: set[Node] = set()
         for tail in reversed(used):
-            path = [node for node in core.tree.path(tail) if node not in seen]
+            if tail in seen or not any(tail.held):
+                continue  # a longer path passes it, or it is gone
+            path = list(core.tree.path(tail))
             seen.update(path)
-            held = [node for node in reversed(path) if node.stored == core.store_epoch]
-            keys += b"".join(node.page_keys or b"" for node in held)
-            if len(keys) >= TOUCHED_PAGES * PAGE_KEY_BYTES:
+            keys = b""
+            for node in reversed(path):
+                if node.stored != core.store_epoch or node.page_keys is None:
+                    break
+                keys += node.page_keys
+            if keys:
+                core.outbox.append(Touch(core.components[0].name, keys))
+            room -= len(keys) // PAGE_KEY_BYTES
+            if room < 0:
                 break
-        if keys:
-            core.outbox.append(
-                Touch(core.components[0].name, keys[: TOUCHED_PAGES * PAGE_KEY_BYTES])
-            )
 
 
 class _Line:
