@@ -21,6 +21,7 @@ from quire.messages import (
     Probe,
     Probed,
     StoreChanged,
+    Touch,
     Transferred,
     Write,
 )
@@ -55,6 +56,9 @@ class InstantWorkers:
             case AttachStore(op):
                 return StoreChanged(op, 0)
             case Cancel():
+                return None
+            case Touch(_, keys):
+                self.used(keys)
                 return None
             case Fetch():
                 found = [key in self._stored for key in split_keys(command.keys)]
