@@ -412,19 +412,18 @@ class _Line:
                 core.counters.backed_up_pages += size
                 if node.stored_in(self._index) != core.store_epoch:
                     self._want_write(node)
-        for span, node, size, statuses in reversed(outcomes):
-            if any(statuses):
-                core.counters.backup_failed_pages += size
-                core.release(core.tree.detach(node, slot))
-                if span.attempt:
-                    core.tree.stays.forgive(node, self._device)
-                elif node.held[self._device] is not None and (node, self._device) in (
-                    core.tree.stays.owing
-                ):
-                    self.want_backup(node, urgent=True)
-                    self._to_back_up[node].attempt = 1
+        failed = [outcome for outcome in reversed(outcomes) if any(outcome[-1])]
+        for _, node, size, _ in failed:
+            core.counters.backup_failed_pages += size
+            core.release(core.tree.detach(node, slot))
         del self._spans[op.id]
         core.finish(op)
+        for span, node, _, _ in failed:  # what the host cannot do without is tried once more
+            if span.attempt:
+                core.tree.stays.forgive(node, self._device)
+            elif (node, self._device) in core.tree.stays.owing:
+                self.want_backup(node, urgent=True)
+                self._to_back_up[node].attempt = 1
         self._rest(outcomes)
 
     # ---- host → store ---------------------------------------------------------------------------
