@@ -7,6 +7,7 @@ has asked for, wherever it was found.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
 
 from quire.manager import CacheManager
@@ -31,7 +32,7 @@ class InstantWorkers:
     def __init__(self, manager: CacheManager, store_pages: int) -> None:
         self._manager = manager
         self._store_pages = store_pages
-        self._stored: dict[PageKey, None] = {}
+        self._stored: OrderedDict[PageKey, None] = OrderedDict()
         """Coldest first."""
         if store_pages:
             manager.attach_store("replay://")
@@ -71,10 +72,10 @@ class InstantWorkers:
     def _touch(self, keys: Iterable[PageKey]) -> None:
         stored = self._stored
         for key in keys:
-            stored.pop(key, None)
             stored[key] = None
+            stored.move_to_end(key)
         while len(stored) > self._store_pages:
-            del stored[next(iter(stored))]
+            stored.popitem(last=False)
 
     def _leading(self, query: bytes) -> int:
         count = 0
