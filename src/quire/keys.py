@@ -208,6 +208,15 @@ class PrefixKey:
         key._path, key.first, key.last = path, self.first, path.num_pages
         return key
 
+    def continues(self, other: PrefixKey, num_pages: int) -> bool:
+        """Do the first `num_pages` pages of both paths hold the same?"""
+        mine, theirs = self._path, other._path
+        if mine is theirs:
+            return True
+        return mine.namespace.digest == theirs.namespace.digest and mine.data.startswith(
+            other.page_tokens(0, num_pages)
+        )
+
     def common_pages(self, other: PrefixKey) -> int:
         """Leading pages two keys share; 0 across namespaces or when they start elsewhere."""
         if self.namespace.digest != other.namespace.digest or self.first != other.first:

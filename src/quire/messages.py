@@ -12,6 +12,7 @@ the statuses say what happened, page by page.
                      within the command of the first status carried
     Probe            one `Probed`
     *Store           one `StoreChanged`
+    Touch            nothing
     Cancel           nothing of its own: the cancelled operation still ends with its final report,
                      and only then may its pages be reused
 """
@@ -49,13 +50,16 @@ class Load(_Message, frozen=True, tag="load"):
 
 
 class Write(_Message, frozen=True, tag="write"):
-    """L2 → L3: publish host[i] under keys[i]."""
+    """L2 → L3: publish host[i] under keys[i]; a page behind the page that it needs."""
 
     op: OperationId
     component: str
     host: PageIds
     keys: bytes
     timeout_s: float
+    parents: bytes = b""
+    """Per page the key of the page before it, NO_PARENT for the first of its namespace: a page
+    whose parent the store lacks is not written (ORPHAN). Empty: pages that need no other."""
 
 
 class PeerPart(msgspec.Struct, frozen=True):
@@ -112,6 +116,16 @@ class Probe(_Message, frozen=True, tag="probe"):
     """False: only how many leading ones. True: each of them, for state that needs no prefix."""
 
 
+class Touch(_Message, frozen=True, tag="touch"):
+    """These pages were used in other tiers: L3 should not give them up first. One whole path, from
+    the first page of its namespace on."""
+
+    component: str
+    keys: bytes
+    each: bool = False
+    """True: state that needs no prefix; a missing page does not end the path."""
+
+
 class Cancel(_Message, frozen=True, tag="cancel"):
     op: OperationId
 
@@ -132,7 +146,17 @@ class ClearStore(_Message, frozen=True, tag="clear"):
 
 
 Command = (
-    Backup | Load | Write | Fetch | Serve | Probe | Cancel | AttachStore | DetachStore | ClearStore
+    Backup
+    | Load
+    | Write
+    | Fetch
+    | Serve
+    | Probe
+    | Touch
+    | Cancel
+    | AttachStore
+    | DetachStore
+    | ClearStore
 )
 
 # ---- completions: worker → leader ---------------------------------------------------------------

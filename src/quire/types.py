@@ -25,6 +25,8 @@ RequestId = NewType("RequestId", str)
 
 PAGE_KEY_BYTES = 32
 PAGE_ID_BYTES = 4
+NO_PARENT = PageKey(bytes(PAGE_KEY_BYTES))
+"""In place of the key of the page before: none, this is the first."""
 NO_PAGES = PageIds(b"")
 NO_SLOT = -1
 """In place of a page number: none."""
@@ -68,6 +70,8 @@ class PageStatus(enum.IntEnum):
     CANCELLED = 5
     REJECTED = 6
     """The store would not take it: full, read-only, or its circuit breaker is open."""
+    ORPHAN = 7
+    """Not written: the store lacks the page before it. Write that first."""
 
 
 def page_ids(pages: Iterable[int] | npt.NDArray[np.int32]) -> PageIds:

@@ -117,7 +117,7 @@ def test_every_answer_is_right_and_everything_comes_back_c32(seed, capsys):
         assert finishes[Finish.LENGTH] > 20
         tiny.manager.check_invariants()
         assert not tiny.manager.leases
-        for _ in range(100):  # a write that is tried again holds its pages until it has ended
+        for _ in range(1200):  # a write that is tried again holds its pages until it has ended
             for tier in Tier:
                 tiny.manager.flush(tier)
             tiny.run()

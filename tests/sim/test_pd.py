@@ -23,6 +23,16 @@ STEPS = 800
 """28 · 800 = 22,400 turns of engines."""
 
 
+FOUND = {
+    8000604: "a peer that had less than was asked for said nothing at all",
+    8020144: "the same",
+    8020261: "a window with a hole was kept behind a prefix that had grown",
+    8030434: "an Abort overtook its Ask, which was then held for nobody",
+    8060525: "the same",
+}
+"""Seeds that broke a rule once, with what was wrong."""
+
+
 quire = pytest.fixture(command)
 
 
@@ -39,6 +49,11 @@ def test_a_cluster_with_faults_breaks_no_rule(seed: int, seen: Counter[str]) -> 
     assert report.counters["checked pages"] > 0
     seen.update(report.counters)
     seen.update({f"{report.options.mix.value}: {k}": n for k, n in report.counters.items()})
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_what_was_found_once_stays_right(seed: int) -> None:
+    assert simulate_pd(seed, 700).counters["finish length"] > 0
 
 
 def test_the_runs_together_reach_every_path(seen: Counter[str]) -> None:

@@ -44,6 +44,7 @@ from quire.messages import (
     Probe,
     Probed,
     StoreChanged,
+    Touch,
     Transferred,
     Write,
 )
@@ -261,7 +262,7 @@ class InstantWorker:
                 self._stored.update(split_keys(command.keys))
             case AttachStore(op):
                 return StoreChanged(op, 0)
-            case Cancel():
+            case Cancel() | Touch():
                 return None
         assert isinstance(command, Backup | Load | Write | Fetch)
         statuses = bytes(num_pages(command.host))

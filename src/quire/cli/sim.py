@@ -11,6 +11,7 @@ from typing import Annotated, Any, Protocol
 import typer
 
 from quire.cli.output import EXIT_FOUND, AsJson, complain, progress_bar, show, show_json
+from quire.cli.swarm import swarm
 from quire.config import PrefetchPolicy, WritePolicy
 from quire.eviction import EvictionKind
 from quire.sim import ComponentMix, SimOptions, SimulationError, UnitMix, simulate
@@ -78,6 +79,20 @@ StuckShare = Annotated[
     float | None,
     typer.Option(help="Share that outlives every deadline.", rich_help_panel=TROUBLE),
 ]
+StorePages = Annotated[
+    int | None, typer.Option(help="Room in the store; 0: endless.", rich_help_panel=TROUBLE)
+]
+LanePagesS = Annotated[
+    float | None,
+    typer.Option(help="Pages a second of each rank's lanes; 0: any.", rich_help_panel=TROUBLE),
+]
+Arrivals = Annotated[
+    float | None,
+    typer.Option(help="Per step, whoever else waits; 0: by concurrency.", rich_help_panel=TROUBLE),
+]
+Strict = Annotated[
+    bool | None, typer.Option(help="Watch every call of the manager.", rich_help_panel=TROUBLE)
+]
 AbortRate = Annotated[float | None, typer.Option(help="Aborts per step.", rich_help_panel=TROUBLE)]
 
 
@@ -144,6 +159,10 @@ def run(
         bool | None,
         typer.Option(help="One rank dies after two thirds of the steps.", rich_help_panel=TROUBLE),
     ] = None,
+    strict: Strict = None,
+    store_pages: StorePages = None,
+    lane_pages_s: LanePagesS = None,
+    arrivals: Arrivals = None,
 ) -> None:
     """One run, checked at every step. The same seed and options repeat it exactly.
 
@@ -243,6 +262,14 @@ def pd(
     delayed: Annotated[
         float | None, typer.Option(help="Share that comes late.", rich_help_panel=TROUBLE)
     ] = None,
+    strict: Strict = None,
+    store_pages: StorePages = None,
+    lane_pages_s: LanePagesS = None,
+    link_pages_s: Annotated[
+        float | None,
+        typer.Option(help="Pages a second of each engine's line; 0: any.", rich_help_panel=TROUBLE),
+    ] = None,
+    arrivals: Arrivals = None,
 ) -> None:
     """One run of a cluster: real engines, simulated workers and lines, checked at every step.
 
@@ -261,6 +288,8 @@ def pd(
         as_json=as_json,
     )
 
+
+app.command(epilog="Example: [bold]quire sim swarm --minutes 10 --jobs 16[/bold]")(swarm)
 
 _OWN = ("seed", "steps", "as_json")
 

@@ -2,8 +2,8 @@
 
 Knows the cache's manager and messages; neither sockets nor the scheduler, which it reaches through
 `Computes`. What was offered stays until the asker says Done or Abort, is gone, or has said nothing
-for too long. Every message may come twice or late: each names its hand-over, and what is over is
-not begun again.
+for too long. Every message may come twice, late, or before an earlier one: each names its
+hand-over, and what is over is not begun again, nor what was given up before it was heard of.
 """
 
 from __future__ import annotations
@@ -124,7 +124,9 @@ class Holder:
                     holding.completed = False
                     self._manager.repair(holding.export, first, last)
             case Done() | Abort():
-                if holding is not None:
+                if holding is None:
+                    self._remember_over(link, message.id)
+                else:
                     self.served += isinstance(message, Done)
                     self._end(holding)
 
@@ -214,7 +216,9 @@ class Holder:
                 ask.id, grant.component, grant.op, 0, grant.first, grant.count, export.last
             )
             self._outgoing.append((holding, offer))
-        if export.complete and lease.tail.end >= min(export.last, ask.last):
+        # What is there and is not computed is all there will be, even if it ends before `first`.
+        is_whole = holding.lease is not None or lease.tail.end >= export.last
+        if export.complete and is_whole:
             found = (
                 holding.found if holding.lease is not None else self._computes.found(holding.name)
             )
@@ -247,15 +251,17 @@ class Holder:
             self._outgoing.append((holding, Wait(holding.ask.id)))
 
     def _refuse(self, link: str, name: str, reason: str) -> None:
-        self._over[link, name] = None
+        self._remember_over(link, name)
         self._send(link, Refused(name, reason))
 
-    def _end(self, holding: Holding) -> None:
-        name = (holding.link, holding.ask.id)
-        del self.open[name]
-        self._over[name] = None
+    def _remember_over(self, link: str, name: str) -> None:
+        self._over[link, name] = None
         while len(self._over) > _REMEMBERED:
             del self._over[next(iter(self._over))]
+
+    def _end(self, holding: Holding) -> None:
+        del self.open[holding.link, holding.ask.id]
+        self._remember_over(holding.link, holding.ask.id)
         self._manager.end_export(holding.export)
         if holding.lease is not None:
             self._manager.release(holding.lease)

@@ -30,9 +30,12 @@ class Arrival:
 def land(core: Core, anchor: Node, arrival: Arrival) -> Node:
     """Hang them under `anchor`, which ends at page `first`. What somebody else put there before is
     freed, and so is what has no place. Returns the end of what is there now."""
+    grown = core.tree.walk(arrival.key, anchor).nodes[-1:] if core.upkeep is not None else []
     tail = _land_full(core, anchor, arrival)
     for component in core.components[1:]:
         _land_other(core, component, tail, arrival)
+    # A leaf that has grown is no point any more, wherever it lay below the anchor.
+    core.tidy(node for node in grown if node is not tail)
     return tail
 
 
@@ -56,7 +59,7 @@ def _land_full(core: Core, anchor: Node, arrival: Arrival) -> Node:
         node.page_keys = key.page_keys(node.start, node.end)
         if arrival.epoch:
             node.stored = arrival.epoch
-        core.stored(node, HOST)
+        core.announce_stored(node, HOST)
     return done.tail
 
 
@@ -93,5 +96,5 @@ def _hang(core: Core, node: Node, component: Component, pages: PageIds, epoch: i
     core.tree.attach(node, slot, pages, READY)
     if epoch:
         node.set_stored(component.index, epoch)
-    core.stored(node, slot)
+    core.announce_stored(node, slot)
     return NO_PAGES

@@ -1,7 +1,8 @@
 """Audit: compare everything the tree calls READY with what it must contain.
 
 Requests see only what they happen to use; this sees a wrong page at once, in both pools. Also the
-mirror of the event stream: what a subscriber believes must be what the tree holds.
+mirror of the event stream: what a subscriber believes must be what the tree holds. And what
+quire.sim.watch compares: the one place where it looks behind the manager.
 """
 
 from __future__ import annotations
@@ -9,11 +10,21 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from quire.manager import CacheManager, EventKind
+from quire.manager import CacheManager, EventKind, Lease, PrefetchState
+from quire.manager.operations import OpState
 from quire.sim.content import Oracle, Pools
 from quire.sim.report import SimulationError
 from quire.tree import Node, PrefixTree, Root, slot_of
-from quire.types import PageKey, Residency, Tier, num_pages, split_keys
+from quire.types import (
+    HOST,
+    OperationId,
+    PageKey,
+    Residency,
+    Tier,
+    num_pages,
+    page_array,
+    split_keys,
+)
 
 
 def audit(manager: CacheManager, oracle: Oracle, pools: Pools, ranks: list[int]) -> int:
@@ -106,3 +117,49 @@ def _nodes(roots: Iterable[Root]) -> Iterator[Node]:
 def _require(condition: bool, what: str) -> None:
     if not condition:
         raise SimulationError(f"events: {what}")
+
+
+# ---- what quire.sim.watch needs to see around every call -----------------------------------------
+
+
+def ready_host_pages(manager: CacheManager) -> frozenset[int]:
+    """Host pages of `full` that can be used."""
+    found: list[int] = []
+    for node in _nodes(manager.core.tree.roots.values()):
+        holding = node.held[HOST]
+        if holding is not None and holding.state is Residency.READY:
+            found += page_array(holding.pages).tolist()
+    return frozenset(found)
+
+
+def evicted_from_host(manager: CacheManager) -> int:
+    """Host pages of all components given up for want of host memory, since the start."""
+    counters = manager.counters
+    return counters.evicted_host_pages + counters.evicted_spare_pages
+
+
+def imprint(manager: CacheManager) -> dict[str, int]:
+    """Numbers that change with whatever a call does, but for counting that it said no."""
+    core = manager.core
+    found = {f"free pages of slot {i}": a.num_free for i, a in enumerate(core.allocators)}
+    found |= {"changes of the tree": core.tree.changes, "commands": len(core.outbox)}
+    found["locks"] = sum(
+        holding.locks
+        for node in _nodes(core.tree.roots.values())
+        for holding in node.held
+        if holding is not None
+    )
+    counted = manager.counters.snapshot().items()
+    refusals = ("_failures", "_declined", "_skipped")
+    found |= {str(k): int(n) for k, n in counted if not any(word in str(k) for word in refusals)}
+    return found
+
+
+def is_awaited(manager: CacheManager, op: OperationId) -> bool:
+    """Is it under way, and does somebody wait for it?"""
+    operation = manager.core.operations.running.get(op)
+    return operation is not None and operation.state is OpState.RUNNING
+
+
+def is_prefetching(lease: Lease) -> bool:
+    return lease.prefetch is not None and lease.prefetch.state is not PrefetchState.DONE

@@ -84,8 +84,13 @@ class SimEngine:
 
     # ---- for the driver -------------------------------------------------------------------------
 
-    def arrive(self) -> None:
+    def arrive(self, together: int = 1) -> None:
+        """So many requests for one prompt."""
         prompt = self.workload.next_prompt()
+        for _ in range(together):
+            self._arrive(prompt)
+
+    def _arrive(self, prompt: Prompt) -> None:
         namespace = prompt.session.namespace
         tokens = list(prompt.tokens)
         key = PrefixKey(namespace, tokens)

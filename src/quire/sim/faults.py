@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Protocol
 
@@ -73,8 +73,16 @@ class NoFaults:
 class RandomFaults:
     """Each call fails with probability `rate` times its rank's weight."""
 
-    def __init__(self, rng: Random, rate: float, rank_weights: Sequence[float]) -> None:
+    def __init__(
+        self,
+        rng: Random,
+        rate: float,
+        rank_weights: Sequence[float],
+        tell: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`tell` is called at each fault."""
         self._rng = rng
+        self._tell = tell
         self._rates = [rate * weight for weight in rank_weights]
         self.injected: Counter[str] = Counter()
         self.active = True
@@ -84,6 +92,7 @@ class RandomFaults:
             return None
         fault = self._rng.choice(FAULTS_OF[kind])
         self.injected[f"{kind}:{fault.value}"] += 1
+        self._tell()
         return fault
 
 

@@ -5,7 +5,7 @@ Mostly short, sometimes a hundred times longer, rarely beyond every deadline.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
 _COPY_S = 0.02
@@ -22,8 +22,11 @@ class Latency:
         *,
         slow_share: float = 0.0,
         stuck_share: float = 0.0,
+        tell: Callable[[float], None] = lambda _seconds: None,
     ) -> None:
+        """`tell` is called with what takes unusually long."""
         self._rng = rng
+        self._tell = tell
         self._rank_factors = list(rank_factors)
         self.slow_share = slow_share
         self.stuck_share = stuck_share
@@ -38,6 +41,9 @@ class Latency:
         rng = self._rng
         seconds = typical_s * self._rank_factors[rank] * rng.expovariate(1.0)
         luck = rng.random()
-        if luck < self.stuck_share:
-            return _STUCK_S * (0.5 + rng.random())
-        return seconds * _SLOW_FACTOR if luck < self.stuck_share + self.slow_share else seconds
+        if luck >= self.stuck_share + self.slow_share:
+            return seconds
+        is_stuck = luck < self.stuck_share
+        seconds = _STUCK_S * (0.5 + rng.random()) if is_stuck else seconds * _SLOW_FACTOR
+        self._tell(seconds)
+        return seconds

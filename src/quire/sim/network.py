@@ -42,6 +42,7 @@ class NetworkTrouble:
 class _Connection:
     dialer: SimHub
     listener: SimHub
+    since_s: float
     incoming: str
     """The listener's name for it."""
     is_up: bool = True
@@ -81,6 +82,11 @@ class SimHub:
         self._network.send(connection, self, message)
         return True
 
+    def is_connected(self, address: str, since_s: float) -> bool:
+        """To this one, all the time since then?"""
+        connection = self.links.get(address)
+        return connection is not None and connection.is_up and connection.since_s <= since_s
+
     def poll(self) -> list[HubEvent]:
         events, self.events = self.events, []
         return events
@@ -96,9 +102,12 @@ class SimNetwork:
         rng: Random,
         trouble: NetworkTrouble,
         trace: Callable[[bytes], None] = lambda data: None,
+        tell: Callable[[str, str, float], None] = lambda one, other, seconds: None,
     ) -> None:
-        """`trace` sees everything that is sent."""
+        """`trace` sees everything that is sent; `tell` hears between whom a line is not as it
+        should be, and for how long."""
         self.trouble = trouble
+        self._tell = tell
         self._clock = clock
         self._rng = rng
         self._trace = trace
@@ -132,6 +141,7 @@ class SimNetwork:
     def disturb(self, one: str, other: str, line: Line, seconds: float) -> None:
         """Cut or stall the line between two engines for a while; maybe not that for pages."""
         self.counters[line.name.lower()] += 1
+        self._tell(one, other, seconds)
         now, pair = self._clock(), _pair(one, other)
         self._bad[pair] = line, now + seconds
         if self._rng.random() < _SAME_FOR_PAGES:
@@ -177,9 +187,11 @@ class SimNetwork:
             at = self._clock() + self._delay_s()
             if rng.random() < trouble.delayed:
                 at += rng.uniform(0.1, _LONG_DELAY_S)
+                self._tell(sender.address, receiver.address, at - self._clock())
             latest = connection.latest_s.get(receiver.address, 0.0)
             if rng.random() < trouble.reordered:
                 self.counters["overtook"] += at < latest
+                self._tell(sender.address, receiver.address, max(at, latest) - self._clock())
             else:
                 at = connection.latest_s[receiver.address] = max(at, latest)
             self._at(at, lambda: self._deliver(connection, receiver, link, data))
@@ -208,7 +220,7 @@ class SimNetwork:
             return
         hub.wanted[address] = _FIRST_RETRY_S
         incoming = f"in-{next(target.numbers)}"
-        connection = _Connection(hub, target, incoming)
+        connection = _Connection(hub, target, self._clock(), incoming)
         hub.links[address] = target.links[incoming] = connection
         hub.events.append(Connected(address, target.hello))
         target.events.append(Connected(incoming, hub.hello))

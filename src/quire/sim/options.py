@@ -7,8 +7,9 @@ field may be overridden, and `command` names exactly the overrides that a repeti
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from random import Random
+from typing import TYPE_CHECKING, TypeVar
 
 from quire.components import Component, FullAttention, PoolSize, Recurrent, SlidingWindow
 from quire.config import (
@@ -20,6 +21,9 @@ from quire.config import (
     WritePolicy,
 )
 from quire.eviction import EvictionKind
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 class UnitMix(enum.Enum):
@@ -77,6 +81,15 @@ class SimOptions:
     """One rank dies after two thirds of the steps."""
     events: bool = False
     cost_model: bool = False
+    strict: bool = False
+    """Every call of the manager is watched: see quire.sim.watch."""
+    store_pages: int = 0
+    """Pages that the store has room for, of all ranks and components; 0: as many as come."""
+    lane_pages_s: float = 0.0
+    """What each rank carries between device and host, and as much to the store; 0: everything."""
+    arrivals: float = 0.0
+    """Per step, alone or together, whether others are answered or not; 0: there are never more
+    requests than `concurrency`."""
 
     @classmethod
     def from_seed(cls, seed: int) -> SimOptions:
@@ -110,6 +123,17 @@ class SimOptions:
             lose_rank=seed % 7 == 6,
             events=rng.random() < 0.5,
             cost_model=rng.random() < 0.3,
+        )
+
+    @classmethod
+    def for_swarm(cls, seed: int) -> SimOptions:
+        """With what runs out drawn as well; what follows from the seed alone stays as it was."""
+        rng = Random(f"quire swarm options {seed}")
+        return replace(
+            cls.from_seed(seed),
+            store_pages=rng.choice((0, rng.randrange(40, 400))),
+            lane_pages_s=rng.choice((0.0, 30.0, 200.0)),
+            arrivals=rng.choice((0.0, 0.1, 0.3)),
         )
 
     def cache_config(self) -> CacheConfig:
@@ -156,13 +180,20 @@ class SimOptions:
 
     def command(self, seed: int, steps: int) -> str:
         """The exact command that repeats a run with these options."""
-        default = SimOptions.from_seed(seed)
-        words = [f"quire sim run --seed {seed} --steps {steps}"]
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value != getattr(default, field.name):
-                words.append(_flag(field.name, value))
-        return " ".join(words)
+        return command_line("run", self, SimOptions.from_seed(seed), seed, steps)
+
+
+T = TypeVar("T", bound="DataclassInstance")
+
+
+def command_line(name: str, options: T, default: T, seed: int, steps: int) -> str:
+    """Names the options that are not as they follow from the seed."""
+    words = [f"quire sim {name} --seed {seed} --steps {steps}"]
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if value != getattr(default, field.name):
+            words.append(_flag(field.name, value))
+    return " ".join(words)
 
 
 def _flag(name: str, value: object) -> str:

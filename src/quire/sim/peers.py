@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from quire.messages import PeerSource
 from quire.sim.content import Pools, content_of
+from quire.sim.lanes import Links
 from quire.types import OperationId, Tier
 
 OnFree = Callable[[int, OperationId, str, int], None]
@@ -115,10 +116,19 @@ class SimPeers:
     """How two addresses can reach each other now."""
     servers: dict[str, Serving] = field(default_factory=dict)
     """By epoch; shared among all engines. One that dies is taken out."""
+    links: Links | None = None
+    """What the lines carry; None: everything at once."""
 
     def line(self, source: PeerSource) -> Line:
         server = self.servers.get(source.epoch)
         return Line.CUT if server is None else self.reach(self.address, server.address)
+
+    def carry_s(self, source: PeerSource, num_pages: int) -> float:
+        """How long so many pages need from there, behind all that is on its way."""
+        server = self.servers.get(source.epoch)
+        if self.links is None or server is None:
+            return 0.0
+        return self.links.carry_s(server.address, self.address, num_pages)
 
     def enter(self, source: PeerSource, component: str) -> Reading | None:
         server = self.servers.get(source.epoch)

@@ -23,8 +23,9 @@ from quire.sim.operator import Operator
 from quire.sim.options import SimOptions
 from quire.sim.report import SimReport, SimulationError
 from quire.sim.store import SimStores
+from quire.sim.watch import WatchedManager
 from quire.sim.workers import SimWorkers
-from quire.sim.workload import Workload
+from quire.sim.workload import ARRIVING_TOGETHER, Workload
 from quire.types import Tier
 
 _AUDIT_EVERY = 8
@@ -62,12 +63,13 @@ class Simulation:
         rngs = {name: Random(f"{seed} {name}") for name in _PARTS}
         self.options = options
         self.clock = VirtualClock()
-        self.manager = CacheManager(
+        manager = WatchedManager if options.strict else CacheManager
+        self.manager = manager(
             options.cache_config(), clock=self.clock, components=options.components()
         )
         self.pools = Pools(options.ranks, options.pool_sizes())
         self.oracle = Oracle()
-        self.stores = SimStores()
+        self.stores = SimStores(options.store_pages)
         self._rng = rngs["driver"]
         weights = [self._rng.choice((0.2, 1.0, 2.0)) for _ in range(options.ranks)]
         self.faults = RandomFaults(rngs["faults"], options.fault_rate, weights)
@@ -84,6 +86,7 @@ class Simulation:
             faults=self.faults,
             latency=self.latency,
             rng=rngs["workers"],
+            lane_pages_s=options.lane_pages_s,
         )
         workload = Workload(rngs["workload"], options)
         for namespace in workload.namespaces:
@@ -101,7 +104,10 @@ class Simulation:
     def step(self) -> None:
         """One turn of the scheduler loop: requests, trouble, time, messages, checks."""
         engine, rng = self.engine, self._rng
-        if len(engine.requests) < self.options.concurrency and rng.random() < 0.5:
+        if self.options.arrivals:
+            if rng.random() < self.options.arrivals:
+                engine.arrive(together=rng.choice(ARRIVING_TOGETHER))
+        elif len(engine.requests) < self.options.concurrency and rng.random() < 0.5:
             engine.arrive()
         for request in list(engine.requests):
             if rng.random() < 0.7:
@@ -143,7 +149,8 @@ class Simulation:
             virtual_s=self.clock(),
             digest=self._digest.hexdigest(),
             tally=self.engine.tally,
-            counters={str(name): n for name, n in self.manager.counters.snapshot().items()},
+            counters={str(name): n for name, n in self.manager.counters.snapshot().items()}
+            | self.stores.counters(),
             faults=dict(sorted(self.faults.injected.items())),
         )
 
@@ -159,6 +166,9 @@ class Simulation:
             self._digest.update(encode(commands))
         self.workers.submit(commands)
         self.manager.check_invariants()
+        if isinstance(self.manager, WatchedManager):
+            alive = {request.id for request in self.engine.requests}
+            self.manager.check_kept(alive.__contains__)
         self.operator.check_changes()
         self._steps += 1
         if self._steps % _AUDIT_EVERY == 0:

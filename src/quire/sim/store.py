@@ -1,39 +1,92 @@
-"""SimStore: a shared store as a dict, which forgets pages when told to.
+"""SimStore: a shared store as a dict, with room for so many pages, which forgets some when told to.
 
-Knows objects by (page key, component, rank): each rank stores its own shard. Does not know time
-or faults of calls; those are the workers' (quire.sim.workers, quire.sim.faults).
+Knows objects by (page key, component, rank): each rank stores its own shard. Order of use is that
+of prefixes: a page is never given up before what needs it, and not taken without what it needs.
+Does not know time or faults of calls; those are the workers' (quire.sim.workers, quire.sim.faults).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from random import Random
 
-from quire.types import PageKey
+from quire.types import NO_PARENT, PageKey
 
 ObjectName = tuple[PageKey, str, int]
+_STEP = 1 << 20
+"""Between two uses: more than a prefix has pages."""
+
+
+@dataclass(slots=True)
+class _Object:
+    content: int
+    parent: ObjectName | None
+    used: int
 
 
 class SimStore:
-    def __init__(self) -> None:
-        self._objects: dict[ObjectName, int] = {}
+    def __init__(self, max_objects: int = 0) -> None:
+        """`max_objects` = 0: as many as come."""
+        self._objects: dict[ObjectName, _Object] = {}
+        self._max_objects = max_objects
+        self._now = 0
+        self.evicted = 0
 
     def __len__(self) -> int:
         return len(self._objects)
 
-    def put(self, name: ObjectName, content: int) -> None:
-        self._objects[name] = content
+    def put(self, name: ObjectName, content: int, parent: PageKey | None = None) -> bool:
+        """`parent`: the page before it. False: that is not there, so this is of no use."""
+        above = None if parent is None or parent == NO_PARENT else (parent, *name[1:])
+        if above is not None and above not in self._objects:
+            return False
+        self._now += _STEP
+        used = self._now if above is None else min(self._now, self._objects[above].used - 1)
+        self._objects[name] = _Object(content, above, used)
+        if self._max_objects and len(self._objects) > self._max_objects:
+            self.evicted += 1
+            del self._objects[min(self._objects, key=lambda each: self._objects[each].used)]
+        return True
 
     def get(self, name: ObjectName) -> int | None:
-        return self._objects.get(name)
+        found = self._objects.get(name)
+        return None if found is None else found.content
+
+    def touch(self, keys: Iterable[PageKey], component: str, rank: int) -> None:
+        """A prefix is used, in the order of its pages, so far as it is there."""
+        self._now += _STEP
+        for at, key in enumerate(keys):
+            found = self._objects.get((key, component, rank))
+            if found is None:
+                break
+            found.used = self._now - at
 
     def present(self, keys: list[PageKey], component: str, rank: int) -> bytes:
+        self.touch(keys, component, rank)
         return bytes((key, component, rank) in self._objects for key in keys)
+
+    def num_usable(self) -> int:
+        """Objects that all are there of what they need."""
+        known: dict[ObjectName, bool] = {}
+
+        def is_usable(name: ObjectName) -> bool:
+            path: list[ObjectName] = []
+            at: ObjectName | None = name
+            while at is not None and at not in known and at in self._objects:
+                path.append(at)
+                at = self._objects[at].parent
+            is_there = at is None or known.get(at, False)
+            known.update(dict.fromkeys(path, is_there))
+            return is_there
+
+        return sum(is_usable(name) for name in self._objects)
 
     def clear(self) -> None:
         self._objects.clear()
 
     def forget(self, rng: Random, count: int) -> int:
-        """Evict up to `count` objects at random: a hole in the middle of something."""
+        """Lose up to `count` objects at random: a hole in the middle of something."""
         names = list(self._objects)
         victims = rng.sample(names, min(count, len(names)))
         for name in victims:
@@ -44,11 +97,23 @@ class SimStore:
 class SimStores:
     """The stores of a cluster by URL: detaching one does not empty it."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_objects: int = 0) -> None:
+        """`max_objects`: of each."""
         self._stores: dict[str, SimStore] = {}
+        self._max_objects = max_objects
 
     def open(self, url: str) -> SimStore:
-        return self._stores.setdefault(url, SimStore())
+        if url not in self._stores:
+            self._stores[url] = SimStore(self._max_objects)
+        return self._stores[url]
 
     def forget(self, rng: Random, count: int) -> int:
         return sum(store.forget(rng, count) for store in self._stores.values())
+
+    def counters(self) -> dict[str, int]:
+        stores = self._stores.values()
+        return {
+            "store objects": sum(map(len, stores)),
+            "store usable": sum(store.num_usable() for store in stores),
+            "store evicted": sum(store.evicted for store in stores),
+        }

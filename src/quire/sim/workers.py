@@ -40,6 +40,7 @@ from quire.messages import (
     Probed,
     Serve,
     StoreChanged,
+    Touch,
     Transferred,
     WorkerLost,
     Write,
@@ -47,12 +48,15 @@ from quire.messages import (
 from quire.sim.clock import VirtualClock
 from quire.sim.content import Pools
 from quire.sim.faults import Fault, Faults, statuses
+from quire.sim.lanes import Lane
 from quire.sim.latency import Latency
 from quire.sim.peers import Line, Serving, SimPeers
 from quire.sim.store import SimStore, SimStores
 from quire.types import OperationId, PageKey, PageStatus, Tier, page_array, split_keys
 
 Process = Generator[float, None, None]
+_Stored = tuple[PageKey, int, PageKey | None]
+"""Key, host page, and the key of the page before it, if the store is to know."""
 
 _LOOK_EVERY_S = 0.25
 """How soon a read from a peer notices that it was cancelled or cut off."""
@@ -88,10 +92,13 @@ class SimWorkers:
         latency: Latency,
         rng: Random,
         batch_pages: int = 3,
+        lane_pages_s: float = 0.0,
         peers: SimPeers | None = None,
         serving: Serving | None = None,
     ) -> None:
-        """`peers`: whom pages are fetched from; `serving`: what is served to them."""
+        """`lane_pages_s`: what each rank's lane between device and host carries, and as much that
+        to the store; 0: everything at once. `peers`: whom pages are fetched from; `serving`: what
+        is served to them."""
         self._pools = pools
         self._stores = stores
         self._clock = clock
@@ -99,6 +106,9 @@ class SimWorkers:
         self._latency = latency
         self._rng = rng
         self._batch_pages = batch_pages
+        ranks = range(pools.num_ranks)
+        self._copy_lanes = [Lane(clock, lane_pages_s) for _ in ranks]
+        self._store_lanes = [Lane(clock, lane_pages_s) for _ in ranks]
         self._peers = peers
         self._serving = serving
         self._attached: list[SimStore | None] = [None] * pools.num_ranks
@@ -116,6 +126,9 @@ class SimWorkers:
         """Hand every command to every rank that is still there."""
         for command in commands:
             for rank in self.alive:
+                if isinstance(command, Touch):
+                    self._touch(rank, command)
+                    continue
                 if isinstance(command, Cancel):
                     self._cancel(rank, command.op)
                     continue
@@ -166,6 +179,11 @@ class SimWorkers:
         for _, _, _, process in agenda:
             process.close()
 
+    def _touch(self, rank: int, command: Touch) -> None:
+        store = self._attached[rank]
+        if store is not None:
+            store.touch(split_keys(command.keys), command.component, rank)
+
     def _cancel(self, rank: int, op: OperationId) -> None:
         if self._serving is not None:
             self._serving.revoke(rank, op, self._served)
@@ -212,8 +230,8 @@ class SimWorkers:
                 return self._change_store(rank, command.op, url)
             case ClearStore(op):
                 return self._clear_store(rank, op)
-            case Cancel():
-                raise AssertionError("a cancel is not a process")
+            case Cancel() | Touch():
+                raise AssertionError("not a process")
 
     def _copy(self, leg: _Leg, kind: Kind, source: bytes, target: bytes) -> Process:
         pools, rank = self._pools, leg.rank
@@ -222,7 +240,7 @@ class SimWorkers:
         targets = memoryview(target).cast("i").tolist()
         pools.scribble(rank, there, targets, leg.component)
         outcome = statuses(self._faults.on_call(kind, rank), len(targets))
-        whole_s = self._latency.copy_s(rank)
+        whole_s = self._latency.copy_s(rank) + self._copy_lanes[rank].carry_s(len(targets))
         read_s, write_s = self._moments(whole_s)
         yield read_s
         contents = pools.read(rank, here, sources, leg.component)
@@ -245,6 +263,9 @@ class SimWorkers:
         """A write or a fetch: batch by batch, in order; a fetch ends at its first miss."""
         keys, pages = split_keys(command.keys), page_array(command.host).tolist()
         fetching = isinstance(command, Fetch)
+        known = b"" if isinstance(command, Fetch) else command.parents
+        parents = split_keys(known) if known else [None] * len(keys)
+        batch = list(zip(keys, pages, parents, strict=True))
         if fetching:
             self._pools.scribble(leg.rank, Tier.HOST, pages, leg.component)
         at = 0
@@ -254,13 +275,14 @@ class SimWorkers:
             if stop is not None:
                 outcome = [stop] * (len(pages) - at)
             else:
-                batch_s = self._latency.store_s(leg.rank)
+                lane_s = self._store_lanes[leg.rank].carry_s(end - at)
+                batch_s = self._latency.store_s(leg.rank) + lane_s
                 move_s = batch_s * self._rng.random()
                 fault = self._faults.on_call(Kind.FETCH if fetching else Kind.WRITE, leg.rank)
                 yield move_s
                 assert store is not None
                 move = self._get if fetching else self._put
-                outcome = move(leg, store, keys[at:end], pages[at:end], fault)
+                outcome = move(leg, store, batch[at:end], fault)
                 yield batch_s - move_s
                 if fetching and any(outcome):
                     outcome += [PageStatus.MISS] * (len(pages) - end)
@@ -278,24 +300,28 @@ class SimWorkers:
         return PageStatus.TIMEOUT if self._clock() >= leg.deadline_s else None
 
     def _put(
-        self, leg: _Leg, store: SimStore, keys: list[PageKey], pages: list[int], fault: Fault | None
+        self, leg: _Leg, store: SimStore, batch: list[_Stored], fault: Fault | None
     ) -> list[PageStatus]:
-        outcome = statuses(fault, len(keys))
+        outcome = statuses(fault, len(batch))
+        pages = [page for _, page, _ in batch]
         contents = self._pools.read(leg.rank, Tier.HOST, pages, leg.component)
-        for key, content, status in zip(keys, contents, outcome, strict=True):
-            if status is PageStatus.OK and fault is not Fault.LOST:
-                store.put((key, leg.component, leg.rank), content)
+        for at, ((key, _, parent), content) in enumerate(zip(batch, contents, strict=True)):
+            if outcome[at] is not PageStatus.OK or fault is Fault.LOST:
+                continue
+            if not store.put((key, leg.component, leg.rank), content, parent):
+                outcome[at] = PageStatus.ORPHAN
         return outcome
 
     def _get(
-        self, leg: _Leg, store: SimStore, keys: list[PageKey], pages: list[int], fault: Fault | None
+        self, leg: _Leg, store: SimStore, batch: list[_Stored], fault: Fault | None
     ) -> list[PageStatus]:
-        outcome = statuses(fault, len(keys))
-        for index, (key, page) in enumerate(zip(keys, pages, strict=True)):
+        outcome = statuses(fault, len(batch))
+        store.touch([key for key, _, _ in batch], leg.component, leg.rank)
+        for at, (key, page, _) in enumerate(batch):
             content = store.get((key, leg.component, leg.rank))
-            if outcome[index] is PageStatus.OK:
+            if outcome[at] is PageStatus.OK:
                 if content is None:
-                    outcome[index] = PageStatus.MISS
+                    outcome[at] = PageStatus.MISS
                 else:
                     self._pools.write(leg.rank, Tier.HOST, page, content, leg.component)
         return outcome
@@ -344,7 +370,7 @@ class SimWorkers:
         assert self._peers is not None
         fault = self._faults.on_call(Kind.FETCH, leg.rank)
         outcome = statuses(fault, len(pages))
-        whole_s = self._latency.store_s(leg.rank)
+        whole_s = self._latency.store_s(leg.rank) + self._peers.carry_s(source, len(pages))
         reading = self._peers.enter(source, leg.component)
         if reading is None:
             yield whole_s * self._rng.random()

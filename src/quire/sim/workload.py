@@ -17,6 +17,8 @@ _NUM_SYSTEM_PROMPTS = 3
 _NUM_SESSIONS = 24
 """More than device and host hold together: many come back from the store."""
 _MAX_PRIORITY = 3
+ARRIVING_TOGETHER = (1, 1, 1, 4)
+"""Requests for one prompt, where arrivals do not wait for answers."""
 
 
 @dataclass(slots=True, eq=False)

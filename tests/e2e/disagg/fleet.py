@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -18,6 +20,7 @@ SUBJECT = TINY_LLAMA
 LONG = 1700
 """Tokens of a prompt that takes a while: prefill computes one page in a step."""
 _STARTS = itertools.count(1)
+_MAX_TRIES = 50
 
 
 class Fleet:
@@ -72,20 +75,66 @@ def is_right(prompt: Prompt, reply: Reply) -> None:
     check(SUBJECT, prompt, reply)
 
 
-def wait_for(nodes: Sequence[Node], state: str, *, received: int = 0) -> tuple[Node, Any]:
-    """Until a request is in that state at one of them: where, and what it says of itself."""
+def is_seen(
+    nodes: Sequence[Node], state: str, is_over: Callable[[], bool], *, received: int = 0
+) -> tuple[Node, Any] | None:
+    """Until a request is in that state at one of them: where, and what it says of itself. None: it
+    was over before anybody saw it, which may happen to whoever is slower than the servers."""
     found: list[tuple[Node, Any]] = []
 
     def look() -> bool:
+        ended = is_over()
         for node in nodes:
             for request in node.requests():
                 pages = request["handover"].get("received", 0)
                 if request["state"] == state and pages >= received:
                     found.append((node, request))
-        return bool(found)
+        return ended or bool(found)
 
-    wait_until(look, f"a request is {state}", 30.0)
-    return found[0]
+    wait_until(look, f"a request is {state}")
+    return found[0] if found else None
+
+
+class Caught(NamedTuple):
+    """Requests of which one is in the middle of its transfer, and will stay there: `sender`, its
+    prefill server, stands still."""
+
+    decode: Node
+    sender: Node
+    waiting: list[Future[Reply]]
+
+
+def catch(
+    decodes: Sequence[Node], prefills: Sequence[Node], start: Callable[[], list[Future[Reply]]]
+) -> Caught:
+    """`start` is called until one of its requests could be caught."""
+    for _ in range(_MAX_TRIES):
+        waiting = start()
+        seen = is_seen(decodes, "transferring", partial(_are_done, waiting), received=1)
+        if seen is not None:
+            decode, request = seen
+            for sender in (n for n in prefills if n.peer == request["handover"]["peer"]):
+                sender.stop_engine()
+                if _is_in_the_middle(decode, request["id"]):
+                    return Caught(decode, sender, waiting)
+                sender.resume_engine()
+        for each in waiting:
+            each.result()
+    raise AssertionError("every transfer was over before it was seen")
+
+
+def _are_done(waiting: list[Future[Reply]]) -> bool:
+    return all(each.done() for each in waiting)
+
+
+def _is_in_the_middle(decode: Node, name: str) -> bool:
+    """More is missing than can be under way."""
+    return any(
+        request["id"] == name
+        and request["state"] == "transferring"
+        and request["handover"]["received"] < request["handover"]["wanted"] // 2
+        for request in decode.requests()
+    )
 
 
 @contextlib.contextmanager

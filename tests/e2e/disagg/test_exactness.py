@@ -3,6 +3,7 @@
 import pytest
 
 from e2e.disagg.pair import pair
+from e2e.exactness.scenarios import WAIT
 from e2e.exactness.subjects import GEMMA, PAGE, SMOLLM2, TINY_SUBJECTS, Prompt, Subject
 from quire.types import Tier
 
@@ -24,7 +25,7 @@ def test_every_tier_and_side_gives_the_same_answer_c25_c30_c31_c32(
     subject: Subject, store: str
 ) -> None:
     prompts = subject.ask()[:3]
-    with pair(subject, store) as both:
+    with pair(subject, store, decode_options=WAIT) as both:
         # Cold: decode has nothing, and all comes from prefill.
         answers = both.ask(subject, prompts, "cold")
         assert both.total().total == 0 or len(prompts) > 1  # prompts may share a beginning

@@ -201,29 +201,60 @@ WHEN: dict[str, Callable[[Handover], bool]] = {
     "looking": lambda handover: handover.stage is Stage.LOOKING,
     "before": lambda handover: handover.current is None,
     "asked": lambda handover: handover.current is not None,
-    "during": lambda handover: handover.current is not None and handover.received > 0,
 }
 
 
-def _reached(both: Pair, when: str) -> bool:
-    if when == "after":
-        return bool(both.decode.scheduler.running)
-    return any(WHEN[when](handover) for handover in _moving(both))
+class Moment:
+    """Of a request's life. "during" does not depend on who is faster: decode's first read from a
+    peer is held when its bytes are there, until `pass_by`, and then half of it is lost."""
+
+    def __init__(self, both: Pair, when: str, patch: pytest.MonkeyPatch) -> None:
+        self._both = both
+        self._when = when
+        self._is_read, self._go_on = threading.Event(), threading.Event()
+        if when != "during":
+            return
+        client = both.decode._executor.workers.workers[0]._peering.client  # type: ignore[attr-defined]
+        read = client.read
+
+        def held(*args: Any, **options: Any) -> list[PageStatus]:
+            statuses: list[PageStatus] = read(*args, **options)
+            if not self._is_read.is_set():
+                self._is_read.set()
+                assert self._go_on.wait(60)
+                kept = len(statuses) // 2
+                statuses = statuses[:kept] + [PageStatus.FAILED] * (len(statuses) - kept)
+            return statuses
+
+        patch.setattr(client, "read", held)
+
+    def reached(self) -> bool:
+        if self._when == "during":
+            return self._is_read.is_set()
+        if self._when == "after":
+            return bool(self._both.decode.scheduler.running)
+        return any(WHEN[self._when](handover) for handover in _moving(self._both))
+
+    def pass_by(self) -> None:
+        self._go_on.set()
 
 
 @pytest.mark.parametrize("when", ["before", "asked", "during", "after"])
 @every_kind
-def test_prefill_killed_and_another_takes_over_c28(subject: Subject, when: str) -> None:
+def test_prefill_killed_and_another_takes_over_c28(
+    subject: Subject, when: str, patch: pytest.MonkeyPatch
+) -> None:
     prompts = [subject.ask()[0], subject.ask()[3]]
     options = {"chunk_tokens": 2 * PAGE}
     with pair(subject, num_prefills=2, prefill_options=options) as both:
+        moment = Moment(both, when, patch)
         killed: list[bool] = []
 
         def kill() -> None:
-            # Hybrids keep what has come until all of it has: that is "during" for them.
-            if not killed and _reached(both, when):
+            if not killed and moment.reached():
                 killed.append(True)
                 _stop(both, 0)
+                moment.pass_by()
 
         both.each_step = kill
         both.ask(subject, prompts, when)
@@ -233,12 +264,16 @@ def test_prefill_killed_and_another_takes_over_c28(subject: Subject, when: str) 
 
 @plain
 @pytest.mark.parametrize("when", ["before", "during"])
-def test_prefill_killed_and_nobody_is_left_c28(subject: Subject, when: str) -> None:
+def test_prefill_killed_and_nobody_is_left_c28(
+    subject: Subject, when: str, patch: pytest.MonkeyPatch
+) -> None:
     with pair(subject, prefill_options={"chunk_tokens": PAGE}) as both:
+        moment = Moment(both, when, patch)
 
         def kill() -> None:
-            if both.prefills and _reached(both, when):
+            if both.prefills and moment.reached():
                 _stop(both, 0)
+                moment.pass_by()
 
         both.each_step = kill
         (output,) = _until_finished(both, subject.ask()[0])
@@ -289,23 +324,27 @@ def test_pages_that_do_not_arrive_are_asked_for_again_c26(
 # ---- the client goes away ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("when", [*WHEN, "after"])
+@pytest.mark.parametrize("when", [*WHEN, "during", "after"])
 @every_kind
-def test_client_disconnects_in_each_state_c28(subject: Subject, when: str, folder: Path) -> None:
+def test_client_disconnects_in_each_state_c28(
+    subject: Subject, when: str, folder: Path, patch: pytest.MonkeyPatch
+) -> None:
     with pair(
         subject, _url(folder), prefill_options={"chunk_tokens": PAGE}, decode_options=WAIT
     ) as both:
         prompt = _warmed(both, subject)[0]
         if when in ("asked", "during"):  # a long one that nobody knows: chunk after chunk is sent
             prompt = subject.ask()[4]
+        moment = Moment(both, when, patch)
         both.decode.handle(_generate("gone", prompt))
         for _ in range(200_000):
-            if _reached(both, when):
+            if moment.reached():
                 break
             both._steps(1)
         else:
             raise AssertionError(f"it was never {when}")
         both.decode.handle(Abort(RequestId("gone")))
+        moment.pass_by()
         both.settle()
         assert not [m for m in both.decode.take_messages() if isinstance(m, Outputs) and m.outputs]
         both.ask(subject, [prompt], "asked again")

@@ -4,17 +4,22 @@ Every answer must be the one that nobody disturbed, or a clear error; and `fleet
 all that live have given back everything.
 """
 
-from concurrent.futures import ThreadPoolExecutor
+import functools
+import http.client
+import select
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import openai
 import psutil
 import pytest
 
-from e2e.disagg.fleet import LONG, SUBJECT, Fleet, is_right, prompt, wait_for
+from e2e.disagg.fleet import LONG, SUBJECT, Fleet, catch, is_right, is_seen, prompt
 from e2e.disagg.servers import (
     MODEL,
     TIMEOUT_S,
+    Node,
     Program,
     Reply,
     complete,
@@ -53,17 +58,29 @@ def test_many_at_once_and_all_servers_used_c29(fleet: Fleet) -> None:
 @pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("state", ["transferring", "computing", "running"])
 def test_client_goes_away_c28(fleet: Fleet, state: str, is_stream: bool) -> None:
-    mine, num_tokens = (prompt(200), 1500) if state == "running" else (prompt(), 300)
     nodes = fleet.prefills if state == "computing" else fleet.decodes
-    connection = post(fleet.router.url, mine, num_tokens, stream=is_stream)
-    try:
-        wait_for(nodes, state)
-    finally:
-        connection.close()
-    fleet.settle()
+    seen = None
+    while seen is None:
+        mine, num_tokens = (prompt(200), 1500) if state == "running" else (prompt(), 300)
+        connection = post(fleet.router.url, mine, num_tokens, stream=is_stream)
+        # A stream begins to answer when it runs; everything else is over when there is an answer.
+        is_over = functools.partial(_has_answer, connection)
+        try:
+            seen = is_seen(nodes, state, _never if state == "running" and is_stream else is_over)
+        finally:
+            connection.close()
+        fleet.settle()
     # Nobody has finished it behind the client's back, and what was computed is of use.
     reply = complete(fleet.http, mine, NUM_TOKENS)
     is_right(mine, reply)
+
+
+def _has_answer(connection: http.client.HTTPConnection) -> bool:
+    return bool(select.select([connection.sock], [], [], 0)[0])
+
+
+def _never() -> bool:
+    return False
 
 
 # ---- servers -------------------------------------------------------------------------------------
@@ -71,19 +88,26 @@ def test_client_goes_away_c28(fleet: Fleet, state: str, is_stream: bool) -> None
 
 def test_prefill_servers_killed_during_before_and_after_a_transfer_c28(fleet: Fleet) -> None:
     # During: a stream and a whole answer, one of them at least from the one that dies.
-    prompts = [prompt(), prompt()]
+    prompts: list[Prompt] = []
     with ThreadPoolExecutor(2) as pool:
-        waiting = [
-            pool.submit(ask, fleet.http, each, NUM_TOKENS)
-            for ask, each in zip((complete, stream), prompts, strict=True)
-        ]
-        decode, request = wait_for(fleet.decodes, "transferring", received=1)
-        dead = next(node for node in fleet.prefills if node.peer == request["handover"]["peer"])
+
+        def start() -> list[Future[Reply]]:
+            prompts[:] = [prompt(), prompt()]
+            return [
+                pool.submit(ask, fleet.http, each, NUM_TOKENS)
+                for ask, each in zip((complete, stream), prompts, strict=True)
+            ]
+
+        before = {node: dict(node.handover()["repairs"]) for node in fleet.decodes}
+        decode, dead, waiting = catch(fleet.decodes, fleet.prefills, start)
         dead.kill_all()
         for each, answer in zip(prompts, waiting, strict=True):
             is_right(each, answer.result())
-    # What had come was not sent again: the other was asked for the rest.
-    assert 0 < decode.handover()["repairs"]["link"] < LONG // PAGE
+    # What had come was not sent again: the other was asked for the rest. Whether it was the end of
+    # the line that was noticed first, or the silence, is all the same.
+    repairs = decode.handover()["repairs"]
+    lost = [repairs.get(why, 0) - before[decode].get(why, 0) for why in ("link", "silent")]
+    assert 0 < sum(lost) < 2 * (LONG // PAGE)
     (other,) = (node for node in fleet.prefills if node is not dead)
 
     with decode.client() as http:
@@ -125,24 +149,12 @@ def test_prefill_servers_killed_during_before_and_after_a_transfer_c28(fleet: Fl
 def test_decode_killed_in_the_middle_of_answers_c28(fleet: Fleet) -> None:
     """Streams go on where they were, with the same text; whole answers come from the other."""
     resumed = fleet.metric(RESUMED)
-    prompts = [prompt(100 + 20 * i) for i in range(4)]
-    begun: list[set[int]] = [set(), set()]
+    dead = fleet.decodes[0]
     with ThreadPoolExecutor(4) as pool:
-        waiting = [
-            pool.submit(
-                stream,
-                fleet.http,
-                each,
-                MANY_TOKENS,
-                on_piece=lambda reply, mark=mark: mark.add(len(reply.names)),  # type: ignore[misc]
-            )
-            for each, mark in zip(prompts[:2], begun, strict=True)  # one at each server
-        ]
-        wait_until(lambda: all(len(mark) > 2 for mark in begun), "both streams have begun")
-        waiting += [pool.submit(complete, fleet.http, each, MANY_TOKENS) for each in prompts[2:]]
-        dead = fleet.decodes[0]
-        wait_until(lambda: len(dead.requests()) > 1, "it has a stream and a whole answer")
+        while (caught := _catch_answering(fleet, dead, pool)) is None:
+            pass
         dead.kill_all()
+        prompts, waiting = caught
         for each, reply in zip(prompts, waiting, strict=True):
             is_right(each, reply.result())
             assert len(reply.result().names) == MANY_TOKENS
@@ -150,6 +162,37 @@ def test_decode_killed_in_the_middle_of_answers_c28(fleet: Fleet) -> None:
     fleet.settle()  # prefill too: what it held for the dead one
     fleet.mend()
     is_right(mine := prompt(200), dead.ask(mine, NUM_TOKENS, prefill=fleet.peers))
+
+
+def _catch_answering(
+    fleet: Fleet, dead: Node, pool: ThreadPoolExecutor
+) -> tuple[list[Prompt], list[Future[Reply]]] | None:
+    """Two streams, one at each server, and two whole answers, all of them unfinished, and one
+    server that stands still in the middle of them. None: they were too fast, and are over."""
+    prompts = [prompt(100 + 20 * i) for i in range(4)]
+    begun: list[set[int]] = [set(), set()]
+    waiting = [
+        pool.submit(stream, fleet.http, each, MANY_TOKENS, on_piece=_marks(mark))
+        for each, mark in zip(prompts[:2], begun, strict=True)
+    ]
+
+    def is_over() -> bool:
+        return any(each.done() for each in waiting)
+
+    wait_until(lambda: is_over() or all(map(len, begun)), "both streams have begun")
+    waiting += [pool.submit(complete, fleet.http, each, MANY_TOKENS) for each in prompts[2:]]
+    wait_until(lambda: is_over() or len(dead.requests()) > 1, "it has a stream and a whole answer")
+    dead.stop_engine()
+    if not is_over() and all(max(mark) < MANY_TOKENS for mark in begun):
+        return prompts, waiting
+    dead.resume_engine()
+    for each in waiting:
+        each.result()
+    return None
+
+
+def _marks(mark: set[int]) -> Callable[[Reply], None]:
+    return lambda reply: mark.add(len(reply.names))
 
 
 # ---- all in one command --------------------------------------------------------------------------

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from quire.components import PoolSize
 from quire.config import WriteConfig, WritePolicy
 from quire.manager import Grant, Intake, Lease
-from quire.messages import Backup, Cancel, Fetch, PeerPart, PeerSource, Serve, Transferred
+from quire.messages import Backup, Cancel, Fetch, PeerPart, PeerSource, Serve, Transferred, Write
 from quire.types import PageStatus, Tier, num_pages
 from support import FAILED, MIXES, OK, Rig
 
@@ -218,3 +219,37 @@ def test_what_others_put_into_the_tree_meanwhile_is_used_and_the_copy_freed_c27(
     assert intake.complete
     assert rig.manager.counters.duplicate_pages == 4
     rig.manager.release(lease)
+
+
+@pytest.mark.parametrize("by", ["peer", "store"])
+def test_window_pages_that_no_prefix_ends_behind_any_more_are_let_go(by: str) -> None:
+    """A prefix whose window has holes is kept while its pages are being written; then pages come
+    that go on from it. What was left of the old window is of no use to anybody."""
+    rig = Rig(mix="full+window", window_pages=3, pools={"window": PoolSize(8, 4)})
+    key = rig.doc(10, seed=1)
+    lease = rig.acquire(key[:7])
+    for stop in range(1, 8):
+        assert rig.grow(lease, key[:stop])
+    rig.manager.release(lease)
+    rig.step()
+    rig.answer_all(Backup, "window", statuses=FAILED)
+    writes = rig.take_all(Write)  # of full pages: they stay meanwhile
+    other = rig.acquire(rig.doc(7, seed=2))
+    assert rig.grow(other, other.key)  # takes window pages of the first, its last ones first
+    assert rig.matched(key[:7]) == (0, 0)
+
+    rig.cache_in_store(key)
+    lease = rig.acquire(key)
+    if by == "peer":
+        intake = rig.manager.take_in(lease, 10, 10.0)
+        rig.manager.offered(intake, "full", 0, 10, source())
+        rig.manager.offered(intake, "window", 7, 3, source())
+    else:
+        rig.manager.prefetch(lease)
+    rig.run()
+    assert rig.matched(key) == (0, 10)
+    for command in writes:
+        rig.answer(command)
+    for each in (lease, other):
+        rig.manager.release(each)
+    rig.run()

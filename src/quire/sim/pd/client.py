@@ -11,17 +11,21 @@ from random import Random
 
 import numpy as np
 
+from quire.engine.config import Role
 from quire.engine.messages import Abort, Finish, Generate, Output, SamplingParams
 from quire.keys import Namespace
 from quire.sim.pd.model import answer
 from quire.sim.pd.node import DTYPE, FINGERPRINT, SimNode, World
 from quire.sim.report import SimulationError
-from quire.sim.workload import Prompt, Workload
+from quire.sim.workload import ARRIVING_TOGETHER, Prompt, Workload
 from quire.types import RequestId
 
 _ARRIVAL_CHANCE = 0.4
 _HASTY_SHARE = 0.03
 """Calls that are given up by a deadline of their own."""
+_NO_ROOM = "there was no room to keep the state"
+"""A prefill engine that has computed a prompt for nothing: it could have waited for room, and does
+not yet."""
 _NOBODY = RequestId("")
 MAX_ATTEMPT_S = 240.0
 """In which an engine must have answered, or said that it cannot."""
@@ -40,6 +44,8 @@ class Call:
     id: RequestId = _NOBODY
     """Of this attempt."""
     sent_s: float = 0.0
+    was_full: bool = False
+    """Who works at it had no room when it was sent."""
     attempts: int = 0
     retry_s: float = 0.0
 
@@ -57,13 +63,19 @@ class SimClients:
         self._workload = Workload(rng, options.engine(1), names)
         self.calls: list[Call] = []
         self._by_id: dict[RequestId, Call] = {}
+        self._aborted: set[RequestId] = set()
         self._num_sent = 0
 
     def step(self, nodes: list[SimNode]) -> None:
         """`nodes`: those that take calls, and are alive."""
         rng, options = self._rng, self._world.options
-        if len(self.calls) < options.concurrency and rng.random() < _ARRIVAL_CHANCE:
-            self._arrive()
+        if options.arrivals:
+            if rng.random() < options.arrivals:
+                prompt = self._workload.next_prompt()
+                for _ in range(rng.choice(ARRIVING_TOGETHER)):
+                    self._arrive(prompt)
+        elif len(self.calls) < options.concurrency and rng.random() < _ARRIVAL_CHANCE:
+            self._arrive(self._workload.next_prompt())
         self.send(nodes)
         if self.calls and rng.random() < options.abort_rate:
             self._abort(rng.choice(self.calls))
@@ -80,22 +92,39 @@ class SimClients:
             elif call.node is not None and now - call.sent_s > MAX_ATTEMPT_S:
                 raise SimulationError(self._about(call))
 
-    def hear(self, node: SimNode, outputs: list[Output]) -> None:
+    def hear(self, node: SimNode, outputs: list[Output], nodes: list[SimNode]) -> None:
+        """`nodes`: all that are alive."""
         for output in outputs:
             call = self._by_id.get(output.id)
+            if output.id in self._aborted and output.finish is Finish.REJECTED:
+                continue  # it was said before
             if call is None or call.node is not node:
                 raise SimulationError(f"{output.id}: an answer that nobody waits for: {output}")
             call.got += output.tokens
             if call.got != call.expected[: len(call.got)]:
                 raise SimulationError(f"{output.id} answered {call.got} instead of {call.expected}")
             if output.finish is not None:
+                self._check_failure(call, output, nodes)
                 self._finished(call, output)
 
     # ---- inside ---------------------------------------------------------------------------------
 
-    def _arrive(self) -> None:
+    def _check_failure(self, call: Call, output: Output, nodes: list[SimNode]) -> None:
+        """A request may fail only if no healthy way was left."""
+        node = call.node
+        assert node is not None
+        if output.finish is Finish.REJECTED and not call.was_full:
+            raise SimulationError(f"{call.id} was rejected by one that has room: {output.error}")
+        if _NO_ROOM in output.error:
+            self._count("failed for want of room")
+        elif output.finish is Finish.UNAVAILABLE:
+            could = [other.epoch for other in node.could_ask(nodes, call.sent_s)]
+            if could or node.place.role is not Role.DECODE:
+                ways = ", ".join(could) or node.epoch
+                raise SimulationError(f"{call.id} failed, and {ways} could do it: {output.error}")
+
+    def _arrive(self, prompt: Prompt) -> None:
         rng, now = self._rng, self._world.clock()
-        prompt = self._workload.next_prompt()
         tokens = list(prompt.tokens) or [0]
         count = rng.randrange(1, 2 * self._world.options.page_size + 2)
         namespace = prompt.session.namespace
@@ -109,6 +138,7 @@ class SimClients:
         call.attempts += 1
         call.id = RequestId(f"r{self._num_sent}")
         call.node, call.got, call.sent_s = node, [], self._world.clock()
+        call.was_full = node.is_full
         self._by_id[call.id] = call
         params = SamplingParams(max_tokens=len(call.expected), temperature=0.0)
         tokens = np.asarray(call.tokens, dtype="<i4").tobytes()
@@ -150,6 +180,7 @@ class SimClients:
         if call.node is not None and call.node.alive:
             self._count(f"aborted while {_stage(call)}")
             call.node.engine.handle(Abort(call.id))
+            self._aborted.add(call.id)
         self._end(call)
 
     def _take_back(self, call: Call, pause_s: float) -> None:

@@ -29,14 +29,17 @@ from quire.sim.audit import audit
 from quire.sim.clock import VirtualClock
 from quire.sim.content import Oracle, Pools
 from quire.sim.faults import RandomFaults
+from quire.sim.lanes import Links
 from quire.sim.latency import Latency
 from quire.sim.network import SimNetwork
 from quire.sim.options import ComponentMix
+from quire.sim.pd.health import ALL, Health, line
 from quire.sim.pd.model import SimModel
 from quire.sim.pd.options import SimPdOptions
 from quire.sim.peers import Serving, SimPeers
 from quire.sim.report import SimulationError
 from quire.sim.store import SimStores
+from quire.sim.watch import WatchedManager
 from quire.sim.workers import SimWorkers
 from quire.sim.workload import ALPHABET
 from quire.types import Tier
@@ -55,6 +58,8 @@ class World:
     oracle: Oracle
     network: SimNetwork
     stores: SimStores
+    links: Links
+    health: Health
     trace: Callable[[bytes], None]
     servers: dict[str, Serving] = field(default_factory=dict)
     counters: Counter[str] = field(default_factory=Counter)
@@ -84,6 +89,7 @@ class SimNode:
         self.place = place
         self.epoch = f"{place.name}.{life}"
         self.alive = True
+        self.born_s = clock()
         self._world = world
         rngs = {part: Random(f"{world.seed} {self.epoch} {part}") for part in _PARTS}
         draw = rngs["node"]
@@ -92,12 +98,16 @@ class SimNode:
         self.serving = world.servers[self.epoch] = Serving(self.pools, self.epoch, place.address)
         weights = [draw.choice((0.3, 1.0, 2.0)) for _ in range(place.ranks)]
         factors = [draw.choice((0.3, 1.0, 3.0)) for _ in range(place.ranks)]
-        self.faults = RandomFaults(rngs["faults"], options.fault_rate, weights)
+        health = world.health
+        self.faults = RandomFaults(
+            rngs["faults"], options.fault_rate, weights, lambda: health.disturbed(self.epoch)
+        )
         self.latency = Latency(
             rngs["latency"],
             factors,
             slow_share=options.slow_share,
             stuck_share=options.stuck_share,
+            tell=lambda seconds: health.disturbed(self.epoch, seconds),
         )
         self.workers = SimWorkers(
             self.pools,
@@ -106,12 +116,12 @@ class SimNode:
             faults=self.faults,
             latency=self.latency,
             rng=rngs["workers"],
-            peers=SimPeers(place.address, world.network.line, world.servers),
+            lane_pages_s=options.lane_pages_s,
+            peers=SimPeers(place.address, world.network.line, world.servers, world.links),
             serving=self.serving,
         )
-        self.manager = CacheManager(
-            cache.cache_config(), clock=clock, components=cache.components()
-        )
+        manager = WatchedManager if options.strict else CacheManager
+        self.manager = manager(cache.cache_config(), clock=clock, components=cache.components())
         has_window = options.mix in (ComponentMix.WINDOW, ComponentMix.BOTH)
         self.model = SimModel(
             world.oracle,
@@ -192,7 +202,10 @@ class SimNode:
         """One turn of the engine; what it has to say."""
         if self.manager.store.state is StoreState.DETACHED:
             self.manager.attach_store(f"sim://{self.place.ranks}-ranks")
+        was_full = self.is_full
         self.engine.step()
+        if was_full or self.is_full:
+            self._world.health.disturbed(self.epoch)  # who asks it may be sent away
         if self.model.broken is not None:
             raise self.model.broken
         outputs: list[Output] = []
@@ -201,8 +214,31 @@ class SimNode:
                 outputs += message.outputs
         return outputs
 
+    @property
+    def is_full(self) -> bool:
+        """Has it as many requests as it may?"""
+        scheduler = self.scheduler
+        return len(scheduler) - len(scheduler.holding) >= _MAX_RUNNING + _MAX_WAITING
+
+    def could_ask(self, others: list[SimNode], since_s: float) -> list[SimNode]:
+        """Who could have computed for it all the time since then."""
+        health = self._world.health
+        if not (health.is_well(ALL, since_s) and health.is_well(self.epoch, since_s)):
+            return []
+        return [
+            other
+            for other in others
+            if other.place.address in self.place.prefill
+            and other.born_s <= since_s
+            and self.hub.is_connected(other.place.address, since_s)
+            and health.is_well(other.epoch, since_s)
+            and health.is_well(line(self.place.address, other.place.address), since_s)
+        ]
+
     def check(self) -> None:
         self.manager.check_invariants()
+        if isinstance(self.manager, WatchedManager):
+            self.manager.check_kept(lambda owner: self.scheduler.request(owner) is not None)
 
     def audit(self) -> int:
         """Everything the tree calls READY is right; and what is free is filled with garbage, so

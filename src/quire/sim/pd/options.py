@@ -7,11 +7,11 @@ the overrides that a repetition needs.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from random import Random
 
 from quire.config import PrefetchPolicy, WritePolicy
-from quire.sim.options import ComponentMix, SimOptions
+from quire.sim.options import ComponentMix, SimOptions, command_line
 
 
 class Topology(enum.Enum):
@@ -71,6 +71,18 @@ class SimPdOptions:
     reordered: float = 0.0
     delayed: float = 0.0
 
+    strict: bool = False
+    """Every call of the managers is watched: see quire.sim.watch."""
+    store_pages: int = 0
+    """Pages that the store of all engines has room for; 0: as many as come."""
+    lane_pages_s: float = 0.0
+    """What each rank carries between device and host, and as much to the store; 0: everything."""
+    link_pages_s: float = 0.0
+    """What each engine sends to all others, and gets from them; 0: everything."""
+    arrivals: float = 0.0
+    """Per step, alone or together, whether others are answered or not; 0: there are never more
+    calls than `concurrency`."""
+
     @classmethod
     def from_seed(cls, seed: int) -> SimPdOptions:
         rng = Random(f"quire sim pd options {seed}")
@@ -114,12 +126,24 @@ class SimPdOptions:
             delayed=rng.choice((0.0, 0.02)),
         )
 
+    @classmethod
+    def for_swarm(cls, seed: int) -> SimPdOptions:
+        """With what runs out drawn as well; what follows from the seed alone stays as it was."""
+        rng = Random(f"quire swarm options {seed}")
+        return replace(
+            cls.from_seed(seed),
+            store_pages=rng.choice((0, rng.randrange(20, 200))),
+            lane_pages_s=rng.choice((0.0, 100.0, 400.0)),
+            link_pages_s=rng.choice((0.0, 50.0, 200.0)),
+            arrivals=rng.choice((0.0, 0.05, 0.15)),
+        )
+
     @property
     def is_calm(self) -> bool:
-        """Nothing ever goes wrong: then nobody may be turned away."""
+        """Nothing ever goes wrong or runs out: then nobody may be turned away."""
         trouble = (
             *(self.fault_rate, self.slow_share, self.stuck_share, self.kill_rate, self.cut_rate),
-            *(self.stall_rate, self.leap_rate, self.reordered, self.delayed),
+            *(self.stall_rate, self.leap_rate, self.reordered, self.delayed, self.arrivals),
         )
         return not any(trouble)
 
@@ -143,17 +167,4 @@ class SimPdOptions:
 
     def command(self, seed: int, steps: int) -> str:
         """The exact command that repeats a run with these options."""
-        default = SimPdOptions.from_seed(seed)
-        words = [f"quire sim pd --seed {seed} --steps {steps}"]
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value != getattr(default, field.name):
-                words.append(flag(field.name, value))
-        return " ".join(words)
-
-
-def flag(name: str, value: object) -> str:
-    option = name.replace("_", "-")
-    if isinstance(value, bool):
-        return f"--{option}" if value else f"--no-{option}"
-    return f"--{option} {value.value if isinstance(value, enum.Enum) else value}"
+        return command_line("pd", self, SimPdOptions.from_seed(seed), seed, steps)

@@ -12,8 +12,10 @@ from quire.engine.config import Role
 from quire.sim.clock import VirtualClock
 from quire.sim.content import Oracle
 from quire.sim.drive import Progress, drive
+from quire.sim.lanes import Links
 from quire.sim.network import NetworkTrouble, SimNetwork
 from quire.sim.pd.client import SimClients
+from quire.sim.pd.health import ALL, Health, line
 from quire.sim.pd.node import Place, SimNode, World
 from quire.sim.pd.options import SimPdOptions, Topology
 from quire.sim.pd.report import PdReport
@@ -55,8 +57,18 @@ class PdSimulation:
         self._digest = blake2b(digest_size=8)
         self._rng = Random(f"{seed} driver")
         trouble = NetworkTrouble(options.duplicated, options.reordered, options.delayed)
-        network = SimNetwork(self.clock, Random(f"{seed} network"), trouble, self._trace)
-        self.world = World(seed, options, self.clock, Oracle(), network, SimStores(), self._trace)
+        health = Health(self.clock)
+        network = SimNetwork(
+            self.clock,
+            Random(f"{seed} network"),
+            trouble,
+            self._trace,
+            lambda one, other, seconds: health.disturbed(line(one, other), seconds),
+        )
+        stores, links = SimStores(options.store_pages), Links(self.clock, options.link_pages_s)
+        self.world = World(
+            seed, options, self.clock, Oracle(), network, stores, links, health, self._trace
+        )
         self.clients = SimClients(self.world, Random(f"{seed} clients"))
         self._lives = 0
         self._steps = 0
@@ -72,6 +84,7 @@ class PdSimulation:
         self.clock.advance(_STEP_S * self._rng.expovariate(1.0))
         if self._rng.random() < self.options.leap_rate:
             self.clock.advance(self._rng.uniform(0.5, _MAX_LEAP_S))
+            self.world.health.disturbed(ALL)
         self._come_back()
         self._happen()
         if self.nodes:
@@ -102,6 +115,7 @@ class PdSimulation:
         counters = self.world.counters
         for node in self.nodes:
             node.count()
+        counters.update(self.world.stores.counters())
         counters.update({f"network {k}": n for k, n in self.world.network.counters.items()})
         found = {name: counters[name] for name in sorted(counters) if counters[name]}
         return PdReport(seed, steps, self.options, self.clock(), self._digest.hexdigest(), found)
@@ -123,7 +137,7 @@ class PdSimulation:
         return [node for node in self.nodes if node.place.role is not Role.PREFILL]
 
     def _turn(self, node: SimNode) -> None:
-        self.clients.hear(node, node.step())
+        self.clients.hear(node, node.step(), self.nodes)
         self._steps += 1
         node.check()
         if self._steps % _AUDIT_EVERY == 0:
@@ -139,11 +153,11 @@ class PdSimulation:
         rng, options, world = self._rng, self.options, self.world
         if rng.random() < options.kill_rate and self.nodes:
             self._kill(rng.choice(self.nodes))
-        for line, rate in ((Line.CUT, options.cut_rate), (Line.STALLED, options.stall_rate)):
+        for how, rate in ((Line.CUT, options.cut_rate), (Line.STALLED, options.stall_rate)):
             if rng.random() < rate and len(self.nodes) > 1:
                 one, other = rng.sample(self.nodes, 2)
                 seconds = rng.uniform(0.05, rng.choice((0.5, _MAX_TROUBLE_S)))
-                world.network.disturb(one.place.address, other.place.address, line, seconds)
+                world.network.disturb(one.place.address, other.place.address, how, seconds)
         if rng.random() < options.forget_rate:
             world.counters["forgotten"] += world.stores.forget(rng, rng.randrange(1, 6))
         if rng.random() < options.evict_rate and self.nodes:
@@ -181,12 +195,11 @@ class PdSimulation:
         return all(n.idle and n.manager.next_wakeup() is None for n in self.nodes)
 
     def _check_nobody_is_forgotten(self) -> None:
-        """With nobody asking and nothing under way, nothing may be held for anybody. (Except when
-        messages overtake each other: an Ask that comes after its Abort is held until its time.)"""
+        """With nobody asking and nothing under way, nothing may be held for anybody."""
         talking = self.world.network.next_event_s() is not None
         asking = any(node.exchange.asker.open or node.hub.events for node in self.nodes)
         self._quiet_turns = 0 if talking or asking or self.clients.calls else self._quiet_turns + 1
-        if self._quiet_turns > _QUIET_TURNS and not self.options.reordered:
+        if self._quiet_turns > _QUIET_TURNS:
             for node in self.nodes:
                 for link, name in node.exchange.holder.open:
                     raise SimulationError(f"{node.epoch} holds {name} of {link} for nobody")

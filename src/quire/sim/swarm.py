@@ -1,0 +1,210 @@
+"""swarm(): fresh seeds of both simulators, side by side in processes, until time or steps are up.
+
+    parent ──Piece──▶ process ──what it found, or nothing──▶ parent      one piece at a time each
+
+Knows the simulators and processes; neither consoles nor the options of commands. A run that breaks
+a rule, ends its process or does not end is a failure with the command that repeats it; the others
+go on.
+"""
+
+from __future__ import annotations
+
+import enum
+import multiprocessing
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnContext
+
+from quire.sim.options import SimOptions
+from quire.sim.pd.options import SimPdOptions
+from quire.sim.report import SimulationError
+
+_LOOK_EVERY_S = 0.5
+_MAX_PIECE_S = 600.0
+"""A run takes seconds: one that takes so long goes round in circles."""
+
+
+class Simulator(enum.StrEnum):
+    RUN = "run"
+    PD = "pd"
+
+
+STEPS = {Simulator.RUN: 1_500, Simulator.PD: 700}
+"""Of one run: long enough to fill every tier, short enough to draw other options soon."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    simulator: Simulator
+    seed: int
+    steps: int
+
+    @property
+    def options(self) -> SimOptions | SimPdOptions:
+        kind = SimPdOptions if self.simulator is Simulator.PD else SimOptions
+        return kind.for_swarm(self.seed)
+
+    @property
+    def command(self) -> str:
+        """What repeats it."""
+        return self.options.command(self.seed, self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    piece: Piece
+    error: str
+
+
+@dataclass(slots=True)
+class SwarmReport:
+    seed: int
+    """The first; those after it were run too."""
+    jobs: int
+    seconds: float = 0.0
+    runs: Counter[Simulator] = field(default_factory=Counter)
+    steps: Counter[Simulator] = field(default_factory=Counter)
+    failures: list[Failure] = field(default_factory=list)
+
+    @property
+    def steps_per_s(self) -> float:
+        return self.steps.total() / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmPlan:
+    seed: int
+    jobs: int
+    simulators: tuple[Simulator, ...] = tuple(Simulator)
+    seconds: float = float("inf")
+    steps: float = float("inf")
+    """Of all runs together: no run is begun once they are done, or the time is up."""
+
+    def pieces(self) -> Iterator[Piece]:
+        """The simulators take turns, each through all seeds from the first on."""
+        given = 0
+        for seed in range(self.seed, 2**63):
+            for simulator in self.simulators:
+                if given >= self.steps:
+                    return
+                given += STEPS[simulator]
+                yield Piece(simulator, seed, STEPS[simulator])
+
+
+def run_piece(piece: Piece) -> str:
+    """What it found; empty: nothing."""
+    options = piece.options
+    try:
+        if isinstance(options, SimPdOptions):
+            from quire.sim.pd.run import simulate_pd  # the engine, and with it torch
+
+            simulate_pd(piece.seed, piece.steps, options)
+        else:
+            from quire.sim.run import simulate
+
+            simulate(piece.seed, piece.steps, options)
+    except SimulationError as error:
+        return str(error)
+    return ""
+
+
+def swarm(
+    plan: SwarmPlan,
+    *,
+    look: Callable[[SwarmReport], None] = lambda report: None,
+    found: Callable[[Failure], None] = lambda failure: None,
+    work: Callable[[Connection], None] | None = None,
+) -> SwarmReport:
+    """`look` is called every now and then, `found` at each failure. An interruption ends it early.
+    `work`: what each process does with its end of the line; for tests."""
+    report = SwarmReport(plan.seed, plan.jobs)
+    context = multiprocessing.get_context("spawn")
+    hands = [_Hand(context, work or answer) for _ in range(plan.jobs)]
+    pieces, began_s = plan.pieces(), time.monotonic()
+
+    def give(hand: _Hand) -> None:
+        in_time = time.monotonic() - began_s < plan.seconds
+        hand.give(next(pieces, None) if in_time else None)
+
+    try:
+        for hand in hands:
+            give(hand)
+        while busy := {hand.line: hand for hand in hands if hand.piece is not None}:
+            ready = {busy[line] for line in wait(list(busy), _LOOK_EVERY_S)}  # type: ignore[index]
+            for at, hand in enumerate(hands):
+                error = hand.heard() if hand in ready else hand.overdue()
+                if error is not None and hand.piece is not None:
+                    _take_in(report, hand.piece, error, found)
+                    if not hand.process.is_alive():
+                        hands[at] = _Hand(context, work or answer)
+                    give(hands[at])
+            report.seconds = time.monotonic() - began_s
+            look(report)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        for hand in hands:
+            hand.process.kill()
+    return report
+
+
+def _take_in(
+    report: SwarmReport, piece: Piece, error: str, found: Callable[[Failure], None]
+) -> None:
+    report.runs[piece.simulator] += 1
+    report.steps[piece.simulator] += piece.steps
+    if error:
+        failure = Failure(piece, error)
+        report.failures.append(failure)
+        found(failure)
+
+
+class _Hand:
+    """A process, and the piece that it works at; None: it has nothing to do any more."""
+
+    def __init__(self, context: SpawnContext, work: Callable[[Connection], None]) -> None:
+        self.line, there = context.Pipe()
+        self.process = context.Process(target=work, args=(there,), daemon=True)
+        self.process.start()
+        there.close()
+        self.piece: Piece | None = None
+        self._given_s = 0.0
+
+    def give(self, piece: Piece | None) -> None:
+        self.piece, self._given_s = piece, time.monotonic()
+        if piece is not None:
+            self.line.send(piece)
+
+    def heard(self) -> str:
+        try:
+            error: str = self.line.recv()
+            return error
+        except (EOFError, ConnectionResetError):
+            self.process.join()
+            return self._broken(f"its process ended with {self.process.exitcode}")
+
+    def overdue(self) -> str | None:
+        if self.piece is None or time.monotonic() - self._given_s < _MAX_PIECE_S:
+            return None
+        self.process.kill()
+        self.process.join()
+        return self._broken(f"it has not ended in {_MAX_PIECE_S:g} s")
+
+    def _broken(self, what: str) -> str:
+        assert self.piece is not None
+        return f"{what}\n  repeat: {self.piece.command}"
+
+
+def answer(line: Connection) -> None:
+    """A process of the swarm: until nobody asks any more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends us
+    while True:
+        try:
+            piece: Piece = line.recv()
+        except EOFError:
+            return
+        line.send(run_piece(piece))
