@@ -41,17 +41,6 @@ def test_with_a_burst_that_takes_the_device_c35(host_pages, policy):
 
 
 @policies
-@pytest.mark.parametrize(
-    "host_pages",
-    [
-        pytest.param(
-            pages,
-            marks=pytest.mark.xfail(
-                pages < 3600, strict=True, reason="device pressure takes host pages along"
-            ),
-        )
-        for pages in HOSTS
-    ],
-)
+@hosts
 def test_with_a_device_that_is_nearly_all_in_use_c35(host_pages, policy):
     assert of_ideal(host_pages, policy, Occupancy(0.97)) >= 0.98

@@ -112,7 +112,6 @@ class _Run:
         match = manager.match(prompt)
         with manager.acquire(match, RequestId("replay")) as lease:
             if self._options.store_pages:
-                workers.used(prompt.page_keys())
                 manager.prefetch(lease)
                 workers.settle()
             manager.admit(lease)
