@@ -71,6 +71,42 @@ class Core:
             pages = allocator.allocate(count)
         return pages
 
+    def room(self, slot: int) -> int:
+        """Free pages and all that could be evicted now. (Placeholder: walks the tree.)"""
+        component, tier = divmod(slot, NUM_TIERS)
+        total = self.allocators[slot].num_free
+
+        def visit(node: Node) -> tuple[bool, int]:
+            below = [visit(child) for child in (node.children or {}).values()]
+            count, clear = sum(n for _, n in below), all(ok for ok, _ in below)
+            holding = node.held[slot]
+            if holding is None:
+                gone = tier == HOST and node.held[slot - tier] is not None
+                return (clear and not gone if component == 0 and tier == HOST else clear), count
+            may = holding.state is READY and not holding.locks
+            if component == 0 and tier == DEVICE:
+                may = may and clear
+            elif component == 0:
+                device = node.held[DEVICE]
+                spare = device is not None and device.state is READY
+                may = may and (spare or clear)
+                return may and clear and device is None, count + may * num_pages(holding.pages)
+            return may, count + may * num_pages(holding.pages)
+
+        return total + sum(visit(root)[1] for root in self.tree.roots.values())
+
+    def reserve_all(self, sizes: Sequence[tuple[int, int]]) -> list[PageIds] | None:
+        """`reserve` in several slots, all or nothing. (Placeholder.)"""
+        short = [(s, n) for s, n in sizes if self.allocators[s].num_free < n]
+        if any(self.room(slot) < count for slot, count in short):
+            return None
+        taken = [self.reserve(slot, count) for slot, count in sizes]
+        if all(pages is not None for pages in taken):
+            return [pages for pages in taken if pages is not None]
+        for (slot, _), pages in zip(sizes, taken, strict=True):
+            self.allocators[slot].free(pages or PageIds(b""))
+        return None
+
     def evict(self, slot: int, count: int) -> int:
         """Free at least `count` pages of the slot if that many may go. Returns how many went.
 

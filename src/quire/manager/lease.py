@@ -27,9 +27,8 @@ from quire.tree import Node, Walk
 from quire.types import NO_PAGES, OperationId, PageIds, RequestId, num_pages
 
 if TYPE_CHECKING:
-    from quire.manager.intake import Intake
+    from quire.manager.fetches import Intake, Prefetch
     from quire.manager.manager import CacheManager
-    from quire.manager.prefetch import Prefetch
     from quire.manager.states import LeaseState
 
 

@@ -21,10 +21,9 @@ from quire.manager.core import Clock, Core
 from quire.manager.costs import CostModel
 from quire.manager.events import EventBatch
 from quire.manager.exports import Export, Exporter, Grant
-from quire.manager.intake import Intake, Intakes
+from quire.manager.fetches import Fetches, Intake, Prefetch
 from quire.manager.lease import Lease, LoadState, PrefixMatch
 from quire.manager.loads import Loader
-from quire.manager.prefetch import Prefetch, Prefetcher
 from quire.manager.states import States
 from quire.manager.stores import StoreChange, StoreControl
 from quire.manager.writes import Writer, Writers
@@ -77,9 +76,8 @@ class CacheManager:
         else:
             self._writer = Writer(self.core, self.core.components[0])
         self._loader = Loader(self.core, self._states)
-        self._prefetcher = Prefetcher(self.core, self.costs)
+        self._fetches = Fetches(self.core, self.costs, self._advance)
         self._exporter = Exporter(self.core, self._demand)
-        self._intakes = Intakes(self.core, self.costs, self._repoint)
         _check_pools(self.core)
 
     # ---- the life of a request ------------------------------------------------------------------
@@ -145,9 +143,9 @@ class CacheManager:
         """Look in the store for what comes after the match, and fetch it if it is worth it."""
         lease.require_live()
         if lease.prefetch is None:
-            lease.prefetch = self._prefetcher.start(lease, fetch=True)
+            lease.prefetch = self._fetches.start(lease, fetch=True)
         else:
-            self._prefetcher.fetch(lease.prefetch)
+            self._fetches.fetch(lease.prefetch)
         return lease.prefetch
 
     def query_store(self, lease: Lease) -> Prefetch:
@@ -157,13 +155,13 @@ class CacheManager:
         """
         lease.require_live()
         if lease.prefetch is None:
-            lease.prefetch = self._prefetcher.start(lease, fetch=False)
+            lease.prefetch = self._fetches.start(lease, fetch=False)
         return lease.prefetch
 
     def ready(self, lease: Lease) -> bool:
         """May the request be admitted, as far as its prefetch is concerned?"""
         lease.require_live()
-        return lease.prefetch is None or self._prefetcher.is_over(lease.prefetch)
+        return lease.prefetch is None or self._fetches.is_over(lease.prefetch)
 
     def admit(self, lease: Lease) -> int:
         """End the prefetch and take in what has arrived, from the store or by other requests.
@@ -172,7 +170,7 @@ class CacheManager:
         """
         lease.require_live()
         if lease.prefetch is not None:
-            self._prefetcher.settle(lease.prefetch)
+            self._fetches.settle(lease.prefetch)
         if not lease.private_pages:
             self._advance(lease)
         return lease.num_device + lease.num_host
@@ -280,9 +278,9 @@ class CacheManager:
         lease.released = True
         self.leases.remove(lease)
         if lease.prefetch is not None:
-            self._prefetcher.settle(lease.prefetch)
+            self._fetches.settle(lease.prefetch)
         if lease.intake is not None:
-            self._intakes.close(lease.intake)
+            self._fetches.end_intake(lease.intake)
         self._loader.forget(lease)
         if lease.private_pages:
             self.core.allocators[DEVICE].free(lease.private_pages)
@@ -301,20 +299,20 @@ class CacheManager:
         """Prepare for pages of the lease's prefix, up to page `last`, that a peer will offer."""
         lease.require_live()
         if lease.intake is not None:
-            self._intakes.close(lease.intake)
-        lease.intake = self._intakes.open(lease, last, timeout_s)
+            self._fetches.end_intake(lease.intake)
+        lease.intake = self._fetches.take_in(lease, last, timeout_s)
         return lease.intake
 
     def offered(
         self, intake: Intake, component: str, first: int, count: int, source: PeerSource
     ) -> None:
         """A peer has pages [first, first + count): fetch those that are still wanted."""
-        self._intakes.offer(intake, component, first, count, source)
+        self._fetches.offer(intake, component, first, count, source)
 
     def end_intake(self, lease: Lease) -> None:
         """No more is wanted from the peer; what has come and fits stays."""
         if lease.intake is not None:
-            self._intakes.close(lease.intake)
+            self._fetches.end_intake(lease.intake)
             lease.intake = None
 
     def export(self, first: int, last: int) -> Export:
@@ -356,29 +354,31 @@ class CacheManager:
         overdue = operations.expire(self.core.clock())
         if overdue:
             self.counters.overdue_operations += overdue
-        self._intakes.flush()
+        self._fetches.flush()
         self._writer.flush()
-        self._prefetcher.flush()
         commands, self.core.outbox = self.core.outbox, []
         return commands
 
     def next_wakeup(self) -> float | None:
         """Clock time at which something is due without any report from a worker; None: never."""
-        times = [self.core.operations.next_deadline(), self._writer.next_retry()]
-        times += [self._prefetcher.next_timeout(lease.prefetch) for lease in self.leases]
+        times = [
+            self.core.operations.next_deadline(),
+            self._writer.next_retry(),
+            self._fetches.next_timeout(),
+        ]
         return min((t for t in times if t is not None), default=None)
 
     @property
     def idle(self) -> bool:
         """Nothing in flight, nothing waiting for the next step. (A retry may wait for its time.)"""
         busy = self.core.operations.running or self.core.outbox
-        waiting = self._writer.has_work or self._prefetcher.has_work or self._intakes.has_work
+        waiting = self._writer.has_work or self._fetches.has_work
         return not (busy or waiting)
 
     @property
     def inflight_pages(self) -> int:
         """Host pages held by fetches at this moment."""
-        return self._prefetcher.inflight_pages
+        return self._fetches.inflight_pages
 
     # ---- administration -------------------------------------------------------------------------
 
@@ -415,7 +415,7 @@ class CacheManager:
         """Raise InvariantError unless all bookkeeping is consistent. Cost grows with the cache."""
         from quire.manager.invariants import check
 
-        check(self.core, self.leases, self._prefetcher, self._intakes)
+        check(self.core, self.leases, self._fetches)
 
     # ---- inside ---------------------------------------------------------------------------------
 

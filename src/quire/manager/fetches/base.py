@@ -1,0 +1,155 @@
+"""What is fetched to the host, and for whom: the records of quire.manager.fetches.
+
+Prefetch   one request's wish for what the store has of its prefix
+Intake     pages of one prefix on their way, from the store or a peer, until they are in the
+           tree. Of the store: whoever wants these pages shares one; of a peer: one lease's
+
+QUEUED ──flush──▶ PROBING ──hit──▶ WAITING ──its turn──▶ FETCHING ──ended, or settled──▶ DONE
+   │                  ├─only asked─▶ PROBED ─fetch─▶ WAITING ◀──more to bring──┘          │
+   └───────declined───┴──miss, declined───────────────────────────────────────────────────┘
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from quire.components import Component
+from quire.keys import PrefixKey
+from quire.manager.counters import Decline
+from quire.manager.lease import Lease
+from quire.messages import PeerSource
+from quire.types import OperationId, PageStatus
+
+GRACE_S = 5.0
+"""How much longer than the worker the manager waits before it goes on without it."""
+
+
+class PrefetchState(enum.Enum):
+    QUEUED = enum.auto()
+    PROBING = enum.auto()
+    PROBED = enum.auto()
+    """The hit length is known, and nobody has asked for the pages yet."""
+    WAITING = enum.auto()
+    """In the line for the budget, in order of arrival."""
+    FETCHING = enum.auto()
+    """On their way: by a fetch of its own, or one that it shares."""
+    DONE = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class Prefetch:
+    """One request's prefetch. `key` is the whole prefix wanted; pages before `first` are there."""
+
+    lease: Lease
+    key: PrefixKey
+    first: int
+    started_s: float
+    wants_fetch: bool
+    """False: only the hit length is wanted, for now."""
+    state: PrefetchState = PrefetchState.QUEUED
+    declined: Decline | None = None
+    num_asked: int = 0
+    """Pages that the store was asked about so far, and has."""
+    num_hit: int = 0
+    """Pages the store was found to have, up to a point."""
+    num_fetching: int = 0
+    """Pages really reserved and asked for, for it or for somebody with whom it shares."""
+    num_landed: int = 0
+    is_cut: bool = False
+    """The host had no room for all that the store has."""
+    intake: Intake | None = None
+    present: list[bytearray] = field(default_factory=list)
+    """Per component but the first: which of the pages asked about the store has (1)."""
+
+
+@dataclass(slots=True)
+class Offer:
+    """A run of pages that a peer has."""
+
+    component: int
+    first: int
+    last: int
+    source: PeerSource
+
+
+@dataclass(slots=True)
+class Piece:
+    """Pages of one component that an operation brings, from page `first` of the prefix on."""
+
+    component: int
+    first: int
+    hosts: list[int]
+    """Host pages; NO_SLOT where it was taken out already."""
+    keys: bytes
+
+
+@dataclass(slots=True, eq=False)
+class Intake:
+    key: PrefixKey
+    first: int
+    """Pages before it are in the tree."""
+    last: int
+    """End of the prefix that is wanted."""
+    start: int
+    """Its `first` when it began."""
+    timeout_s: float
+    """Without progress for so long, a read is given up."""
+    epoch: int
+    """Of the store that has them; 0: they come from a peer."""
+    here: list[dict[int, int]]
+    """Per component: page of the prefix → host page, arrived and not in the tree yet."""
+    known: list[bytearray]
+    """Per component, by page. From a peer, 1: here, on its way, or in the line. From the store,
+    1: it has it, as far as is known."""
+    lease: Lease | None = None
+    """Of a peer: whose pages they are."""
+    wanted_by: list[Prefetch] = field(default_factory=list)
+    """Of the store: who waits for it."""
+    offers: deque[Offer] = field(default_factory=deque)
+    """In the line for budget and room."""
+    coming: dict[OperationId, list[Piece]] = field(default_factory=dict)
+    failed: list[tuple[int, PageStatus]] = field(default_factory=list)
+    """Pages that did not come, of any component, and why; whoever reads them clears them."""
+    num_received: int = 0
+    """Pages that have come, of all components."""
+    num_coming: int = 0
+    """Full pages on their way."""
+    num_landed: int = 0
+    is_cut: bool = False
+    """The host had no room for more."""
+    shares: bool = False
+    """Of a peer: another intake brings what it needs next."""
+    closed: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Of a peer: is everything up to `last` in the tree?"""
+        assert self.lease is not None
+        return self.lease.tail.end >= self.last
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is on its way or waiting to be."""
+        return not (self.offers or self.coming)
+
+    @property
+    def leases(self) -> list[Lease]:
+        """Who wants what it brings."""
+        return [self.lease] if self.lease is not None else [p.lease for p in self.wanted_by]
+
+
+def point_before(
+    components: Sequence[Component], present: Sequence[bytes | bytearray], first: int, limit: int
+) -> int:
+    """Deepest point in [first, limit] all of whose state but full pages is `present`: per
+    component but the first, and from page `first` on, 1 for what is there."""
+    while True:
+        agreed = limit
+        for component, mine in zip(components[1:], present, strict=True):
+            agreed = component.reachable(bytes(mine), first, agreed)
+        if agreed == limit:
+            return agreed
+        limit = agreed
