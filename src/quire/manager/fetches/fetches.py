@@ -361,6 +361,8 @@ class Fetches:
         """Its turn: fetch as much of what was offered as budget and host have room for."""
         core, lease = self._core, intake.lease
         assert lease is not None
+        if intake.closed:
+            return _Turn.SERVED
         if not core.healthy:
             return _Turn.PASSES
         if intake.shares and not lease.private_pages:
