@@ -80,6 +80,8 @@ class Lease:
     """What comes from a peer."""
     state: LeaseState | None = None
     """Windows and recurrent state, for models that have such."""
+    yielded: bool = False
+    """It waits, and has let go of the device: what the host has is all that it protects."""
     released: bool = False
 
     @property

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from quire.components import Component, FullAttention, usable_pages
+from quire.components import Component, FullAttention, Guard, usable_pages
+from quire.components.base import is_ready
 from quire.config import CacheConfig
 from quire.errors import ConfigError, LeaseError
 from quire.keys import PrefixKey
@@ -39,6 +40,7 @@ from quire.messages import (
 from quire.tree import Node, Root, Walk, slot_of
 from quire.types import (
     DEVICE,
+    HOST,
     NO_PAGES,
     NO_SLOT,
     PAGE_ID_BYTES,
@@ -103,31 +105,22 @@ class CacheManager:
             return on_device, on_device
         return usable_pages(components, path, first, walk.num_pages, host=True), on_device
 
-    def acquire(self, match: PrefixMatch, owner: RequestId, *, priority: int = 0) -> Lease:
-        """Protect what was matched. Matches again if the tree has changed since."""
-        core, tree = self.core, self.core.tree
-        if match.change != tree.changes:
+    def acquire(
+        self, match: PrefixMatch, owner: RequestId, *, priority: int = 0, again: bool = False
+    ) -> Lease:
+        """Protect what was matched. Matches again if the tree has changed since. `again`: the
+        request has looked before, so this is no further use of what it found."""
+        if match.change != self.core.tree.changes:
             match = self.match(match.key)
-        root = tree.root(match.key)
-        tail = self._cut(match.walk, match.num_pages) if match.num_pages else root
-        device_tail = self._cut(match.walk, match.num_device) if match.num_device else root
-        assert tail is not None
-        assert device_tail is not None
-        pages: list[bytes] = []
-        node, num_device = tail, match.num_device
-        while node.parent is not None:
+        tail, device_tail, table = self._ends(match)
+        node = tail
+        while not again and node.parent is not None:
             node.hits += 1
             if priority:
                 node.priority = max(node.priority, priority)
-            if node.end <= num_device:
-                holding = node.held[DEVICE]
-                assert holding is not None
-                pages.append(holding.pages)
             node = node.parent
-        pages.reverse()
         self._writer.used(tail)
-        guards = core.protect(tail, device_tail)
-        table = PageIds(b"".join(pages))
+        guards = self.core.protect(tail, device_tail)
         lease = Lease(self, owner, match.key, priority, tail, device_tail, guards, table)
         if self._states is not None:
             seen = match.walk.num_pages
@@ -135,9 +128,25 @@ class CacheManager:
             lease.state = self._states.new(branch=branch, num_prompt=match.key.last)
             self._states.enter(lease.state, device_tail)
         self.leases.add(lease)
-        self.counters.matched_device_pages += match.num_device
-        self.counters.matched_host_pages += match.num_host
+        if not again:
+            self.counters.matched_device_pages += match.num_device
+            self.counters.matched_host_pages += match.num_host
         return lease
+
+    def _ends(self, match: PrefixMatch) -> tuple[Node, Node, PageIds]:
+        """Where a match ends, at all and on the device, and its device pages."""
+        root = self.core.tree.root(match.key)
+        tail = self._cut(match.walk, match.num_pages) if match.num_pages else root
+        device_tail = self._cut(match.walk, match.num_device) if match.num_device else root
+        assert tail is not None
+        assert device_tail is not None
+        pages: list[bytes] = []
+        for node in self.core.tree.path(device_tail):
+            holding = node.held[DEVICE]
+            assert holding is not None
+            pages.append(holding.pages)
+        pages.reverse()
+        return tail, device_tail, PageIds(b"".join(pages))
 
     def prefetch(self, lease: Lease) -> Prefetch:
         """Look in the store for what comes after the match, and fetch it if it is worth it."""
@@ -171,9 +180,25 @@ class CacheManager:
         lease.require_live()
         if lease.prefetch is not None:
             self._fetches.settle(lease.prefetch)
-        if not lease.private_pages:
+        if lease.yielded:
+            self._take_back(lease)
+        elif not lease.private_pages:
             self._advance(lease)
         return lease.num_device + lease.num_host
+
+    def yield_device(self, lease: Lease) -> None:
+        """Let go of the device pages of a request that has computed nothing yet: somebody else
+        needs them. It keeps what the host has of its prefix, and all that is on its way to the
+        host; `admit` looks again."""
+        lease.require_live()
+        if lease.private_pages:
+            raise LeaseError(f"{lease.owner!r} has computed pages: they go only with its lease")
+        self._loader.forget(lease)
+        lease.load_state = LoadState.IDLE
+        lease.yielded = True
+        if lease.state is not None:
+            self._hybrid.release(lease.state, lease.device_tail)
+        self._hold_host(lease)
 
     def load(self, lease: Lease) -> int:
         """Bring the host part to the device; returns the device pages gained.
@@ -435,12 +460,46 @@ class CacheManager:
 
     def _advance(self, lease: Lease) -> None:
         """Extend a lease to what is now usable after its tail."""
+        if lease.yielded:
+            self._hold_host(lease)
+            return
         first = lease.tail.end
         walk = self.core.tree.walk(lease.key, lease.tail)
         reachable, _ = self._usable(walk, first)
         tail = self._cut(walk, reachable) if reachable > first else None
         if tail is not None:
             self._repoint(lease, tail)
+
+    def _hold_host(self, lease: Lease) -> None:
+        """The lease protects of its prefix what the host has, to a point, and nothing else."""
+        core = self.core
+        tail: Node = core.tree.root(lease.key)
+        slots = [slot_of(c.index, HOST) for c in core.components]
+        for node in core.tree.walk(lease.key).nodes:
+            if node.end > lease.key.last or not is_ready(node, HOST, host=False):
+                break
+            others = zip(core.components[1:], slots[1:], strict=True)
+            if all(is_ready(n, s, host=False) for c, s in others for n in c.needed(node)):
+                tail = node
+        self._move(lease, tail, core.tree.root(lease.key), NO_PAGES, core.protect_host(tail))
+
+    def _take_back(self, lease: Lease) -> None:
+        """A lease that had yielded takes what there is now."""
+        lease.yielded = False
+        tail, device_tail, table = self._ends(self.match(lease.key))
+        self._move(lease, tail, device_tail, table, self.core.protect(tail, device_tail))
+
+    def _move(
+        self, lease: Lease, tail: Node, device_tail: Node, table: PageIds, guards: list[Guard]
+    ) -> None:
+        """It has its new hold before it lets go of the old one."""
+        before, old = (lease.tail, lease.device_tail), lease.guards
+        lease.tail, lease.device_tail, lease.tree_pages = tail, device_tail, table
+        lease.guards = guards
+        if lease.state is not None:
+            self._hybrid.enter(lease.state, device_tail)
+        self.core.unprotect(old)
+        self.core.tidy(before)
 
     def _demand(self, component: int, node: Node) -> None:
         if self._writers is not None:
