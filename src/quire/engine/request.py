@@ -35,6 +35,24 @@ class State(enum.Enum):
     """Computed for a peer, which has not taken all of it yet."""
 
 
+@dataclass(slots=True)
+class Arrival:
+    """Where the pages of a prompt were when its request arrived: [0, device) on the device,
+    [device, there) on the host, [store_first, store_last) in the store."""
+
+    device: int
+    there: int
+    store_first: int = 0
+    store_last: int = 0
+
+    def look(self, lease: Lease | None) -> None:
+        """Take in what the store was found to have, the first time that it was."""
+        prefetch = lease.prefetch if lease is not None else None
+        if prefetch is not None and prefetch.num_hit and not self.store_last:
+            self.store_first = prefetch.first
+            self.store_last = prefetch.first + prefetch.num_hit
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     id: RequestId
@@ -52,6 +70,8 @@ class Request:
     """Place in the queue: (-priority, number of arrival)."""
     state: State = State.WAITING
     lease: Lease | None = None
+    arrival: Arrival | None = None
+    """None: it has not looked yet."""
     computed: int = 0
     cached: CachedTokens | None = None
     """What was found when it was first admitted; not changed by preemption."""

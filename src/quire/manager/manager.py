@@ -12,6 +12,7 @@ its `with` block) at any point gives back all that it held.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from quire.components import Component, FullAttention, Guard, usable_pages
 from quire.components.base import is_ready
@@ -54,6 +55,16 @@ from quire.types import (
 _LOAD_FAILED = LoadState.FAILED
 
 
+class PoolUse(NamedTuple):
+    """Pages of one component's pool in one tier."""
+
+    component: str
+    tier: Tier
+    num_pages: int
+    used_pages: int
+    locked_pages: int
+
+
 class CacheManager:
     def __init__(
         self,
@@ -65,6 +76,8 @@ class CacheManager:
         self.config = config
         self.core = Core(config, components or [FullAttention()], clock)
         self.counters = self.core.counters
+        self.operations = self.core.operations
+        """In flight, ended, and lost ranks: to be read."""
         self.costs = CostModel(enabled=config.prefetch.cost_model, page_size=config.page_size)
         self.store = StoreControl(self.core)
         self.leases: set[Lease] = set()
@@ -210,6 +223,10 @@ class CacheManager:
         if lease.private_pages:
             raise LeaseError(f"{lease.owner!r} has computed pages already: load before extend")
         return self._loader.load(lease)
+
+    def room(self) -> int:
+        """Device pages that could be had now: the free ones, and all that may be evicted."""
+        return self.core.room(DEVICE)
 
     def extend(self, lease: Lease, count: int) -> bool:
         """Give the request `count` private device pages. False: nothing was changed."""
@@ -404,6 +421,19 @@ class CacheManager:
     def inflight_pages(self) -> int:
         """Host pages held by fetches at this moment."""
         return self._fetches.inflight_pages
+
+    def pools(self) -> list[PoolUse]:
+        """What is used of every pool, and what of it cannot be evicted."""
+        core = self.core
+        pools = []
+        for component in core.components:
+            for tier in Tier:
+                allocator = core.allocators[slot := slot_of(component.index, tier)]
+                used, locked = (
+                    allocator.num_pages - n for n in (allocator.num_free, core.room(slot))
+                )
+                pools.append(PoolUse(component.name, tier, allocator.num_pages, used, locked))
+        return pools
 
     # ---- administration -------------------------------------------------------------------------
 

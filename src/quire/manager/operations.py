@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import enum
 import heapq
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -105,6 +106,7 @@ class Operations:
         self._next_id = 1
         self._deadlines: list[tuple[float, OperationId]] = []
         self.running: dict[OperationId, Operation] = {}
+        self.num_running: Counter[Kind] = Counter()
         self.lost_ranks: dict[int, str] = {}
 
     def start(
@@ -139,6 +141,7 @@ class Operations:
         )
         self._next_id += 1
         self.running[op.id] = op
+        self.num_running[kind] += 1
         heapq.heappush(self._deadlines, (op.deadline_s, op.id))
         return op
 
@@ -218,6 +221,7 @@ class Operations:
             if not op.open_legs:
                 op.state = OpState.ENDED
                 del self.running[op.id]
+                self.num_running[op.kind] -= 1
                 ended = self.ended[op.kind]
                 ended.count += 1
                 ended.seconds += self._clock() - op.started_s

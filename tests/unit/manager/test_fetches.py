@@ -72,6 +72,22 @@ def test_a_request_that_comes_later_shares_what_is_on_its_way_and_gets_the_rest_
     finish(rig, first + second)
 
 
+def test_of_two_prompts_with_a_common_beginning_each_gets_its_own_end_c37() -> None:
+    rig = Rig(prefetch=WAIT)
+    beginning = tokens_for(6, seed=1)
+    keys = [rig.key(beginning + tokens_for(4, seed=seed)) for seed in (2, 3)]
+    for key in keys:
+        rig.cache_in_store(key)
+    requests = wanting(rig, keys)
+    rig.answer(rig.take(Fetch))
+    rest = rig.take(Fetch)
+    assert rest.keys == keys[1].page_keys(6, 10)
+    rig.answer(rest)
+    assert [rig.manager.admit(lease) for lease, _ in requests] == [10, 10]
+    assert [prefetch.num_landed for _, prefetch in requests] == [10, 10]
+    finish(rig, requests)
+
+
 @every_mix
 def test_a_fetch_goes_on_for_the_others_when_the_first_is_aborted_c37(mix: str) -> None:
     rig = Rig(mix=mix, prefetch=WAIT)

@@ -228,7 +228,8 @@ class Fetches:
         intake.wanted_by.append(prefetch)
         prefetch.intake, prefetch.state = intake, PrefetchState.FETCHING
         prefetch.is_cut = intake.is_cut
-        last = min(intake.last, prefetch.first + prefetch.num_hit)
+        common = prefetch.key.common_pages(intake.key)
+        last = min(intake.last, prefetch.first + prefetch.num_hit, common)
         prefetch.num_fetching = last - prefetch.first
         self._remember_timeout(prefetch)
 

@@ -230,7 +230,7 @@ class Intakes:
         if lease is None:
             core.counters.fetched_pages += tail.end - first
         for prefetch in intake.wanted_by:
-            end = min(tail.end, prefetch.first + prefetch.num_hit)
+            end = min(tail.end, prefetch.first + prefetch.num_fetching)
             prefetch.num_landed = max(prefetch.num_landed, end - prefetch.first)
         for wanting in intake.leases:
             if not wanting.released and not wanting.private_pages:
