@@ -273,7 +273,7 @@ def test_a_piece_of_an_offer_is_read_from_its_beginning(monkeypatch: Patch) -> N
         return source
 
     structs = SimpleNamespace(structs=SimpleNamespace(replace=replace_nothing))
-    monkeypatch.setattr("quire.manager.fetches.fetches.msgspec", structs)
+    monkeypatch.setattr("quire.manager.fetches.offers.msgspec", structs)
     assert_caught(WRONG_BYTES, replace(CRAMPED, fault_rate=0.2, chunk_pages=8))
 
 

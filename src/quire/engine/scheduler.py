@@ -25,8 +25,8 @@ import msgspec
 from quire.engine.batch import Batch, BatchResult, Segment, SegmentResult
 from quire.engine.counters import SchedulerCounters
 from quire.engine.handovers import Handovers
-from quire.engine.messages import CachedTokens, Finish, Output
-from quire.engine.request import Arrival, Request, State
+from quire.engine.messages import Finish, Output
+from quire.engine.request import Origin, Request, State
 from quire.manager import CacheManager, Lease, LeaseState, LoadState
 from quire.types import NO_SLOT, PageIds, RequestId, num_pages
 
@@ -166,6 +166,9 @@ class Scheduler:
         self._num_batches += 1
         for request in [r for r in self.holding if not r.settled]:
             self._settle(request)
+        for request in self.running:
+            if request.state is State.RESTORING:
+                self._go_on(request)
         chosen: dict[RequestId, Segment] = {}
         for request in [r for r in self.running if r.remaining == 1]:
             self._continue(request, 1, chosen)
@@ -258,7 +261,7 @@ class Scheduler:
             if self._extend(request, count):
                 return True
         # One at most in a step: its pages may still be on their way to the host.
-        victim = self.running[-1]
+        victim = next(r for r in reversed(self.running) if r.state is State.RUNNING)
         if victim is request or victim.id in chosen:
             return False
         self._preempt(victim)
@@ -335,6 +338,8 @@ class Scheduler:
                 # Nobody may overtake it, or a long prompt would wait for ever.
                 self._retry_at = self._num_batches + _RETRY_STEPS if self.running else 0
                 return
+            if request.state is State.RESTORING:
+                continue
             count = self._chunk(request, budget)
             if self._extend(request, count):  # else it goes on as those that run already
                 chosen[request.id] = self._segment(request, count)
@@ -346,9 +351,9 @@ class Scheduler:
         match = manager.match(key if self.reuse else key[:0])
         if self.remote is not None:
             match = self.remote.usable(match)
-        again = request.arrival is not None
+        again = request.origin is not None
         if not again:
-            request.arrival = Arrival(match.num_device, match.num_pages)
+            request.origin = Origin(match.num_device, match.num_pages)
         request.lease = manager.acquire(match, request.id, priority=request.priority, again=again)
         if self.remote is not None and self.remote.begin(request):
             return
@@ -360,8 +365,9 @@ class Scheduler:
         assert request.lease is not None
         if self._manager.admit(request.lease) < request.key.last:
             return False
-        on_device = self._manager.match(request.lease.key).num_device
-        request.cached = request.cached or self._found(request, on_device, request.key.last)
+        if request.origin is not None:
+            request.origin.later_device = self._manager.match(request.lease.key).num_device
+        self._note_found(request, request.key.last)
         self.waiting.remove(request)
         self._hold(request)
         return True
@@ -421,7 +427,8 @@ class Scheduler:
         manager, lease = self._manager, request.lease
         assert lease is not None
         manager.admit(lease)
-        on_device = manager.match(lease.key).num_device
+        if request.origin is not None:
+            request.origin.later_device = manager.match(lease.key).num_device
         if not self._has_room(request):
             return False
         manager.load(lease)
@@ -430,10 +437,11 @@ class Scheduler:
             return False
         self.waiting.remove(request)
         bisect.insort(self.running, request, key=_order)
-        request.state = State.RUNNING
-        request.computed = lease.num_device * self._page_size
-        if request.cached is None:
-            request.cached = self._found(request, on_device, lease.num_device)
+        request.state = State.RESTORING
+        if request.handover is not None:
+            self._note_found(request, lease.num_device)
+        if not (self.reuse and manager.stream(lease)):
+            self._go_on(request)
         if self.remote is not None:
             self.remote.admitted(request)
         self.counters.admitted += 1
@@ -465,26 +473,23 @@ class Scheduler:
         missing = request.missing_pages(request.room_tokens, self._page_size)
         return missing <= 0 or manager.extend(lease, missing)
 
-    def _found(self, request: Request, on_device: int, reused: int) -> CachedTokens:
-        """Reused tokens by the tier where they were when the request arrived, of `reused` pages.
-        What was nowhere then, and others have computed since, counts where it is now: pages
-        [0, d) are on the device."""
-        if self.remote is not None and (found := self.remote.found(request)) is not None:
-            return found
-        arrival, size = request.arrival, self._page_size
-        assert arrival is not None
-        arrival.look(request.lease)
-        device = min(arrival.device, reused)
-        there = min(arrival.there, reused)
-        first = max(there, arrival.store_first)
-        store = max(0, min(reused, arrival.store_last) - first)
-        later = reused - there - store
-        on_device = min(later, max(0, on_device - max(there, arrival.store_last)))
-        return CachedTokens(
-            device=(device + on_device) * size,
-            host=(there - device + later - on_device) * size,
-            store=store * size,
-        )
+    def _go_on(self, request: Request) -> None:
+        """Compute, if all that is to come through the host has come."""
+        lease = request.lease
+        assert lease is not None
+        if lease.stream is None:
+            request.state = State.RUNNING
+            request.computed = lease.num_device * self._page_size
+            self._note_found(request, lease.num_device)
+
+    def _note_found(self, request: Request, reused: int) -> None:
+        """When it is first admitted: where its first `reused` pages were."""
+        if request.cached is not None or request.origin is None:
+            return
+        request.origin.look(request.lease)
+        request.cached = request.origin.cached(reused, self._page_size)
+        if self.remote is not None:
+            request.cached = self.remote.found(request) or request.cached
 
     # ---- taking in ------------------------------------------------------------------------------
 
@@ -553,7 +558,8 @@ class Scheduler:
     def _remove(self, request: Request) -> None:
         del self._requests[request.id]
         self._held_back.discard(request.id)
-        queues = {State.RUNNING: self.running, State.HOLDING: self.holding}
+        running, holding = self.running, self.holding
+        queues = {State.RUNNING: running, State.RESTORING: running, State.HOLDING: holding}
         queues.get(request.state, self.waiting).remove(request)
         self._let_go(request)
 
@@ -561,8 +567,8 @@ class Scheduler:
         if self.remote is not None:
             self.remote.cancel(request)
         if request.lease is not None:
-            if request.arrival is not None:
-                request.arrival.look(request.lease)
+            if request.origin is not None:
+                request.origin.look(request.lease)
             self._manager.release(request.lease)
             request.lease = None
             self._retry_at = 0

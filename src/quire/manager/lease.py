@@ -27,7 +27,7 @@ from quire.tree import Node, Walk
 from quire.types import NO_PAGES, OperationId, PageIds, RequestId, num_pages
 
 if TYPE_CHECKING:
-    from quire.manager.fetches import Intake, Prefetch
+    from quire.manager.fetches import Intake, Prefetch, Stream
     from quire.manager.manager import CacheManager
     from quire.manager.states import LeaseState
 
@@ -78,6 +78,8 @@ class Lease:
     prefetch: Prefetch | None = None
     intake: Intake | None = None
     """What comes from a peer."""
+    stream: Stream | None = None
+    """What comes through the host in parts; while it does, nothing can be computed."""
     state: LeaseState | None = None
     """Windows and recurrent state, for models that have such."""
     yielded: bool = False

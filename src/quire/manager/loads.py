@@ -155,7 +155,7 @@ class Loader:
             if isinstance(pages, int):
                 core.tidy((tail,))
                 return min(pages, tail.end - 1)
-        self._enter(lease, tail)
+        self.enter(lease, tail)
         for slot, node in needs.filling:
             self._wait(lease, self._span_of(slot, node))
         if span is not None:
@@ -215,7 +215,7 @@ class Loader:
             core.outbox.append(Load(op.id, name, host, device))
         return span
 
-    def _enter(self, lease: Lease, tail: Node) -> None:
+    def enter(self, lease: Lease, tail: Node) -> None:
         """The lease's device part ends at `tail` now; never lets go before it has the new hold."""
         core = self._core
         new = reversed(list(core.tree.path(tail, lease.device_tail)))

@@ -91,7 +91,7 @@ class CacheManager:
         else:
             self._writer = Writer(self.core, self.core.components[0])
         self._loader = Loader(self.core, self._states)
-        self._fetches = Fetches(self.core, self.costs, self._advance)
+        self._fetches = Fetches(self.core, self.costs, self._advance, self._streamed)
         self._exporter = Exporter(self.core, self._demand)
         _check_pools(self.core)
 
@@ -165,9 +165,9 @@ class CacheManager:
         """Look in the store for what comes after the match, and fetch it if it is worth it."""
         lease.require_live()
         if lease.prefetch is None:
-            lease.prefetch = self._fetches.start(lease, fetch=True)
+            lease.prefetch = self._fetches.prefetches.start(lease, fetch=True)
         else:
-            self._fetches.fetch(lease.prefetch)
+            self._fetches.prefetches.fetch(lease.prefetch)
         return lease.prefetch
 
     def query_store(self, lease: Lease) -> Prefetch:
@@ -177,13 +177,13 @@ class CacheManager:
         """
         lease.require_live()
         if lease.prefetch is None:
-            lease.prefetch = self._fetches.start(lease, fetch=False)
+            lease.prefetch = self._fetches.prefetches.start(lease, fetch=False)
         return lease.prefetch
 
     def ready(self, lease: Lease) -> bool:
         """May the request be admitted, as far as its prefetch is concerned?"""
         lease.require_live()
-        return lease.prefetch is None or self._fetches.is_over(lease.prefetch)
+        return lease.prefetch is None or self._fetches.prefetches.is_over(lease.prefetch)
 
     def admit(self, lease: Lease) -> int:
         """End the prefetch and take in what has arrived, from the store or by other requests.
@@ -192,7 +192,7 @@ class CacheManager:
         """
         lease.require_live()
         if lease.prefetch is not None:
-            self._fetches.settle(lease.prefetch)
+            self._fetches.prefetches.settle(lease.prefetch)
         if lease.yielded:
             self._take_back(lease)
         elif not lease.private_pages:
@@ -237,6 +237,13 @@ class CacheManager:
             return False
         lease.private_pages = PageIds(lease.private_pages + pages)
         return True
+
+    def stream(self, lease: Lease) -> bool:
+        """The request has device pages for all of its prompt: bring into them, through the host and
+        in parts, what the store has and the host had no room for. Until `lease.stream` is None
+        again nothing can be computed. False: there is no more, or it is not worth it."""
+        lease.require_live()
+        return self._fetches.streams.start(lease)
 
     def begin(self, lease: Lease) -> bool:
         """Give the request a recurrent state of its own, once. False: no slot is left."""
@@ -319,10 +326,7 @@ class CacheManager:
         lease.require_live()
         lease.released = True
         self.leases.remove(lease)
-        if lease.prefetch is not None:
-            self._fetches.settle(lease.prefetch)
-        if lease.intake is not None:
-            self._fetches.end_intake(lease.intake)
+        self._fetches.release(lease)
         self._loader.forget(lease)
         if lease.private_pages:
             self.core.allocators[DEVICE].free(lease.private_pages)
@@ -341,20 +345,20 @@ class CacheManager:
         """Prepare for pages of the lease's prefix, up to page `last`, that a peer will offer."""
         lease.require_live()
         if lease.intake is not None:
-            self._fetches.end_intake(lease.intake)
-        lease.intake = self._fetches.take_in(lease, last, timeout_s)
+            self._fetches.offers.close(lease.intake)
+        lease.intake = self._fetches.offers.open(lease, last, timeout_s)
         return lease.intake
 
     def offered(
         self, intake: Intake, component: str, first: int, count: int, source: PeerSource
     ) -> None:
         """A peer has pages [first, first + count): fetch those that are still wanted."""
-        self._fetches.offer(intake, component, first, count, source)
+        self._fetches.offers.take(intake, component, first, count, source)
 
     def end_intake(self, lease: Lease) -> None:
         """No more is wanted from the peer; what has come and fits stays."""
         if lease.intake is not None:
-            self._fetches.end_intake(lease.intake)
+            self._fetches.offers.close(lease.intake)
             lease.intake = None
 
     def export(self, first: int, last: int) -> Export:
@@ -406,7 +410,7 @@ class CacheManager:
         times = [
             self.core.operations.next_deadline(),
             self._writer.next_retry(),
-            self._fetches.next_timeout(),
+            self._fetches.prefetches.next_timeout(),
         ]
         return min((t for t in times if t is not None), default=None)
 
@@ -499,6 +503,11 @@ class CacheManager:
         tail = self._cut(walk, reachable) if reachable > first else None
         if tail is not None:
             self._repoint(lease, tail)
+
+    def _streamed(self, lease: Lease, tail: Node) -> None:
+        """Its device part has come, by a stream, to end there."""
+        lease.tail = tail if tail.end > lease.tail.end else lease.tail
+        self._loader.enter(lease, tail)
 
     def _hold_host(self, lease: Lease) -> None:
         """The lease protects of its prefix what the host has, to a point, and nothing else."""

@@ -21,7 +21,7 @@ from quire.keys import PrefixKey
 from quire.manager.counters import Decline
 from quire.manager.lease import Lease
 from quire.messages import PeerSource
-from quire.types import OperationId, PageStatus
+from quire.types import OperationId, PageIds, PageStatus
 
 GRACE_S = 5.0
 """How much longer than the worker the manager waits before it goes on without it."""
@@ -93,21 +93,23 @@ class Intake:
     """Pages before it are in the tree."""
     last: int
     """End of the prefix that is wanted."""
-    start: int
-    """Its `first` when it began."""
     timeout_s: float
     """Without progress for so long, a read is given up."""
     epoch: int
     """Of the store that has them; 0: they come from a peer."""
-    here: list[dict[int, int]]
-    """Per component: page of the prefix → host page, arrived and not in the tree yet."""
     known: list[bytearray]
     """Per component, by page. From a peer, 1: here, on its way, or in the line. From the store,
     1: it has it, as far as is known."""
     lease: Lease | None = None
     """Of a peer: whose pages they are."""
+    stream: Stream | None = None
+    """Of the store: the stream that it is a part of; nobody shares it then."""
     wanted_by: list[Prefetch] = field(default_factory=list)
     """Of the store: who waits for it."""
+    here: list[dict[int, int]] = field(init=False)
+    """Per component: page of the prefix → host page, arrived and not in the tree yet."""
+    num_wanted: int = field(init=False)
+    """Full pages that it was to bring."""
     offers: deque[Offer] = field(default_factory=deque)
     """In the line for budget and room."""
     coming: dict[OperationId, list[Piece]] = field(default_factory=dict)
@@ -124,6 +126,10 @@ class Intake:
     """Of a peer: another intake brings what it needs next."""
     closed: bool = False
 
+    def __post_init__(self) -> None:
+        self.here = [{} for _ in self.known]
+        self.num_wanted = self.last - self.first
+
     @property
     def complete(self) -> bool:
         """Of a peer: is everything up to `last` in the tree?"""
@@ -139,6 +145,33 @@ class Intake:
     def leases(self) -> list[Lease]:
         """Who wants what it brings."""
         return [self.lease] if self.lease is not None else [p.lease for p in self.wanted_by]
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """Pages [first, last) of a lease's prefix, from the store to the device through the host."""
+
+    lease: Lease
+    first: int
+    last: int
+    """A point."""
+    epoch: int
+    """Of the store that has them."""
+    device: list[PageIds]
+    """Per component: where they go, for its span of [first, last)."""
+    next: int
+    """Full page to be asked for next."""
+    end: int
+    """Full pages before it have come, or are on their way, as far as is known."""
+    needs_state: bool
+    """That of the other components is still to be asked for."""
+    intake: Intake | None = None
+    """What is being fetched."""
+    num_loads: int = 0
+    ended: bool = False
+    """No more is asked for."""
+    closed: bool = False
+    """Its lease has no more to do with it."""
 
 
 def point_before(

@@ -1,413 +1,76 @@
 """Fetches: from the store and from peers to the host (L3, peer → L2). One path, two sources.
 
-What the store is found to have, and what peers offer, stands in one line, in order of arrival, for
-one budget: the full pages that operations on their way hold. Nobody is turned away for want of a
-budget that will be free again; while others wait nobody takes more than half of it at once, and
-goes to the end of the line for the rest.
-
-Host pages are reserved only for pages that are there. If they do not fit, the shortfall is evicted;
-if that is not enough, a fetch from the store is cut to what fits, as long as that reaches the
-threshold, and an offer waits. Cutting concerns only the end: keys and anchor describe what lies
-before. With several components the end is always a point that can be gone on from; if what belongs
-to it does not come, what belongs to a nearer one is fetched.
-
-Pages on their way are fetched once. Whoever wants them too waits for the same fetch, which goes on
-for as long as anybody does.
+What the store is found to have, and what peers offer, stands in one line for one budget, and is
+brought by the same intakes. This is the manager's door to all of it.
 """
 
 from __future__ import annotations
 
-import enum
-import heapq
-from collections import deque
 from collections.abc import Callable
 
-import msgspec
-
-from quire.config import PrefetchPolicy
 from quire.manager.core import Core
 from quire.manager.costs import CostModel
-from quire.manager.counters import Decline, Fit
-from quire.manager.fetches.base import Intake, Offer, Prefetch, PrefetchState, point_before
+from quire.manager.fetches.base import Intake
 from quire.manager.fetches.intakes import Intakes
-from quire.manager.fetches.probes import Probes
+from quire.manager.fetches.line import Line
+from quire.manager.fetches.offers import Offers
+from quire.manager.fetches.prefetches import Prefetches
+from quire.manager.fetches.streams import Streams
 from quire.manager.lease import Lease
-from quire.messages import PeerSource
-from quire.tree import slot_of
-from quire.types import HOST, PAGE_KEY_BYTES
-
-
-class _Turn(enum.Enum):
-    SERVED = enum.auto()
-    PASSES = enum.auto()
-    """It waits, and those behind it need not."""
-    WAITS = enum.auto()
-    """There is no budget for anybody."""
+from quire.tree import Node
+from quire.types import PageIds
 
 
 class Fetches:
-    def __init__(self, core: Core, costs: CostModel, advance: Callable[[Lease], None]) -> None:
-        """`advance`: extend a lease to what is there now."""
-        self._core = core
-        self._costs = costs
-        self._advance = advance
-        self._probes = Probes(core, self._found, self._end)
+    def __init__(
+        self,
+        core: Core,
+        costs: CostModel,
+        advance: Callable[[Lease], None],
+        enter: Callable[[Lease, Node], None],
+    ) -> None:
+        """`advance`: extend a lease to what is there now. `enter`: its device part ends there."""
         self._intakes = Intakes(core, costs, advance, self._ended)
-        self._line: deque[Prefetch | Intake] = deque()
-        self._timeouts: list[tuple[float, int, Prefetch]] = []
-        """When the policy stops waiting, a number to break ties, and for what."""
-        self._num_timeouts = 0
-        self.reserved_pages = self._intakes.reserved_pages
-        self.count_inflight = self._intakes.count_inflight
+        self._line = Line(core.config, self._intakes)
+        self.prefetches = Prefetches(core, costs, self._intakes, self._line, advance)
+        self.offers = Offers(core, self._intakes, self._line, advance)
+        self.streams = Streams(core, costs, self._intakes, self._line, enter)
+
+    def flush(self) -> None:
+        """Once per step: what has come enters the tree, what is due goes out."""
+        self._intakes.flush()
+        self._line.serve()
+        self.prefetches.flush()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._line or self._intakes.fresh or self.prefetches.has_work)
 
     @property
     def inflight_pages(self) -> int:
         """Full pages on the host that are on their way, and what the budget counts."""
         return self._intakes.inflight_pages
 
-    @property
-    def has_work(self) -> bool:
-        return bool(self._probes.queued or self._line or self._intakes.fresh)
+    def release(self, lease: Lease) -> None:
+        """A lease ends: nothing more is brought for it."""
+        if lease.prefetch is not None:
+            self.prefetches.settle(lease.prefetch)
+        if lease.intake is not None:
+            self._intakes.close(lease.intake)
+        if lease.stream is not None:
+            self.streams.close(lease.stream)
 
-    def flush(self) -> None:
-        """Once per step: what has come enters the tree, what is due goes out."""
-        self._intakes.flush()
-        kept: deque[Prefetch | Intake] = deque()
-        while self._line:
-            claim = self._line.popleft()
-            turn = self._serve(claim)
-            if turn is not _Turn.SERVED:
-                kept.append(claim)
-            if turn is _Turn.WAITS:
-                break
-        kept += self._line
-        self._line = kept
-        self._probes.flush()
+    def reserved_pages(self, slot: int) -> list[PageIds]:
+        """Pages that are neither free nor in the tree nor a lease's, for check_invariants()."""
+        return self._intakes.reserved_pages(slot) + self.streams.reserved_pages(slot)
 
-    # ---- from the store -------------------------------------------------------------------------
-
-    def start(self, lease: Lease, *, fetch: bool) -> Prefetch:
-        """Begin looking for what comes after the lease's tail; `fetch` it when found."""
-        core, first = self._core, lease.tail.end
-        prefetch = Prefetch(lease, lease.key, first, core.clock(), fetch)
-        reason = self._reason_not_to_probe(prefetch)
-        if reason is not None:
-            self._end(prefetch, reason)
-            return prefetch
-        if first:
-            prefetch.key.anchor(first, core.tree.keys_of(lease.tail)[-PAGE_KEY_BYTES:])
-        self._probes.queued.append(prefetch)
-        self._remember_timeout(prefetch)
-        return prefetch
-
-    def fetch(self, prefetch: Prefetch) -> None:
-        """What was only asked about is wanted now."""
-        if not prefetch.wants_fetch:
-            prefetch.wants_fetch = True
-            if prefetch.state is PrefetchState.PROBED:
-                self._found(prefetch)
-
-    def is_over(self, prefetch: Prefetch) -> bool:
-        """Need the request wait no longer, by the prefetch policy?"""
-        if prefetch.state in (PrefetchState.DONE, PrefetchState.PROBED):
-            return True
-        match self._core.config.prefetch.policy:
-            case PrefetchPolicy.BEST_EFFORT:
-                return True
-            case PrefetchPolicy.WAIT_COMPLETE:
-                return False
-            case PrefetchPolicy.TIMEOUT:
-                return self._core.clock() >= self._timeout_at(prefetch)
-
-    def next_timeout(self) -> float | None:
-        """When the policy will next stop waiting for something, if it is time that decides."""
-        heap = self._timeouts
-        while heap and (heap[0][0] != self._timeout_at(heap[0][2]) or self.is_over(heap[0][2])):
-            heapq.heappop(heap)
-        return heap[0][0] if heap else None
-
-    def settle(self, prefetch: Prefetch) -> None:
-        """The request goes on now: land what has arrived, and stop the rest unless others want it.
-        Any state, any time."""
-        if prefetch.state is PrefetchState.DONE:
-            return
-        intake = prefetch.intake
-        if intake is not None:
-            self._intakes.take_out(intake)
-            self._intakes.publish(intake)
-            intake.wanted_by.remove(prefetch)
-            if not intake.wanted_by:
-                self._intakes.close(intake)
-            self._end(prefetch)
-        elif prefetch.state is PrefetchState.PROBED:
-            self._end(prefetch)
-        else:
-            waits = prefetch.state is PrefetchState.WAITING
-            self._end(prefetch, Decline.BUDGET if waits else Decline.ABORTED)
-
-    def _reason_not_to_probe(self, prefetch: Prefetch) -> Decline | None:
-        config = self._core.config
-        if config.host_pages == 0:
-            return Decline.NO_HOST
-        if prefetch.key.last - prefetch.first < config.threshold_pages:
-            return Decline.BELOW_THRESHOLD if self._core.store_epoch else Decline.NO_STORE
-        return self._reason_not_to_fetch()
-
-    def _reason_not_to_fetch(self) -> Decline | None:
-        if self._core.store_epoch == 0:
-            return Decline.NO_STORE
-        return None if self._core.healthy else Decline.WORKER_LOST
-
-    def _timeout_at(self, prefetch: Prefetch) -> float:
-        wanted = prefetch.num_fetching or prefetch.key.last - prefetch.first
-        tokens = wanted * self._core.config.page_size
-        return prefetch.started_s + self._core.config.prefetch.timeout_s(tokens)
-
-    def _remember_timeout(self, prefetch: Prefetch) -> None:
-        if self._core.config.prefetch.policy is PrefetchPolicy.TIMEOUT:
-            self._num_timeouts += 1
-            entry = (self._timeout_at(prefetch), self._num_timeouts, prefetch)
-            heapq.heappush(self._timeouts, entry)
-
-    def _end(self, prefetch: Prefetch, reason: Decline | None = None) -> None:
-        """It is over; for a `reason`, unless something has come of it."""
-        prefetch.state, prefetch.intake = PrefetchState.DONE, None
-        if reason is not None and not prefetch.num_landed:
-            prefetch.declined = reason
-            self._core.counters.declined[reason] += 1
-        if prefetch.lease.intake is not None:
-            self._intakes.fresh[prefetch.lease.intake] = None
-
-    def _found(self, prefetch: Prefetch) -> None:
-        hit, threshold = prefetch.num_hit, self._core.config.threshold_pages
-        if not prefetch.wants_fetch:
-            prefetch.state = PrefetchState.PROBED
-        elif hit < threshold:
-            lacks_state = prefetch.num_asked >= threshold
-            self._end(prefetch, Decline.NO_STATE if lacks_state else Decline.SHORT_HIT)
-        elif not self._costs.worth_fetching(hit):
-            self._end(prefetch, Decline.SLOWER_THAN_RECOMPUTE)
-        else:
-            prefetch.state = PrefetchState.WAITING
-            self._line.append(prefetch)
-
-    def _serve(self, claim: Prefetch | Intake) -> _Turn:
-        if isinstance(claim, Prefetch):
-            return self._serve_prefetch(claim)
-        return self._serve_offers(claim)
-
-    def _serve_prefetch(self, prefetch: Prefetch) -> _Turn:
-        """Its turn: share what is on its way, else reserve and fetch what the budget allows."""
-        if prefetch.state is not PrefetchState.WAITING:
-            return _Turn.SERVED  # settled meanwhile
-        self._advance(prefetch.lease)
-        at = max(prefetch.first + prefetch.num_landed, prefetch.lease.tail.end)
-        end = prefetch.first + prefetch.num_hit
-        reason = self._reason_not_to_fetch()
-        if reason is not None or at >= end:
-            self._end(prefetch, reason)
-            return _Turn.SERVED
-        shared = self._intakes.bringing(prefetch.key.page_keys(at, at + 1))
-        if shared is not None:
-            if shared.lease is None:
-                self._share(prefetch, shared)
-            return _Turn.SERVED if shared.lease is None else _Turn.PASSES
-        least = 1 if prefetch.num_landed else min(self._core.config.threshold_pages, end - at)
-        last = self._point(prefetch, at, min(end, at + self._allowance(prefetch, at, 0)))
-        if last - at < least:
-            if self.inflight_pages:
-                return _Turn.WAITS
-            last = self._point(prefetch, at, min(end, at + self._core.config.max_inflight_pages))
-        if last - at < least:
-            self._end(prefetch, Decline.BUDGET)
-            return _Turn.SERVED
-        self._reserve_and_send(prefetch, at, last, least)
-        return _Turn.SERVED
-
-    def _share(self, prefetch: Prefetch, intake: Intake) -> None:
-        intake.wanted_by.append(prefetch)
-        prefetch.intake, prefetch.state = intake, PrefetchState.FETCHING
-        prefetch.is_cut = intake.is_cut
-        common = prefetch.key.common_pages(intake.key)
-        last = min(intake.last, prefetch.first + prefetch.num_hit, common)
-        prefetch.num_fetching = last - prefetch.first
-        self._remember_timeout(prefetch)
-
-    def _allowance(self, claim: Prefetch | Intake, at: int, num_coming: int) -> int:
-        """Full pages from `at` on that it may ask for now, with so many on their way: while others
-        wait, and not for these very pages, no more than half of the budget."""
-        limit = self._core.config.max_inflight_pages
-        left = limit - self.inflight_pages
-        if all(other.key.common_pages(claim.key) > at for other in self._line):
-            return left
-        return min(left, max(limit // 2, self._core.config.threshold_pages) - num_coming)
-
-    def _point(self, prefetch: Prefetch, at: int, limit: int) -> int:
-        present = [mine[at - prefetch.first :] for mine in prefetch.present]
-        return point_before(self._core.components, present, at, max(at, limit))
-
-    def _sizes(self, at: int, last: int) -> list[tuple[int, int]]:
-        """Host pages needed in each component's slot to go on at page `last`."""
-        spans = [(c.index, *c.span(at, last)) for c in self._core.components]
-        return [(slot_of(index, HOST), end - start) for index, start, end in spans]
-
-    def _reserve_and_send(self, prefetch: Prefetch, at: int, last: int, least: int) -> None:
-        """Exact fit, else evict the shortfall, else cut to what fits, else decline."""
-        core, fit = self._core, Fit.EVICTED
-        sizes = self._sizes(at, last)
-        if all(core.allocators[slot].num_free >= size for slot, size in sizes):
-            fit = Fit.EXACT
-        pages = core.reserve_all(sizes)
-        if pages is None:
-            fit, prefetch.is_cut = Fit.TRUNCATED, True
-            last = self._point(prefetch, at, min(last, at + core.room(HOST)))
-            if last - at < least:
-                self._end(prefetch, Decline.HOST_FULL)
-                return
-            sizes = self._sizes(at, last)
-            pages = core.reserve_all(sizes)
-        if pages is None:
-            no_slot = any(core.room(slot) < size for slot, size in sizes[1:])
-            self._end(prefetch, Decline.NO_SLOT if no_slot else Decline.ALLOCATION_FAILED)
-            return
-        core.counters.fetched[fit] += 1
-        here: list[dict[int, int]] = [{} for _ in pages]
-        full = bytearray(b"\1" * last)
-        known = [full, *(bytearray(prefetch.first) + mine for mine in prefetch.present)]
-        timeout_s = core.config.prefetch.max_timeout_s
-        intake = Intake(prefetch.key, at, last, at, timeout_s, core.store_epoch, here, known)
-        intake.is_cut = prefetch.is_cut
-        self._share(prefetch, self._intakes.open(intake))
-        spans = [(c.index, c.span(at, last)[0]) for c in core.components]
-        self._intakes.send(intake, spans, pages)
+    def count_inflight(self) -> int:
+        """`inflight_pages` from scratch, for check_invariants()."""
+        return self._intakes.count_inflight()
 
     def _ended(self, intake: Intake) -> None:
-        """What was sent for it has come, or not, or is overdue."""
-        if intake.coming:
-            self._intakes.take_out(intake)
-        elif self._fetch_state(intake):
-            return
-        self._intakes.publish(intake)
-        wanted, intake.wanted_by = intake.wanted_by, []
-        self._intakes.close(intake)
-        for prefetch in wanted:
-            there = max(prefetch.first + prefetch.num_landed, prefetch.lease.tail.end)
-            more = prefetch.first + prefetch.num_hit - there
-            prefetch.intake = None
-            if intake.first == intake.last and more > 0 and not intake.is_cut:
-                prefetch.state = PrefetchState.WAITING
-                self._line.append(prefetch)
-            else:
-                self._end(prefetch)
-
-    def _fetch_state(self, intake: Intake) -> bool:
-        """Not all has come: fetch the state of the deepest point that can still be had, if there
-        is one and its state is not here."""
-        core, first, last = self._core, intake.first, intake.first
-        if len(core.components) == 1 or self._reason_not_to_fetch() is not None:
-            return False
-        while last in intake.here[0]:
-            last += 1
-        last = point_before(core.components, [k[first:] for k in intake.known[1:]], first, last)
-        spans, sizes = [], []
-        for component in core.components[1:] if last > first else ():
-            start, end = component.span(first, last)
-            if not intake.here[component.index].keys() >= set(range(start, end)):
-                spans.append((component.index, start))
-                sizes.append((slot_of(component.index, HOST), end - start))
-        pages = core.reserve_all(sizes) if spans else None
-        if pages is None:
-            return False
-        for index, _ in spans:
-            self._intakes.free(index, intake.here[index].values())
-            intake.here[index].clear()
-        self._intakes.send(intake, spans, pages)
-        return True
-
-    # ---- from a peer ----------------------------------------------------------------------------
-
-    def take_in(self, lease: Lease, last: int, timeout_s: float) -> Intake:
-        """Prepare for what a peer will offer."""
-        first, num = lease.tail.end, len(self._core.components)
-        known = [bytearray(last) for _ in range(num)]
-        here: list[dict[int, int]] = [{} for _ in range(num)]
-        intake = Intake(lease.key, first, last, first, timeout_s, 0, here, known, lease)
-        return self._intakes.open(intake)
-
-    def end_intake(self, intake: Intake) -> None:
-        self._intakes.close(intake)
-
-    def offer(
-        self, intake: Intake, component: str, first: int, count: int, source: PeerSource
-    ) -> None:
-        """Pages [first, first + count) can be had at `source`. What is there, or on its way, is
-        not fetched again."""
-        index = next((c.index for c in self._core.components if c.name == component), None)
-        if intake.closed or index is None:
-            return
-        start, end = self._core.components[index].span(0, intake.last)
-        known, at, stop = intake.known[index], max(first, start), min(first + count, end)
-        in_line = bool(intake.offers)
-        while at < stop and (at := known.find(0, at, stop)) >= 0:
-            until = known.find(1, at, stop)
-            until = stop if until < 0 else until
-            known[at:until] = b"\1" * (until - at)
-            piece = msgspec.structs.replace(source, first=source.first + at - first)
-            intake.offers.append(Offer(index, at, until, piece))
-            at = until
-        if intake.offers and not in_line:
-            self._line.append(intake)
-
-    def _serve_offers(self, intake: Intake) -> _Turn:
-        """Its turn: fetch as much of what was offered as budget and host have room for."""
-        core, lease = self._core, intake.lease
-        assert lease is not None
-        if intake.closed:
-            return _Turn.SERVED
-        if not core.healthy:
-            return _Turn.PASSES
-        if intake.shares and not lease.private_pages:
-            self._advance(lease)
-        intake.shares = False
-        while intake.offers:
-            offer = intake.offers[0]
-            if offer.component == 0 and offer.first < lease.tail.end:
-                self._shorten(intake, min(offer.last, lease.tail.end) - offer.first)
-                continue
-            if offer.component == 0 and self._is_coming_for_another(intake, offer.first):
-                return _Turn.PASSES
-            count = offer.last - offer.first
-            slot = slot_of(offer.component, HOST)
-            if offer.component == 0:
-                allowed = self._allowance(intake, offer.first, intake.num_coming)
-                count = min(count, allowed)
-                if count <= 0:
-                    spent = self.inflight_pages >= core.config.max_inflight_pages
-                    return _Turn.WAITS if spent else _Turn.PASSES
-            count = min(count, core.room(slot))
-            host = core.reserve(slot, count) if count else None
-            if host is None:
-                core.counters.intake_waits += 1
-                return _Turn.PASSES
-            span = [(offer.component, offer.first)]
-            self._intakes.send(intake, span, [host], offer.source)
-            self._shorten(intake, count)
-        return _Turn.SERVED
-
-    def _is_coming_for_another(self, intake: Intake, page: int) -> bool:
-        """If so, it is not read twice: it is in the tree soon, or else is read then."""
-        lease, key = intake.lease, intake.key
-        assert lease is not None
-        if lease.tail.end and key.first == 0:
-            key.anchor(lease.tail.end, self._core.tree.keys_of(lease.tail)[-PAGE_KEY_BYTES:])
-        other = self._intakes.bringing(key.page_keys(page, page + 1))
-        intake.shares = other is not None and other is not intake
-        return intake.shares
-
-    def _shorten(self, intake: Intake, count: int) -> None:
-        """The first pages of its first offer are taken care of."""
-        offer = intake.offers[0]
-        offer.first += count
-        offer.source = msgspec.structs.replace(offer.source, first=offer.source.first + count)
-        if offer.first >= offer.last:
-            intake.offers.popleft()
+        """What was sent for an intake of the store has come, or not, or is overdue."""
+        if intake.stream is not None:
+            self.streams.arrived(intake.stream, intake)
+        else:
+            self.prefetches.ended(intake)

@@ -89,7 +89,8 @@ class Intakes:
             pieces.append(Piece(component, first, page_array(host).tolist(), keys))
             core.outbox.append(Fetch(op.id, name, keys, host, intake.timeout_s, source))
             if component == 0:
-                self._on_the_way.update(dict.fromkeys(split_keys(keys), intake))
+                if intake.stream is None:
+                    self._on_the_way.update(dict.fromkeys(split_keys(keys), intake))
                 intake.num_coming += num_pages(host)
                 self.inflight_pages += num_pages(host)
 
@@ -154,7 +155,7 @@ class Intakes:
         if not intake.closed:
             self._ended(intake)
         if not intake.coming:
-            missed = intake.last - intake.start - intake.num_landed
+            missed = intake.num_wanted - intake.num_landed
             self._core.counters.fetch_missed_pages += missed
 
     def take_out(self, intake: Intake) -> None:
@@ -231,6 +232,8 @@ class Intakes:
             core.counters.fetched_pages += tail.end - first
         for prefetch in intake.wanted_by:
             end = min(tail.end, prefetch.first + prefetch.num_fetching)
+            if end < tail.end and len(core.components) > 1:
+                continue  # the point that was brought is none of its own
             prefetch.num_landed = max(prefetch.num_landed, end - prefetch.first)
         for wanting in intake.leases:
             if not wanting.released and not wanting.private_pages:
