@@ -292,8 +292,11 @@ class _Line:
         the coldest that the host lacks, before they must go. Every copy made too early is room on
         the host that holds nothing new."""
         core = self._core
-        taken, core.taken[self._device] = core.taken[self._device], 0
-        self._need = max(taken, self._need * NEED_DECAY)
+        taken = core.taken[self._device]
+        self._need *= NEED_DECAY
+        if taken:
+            core.taken[self._device] = 0
+            self._need = max(taken, self._need)
         moved = core.counters.evicted_device_pages + core.counters.committed_pages
         if moved == self._seen:
             return  # the cold end is as it was

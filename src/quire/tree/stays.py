@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from quire.tree.node import NUM_TIERS, Holding, Node
 from quire.tree.standing import Standing
-from quire.types import DEVICE, DRAINING, HOST, READY, num_pages
+from quire.types import DEVICE, DRAINING, HOST, PAGE_ID_BYTES, READY, num_pages
 
 
 class Stays:
@@ -41,7 +41,7 @@ class Stays:
             holding.reasons += 1
             if holding.reasons > 1:
                 return
-            self.movable[slot] -= num_pages(holding.pages)
+            self.movable[slot] -= len(holding.pages) // PAGE_ID_BYTES
             parent = node.parent
             if slot > HOST or parent is None:
                 return
@@ -54,8 +54,8 @@ class Stays:
             holding.reasons -= 1
             if holding.reasons:
                 return
-            self.movable[slot] += num_pages(holding.pages)
-            if is_leaf(node, slot):
+            self.movable[slot] += len(holding.pages) // PAGE_ID_BYTES
+            if holding.queue is None and is_leaf(node, slot):
                 self._standing.unpark(holding, slot)
             parent = node.parent
             if slot > HOST or parent is None:
@@ -97,7 +97,7 @@ class Stays:
             if holding.reasons:
                 self.let_go(parent, slot)
             above = parent.held[slot]
-            if above is not None and not above.reasons and is_leaf(parent, slot):
+            if above is not None and above.queue is None and may_go(above, slot):
                 self._standing.unpark(above, slot)
         self._reckon_around(node, slot)
 

@@ -470,7 +470,7 @@ class PrefixTree:
                 if slot > HOST:
                     self.stays.reckon(node, slot)
                 self.stays.let_go(node, slot)
-                if self._is_drained(node, slot):
+                if holding.state is DRAINING and self._is_drained(node, slot):
                     freed += self.detach(node, slot)
             node = parent
         return freed
