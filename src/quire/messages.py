@@ -117,10 +117,13 @@ class Probe(_Message, frozen=True, tag="probe"):
 
 
 class Touch(_Message, frozen=True, tag="touch"):
-    """These pages, in path order, were used in other tiers: L3 should not give them up first."""
+    """These pages were used in other tiers: L3 should not give them up first. One whole path, from
+    the first page of its namespace on."""
 
     component: str
     keys: bytes
+    each: bool = False
+    """True: state that needs no prefix; a missing page does not end the path."""
 
 
 class Cancel(_Message, frozen=True, tag="cancel"):

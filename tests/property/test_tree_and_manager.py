@@ -202,7 +202,8 @@ class TreeAndManager(RuleBasedStateMachine):
     @precondition(lambda self: self.requests)
     @rule(pick=picks, count=st.integers(1, 6), save=st.booleans(), commit=st.booleans())
     def compute(self, pick: int, count: int, save: bool, commit: bool) -> None:
-        """Allocation evicts no more than it must, and gives up only when nothing may go (C7)."""
+        """Allocation evicts no more than it must, gives up only when too little may go (C7), and
+        changes nothing then (C34)."""
         request = self._pick(pick)
         lease = request.lease
         first = num_pages(lease.pages)
@@ -217,8 +218,11 @@ class TreeAndManager(RuleBasedStateMachine):
             assert free < last - first, "evicted without need"
         if extended:
             assert self._free(Tier.DEVICE) == free - (last - first) + len(removed["device"])
-        elif self.manager.idle:
-            assert self.model.device <= self._on_leased_paths(), "gave up with pages to evict"
+        else:
+            assert not any(removed.values()), "gave up and evicted all the same"
+            if self.manager.idle and not self.manager.core.tree.stays.owing:
+                may_go = self.model.device - self._on_leased_paths()
+                assert free + len(may_go) < last - first, "gave up with pages to evict"
         covered = self.manager.cover(lease, num_pages(lease.pages))
         self._follow_events()
         if covered and lease.private_pages:

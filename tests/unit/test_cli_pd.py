@@ -103,7 +103,8 @@ def test_route_starts_what_was_asked_for(quire, monkeypatch, tmp_path):
     assert "root" not in ran.out + ran.err
     (tmp_path / "key").write_text("other\n")
     quire("route", "--server", "http://a", "--admin-key-file", tmp_path / "key")
-    assert got["config"].admin_key == "other"
+    config = got["config"]
+    assert (config.admin_key, config.admin_key_file) == (None, tmp_path / "key")
 
 
 # ---- what pd starts ------------------------------------------------------------------------------
@@ -171,7 +172,8 @@ def until(condition) -> None:
 def running(folder: Path):
     """`quire pd` with fakes; the folder has the fakes' process ids."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith("QUIRE_")}
-    environ |= {"PYTHONPATH": str(TESTS), "QUIRE_CACHE_DIR": str(folder / "cache")}
+    path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
+    environ |= {"PYTHONPATH": path, "QUIRE_CACHE_DIR": str(folder / "cache")}
     arguments = ["--model", str(model_of(folder / "m")), "--port", "0", "--store", "none"]
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(FAKE), str(folder), *arguments],
@@ -207,6 +209,8 @@ def test_it_says_what_runs_where_answers_and_ends_with_ctrl_c(tmp_path):
         out = read_until(process.stdout, "Stop it")
         assert all(word in out for word in ("router", "prefill", "decode", "tcp://127.0.0.1:"))
         assert all(str(pid) in out for pid in pids(tmp_path))
+        key_file = Path(out.partition("Admin key")[2].split()[0])
+        assert key_file.is_relative_to(tmp_path / "cache")
         url = out.partition("base_url=")[2].split()[0]
         body = {"model": "tiny", "prompt": "p"}
         assert httpx.post(f"{url}/completions", json=body).status_code == 200
@@ -214,6 +218,7 @@ def test_it_says_what_runs_where_answers_and_ends_with_ctrl_c(tmp_path):
         out, err = process.communicate(timeout=60)
         assert process.returncode == 0, err
         assert "prefill: loading for prefill" in err
+        assert not key_file.exists()
         assert not any(alive(pid) for pid in pids(tmp_path))
 
 

@@ -115,12 +115,13 @@ def model(tmp_path):
 @pytest.fixture
 def started(monkeypatch):
     """What the server was started with, in place of starting one."""
-    got = {"info": info(), "code": 0}
+    got = {"info": info(), "code": 0, "while_it_serves": lambda url: None}
 
     async def serve(engine_config, server_config, on_ready, on_progress=None):
         got.update(engine=engine_config, server=server_config)
         on_progress("loading the model", 0.5)
         on_ready("http://127.0.0.1:8000", got["info"])
+        got["while_it_serves"]("http://127.0.0.1:8000")
         return got["code"]
 
     monkeypatch.setattr("quire.server.run.serve", serve)
@@ -148,6 +149,51 @@ def test_serve_starts_what_was_asked_for_and_says_where(quire, model, started, m
     ]
     assert [line[5] for line in lines] == ["1,600", "3,200", "16,384"]
     assert "root" not in ran.out
+
+
+def key_file_of(out: str) -> Path:
+    (line,) = [line for line in out.splitlines() if line.startswith("Admin key")]
+    return Path(line.removeprefix("Admin key").strip())
+
+
+def test_a_key_file_may_be_named(quire, model, started, monkeypatch, tmp_path):
+    monkeypatch.setenv("QUIRE_ADMIN_KEY_FILE", str(tmp_path / "mine.key"))
+    started["while_it_serves"] = lambda url: modes.append((tmp_path / "mine.key").stat().st_mode)
+    modes = []
+    assert key_file_of(quire("serve", "--model", model, "--port", "0").out) == tmp_path / "mine.key"
+    assert [mode & 0o777 for mode in modes] == [0o600]
+
+
+def test_without_an_admin_key_one_is_made_for_this_user_alone_c49(quire, model, started, tmp_path):
+    seen = []
+
+    def look(url):
+        (file,) = tmp_path.rglob("8000")
+        seen.append((file, file.read_text().strip(), file.stat().st_mode & 0o777))
+
+    started["while_it_serves"] = look
+    out = quire("serve", "--model", model, "--port", "0").out
+    first, mode = seen[0][1:]
+    assert mode == 0o600
+    assert started["server"].admin_key == first
+    assert len(first) >= 32
+    assert key_file_of(out) == seen[0][0]
+    assert first not in out
+    assert not key_file_of(out).exists()  # it was for that one life
+    quire("serve", "--model", model, "--port", "0")
+    assert seen[1][1] != first
+
+
+def test_a_key_that_cannot_be_written_is_said_and_the_server_serves(
+    quire, model, started, monkeypatch, tmp_path
+):
+    (tmp_path / "occupied").mkdir()
+    monkeypatch.setenv("QUIRE_ADMIN_KEY_FILE", str(tmp_path / "occupied"))
+    ran = quire("serve", "--model", model, "--port", "0")
+    assert ran.code == 0
+    assert "set admin_key, or set admin_key_file" in ran.err
+    assert "Admin key" not in ran.out
+    assert not list(tmp_path.glob("occupied.*"))
 
 
 def test_the_example_can_be_sent(quire, model, started, monkeypatch):

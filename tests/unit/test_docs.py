@@ -11,6 +11,7 @@ DOCUMENTS = [
     "CHANGELOG.md",
     "benchmarks/README.md",
     "docs/architecture.md",
+    "docs/capacity.md",
     "docs/coming-from-sglang.md",
     "docs/configuration.md",
     "docs/disaggregation.md",

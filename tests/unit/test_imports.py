@@ -47,10 +47,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     "settings": LIBRARY | {"models", "engine", "server"},
     "disagg.router": {"", "errors", "engine", "server"},
     "sim": LIBRARY | {"sim", "engine", "disagg"},
+    "replay": LIBRARY | {"engine"},
     "bench": LIBRARY | {"models", "engine", "settings"},
     "demo": LIBRARY,
     "cli": LIBRARY
-    | {"", "sim", "bench", "demo", "models", "engine", "server", "settings", "disagg.router"},
+    | {
+        "",
+        "sim",
+        "replay",
+        "bench",
+        "demo",
+        "models",
+        "engine",
+        "server",
+        "settings",
+        "disagg.router",
+    },
 }
 
 # Only for annotations: a policy orders the tree's holdings without importing the tree.
@@ -126,14 +138,15 @@ def test_imports_go_downwards_only(module, path):
     assert not wrong, f"{module} may not import {wrong}: see docs/architecture.md"
 
 
-def test_nothing_imports_the_simulator_but_the_command_line():
+@pytest.mark.parametrize("part", ["sim", "replay"])
+def test_nothing_imports_the_simulators_but_the_command_line(part):
     users = {
         part_of(name)
         for name, path in MODULES
         for target, _ in imported(path)
-        if part_of(target) == "sim"
+        if part_of(target) == part
     }
-    assert users == {"sim", "cli"}
+    assert users == {part, "cli"}
 
 
 def test_the_rules_notice_a_wrong_import():

@@ -121,14 +121,14 @@ def test_eviction_cost_does_not_depend_on_the_number_of_leaves_c7() -> None:
         for seed in range(leaves):
             rig.cache(rig.doc(1, seed=seed))
         core, looked = rig.manager.core, 0
-        rule = core._evictable[Tier.DEVICE]
+        rule = core._may_go[Tier.DEVICE]
 
         def counting(holding: object) -> bool:
             nonlocal looked
             looked += 1
             return rule(holding)  # type: ignore[arg-type]
 
-        core._evictable[Tier.DEVICE] = counting
+        core._may_go[Tier.DEVICE] = counting
         for _ in range(20):
             core.evict(Tier.DEVICE, 1)
         return looked / 20

@@ -26,6 +26,7 @@ def config(
     prefetch_policy: flags.PrefetchPolicy = None,
     host: flags.Host = None,
     port: flags.Port = None,
+    record: flags.Record = None,
     role: flags.Role = None,
     prefill: flags.Prefill = None,
     peers: flags.Peers = None,

@@ -22,6 +22,7 @@ import typer
 from quire.cli import flags
 from quire.cli.extras import ROUTE, SERVE, needs
 from quire.cli.output import complain, show, start_bar
+from quire.cli.serve import keep_admin_key
 from quire.cli.welcome import directions
 from quire.errors import EngineError, MemoryBudgetError
 from quire.settings import (
@@ -76,6 +77,7 @@ def pd(
     needs("serve", SERVE + ROUTE)
     from quire.models import resolve
     from quire.server.config import ServerConfig
+    from quire.server.keyfile import make_key
     from quire.server.run import bind
 
     environ = dict(os.environ) | {OPTIONS["peer_secret"].variable: secrets.token_hex(32)}
@@ -101,8 +103,10 @@ def pd(
     bind(listen).close()  # a port in use is said before anything is started for nothing
     with start_bar() as progress:
         directory = resolve(settings.model, progress)
+    admin_key = settings.admin_key or make_key()
+    environ[OPTIONS["admin_key"].variable] = admin_key
     starts = plan(settings, machine, directory, (prefill_tp, decode_tp), environ)
-    asyncio.run(_run(starts, settings, listen))
+    asyncio.run(_run(starts, settings, listen, admin_key))
 
 
 def plan(
@@ -132,6 +136,8 @@ def plan(
             if value is not None:
                 arguments += [f"--{option}", str(value)]
         own = dict(environ)
+        if name == "prefill":  # clients ask the other one
+            own.pop(OPTIONS["record"].variable, None)
         if gpus and not is_shared:
             own["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[first : first + tp])
         if settings.device == "cpu" and settings.threads is None:
@@ -159,7 +165,9 @@ def _half_device_bytes(machine: Machine, weights: int) -> int:
     return size
 
 
-async def _run(starts: Sequence[Start], settings: Settings, listen: ServerConfig) -> None:
+async def _run(
+    starts: Sequence[Start], settings: Settings, listen: ServerConfig, admin_key: str
+) -> None:
     """Until it is stopped. Raises EngineError when a server ends before."""
     from quire.cli.children import Child
     from quire.server.run import stop_signals
@@ -184,7 +192,7 @@ async def _run(starts: Sequence[Start], settings: Settings, listen: ServerConfig
                 ready = await _all_ready(children, stop)
                 is_starting = False
             if ready is not None:
-                await _route(children, ready, settings, listen, stop)
+                await _route(children, ready, settings, listen, stop, admin_key)
 
 
 async def _all_ready(children: Sequence[Child], stop: asyncio.Event) -> list[Ready] | None:
@@ -209,6 +217,7 @@ async def _route(
     settings: Settings,
     listen: ServerConfig,
     stop: asyncio.Event,
+    admin_key: str,
 ) -> None:
     from quire.disagg.router.config import RouterConfig
     from quire.disagg.router.fleet import Fleet
@@ -216,13 +225,12 @@ async def _route(
     from quire.server.run import bind
 
     prefill, decode = ready
-    config = RouterConfig(
-        prefill=(prefill.url,), decode=(decode.url,), admin_key=settings.admin_key
-    )
+    config = RouterConfig(prefill=(prefill.url,), decode=(decode.url,), admin_key=admin_key)
 
     def on_ready(url: str, _: Fleet) -> None:
+        key_file = keep_admin_key(url, admin_key, settings, living)
         show(table(url, children, ready))
-        print(directions(url, decode.info, settings), flush=True)
+        print(directions(url, decode.info, settings, key_file), flush=True)
 
     ended: list[str] = []
 
@@ -232,7 +240,7 @@ async def _route(
 
     watching = [asyncio.create_task(watch(child)) for child in children]
     try:
-        with contextlib.closing(bind(listen)) as listener:
+        with contextlib.ExitStack() as living, contextlib.closing(bind(listen)) as listener:
             await run(config, listen, listener, stop, on_ready)
     finally:
         for task in watching:

@@ -12,7 +12,6 @@ import typer
 
 from quire.cli.extras import ROUTE, needs
 from quire.cli.output import show
-from quire.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,7 +44,8 @@ def route(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help=f"Holds the servers' admin key; else {KEY_VARIABLE} does, if they have one.",
+            help=f"Holds the servers' admin key; else {KEY_VARIABLE} does, or else each server on "
+            "this machine has written its own.",
             show_default=False,
         ),
     ] = None,
@@ -55,12 +55,16 @@ def route(
     from quire.disagg.router.config import RouterConfig, parse_urls
     from quire.disagg.router.run import route as run
     from quire.server.config import ServerConfig
+    from quire.server.keyfile import read_key
 
+    if admin_key_file is not None:
+        read_key(admin_key_file)  # what is wrong with it is said before anything is started
     config = RouterConfig(
         prefill=parse_urls(prefill or ()),
         decode=parse_urls(decode or ()),
         servers=parse_urls(server or ()),
-        admin_key=_admin_key(admin_key_file),
+        admin_key=None if admin_key_file else os.environ.get(KEY_VARIABLE) or None,
+        admin_key_file=admin_key_file,
         retries=retries,
     )
     logging.basicConfig(level=logging.WARNING, format="quire: %(message)s")
@@ -83,15 +87,3 @@ def members(fleet: Fleet) -> Table:
         state = f"{member.state}: {member.reason}" if member.reason else member.state.value
         table.add_row(member.side, member.url, state, member.model)
     return table
-
-
-def _admin_key(file: Path | None) -> str | None:
-    if file is None:
-        return os.environ.get(KEY_VARIABLE) or None
-    try:
-        key = file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the admin key cannot be read from {str(file)!r}: {error}") from error
-    if not key.isascii() or not key.isprintable() or not key:
-        raise ConfigError(f"{file} should hold the admin key: one line of printable ASCII")
-    return key

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -42,6 +43,7 @@ def serve(
     prefetch_policy: flags.PrefetchPolicy = None,
     host: flags.Host = None,
     port: flags.Port = None,
+    record: flags.Record = None,
     role: flags.Role = None,
     prefill: flags.Prefill = None,
     peers: flags.Peers = None,
@@ -70,13 +72,16 @@ def serve(
 
 def server_config(settings: Settings) -> ServerConfig:
     from quire.server.config import ServerConfig
+    from quire.server.keyfile import make_key
 
     return ServerConfig(
         host=settings.host,
         port=settings.port,
         api_key=settings.api_key,
-        admin_key=settings.admin_key,
+        admin_key=settings.admin_key or make_key(),
         request_timeout_s=settings.request_timeout,
+        record=Path(settings.record).expanduser() if settings.record else None,
+        record_max_bytes=settings.record_max,
     )
 
 
@@ -89,17 +94,41 @@ def _serve(settings: Settings, machine: Machine, *, is_child: bool) -> int:
     logging.basicConfig(level=logging.WARNING, format="quire: %(message)s")
     server = server_config(settings)
     bind(server).close()  # a port in use is said before a model is converted for nothing
-    with contextlib.ExitStack() as starting:
+    with contextlib.ExitStack() as living, contextlib.ExitStack() as starting:
         progress = starting.enter_context(start_bar())
         directory = resolve(settings.model, progress)
         engine = engine_config(settings, machine, directory, served_name(settings.model))
 
         def ready(url: str, info: EngineInfo) -> None:
             starting.close()
+            assert server.admin_key is not None
+            key_file = keep_admin_key(url, server.admin_key, settings, living)
             if is_child:
                 announce(url, info)
                 return
             show(tiers(info, settings))
-            print(directions(url, info, settings), flush=True)
+            print(directions(url, info, settings, key_file), flush=True)
 
         return asyncio.run(run_server(engine, server, on_ready=ready, on_progress=progress))
+
+
+def keep_admin_key(
+    url: str, key: str, settings: Settings, living: contextlib.ExitStack
+) -> Path | None:
+    """Where a key that was made for the server can be read, as long as it lives; None if it was
+    given, or cannot be written down."""
+    from quire.server.keyfile import kept, place_of
+
+    if settings.admin_key is not None:
+        return None
+    named = settings.admin_key_file
+    file = Path(named).expanduser().absolute() if named else place_of(url)
+    try:
+        living.enter_context(kept(key, file))
+    except OSError as error:
+        complain(
+            f"the admin key cannot be written to {str(file)!r} ({error.strerror}), so nobody can "
+            "use /admin: set admin_key, or set admin_key_file to a file that this user can write"
+        )
+        return None
+    return file

@@ -13,10 +13,12 @@ from quire.sizes import format_bytes, parse_size
 from quire.store.url import parse_url
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from quire.engine.messages import EngineInfo
 
 
-def directions(url: str, info: EngineInfo, settings: Settings) -> str:
+def directions(url: str, info: EngineInfo, settings: Settings, key_file: Path | None) -> str:
     """Lines to be printed as they are: what is in them is copied to another terminal."""
     key = ' -H "Authorization: Bearer $QUIRE_API_KEY"' if settings.api_key else ""
     ranks = f", {info.tp} ranks" if info.tp > 1 else ""
@@ -30,6 +32,7 @@ def directions(url: str, info: EngineInfo, settings: Settings) -> str:
         f"OpenAI clients  base_url={url}/v1",
         f"Try it          curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' "
         f"-d '{body}'",
+        *([f"Admin key       {key_file}"] if key_file else []),
         "Stop it         Ctrl-C",
     ]
     return "\n".join(lines)

@@ -1,9 +1,9 @@
 """What a kind of state needs from the tree.
 
 A prefix is usable up to the deepest page boundary at which *every* component is satisfied. Each
-component answers that for itself, says what may be evicted, and which pages of a prefix carry its
-state; the tree and the manager ask all of them and assume none, except that `full`, which every
-model has, comes first and is what the other components hang on.
+component answers that for itself, and says which pages of a prefix carry its state; the tree and
+the manager ask all of them and assume none, except that `full`, which every model has, comes first
+and is what the other components hang on.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from quire.eviction.base import Evictable
-from quire.tree import Holding, Node
+from quire.tree import Node
 from quire.types import DEVICE, DRAINING, HOST, READY, Tier
 
 Guard = tuple[int, Node, Node | None]
@@ -51,9 +50,6 @@ class Component(Protocol):
 
         They need not name every node: what hangs below a node on the device holds it there.
         """
-
-    def evictable(self, tier: Tier) -> Evictable:
-        """The rule for `tier`: may a READY holding leave it now?"""
 
     def needed(self, tail: Node) -> list[Node]:
         """Nodes whose holdings a request that goes on after `tail` reads, deepest first."""
@@ -100,7 +96,3 @@ def best_copy(node: Node, slot: int) -> list[Guard]:
             if holding.state is READY:
                 break
     return guards
-
-
-def is_unlocked(holding: Holding) -> bool:
-    return holding.locks == 0

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quire.components.base import Guard, PoolSize
-from quire.eviction.base import Evictable
 from quire.tree import Holding, Node, slot_of
-from quire.types import DEVICE, DRAINING, HOST, READY, Tier
+from quire.types import DEVICE, DRAINING, HOST, READY
 
 
 class FullAttention:
@@ -71,14 +70,6 @@ class FullAttention:
             guards.append((self._host, run, node))
         return guards
 
-    def evictable(self, tier: Tier) -> Evictable:
-        """Leaves first, so that what remains is always a usable prefix.
-
-        On the device a leaf has no child on the device. On the host a page that the device has
-        too may go from anywhere; one that only the host has must have nothing below it.
-        """
-        return self._may_leave_host if tier is HOST else _may_leave_device
-
     def needed(self, tail: Node) -> list[Node]:
         nodes, node = [], tail
         while node.parent is not None:
@@ -93,20 +84,7 @@ class FullAttention:
         gap = present.find(b"\0", 0, limit - first)
         return limit if gap < 0 else first + gap
 
-    def _may_leave_host(self, holding: Holding) -> bool:
-        if holding.locks:
-            return False
-        node = holding.node
-        if node.children is None:
-            return True
-        device = node.held[self._device]
-        return device is not None and device.state is READY
-
 
 def _counts(device: Holding | None) -> bool:
     """Is it there, or on its way? What drains is of no use, and nobody new may keep it alive."""
     return device is not None and device.state is not DRAINING
-
-
-def _may_leave_device(holding: Holding) -> bool:
-    return holding.locks == 0 and holding.branches == 0

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quire.components.base import Guard, PoolSize, best_copy, is_ready, is_unlocked
-from quire.eviction.base import Evictable
+from quire.components.base import Guard, PoolSize, best_copy, is_ready
 from quire.tree import Node, slot_of
-from quire.types import DEVICE, Tier
+from quire.types import DEVICE
 
 
 class Recurrent:
@@ -32,10 +31,6 @@ class Recurrent:
 
     def protection(self, tail: Node) -> list[Guard]:
         return best_copy(tail, self._device)
-
-    def evictable(self, tier: Tier) -> Evictable:
-        del tier
-        return is_unlocked
 
     def needed(self, tail: Node) -> list[Node]:
         return [tail] if tail.parent is not None else []

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quire.components.base import Guard, PoolSize, best_copy, is_ready, is_unlocked
+from quire.components.base import Guard, PoolSize, best_copy, is_ready
 from quire.errors import ConfigError
-from quire.eviction.base import Evictable
 from quire.tree import Node, slot_of
-from quire.types import DEVICE, Tier
+from quire.types import DEVICE
 
 
 class SlidingWindow:
@@ -48,11 +47,6 @@ class SlidingWindow:
 
     def protection(self, tail: Node) -> list[Guard]:
         return [guard for node in self.needed(tail) for guard in best_copy(node, self._device)]
-
-    def evictable(self, tier: Tier) -> Evictable:
-        """Any: a window that lost a page on one tier may still be whole with the other's."""
-        del tier
-        return is_unlocked
 
     def needed(self, tail: Node) -> list[Node]:
         return self._behind(tail, self.num_pages)

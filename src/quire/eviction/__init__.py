@@ -5,14 +5,21 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 
-from quire.eviction.base import EvictionPolicy, Queue
+from quire.eviction.base import EvictionPolicy, Queue, last_evictable
 from quire.eviction.fifo import FIFO
 from quire.eviction.lfu import LFU
 from quire.eviction.lru import LRU
 from quire.eviction.priority import MAX_PRIORITY, Priority
 from quire.eviction.slru import SLRU
 
-__all__ = ["MAX_PRIORITY", "EvictionKind", "EvictionPolicy", "Queue", "make_policy"]
+__all__ = [
+    "MAX_PRIORITY",
+    "EvictionKind",
+    "EvictionPolicy",
+    "Queue",
+    "last_evictable",
+    "make_policy",
+]
 
 
 class EvictionKind(enum.Enum):

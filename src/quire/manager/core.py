@@ -8,20 +8,22 @@ through here or through the tree.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from quire.components import Component, Guard, PoolSize
 from quire.config import CacheConfig
-from quire.eviction import make_policy
+from quire.eviction import last_evictable, make_policy
 from quire.manager.counters import Counters
 from quire.manager.events import CacheEvent, EventBuffer, EventKind
 from quire.manager.operations import Operation, Operations
 from quire.manager.upkeep import Upkeep
 from quire.memory.allocator import PageAllocator
 from quire.messages import Command
-from quire.tree import NUM_TIERS, Freed, Node, PrefixTree, Root, slot_of
+from quire.tree import NUM_TIERS, Freed, Holding, Node, PrefixTree, Root, may_go, slot_of
 from quire.types import (
     DEVICE,
     HOST,
+    PAGE_KEY_BYTES,
     READY,
     PageIds,
     PageStatus,
@@ -30,6 +32,10 @@ from quire.types import (
 )
 
 Clock = Callable[[], float]
+EVICTED_PAGES = 32
+"""A long node is evicted from its end, so many pages at a time."""
+COALESCED_NODES = 16
+"""So many nodes become one while a request still makes them longer."""
 ROOT_SLOT = -1
 """In a Guard: not a holding but the root itself, which an empty namespace needs to stay."""
 
@@ -47,6 +53,10 @@ class Core:
         sizes = [c.pool or PoolSize(config.device_pages, config.host_pages) for c in components]
         self.allocators = [PageAllocator(size[tier]) for size in sizes for tier in Tier]
         """By slot."""
+        self.refused = [0] * len(self.allocators)
+        """By slot: pages that somebody asked for in vain, last."""
+        self.taken = [0] * len(self.allocators)
+        """By slot: pages reserved since the writer last looked."""
         self.upkeep = Upkeep(self.tree, components) if len(components) > 1 else None
         """Keeps what several components hold in step; one alone needs none."""
         self.counters = Counters()
@@ -56,20 +66,34 @@ class Core:
         self.store_epoch = 0
         """Number of the store attached, counting attachments and clearings; 0: none attached."""
         self._last_epoch = 0
-        self._evictable = [c.evictable(tier) for c in components for tier in Tier]
+        self._may_go = [partial(may_go, slot=slot) for slot in range(len(self.allocators))]
 
     # ---- pages ----------------------------------------------------------------------------------
 
+    def room(self, slot: int) -> int:
+        """Pages that could be had in a slot now: the free ones, and all that may be evicted."""
+        return self.allocators[slot].num_free + self.tree.stays.movable[slot]
+
     def reserve(self, slot: int, count: int) -> PageIds | None:
-        """Allocate, evicting the shortfall if need be. None: nothing was allocated."""
+        """Allocate, evicting the shortfall if need be. None: nothing was changed."""
         allocator = self.allocators[slot]
         pages = allocator.allocate(count)
         if pages is None:
-            if count > allocator.num_pages:
-                return None  # hopeless: do not empty the cache for it
+            if count > self.room(slot):
+                self.refused[slot] = count
+                return None
             self.evict(slot, count - allocator.num_free)
             pages = allocator.allocate(count)
+            assert pages is not None, "eviction freed less than it said it could"
+        self.taken[slot] += count
         return pages
+
+    def reserve_all(self, sizes: Sequence[tuple[int, int]]) -> list[PageIds] | None:
+        """So many pages in each of these slots, or None and nothing was changed."""
+        if any(count > self.room(slot) for slot, count in sizes):
+            return None
+        taken = [self.reserve(slot, count) for slot, count in sizes]
+        return [pages for pages in taken if pages is not None]
 
     def evict(self, slot: int, count: int) -> int:
         """Free at least `count` pages of the slot if that many may go. Returns how many went.
@@ -78,36 +102,41 @@ class Core:
         will keep those longest); then leaves that only the host has, in policy order.
         """
         gone: list[Freed] = []
-        freed = 0
-        if slot % NUM_TIERS == HOST:
-            freed = self._evict_spare(slot, count, gone)
-            self.counters.evicted_spare_pages += freed
-        order, rule, tree = self.tree.standing.orders[slot], self._evictable[slot], self.tree
-        before = freed
-        while freed < count and (holding := order.victim(rule)) is not None:
-            freed += num_pages(holding.pages)
-            detached = tree.detach(holding.node, slot)
-            if len(detached) > 1:  # what hung below went with it
-                freed += sum(num_pages(i.pages) for i in detached[1:] if i.slot == slot)
-            gone += detached
-        if slot % NUM_TIERS == HOST:
-            self.counters.evicted_host_pages += freed - before
+        order, rule = self.tree.standing.orders[slot], self._may_go[slot]
+        spare = self.tree.standing.spare[slot // NUM_TIERS] if slot % NUM_TIERS == HOST else None
+        freed = num_spare = 0
+        while freed < count:
+            victim = None if spare is None else last_evictable(spare, rule)
+            if victim is not None:
+                num_spare -= freed
+                freed += self._detach_end(victim, slot, count - freed, gone)
+                num_spare += freed
+            elif (victim := order.victim(rule)) is not None:
+                freed += self._detach_end(victim, slot, count - freed, gone)
+            else:
+                break
+        if spare is None:
+            self.counters.evicted_device_pages += freed
         else:
-            self.counters.evicted_device_pages += freed - before
-        self._give_back(gone)
+            self.counters.evicted_spare_pages += num_spare
+            self.counters.evicted_host_pages += freed - num_spare
         if self.upkeep is not None:
             self._discard(self.upkeep.after(gone))
         return freed
 
-    def _evict_spare(self, slot: int, count: int, gone: list[Freed]) -> int:
-        spare, rule, freed = self.tree.standing.spare[slot // NUM_TIERS], self._evictable[slot], 0
-        while freed < count and (holding := spare.hottest()) is not None:
-            if rule(holding):
-                freed += num_pages(holding.pages)
-                gone += self.tree.detach(holding.node, slot)
-            else:
-                spare.remove(holding)  # parked; unlocking brings it back
-        return freed
+    def _detach_end(self, holding: Holding, slot: int, wanted: int, gone: list[Freed]) -> int:
+        """Take so many pages, or a few more, off the end of a holding. Returns how many pages of
+        the slot went. With several components all of it goes: its end alone is of no use."""
+        node = holding.node
+        keep = num_pages(holding.pages) - max(wanted, EVICTED_PAGES)
+        if keep > 0 and self.upkeep is None:
+            self.tree.split(node, keep)
+        detached = self.tree.detach(node, slot)
+        gone += detached
+        self._give_back(detached)
+        if self.upkeep is None and node.children is not None and len(node.children) == 1:
+            self.tree.coalesce(next(iter(node.children.values())))
+        return sum(num_pages(item.pages) for item in detached if item.slot == slot)
 
     def release(self, freed: Sequence[Freed]) -> None:
         """Pages that left the tree go back to their pools, and with them what they made useless."""
@@ -120,6 +149,19 @@ class Core:
         if self.upkeep is not None:
             for node in nodes:
                 self._discard(self.upkeep.tidy(node))
+
+    def rest(self, node: Node) -> None:
+        """Nobody works on a node any more: what is alike around it becomes one node."""
+        if not any(node.held):
+            return  # it has left the tree, or become a part of another
+        device, host = node.held[DEVICE], node.held[HOST]
+        in_use = (device is not None and device.reasons) or (host is not None and host.reasons)
+        least = COALESCED_NODES if in_use else 2
+        self.tree.coalesce(node, least)
+        if in_use and node.parent is not None:
+            self.tree.coalesce(node.parent, least)
+        if node.children is not None and len(node.children) == 1:
+            self.tree.coalesce(next(iter(node.children.values())), least)
 
     def drop(self, node: Node, component: int) -> None:
         """Give up what a node holds of a component, in every tier where nobody uses it."""
@@ -140,7 +182,7 @@ class Core:
             self.allocators[slot].free(pages)
             if was_ready:
                 dropped += num_pages(pages) if was_last else 0
-                self.removed(node, slot)
+                self.announce_removed(node, slot)
         if dropped:
             self.counters.dropped_pages += dropped
 
@@ -208,27 +250,27 @@ class Core:
         self._last_epoch += 1
         self.store_epoch = self._last_epoch
 
-    def stored(self, node: Node, slot: int) -> None:
-        """Announce that a node's pages are READY in a tier."""
+    def announce_stored(self, node: Node, slot: int, first: int = 0) -> None:
+        """A node's pages, from page `first` of the prefix on, are READY in a tier."""
         if self.events.enabled:
-            self._emit(EventKind.STORED, slot, node)
+            self._announce(EventKind.STORED, slot, node, max(0, first - node.start))
 
-    def removed(self, node: Node, slot: int) -> None:
-        """Announce that a node's pages in a tier cannot be used any more."""
+    def announce_removed(self, node: Node, slot: int) -> None:
+        """A node's pages in a tier cannot be used any more."""
         if self.events.enabled:
-            self._emit(EventKind.REMOVED, slot, node)
+            self._announce(EventKind.REMOVED, slot, node, 0)
 
-    def written(self, node: Node, component: Component) -> None:
-        """Announce that the store has a node's pages of a component."""
+    def announce_written(self, node: Node, component: Component) -> None:
+        """The store has a node's pages of a component."""
         if self.events.enabled:
             self.events.add(
                 CacheEvent(EventKind.STORED, "store", component.name, self.keys_of(node, component))
             )
 
-    def _emit(self, kind: EventKind, slot: int, node: Node) -> None:
+    def _announce(self, kind: EventKind, slot: int, node: Node, skip: int) -> None:
         index, tier = divmod(slot, NUM_TIERS)
         component = self.components[index]
-        keys = self.keys_of(node, component)
+        keys = self.keys_of(node, component)[skip * PAGE_KEY_BYTES :]
         self.events.add(CacheEvent(kind, Tier(tier).name.lower(), component.name, keys))
 
     def keys_of(self, node: Node, component: Component) -> bytes:

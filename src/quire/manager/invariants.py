@@ -15,7 +15,7 @@ from quire.manager.core import ROOT_SLOT, Core
 from quire.manager.intake import Intakes
 from quire.manager.lease import Lease
 from quire.manager.prefetch import Prefetcher
-from quire.tree import NUM_TIERS, Holding, Node, Root, slot_of
+from quire.tree import NUM_TIERS, Holding, Node, Root, may_go, slot_of
 from quire.types import (
     DEVICE,
     HOST,
@@ -69,6 +69,9 @@ def _check_structure(core: Core) -> None:
         if node.page_keys is not None:
             _require(len(node.page_keys) == size * PAGE_KEY_BYTES, "page keys", node)
         _require(node.held[DEVICE] or node.held[HOST], "has no full pages", node)
+        below = (node.children or {}).values()
+        _require(node.device_below == sum(c.held[DEVICE] is not None for c in below), "below", node)
+        _require(node.host_below == sum(c.held[HOST] is not None for c in below), "below", node)
         for slot, holding in enumerate(node.held):
             if holding is not None:
                 size = 1 if slot in core.tree.points else node.num_pages
@@ -89,11 +92,19 @@ def _check_holding(node: Node, slot: int, holding: Holding) -> None:
     assert parent is not None
     _require(holding.node is node, "holding of another node", node)
     _require(holding.state is not Residency.ABSENT, "an absent holding", node)
+    closed = isinstance(parent, Root) or parent.held[slot] is not None
+    reasons = (holding.locks > 0) + (holding.state is not READY) + holding.owes
     if slot == DEVICE:
-        below = sum(c.held[slot] is not None for c in (node.children or {}).values())
-        _require(holding.branches == below, "branches are miscounted", node)
-        closed = isinstance(parent, Root) or parent.held[slot] is not None
         _require(closed, "is on the device below a parent that is not", node)
+        _require(
+            holding.owes or node.held[HOST] or not node.host_below or holding.forgiven,
+            "owes the host a copy and does not know it",
+            node,
+        )
+    if slot <= HOST:
+        below = [child.held[slot] for child in (node.children or {}).values()]
+        reasons += sum(h is not None and h.reasons > 0 for h in below)
+    _require(holding.reasons == reasons, "the reasons for which it stays are miscounted", node)
 
 
 def _check_locks(core: Core, leases: list[Lease]) -> None:
@@ -155,7 +166,7 @@ def _check_orders(core: Core) -> None:
     tree = core.tree
     queued = [{id(h) for h in order.coldest()} for order in tree.standing.orders]
     spare = [{id(h) for h in queue} for queue in tree.standing.spare]
-    seen = 0
+    seen, movable = 0, [0] * tree.num_slots
     for node in _nodes(core):
         for slot, holding in enumerate(node.held):
             if holding is None:
@@ -171,7 +182,9 @@ def _check_orders(core: Core) -> None:
             _require(present == (holding.queue is not None), "in the wrong order", node)
             _require(ready or not present, "is ordered but not READY", node)
             if ready and not present:
-                idle = core.components[component].evictable(Tier(tier))(holding)
-                _require(not idle, "could go but is not ordered", node)
+                _require(not may_go(holding, slot), "could go but is not ordered", node)
+            if not holding.reasons:
+                movable[slot] += num_pages(holding.pages)
+    _require(movable == tree.stays.movable, "the pages that may go are miscounted")
     total = sum(map(len, queued)) + sum(map(len, spare))
     _require(seen == total, "an order holds something that is not in the tree")

@@ -59,7 +59,7 @@ def _land_full(core: Core, anchor: Node, arrival: Arrival) -> Node:
         node.page_keys = key.page_keys(node.start, node.end)
         if arrival.epoch:
             node.stored = arrival.epoch
-        core.stored(node, HOST)
+        core.announce_stored(node, HOST)
     return done.tail
 
 
@@ -96,5 +96,5 @@ def _hang(core: Core, node: Node, component: Component, pages: PageIds, epoch: i
     core.tree.attach(node, slot, pages, READY)
     if epoch:
         node.set_stored(component.index, epoch)
-    core.stored(node, slot)
+    core.announce_stored(node, slot)
     return NO_PAGES

@@ -65,10 +65,8 @@ class Lease:
     owner: RequestId
     key: PrefixKey
     priority: int
-    tail: Node
-    """End of the path it protects."""
-    device_tail: Node
-    """End of the device part of that path."""
+    _tail: Node
+    _device_tail: Node
     guards: list[Guard]
     tree_pages: PageIds
     """Device pages of the tree it uses, from page 0 on."""
@@ -82,6 +80,32 @@ class Lease:
     state: LeaseState | None = None
     """Windows and recurrent state, for models that have such."""
     released: bool = False
+
+    def __post_init__(self) -> None:
+        self._tail.named += 1
+        self._device_tail.named += 1
+
+    @property
+    def tail(self) -> Node:
+        """End of the path it protects."""
+        return self._tail
+
+    @tail.setter
+    def tail(self, node: Node) -> None:
+        self._tail.named -= 1
+        node.named += 1
+        self._tail = node
+
+    @property
+    def device_tail(self) -> Node:
+        """End of the device part of that path."""
+        return self._device_tail
+
+    @device_tail.setter
+    def device_tail(self, node: Node) -> None:
+        self._device_tail.named -= 1
+        node.named += 1
+        self._device_tail = node
 
     @property
     def num_device(self) -> int:
@@ -102,6 +126,12 @@ class Lease:
         if component.index == 0:
             return self.pages
         return NO_PAGES if self.state is None else self.state.pages(component)
+
+    def end(self) -> None:
+        """It was released: it names no node any more."""
+        self.released = True
+        self._tail.named -= 1
+        self._device_tail.named -= 1
 
     def require_live(self) -> None:
         if self.released:

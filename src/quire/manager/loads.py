@@ -285,7 +285,7 @@ class Loader:
         # has overtaken a parent that is still FILLING (see _condemn).
         if good and (slot != DEVICE or above is None or above.state is not DRAINING):
             self._core.tree.make_ready(node, slot)
-            self._core.stored(node, slot)
+            self._core.announce_stored(node, slot)
         else:
             self._condemn(node, slot)
 
@@ -298,7 +298,7 @@ class Loader:
                 self._condemn(child, slot)
         holding = node.held[slot]
         if holding is not None and holding.state is READY:
-            self._core.removed(node, slot)
+            self._core.announce_removed(node, slot)
         self._core.release(self._core.tree.condemn(node, slot))
 
     def _tell(self, span: _Span) -> None:

@@ -27,7 +27,7 @@ from quire.manager.loads import Loader
 from quire.manager.prefetch import Prefetch, Prefetcher
 from quire.manager.states import States
 from quire.manager.stores import StoreChange, StoreControl
-from quire.manager.writes import Writer, Writers
+from quire.manager.writes import Writer
 from quire.messages import (
     Command,
     Completion,
@@ -68,17 +68,11 @@ class CacheManager:
         self.store = StoreControl(self.core)
         self.leases: set[Lease] = set()
         # What only models of several components need is None for the others: it costs nothing.
-        self._states: States | None = None
-        self._writers: Writers | None = None
-        self._writer: Writer | Writers
-        if len(self.core.components) > 1:
-            self._states = States(self.core)
-            self._writer = self._writers = Writers(self.core)
-        else:
-            self._writer = Writer(self.core, self.core.components[0])
+        self._states = States(self.core) if len(self.core.components) > 1 else None
+        self._writer = Writer(self.core)
         self._loader = Loader(self.core, self._states)
         self._prefetcher = Prefetcher(self.core, self.costs)
-        self._exporter = Exporter(self.core, self._demand)
+        self._exporter = Exporter(self.core, self._writer.demand)
         self._intakes = Intakes(self.core, self.costs, self._repoint)
         _check_pools(self.core)
 
@@ -243,41 +237,47 @@ class CacheManager:
         same page is in flight) stays private; commit again later.
         """
         lease.require_live()
+        first, private, state = lease.num_device, lease.private_pages, lease.state
+        if not key.continues(lease.key, first):
+            raise LeaseError(
+                f"{lease.owner!r} commits another prefix than the one its first {first}"
+                f" pages are of"
+            )
         lease.key = key
         if lease.loads or lease.load_state is _LOAD_FAILED:
             return 0
-        first, private, state = lease.num_device, lease.private_pages, lease.state
         last = min(key.last, first + num_pages(private))
         if state is not None:
             last = self._hybrid.shareable(state, lease.device_tail, key, last)
         if last <= first:
             return 0
         mine = PageIds(private[: (last - first) * PAGE_ID_BYTES])
-        tail, pages, duplicate, adopted = self.core.tree.insert(
-            lease.device_tail, key, last, DEVICE, mine
-        )
+        done = self.core.tree.insert(lease.device_tail, key, last, DEVICE, mine)
+        tail = done.tail
         shared = tail.end - first
         lease.private_pages = PageIds(private[shared * PAGE_ID_BYTES :])
-        lease.tree_pages = PageIds(lease.tree_pages + pages)
+        lease.tree_pages = PageIds(lease.tree_pages + done.pages)
         self.counters.committed_pages += shared
-        if duplicate:
-            self.core.allocators[DEVICE].free(duplicate)
-            self.counters.duplicate_pages += num_pages(duplicate)
-        for node in adopted:
-            self._committed(lease, node)
+        if done.duplicate:
+            self.core.allocators[DEVICE].free(done.duplicate)
+            self.counters.duplicate_pages += num_pages(done.duplicate)
+        begin = done.grown_from
+        for node in done.adopted:
+            self._committed(lease, node, max(begin, node.start))
+        if tail is lease.device_tail:  # it has grown in place: nothing else has changed
+            return shared
         if shared:
             if state is not None:
                 self._hybrid.share(state, lease.device_tail, tail)
             lease.device_tail = tail
             self._repoint(lease, tail if tail.end > lease.tail.end else lease.tail)
-            if state is not None and self._writers is not None:
-                self._writers.settled(self._hybrid.checkpoint(state, tail))
+            if state is not None:
+                self._writer.settled(self._hybrid.checkpoint(state, tail))
         return shared
 
     def release(self, lease: Lease) -> None:
         """End or abort the request, in any state: all it held comes back."""
         lease.require_live()
-        lease.released = True
         self.leases.remove(lease)
         if lease.prefetch is not None:
             self._prefetcher.settle(lease.prefetch)
@@ -287,13 +287,15 @@ class CacheManager:
         if lease.private_pages:
             self.core.allocators[DEVICE].free(lease.private_pages)
             lease.private_pages = NO_PAGES
-        if lease.state is not None and self._writers is not None:
+        if lease.state is not None:
             self._hybrid.release(lease.state, lease.device_tail)
-            self._writers.settled(self._hybrid.at_rest(lease.device_tail))
+            self._writer.settled(self._hybrid.at_rest(lease.device_tail))
         self.core.tree.touch(lease.tail)
         self.core.unprotect(lease.guards)
         if lease.state is not None:
             self.core.tidy((lease.tail, lease.device_tail))
+        lease.end()
+        self.core.rest(lease.tail)
 
     # ---- peers ----------------------------------------------------------------------------------
 
@@ -392,15 +394,21 @@ class CacheManager:
         return self.store.clear()
 
     def flush(self, tier: Tier) -> int:
-        """Evict everything from a tier that nobody uses. Returns the pages freed."""
-        return sum(self.evict(component.name, tier) for component in self.core.components)
+        """Evict everything from a tier that nobody uses, and without which nothing in the other
+        tier would become useless. Returns the pages freed."""
+        slots = [slot_of(component.index, tier) for component in self.core.components]
+        return sum(self.core.evict(slot, self.core.room(slot)) for slot in slots)
 
     def evict(self, component: str, tier: Tier) -> int:
-        """Evict from a tier all that nobody uses of one component. Returns the pages freed."""
+        """Evict from a tier all that nobody uses of one component, whatever needs it in the other
+        tier. Returns the pages freed."""
+        stays = self.core.tree.stays
         for known in self.core.components:
             if known.name == component:
                 slot = slot_of(known.index, tier)
-                return self.core.evict(slot, self.core.allocators[slot].num_pages)
+                for node, owed in [debt for debt in stays.owing if debt[1] == slot]:
+                    stays.forgive(node, owed)
+                return self.core.evict(slot, self.core.room(slot))
         names = ", ".join(c.name for c in self.core.components)
         raise ConfigError(f"there is no component {component!r} here: there are {names}")
 
@@ -442,12 +450,6 @@ class CacheManager:
         if tail is not None:
             self._repoint(lease, tail)
 
-    def _demand(self, component: int, node: Node) -> None:
-        if self._writers is not None:
-            self._writers.demand(component, node)
-        elif isinstance(self._writer, Writer):
-            self._writer.demand(node)
-
     def _repoint(self, lease: Lease, tail: Node) -> None:
         """Move the end of what the lease protects; never lets go before it has the new hold."""
         before, lease.tail = lease.tail, tail
@@ -456,7 +458,8 @@ class CacheManager:
         if lease.state is not None:
             self.core.tidy((before, lease.device_tail))
 
-    def _committed(self, lease: Lease, node: Node) -> None:
+    def _committed(self, lease: Lease, node: Node, first: int) -> None:
+        """The pages of `node` from page `first` on are shared now."""
         core = self.core
         if core.keyed and node.page_keys is None:
             above = node.parent
@@ -464,7 +467,7 @@ class CacheManager:
                 lease.key.anchor(node.start, above.page_keys[-PAGE_KEY_BYTES:])
             node.page_keys = lease.key.page_keys(node.start, node.end)
         node.priority = max(node.priority, lease.priority)
-        core.stored(node, DEVICE)
+        core.announce_stored(node, DEVICE, first)
         self._writer.committed(node)
 
 

@@ -227,7 +227,7 @@ class States:
             holding = node.held[slot]
             if holding is None:
                 core.tree.attach(node, slot, mine, READY)
-                core.stored(node, slot)
+                core.announce_stored(node, slot)
                 taken.append(mine)
             else:
                 duplicate.append(mine)
@@ -253,7 +253,7 @@ class States:
         if node.held[slot] is not None:
             return None  # somebody was first; the slot is used again
         core.tree.attach(node, slot, _slots([recurrent.saved_slot]), READY)
-        core.stored(node, slot)
+        core.announce_stored(node, slot)
         core.counters.snapshots += 1
         recurrent.saved_slot, recurrent.saved_at = NO_SLOT, 0
         self._keep_within_budget(node)

@@ -31,6 +31,8 @@ class StoreChange:
 
     url: str
     """What will be attached when it is done; empty: nothing."""
+    stays: bool = False
+    """Attached even if it fails: pages that one rank still has and another does not are misses."""
     done: bool = False
     error: str = ""
 
@@ -55,14 +57,15 @@ class StoreControl:
         return change
 
     def clear(self) -> StoreChange:
-        """Empty the attached store of everything it owns."""
+        """Empty the attached store of everything it owns. A rank that fails or is late at it
+        costs nothing but that its pages stay."""
         if self.state is not StoreState.ATTACHED:
             raise StoreError("no store is attached, so there is nothing to clear: attach one first")
-        change, op = self._begin(self.url)
+        change, op = self._begin(self.url, stays=True)
         self._core.outbox.append(ClearStore(op.id))
         return change
 
-    def _begin(self, url: str) -> tuple[StoreChange, Operation]:
+    def _begin(self, url: str, *, stays: bool = False) -> tuple[StoreChange, Operation]:
         if self.state is StoreState.CHANGING:
             raise StoreError("the store is being changed already: wait for that to finish")
         if not self._core.healthy:
@@ -71,7 +74,7 @@ class StoreControl:
             )
         self.state = StoreState.CHANGING
         self._core.store_epoch = 0
-        change = StoreChange(url)
+        change = StoreChange(url, stays)
         op = self._core.operations.start(
             Kind.STORE,
             {"": 0},
@@ -87,7 +90,7 @@ class StoreControl:
         overdue = op.state is OpState.OVERDUE
         change.done = True
         change.error = op.error or ("a worker did not answer in time" if overdue else "")
-        if change.url and not change.error:
+        if change.url and (change.stays or not change.error):
             self.state, self.url = StoreState.ATTACHED, change.url
             self._core.next_epoch()
             return

@@ -2,9 +2,11 @@
 
 Runs once per step over everything that became due, in one operation each per component. Backups
 follow the write policy: full pages as they are computed, windows where a request comes to rest,
-snapshots when they are taken. Writes follow backups: whatever reaches the host goes to the store. A
-page that the store did not take is tried again a few times, and after that by the next request
-that uses it, so that no hole stays to hide the pages behind it.
+snapshots when they are taken; and whatever the host cannot do without (see tree/stays.py) as soon
+as it can be copied. A page goes to the host with all before it that the host lacks, so that what
+the host has never hangs on the device. Writes follow backups: whatever reaches the host goes to
+the store. A page that the store did not take is tried again a few times, and after that by the
+next request that uses it; one whose prefix the store has lost, with that prefix.
 """
 
 from __future__ import annotations
@@ -17,9 +19,20 @@ from quire.components import Component, Guard
 from quire.config import WritePolicy
 from quire.manager.core import Core
 from quire.manager.operations import Kind, Operation, OpState
-from quire.messages import Backup, Write
-from quire.tree import Node, slot_of
-from quire.types import DEVICE, FILLING, HOST, READY, OperationId, PageIds, PageStatus, num_pages
+from quire.messages import Backup, Touch, Write
+from quire.tree import NUM_TIERS, Node, slot_of
+from quire.types import (
+    DEVICE,
+    FILLING,
+    HOST,
+    NO_PARENT,
+    PAGE_KEY_BYTES,
+    READY,
+    OperationId,
+    PageIds,
+    PageStatus,
+    num_pages,
+)
 
 BACKUP_TIMEOUT_S = 60.0
 LOOK_AHEAD = 32
@@ -27,25 +40,121 @@ LOOK_AHEAD = 32
 MAX_QUEUED_NODES = 1 << 16
 INFLIGHT_WRITE_SHARE = 0.25
 """Share of the host pool that writes in flight may pin: a slow store must not fill the host."""
+NEED_DECAY = 0.98
+"""By which the most that a step took counts less after each step."""
+TOUCH_EVERY_S = 5.0
+TOUCHED_PAGES = 1 << 13
+"""Pages, and a path more, of which the store is told at a time that they were used."""
 
 
 class Span:
-    """One node of an operation, remembered as (its end, what was above it): survives splits."""
+    """One node of an operation, remembered as (its end, its first page): survives splits."""
 
-    __slots__ = ("attempt", "cold", "size", "stop", "tail")
+    __slots__ = ("attempt", "cold", "first", "tail", "urgent")
 
-    def __init__(self, node: Node, size: int, *, cold: bool = False, attempt: int = 0) -> None:
-        assert node.parent is not None
+    def __init__(self, node: Node, *, cold: bool = False, urgent: bool = False) -> None:
         self.tail = node
-        self.stop = node.parent
-        self.size = size
+        self.first = node.start
         self.cold = cold
-        """Backups: started because the device will soon let go of it."""
-        self.attempt = attempt
-        """Writes: tries made before this one."""
+        """Backups: due because the device will soon let go of it."""
+        self.urgent = urgent
+        """Backups: somebody waits for it, or the host cannot do without it."""
+        self.attempt = 0
+        """Tries made before this one."""
+
+    def nodes(self) -> list[Node]:
+        """The node, or what it was split into, parents first."""
+        nodes, node = [self.tail], self.tail
+        while node.start > self.first and node.parent is not None:
+            node = node.parent
+            nodes.append(node)
+        nodes.reverse()
+        return nodes
 
 
 class Writer:
+    """Backups and writes of all components."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._lines = [_Line(core, component) for component in core.components]
+        self._touched: dict[Node, None] = {}
+        """Ends of paths that were used and that the store may have, oldest use first."""
+        self._next_touch_s = 0.0
+
+    def committed(self, node: Node) -> None:
+        """Full pages that were computed are on the device now, for others to use."""
+        self._lines[0].committed(node)
+
+    def settled(self, due: Iterable[tuple[int, Node]]) -> None:
+        """State of other components, by their index, that is there to stay."""
+        for component, node in due:
+            self._lines[component].committed(node)
+
+    def used(self, tail: Node) -> None:
+        """A request has hit a path."""
+        if self._core.store_epoch:
+            self._touched.pop(tail, None)
+            self._touched[tail] = None
+            if len(self._touched) > TOUCHED_PAGES:
+                self._touched.pop(next(iter(self._touched)))
+        for line in self._lines:
+            line.used(tail)
+
+    def demand(self, component: int, node: Node) -> None:
+        """A peer is to read it: it is copied to the host whatever the policy, evicting if need
+        be. Asked for again until it is there."""
+        self._lines[component].want_backup(node, urgent=True)
+
+    def flush(self) -> None:
+        """Start what is due. Called at the end of each step."""
+        if self._core.config.host_pages == 0 or not self._core.healthy:
+            for node, slot in list(self._core.tree.stays.owing):
+                self._core.tree.stays.forgive(node, slot)
+            for line in self._lines:
+                line.clear()
+            return
+        for node, slot in self._core.tree.stays.owing:
+            self._lines[slot // NUM_TIERS].owed(node)
+        for line in self._lines:
+            line.flush()
+        if self._touched and self._core.clock() >= self._next_touch_s:
+            self._touch()
+
+    @property
+    def has_work(self) -> bool:
+        return any(line.has_work for line in self._lines)
+
+    def next_retry(self) -> float | None:
+        times = [line.next_retry() for line in self._lines]
+        return min((time for time in times if time is not None), default=None)
+
+    def _touch(self) -> None:
+        """Tell the store which paths were used here: what is hot in memory must not grow cold
+        there."""
+        core, used, room = self._core, self._touched, TOUCHED_PAGES
+        self._touched, self._next_touch_s = {}, core.clock() + TOUCH_EVERY_S
+        if not core.store_epoch:
+            return
+        seen: set[Node] = set()
+        for tail in reversed(used):
+            if tail in seen or not any(tail.held):
+                continue  # a longer path passes it, or it is gone
+            path = list(core.tree.path(tail))
+            seen.update(path)
+            keys = b""
+            for node in reversed(path):
+                if node.stored != core.store_epoch or node.page_keys is None:
+                    break
+                keys += node.page_keys
+            if keys:
+                core.outbox.append(Touch(core.components[0].name, keys))
+            room -= len(keys) // PAGE_KEY_BYTES
+            if room < 0:
+                break
+
+
+class _Line:
     """Backups and writes of one component."""
 
     def __init__(self, core: Core, component: Component) -> None:
@@ -55,14 +164,9 @@ class Writer:
         self._is_point = component.is_point
         self._device = slot_of(component.index, DEVICE)
         self._host = slot_of(component.index, HOST)
-        self._to_back_up: dict[Node, Node] = {}
-        """Nodes due, each with its parent then: a node split meanwhile is due in all its parts."""
-        self._cold: set[Node] = set()
-        """Those of them that are due because the device will soon let go of them."""
-        self._demanded: set[Node] = set()
-        """Those that somebody waits for."""
+        self._to_back_up: dict[Node, Span] = {}
         self._to_write: dict[Node, Span] = {}
-        """Waiting for a write, by their lower end."""
+        """Both by their lower end."""
         self._retries: list[tuple[float, int, Span]] = []
         """Due time, a number to break ties, and what to write then."""
         self._sequence = 0
@@ -71,6 +175,8 @@ class Writer:
         """Writes only: the store they go to."""
         self._writing: set[Node] = set()
         self._inflight_pages = 0
+        self._need = 0.0
+        """Device pages that a step takes, by the largest of the last ones."""
         self._seen = 0
         """Pages committed and evicted up to the last look at the cold end."""
         config = core.config
@@ -85,64 +191,90 @@ class Writer:
     # ---- what becomes due -----------------------------------------------------------------------
 
     def committed(self, node: Node) -> None:
-        """It is on the device now, for others to use."""
         if self._at_once and self._keeps:
-            self._want_backup(node)
+            self.want_backup(node)
 
     def used(self, tail: Node) -> None:
-        """A request has hit a path: selective write-through counts, and holes are repaired."""
+        """Selective write-through counts, and holes in the store are repaired."""
         epoch, selective = self._core.store_epoch, self._selective
         if (not selective and epoch == 0) or not self._keeps:
             return
         node, index, host = tail, self._index, self._host
         while (parent := node.parent) is not None:
             if selective and self._is_proven(node):
-                self._want_backup(node)
+                self.want_backup(node)
             stored = node.stored_in(index) if index else node.stored
             if stored != epoch and node.held[host] is not None:
                 self._want_write(node)
             node = parent
 
-    def demand(self, node: Node) -> None:
-        """A peer is to read it: it is copied to the host whatever the policy, evicting if need
-        be. Asked for again until it is there."""
-        self._want_backup(node)
-        self._demanded.add(node)
+    def want_backup(self, node: Node, *, urgent: bool = False, cold: bool = False) -> None:
+        span = self._to_back_up.get(node)
+        if span is None:
+            span = self._to_back_up[node] = Span(node)
+            node.named += 1
+        span.urgent |= urgent
+        span.cold |= cold
+
+    def owed(self, node: Node) -> None:
+        """The host has what is of no use without it. Full pages are copied at once; other state,
+        which may soon be of no use itself, when the device runs short of room for it."""
+        core, device = self._core, self._device
+        if self._index == 0 or core.room(device) < max(core.refused[device], self._high_pages):
+            self.want_backup(node, urgent=True)
 
     def _is_proven(self, node: Node) -> bool:
         return node.hits >= self._core.config.write.selective_hits
 
-    def _want_backup(self, node: Node) -> None:
-        assert node.parent is not None
-        self._to_back_up.setdefault(node, node.parent)
-
     def _want_write(self, node: Node) -> None:
         if self._core.store_epoch and self._keeps and node not in self._to_write:
-            self._queue_write(Span(node, self._size(node)))
+            self._queue_write(Span(node))
 
     def _queue_write(self, span: Span) -> None:
+        if span.tail not in self._to_write:
+            span.tail.named += 1
         self._to_write[span.tail] = span
         if len(self._to_write) > MAX_QUEUED_NODES:
-            oldest = self._to_write.pop(next(iter(self._to_write)))
-            self._core.counters.write_failed_pages += oldest.size
+            oldest = self._next_write()
+            self._core.counters.write_failed_pages += self._size(oldest.tail)
+
+    def _next_write(self) -> Span:
+        span = self._to_write.pop(next(iter(self._to_write)))
+        span.tail.named -= 1
+        return span
+
+    def _next_retry(self) -> Span:
+        span = heapq.heappop(self._retries)[-1]
+        span.tail.named -= 1
+        return span
+
+    def clear(self) -> None:
+        """Nothing can be copied any more."""
+        self._take_backups()
+        self._clear_writes()
+        while self._retries:  # or next_retry() would stay in the past
+            self._next_retry()
+
+    def _take_backups(self) -> dict[Node, Span]:
+        due, self._to_back_up = self._to_back_up, {}
+        for node in due:
+            node.named -= 1
+        return due
+
+    def _clear_writes(self) -> None:
+        while self._to_write:
+            self._next_write()
 
     def flush(self) -> None:
-        """Start what is due. Called at the end of each step."""
-        if self._core.config.host_pages == 0 or not self._core.healthy:
-            self._to_back_up.clear()
-            self._demanded.clear()
-            self._to_write.clear()
-            self._retries.clear()  # or next_retry() would stay in the past
-            return
         if self._keeps:
             self._clean_ahead()
         if self._to_back_up:
             self._start_backups()
         now = self._core.clock()
         while self._retries and self._retries[0][0] <= now:
-            self._queue_write(heapq.heappop(self._retries)[-1])
+            self._queue_write(self._next_retry())
         if self._core.store_epoch == 0:
-            self._to_write.clear()
+            self._clear_writes()
         elif self._to_write:
             self._start_writes()
 
@@ -156,55 +288,50 @@ class Writer:
     # ---- device → host --------------------------------------------------------------------------
 
     def _clean_ahead(self) -> None:
-        """Short of device pages: copy out the coldest that the host lacks, before they must go."""
+        """Short of device pages, by the watermarks and by what a step has taken lately: copy out
+        the coldest that the host lacks, before they must go. Every copy made too early is room on
+        the host that holds nothing new."""
         core = self._core
+        taken, core.taken[self._device] = core.taken[self._device], 0
+        self._need = max(taken, self._need * NEED_DECAY)
         moved = core.counters.evicted_device_pages + core.counters.committed_pages
         if moved == self._seen:
             return  # the cold end is as it was
         self._seen = moved
         covered = core.allocators[self._device].num_free
-        if covered >= self._low_pages:
+        if covered >= max(self._low_pages, self._need):
             return
+        wanted = max(self._high_pages, self._need)
         for holding in islice(core.tree.standing.orders[self._device].coldest(), LOOK_AHEAD):
-            if covered >= self._high_pages:
+            if covered >= wanted:
                 break
             covered += num_pages(holding.pages)
             node = holding.node
             if holding.locks or node.held[self._host] is not None:
                 continue
             if not self._selective or self._is_proven(node):
-                self._want_backup(node)
-                self._cold.add(node)
+                self.want_backup(node, cold=True)
 
     def _start_backups(self) -> None:
         core = self._core
-        due, self._to_back_up = self._to_back_up, {}
-        cold, self._cold = self._cold, set()
-        demanded, self._demanded = self._demanded, set()
         spans: list[Span] = []
         guards: list[Guard] = []
-        for tail, stop in due.items():
-            for node in self._parts(tail, stop):
-                if not self._is_dirty(node):
-                    continue
-                size = self._size(node)
-                urgent = tail in cold or tail in demanded
-                if not urgent and self._only_displaces(size):
-                    core.counters.backup_deferred_pages += size
-                    continue
-                held = core.hold(node, self._device)
-                if self._reserve_host(node, size):
-                    spans.append(Span(node, size, cold=tail in cold))
-                    guards += held
-                else:
-                    core.unprotect(held)
-                    core.tidy((node,))
-                    core.counters.backup_skipped_pages += size
+        for due in self._take_backups().values():
+            missing = self._missing(due)
+            for node in missing:
+                held = self._reserve_host(node, due)
+                if held is None:  # what lies below would hang in the air
+                    self._skip(missing[missing.index(node) :], due)
+                    break
+                span = Span(node, cold=due.cold, urgent=due.urgent)
+                span.attempt = due.attempt
+                spans.append(span)
+                guards += held
         if not spans:
             return
         op = core.operations.start(
             Kind.BACKUP,
-            {self._component.name: sum(span.size for span in spans)},
+            {self._component.name: sum(self._size(span.tail) for span in spans)},
             now=core.clock(),
             timeout_s=BACKUP_TIMEOUT_S,
             on_report=self._backup_reported,
@@ -214,10 +341,52 @@ class Writer:
         device, host = _joined(spans, self._device), _joined(spans, self._host)
         core.outbox.append(Backup(op.id, self._component.name, device, host))
 
+    def _missing(self, due: Span) -> list[Node]:
+        """What of a span the host lacks, and of full pages all before it, parents first."""
+        nodes = due.nodes() if not self._is_point else [due.tail]
+        if self._index == 0:
+            node = nodes[0].parent
+            while node is not None and node.parent is not None and node.held[HOST] is None:
+                nodes.insert(0, node)
+                node = node.parent
+        return [node for node in nodes if self._is_dirty(node)]
+
     def _is_dirty(self, node: Node) -> bool:
         """On the device and not on the host."""
         device, host = node.held[self._device], node.held[self._host]
         return device is not None and device.state is READY and host is None
+
+    def _reserve_host(self, node: Node, due: Span) -> list[Guard] | None:
+        """Give the node its FILLING host holding; returns the locks on what is copied."""
+        core, size = self._core, self._size(node)
+        if not (due.urgent or due.cold) and self._only_displaces(size):
+            return None
+        above = node.parent
+        assert above is not None
+        # What it will hang under on the host must not be what makes room for it.
+        path: list[Guard] = [(HOST, above, above.parent)] if above.held[HOST] is not None else []
+        for slot, end, stop in path:
+            core.tree.lock(end, stop, slot)
+        held = core.hold(node, self._device)
+        pages = core.reserve(self._host, size)
+        if pages is not None:
+            core.tree.attach(node, self._host, pages, FILLING)
+        core.unprotect(path)
+        if pages is None:
+            core.unprotect(held)
+            core.tidy((node,))
+            return None
+        return held
+
+    def _skip(self, nodes: list[Node], due: Span) -> None:
+        """The host has no room for these. What owes it a copy may go without one."""
+        size = sum(map(self._size, nodes))
+        if due.urgent or due.cold or not self._only_displaces(size):
+            self._core.counters.backup_skipped_pages += size
+            for node in nodes:
+                self._core.tree.stays.forgive(node, self._device)
+        else:
+            self._core.counters.backup_deferred_pages += size
 
     def _only_displaces(self, size: int) -> bool:
         """Would copying a hot page now only displace another copy?
@@ -229,33 +398,33 @@ class Writer:
             return False
         return self._core.allocators[self._host].num_free < size
 
-    def _reserve_host(self, node: Node, size: int) -> bool:
-        """Give the node its FILLING host holding."""
-        pages = self._core.reserve(self._host, size)
-        if pages is None:
-            return False
-        self._core.tree.attach(node, self._host, pages, FILLING)
-        return True
-
     def _backup_reported(self, op: Operation) -> None:
         if op.state is not OpState.ENDED:
             return
-        core = self._core
-        slot = self._host
-        for span, node, size, good in self._outcomes(op):
-            if good:
+        core, slot = self._core, self._host
+        outcomes = list(self._outcomes(op))
+        for span, node, size, statuses in outcomes:
+            if not any(statuses):
                 core.tree.make_ready(node, slot)
-                core.stored(node, slot)
+                core.announce_stored(node, slot)
                 if span.cold:
                     core.tree.standing.keep_spare(node, slot)
                 core.counters.backed_up_pages += size
                 if node.stored_in(self._index) != core.store_epoch:
                     self._want_write(node)
-            else:
-                core.counters.backup_failed_pages += size
-                core.release(core.tree.detach(node, slot))
+        failed = [outcome for outcome in reversed(outcomes) if any(outcome[-1])]
+        for _, node, size, _ in failed:
+            core.counters.backup_failed_pages += size
+            core.release(core.tree.detach(node, slot))
         del self._spans[op.id]
         core.finish(op)
+        for span, node, _, _ in failed:  # what the host cannot do without is tried once more
+            if span.attempt:
+                core.tree.stays.forgive(node, self._device)
+            elif (node, self._device) in core.tree.stays.owing:
+                self.want_backup(node, urgent=True)
+                self._to_back_up[node].attempt = 1
+        self._rest(outcomes)
 
     # ---- host → store ---------------------------------------------------------------------------
 
@@ -263,27 +432,28 @@ class Writer:
         core = self._core
         spans: list[Span] = []
         guards: list[Guard] = []
+        num_written = 0
         while self._to_write and self._inflight_pages < self._max_inflight:
-            waiting = self._to_write.pop(next(iter(self._to_write)))
-            for node in self._parts(waiting.tail, waiting.stop):
+            waiting = self._next_write()
+            for node in [waiting.tail] if self._is_point else waiting.nodes():
                 if node in self._writing or node.stored_in(self._index) == core.store_epoch:
                     continue
-                if not self._on_host(node):
+                holding = node.held[self._host]
+                if holding is None or holding.state is not READY:
                     continue  # gone from there meanwhile, or not there yet
-                whole = node is waiting.tail and node.parent is waiting.stop
-                span = waiting
-                if not whole:
-                    span = Span(node, self._size(node), attempt=waiting.attempt)
+                span = Span(node)
+                span.attempt = waiting.attempt
                 spans.append(span)
                 self._writing.add(node)
                 guards += core.hold(node, self._host)
-                self._inflight_pages += span.size
+                num_written += self._size(node)
+                self._inflight_pages += self._size(node)
         if not spans:
             return
         timeout_s = core.config.write.timeout_s
         op = core.operations.start(
             Kind.WRITE,
-            {self._component.name: sum(span.size for span in spans)},
+            {self._component.name: num_written},
             now=core.clock(),
             timeout_s=timeout_s * 2,  # the worker gives up first
             on_report=self._write_reported,
@@ -291,42 +461,60 @@ class Writer:
         )
         self._spans[op.id] = spans
         self._epochs[op.id] = core.store_epoch
-        keys_of = core.tree.last_key_of if self._is_point else core.tree.keys_of
-        keys = b"".join(keys_of(span.tail) for span in spans)
+        keys = b"".join(core.keys_of(span.tail, self._component) for span in spans)
+        parents = b"" if self._index else b"".join(self._parents(span.tail) for span in spans)
         host = _joined(spans, self._host)
-        core.outbox.append(Write(op.id, self._component.name, host, keys, timeout_s))
+        core.outbox.append(Write(op.id, self._component.name, host, keys, timeout_s, parents))
 
-    def _on_host(self, node: Node) -> bool:
-        holding = node.held[self._host]
-        return holding is not None and holding.state is READY
+    def _parents(self, node: Node) -> bytes:
+        """For each page of a node the key of the page before it."""
+        above = node.parent
+        assert above is not None
+        first = self._core.tree.last_key_of(above) if above.parent is not None else NO_PARENT
+        return first + self._core.tree.keys_of(node)[:-PAGE_KEY_BYTES]
 
     def _write_reported(self, op: Operation) -> None:
         if op.state is not OpState.ENDED:
             return
-        core = self._core
+        core, outcomes = self._core, list(self._outcomes(op))
         epoch = self._epochs.pop(op.id)
-        rejected = not op.all_ok() and PageStatus.REJECTED in op.page_statuses()
-        for span, node, size, good in self._outcomes(op):
+        for span, node, size, statuses in outcomes:
             self._inflight_pages -= size
             self._writing.discard(node)
-            if good:
+            if not any(statuses):
                 core.counters.written_pages += size
                 node.set_stored(self._index, epoch)
-                core.written(node, self._component)
+                core.announce_written(node, self._component)
             elif epoch == core.store_epoch:
-                self._retry(Span(node, size, attempt=span.attempt + 1), hopeless=rejected)
+                if PageStatus.ORPHAN in statuses:
+                    self._write_prefix(node)
+                again = Span(node)
+                again.attempt = span.attempt + 1
+                self._retry(again, size, hopeless=PageStatus.REJECTED in statuses)
         del self._spans[op.id]
         core.finish(op)
+        self._rest(outcomes)
 
-    def _retry(self, span: Span, *, hopeless: bool) -> None:
+    def _write_prefix(self, node: Node) -> None:
+        """The store has lost what a node hangs under: it is written again, top first."""
+        missing = [n for n in self._core.tree.path(node) if n is not node]
+        for above in reversed(missing):
+            above.set_stored(self._index, 0)
+            if above.held[self._host] is not None:
+                self._want_write(above)
+            else:
+                self.want_backup(above, urgent=True)
+
+    def _retry(self, span: Span, size: int, *, hopeless: bool) -> None:
         """Soon again, unless it was tried enough or the store takes nothing at the moment."""
         config = self._core.config.write
         if hopeless or span.attempt >= config.max_attempts:
-            self._core.counters.write_failed_pages += span.size
+            self._core.counters.write_failed_pages += size
             return
-        self._core.counters.write_retried_pages += span.size
+        self._core.counters.write_retried_pages += size
         due = self._core.clock() + config.retry_delay_s * 2 ** (span.attempt - 1)
         self._sequence += 1
+        span.tail.named += 1
         heapq.heappush(self._retries, (due, self._sequence, span))
 
     # ---- shared ---------------------------------------------------------------------------------
@@ -335,63 +523,24 @@ class Writer:
         """Pages this component has of a node."""
         return 1 if self._is_point else node.num_pages
 
-    def _parts(self, tail: Node, stop: Node) -> list[Node]:
-        """The node, or what it was split into, parents first."""
-        if tail.parent is stop or self._is_point:
-            return [tail]
-        return list(self._core.tree.path(tail, stop))[::-1]
-
-    def _outcomes(self, op: Operation) -> Iterator[tuple[Span, Node, int, bool]]:
-        """Every node of the operation, as it is cut now, its pages, and whether all are OK."""
+    def _outcomes(self, op: Operation) -> Iterator[tuple[Span, Node, int, bytes]]:
+        """Every node of the operation, as it is cut now, its pages, and what became of them; no
+        statuses: all is well."""
         clean = op.all_ok()
-        statuses = b"" if clean else op.page_statuses()
-        at = 0
+        statuses, at = b"" if clean else op.page_statuses(), 0
         for span in self._spans[op.id]:
-            parts = self._parts(span.tail, span.stop)
-            for node in parts:
-                size = span.size if len(parts) == 1 else node.num_pages
-                if clean:
-                    yield span, node, size, True
-                    continue
+            for node in [span.tail] if self._is_point else span.nodes():
+                size = self._size(node)
                 mine = statuses[at : at + size]
                 if any(mine):
                     self._core.count_faults(op.kind, mine)
-                yield span, node, size, not any(mine)
+                yield span, node, size, mine
                 at += size
 
-
-class Writers:
-    """A Writer for each component; the first has `full`."""
-
-    def __init__(self, core: Core) -> None:
-        self._writers = [Writer(core, component) for component in core.components]
-
-    def committed(self, node: Node) -> None:
-        self._writers[0].committed(node)
-
-    def settled(self, due: Iterable[tuple[int, Node]]) -> None:
-        """State of other components, by their index, that is there to stay."""
-        for component, node in due:
-            self._writers[component].committed(node)
-
-    def used(self, tail: Node) -> None:
-        for writer in self._writers:
-            writer.used(tail)
-
-    def demand(self, component: int, node: Node) -> None:
-        self._writers[component].demand(node)
-
-    def flush(self) -> None:
-        for writer in self._writers:
-            writer.flush()
-
-    @property
-    def has_work(self) -> bool:
-        return any(writer.has_work for writer in self._writers)
-
-    def next_retry(self) -> float | None:
-        times = [writer.next_retry() for writer in self._writers]
-        return min((time for time in times if time is not None), default=None)
+    def _rest(self, outcomes: list[tuple[Span, Node, int, bytes]]) -> None:
+        """Nodes that are like their neighbours now, and that nobody uses, become one."""
+        for _, node, _, _ in outcomes:
+            self._core.rest(node)
 
 
 def _joined(spans: list[Span], slot: int) -> PageIds:

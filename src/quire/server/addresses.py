@@ -1,10 +1,12 @@
-"""Addresses of page servers, as people and routers write them: tcp://host:port, with commas.
+"""Addresses of page servers, as people and routers write them: tcp://host:port, with commas; and
+which addresses are this machine's.
 
 Knows how they are written, nothing of who listens there.
 """
 
 from __future__ import annotations
 
+import ipaddress
 from urllib.parse import urlsplit
 
 from quire.errors import ConfigError
@@ -43,3 +45,13 @@ def parse_peer(text: str) -> str:
     if url.netloc.lower() != f"{host}:{port}" or url.path or url.query or url.fragment:
         raise wrong
     return f"tcp://{host}:{port}"
+
+
+def is_loopback(host: str | None) -> bool:
+    """Whether an address is of this machine; ::ffff:127.0.0.1 is 127.0.0.1."""
+    try:
+        address = ipaddress.ip_address(host or "")
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)

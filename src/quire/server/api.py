@@ -116,9 +116,8 @@ async def _answer(
 
 
 def _prefill(service: Service, request: Request) -> Sequence[str]:
-    peer = request.client.host if request.client else None
     is_decode = service.info.role == Role.DECODE
-    return prefill_of(request.headers, peer, service.config.admin_key, is_decode=is_decode)
+    return prefill_of(request.headers, service.config.admin_key, is_decode=is_decode)
 
 
 def _model(service: Service, created: int) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
+from pathlib import Path
 
 from quire.errors import ConfigError
 
@@ -21,7 +22,7 @@ class ServerConfig:
     api_key: str | None = None
     """For /v1, as `Authorization: Bearer`; None: anybody who can connect."""
     admin_key: str | None = None
-    """For /admin; None: only from this machine, and never through a proxy or a web page."""
+    """For /admin; None: nobody can use it."""
     request_timeout_s: float = 600.0
     """The longest that one request may take; a request may ask for less."""
     max_body_bytes: int = 16 * _MIB
@@ -36,6 +37,9 @@ class ServerConfig:
     """For a client to take what was sent to it."""
     keep_alive_s: int = 30
     """An idle connection is closed after this."""
+    record: Path | None = None
+    """A new file, to which a trace of the requests is written; None: they are not recorded."""
+    record_max_bytes: int = 256 * _MIB
     shutdown_grace_s: float = 5.0
     """For requests to finish when the server is stopped; the rest are told that it stops."""
 
@@ -51,6 +55,7 @@ class ServerConfig:
             "body_timeout_s",
             "write_timeout_s",
             "keep_alive_s",
+            "record_max_bytes",
         ):
             if not getattr(self, option) > 0:
                 raise ConfigError(f"{option} is {getattr(self, option)}: it must be more than 0")

@@ -32,6 +32,7 @@ from quire.server.errors import (
 )
 from quire.server.prompting import Prompt
 from quire.server.protocol import GenerationRequest
+from quire.server.recorder import Asked
 from quire.server.sampling import max_tokens, sampling_params, seed_of
 from quire.server.service import Service
 from quire.server.text import TextStream
@@ -158,6 +159,8 @@ async def _follow(
     """One choice, from the engine to the queue."""
     scribe = _Scribe(service, choice, TextStream(work.stops))
     timing = service.metrics.timing(service.clock)
+    began_s = service.clock()
+    answer: list[int] = []
     try:
         async with service.engine.generate(
             choice.prompt.tokens,
@@ -169,6 +172,7 @@ async def _follow(
         ) as outputs:
             async for output in outputs:
                 _raise_failure(service, output)
+                answer += output.tokens
                 piece = scribe.write(output)
                 if piece.num_tokens or piece.finish is not None:
                     queue.put_nowait(piece)
@@ -179,6 +183,9 @@ async def _follow(
                     break
     except EngineError as error:  # its queue is full
         raise engine_gone(str(error)) from error
+    finally:
+        if service.recorder is not None:
+            service.recorder.take(Asked(began_s, choice.prompt.tokens, work.salt, answer))
     timing.done()
 
 

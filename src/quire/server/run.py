@@ -14,6 +14,7 @@ import errno
 import logging
 import signal
 import socket
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
@@ -28,6 +29,7 @@ from quire.server.config import ServerConfig
 from quire.server.connections import GuardedConfig
 from quire.server.metrics import Metrics
 from quire.server.prompting import Prompting
+from quire.server.recorder import Recorder, cannot_record
 from quire.server.service import Service
 
 OnReady = Callable[[str, EngineInfo], None]
@@ -47,16 +49,39 @@ async def serve(
     """The exit code. Raises ConfigError, EngineError or ModelError when it cannot start."""
     with contextlib.closing(bind(server_config)) as listener, stop_signals() as stop:
         _warn_if_open(server_config)
+        if server_config.record is not None and server_config.record.exists():
+            raise cannot_record(server_config.record, "it exists")
         started = await _unless(stop, _start(engine_config, on_progress))
         if started is None:
             return 0
         client, prompting = started
         try:
-            service = Service(client, prompting, server_config, Metrics())
-            return await _serve(service, client, listener, stop, on_ready)
+            with _recorder(server_config, client.info) as recorder:
+                service = Service(client, prompting, server_config, Metrics(), recorder=recorder)
+                return await _serve(service, client, listener, stop, on_ready)
         finally:
             prompting.close()
             await client.close()
+
+
+@contextlib.contextmanager
+def _recorder(config: ServerConfig, info: EngineInfo) -> Iterator[Recorder | None]:
+    """Raises ConfigError."""
+    if config.record is None:
+        yield None
+        return
+    page_bytes = next((t.page_bytes for t in info.tiers if t.component == "full"), 0)
+    recorder = Recorder(
+        config.record,
+        page_size=info.page_size,
+        bytes_per_token=page_bytes // info.page_size,
+        max_bytes=config.record_max_bytes,
+        now_s=time.monotonic(),
+    )
+    try:
+        yield recorder
+    finally:
+        recorder.close()
 
 
 def bind(config: ServerConfig) -> socket.socket:

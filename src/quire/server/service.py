@@ -37,6 +37,7 @@ from quire.server.errors import (
 )
 from quire.server.metrics import Metrics
 from quire.server.prompting import Prompting
+from quire.server.recorder import Recorder
 
 STATUS_TIMEOUT_S = 1.0
 LOAD_TIMEOUT_S = 0.25
@@ -80,12 +81,14 @@ class Service:
         config: ServerConfig,
         metrics: Metrics,
         *,
+        recorder: Recorder | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.engine = engine
         self.prompting = prompting
         self.config = config
         self.metrics = metrics
+        self.recorder = recorder
         self.clock = clock
         self.instance = secrets.token_hex(8)
         """Another one each time a server starts: whoever remembers things of it begins anew."""

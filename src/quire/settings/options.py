@@ -182,10 +182,32 @@ class Settings:
     admin_key: str | None = _option(
         None,
         Text("KEY"),
-        "Needed for the admin API (flush, attach, detach, …). Not set: it answers only to "
-        "clients on this machine.",
+        "Needed for the admin API (flush, attach, detach, …), wherever a request comes from. Not "
+        "set: one is made at every start and written to admin_key_file.",
         example="another long random text",
         secret=True,
+    )
+    admin_key_file: str | None = _option(
+        None,
+        Text("FILE"),
+        "Where an admin key made at the start is written, for this user alone; removed at the end.",
+        auto="admin/PORT in Quire's cache directory",
+        example="/run/quire/admin.key",
+    )
+    record: str | None = _option(
+        None,
+        Text("FILE"),
+        "Record a trace of the requests for `quire replay`: lengths and keyed digests of blocks, "
+        "never tokens. A new file.",
+        auto="requests are not recorded",
+        example="requests.jsonl",
+        flag=True,
+    )
+    record_max: int = _option(
+        256 << 20,
+        Size(minimum=1),
+        "Recording ends when the file has this size.",
+        example="1GiB",
     )
     role: Role = _option(  # noqa: RUF009  # it is a dataclasses.field
         Role.UNIFIED,

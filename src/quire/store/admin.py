@@ -53,7 +53,7 @@ def list_objects(url: str) -> Iterator[StoredObject]:
 def clear(url: str) -> int:
     """Remove every object; returns how many. Raises StoreError."""
     with closing(open_store(url, must_exist=True)) as store:
-        return store.clear()
+        return store.clear(wait=True)
 
 
 def verify(

@@ -1,9 +1,9 @@
 """The L3 protocol: what a store implements, and the value types that travel through it.
 
 A `Store` keeps *objects*: a fixed-size header followed by a page's bytes, under a name. It knows
-nothing of prefixes, models or checksums. `PageStore` (client.py) sits on every store, seals what
-goes in and verifies what comes out, so that no backend has to be trusted with rule 1, and so
-that a `FaultyStore` placed between the two is seen through.
+nothing of models or checksums, and of prefixes only which object needs which. `PageStore`
+(client.py) sits on every store, seals what goes in and verifies what comes out, so that no backend
+has to be trusted with rule 1, and so that a `FaultyStore` placed between the two is seen through.
 
 Calls are batched and block; they are made from a worker's I/O threads, never from the step, and
 several threads call at once. Faults come back per object, never as an exception of the batch: a
@@ -20,6 +20,10 @@ from quire.types import PageKey, PageStatus
 
 HEADER_BYTES = 4096
 """One disk block, so that the page behind it stays aligned for direct I/O."""
+
+STEP_NS = 1000
+"""By which a page counts as used before the page ahead of it: some file systems keep times no
+finer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +100,30 @@ class Store(Protocol):
         """
 
     def put(
-        self, names: Sequence[ObjectName], blobs: Sequence[Blob], *, deadline: float
+        self,
+        names: Sequence[ObjectName],
+        blobs: Sequence[Blob],
+        *,
+        deadline: float,
+        used_ns: int,
+        parents: Sequence[ObjectName | None] = (),
     ) -> list[PageStatus]:
         """Publish each object atomically. OK also if it was there already; REJECTED when full.
 
-        PageStore has asked contains() before: a store need not look again.
+        PageStore has asked contains() before: a store need not look again. `parents` says what
+        each object is of no use without (None: it needs nothing), empty: none needs anything.
+        A parent of the same call comes before its child. An object without its parent is ORPHAN
+        and not kept; one with it counts as used at `used_ns` (touch()), and never as used later
+        than its parent.
+        """
+
+    def touch(self, names: Sequence[ObjectName], *, used_ns: int, each: bool = False) -> None:
+        """The objects were used, at this Unix time: the least recently used go first when there
+        is no room, and no object goes before one that needs it.
+
+        `names` is a path in order, each needing those before it and counting as used STEP_NS
+        before the one ahead; what lies behind the first missing one does not count. With `each`
+        they do not need each other.
         """
 
     def quarantine(self, name: ObjectName) -> bool:
@@ -112,8 +135,10 @@ class Store(Protocol):
     def scan(self) -> Iterator[StoredObject]:
         """Every published object, in no particular order. For people and verification."""
 
-    def clear(self) -> int:
-        """Remove every object this store owns, nothing else. Returns how many."""
+    def clear(self, *, wait: bool = False) -> int:
+        """Every object this store owns is a miss from here on, for everybody; nothing else is
+        touched. Freeing the space may go on in the background unless `wait`. Returns how many
+        were removed by then."""
 
     def stats(self) -> StoreStats: ...
 

@@ -2,7 +2,7 @@
 
 Sits on any `Store` and trusts none: it seals what goes in, verifies what comes out, turns every
 fault into a per-page status with a counted reason, and stops asking a store that does not answer.
-Knows nothing of prefixes, tiers or files.
+Knows nothing of tiers, files or threads: it works on its caller's.
 
 A call returns only when the store has let go of every page handed to it, because the pages are
 read and written in place. Deadlines are therefore checked between chunks and by the store between
@@ -12,25 +12,37 @@ objects; a store stuck inside one object holds that call, and other calls are de
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
-from quire.store.base import Blob, ObjectName, Part, Store, StoreStats
+from quire.store.base import STEP_NS, Blob, ObjectName, Part, Store, StoreStats
 from quire.store.breaker import Breaker
 from quire.store.codec import Mismatch, check, check_header, object_name, seal
 from quire.store.counters import Counters, PageStoreStats
 from quire.store.headers import HeaderPool
-from quire.store.lanes import Batch, Lanes
-from quire.types import PageKey, PageStatus
+from quire.types import NO_PARENT, PageKey, PageStatus
 
-MAX_CHUNK = 8
-"""Pages per call of the store: enough to keep a disk or a network busy, few enough to spread a
-batch."""
+CHUNK_PAGES = 16
+"""Pages per call of the store: enough to keep a disk or a network busy."""
 
 STALL_GRACE_S = 1.0
 """A call this long past its deadline means that the store is stuck, not merely late."""
 
+_OK = PageStatus.OK
 _FAULTS = (PageStatus.FAILED, PageStatus.TIMEOUT)
+
+
+class _Writing(NamedTuple):
+    """Pages of one call of the store."""
+
+    part: Part
+    names: Sequence[ObjectName]
+    pages: Sequence[memoryview]
+    needed: Sequence[ObjectName | None]
+    used_ns: int
+    deadline: float
 
 
 def _never() -> bool:
@@ -38,26 +50,21 @@ def _never() -> bool:
 
 
 class PageStore:
-    """Thread-safe. `deadline`s are absolute, on `clock`."""
+    """Thread-safe. `deadline`s are absolute, on `clock`; `used_ns` is Unix time, None: now."""
 
     def __init__(
         self,
         store: Store,
         *,
         clock: Callable[[], float],
+        wall_ns: Callable[[], int] = time.time_ns,
         breaker: Breaker | None = None,
-        read_threads: int = 4,
-        write_threads: int = 2,
     ) -> None:
-        """Threads come on top of the calling ones. Reads and writes have their own, so that
-        write-behind never delays a prefetch."""
         self._store = store
         self._clock = clock
+        self._wall_ns = wall_ns
         self._breaker = breaker or Breaker(clock)
-        self._readers = Lanes(read_threads, "quire-store-read")
-        self._writers = Lanes(write_threads, "quire-store-write")
-        self._probers = Lanes(1, "quire-store-probe")
-        self._headers = HeaderPool(MAX_CHUNK)
+        self._headers = HeaderPool(CHUNK_PAGES)
         self._counters = Counters()
         self._calls = threading.Condition()
         self._deadlines: dict[object, float] = {}
@@ -70,12 +77,18 @@ class PageStore:
     def contains_prefix(
         self, part: Part, queries: Sequence[Sequence[PageKey]], *, deadline: float
     ) -> list[int]:
-        """Leading pages present, per query; zeros when the store does not answer in time.
+        """Leading pages present, per query; zeros when the store does not answer. They count as
+        used, since they are about to be fetched; those behind a hole do not.
 
         May be optimistic: get() decides.
         """
         present = self._present(part, queries, deadline)
         hits = [_leading(query, present) for query in queries]
+        touched: set[PageKey] = set()
+        for query, hit in zip(queries, hits, strict=True):
+            if hit and query[hit - 1] not in touched:
+                touched.update(query[:hit])
+                self.touch(part, query[:hit])
         self._counters.probed(sum(map(len, queries)), sum(hits))
         return hits
 
@@ -84,36 +97,27 @@ class PageStore:
     ) -> list[bytes]:
         """Which pages are present, per query, one byte each; otherwise as contains_prefix."""
         present = self._present(part, queries, deadline)
+        self.touch(part, list(present), each=True)
         found = [bytes(key in present for key in query) for query in queries]
         self._counters.probed(sum(map(len, queries)), sum(map(sum, found)))
         return found
 
-    def _present(
-        self, part: Part, queries: Sequence[Sequence[PageKey]], deadline: float
-    ) -> set[PageKey]:
-        # Prompts of one group share their beginning: each page is asked for once.
-        keys = list(dict.fromkeys(key for query in queries for key in query))
-        if not keys or self._why_declined() or not self._enter_breaker():
-            return set()
-        names = [object_name(part, key) for key in keys]
-        answer: list[list[bool]] = []
-        answered = threading.Event()
-
-        def ask() -> None:
-            with self._call(deadline):
-                try:
-                    answer.append(list(self._store.contains(names, deadline=deadline)))
-                except Exception as error:  # the boundary to a backend: see base.py
-                    self._counters.error(error)
-            answered.set()
-
-        self._probers.submit(ask)
-        answered.wait(max(0.0, deadline - self._clock()))
-        if not answer or len(answer[0]) != len(keys):
-            self._breaker.failure()
-            return set()
-        self._breaker.success()
-        return {key for key, there in zip(keys, answer[0], strict=True) if there}
+    def touch(
+        self,
+        part: Part,
+        keys: Sequence[PageKey],
+        *,
+        used_ns: int | None = None,
+        each: bool = False,
+    ) -> None:
+        """The pages were used, here or in another tier: see Store.touch. Nobody waits for it."""
+        if not keys or self._closed:
+            return
+        try:
+            names = [object_name(part, key) for key in keys]
+            self._store.touch(names, used_ns=used_ns or self._wall_ns(), each=each)
+        except Exception as error:  # the boundary to a backend: what is not touched grows cold
+            self._counters.error(error)
 
     def get(
         self,
@@ -122,29 +126,21 @@ class PageStore:
         pages: Sequence[memoryview],
         *,
         deadline: float,
-        stop_at_miss: bool = False,
         cancelled: Callable[[], bool] = _never,
+        touch: bool = True,
     ) -> list[PageStatus]:
-        """Read each page in place. Only an OK page's bytes mean anything.
-
-        With `stop_at_miss`, pages behind the first one that did not come may be left CANCELLED.
-        """
+        """Read each page in place. Only an OK page's bytes mean anything; those before the first
+        that is not OK count as used, unless the caller sees to that."""
         _check_pages(part, keys, pages)
-        statuses = [PageStatus.CANCELLED] * len(keys)
-        failed = threading.Event()
 
-        def read(first: int, end: int) -> None:
-            statuses[first:end] = self._read(part, keys[first:end], pages[first:end], deadline)
-            if any(status is not PageStatus.OK for status in statuses[first:end]):
-                failed.set()
+        def read(first: int, end: int) -> list[PageStatus]:
+            return self._read(part, keys[first:end], pages[first:end], deadline)
 
-        def stop() -> PageStatus | None:
-            if cancelled() or (stop_at_miss and failed.is_set()):
-                return PageStatus.CANCELLED
-            return PageStatus.TIMEOUT if self._clock() >= deadline else None
-
-        self._run(statuses, read, stop, self._readers, deadline)
+        statuses = self._run(len(keys), read, deadline, cancelled)
         self._counters.read(statuses, part.page_bytes)
+        if touch:
+            came = next((i for i, s in enumerate(statuses) if s is not _OK), len(keys))
+            self.touch(part, keys[:came])
         return statuses
 
     def put(
@@ -154,27 +150,39 @@ class PageStore:
         pages: Sequence[memoryview],
         *,
         deadline: float,
+        parents: Sequence[PageKey] = (),
+        used_ns: int | None = None,
         cancelled: Callable[[], bool] = _never,
     ) -> list[PageStatus]:
-        """Publish each page. One the store has already is OK, and is neither hashed nor sent."""
+        """Publish each page. One the store has already is OK, and is neither hashed nor sent.
+
+        `parents`: per page the one before it, or NO_PARENT; without it the page is an ORPHAN.
+        Empty: no page needs another.
+        """
         _check_pages(part, keys, pages)
-        statuses = [PageStatus.CANCELLED] * len(keys)
+        began_ns = used_ns or self._wall_ns()
+        names = [object_name(part, key) for key in keys]
+        needed = [None if key == NO_PARENT else object_name(part, key) for key in parents]
 
-        def write(first: int, end: int) -> None:
-            statuses[first:end] = self._write(part, keys[first:end], pages[first:end], deadline)
+        def write(first: int, end: int) -> list[PageStatus]:
+            batch = _Writing(
+                part,
+                names[first:end],
+                pages[first:end],
+                needed[first:end],
+                began_ns - first * STEP_NS,
+                deadline,
+            )
+            with self._headers.borrow() as headers:
+                return self._ask(lambda: self._put_new(batch, headers), batch.names)
 
-        def stop() -> PageStatus | None:
-            if cancelled():
-                return PageStatus.CANCELLED
-            return PageStatus.TIMEOUT if self._clock() >= deadline else None
-
-        self._run(statuses, write, stop, self._writers, deadline)
+        statuses = self._run(len(keys), write, deadline, cancelled)
         self._counters.wrote(statuses)
         return statuses
 
-    def clear(self) -> int:
-        """Remove every object of the store, of every model. Returns how many. Raises OSError."""
-        return self._store.clear()
+    def clear(self) -> None:
+        """Every object of the store, of every model, is a miss from here on. Raises OSError."""
+        self._store.clear()
 
     def stats(self) -> PageStoreStats:
         try:
@@ -196,33 +204,55 @@ class PageStore:
                 return
             self._closed = True
             self._calls.wait_for(lambda: not self._deadlines, timeout_s)
-        for lanes in (self._readers, self._writers, self._probers):
-            lanes.close(timeout_s)
         self._store.close()
 
     # ---- one call ---------------------------------------------------------------------------
 
+    def _present(
+        self, part: Part, queries: Sequence[Sequence[PageKey]], deadline: float
+    ) -> set[PageKey]:
+        # Prompts of one group share their beginning: each page is asked for once.
+        keys = list(dict.fromkeys(key for query in queries for key in query))
+        if not keys or self._why_declined() or not self._enter_breaker():
+            return set()
+        there: list[bool] = []
+        with self._call(deadline):
+            try:
+                names = [object_name(part, key) for key in keys]
+                there = list(self._store.contains(names, deadline=deadline))
+            except Exception as error:  # the boundary to a backend: see base.py
+                self._counters.error(error)
+        if len(there) != len(keys):
+            self._breaker.failure()
+            return set()
+        self._breaker.success()
+        return {key for key, is_there in zip(keys, there, strict=True) if is_there}
+
     def _run(
         self,
-        statuses: list[PageStatus],
-        work: Callable[[int, int], None],
-        stop: Callable[[], PageStatus | None],
-        lanes: Lanes,
+        num_pages: int,
+        work: Callable[[int, int], list[PageStatus]],
         deadline: float,
-    ) -> None:
-        """Fill `statuses` by `work`, in parallel, minding breaker, stalls and deadline."""
-        if not statuses:
-            return
+        cancelled: Callable[[], bool],
+    ) -> list[PageStatus]:
+        """Statuses from `work(first, end)`, minding breaker, stalls and deadline."""
+        if not num_pages:
+            return []
         if self._why_declined() or not self._enter_breaker():
-            statuses[:] = [PageStatus.REJECTED] * len(statuses)
-            return
-        chunk = max(1, min(MAX_CHUNK, len(statuses) // (2 * lanes.num_threads or 1)))
-        batch = Batch(len(statuses), chunk, work, stop)
+            return [PageStatus.REJECTED] * num_pages
+        statuses: list[PageStatus] = []
+        rest: PageStatus | None = None
         with self._call(deadline):
-            batch.run(lanes)
-        if batch.stopped is not None:
-            statuses[batch.taken :] = [batch.stopped] * (len(statuses) - batch.taken)
-        self._judge(statuses[: batch.taken])
+            for first in range(0, num_pages, CHUNK_PAGES):
+                if cancelled():
+                    rest = PageStatus.CANCELLED
+                elif self._clock() >= deadline:
+                    rest = PageStatus.TIMEOUT
+                if rest is not None:
+                    break
+                statuses += work(first, min(first + CHUNK_PAGES, num_pages))
+        self._judge(statuses)
+        return statuses + [rest or PageStatus.CANCELLED] * (num_pages - len(statuses))
 
     def _judge(self, answered: Sequence[PageStatus]) -> None:
         """Tell the breaker. A call failed when most of its pages got no answer: a slow store that
@@ -299,33 +329,43 @@ class PageStore:
         self._counters.mismatch(reason)
         return PageStatus.CORRUPT
 
-    def _write(
-        self, part: Part, keys: Sequence[PageKey], pages: Sequence[memoryview], deadline: float
-    ) -> list[PageStatus]:
-        names = [object_name(part, key) for key in keys]
-        with self._headers.borrow() as headers:
-            return self._ask(lambda: self._put_new(part, names, pages, headers, deadline), names)
-
-    def _put_new(
-        self,
-        part: Part,
-        names: Sequence[ObjectName],
-        pages: Sequence[memoryview],
-        headers: Sequence[memoryview],
-        deadline: float,
-    ) -> list[PageStatus]:
-        known = self._store.contains(names, deadline=deadline)
-        statuses = [PageStatus.OK] * len(names)
-        new = [i for i, there in enumerate(known) if not there]
+    def _put_new(self, batch: _Writing, headers: Sequence[memoryview]) -> list[PageStatus]:
+        names, needed = batch.names, batch.needed
+        known = self._known(names, needed, batch.deadline)
+        kept = [name for name, state in zip(names, known, strict=True) if state is _OK]
+        if kept:
+            self._store.touch(kept, used_ns=batch.used_ns, each=not needed)
+        new = [i for i, state in enumerate(known) if state is None]
         for i in new:
-            seal(part, names[i].key, pages[i], headers[i])
-        blobs = [Blob(headers[i], pages[i]) for i in new]
-        results = self._store.put([names[i] for i in new], blobs, deadline=deadline) if new else []
+            seal(batch.part, names[i].key, batch.pages[i], headers[i])
+        results: list[PageStatus] = []
+        if new:
+            results = self._store.put(
+                [names[i] for i in new],
+                [Blob(headers[i], batch.pages[i]) for i in new],
+                deadline=batch.deadline,
+                used_ns=batch.used_ns,
+                parents=[needed[i] for i in new] if needed else (),
+            )
+        self._counters.stored(results.count(_OK) * batch.part.page_bytes, len(kept))
         for i, status in zip(new, results, strict=True):
-            statuses[i] = status
-        num_stored = sum(status is PageStatus.OK for status in results)
-        self._counters.stored(num_stored * part.page_bytes, len(names) - len(new))
-        return statuses
+            known[i] = status
+        return [status for status in known if status is not None]
+
+    def _known(
+        self, names: Sequence[ObjectName], needed: Sequence[ObjectName | None], deadline: float
+    ) -> list[PageStatus | None]:
+        """Per page: OK, it is there; ORPHAN, what it needs is not, nor in this call; None: new."""
+        outside = list(dict.fromkeys(name for name in needed if name and name not in names))
+        asked = [*names, *outside]
+        present = dict(zip(asked, self._store.contains(asked, deadline=deadline), strict=True))
+        known: dict[ObjectName, PageStatus | None] = {}
+        for name, parent in zip(names, needed or [None] * len(names), strict=True):
+            there = parent is None or present[parent]
+            if parent in known:
+                there = known[parent] is not PageStatus.ORPHAN
+            known[name] = PageStatus.ORPHAN if not there else _OK if present[name] else None
+        return [known[name] for name in names]
 
     def _ask(
         self, call: Callable[[], list[PageStatus]], names: Sequence[ObjectName]

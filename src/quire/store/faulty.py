@@ -8,7 +8,7 @@ for `raise` and `delay`; options it does not know go to the store it wraps.
     corrupt   get, put: flips one bit, in the header or in the payload
     raise     the call raises
     delay     the call first sleeps `delay_s`
-    fail_nth  exactly the n-th call (contains, get, put, quarantine; from 1) raises
+    fail_nth  exactly the n-th call (contains, get, put, touch, quarantine; from 1) raises
 
 Knows nothing of checksums: whether faults are noticed is for the reader to prove.
 """
@@ -82,17 +82,31 @@ class FaultyStore:
         return statuses
 
     def put(
-        self, names: Sequence[ObjectName], blobs: Sequence[Blob], *, deadline: float
+        self,
+        names: Sequence[ObjectName],
+        blobs: Sequence[Blob],
+        *,
+        deadline: float,
+        used_ns: int,
+        parents: Sequence[ObjectName | None] = (),
     ) -> list[PageStatus]:
         self._before_call()
         statuses = [PageStatus.OK] * len(names)
         kept = [i for i in range(len(names)) if not self._strikes(self.faults.drop)]
         stored = self.inner.put(
-            [names[i] for i in kept], [self._damaged(blobs[i]) for i in kept], deadline=deadline
+            [names[i] for i in kept],
+            [self._damaged(blobs[i]) for i in kept],
+            deadline=deadline,
+            parents=[parents[i] for i in kept] if parents else (),
+            used_ns=used_ns,
         )
         for i, status in zip(kept, stored, strict=True):
             statuses[i] = status
         return statuses
+
+    def touch(self, names: Sequence[ObjectName], *, used_ns: int, each: bool = False) -> None:
+        self._before_call()
+        self.inner.touch(names, used_ns=used_ns, each=each)
 
     def quarantine(self, name: ObjectName) -> bool:
         self._before_call()
@@ -101,8 +115,8 @@ class FaultyStore:
     def scan(self) -> Iterator[StoredObject]:
         return self.inner.scan()
 
-    def clear(self) -> int:
-        return self.inner.clear()
+    def clear(self, *, wait: bool = False) -> int:
+        return self.inner.clear(wait=wait)
 
     def stats(self) -> StoreStats:
         return self.inner.stats()

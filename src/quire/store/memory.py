@@ -2,23 +2,30 @@
 
 `memory://?max=1GiB` is private to whoever opens it; `memory://name` is the same store for
 everybody in the process who says the same name, and outlives them.
-Byte budget with LRU eviction. Knows nothing of headers or checksums.
+Byte budget; the least recently used goes first, and nothing before what needs it.
+Knows nothing of headers or checksums.
 """
 
 from __future__ import annotations
 
+import heapq
 import threading
-import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from quire.errors import StoreURLError
 from quire.sizes import format_bytes
-from quire.store.base import Blob, ObjectName, StoredObject, StoreStats
+from quire.store.base import STEP_NS, Blob, ObjectName, StoredObject, StoreStats
 from quire.store.url import Options, StoreURL
 from quire.types import PageStatus
 
 DEFAULT_MAX_BYTES = 1 << 30
+
+
+@dataclass(slots=True)
+class _Object:
+    data: bytes
+    used_ns: int
 
 
 class MemoryStore:
@@ -27,14 +34,13 @@ class MemoryStore:
         max_bytes: int = DEFAULT_MAX_BYTES,
         *,
         url: str = "memory://",
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.url = url
         self.max_bytes = max_bytes
-        self._wall_clock = wall_clock
         self._lock = threading.Lock()
-        self._objects: OrderedDict[ObjectName, bytes] = OrderedDict()
-        self._stored_at: dict[ObjectName, float] = {}
+        self._objects: dict[ObjectName, _Object] = {}
+        self._order: list[tuple[int, ObjectName]] = []
+        """A heap of (used, name), coldest first; what was used since has another entry."""
         self._used_bytes = 0
         self._num_evicted = 0
 
@@ -48,9 +54,28 @@ class MemoryStore:
         return [self._get_one(name, blob) for name, blob in zip(names, into, strict=True)]
 
     def put(
-        self, names: Sequence[ObjectName], blobs: Sequence[Blob], *, deadline: float
+        self,
+        names: Sequence[ObjectName],
+        blobs: Sequence[Blob],
+        *,
+        deadline: float,
+        used_ns: int,
+        parents: Sequence[ObjectName | None] = (),
     ) -> list[PageStatus]:
-        return [self._put_one(name, blob) for name, blob in zip(names, blobs, strict=True)]
+        return [
+            self._put_one(name, blob, parent, used_ns - i * STEP_NS)
+            for i, (name, blob, parent) in enumerate(
+                zip(names, blobs, parents or [None] * len(names), strict=True)
+            )
+        ]
+
+    def touch(self, names: Sequence[ObjectName], *, used_ns: int, each: bool = False) -> None:
+        with self._lock:
+            floor_ns = 0
+            for i, name in reversed(list(enumerate(self._usable(names, each=each)))):
+                floor_ns = max(self._objects[name].used_ns, used_ns - i * STEP_NS, floor_ns)
+                self._use(name, floor_ns)
+                floor_ns = 0 if each else floor_ns + STEP_NS
 
     def quarantine(self, name: ObjectName) -> bool:
         """Memory keeps nothing for a person to look at: the object is dropped."""
@@ -62,12 +87,12 @@ class MemoryStore:
     def scan(self) -> Iterator[StoredObject]:
         with self._lock:
             found = [
-                StoredObject(name, len(data), self._stored_at[name])
-                for name, data in self._objects.items()
+                StoredObject(name, len(item.data), item.used_ns / 1e9)
+                for name, item in self._objects.items()
             ]
         return iter(found)
 
-    def clear(self) -> int:
+    def clear(self, *, wait: bool = False) -> int:
         with self._lock:
             count = len(self._objects)
             for name in list(self._objects):
@@ -85,12 +110,11 @@ class MemoryStore:
 
     def _get_one(self, name: ObjectName, blob: Blob) -> PageStatus:
         with self._lock:
-            data = self._objects.get(name)
-            if data is None:
-                return PageStatus.MISS
-            self._objects.move_to_end(name)
+            item = self._objects.get(name)
+        if item is None:
+            return PageStatus.MISS
         # The bytes are immutable, so they are copied without the lock.
-        view = memoryview(data)
+        view = memoryview(item.data)
         header_bytes = blob.header.nbytes
         if len(view) >= header_bytes:
             blob.header[:] = view[:header_bytes]
@@ -99,28 +123,51 @@ class MemoryStore:
         blob.payload[:] = view[header_bytes:]
         return PageStatus.OK
 
-    def _put_one(self, name: ObjectName, blob: Blob) -> PageStatus:
+    def _put_one(
+        self, name: ObjectName, blob: Blob, parent: ObjectName | None, used_ns: int
+    ) -> PageStatus:
         size_bytes = blob.header.nbytes + blob.payload.nbytes
         if size_bytes > self.max_bytes:
             return PageStatus.REJECTED
         data = b"".join((blob.header, blob.payload))
         with self._lock:
             if name in self._objects:
-                self._objects.move_to_end(name)
                 return PageStatus.OK
             while self._used_bytes + size_bytes > self.max_bytes:
-                self._drop(next(iter(self._objects)))
-                self._num_evicted += 1
-            self._objects[name] = data
-            self._stored_at[name] = self._wall_clock()
+                self._evict()
+            if parent is not None:
+                if parent not in self._objects:
+                    return PageStatus.ORPHAN
+                used_ns = min(used_ns, self._objects[parent].used_ns - STEP_NS)
+            self._objects[name] = _Object(data, used_ns)
             self._used_bytes += size_bytes
+            self._use(name, used_ns)
         return PageStatus.OK
 
+    def _usable(self, names: Sequence[ObjectName], *, each: bool) -> list[ObjectName]:
+        there = [name in self._objects for name in names]
+        if not each and False in there:
+            return list(names[: there.index(False)])
+        return [name for name, is_there in zip(names, there, strict=True) if is_there]
+
+    def _use(self, name: ObjectName, used_ns: int) -> None:
+        self._objects[name].used_ns = used_ns
+        if len(self._order) > 2 * len(self._objects) + 64:
+            self._order = [(item.used_ns, name) for name, item in self._objects.items()]
+            heapq.heapify(self._order)
+        heapq.heappush(self._order, (used_ns, name))
+
+    def _evict(self) -> None:
+        used_ns, name = heapq.heappop(self._order)
+        item = self._objects.get(name)
+        if item is not None and item.used_ns == used_ns:
+            self._drop(name)
+            self._num_evicted += 1
+
     def _drop(self, name: ObjectName) -> None:
-        data = self._objects.pop(name, None)
-        if data is not None:
-            self._used_bytes -= len(data)
-            del self._stored_at[name]
+        item = self._objects.pop(name, None)
+        if item is not None:
+            self._used_bytes -= len(item.data)
 
 
 class SharedStores:

@@ -2,6 +2,7 @@
 
 from quire.tree.node import NUM_TIERS, Freed, Holding, Inserted, Node, Root, Walk, slot_of
 from quire.tree.standing import Standing
+from quire.tree.stays import Stays, may_go
 from quire.tree.tree import PrefixTree
 
 __all__ = [
@@ -13,6 +14,8 @@ __all__ = [
     "PrefixTree",
     "Root",
     "Standing",
+    "Stays",
     "Walk",
+    "may_go",
     "slot_of",
 ]

@@ -23,15 +23,32 @@ def slot_of(component: int, tier: Tier) -> int:
 class Holding:
     """What one tier holds of one component of one node. Absent ones have no Holding at all."""
 
-    __slots__ = ("_next", "_prev", "branches", "locks", "node", "pages", "queue", "state")
+    __slots__ = (
+        "_next",
+        "_prev",
+        "forgiven",
+        "locks",
+        "node",
+        "owes",
+        "pages",
+        "queue",
+        "reasons",
+        "state",
+    )
 
     def __init__(self, node: Node, pages: PageIds, state: Residency) -> None:
         self.node = node
         self.pages = pages
         self.state = state
         self.locks = 0
-        self.branches = 0
-        """First component on the device only: children that hold it there too."""
+        self.reasons = 0
+        """Why it must stay: somebody locks it, its bytes are not READY, it owes the host a copy,
+        and one for each child that must stay in the same tier. 0: it may go, once it is a leaf."""
+        self.owes = False
+        """Device only: pages on the host would be of no use without it, and the host has no copy
+        of it. It stays until the host has one."""
+        self.forgiven = False
+        """The host cannot take that copy: it may go all the same."""
         self.queue: Queue | None = None
         """The eviction queue it stands in; None while FILLING, DRAINING or parked."""
         self._prev: Holding | Queue | None = None
@@ -41,11 +58,14 @@ class Holding:
 class Node:
     __slots__ = (
         "children",
+        "device_below",
         "end",
         "held",
         "hits",
+        "host_below",
         "is_mark",
         "name",
+        "named",
         "others_stored",
         "page_keys",
         "parent",
@@ -68,6 +88,12 @@ class Node:
         self.children: dict[int, Node] | None = None
         """By name. A name only leads to a candidate: the tokens themselves are compared."""
         self.held: list[Holding | None] = [None] * num_slots
+        self.device_below = 0
+        """Children whose full pages the device holds."""
+        self.host_below = 0
+        """Children whose full pages the host holds."""
+        self.named = 0
+        """Leases and queues of work that know it as the end of something: it stays as it is."""
         self.hits = 0
         self.is_mark = False
         """Somebody will want to go on from its end: state behind it is kept."""
@@ -135,6 +161,9 @@ class Inserted(NamedTuple):
     """The caller's pages that the tree had already: to be freed by the caller."""
     adopted: list[Node]
     """Nodes that took the caller's pages."""
+    grown_from: int
+    """The first of them may be the node that was inserted under, grown: its new pages begin here.
+    Else where it begins."""
 
 
 class Freed(NamedTuple):

@@ -11,12 +11,15 @@ Splits. `split(node, n)` puts a *new* node above `node`; the object itself keeps
     parent ── node [0 ······ 9]          parent ── upper [0 ·· n) ── node [n ·· 9]
 
 so whoever remembers a node as the end of what it uses (a lease, an operation) need not be told:
-walking up from it still passes exactly the same pages.
+walking up from it still passes exactly the same pages. `coalesce` is the way back: neighbours
+that are alike in everything, and that nobody names, become one node again. And a leaf that only
+the device has, used by one request, grows in place. So a tree has forks and ends, and not a node
+for each commit.
 
 The first component is `full`, of which every page of a prefix is needed: a node that has it in no
 tier any more goes, with everything else it held. Its device holdings are closed upwards: a node
-has them only below a parent that does. Host holdings need not be: a host page may hang below a
-page that only the device has; nor are holdings of other components.
+has them only below a parent that does. Host holdings are too, but for what has just come from
+elsewhere below a page that only the device has (see stays.py).
 
 A holding has one page for each of its node's, or, for *point* components, a single one that
 belongs to the node's end and stays there when the node is split.
@@ -34,17 +37,20 @@ from quire.eviction import EvictionPolicy
 from quire.keys import PrefixKey, chain_keys, common_pages
 from quire.tree.node import NUM_TIERS, Freed, Holding, Inserted, Node, Root, Walk, slot_of
 from quire.tree.standing import Standing
+from quire.tree.stays import Stays, is_leaf
 from quire.types import (
     DEVICE,
     DRAINING,
     FILLING,
     HOST,
+    NO_PAGES,
     PAGE_ID_BYTES,
     PAGE_KEY_BYTES,
     READY,
     PageIds,
     Residency,
     Tier,
+    num_pages,
 )
 
 
@@ -62,6 +68,7 @@ class PrefixTree:
         """Slots of point components."""
         self.roots: dict[bytes, Root] = {}
         self.standing = Standing(num_components, make_order)
+        self.stays = Stays(self.num_slots, self.standing)
         self.changes = 0
         """Grows with every change that can make an earlier walk wrong."""
 
@@ -161,6 +168,8 @@ class PrefixTree:
         if node.others_stored is not None:
             points = {slot // NUM_TIERS for slot in self.points}
             upper.others_stored = {c: e for c, e in node.others_stored.items() if c not in points}
+        upper.device_below = int(node.held[DEVICE] is not None)
+        upper.host_below = int(node.held[HOST] is not None)
         upper.held = [
             h and self._split_holding(s, h, upper, count) for s, h in enumerate(node.held)
         ]
@@ -173,6 +182,8 @@ class PrefixTree:
         parent.children[node.name] = upper
         node.name = hash(node.tokens[:width])
         upper.children = {node.name: node}
+        for slot in range(NUM_TIERS, self.num_slots, NUM_TIERS):
+            self.stays.reckon(upper, slot)
         self.changes += 1
         return upper
 
@@ -183,8 +194,12 @@ class PrefixTree:
         holding = Holding(upper, PageIds(lower.pages[:cut]), lower.state)
         lower.pages = PageIds(lower.pages[cut:])
         holding.locks = lower.locks
-        if slot == DEVICE:
-            holding.branches = 1
+        holding.forgiven = lower.forgiven
+        holding.reasons = (lower.locks > 0) + (lower.state is not READY)
+        if slot <= HOST:
+            holding.reasons += lower.reasons > 0
+        elif lower.reasons and not holding.reasons:  # it owes a copy, and so will this
+            self.stays.movable[slot] += num_pages(holding.pages)
         self.standing.split(slot, lower, holding)
         return holding
 
@@ -195,7 +210,11 @@ class PrefixTree:
         that is READY makes them duplicates. Stops before a node whose holding is FILLING or
         DRAINING, which can neither be shared nor replaced; `tail.end` says how far it came.
         """
-        first, node, position = at.end, at, at.end
+        first = at.end
+        if slot == DEVICE and self._may_grow(at):
+            self._grow_in_place(at, key, last, pages)
+            return Inserted(at, pages, NO_PAGES, [at], first)
+        node, position = at, first
         data, step, width = key.data, key.page_bytes, key.page_width
         taken: list[bytes] = []
         duplicate: list[bytes] = []
@@ -220,7 +239,10 @@ class PrefixTree:
             else:
                 break
             node, position = child, child.end
-        return Inserted(node, PageIds(b"".join(taken)), PageIds(b"".join(duplicate)), adopted)
+        begin = adopted[0].start if adopted else first
+        return Inserted(
+            node, PageIds(b"".join(taken)), PageIds(b"".join(duplicate)), adopted, begin
+        )
 
     def _cut_along(self, child: Node, key: PrefixKey, position: int, last: int) -> Node | None:
         """What `child` shares with the key's pages [position, last), split off if need be."""
@@ -240,17 +262,106 @@ class PrefixTree:
         self.changes += 1
         return node
 
+    def _may_grow(self, node: Node) -> bool:
+        """Is it a leaf of full pages alone, on the device alone, that one request at most uses?"""
+        if node.children is not None or node.parent is None or self.num_components > 1:
+            return False
+        device = node.held[DEVICE]
+        alone = node.held[HOST] is None and device is not None and device.state is READY
+        return alone and device is not None and device.locks <= 1
+
+    def _grow_in_place(self, node: Node, key: PrefixKey, last: int, pages: PageIds) -> None:
+        holding = node.held[DEVICE]
+        assert holding is not None
+        overlap = key.page_width - key.page_bytes
+        new = key.page_tokens(node.end, last)
+        node.tokens += new[overlap:]
+        if node.page_keys is not None:
+            key.anchor(node.end, node.page_keys[-PAGE_KEY_BYTES:])
+            node.page_keys += key.page_keys(node.end, last)
+        node.end = last
+        holding.pages = PageIds(holding.pages + pages)
+        if not holding.reasons:
+            self.stays.movable[DEVICE] += num_pages(pages)
+        node.stored = 0
+        self.changes += 1
+
+    def coalesce(self, tail: Node, least: int = 2) -> None:
+        """Make one node of `tail` and those right above it that are like it, if these are at
+        `least` so many together."""
+        run = [tail]
+        while (upper := run[-1].parent) is not None and self._are_alike(upper, run[-1]):
+            run.append(upper)
+        if len(run) < least:
+            return
+        run.reverse()
+        top, parent = run[0], run[0].parent
+        assert parent is not None
+        assert parent.children is not None
+        overlap = len(tail.tokens) - tail.num_pages * self.root_of(tail).page_bytes
+        tail.tokens = b"".join([*(_cut(n.tokens, overlap) for n in run[:-1]), tail.tokens])
+        if all(node.page_keys is not None for node in run):
+            tail.page_keys = b"".join(node.page_keys or b"" for node in run)
+        else:
+            tail.page_keys = None
+        for slot in (DEVICE, HOST):
+            self._join_holdings(run, slot)
+        tail.hits = max(node.hits for node in run)
+        parent.children[top.name] = tail
+        tail.parent, tail.name = parent, top.name
+        self.changes += 1
+
+    def _join_holdings(self, run: list[Node], slot: int) -> None:
+        kept = run[-1].held[slot]
+        if kept is None:
+            return
+        pages: list[bytes] = []
+        for node in run:
+            holding = node.held[slot]
+            assert holding is not None
+            pages.append(holding.pages)
+            if holding is not kept:
+                self.standing.leave(holding, slot)
+                node.held[slot] = None
+        kept.pages = PageIds(b"".join(pages))
+        if not kept.reasons and is_leaf(run[-1], slot):
+            self.standing.unpark(kept, slot)
+
+    def _are_alike(self, upper: Node, lower: Node) -> bool:
+        """Could they be one node? Nobody stands between them, and all that is known of one holds
+        for the other; state of other components, but for what is at the lower's end, they have
+        none."""
+        if upper.parent is None or upper.children is None or len(upper.children) > 1:
+            return False
+        same = (
+            upper.stored == lower.stored
+            and upper.priority == lower.priority
+            and not upper.others_stored
+            and not upper.is_mark
+            and not upper.named
+        )
+        if not same:
+            return False
+        for slot, (above, below) in enumerate(zip(upper.held, lower.held, strict=True)):
+            if above is None and below is None:
+                continue
+            if slot > HOST:
+                if above is not None or slot not in self.points:
+                    return False
+                continue
+            if above is None or below is None or above.forgiven != below.forgiven:
+                return False
+            if not (_is_quiet(above) and _is_quiet(below)):
+                return False
+        return True
+
     # ---- holdings -------------------------------------------------------------------------------
 
     def attach(self, node: Node, slot: int, pages: PageIds, state: Residency) -> Holding:
         """Give an absent (node, slot) its pages, FILLING or READY."""
         assert node.held[slot] is None
         holding = node.held[slot] = Holding(node, pages, state)
-        if slot == DEVICE:
-            parent = node.parent
-            above = parent.held[slot] if parent is not None else None
-            if above is not None:
-                above.branches += 1
+        self.stays.enter(node, slot, holding)
         if state is READY:
             self.standing.enter(holding, slot)
         self.changes += 1
@@ -263,6 +374,7 @@ class PrefixTree:
         assert holding.state is FILLING
         holding.state = READY
         self.standing.enter(holding, slot)
+        self.stays.let_go(node, slot)
         self.changes += 1
 
     def condemn(self, node: Node, slot: int) -> list[Freed]:
@@ -270,11 +382,14 @@ class PrefixTree:
         holding = node.held[slot]
         assert holding is not None
         self.standing.leave(holding, slot)
+        if holding.state is READY:
+            self.stays.hold_back(node, slot)
         holding.state = DRAINING
         if slot % NUM_TIERS == DEVICE:
+            self.stays.reckon(node, slot)
             self.standing.no_longer_spare(node, slot)
         self.changes += 1
-        return self.detach(node, slot) if self._is_drained(holding) else []
+        return self.detach(node, slot) if self._is_drained(node, slot) else []
 
     def detach(self, node: Node, slot: int) -> list[Freed]:
         """→ ABSENT. A node without its first component leaves, with all that hangs below it."""
@@ -286,8 +401,7 @@ class PrefixTree:
                 self._prune(at, freed)
             # What drains above it may have waited only for this.
             at = at.parent
-            above = at.held[slot] if at is not None else None
-            if above is None or not self._is_drained(above):
+            if at is None or not self._is_drained(at, slot):
                 break
         return freed
 
@@ -295,18 +409,12 @@ class PrefixTree:
         held = node.held
         holding = held[slot]
         assert holding is not None
-        if holding.locks or holding.branches:
+        if holding.locks or (slot == DEVICE and node.device_below):
             raise InvariantError(f"{node} is freed while something uses it")
         self.standing.leave(holding, slot)
         held[slot] = None
+        self.stays.leave(node, slot, holding)
         if slot % NUM_TIERS == DEVICE:
-            if slot == DEVICE:
-                parent = node.parent
-                above = parent.held[slot] if parent is not None else None
-                if above is not None:
-                    above.branches -= 1
-                    if above.branches == 0 and above.locks == 0 and above.state is READY:
-                        self.standing.unpark(above, slot)
             self.standing.no_longer_spare(node, slot)
         last = held[slot ^ 1] is None  # the same component in the other tier
         freed.append(Freed(slot, holding.pages, node, holding.state is READY, last))
@@ -330,15 +438,6 @@ class PrefixTree:
             at.children = None
         if isinstance(parent, Root):
             self.drop_root_if_unused(parent)
-        else:
-            self._unpark_host(parent)
-
-    def _unpark_host(self, node: Node) -> None:
-        if node.children is None:
-            for slot in range(HOST, self.num_slots, NUM_TIERS):
-                holding = node.held[slot]
-                if holding is not None and holding.state is READY:
-                    self.standing.unpark(holding, slot)
 
     # ---- protection -----------------------------------------------------------------------------
 
@@ -351,6 +450,10 @@ class PrefixTree:
             holding = node.held[slot]
             assert holding is not None
             holding.locks += 1
+            if holding.locks == 1:
+                self.stays.hold_back(node, slot)
+                if slot > HOST:
+                    self.stays.reckon(node, slot)
             node = node.parent
 
     def unlock(self, tail: Node, stop: Node | None, slot: int) -> list[Freed]:
@@ -363,10 +466,11 @@ class PrefixTree:
             holding = node.held[slot]
             assert holding is not None
             holding.locks -= 1
-            if holding.locks == 0 and holding.queue is None:
-                if holding.state is READY:
-                    self.standing.unpark(holding, slot)
-                elif self._is_drained(holding):
+            if holding.locks == 0:
+                if slot > HOST:
+                    self.stays.reckon(node, slot)
+                self.stays.let_go(node, slot)
+                if self._is_drained(node, slot):
                     freed += self.detach(node, slot)
             node = parent
         return freed
@@ -378,6 +482,17 @@ class PrefixTree:
             touch(node)
             node = node.parent
 
-    def _is_drained(self, holding: Holding) -> bool:
-        unused = holding.locks == 0 and holding.branches == 0
-        return unused and holding.state is DRAINING
+    def _is_drained(self, node: Node, slot: int) -> bool:
+        holding = node.held[slot]
+        if holding is None or holding.state is not DRAINING or holding.locks:
+            return False
+        return slot != DEVICE or node.device_below == 0
+
+
+def _is_quiet(holding: Holding) -> bool:
+    """Nobody reads, fills or waits for these very pages; what hangs below may be in use."""
+    return holding.locks == 0 and holding.state is READY and not holding.owes
+
+
+def _cut(tokens: bytes, overlap: int) -> bytes:
+    return tokens[:-overlap] if overlap else tokens

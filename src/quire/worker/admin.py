@@ -19,6 +19,9 @@ from quire.worker.lanes import Lane
 class AdminTask:
     """An action and whom to tell about it."""
 
+    wide = False
+    has_more = False
+
     def __init__(
         self, action: Callable[[], object], op: OperationId | None, reporter: Reporter
     ) -> None:
@@ -26,11 +29,17 @@ class AdminTask:
         self._action = action
         self._op = op
         self._reporter = reporter
+        self._taken = False
 
-    def step(self) -> bool:
+    def take(self) -> Callable[[], None] | None:
+        if self._taken:
+            return None
+        self._taken = True
+        return self._act
+
+    def _act(self) -> None:
         self._action()
         self._tell("")
-        return False
 
     def fail(self, error: Exception) -> None:
         self._reporter.count_error(error)
@@ -39,6 +48,9 @@ class AdminTask:
         self._tell(sentence or f"the store failed: {type(error).__name__}: {error}")
 
     def abandon(self) -> None:
+        if self._taken:  # carried out, or about to be: it tells by itself
+            return
+        self._taken = True
         self._tell("the worker is too busy with other store changes, or closing: try again")
 
     def _tell(self, error: str) -> None:
@@ -96,6 +108,6 @@ class StoreAdmin:
         if self._lane.submit(task, force=True):
             return
         try:
-            task.step()
+            store.close()
         except Exception as error:  # thread boundary: closing one store fails, nothing else
             task.fail(error)

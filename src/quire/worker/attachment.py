@@ -27,6 +27,10 @@ class PageStoreClient(Protocol):
         self, part: Part, queries: list[list[PageKey]], *, deadline: float
     ) -> list[bytes]: ...
 
+    def touch(
+        self, part: Part, keys: Sequence[PageKey], *, used_ns: int, each: bool = False
+    ) -> None: ...
+
     def get(
         self,
         part: Part,
@@ -35,6 +39,7 @@ class PageStoreClient(Protocol):
         *,
         deadline: float,
         cancelled: Callable[[], bool],
+        touch: bool,
     ) -> list[PageStatus]: ...
 
     def put(
@@ -44,10 +49,12 @@ class PageStoreClient(Protocol):
         pages: Sequence[memoryview],
         *,
         deadline: float,
+        parents: Sequence[PageKey],
+        used_ns: int,
         cancelled: Callable[[], bool],
     ) -> list[PageStatus]: ...
 
-    def clear(self) -> int: ...
+    def clear(self) -> None: ...
 
     def counters(self) -> dict[str, int]: ...
 

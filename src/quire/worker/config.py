@@ -26,13 +26,17 @@ class IoLimits(msgspec.Struct, frozen=True):
     """Bounds of a worker's I/O."""
 
     probe_threads: int = 1
-    fetch_threads: int = 4
-    write_threads: int = 2
+    fetch_threads: int = 8
+    """A long fetch may have all of them, if nobody else fetches."""
+    write_threads: int = 4
     peer_threads: int = 4
     max_queued: int = 4096
     """Operations waiting per lane; more are turned away at once."""
-    batch_pages: int = 64
-    """Pages per store call: the grain of progress reports, cancellation and fairness."""
+    max_touches: int = 256
+    """Reports of use waiting; more are dropped."""
+    batch_pages: int = 16
+    """Pages per call of the store, which moves them together: the grain of progress reports,
+    cancellation and fairness."""
     close_timeout_s: float = 10.0
     """How long close() waits for a thread that is inside a store."""
 
@@ -43,11 +47,11 @@ class IoLimits(msgspec.Struct, frozen=True):
             "write_threads",
             "peer_threads",
             "max_queued",
+            "max_touches",
+            "batch_pages",
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"io.{name} is {getattr(self, name)}: it must be at least 1")
-        if self.batch_pages < 1:
-            raise ConfigError(f"io.batch_pages is {self.batch_pages}: it must be at least 1")
 
 
 class ComponentConfig(msgspec.Struct, frozen=True):

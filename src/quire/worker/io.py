@@ -3,13 +3,14 @@
 Knows one operation at a time: its pages, its deadline, its store. Does not know queues (lanes.py)
 or which operations exist (worker.py).
 
-    QUEUED ──a thread takes it──▶ RUNNING ──batch done, more left──▶ QUEUED
-       │                             └──last batch, first miss, error, cancelled──▶ FINISHED
+    QUEUED ──a thread takes a piece──▶ RUNNING ──last thread out, more left──▶ QUEUED
+       │                                  └──last thread out, nothing left or stopped──▶ FINISHED
        └──cancelled, past its deadline, lane closed──▶ FINISHED
 
-Entering FINISHED gives back what was borrowed (the store) and sends the one final report. While
-RUNNING the store or peer may be writing into the pages, so a cancellation waits for the batch to
-end: only the final report says that the pages may be reused.
+Stopped: at a fetch's first miss, by an error, when cancelled or past the deadline. Entering
+FINISHED gives back what was borrowed (the store) and sends the one final report. While RUNNING the
+store or peer may be writing into the pages, so stopping waits for the pieces under way: only the
+final report says that the pages may be reused.
 """
 
 from __future__ import annotations
@@ -22,13 +23,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.memory.host import HostPool
-from quire.messages import Completion, Fetch, Probe, Probed, Transferred, Write
-from quire.store.base import Part
+from quire.messages import Completion, Fetch, Probe, Probed, Touch, Transferred, Write
+from quire.store.base import STEP_NS, Part
 from quire.types import PAGE_KEY_BYTES, PageKey, PageStatus, page_array, split_keys
 from quire.worker.attachment import StoreLease
 
 Clock = Callable[[], float]
 """Monotonic seconds."""
+
+_UNKNOWN = 255
+"""In place of a status: not moved yet."""
 
 
 class TaskState(enum.Enum):
@@ -50,6 +54,10 @@ class Reporter:
 class IoTask(ABC):
     """State machine above; subclasses say what a piece is and what the final report is."""
 
+    wide = False
+    holds_pages = True
+    """False: nobody minds if a thread is still inside when it is over."""
+
     def __init__(
         self,
         deadline: float,
@@ -63,86 +71,116 @@ class IoTask(ABC):
         self._clock = clock
         self._reporter = reporter
         self._state = TaskState.QUEUED
-        self._cancelled = False
+        self._num_running = 0
+        self._stop: PageStatus | None = None
+        """Why no further piece is taken, and the status of what is left."""
         self._lock = threading.Lock()
 
     @property
     def state(self) -> TaskState:
         return self._state
 
-    def step(self) -> bool:
+    @property
+    def is_cancelled(self) -> bool:
+        return self._stop is PageStatus.CANCELLED
+
+    def take(self) -> Callable[[], None] | None:
         with self._lock:
-            if self._state is TaskState.FINISHED:  # cancelled or expired while queued
-                return False
-            self._state = TaskState.RUNNING
-        if self._clock() >= self._deadline:
-            self._finish(PageStatus.TIMEOUT)
-        elif self._piece():
-            self._finish(None)
-        return self._pause()
+            if self._state is TaskState.FINISHED or self._stop is not None:
+                return None
+            work = self._next_piece() if self._clock() < self._deadline else None
+            if work is not None:
+                self._num_running += 1
+                self._state = TaskState.RUNNING
+                return lambda: self._run(work)
+        self.expire(self._clock())
+        return None
+
+    @property
+    def has_more(self) -> bool:
+        return self._stop is None and not self._is_complete()
 
     def cancel(self) -> None:
-        with self._lock:
-            self._cancelled = True
-            if self._state is not TaskState.QUEUED:
-                return
-            self._state = TaskState.FINISHED
-        self._end(PageStatus.CANCELLED)
+        self._halt(PageStatus.CANCELLED)
 
     def expire(self, now: float) -> None:
-        """End it if its deadline passed while no thread was free to take it."""
-        with self._lock:
-            if self._state is not TaskState.QUEUED or now < self._deadline:
-                return
-            self._state = TaskState.FINISHED
-        self._end(PageStatus.TIMEOUT)
+        """End it if its deadline has passed, whether or not a thread was free to take it."""
+        if now >= self._deadline:
+            self._halt(PageStatus.TIMEOUT)
 
     def fail(self, error: Exception) -> None:
+        """A piece raised."""
         self._reporter.count_error(error)
-        self._finish(PageStatus.FAILED)
+        with self._lock:
+            self._stop = self._stop or PageStatus.FAILED
+        self._leave()
 
     def reject(self) -> None:
         """No room in the queue: it was never taken on."""
-        self._finish(PageStatus.REJECTED)
+        self._halt(PageStatus.REJECTED)
 
     def abandon(self) -> None:
-        self._finish(PageStatus.CANCELLED)
+        self._halt(PageStatus.CANCELLED)
 
-    def _pause(self) -> bool:
-        """RUNNING → QUEUED; False when there is nothing left to do."""
-        with self._lock:
-            if self._state is TaskState.FINISHED:
-                return False
-            if not self._cancelled:
-                self._state = TaskState.QUEUED
-                return True
-        self._finish(PageStatus.CANCELLED)
-        return False
+    def _run(self, work: Callable[[], None]) -> None:
+        work()
+        self._leave()
 
-    def _finish(self, rest: PageStatus | None) -> None:
+    def _halt(self, rest: PageStatus) -> None:
+        """Take no further piece, and end it unless pages are in use."""
         with self._lock:
             if self._state is TaskState.FINISHED:
                 return
+            self._stop = self._stop or rest
+            if self._num_running and self.holds_pages:
+                return
             self._state = TaskState.FINISHED
-        self._end(rest)
+            idle = self._num_running == 0
+        self._end(idle=idle)
 
-    def _end(self, rest: PageStatus | None) -> None:
+    def _leave(self) -> None:
+        """A thread is done with its piece. The last one out ends the operation, or queues it."""
+        with self._lock:
+            self._num_running -= 1
+            idle = self._num_running == 0
+            over = self._state is TaskState.FINISHED
+            if not over and not (idle and (self._stop is not None or self._is_complete())):
+                self._state = TaskState.QUEUED if idle else self._state
+                return
+            self._state = TaskState.FINISHED
+        if over:  # it was reported while this thread was inside
+            self._give_back(idle=idle)
+            return
+        self._used()
+        self._end(idle=idle)
+
+    def _end(self, *, idle: bool) -> None:
         # What is held goes first: whoever sees the final report may count on it being free.
-        if self._let_go is not None:
+        self._give_back(idle=idle)
+        self._final_report()
+
+    def _give_back(self, *, idle: bool) -> None:
+        if idle and self._let_go is not None:
             self._let_go()
-        self._final_report(rest)
+
+    def _used(self) -> None:  # noqa: B027 - most use none
+        """It is over, and a thread of the lane is here: say which pages were used."""
 
     @abstractmethod
-    def _piece(self) -> bool:
-        """Do one bounded piece of the work; True when it was the last."""
+    def _next_piece(self) -> Callable[[], None] | None:
+        """The next bounded piece of the work; None: all were taken. Called under the lock."""
 
     @abstractmethod
-    def _final_report(self, rest: PageStatus | None) -> None:
-        """Send the final report; pages not done yet have status `rest` (None: all are done)."""
+    def _is_complete(self) -> bool:
+        """Were all pieces taken?"""
+
+    @abstractmethod
+    def _final_report(self) -> None:
+        """Send the final report; what was not done has the status `_stop`."""
 
 
 class PageTask(IoTask):
-    """A write or a fetch, in batches and in order."""
+    """A write or a fetch, in batches; reported in order."""
 
     def __init__(
         self,
@@ -159,28 +197,39 @@ class PageTask(IoTask):
         self._command = command
         self._batch_pages = batch_pages
         self._pages = page_array(command.host)
-        # Pages [0, first) have been reported; those of `statuses` follow, unreported.
+        # Pages [0, first) have been reported, [0, taken) were given to threads.
+        self._statuses = bytearray([_UNKNOWN]) * len(self._pages)
         self._first = 0
-        self._statuses = b""
-        self._seconds = 0.0
+        self._taken = 0
+        self._reported_at: float | None = None
 
-    def _piece(self) -> bool:
-        first = self._first
-        end = min(first + self._batch_pages, len(self._pages))
-        started = self._clock()
+    def _next_piece(self) -> Callable[[], None] | None:
+        first = self._taken
+        if first == len(self._pages):
+            return None
+        self._taken = end = min(first + self._batch_pages, len(self._pages))
+        return lambda: self._piece(first, end)
+
+    def _is_complete(self) -> bool:
+        return self._taken == len(self._pages)
+
+    def _piece(self, first: int, end: int) -> None:
+        if self._reported_at is None:
+            self._reported_at = self._clock()
         statuses = self._move(first, end)
-        self._seconds = self._clock() - started
         if len(statuses) != end - first:
             raise ValueError(f"{len(statuses)} of {end - first} pages answered")
-        self._statuses = bytes(statuses)
-        if end == len(self._pages):
-            return True
-        stop = self._stops_at(statuses)
-        if stop is None:
-            self._report_progress()
-            return False
-        self._statuses += bytes([stop]) * (len(self._pages) - end)
-        return True
+        with self._lock:
+            self._statuses[first:end] = bytes(statuses)
+            self._stop = self._stop or self._stops_at(statuses)
+            known = self._num_known()
+            if known > self._first and known < len(self._pages) and self._stop is None:
+                self._send(known, final=False)
+
+    def _num_known(self) -> int:
+        """Leading pages whose status is known."""
+        known = self._statuses.find(_UNKNOWN, self._first)
+        return len(self._pages) if known < 0 else known
 
     @abstractmethod
     def _move(self, first: int, end: int) -> list[PageStatus]:
@@ -191,34 +240,31 @@ class PageTask(IoTask):
         del statuses
         return None
 
-    def _report_progress(self) -> None:
-        self._send(final=False)
-        self._first += len(self._statuses)
-        self._statuses = b""
+    def _final_report(self) -> None:
+        rest = self._stop if self._stop is not None else PageStatus.FAILED
+        self._statuses = self._statuses.replace(bytes([_UNKNOWN]), bytes([rest]))
+        self._send(len(self._pages), final=True)
 
-    def _final_report(self, rest: PageStatus | None) -> None:
-        if rest is not None:
-            missing = len(self._pages) - self._first - len(self._statuses)
-            self._statuses += bytes([rest]) * missing
-        self._send(final=True)
-
-    def _send(self, *, final: bool) -> None:
+    def _send(self, end: int, *, final: bool) -> None:
+        now = self._clock()
         self._reporter.report(
             Transferred(
                 op=self._command.op,
                 rank=self._reporter.rank,
                 component=self._command.component,
                 first=self._first,
-                statuses=self._statuses,
+                statuses=bytes(self._statuses[self._first : end]),
                 final=final,
-                seconds=self._seconds,
+                seconds=0.0 if self._reported_at is None else now - self._reported_at,
             )
         )
-        self._seconds = 0.0
+        self._first = end
+        self._reported_at = now
 
 
 class StoreTask(PageTask):
-    """A write to the store, or a fetch from it."""
+    """A write to the store, or a fetch from it. The pages of a fetch come in any order; those of a
+    write go in order, so that a page is not there before the one that it needs."""
 
     def __init__(
         self,
@@ -230,7 +276,9 @@ class StoreTask(PageTask):
         lease: StoreLease,
         deadline: float,
         clock: Clock,
+        used_ns: int,
         reporter: Reporter,
+        let_go: Callable[[], None],
     ) -> None:
         """The command's pages and keys have been checked."""
         super().__init__(
@@ -239,21 +287,42 @@ class StoreTask(PageTask):
             deadline=deadline,
             clock=clock,
             reporter=reporter,
-            let_go=lease.release,
+            let_go=let_go,
         )
+        self.wide = isinstance(command, Fetch)
         self._part = part
         self._host = host
-        self._lease = lease
+        self._store = lease.store
+        self._used_ns = used_ns
         self._keys = split_keys(command.keys)
+        self._parents = split_keys(command.parents) if isinstance(command, Write) else []
 
     def _move(self, first: int, end: int) -> list[PageStatus]:
         keys = self._keys[first:end]
         views = [self._host.page_view(page) for page in self._pages[first:end].tolist()]
-        store = self._lease.store
-        move = store.put if isinstance(self._command, Write) else store.get
-        return move(
-            self._part, keys, views, deadline=self._deadline, cancelled=lambda: self._cancelled
+        if isinstance(self._command, Fetch):
+            return self._store.get(
+                self._part,
+                keys,
+                views,
+                deadline=self._deadline,
+                cancelled=lambda: self.is_cancelled,
+                touch=False,
+            )
+        return self._store.put(
+            self._part,
+            keys,
+            views,
+            deadline=self._deadline,
+            parents=self._parents[first:end],
+            used_ns=self._used_ns - first * STEP_NS,
+            cancelled=lambda: self.is_cancelled,
         )
+
+    def _used(self) -> None:
+        if isinstance(self._command, Fetch):
+            came = len(self._statuses) - len(self._statuses.lstrip(bytes([PageStatus.OK])))
+            self._store.touch(self._part, self._keys[:came], used_ns=self._used_ns)
 
     def _stops_at(self, statuses: list[PageStatus]) -> PageStatus | None:
         """A prefix ends at its first missing page, so a fetch has no use for those behind it."""
@@ -267,6 +336,8 @@ class StoreTask(PageTask):
 
 class ProbeTask(IoTask):
     """What of each query is in L3: one question to the store for all of them."""
+
+    holds_pages = False
 
     def __init__(
         self,
@@ -282,37 +353,80 @@ class ProbeTask(IoTask):
         self._command = command
         self._part = part
         self._lease = lease
+        self._asked = False
         self._answer = nothing_there(command)
 
-    def _piece(self) -> bool:
-        queries = [split_keys(query) for query in self._command.queries]
-        if self._command.each:
-            self._look_for_each(queries)
-        else:
-            self._look_for_prefix(queries)
-        return True
+    def _next_piece(self) -> Callable[[], None] | None:
+        if self._asked:
+            return None
+        self._asked = True
+        return self._ask
 
-    def _look_for_prefix(self, queries: list[list[PageKey]]) -> None:
+    def _is_complete(self) -> bool:
+        return self._asked
+
+    def _ask(self) -> None:
+        queries = [split_keys(query) for query in self._command.queries]
+        answer = self._for_each(queries) if self._command.each else self._for_prefix(queries)
+        with self._lock:
+            if self._state is TaskState.RUNNING:
+                self._answer = answer
+
+    def _for_prefix(self, queries: list[list[PageKey]]) -> dict[str, Any]:
         hits = self._lease.store.contains_prefix(self._part, queries, deadline=self._deadline)
         if len(hits) != len(queries):
             raise ValueError(f"store answered {len(hits)} of {len(queries)} queries")
-        self._answer["hits"] = [
-            max(0, min(hit, len(query))) for hit, query in zip(hits, queries, strict=True)
-        ]
+        return {
+            "hits": [max(0, min(hit, len(query))) for hit, query in zip(hits, queries, strict=True)]
+        }
 
-    def _look_for_each(self, queries: list[list[PageKey]]) -> None:
+    def _for_each(self, queries: list[list[PageKey]]) -> dict[str, Any]:
         present = self._lease.store.contains_each(self._part, queries, deadline=self._deadline)
         if list(map(len, present)) != list(map(len, queries)):
             raise ValueError(f"store answered {len(present)} of {len(queries)} queries")
-        self._answer["present"] = present
+        return {"present": present}
 
-    def _final_report(self, rest: PageStatus | None) -> None:
+    def _final_report(self) -> None:
         # No answer in time, or none wanted any more: nothing is promised.
-        del rest
         command = self._command
         self._reporter.report(
             Probed(command.op, self._reporter.rank, command.component, **self._answer)
         )
+
+
+class TouchTask:
+    """Pages used in other tiers. Nobody is told."""
+
+    wide = False
+    has_more = False
+
+    def __init__(
+        self, command: Touch, *, part: Part, lease: StoreLease, used_ns: int, reporter: Reporter
+    ) -> None:
+        self._command = command
+        self._part = part
+        self._lease: StoreLease | None = lease
+        self._used_ns = used_ns
+        self._reporter = reporter
+
+    def take(self) -> Callable[[], None] | None:
+        return None if self._lease is None else self._touch
+
+    def fail(self, error: Exception) -> None:
+        self._reporter.count_error(error)
+
+    def abandon(self) -> None:
+        if self._lease is not None:
+            self._lease.release()
+            self._lease = None
+
+    def _touch(self) -> None:
+        assert self._lease is not None
+        keys, each = split_keys(self._command.keys), self._command.each
+        try:
+            self._lease.store.touch(self._part, keys, used_ns=self._used_ns, each=each)
+        finally:
+            self.abandon()
 
 
 def nothing_there(command: Probe) -> dict[str, Any]:

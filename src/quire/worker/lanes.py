@@ -1,27 +1,37 @@
 """Lane: a bounded queue of tasks and the few threads that work on it.
 
-Knows nothing of pages or stores. A task does one bounded piece at a time and goes to the back of
-the queue when more is left, so that a long operation does not hold back the short ones behind it.
+The one place where the number of transfers under way is decided: a lane's threads, times what the
+store moves at a time for one of them. Knows nothing of pages or stores. Threads take a bounded
+piece of the task at the front, which then goes to the back, so that a long operation does not hold
+back the short ones behind it; of a wide task several threads may have a piece at once.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 
 class Task(Protocol):
-    """Something a lane carries out. At any time at most one thread is in step()."""
+    """Something a lane carries out."""
 
-    def step(self) -> bool:
-        """Do one piece. True: put me back in the queue."""
+    wide: bool
+    """May several threads work on it at once?"""
+
+    def take(self) -> Callable[[], None] | None:
+        """A piece to work on. None: there is nothing left to take."""
+
+    @property
+    def has_more(self) -> bool:
+        """Is it of use to ask again?"""
 
     def fail(self, error: Exception) -> None:
-        """step() raised: end, and report it."""
+        """A piece raised: end, and report it."""
 
     def abandon(self) -> None:
-        """The lane is closing and will not call step() again: end, and report it."""
+        """The lane is closing and will take no further piece: end, and report it."""
 
 
 class Lane:
@@ -63,23 +73,23 @@ class Lane:
 
     def _run(self) -> None:
         while (task := self._next()) is not None:
+            piece = task.take()
+            if piece is None:
+                continue
+            if task.wide and task.has_more:
+                self._requeue(task)
             try:
-                more = task.step()
+                piece()
             except Exception as error:  # thread boundary: this one task fails
                 task.fail(error)
-                more = False
-            if more and not self._requeue(task):
-                task.abandon()
+            if not task.wide and task.has_more:
+                self._requeue(task)
 
     def _next(self) -> Task | None:
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closing)
             return self._queue.popleft() if self._queue else None
 
-    def _requeue(self, task: Task) -> bool:
-        with self._changed:
-            if self._closing:
-                return False
-            self._queue.append(task)
-            self._changed.notify()
-        return True
+    def _requeue(self, task: Task) -> None:
+        if not self.submit(task, force=True):
+            task.abandon()

@@ -112,5 +112,5 @@ class PeerTask(PageTask):
             self._pages[first:end].tolist(),
             offset=first,
             timeout_s=self._deadline - self._clock(),
-            cancelled=lambda: self._cancelled,
+            cancelled=lambda: self.is_cancelled,
         )

@@ -7,6 +7,7 @@ number and length in a command is checked before any byte moves.
     Backup, Load          → copy engine   asked for news in poll()
     Probe | Fetch | Write → a lane each   so that a probe never waits behind a queue of writes
     Fetch from a peer     → its own lane  so that a slow peer does not hold up the store
+    Touch                 → a short lane  dropped when that is full
     Serve                 → page server   until it is cancelled
     Attach, Detach, Clear → StoreAdmin    in the order given
 """
@@ -40,7 +41,7 @@ from quire.messages import (
     Write,
 )
 from quire.store.base import Part
-from quire.types import PAGE_KEY_BYTES, OperationId, PageStatus, num_pages
+from quire.types import PAGE_KEY_BYTES, OperationId, PageStatus, num_pages, split_keys
 from quire.worker.admin import StoreAdmin
 from quire.worker.attachment import PageStoreClient
 from quire.worker.config import IoLimits, PeerServing
@@ -51,8 +52,17 @@ from quire.worker.copies import (
     makes_sense,
     pages_within,
 )
-from quire.worker.io import Clock, IoTask, ProbeTask, Reporter, StoreTask, nothing_there
+from quire.worker.io import (
+    Clock,
+    IoTask,
+    ProbeTask,
+    Reporter,
+    StoreTask,
+    TouchTask,
+    nothing_there,
+)
 from quire.worker.lanes import Lane
+from quire.worker.order import WriteOrder
 from quire.worker.peering import Peering, PeerTask, ServeTask
 
 __all__ = ["CacheWorker", "ComponentPools"]
@@ -80,6 +90,7 @@ class CacheWorker:
         limits: IoLimits | None = None,
         peer: PeerServing | None = None,
         clock: Clock = time.monotonic,
+        wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         """Owns the pools: close() closes them. Raises ConfigError when its page server cannot
         listen where it should."""
@@ -97,6 +108,7 @@ class CacheWorker:
         }
         self._limits = limits = limits or IoLimits()
         self._clock = clock
+        self._wall_ns = wall_ns
         self._counters: Counter[str] = Counter()
         self._counters_lock = threading.Lock()
         self._done: deque[Completion] = deque()
@@ -114,6 +126,9 @@ class CacheWorker:
         self._fetches = Lane("fetch", limits.fetch_threads, limits.max_queued)
         self._writes = Lane("write", limits.write_threads, limits.max_queued)
         self._from_peers = Lane("peer", limits.peer_threads, limits.max_queued)
+        self._touches = Lane("touch", 1, limits.max_touches)
+        self._write_order = WriteOrder(self._start_write)
+        self._num_writes = 0
         self._admin = StoreAdmin(open_store, self._reporter, limits.max_queued)
         self._closed = False
 
@@ -193,7 +208,7 @@ class CacheWorker:
             self._cancel(op)
         if self._peering is not None:
             self._peering.client.interrupt()
-        lanes = (self._probes, self._fetches, self._writes, self._from_peers)
+        lanes = (self._probes, self._fetches, self._writes, self._from_peers, self._touches)
         ended = [lane.close(timeout_s) for lane in lanes]
         ended.append(self._admin.close(timeout_s))
         if self._peering is not None:
@@ -207,10 +222,10 @@ class CacheWorker:
     # ---- starting -------------------------------------------------------------------------------
 
     def _start(self, command: Command) -> None:
-        if isinstance(command, Touch):
-            return  # no store orders by the use of others yet
         if isinstance(command, Cancel):
             self._cancel(command.op)
+        elif isinstance(command, Touch):
+            self._start_touch(command)
         elif isinstance(command, AttachStore | DetachStore | ClearStore):
             self._num_changes += 1
             self._admin.start(command)
@@ -256,16 +271,27 @@ class CacheWorker:
 
     def _start_pages(self, command: Write | Fetch) -> None:
         host = self.components[command.component].host
-        if not pages_within(command.host, host.num_pages) or (
-            len(command.keys) != num_pages(command.host) * PAGE_KEY_BYTES
+        num_key_bytes = num_pages(command.host) * PAGE_KEY_BYTES
+        is_fetch = isinstance(command, Fetch)
+        if (
+            not pages_within(command.host, host.num_pages)
+            or len(command.keys) != num_key_bytes
+            or (isinstance(command, Write) and len(command.parents) not in (0, num_key_bytes))
         ):
             self._malformed(command)
             return
-        is_fetch = isinstance(command, Fetch)
         lease = self._admin.borrow() if command.host else None
         if lease is None:
             self._refuse(command, PageStatus.MISS if is_fetch else PageStatus.REJECTED)
             return
+        self._num_writes += 1
+        number, keys = self._num_writes, split_keys(command.keys)
+
+        def let_go() -> None:
+            lease.release()
+            if isinstance(command, Write):
+                self._write_order.ended(number, keys)
+
         task = StoreTask(
             command,
             part=self._parts[command.component],
@@ -274,9 +300,44 @@ class CacheWorker:
             lease=lease,
             deadline=self._deadline(command.timeout_s),
             clock=self._clock,
+            used_ns=self._wall_ns(),
+            reporter=self._reporter,
+            let_go=let_go,
+        )
+        if isinstance(command, Fetch):
+            self._enqueue(self._fetches, command, task)
+            return
+        self._tasks[command.op, command.component] = task
+        if len(self._write_order) >= self._limits.max_queued:
+            self._count("queue_full")
+            task.reject()
+            return
+        self._write_order.add(number, task, keys, split_keys(command.parents))
+
+    def _start_write(self, task: StoreTask) -> None:
+        """From whichever thread ended what it waited for."""
+        if not self._writes.submit(task):
+            self._count("queue_full")
+            task.reject()
+
+    def _start_touch(self, command: Touch) -> None:
+        """Dropped when there is no store, or more of them than it can keep up with."""
+        lease = self._admin.borrow() if command.component in self.components else None
+        if lease is None or len(command.keys) % PAGE_KEY_BYTES:
+            self._count("touch_dropped")
+            if lease is not None:
+                lease.release()
+            return
+        task = TouchTask(
+            command,
+            part=self._parts[command.component],
+            lease=lease,
+            used_ns=self._wall_ns(),
             reporter=self._reporter,
         )
-        self._enqueue(self._fetches if is_fetch else self._writes, command, task)
+        if not self._touches.submit(task):
+            self._count("touch_dropped")
+            task.abandon()
 
     def _start_from_peer(self, command: Fetch, source: PeerSource) -> None:
         """Keys are not needed: the grant says which pages these are."""

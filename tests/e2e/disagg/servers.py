@@ -198,7 +198,7 @@ def check(subject: Subject, prompt: Prompt, reply: Reply) -> list[int]:
     """Raises unless it is what stock transformers answers, likelihoods too. Returns the tokens;
     none, where two were as close as the last digits of a sum and the other one won."""
     assert reply.status == 200, reply
-    assert not reply.error
+    assert not reply.error, reply
     expected = reference(subject, prompt, len(reply.names))
     assert expected.tokens
     label = _vocabulary(subject).label
@@ -248,7 +248,7 @@ class Node(Server):
 
     def __enter__(self) -> Self:
         super().__enter__()
-        self._http = httpx.Client(base_url=self.url, timeout=TIMEOUT_S)
+        self._http = self.client()
         self.info = self.get("/admin/info")
         self.peer: str = self.info["peer"]
         return self
@@ -281,7 +281,8 @@ class Node(Server):
             return complete(self._http, prompt, num_tokens, prefill=prefill)
 
     def client(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=TIMEOUT_S)
+        """Of an administrator, who may also say where a prompt is computed."""
+        return httpx.Client(base_url=self.url, timeout=TIMEOUT_S, headers=self.admin_headers)
 
     # ---- what an administrator asks
 

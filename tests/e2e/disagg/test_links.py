@@ -63,6 +63,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
             where=here.inside,
             role="decode",
             handover_timeout=HANDOVER_TIMEOUT_S,
+            admin_key_file=folder / "decode.key",
         )
         prefills = [
             Node(
@@ -72,6 +73,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
                 role="prefill",
                 peer_host=link.right,
                 chunk_tokens=PAGE,
+                admin_key_file=folder / f"prefill-{i}.key",
             )
             for i, (network, link) in enumerate(zip(there, links, strict=True))
         ]

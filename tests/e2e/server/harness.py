@@ -45,7 +45,7 @@ class ServerProcess:
                 sys.executable,
                 str(RUNNER),
                 json.dumps(base | engine),
-                json.dumps({"port": 0} | server),
+                json.dumps({"port": 0, "admin_key": API_KEY} | server),
             ],
             stdout=subprocess.PIPE,
             stderr=self._log,

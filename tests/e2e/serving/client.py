@@ -86,7 +86,7 @@ def client_of(server: Server, model: str = MODEL) -> Iterator[Client]:
         openai.OpenAI(
             base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S
         ) as api,
-        httpx.Client(base_url=server.url, timeout=TIMEOUT_S) as http,
+        httpx.Client(base_url=server.url, timeout=TIMEOUT_S, headers=server.admin_headers) as http,
     ):
         yield Client(api, http, model)
 

@@ -22,12 +22,15 @@ from typing import Self
 
 import psutil
 
+from quire.server.keyfile import read_key
+
 MODEL = "SmolLM2-135M-Instruct"
 START_TIMEOUT_S = 300.0
 END_TIMEOUT_S = 90.0
 SHARED_MEMORY = Path("/dev/shm")
 _SYSV_SEGMENTS = Path("/proc/sysvipc/shm")
 _READY = re.compile(r"is ready at (http://\S+)")
+_KEY_FILE = re.compile(r"^Admin key +(.+)$", re.MULTILINE)
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
@@ -82,6 +85,14 @@ class Server:
     def log(self) -> str:
         """All that it has printed."""
         return self._log.read_text(errors="replace")
+
+    @property
+    def admin_headers(self) -> dict[str, str]:
+        """With the key that it made for itself, from the file that it says."""
+        found = _KEY_FILE.search(self.log)
+        assert found, self.log
+        key = read_key(Path(found[1]))
+        return {"authorization": f"Bearer {key}", "x-quire-admin-key": key}
 
     @property
     def ended(self) -> bool:

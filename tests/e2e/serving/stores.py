@@ -39,7 +39,7 @@ def unfinished(store: Path) -> list[Path]:
 
 def strangers(store: Path) -> list[str]:
     """Files that are neither pages nor the store's own books."""
-    books = {"quire-store.json", "used_bytes"}
+    books = {"quire-store.json", "used_bytes", "coldest", "scan"}
     return [
         str(path.relative_to(store))
         for path in store.rglob("*")

@@ -7,7 +7,16 @@ import pytest
 from quire.config import CacheConfig, PrefetchConfig, WriteConfig, WritePolicy
 from quire.errors import ConfigError, StoreError
 from quire.manager import Decline, EventKind, StoreState
-from quire.messages import AttachStore, Backup, DetachStore, Fetch, Probe, StoreChanged, Write
+from quire.messages import (
+    AttachStore,
+    Backup,
+    ClearStore,
+    DetachStore,
+    Fetch,
+    Probe,
+    StoreChanged,
+    Write,
+)
 from quire.types import Tier, num_pages
 from support import OK, Rig
 
@@ -78,6 +87,27 @@ def test_clear_forgets_what_was_stored_c18(mix: str) -> None:
     assert not any(rig.stored.values())
     rig.manager.release(rig.acquire(key))
     rig.run()
+    assert rig.in_store(key)
+
+
+def test_a_clearing_that_takes_long_or_fails_leaves_the_store_attached_c18(mix: str) -> None:
+    rig = Rig(mix=mix, ranks=2)
+    key = rig.doc(3, seed=1)
+    late = rig.manager.clear_store()
+    rig.step()
+    clear = rig.take(ClearStore)
+    rig.step([StoreChanged(clear.op, 0)])
+    rig.now += 3600
+    rig.step()
+    assert (late.done, "in time" in late.error) == (True, True)
+    rig.step([StoreChanged(clear.op, 1)])
+    failed = rig.manager.clear_store()
+    rig.step()
+    clear = rig.take(ClearStore)
+    rig.step([StoreChanged(clear.op, 0), StoreChanged(clear.op, 1, "disk on fire")])
+    assert failed.error == "disk on fire"
+    assert rig.manager.store.state is StoreState.ATTACHED
+    rig.cache(key)
     assert rig.in_store(key)
 
 

@@ -66,6 +66,7 @@ def test_write_back_never_blocks_the_step_c10(mix: str) -> None:
     lease = rig.acquire(rig.doc(4, seed=3))
     assert not rig.manager.extend(lease, 4)
     rig.answer(backup)
+    rig.run()  # other state that the host now needs follows
     assert rig.manager.extend(lease, 4)
     rig.manager.release(lease)
 
@@ -124,22 +125,6 @@ def test_no_room_on_the_host_is_counted_and_nothing_breaks_c10(mix: str) -> None
     rig.cache(key)
     assert rig.manager.counters.backup_skipped_pages == 4
     assert rig.matched(key) == (4, 0)
-
-
-def test_device_pages_needed_by_host_pages_below_go_with_them_counted_c10(mix: str) -> None:
-    """A node nobody copied out is dropped with what hangs below it on the host."""
-    rig = Rig(mix=mix, device=8, host=64, store=False)
-    base = tokens_for(4, seed=1)
-    rig.manager.release(rig.compute(rig.key(base[: 2 * PAGE])))
-    rig.step()
-    rig.answer_all(Backup, statuses=[FAILED, FAILED])  # the upper half stays on the device
-    rig.cache(rig.key(base))
-    held, before = rig.used(Tier.DEVICE), rig.manager.counters.dropped_pages
-    assert held["full"] == 4
-    assert rig.manager.flush(Tier.DEVICE) == 4
-    assert rig.matched(rig.key(base)) == (0, 0)
-    assert not any((rig.used(Tier.DEVICE) | rig.used(Tier.HOST)).values())
-    assert rig.manager.counters.dropped_pages == before + sum(held.values())
 
 
 def test_whatever_reaches_the_host_goes_to_the_store(mix: str) -> None:

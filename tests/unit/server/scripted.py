@@ -43,6 +43,7 @@ from quire.server.service import Service
 from quire.types import RequestId
 
 MODEL = "tiny"
+ADMIN_KEY = "root"
 MAX_CONTEXT = 200
 TEMPLATE = (
     "{% for m in messages %}"
@@ -260,10 +261,11 @@ def of_role(role: str, reply: str = "hello there") -> ScriptedEngine:
 
 @dataclass
 class Rig:
-    """A server without sockets around a scripted engine."""
+    """A server without sockets around a scripted engine; its client is the admin if not told
+    otherwise."""
 
     engine: ScriptedEngine = field(default_factory=ScriptedEngine)
-    config: ServerConfig = field(default_factory=ServerConfig)
+    config: ServerConfig = field(default_factory=lambda: ServerConfig(admin_key=ADMIN_KEY))
     tokenizer: TinyTokenizer = field(default_factory=TinyTokenizer)
 
     def __post_init__(self) -> None:
@@ -274,7 +276,8 @@ class Rig:
     def client(self, peer: str = "127.0.0.1", **options: Any) -> httpx.AsyncClient:
         transport = httpx.ASGITransport(app=self.app, client=(peer, 50000))
         base = options.pop("base_url", "http://localhost")
-        return httpx.AsyncClient(transport=transport, base_url=base, **options)
+        headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+        return httpx.AsyncClient(transport=transport, base_url=base, headers=headers, **options)
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
         """One request in a loop of its own."""

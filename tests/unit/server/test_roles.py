@@ -4,9 +4,10 @@ import pytest
 
 from quire.engine.messages import Finish
 from quire.server.config import ServerConfig
-from unit.server.scripted import Rig, ScriptedEngine, error_of, of_role
+from unit.server.scripted import ADMIN_KEY, Rig, ScriptedEngine, error_of, of_role
 
-PREFILL = {"x-quire-prefill": "tcp://10.0.0.5:7000, tcp://[::1]:7001"}
+NAMED = {"x-quire-prefill": "tcp://10.0.0.5:7000, tcp://[::1]:7001"}
+PREFILL = NAMED | {"x-quire-admin-key": ADMIN_KEY}
 
 
 def test_a_prefill_server_generates_for_nobody():
@@ -28,17 +29,14 @@ def test_a_router_says_which_prefill_servers_to_ask():
     assert engine.calls[1].prefill == ()
 
 
-def test_without_a_key_only_this_machine_may_say_it():
+@pytest.mark.parametrize("config", [ServerConfig(), ServerConfig(admin_key="other")])
+def test_nobody_else_may_say_it_from_this_machine_neither_c49(config):
     engine = of_role("decode")
-    body = {"model": "tiny", "prompt": "hi"}
-    for options in (
-        {"peer": "10.0.0.1", "headers": PREFILL},
-        {"headers": PREFILL | {"X-Forwarded-For": "1.2.3.4"}},
-    ):
-        response = Rig(engine).request("POST", "/v1/completions", json=body, **options)
+    for headers in (NAMED, PREFILL):
+        response = Rig(engine, config).chat(headers=headers)
         assert response.status_code == 403
         assert error_of(response)["code"] == "prefill_forbidden"
-        assert "admin_key" in error_of(response)["message"]
+        assert "admin" in error_of(response)["message"]
     assert not engine.calls
 
 
@@ -48,10 +46,10 @@ def test_with_a_key_the_key_counts_beside_the_clients_own():
     body = {"model": "tiny", "prompt": "hi"}
     client = {"Authorization": "Bearer client"}
     for headers, status in (
-        (client | PREFILL, 403),
-        (client | PREFILL | {"X-Quire-Admin-Key": "client"}, 403),
-        (PREFILL | {"X-Quire-Admin-Key": "root"}, 401),
-        (client | PREFILL | {"X-Quire-Admin-Key": "root"}, 200),
+        (client | NAMED, 403),
+        (client | NAMED | {"X-Quire-Admin-Key": "client"}, 403),
+        (PREFILL | {"Authorization": ""}, 401),
+        (client | PREFILL, 200),
         (client, 200),
     ):
         response = rig.request(
@@ -64,7 +62,7 @@ def test_with_a_key_the_key_counts_beside_the_clients_own():
 @pytest.mark.parametrize("address", ["", "10.0.0.5:7000", "tcp://a:1,tcp://a:1", "tcp://u:p@a:1"])
 def test_a_wrong_address_is_said(address):
     engine = of_role("decode")
-    response = Rig(engine).chat(headers={"x-quire-prefill": address})
+    response = Rig(engine).chat(headers=PREFILL | {"x-quire-prefill": address})
     assert response.status_code == 400
     assert "x-quire-prefill" in error_of(response)["message"]
     assert not engine.calls

@@ -12,8 +12,9 @@ import pytest
 
 from quire.store.base import HEADER_BYTES, Part, Store
 from quire.store.client import PageStore
+from quire.store.codec import object_name
 from quire.store.file import FileStore
-from quire.types import PageKey, PageStatus
+from quire.types import NO_PARENT, PageKey, PageStatus
 
 PAGE_BYTES = 2 * HEADER_BYTES
 
@@ -45,6 +46,23 @@ class Pages:
     def put(self, store: PageStore, *numbers: int, deadline: float = 0) -> list[PageStatus]:
         sources = [self.full(n) for n in numbers]
         return store.put(self.part, self.keys(*numbers), sources, deadline=deadline or soon())
+
+    def put_path(self, store: PageStore, *numbers: int, after: int = 0) -> list[PageStatus]:
+        """Each page behind the one before it, the first behind `after` (0: the first of all)."""
+        sources = [self.full(n) for n in numbers]
+        parents = [self.key(n) if n else NO_PARENT for n in (after, *numbers[:-1])]
+        keys = self.keys(*numbers)
+        return store.put(self.part, keys, sources, parents=parents, deadline=soon())
+
+    def usable(self, store: PageStore, *numbers: int) -> int:
+        """How many pages of a path would be found."""
+        return store.contains_prefix(self.part, [self.keys(*numbers)], deadline=soon())[0]
+
+    def there(self, store: PageStore, *numbers: int) -> list[int]:
+        """Those that the store has; asking does not count as use."""
+        names = [object_name(self.part, key) for key in self.keys(*numbers)]
+        present = store._store.contains(names, deadline=soon())
+        return [n for n, is_there in zip(numbers, present, strict=True) if is_there]
 
     def get(
         self, store: PageStore, *numbers: int, deadline: float = 0, **options: Any

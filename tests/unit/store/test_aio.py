@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 
 import pytest
 
 from quire.store.file.aio import RING_SLOTS, open_ring
+from quire.types import PageStatus
 
 
 @pytest.fixture
@@ -58,3 +60,59 @@ def test_one_bad_transfer_leaves_the_others_alone(ring, fds):
 
 def test_no_transfer_is_fine(ring):
     assert ring.read([], []) == []
+
+
+class FailingKernel:
+    """The C library, with the calls after io_submit as each test wants them."""
+
+    def __init__(self, ring, *, destroy_fails=False):
+        self.libc, self.calls = ring._libc, []
+        self.wait_no, self.destroy_no = ring._wait_no, ring._destroy_no
+        self.destroy_fails = destroy_fails
+        ring._libc = self
+
+    def syscall(self, number, *args):
+        self.calls.append(number)
+        if number == self.wait_no or (number == self.destroy_no and self.destroy_fails):
+            ctypes.set_errno(errno.EINVAL)
+            return -1
+        return self.libc.syscall(number, *args)
+
+
+def test_a_failed_wait_returns_only_when_the_kernel_is_done_with_the_buffers(ring, fds):
+    ring.write(fds[:2], [blocks(1)] * 2)
+    kernel = FailingKernel(ring)
+    into = [blocks(9), blocks(9)]
+    with pytest.raises(OSError, match="io_getevents"):
+        ring.read(fds[:2], into)
+    assert kernel.calls[-1] == kernel.destroy_no  # which waits for them
+    assert into == [blocks(1)] * 2
+
+
+def test_buffers_the_kernel_may_still_write_to_are_never_given_back(ring, fds, monkeypatch):
+    class Waits(BaseException):
+        pass
+
+    def wait_for_ever():
+        raise Waits
+
+    monkeypatch.setattr("quire.store.file.aio._wait_for_ever", wait_for_ever)
+    kernel = FailingKernel(ring, destroy_fails=True)
+    with pytest.raises(Waits):
+        ring.write(fds[:2], [blocks(1)] * 2)
+    kernel.destroy_fails = False
+
+
+def test_pages_of_a_failed_wait_are_not_reported_before_the_kernel_is_done_c17(
+    client, file_store, pages
+):
+    """Through the store: the pages come back as FAILED, and the next call works."""
+    files = file_store()
+    store = client(files)
+    pages.put(store, *range(4))
+    if not files._io._rings:
+        pytest.skip("no asynchronous I/O on this machine")
+    kernel = FailingKernel(files._io._rings[0])
+    assert pages.get(store, *range(4)) == [PageStatus.FAILED] * 4
+    assert kernel.calls[-1] == kernel.destroy_no
+    assert pages.get(store, *range(4)) == [PageStatus.OK] * 4

@@ -11,7 +11,7 @@ from quire.store.faulty import Faults, FaultyStore
 from quire.store.memory import MemoryStore
 from quire.types import PageStatus
 
-OK, MISS, CORRUPT, FAILED, TIMEOUT, CANCELLED, REJECTED = PageStatus
+OK, MISS, CORRUPT, FAILED, TIMEOUT, CANCELLED, REJECTED, ORPHAN = PageStatus
 
 
 def test_pages_come_back_in_place(client, pages, deadline):
@@ -25,7 +25,7 @@ def test_pages_come_back_in_place(client, pages, deadline):
 
 
 def test_no_threads_is_enough(client, pages, deadline):
-    store = client(MemoryStore(), read_threads=0, write_threads=0)
+    store = client(MemoryStore())
     assert pages.put(store, *range(9), deadline=deadline) == [OK] * 9
     assert pages.get(store, *range(9), deadline=deadline) == [OK] * 9
 
@@ -57,14 +57,6 @@ def test_wrong_page_length_is_an_error_of_the_caller(client, pages, deadline):
         client(MemoryStore()).get(
             pages.part, pages.keys(1), [pages.empty()[:4096]], deadline=deadline
         )
-
-
-def test_stop_at_miss_leaves_the_rest(client, pages, deadline):
-    store = client(MemoryStore(), read_threads=0)
-    pages.put(store, 1, *range(3, 20), deadline=deadline)
-    statuses = pages.get(store, *range(1, 20), deadline=deadline, stop_at_miss=True)
-    assert statuses[:2] == [OK, MISS]
-    assert statuses[-1] is CANCELLED
 
 
 def test_cancelled_call_moves_nothing(client, pages, deadline):
@@ -111,7 +103,7 @@ def test_nth_call_fails_and_everything_finishes_c17(client, pages, deadline):
     """The fault loop of one store: n goes up until no call is left to fail."""
     for n in range(1, 100):
         faulty = FaultyStore(MemoryStore(), Faults(fail_nth=n))
-        store = client(faulty, read_threads=0, write_threads=0)
+        store = client(faulty)
         first = pages.put(store, *range(6), deadline=deadline)
         store.contains_prefix(pages.part, [pages.keys(*range(6))], deadline=deadline)
         second = pages.get(store, *range(6), deadline=deadline)
@@ -238,14 +230,6 @@ def test_stuck_call_makes_others_be_declined_at_once_c17(client, pages, clock):
     stuck.release.set()
     caller.join()
     assert pages.get(store, 2, deadline=clock.now + 100) == [MISS]
-
-
-def test_stuck_probe_answers_at_its_deadline_c17(client, pages, clock):
-    stuck = StuckStore()
-    store = client(stuck, clock=clock)
-    hits = store.contains_prefix(pages.part, [pages.keys(1)], deadline=clock.now + 0.01)
-    assert hits == [0]
-    stuck.release.set()
 
 
 def test_closed_store_declines_c18(client, pages, deadline):

@@ -33,6 +33,7 @@ class FakeStore:
         self.fail = None
         self.fail_at = None
         self.calls = []
+        self.touched = []
         self.closed = threading.Event()
         self.entered = threading.Semaphore(0)
         self.gates = {name: threading.Event() for name in ("get", "put", "contains")}
@@ -66,7 +67,10 @@ class FakeStore:
             hits.append(present.index(False) if False in present else len(present))
         return hits
 
-    def get(self, part, page_keys, pages, *, deadline, cancelled):
+    def touch(self, part, page_keys, *, used_ns, each=False):
+        self.touched.append((list(page_keys), each))
+
+    def get(self, part, page_keys, pages, *, deadline, cancelled, touch):
         self._call("get", list(page_keys))
         statuses = []
         for key, page in zip(page_keys, pages, strict=True):
@@ -77,16 +81,14 @@ class FakeStore:
             statuses.append(PageStatus.OK)
         return statuses
 
-    def put(self, part, page_keys, pages, *, deadline, cancelled):
+    def put(self, part, page_keys, pages, *, deadline, parents, used_ns, cancelled):
         self._call("put", list(page_keys))
         for key, page in zip(page_keys, pages, strict=True):
             self.pages[key] = bytes(page)
         return [PageStatus.OK] * len(page_keys)
 
     def clear(self):
-        count = len(self.pages)
         self.pages.clear()
-        return count
 
     def close(self):
         self.closed.set()

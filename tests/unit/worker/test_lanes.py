@@ -8,10 +8,19 @@ from quire.worker.lanes import Lane
 class Steps:
     """A task of `count` steps that writes down what happens to it."""
 
+    wide = False
+
     def __init__(self, name, count, log, gate=None):
         self.name, self.left, self.log, self.gate = name, count, log, gate
         self.entered = threading.Event()
         self.ended = threading.Event()
+
+    @property
+    def has_more(self):
+        return self.left > 0
+
+    def take(self):
+        return self.step if self.left else None
 
     def step(self):
         self.entered.set()
@@ -21,7 +30,6 @@ class Steps:
         self.log.append(self.name)
         if self.left == 0:
             self.ended.set()
-        return self.left > 0
 
     def fail(self, error):
         self.log.append(f"{self.name}: {error}")
@@ -47,6 +55,7 @@ def test_tasks_take_turns():
 def test_a_raising_task_fails_alone():
     class Broken(Steps):
         def step(self):
+            self.left = 0
             raise ValueError("broken")
 
     log = []
@@ -85,3 +94,29 @@ def test_closing_abandons_what_is_queued_and_what_is_not_finished():
     gate.set()
     assert lane.close(10)
     assert log == ["queued abandoned", "running", "running abandoned"]
+
+
+def test_all_threads_work_on_one_wide_task_if_there_is_no_other():
+    class Wide:
+        wide = True
+
+        def __init__(self):
+            self.left, self.together, self.ended = 3, threading.Barrier(3), threading.Event()
+
+        @property
+        def has_more(self):
+            return self.left > 0
+
+        def take(self):
+            self.left -= 1
+            return self.piece if self.left >= 0 else None
+
+        def piece(self):
+            if self.together.wait(10) == 0:  # passes only with all three inside
+                self.ended.set()
+
+    lane = Lane("test", 3, 10)
+    task = Wide()
+    lane.submit(task)
+    assert task.ended.wait(10)
+    assert lane.close(10)

@@ -17,12 +17,13 @@ from quire.messages import (
     Load,
     Probe,
     StoreChanged,
+    Touch,
     Transferred,
     Write,
 )
 from quire.transfer import CopyState
 from quire.transfer import cpu as cpu_module
-from quire.types import NO_PAGES, PageIds, PageStatus, page_ids
+from quire.types import NO_PAGES, NO_PARENT, PageIds, PageStatus, page_ids
 from quire.worker.config import IoLimits
 from unit.worker.fakes import (
     LAYOUT,
@@ -177,6 +178,7 @@ def test_wait_layer_while_running_after_the_end_and_after_a_failure_c11(rig, mon
         Fetch(7, "full", b"".join(keys(1)), page_ids([0, 1]), 1.0),
         Write(7, "full", page_ids([0, 2**31 - 1]), b"".join(keys(2)), 1.0),
         Write(7, "draft", page_ids([0, 1]), b"".join(keys(2)), 1.0),
+        Write(7, "full", page_ids([0, 1]), b"".join(keys(2)), 1.0, parents=NO_PARENT),
     ],
 )
 def test_nonsense_is_failed_page_by_page_and_nothing_else_happens(rig, command):
@@ -369,11 +371,93 @@ def test_a_full_queue_turns_operations_away():
     rig.worker.close()
 
 
+def test_a_hung_probe_is_answered_at_its_deadline_and_its_store_is_not_closed_c17(rig):
+    rig.worker.close()
+    clock = HandClock()
+    rig = Rig(clock=clock)
+    store = rig.attach(held=["contains"])
+    rig.worker.submit([Probe(2, "full", keys(1), 5.0)])
+    assert store.entered.acquire(timeout=10)
+    assert rig.worker.poll() == []
+    clock.now += 6.0
+    assert [probed.hits for probed in rig.worker.poll()] == [[0]]
+    run(rig.worker, DetachStore(3))
+    assert not store.closed.is_set()
+    store.gates["contains"].set()
+    assert store.closed.wait(10)
+    assert rig.worker.poll() == []
+    rig.worker.close()
+
+
+def test_one_fetch_has_all_threads_and_is_reported_in_order(rig):
+    rig.worker.close()
+    rig = Rig(limits=IoLimits(batch_pages=1, fetch_threads=3))
+    store = rig.attach(held=["get"])
+    store.stock(keys(6))
+    rig.worker.submit([fetch(1, keys(6))])
+    for _ in range(3):
+        assert store.entered.acquire(timeout=10)
+    store.gates["get"].set()
+    done = collect(rig.worker, lambda done: finals(done) == [1])
+    assert statuses(done, 1) == [OK] * 6
+    assert store.touched == [(keys(6), False)]
+    rig.worker.close()
+
+
+def test_a_write_waits_for_the_write_of_the_pages_that_it_needs_c36(rig):
+    rig.worker.close()
+    rig = Rig(limits=IoLimits(batch_pages=4, write_threads=3))
+    store = rig.attach(held=["put"])
+    chain = [NO_PARENT, *keys(12)]
+
+    def part(op, first, end):
+        pages, parents = page_ids(range(first, end)), b"".join(chain[first:end])
+        return Write(op, "full", pages, b"".join(chain[first + 1 : end + 1]), 60.0, parents)
+
+    rig.worker.submit([part(1, 0, 6), part(2, 6, 8), part(3, 8, 12), write(4, keys(1, "other"))])
+    for _ in range(2):
+        assert store.entered.acquire(timeout=10)
+    store.gates["put"].set()
+    done = collect(rig.worker, lambda done: len(finals(done)) == 4)
+    assert all(status is OK for op in (1, 2, 3, 4) for status in statuses(done, op))
+    put = [key for name, call in store.calls if name == "put" for key in call]
+    assert [key for key in put if key in chain] == chain[1:]
+    rig.worker.close()
+
+
+def test_a_write_that_waits_ends_when_it_is_cancelled_or_the_worker_closes(rig):
+    store = rig.attach(held=["put"])
+    ten = keys(10)
+    first = Write(1, "full", page_ids([0]), ten[0], 60.0, NO_PARENT)
+    behind = [Write(n + 1, "full", page_ids([n]), ten[n], 60.0, ten[n - 1]) for n in range(1, 10)]
+    rig.worker.submit([first, *behind])
+    assert store.entered.acquire(timeout=10)
+    rig.worker.submit([Cancel(3)])
+    assert statuses(rig.worker.poll(), 3) == [CANCELLED]
+    threading.Timer(0.1, store.gates["put"].set).start()
+    rig.worker.close()
+    done = rig.worker.poll()
+    assert sorted(finals(done)) == [1, 2, *range(4, 11)]
+
+
+def test_touched_pages_reach_the_store_and_nobody_is_told_c36(rig):
+    store = rig.attach()
+    seen = threading.Event()
+    touch = store.touch
+    store.touch = lambda *args, **options: (touch(*args, **options), seen.set())
+    commands = [Touch("full", b"".join(keys(3))), Touch("none", keys(1)[0]), Touch("full", b"x")]
+    rig.worker.submit(commands)
+    assert seen.wait(10)
+    assert store.touched == [(keys(3), False)]
+    assert rig.worker.poll() == []
+    assert rig.worker.counters() == {"touch_dropped": 2}
+
+
 # ---- changing the store at run time -------------------------------------------------------------
 
 
 def test_in_flight_operations_finish_on_the_store_they_started_with_c18():
-    rig = Rig(limits=IoLimits(batch_pages=4, fetch_threads=2))
+    rig = Rig(limits=IoLimits(batch_pages=4, fetch_threads=4))  # three of them are inside
     old = rig.attach("fake://old", held=["get"])
     old.stock(keys(10))
     rig.worker.submit([fetch(1, keys(10))])

@@ -9,7 +9,8 @@ from fastapi import FastAPI, Request, Response
 from starlette.requests import ClientDisconnect
 
 import quire
-from quire.disagg.router.proxy import Proxy, read_inquiry, read_question
+from quire.disagg.router.proxy import Proxy, pick_model, read_inquiry, read_question
+from quire.disagg.router.upstream import Endpoint
 from quire.server.app import guard
 from quire.server.config import ServerConfig
 from quire.server.errors import ApiError, client_closed
@@ -32,17 +33,22 @@ def app_of(proxy: Proxy, config: ServerConfig) -> FastAPI:
     metrics = proxy.metrics
 
     @app.post("/v1/chat/completions", tags=["openai"])
+    async def chat_completions(request: Request) -> Response:
+        return await generate(request, Endpoint.CHAT)
+
     @app.post("/v1/completions", tags=["openai"])
-    async def generate(request: Request) -> Response:
+    async def completions(request: Request) -> Response:
+        return await generate(request, Endpoint.COMPLETIONS)
+
+    async def generate(request: Request, endpoint: Endpoint) -> Response:
         try:
             content = await request.body()
         except ClientDisconnect:
             raise client_closed() from None
-        path, headers = request.url.path, request.headers
         if len(content) < _LARGE_BYTES:
-            inquiry = read_inquiry(path, headers, content)
+            inquiry = read_inquiry(endpoint, request.headers, content)
         else:
-            inquiry = await asyncio.to_thread(read_inquiry, path, headers, content)
+            inquiry = await asyncio.to_thread(read_inquiry, endpoint, request.headers, content)
 
         def unexpected(error: Exception) -> ApiError:
             return proxy.failed_unexpectedly(error, request_id_of(request.scope))
@@ -54,9 +60,13 @@ def app_of(proxy: Proxy, config: ServerConfig) -> FastAPI:
         return Response(reply.content, headers={"content-type": reply.content_type})
 
     @app.get("/v1/models", tags=["openai"])
-    @app.get("/v1/models/{model:path}", tags=["openai"])
     async def models(request: Request) -> Response:
-        reply = await proxy.whole(read_question(request.url.path, request.headers))
+        reply = await proxy.whole(read_question(request.headers))
+        return Response(reply.content, headers={"content-type": reply.content_type})
+
+    @app.get("/v1/models/{model:path}", tags=["openai"])
+    async def one_model(model: str, request: Request) -> Response:
+        reply = pick_model(await proxy.whole(read_question(request.headers, model)), model)
         return Response(reply.content, headers={"content-type": reply.content_type})
 
     @app.get("/health", tags=["operation"])

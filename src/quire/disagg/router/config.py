@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from quire.errors import ConfigError
@@ -20,7 +21,9 @@ class RouterConfig:
     servers: tuple[str, ...] = ()
     """Of servers that need no prefill server named to them."""
     admin_key: str | None = None
-    """For their /admin; None: they are on this machine, and let it in without."""
+    """For their /admin; None: it is in a file."""
+    admin_key_file: Path | None = None
+    """None: each of them wrote its own on this machine, where keyfile.py says."""
     retries: int = 3
     """Further servers that are tried for a request when one fails."""
     check_interval_s: float = 2.0

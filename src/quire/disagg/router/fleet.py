@@ -25,8 +25,8 @@ from quire.disagg.router.affinity import AffinityIndex
 from quire.disagg.router.config import RouterConfig
 from quire.engine.config import Role
 from quire.errors import ConfigError
-from quire.server.addresses import parse_peer
-from quire.server.security import is_loopback
+from quire.server.addresses import is_loopback, parse_peer
+from quire.server.keyfile import find_key
 
 logger = logging.getLogger("quire.router")
 Answer = TypeVar("Answer", bound=msgspec.Struct)
@@ -109,6 +109,7 @@ class Member:
         self.peer = ""
         self.lets_us_in = False
         """Whether /admin answers us."""
+        self.admin_key: str | None = None
         self.instance = ""
         self.in_flight = 0
         self.reported = Health("")
@@ -227,7 +228,7 @@ class Fleet:
             response = await self._client.post(
                 f"{member.url}/admin/keys",
                 content=body,
-                headers=self._admin() | {"content-type": "application/json"},
+                headers=_bearer(member.admin_key) | {"content-type": "application/json"},
             )
         if response.status_code != 200:
             raise ValueError(f"{member.url}/admin/keys answered {response.status_code}")
@@ -282,6 +283,8 @@ class Fleet:
             member.seen_event = 0
         member.lets_us_in = False
         member.fingerprint = member.peer = ""
+        # Read again: a server that was given none has another after each start.
+        member.admin_key = self.config.admin_key or find_key(member.url, self.config.admin_key_file)
         _check_role(member.side, health.role)
         try:
             info = await self._get(member, "/admin/info", Info)
@@ -336,7 +339,8 @@ class Fleet:
         try:
             async with asyncio.timeout(self.config.check_timeout_s):
                 response = await self._client.get(
-                    member.url + path, headers=self._admin() if "/admin" in path else {}
+                    member.url + path,
+                    headers=_bearer(member.admin_key) if path.startswith("/admin") else {},
                 )
         except httpx.ConnectError:
             raise _Wrong("cannot be connected to", is_down=True) from None
@@ -351,9 +355,9 @@ class Fleet:
         except msgspec.DecodeError:
             raise _Wrong("is no Quire server of this version", is_unfit=True) from None
 
-    def _admin(self) -> dict[str, str]:
-        key = self.config.admin_key
-        return {} if key is None else {"authorization": f"Bearer {key}"}
+
+def _bearer(key: str | None) -> dict[str, str]:
+    return {} if key is None else {"authorization": f"Bearer {key}"}
 
 
 def _same_model(one: Member, other: Member) -> bool:

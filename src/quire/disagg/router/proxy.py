@@ -26,6 +26,7 @@ from quire.disagg.router.fleet import Fleet, Member, Side, one_line
 from quire.disagg.router.metrics import RouterMetrics
 from quire.disagg.router.transcript import Diverged, Failed, Transcript
 from quire.disagg.router.upstream import (
+    Endpoint,
     Inquiry,
     Lost,
     Reply,
@@ -34,7 +35,13 @@ from quire.disagg.router.upstream import (
     api_error,
     lost_by,
 )
-from quire.server.errors import RETRY_AFTER_S, ApiError, shutting_down, unexpected
+from quire.server.errors import (
+    RETRY_AFTER_S,
+    ApiError,
+    model_not_found,
+    shutting_down,
+    unexpected,
+)
 from quire.server.security import ADMIN_KEY_HEADER, PREFILL_HEADER
 
 _PASSED_ON = ("authorization", "content-type", "accept")
@@ -149,7 +156,7 @@ class Proxy:
         if not route.prefill:
             return {}
         headers = {PREFILL_HEADER: ",".join(member.peer for member in route.prefill)}
-        key = self.fleet.config.admin_key
+        key = route.target.admin_key
         return headers if key is None else headers | {ADMIN_KEY_HEADER: key}
 
     # ---- whom to try ----------------------------------------------------------------------------
@@ -158,13 +165,13 @@ class Proxy:
         matched, num_pages = await self._matched(inquiry)
 
         def route(tried: set[str]) -> Route | None:
-            return self._route(inquiry.model, tried, matched, num_pages)
+            return self._route(inquiry, tried, matched, num_pages)
 
         return _Tour(self, route)
 
     async def _matched(self, inquiry: Inquiry) -> tuple[Mapping[str, int], int]:
         """Who has how many pages of the prompt, and how many it has; nothing if nobody can say."""
-        if inquiry.model is None or not len(self.fleet.index):
+        if inquiry.model is None or not inquiry.body or not len(self.fleet.index):
             return {}, 0
         targets = self.fleet.usable(inquiry.model)
         prefill = {each.url for target in targets for each in self.fleet.prefill_for(target) or ()}
@@ -182,15 +189,16 @@ class Proxy:
         return self.fleet.index.matched(keys), len(keys)
 
     def _route(
-        self, model: str | None, tried: set[str], matched: Mapping[str, int], num_pages: int
+        self, inquiry: Inquiry, tried: set[str], matched: Mapping[str, int], num_pages: int
     ) -> Route | None:
-        targets = [each for each in self.fleet.usable(model) if each.url not in tried]
+        targets = [each for each in self.fleet.usable(inquiry.model) if each.url not in tried]
         if not targets:
             return None
-        target, *_ = self._ranked(targets, matched, num_pages, model is not None)
+        is_counted = inquiry.endpoint is not Endpoint.MODELS
+        target, *_ = self._ranked(targets, matched, num_pages, is_counted)
         prefill = self.fleet.prefill_for(target) or []
         if prefill:
-            prefill = self._ranked(prefill, matched, num_pages, model is not None)
+            prefill = self._ranked(prefill, matched, num_pages, is_counted)
         return Route(target, prefill)
 
     def _ranked(
@@ -264,20 +272,19 @@ class _Tour:
         return _unavailable(f"{what} ({reasons}): send the request again")
 
 
-def read_inquiry(path: str, headers: Mapping[str, str], content: bytes) -> Inquiry:
+def read_inquiry(endpoint: Endpoint, headers: Mapping[str, str], content: bytes) -> Inquiry:
     """A client's request for an answer. What is wrong with it is for a server to say."""
-    kept = {name: headers[name] for name in _PASSED_ON if name in headers}
+    kept = _kept(headers)
     try:
         body: dict[str, Any] = msgspec.json.decode(content, type=dict[str, Any])
     except msgspec.DecodeError:
-        return Inquiry("POST", path, content, kept)
+        return Inquiry(endpoint, content, kept)
     if body.get("seed") is None:
         body["seed"] = secrets.randbelow(_MAX_SEED)
         content = msgspec.json.encode(body)
     model = body.get("model")
     return Inquiry(
-        "POST",
-        path,
+        endpoint,
         content,
         kept,
         model if isinstance(model, str) else None,
@@ -285,8 +292,31 @@ def read_inquiry(path: str, headers: Mapping[str, str], content: bytes) -> Inqui
     )
 
 
-def read_question(path: str, headers: Mapping[str, str]) -> Inquiry:
-    return Inquiry("GET", path, b"", {n: headers[n] for n in _PASSED_ON if n in headers})
+def read_question(headers: Mapping[str, str], model: str | None = None) -> Inquiry:
+    """A client's question which models there are, to a server that has `model` if one has."""
+    return Inquiry(Endpoint.MODELS, b"", _kept(headers), model)
+
+
+def pick_model(reply: Reply, model: str) -> Reply:
+    """Of a server's list of models, one. Raises ApiError."""
+    try:
+        listed = msgspec.json.decode(reply.content, type=_Models).data
+    except msgspec.DecodeError:
+        raise ApiError(
+            502, "the server's list of models cannot be read", code="bad_server"
+        ) from None
+    for each in listed:
+        if each.get("id") == model:
+            return Reply(msgspec.json.encode(each), reply.content_type)
+    raise model_not_found(model, ", ".join(str(each.get("id")) for each in listed))
+
+
+class _Models(msgspec.Struct):
+    data: list[dict[str, Any]]
+
+
+def _kept(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: headers[name] for name in _PASSED_ON if name in headers}
 
 
 def _unavailable(message: str) -> ApiError:

@@ -54,11 +54,19 @@ class Lost(Exception):
         """The server's own words, if it had any."""
 
 
+class Endpoint(enum.Enum):
+    """All that the router passes requests on to. A client chooses among these and spells none:
+    what it writes never becomes a part of an address."""
+
+    CHAT = ("POST", "/v1/chat/completions")
+    COMPLETIONS = ("POST", "/v1/completions")
+    MODELS = ("GET", "/v1/models")
+
+
 class Inquiry(NamedTuple):
     """A client's request, as it is sent on."""
 
-    method: str
-    path: str
+    endpoint: Endpoint
     body: bytes
     headers: Mapping[str, str]
     model: str | None = None
@@ -104,9 +112,10 @@ class Upstream:
     async def _open(
         self, member: Member, inquiry: Inquiry, headers: Mapping[str, str]
     ) -> AsyncIterator[httpx.Response]:
+        method, path = inquiry.endpoint.value
         request = self._client.build_request(
-            inquiry.method,
-            member.url + inquiry.path,
+            method,
+            member.url + path,
             content=inquiry.body,
             headers={**inquiry.headers, **headers},
         )

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import os
 import platform
 import sys
+import threading
 from collections.abc import Sequence
 
 RING_SLOTS = 16
@@ -60,7 +60,8 @@ class _Event(ctypes.Structure):
 
 
 class Ring:
-    """Up to RING_SLOTS transfers at a time. For one thread at a time."""
+    """Up to RING_SLOTS transfers at a time. For one thread at a time; not to be used again once a
+    call has raised."""
 
     def __init__(self, libc: ctypes.CDLL, numbers: tuple[int, int, int, int]) -> None:
         """Raises OSError when the kernel gives no context."""
@@ -95,11 +96,24 @@ class Ring:
         for i, (fd, views) in enumerate(zip(fds, buffers, strict=True)):
             self._fill(i, opcode, fd, views)
         results = [-errno.EIO] * len(fds)
-        num_submitted = self._submit(len(fds), results)
-        num_done = 0
-        while num_done < num_submitted:
-            num_done += self._wait(num_submitted - num_done, results)
+        try:
+            num_submitted = self._submit(len(fds), results)
+            num_done = 0
+            while num_done < num_submitted:
+                num_done += self._wait(num_submitted - num_done, results)
+        except BaseException:
+            self._settle()
+            raise
         return results
+
+    def _settle(self) -> None:
+        """Transfers may be under way of which nobody will hear. Return only when the kernel is
+        done with their buffers, for the caller's pages will be somebody else's. The ring is of no
+        use afterwards."""
+        # Destroying the context cancels them or waits for them.
+        while self._libc.syscall(self._destroy_no, self._context) != 0:
+            if ctypes.get_errno() != errno.EINTR:
+                _wait_for_ever()
 
     def _fill(self, i: int, opcode: int, fd: int, views: Sequence[memoryview]) -> None:
         control = self._controls[i]
@@ -144,12 +158,16 @@ class Ring:
         if done < 0:
             if ctypes.get_errno() == errno.EINTR:
                 return 0
-            # The kernel refuses to tell about transfers that may still be writing into pages
-            # somebody else will get: nothing sensible can follow.
-            raise SystemError(f"io_getevents: {os.strerror(ctypes.get_errno())}")
+            raise OSError(ctypes.get_errno(), "io_getevents")
         for event in self._events[:done]:
             results[event.data] = event.result
         return done
+
+
+def _wait_for_ever() -> None:
+    """The kernel neither tells about the transfers nor ends them. A page that is never reported as
+    done is never given to anybody else; a store that is stuck is one that is not asked again."""
+    threading.Event().wait()
 
 
 def open_ring() -> Ring | None:

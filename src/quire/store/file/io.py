@@ -61,7 +61,10 @@ class BulkIO:
         ring = self._borrow(buffers) if len(fds) > 1 else None
         if ring is None:
             return [_move_one(one, fd, views) for fd, views in zip(fds, buffers, strict=True)]
-        results = many(ring, fds, buffers)
+        try:
+            results = many(ring, fds, buffers)
+        except OSError as error:  # the ring is of no use any more, and nothing is known
+            return [-(error.errno or errno.EIO)] * len(fds)
         self._rings.append(ring)
         for i, result in enumerate(results):
             if result in (-errno.EINVAL, -errno.EAGAIN):  # not aligned, or no slot: the plain way

@@ -5,9 +5,11 @@
       objects/ab/<key hex>.<component>.<shard>of<shards>      published objects, by first key byte
       objects/ab/.<slot>.<generation>.<n>.tmp                 being written by the slot's holder
       quarantine/<object name>      objects that failed verification, for a person to look at
+      trash/<token>.objects/ab/…    what was cleared, until it is deleted; <token>.quarantine
       state/<slot>.lock             held (flock) by one open store for as long as it lives;
                                     counts its holders: the generation
       state/used_bytes              what all openers together account for
+      state/coldest, state/scan     what goes next; held by whoever scans
 
 Whatever is not named like this is foreign and never touched. A writer that died has lost its
 lock with its process, on any host, so its temporary files can be told from a live writer's
@@ -63,15 +65,11 @@ class Layout:
         self.root = root
         self._objects = f"{root}/objects"
         self._quarantine = f"{root}/quarantine"
+        self._trash = f"{root}/trash"
         self._state = f"{root}/state"
         try:
             _claim(root, must_exist=must_exist)
-            for folder in (self._objects, self._quarantine, self._state):
-                os.makedirs(folder, exist_ok=True)
-            _spread_subdirectories(self._objects)
-            for shard in range(NUM_SHARDS):
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(f"{self._objects}/{shard:02x}")
+            self.make_folders()
             self._slot, self._lock_fd = self._take_slot()
             self._generation = _count_up(self._lock_fd)
         except OSError as error:
@@ -80,6 +78,19 @@ class Layout:
     @property
     def usage_path(self) -> str:
         return f"{self._state}/used_bytes"
+
+    @property
+    def cold_path(self) -> str:
+        return f"{self._state}/coldest"
+
+    @property
+    def scan_path(self) -> str:
+        return f"{self._state}/scan"
+
+    @property
+    def objects_inode(self) -> int:
+        """Changes when the store is cleared, by whomever."""
+        return os.stat(self._objects).st_ino
 
     @property
     def scratch_path(self) -> str:
@@ -96,9 +107,53 @@ class Layout:
         blocks near its directory, so writers of different shards stay out of each other's way."""
         return f"{self._objects}/{text[:2]}/.{self._slot}.{self._generation}.{number}.tmp"
 
-    def scan_shard(self, shard: int) -> Iterator[tuple[str, os.stat_result]]:
-        """Objects of one shard directory; removes temporary files of dead writers on the way."""
-        yield from self._scan(f"{self._objects}/{shard:02x}", clean=True)
+    def make_folders(self) -> None:
+        """Those that are missing: at the first opening, and after a clearing. Raises OSError."""
+        for folder in (self._objects, self._quarantine, self._trash, self._state):
+            os.makedirs(folder, exist_ok=True)
+        _spread_subdirectories(self._objects)
+        for shard in range(NUM_SHARDS):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(f"{self._objects}/{shard:02x}")
+
+    def discard(self) -> None:
+        """Everything is gone at once, for all processes; its files wait in the trash. Whoever
+        comes before the new folders are made finds nothing, or makes them. Raises OSError."""
+        token = secrets.token_hex(8)
+        for folder in (self._objects, self._quarantine):
+            with contextlib.suppress(FileNotFoundError):  # somebody else is clearing
+                os.rename(folder, f"{self._trash}/{token}.{os.path.basename(folder)}")
+        self.make_folders()
+
+    @property
+    def has_trash(self) -> bool:
+        return bool(os.listdir(self._trash))
+
+    def empty_trash(self) -> Iterator[int]:
+        """Delete what was discarded, by whomever; gives the size of each object as it goes.
+        Several may be at it. Foreign files go back to where they were."""
+        for top in os.listdir(self._trash):
+            counts = top.endswith(".objects")
+            home = self._objects if counts else self._quarantine
+            for folder, _, names in os.walk(f"{self._trash}/{top}", topdown=False):
+                for name in names:
+                    path = f"{folder}/{name}"
+                    with contextlib.suppress(OSError):  # somebody else was faster
+                        if not _OBJECT.fullmatch(name) and not _TEMPORARY.fullmatch(name):
+                            place = os.path.relpath(folder, f"{self._trash}/{top}")
+                            os.rename(path, os.path.join(home, place, name))
+                            continue
+                        size_bytes = os.stat(path).st_size
+                        os.unlink(path)
+                        if counts and not name.startswith("."):
+                            yield size_bytes
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)
+
+    def scan(self) -> Iterator[tuple[str, os.stat_result]]:
+        """All objects, and the temporary files of living writers; removes those of dead ones."""
+        for shard in range(NUM_SHARDS):
+            yield from self._scan(f"{self._objects}/{shard:02x}", clean=True)
 
     def scan_quarantine(self) -> Iterator[tuple[str, os.stat_result]]:
         yield from self._scan(self._quarantine, clean=False)
@@ -118,21 +173,25 @@ class Layout:
                     yield entry.name, entry.stat(follow_symlinks=False)
             elif clean and (match := _TEMPORARY.fullmatch(entry.name)):
                 with contextlib.suppress(OSError):  # the next opener tries again
-                    self._remove_if_stale(entry.path, int(match[1]), int(match[2]))
+                    if not self._remove_if_stale(entry.path, int(match[1]), int(match[2])):
+                        yield entry.name, entry.stat(follow_symlinks=False)
 
-    def _remove_if_stale(self, path: str, slot: int, generation: int) -> None:
+    def _remove_if_stale(self, path: str, slot: int, generation: int) -> bool:
         """Remove a temporary file unless its writer lives. Holding the slot's lock while doing so
         keeps a new writer from starting under the same number."""
         if slot == self._slot:
-            if generation != self._generation:  # of an earlier holder, dead since we hold it
-                os.unlink(path)
-            return
+            if generation == self._generation:
+                return False
+            os.unlink(path)  # of an earlier holder, dead since we hold it
+            return True
         fd = self._try_lock(slot)
-        if fd is not None:
-            try:
-                os.unlink(path)
-            finally:
-                os.close(fd)
+        if fd is None:
+            return False
+        try:
+            os.unlink(path)
+        finally:
+            os.close(fd)
+        return True
 
     def _take_slot(self) -> tuple[int, int]:
         for slot in range(MAX_WRITERS):

@@ -1,72 +1,135 @@
-"""The background look at a file store's directory: what is there, in which order, how much.
+"""The background look at a file store's directory: which objects are coldest, how much is used.
 
-One thread per store: once at opening, then when the owner has written a quarter of the budget or
-asks, at most every `MIN_INTERVAL_S`. Also removes what dead writers left unfinished.
-Knows layout and budget; moves no page.
+One thread per store: at opening, then when the owner has written a quarter of the budget or asks,
+at most every `MIN_INTERVAL_S`; and only one of all processes at a time. Also removes what dead
+writers left unfinished, and what was cleared. A small directory is looked at where it is needed.
+Knows layout, ledger and queue; moves no page. Holds an eighth of the names while it looks.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
+from collections.abc import Callable
 
-from quire.store.file.budget import Budget, Ledger
-from quire.store.file.layout import NUM_SHARDS, Layout
+from quire.store.file.cold import Coldest, ColdQueue
+from quire.store.file.layout import Layout
+from quire.store.file.ledger import Ledger, Usage
+from quire.store.file.shared import SharedFile
 
 MIN_INTERVAL_S = 10.0
+PIECE_OBJECTS = 1024
+"""Looked at between two pauses: a scan of a million files must not hog the interpreter."""
 PAUSE_S = 0.0005
-"""Between two shard directories: a scan of a million files must not hog the interpreter."""
+BUSY_S = 0.005
+"""Between two attempts while another process scans."""
+SMALL_OBJECTS = 4096
+"""A directory of so few is scanned by whoever needs room in it."""
+CLOSE_TIMEOUT_S = 5.0
 
 
 class Scanner:
-    def __init__(self, layout: Layout, budget: Budget, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        ledger: Ledger,
+        cold: ColdQueue,
+        *,
+        scan_every_bytes: int,
+        wall_ns: Callable[[], int],
+    ) -> None:
+        """Raises OSError."""
         self.scanned = threading.Event()
         self._layout = layout
-        self._budget = budget
         self._ledger = ledger
+        self._cold = cold
+        self._scan_every_bytes = scan_every_bytes
+        self._wall_ns = wall_ns
+        self._only_one = SharedFile(layout.scan_path)
         self._wanted = threading.Event()
+        self._at_once = threading.Event()
         self._closed = threading.Event()
         self._written_bytes = 0
         self._thread = threading.Thread(target=self._run, name="quire-store-scan", daemon=True)
         self._thread.start()
 
-    def ask(self) -> None:
+    def ask(self, *, at_once: bool = False) -> None:
+        if at_once:
+            self._at_once.set()
         self._wanted.set()
 
     def wrote(self, num_bytes: int) -> None:
         # Unlocked: a lost update delays the next scan a little.
         self._written_bytes += num_bytes
-        if self._written_bytes > self._budget.max_bytes // 4:
+        if self._written_bytes > self._scan_every_bytes:
             self._written_bytes = 0
-            self._wanted.set()
+            self.ask()
+        if self._cold.is_low and not self._at_once.is_set():
+            self.ask(at_once=True)
+
+    def refill(self) -> bool:
+        """The queue is empty and room is needed. True: look again."""
+        if self._ledger.known.num_objects > SMALL_OBJECTS:
+            self.ask(at_once=True)
+            return False
+        return self._scan_unless_others_did(0.0)
 
     def close(self) -> None:
         self._closed.set()
-        self._wanted.set()
-        self._thread.join()
+        self.ask(at_once=True)
+        self._thread.join(CLOSE_TIMEOUT_S)
+        self._only_one.close()
 
     def _run(self) -> None:
         while not self._closed.is_set():
             with contextlib.suppress(OSError):  # the disk is in trouble: the next scan may do
-                self._scan()
+                self._scan_unless_others_did(PAUSE_S)
             self.scanned.set()
-            self._closed.wait(MIN_INTERVAL_S)
+            self._at_once.wait(MIN_INTERVAL_S)
             self._wanted.wait()
             self._wanted.clear()
+            self._at_once.clear()
 
-    def _scan(self) -> None:
-        total_before = self._ledger.total()
-        known = self._budget.names()
-        found: dict[str, tuple[float, int]] = {}
-        for shard in range(NUM_SHARDS):
-            for text, stat in self._layout.scan_shard(shard):
-                found[text] = (stat.st_mtime, stat.st_size)
-            if self._closed.is_set() or (found and self._closed.wait(PAUSE_S)):
-                return
-        self._ledger.correct(total_before, sum(size for _, size in found.values()))
-        new = sorted((item for item in found.items() if item[0] not in known), key=lambda i: i[1])
-        self._budget.learn(
-            ((text, size) for text, (_, size) in new),
-            known - found.keys(),
-            as_cold=not self.scanned.is_set(),
-        )
+    def _scan_unless_others_did(self, pause_s: float) -> bool:
+        """A scan that began after this call has ended. True: there may be something to take."""
+        before_ns = self._cold.scan_start_ns
+        while not self._closed.is_set():
+            with self._only_one.locked_unless_busy() as mine:
+                if mine:
+                    return self._cold.scan_start_ns != before_ns or self._scan(pause_s) > 0
+            self._closed.wait(BUSY_S)
+        return False
+
+    def _scan(self, pause_s: float) -> int:
+        """How many may go next."""
+        self.empty_trash()
+        start_ns = self._wall_ns()
+        self._cold.begin(start_ns)
+        before = self._ledger.total()
+        which = self._layout.objects_inode
+        coldest = Coldest()
+        found = Usage()
+        files = self._layout.scan()
+        while piece := list(itertools.islice(files, PIECE_OBJECTS)):
+            # What is being written is accounted for, too.
+            found = found.plus(Usage(sum(stat.st_size for _, stat in piece), len(piece)))
+            coldest.show([(name, stat) for name, stat in piece if not name.startswith(".")])
+            if self._closed.wait(pause_s):
+                return 0
+        if self._layout.objects_inode != which:  # cleared meanwhile, by somebody
+            return 0
+        records, bound_ns = coldest.finish(start_ns)
+        self._ledger.correct(before, found)
+        self._cold.replace(records, bound_ns)
+        return len(records)
+
+    def empty_trash(self) -> int:
+        """Objects deleted of those that were cleared."""
+        count = 0
+        for size_bytes in self._layout.empty_trash():
+            self._ledger.remove(size_bytes)
+            count += 1
+            if count % PIECE_OBJECTS == 0 and self._closed.wait(PAUSE_S):
+                break
+        return count

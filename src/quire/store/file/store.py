@@ -25,32 +25,45 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from quire.errors import StoreURLError
-from quire.store.base import HEADER_BYTES, Blob, ObjectName, StoredObject, StoreStats
-from quire.store.file.budget import Budget, FreshTimes, Ledger
+from quire.store.base import HEADER_BYTES, STEP_NS, Blob, ObjectName, StoredObject, StoreStats
+from quire.store.file.budget import Budget
+from quire.store.file.cold import ColdQueue
 from quire.store.file.io import GROUP_OBJECTS, BulkIO
-from quire.store.file.layout import NUM_SHARDS, Layout, parse_name, unusable
+from quire.store.file.layout import Layout, parse_name, unusable
+from quire.store.file.ledger import Ledger
 from quire.store.file.scan import Scanner
 from quire.store.file.space import FreeSpace, default_reserve
+from quire.store.file.uses import renew, set_time, time_of
 from quire.store.url import Options, StoreURL
 from quire.types import PageStatus
 
 DEFAULT_MAX_BYTES = 20 << 30
 
-MARK_USE_EVERY_S = 600.0
-"""How often a file's time is renewed by reading it: the order of use survives a restart and is
-seen by other processes, at one system call per file and ten minutes."""
-
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+Times = dict[str, int | None]
+"""Of the objects of one call: when each was used, once it is published."""
+
+
+class _Page(NamedTuple):
+    """An object to be written."""
+
+    text: str
+    parent: str | None
+    """What it is of no use without."""
+    used_ns: int
+    blob: Blob
 
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
     """An object being written: reserved, open, not yet visible."""
 
-    text: str
-    blob: Blob
+    page: _Page
     size_bytes: int
     path: str
     fd: int
@@ -65,6 +78,7 @@ class FileStore:
         reserve_bytes: int | None = None,
         must_exist: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         """Raises StoreError when the directory cannot be used: one sentence with the fix."""
         self.url = root.absolute().as_uri()
@@ -72,14 +86,23 @@ class FileStore:
         self._layout = Layout(root, must_exist=must_exist)
         try:
             self._io = BulkIO(self._layout.scratch_path)
-            ledger = Ledger(self._layout.usage_path, max_bytes // 1024)
+            self._ledger = Ledger(self._layout.usage_path, max_bytes // 1024)
+            self._cold = ColdQueue(self._layout.cold_path)
             reserve_bytes = default_reserve(root) if reserve_bytes is None else reserve_bytes
+            self._scanner = Scanner(
+                self._layout,
+                self._ledger,
+                self._cold,
+                scan_every_bytes=max_bytes // 4,
+                wall_ns=wall_ns,
+            )
         except OSError as error:
             self._layout.close()
             raise unusable(root, error) from error
         self._space = FreeSpace(root, reserve_bytes, clock)
-        self._budget = Budget(max_bytes, ledger, self._remove)
-        self._fresh = FreshTimes(clock, MARK_USE_EVERY_S)
+        self._budget = Budget(
+            max_bytes, self._ledger, self._cold, self._remove, self._scanner.refill
+        )
         self._numbers = itertools.count()
         flags = os.O_CLOEXEC | self._io.direct_flag
         self._read_flags = os.O_RDONLY | flags
@@ -88,22 +111,51 @@ class FileStore:
         self._spill = memoryview(mmap.mmap(-1, HEADER_BYTES))
         self._closing = threading.Lock()
         self._closed = False
-        self._scanner = Scanner(self._layout, self._budget, ledger)
 
     def contains(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Asks the directory itself: other processes add and remove. An object asked for is about
-        to be fetched, so it counts as used."""
-        return [self._contains_one(name.text) for name in names]
+        """Asks the directory itself: other processes add and remove."""
+        return [os.access(self._layout.object_path(name.text), os.F_OK) for name in names]
 
     def get(
         self, names: Sequence[ObjectName], into: Sequence[Blob], *, deadline: float
     ) -> list[PageStatus]:
-        return self._in_groups(self._get_group, names, into, deadline)
+        statuses: list[PageStatus] = []
+        for i in range(0, len(names), GROUP_OBJECTS):
+            texts = [name.text for name in names[i : i + GROUP_OBJECTS]]
+            if self._clock() >= deadline:
+                statuses += [PageStatus.TIMEOUT] * len(texts)
+            else:
+                statuses += self._get_group(texts, into[i : i + GROUP_OBJECTS])
+        return statuses
 
     def put(
-        self, names: Sequence[ObjectName], blobs: Sequence[Blob], *, deadline: float
+        self,
+        names: Sequence[ObjectName],
+        blobs: Sequence[Blob],
+        *,
+        deadline: float,
+        used_ns: int,
+        parents: Sequence[ObjectName | None] = (),
     ) -> list[PageStatus]:
-        return self._in_groups(self._put_group, names, blobs, deadline)
+        pages = [
+            _Page(name.text, parent.text if parent else None, used_ns - i * STEP_NS, blob)
+            for i, (name, parent, blob) in enumerate(
+                zip(names, parents or [None] * len(names), blobs, strict=True)
+            )
+        ]
+        times: Times = {page.text: None for page in pages}
+        statuses: list[PageStatus] = []
+        for i in range(0, len(pages), GROUP_OBJECTS):
+            group = pages[i : i + GROUP_OBJECTS]
+            if self._clock() >= deadline:
+                statuses += [PageStatus.TIMEOUT] * len(group)
+            else:
+                statuses += self._put_group(group, times)
+        return statuses
+
+    def touch(self, names: Sequence[ObjectName], *, used_ns: int, each: bool = False) -> None:
+        paths = [self._layout.object_path(name.text) for name in names]
+        renew(paths, used_ns, self._cold.scan_start_ns, each=each)
 
     def quarantine(self, name: ObjectName) -> bool:
         path = self._layout.object_path(name.text)
@@ -112,35 +164,30 @@ class FileStore:
             os.rename(path, self._layout.quarantine_path(name.text))
         except FileNotFoundError:  # evicted, or quarantined by another reader
             return False
-        self._budget.forget(name.text, size_bytes)
+        self._budget.release(size_bytes)
         self._trim_quarantine()
         return True
 
     def scan(self) -> Iterator[StoredObject]:
-        for shard in range(NUM_SHARDS):
-            for text, stat in self._layout.scan_shard(shard):
-                name = parse_name(text)
-                if name is not None:
-                    yield StoredObject(name, stat.st_size, stat.st_mtime)
+        for text, stat in self._layout.scan():
+            name = parse_name(text)
+            if name is not None:
+                yield StoredObject(name, stat.st_size, stat.st_mtime)
 
-    def clear(self) -> int:
-        """Quarantined objects go too; they are counted."""
-        count = 0
-        for shard in range(NUM_SHARDS):
-            for text, _ in self._layout.scan_shard(shard):
-                freed = self._remove(text)
-                self._budget.forget(text, freed)
-                count += freed > 0
-        for text, _ in self._layout.scan_quarantine():
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._layout.quarantine_path(text))
-                count += 1
+    def clear(self, *, wait: bool = False) -> int:
+        """Quarantined objects go too; they are not counted."""
+        count = sum(1 for _ in self.scan()) if wait else 0
+        self._layout.discard()
+        self._scanner.ask(at_once=True)
+        while wait and self._layout.has_trash:
+            self._scanner.empty_trash()
         return count
 
     def stats(self) -> StoreStats:
+        used = self._ledger.total()
         return StoreStats(
-            num_objects=self._budget.num_objects,
-            used_bytes=self._budget.used_bytes,
+            num_objects=used.num_objects,
+            used_bytes=used.num_bytes,
             capacity_bytes=self._budget.max_bytes,
             evicted_objects=self._budget.num_evicted,
             read_only=self._space.read_only,
@@ -157,31 +204,10 @@ class FileStore:
                 return
             self._closed = True
         self._scanner.close()
-        self._budget.close()
+        self._ledger.close()
+        self._cold.close()
         self._io.close()
         self._layout.close()
-
-    def _in_groups(
-        self,
-        move: Callable[[list[str], Sequence[Blob]], list[PageStatus]],
-        names: Sequence[ObjectName],
-        blobs: Sequence[Blob],
-        deadline: float,
-    ) -> list[PageStatus]:
-        statuses: list[PageStatus] = []
-        for i in range(0, len(names), GROUP_OBJECTS):
-            texts = [name.text for name in names[i : i + GROUP_OBJECTS]]
-            if self._clock() >= deadline:
-                statuses += [PageStatus.TIMEOUT] * len(texts)
-            else:
-                statuses += move(texts, blobs[i : i + GROUP_OBJECTS])
-        return statuses
-
-    def _contains_one(self, text: str) -> bool:
-        if not os.access(self._layout.object_path(text), os.F_OK):
-            return False
-        self._budget.touch_known(text)
-        return True
 
     def _get_group(self, texts: list[str], blobs: Sequence[Blob]) -> list[PageStatus]:
         statuses = [PageStatus.MISS] * len(texts)
@@ -200,54 +226,69 @@ class FileStore:
             # into it, which tells its length without another system call per page.
             buffers = [(blobs[i].header, blobs[i].payload, self._spill) for i in opened]
             results = self._io.read(fds, buffers)
-            for i, fd, result in zip(opened, fds, results, strict=True):
-                statuses[i] = self._got(texts[i], fd, blobs[i], result)
+            for i, result in zip(opened, results, strict=True):
+                statuses[i] = _got(blobs[i], result)
         finally:
             for fd in fds:
                 os.close(fd)
         return statuses
 
-    def _got(self, text: str, fd: int, blob: Blob, num_bytes: int) -> PageStatus:
-        if num_bytes < 0:
-            return PageStatus.FAILED
-        size_bytes = blob.header.nbytes + blob.payload.nbytes
-        if num_bytes != size_bytes:
-            return PageStatus.CORRUPT
-        self._budget.touch(text, size_bytes)
-        if self._fresh.is_due(text):
-            _renew_time(fd)
-        return PageStatus.OK
-
-    def _put_group(self, texts: list[str], blobs: Sequence[Blob]) -> list[PageStatus]:
-        begun = [self._begin(text, blob) for text, blob in zip(texts, blobs, strict=True)]
+    def _put_group(self, pages: Sequence[_Page], times: Times) -> list[PageStatus]:
+        begun = [self._begin(page, times) for page in pages]
         drafts = [item for item in begun if isinstance(item, _Draft)]
-        buffers = [(draft.blob.header, draft.blob.payload) for draft in drafts]
+        buffers = [(draft.page.blob.header, draft.page.blob.payload) for draft in drafts]
         results = self._io.write([draft.fd for draft in drafts], buffers)
-        finished = map(self._finish, drafts, results)
-        return [item if isinstance(item, PageStatus) else next(finished) for item in begun]
+        # In order, so that a page is never there before the page that it needs.
+        finished = [
+            self._finish(draft, result, times)
+            for draft, result in zip(drafts, results, strict=True)
+        ]
+        rest = iter(finished)
+        return [item if isinstance(item, PageStatus) else next(rest) for item in begun]
 
-    def _begin(self, text: str, blob: Blob) -> _Draft | PageStatus:
+    def _begin(self, page: _Page, times: Times) -> _Draft | PageStatus:
         """Reserve space and open the temporary file."""
-        size_bytes = blob.header.nbytes + blob.payload.nbytes
+        if page.parent not in times and self._time_for(page, times) is None:
+            return PageStatus.ORPHAN
+        size_bytes = page.blob.header.nbytes + page.blob.payload.nbytes
+        path = self._layout.temporary_path(page.text, next(self._numbers))
         try:
-            path = self._layout.temporary_path(text, next(self._numbers))
             fd = self._recycle(path, size_bytes)
             if fd is None:
                 if not self._space.take(size_bytes, self._budget.evict_one):
                     return PageStatus.REJECTED
                 if not self._budget.reserve(size_bytes):
-                    self._scanner.ask()  # others may have filled the budget with unknown files
                     return PageStatus.REJECTED
-                try:
-                    fd = os.open(path, self._write_flags, 0o644)
-                except OSError:
-                    self._budget.release(size_bytes)
-                    raise
-                with contextlib.suppress(OSError):  # what grows while written is written serially
-                    os.ftruncate(fd, size_bytes)
+                fd = self._create(path, size_bytes)
         except OSError as error:
             return self._refusal(error)
-        return _Draft(text, blob, size_bytes, path, fd)
+        return _Draft(page, size_bytes, path, fd)
+
+    def _time_for(self, page: _Page, times: Times) -> int | None:
+        """A little before what it needs. None: that is not there, or about to go."""
+        if page.parent is None:
+            return page.used_ns
+        if page.parent in times:
+            parent_ns = times[page.parent]
+        else:
+            parent_ns = time_of(self._layout.object_path(page.parent))
+            if parent_ns is not None and parent_ns < self._cold.bound_ns:
+                return None
+        return None if parent_ns is None else min(page.used_ns, parent_ns - STEP_NS)
+
+    def _create(self, path: str, size_bytes: int) -> int:
+        try:
+            try:
+                fd = os.open(path, self._write_flags, 0o644)
+            except FileNotFoundError:  # the store was cleared, and the folders are not there yet
+                self._layout.make_folders()
+                fd = os.open(path, self._write_flags, 0o644)
+        except OSError:
+            self._budget.release(size_bytes)
+            raise
+        with contextlib.suppress(OSError):  # what grows while written is written serially
+            os.ftruncate(fd, size_bytes)
+        return fd
 
     def _recycle(self, path: str, size_bytes: int) -> int | None:
         """At the budget: the coldest object's file, as the temporary file of the new one.
@@ -256,40 +297,46 @@ class FileStore:
         cost more than writing it. Whoever is reading the old object meanwhile finds that it does
         not fit its name.
         """
-        old = self._budget.take_over(size_bytes)
-        if old is None:
-            return None
-        try:
-            os.rename(self._layout.object_path(old), path)
-        except OSError:  # removed, and accounted for, by another process
-            return None
-        try:
-            return os.open(path, self._rewrite_flags)
-        except OSError:
-            self._budget.release(size_bytes)
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-            return None
+        if self._budget.recycle(size_bytes, path):
+            try:
+                return os.open(path, self._rewrite_flags)
+            except OSError:
+                self._budget.release(size_bytes)
+        with contextlib.suppress(FileNotFoundError):  # it may have had another size
+            os.unlink(path)
+        return None
 
-    def _finish(self, draft: _Draft, num_bytes: int) -> PageStatus:
+    def _finish(self, draft: _Draft, num_bytes: int, times: Times) -> PageStatus:
         """Publish what was written, or leave no trace of it."""
-        os.close(draft.fd)
+        path = self._layout.object_path(draft.page.text)
+        time_ns = self._time_for(draft.page, times)
         try:
-            if num_bytes < 0:
-                raise OSError(-num_bytes, os.strerror(-num_bytes))
-            if num_bytes != draft.size_bytes:
-                # For a file, fewer bytes taken than offered means that the disk is full.
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.rename(draft.path, self._layout.object_path(draft.text))
+            try:
+                if num_bytes < 0:
+                    raise OSError(-num_bytes, os.strerror(-num_bytes))
+                if num_bytes != draft.size_bytes:
+                    # For a file, fewer bytes taken than offered means that the disk is full.
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                if time_ns is not None:
+                    set_time(draft.fd, time_ns)
+            finally:
+                os.close(draft.fd)
+            if time_ns is None:
+                status = PageStatus.ORPHAN
+            elif (there_ns := time_of(path)) is not None:  # another process was faster
+                times[draft.page.text] = there_ns
+                status = PageStatus.OK
+            else:
+                os.rename(draft.path, path)
+                times[draft.page.text] = time_ns
+                self._scanner.wrote(draft.size_bytes)
+                return PageStatus.OK
         except OSError as error:
-            self._budget.release(draft.size_bytes)
-            with contextlib.suppress(OSError):
-                os.unlink(draft.path)
-            return self._refusal(error)
-        self._budget.touch(draft.text, draft.size_bytes)
-        self._fresh.is_due(draft.text)  # written now: its time is right already
-        self._scanner.wrote(draft.size_bytes)
-        return PageStatus.OK
+            status = self._refusal(error)
+        self._budget.release(draft.size_bytes)
+        with contextlib.suppress(OSError):
+            os.unlink(draft.path)
+        return status
 
     def _refusal(self, error: OSError) -> PageStatus:
         if error.errno not in _FULL:
@@ -297,15 +344,19 @@ class FileStore:
         self._space.refused(error)
         return PageStatus.REJECTED
 
-    def _remove(self, text: str) -> int:
-        """Delete an object; bytes freed, 0 if it was gone."""
+    def _remove(self, text: str, bound_ns: int, into: str | None) -> int:
         path = self._layout.object_path(text)
         try:
-            size_bytes = os.stat(path).st_size
-            os.unlink(path)
+            stat = os.stat(path)
+            if stat.st_mtime_ns >= bound_ns:
+                return 0
+            if into is None:
+                os.unlink(path)
+            else:
+                os.rename(path, into)
         except OSError:
             return 0
-        return size_bytes
+        return stat.st_size
 
     def _trim_quarantine(self) -> None:
         """Oldest first, down to a sixteenth of the budget."""
@@ -318,9 +369,11 @@ class FileStore:
                     os.unlink(self._layout.quarantine_path(text))
 
 
-def _renew_time(fd: int) -> None:
-    with contextlib.suppress(OSError):  # another user's file: its owner keeps the time
-        os.utime(fd)
+def _got(blob: Blob, num_bytes: int) -> PageStatus:
+    if num_bytes < 0:
+        return PageStatus.FAILED
+    whole = num_bytes == blob.header.nbytes + blob.payload.nbytes
+    return PageStatus.OK if whole else PageStatus.CORRUPT
 
 
 def open_url(url: StoreURL) -> FileStore:

@@ -17,6 +17,7 @@ from unit.disagg.router.fakes import FakeServer
 async def main(folder: Path, arguments: list[str]) -> None:
     role = arguments[arguments.index("--role") + 1]
     assert os.environ["QUIRE_PEER_SECRET"]
+    assert os.environ["QUIRE_ADMIN_KEY"]
     sys.stderr.write(f"quire: loading for {role}\n")
     if (folder / f"{role}-fails").exists():
         sys.stderr.write("quire: device_memory holds 3 pages: give it more\n")

@@ -68,6 +68,7 @@ class FakeServer:
         self.refusal: tuple[int, str] | None = None
         self.keys_refusal: int | None = None
         self.admin_refusal: int | None = None
+        self.admin_key = "root"
         self.health_refusal: int | None = None
         self.die_after: int | None = None
         """Chunks of a stream after which it is killed; 0: before it answers at all."""
@@ -148,7 +149,9 @@ class FakeServer:
     async def _admin(
         self, path: str, query: str, headers: dict[str, str], body: dict[str, Any], send: Any
     ) -> None:
-        if self.admin_refusal is not None and headers.get("authorization") != "Bearer root":
+        if self.admin_refusal is not None and (
+            headers.get("authorization") != f"Bearer {self.admin_key}"
+        ):
             await _fail(send, self.admin_refusal, "admin_forbidden")
         elif path == "/admin/info":
             about = {"role": self.role, "peer": self.peer, "fingerprint": self.fingerprint}

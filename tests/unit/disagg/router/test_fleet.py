@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from quire.disagg.router.fleet import Health, Member, Side
+from quire.server.keyfile import kept, place_of
 from unit.disagg.router.fakes import FakeServer, eventually, rig
 
 
@@ -144,6 +145,29 @@ def test_servers_that_do_not_let_the_router_in_say_so():
             assert "give both the same admin_key" in await reason(router, decode)
         async with rig(1, [decode], admin_key="root") as router:
             await router.until(decode.url, "up")
+
+    run(main)
+
+
+def test_the_key_that_a_server_on_this_machine_made_is_found_after_each_start(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path))
+
+    async def main():
+        decode = FakeServer("decode")
+        decode.admin_refusal = 401
+        async with rig(1, [decode]) as router:
+            await router.until(decode.url, "unfit")
+            for key in ("first", "second"):
+                decode.admin_key = key
+                with kept(key, place_of(decode.url)):
+                    await router.until(decode.url, "up")
+                    await router.complete()
+                    assert decode.seen[-1].headers["x-quire-admin-key"] == key
+                await decode.stop()
+                await router.until(decode.url, "down")
+                await decode.start()
 
     run(main)
 

@@ -1,0 +1,1 @@
+"""Capacity planning: a trace of requests through the real manager, in virtual time."""

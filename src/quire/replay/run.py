@@ -1,0 +1,155 @@
+"""replay(): a trace through the real manager, request by request, in the trace's own time.
+
+Each request goes through its whole life, as an engine drives it: matched, fetched, loaded, computed
+chunk by chunk, committed as it is computed, released. Workers answer at once, so one request ends
+before the next begins; what many running requests would occupy is held by a lease of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from quire.config import CacheConfig, PrefetchConfig, PrefetchPolicy, WriteConfig, WritePolicy
+from quire.eviction import EvictionKind
+from quire.keys import Namespace, PrefixKey
+from quire.manager import CacheManager, Lease
+from quire.replay.occupancy import Occupancy
+from quire.replay.trace import Trace, TraceRow
+from quire.replay.workers import InstantWorkers
+from quire.types import RequestId, num_pages
+
+Progress = Callable[[int], None]
+"""Called now and then with the number of requests done."""
+
+_PROGRESS_EVERY = 64
+_CHUNK_TOKENS = 2048
+_OCCUPIED = Namespace("occupied", "none", 1)
+_PAGES = Namespace("replay", "none", 1)
+"""A page is one token here, its number: the leader never looks at more than whole pages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions:
+    device_pages: int
+    host_pages: int
+    store_pages: int = 0
+    """0: there is no store."""
+    occupancy: Occupancy = field(default_factory=Occupancy)
+    write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
+    eviction: EvictionKind = EvictionKind.LRU
+
+    def cache_config(self) -> CacheConfig:
+        return CacheConfig(
+            page_size=1,
+            device_pages=self.device_pages,
+            host_pages=self.host_pages,
+            eviction=self.eviction,
+            write=WriteConfig(policy=self.write_policy),
+            prefetch=PrefetchConfig(
+                policy=PrefetchPolicy.WAIT_COMPLETE, threshold_tokens=1, cost_model=False
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where the pages of one prompt came from."""
+
+    device: int
+    host: int
+    store: int
+
+    @property
+    def num_pages(self) -> int:
+        return self.device + self.host + self.store
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    found: list[Found]
+    """By request."""
+    num_cut: int
+    """Requests that did not fit on the device beside what was in use: computed, not all cached."""
+    counters: dict[str, int]
+
+
+def replay(trace: Trace, options: ReplayOptions, progress: Progress = lambda done: None) -> Outcome:
+    run = _Run(trace, options)
+    found = []
+    for number, row in enumerate(trace.rows):
+        found.append(run.serve(row))
+        if number % _PROGRESS_EVERY == 0:
+            progress(number)
+    progress(len(trace.rows))
+    return Outcome(found, run.num_cut, run.manager.counters.snapshot())
+
+
+class _Run:
+    def __init__(self, trace: Trace, options: ReplayOptions) -> None:
+        self._options = options
+        self._first_s = self._now_s = trace.rows[0].at_s
+        self._duration_s = trace.duration_s or 1.0
+        self._chunk_pages = max(_CHUNK_TOKENS // trace.block_tokens, 1)
+        self.manager = CacheManager(options.cache_config(), clock=lambda: self._now_s)
+        self._workers = InstantWorkers(self.manager, options.store_pages)
+        self._occupied: Lease | None = None
+        self.num_cut = 0
+
+    def serve(self, row: TraceRow) -> Found:
+        manager, workers = self.manager, self._workers
+        self._now_s = row.at_s
+        self._occupy((row.at_s - self._first_s) / self._duration_s)
+        prompt = PrefixKey(_PAGES, np.array(row.pages, "<i4"))
+        match = manager.match(prompt)
+        with manager.acquire(match, RequestId("replay")) as lease:
+            if self._options.store_pages:
+                workers.used(prompt.page_keys())
+                manager.prefetch(lease)
+                workers.settle()
+            manager.admit(lease)
+            while manager.load(lease):
+                workers.settle()
+            reused = lease.num_device
+            whole = prompt.extend(row.answer_pages) if row.answer_pages else prompt
+            self.num_cut += not self._compute(lease, whole)
+        workers.settle()
+        device = min(match.num_device, reused)
+        host = min(match.num_host, reused - device)
+        return Found(device, host, reused - device - host)
+
+    def _compute(self, lease: Lease, key: PrefixKey) -> bool:
+        """Chunk by chunk, as far as the device has room for it. Did all of it fit?"""
+        while (left := key.last - lease.num_device) > 0:
+            if not self._extend(lease, min(left, self._chunk_pages)):
+                return False
+            self.manager.commit(lease, key)
+            self._workers.settle()
+        return True
+
+    def _extend(self, lease: Lease, count: int) -> bool:
+        if self.manager.extend(lease, count):
+            return True
+        self._workers.settle()  # what is written back may make room
+        return self.manager.extend(lease, count)
+
+    def _occupy(self, progress: float) -> None:
+        """Have as much of the device in use as there should be, growing as requests would."""
+        wanted = self._options.occupancy.pages(self._options.device_pages, progress)
+        held = num_pages(self._occupied.private_pages) if self._occupied is not None else 0
+        if wanted < held:
+            assert self._occupied is not None
+            self.manager.release(self._occupied)
+            self._occupied, held = None, 0
+        if wanted > held and self._occupied is None:
+            nothing = self.manager.match(PrefixKey(_OCCUPIED, []))
+            self._occupied = self.manager.acquire(nothing, RequestId("occupied"))
+        while held < wanted:
+            assert self._occupied is not None
+            count = min(wanted - held, self._chunk_pages)
+            if not self._extend(self._occupied, count):
+                break
+            held += count
+            self._workers.settle()

@@ -1,0 +1,60 @@
+"""The order of use of a file store: the files' own times, so that it is the same for all
+processes, and survives them. Knows paths and times; nothing of budgets.
+
+**The law of the path**: a page is never newer than the page that it needs. Whoever uses a run of
+pages renews its head first and gives each page a time a little before the one ahead of it:
+
+    page    0        1        2        3
+    time    t        t-1      t-2      t-3      (in steps)
+
+so that the coldest of all objects is always the end of some path. A run ends at a hole: what lies
+behind cannot be used, and may grow cold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+
+from quire.store.base import STEP_NS
+
+SLACK = 16
+"""A time counts as now while it is younger than a sixteenth of the time since the last scan began:
+what is used all the time is not renewed all the time."""
+
+
+def renew(paths: Sequence[str], used_ns: int, scan_start_ns: int, *, each: bool) -> None:
+    """The objects at `paths` were used at `used_ns`. A path in order, of which only what lies
+    before the first missing one counts; with `each`, objects that do not need each other."""
+    stale_ns = used_ns - max(0, used_ns - scan_start_ns) // SLACK
+    present: list[tuple[str, int]] = []
+    for path in paths:
+        time_ns = time_of(path)
+        if time_ns is not None:
+            present.append((path, time_ns))
+        elif not each:
+            break
+    wanted = [time_ns for _, time_ns in present]
+    floor_ns = 0
+    for i in reversed(range(len(wanted))):
+        if wanted[i] < stale_ns:
+            wanted[i] = max(wanted[i], used_ns - i * STEP_NS)
+        wanted[i] = max(wanted[i], floor_ns)
+        floor_ns = 0 if each else wanted[i] + STEP_NS
+    for (path, time_ns), wanted_ns in zip(present, wanted, strict=True):
+        if wanted_ns > time_ns:
+            set_time(path, wanted_ns)
+
+
+def time_of(path: str) -> int | None:
+    """When the object was last used; None: it is not there."""
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return None
+
+
+def set_time(file: str | int, time_ns: int) -> None:
+    with contextlib.suppress(OSError):  # gone, or another user's file: its owner keeps the time
+        os.utime(file, ns=(time_ns, time_ns))

@@ -1,0 +1,167 @@
+"""Stays: which holdings must stay where they are, and how many pages may go.
+
+A holding of full pages may leave its tier when nobody locks it, its bytes are READY, and nothing
+below it in the same tier must stay; it leaves as a leaf of its tier, last page first. So a tier
+gives up ends of paths only, and what remains of it is made of prefixes.
+
+The host never depends on the device: a device holding without which host pages would be of no
+use, and of which the host has no copy, *owes* that copy and stays until the host has it:
+
+    full pages         the host has pages right below the node and lacks the node's own
+    window, snapshot   the host has the node's full pages and lacks the state that goes with them,
+                       which no request uses any more
+
+`owing` names those, for whoever makes copies. If the host has no room for the copy, the debt is
+forgiven: then the pages go for want of host memory, and for no other reason.
+
+`movable` counts, slot by slot, the pages that may go: it is known before anything is evicted
+whether that would be enough. Locking costs a walk up to the first ancestor that stays already.
+"""
+
+from __future__ import annotations
+
+from quire.tree.node import NUM_TIERS, Holding, Node
+from quire.tree.standing import Standing
+from quire.types import DEVICE, DRAINING, HOST, READY, num_pages
+
+
+class Stays:
+    def __init__(self, num_slots: int, standing: Standing) -> None:
+        self._standing = standing
+        self._other_devices = range(NUM_TIERS, num_slots, NUM_TIERS)
+        self.movable = [0] * num_slots
+        """Pages by slot that eviction could free now."""
+        self.owing: dict[tuple[Node, int], None] = {}
+        """Node and device slot of every holding that owes the host a copy."""
+
+    def hold_back(self, node: Node, slot: int) -> None:
+        """One more reason for a holding to stay."""
+        holding = node.held[slot]
+        while holding is not None:
+            holding.reasons += 1
+            if holding.reasons > 1:
+                return
+            self.movable[slot] -= num_pages(holding.pages)
+            parent = node.parent
+            if slot > HOST or parent is None:
+                return
+            node, holding = parent, parent.held[slot]
+
+    def let_go(self, node: Node, slot: int) -> None:
+        """One reason less. What may go is found again by eviction."""
+        holding = node.held[slot]
+        while holding is not None:
+            holding.reasons -= 1
+            if holding.reasons:
+                return
+            self.movable[slot] += num_pages(holding.pages)
+            if is_leaf(node, slot):
+                self._standing.unpark(holding, slot)
+            parent = node.parent
+            if slot > HOST or parent is None:
+                return
+            node, holding = parent, parent.held[slot]
+
+    def enter(self, node: Node, slot: int, holding: Holding) -> None:
+        """A holding was attached."""
+        holding.reasons = int(holding.state is not READY)
+        parent = node.parent
+        assert parent is not None
+        if slot <= HOST:
+            if slot == DEVICE:
+                parent.device_below += 1
+            else:
+                parent.host_below += 1
+                if node.host_below and node.children is not None:
+                    below = (child.held[slot] for child in node.children.values())
+                    holding.reasons += sum(h is not None and h.reasons > 0 for h in below)
+            if holding.reasons:
+                self.hold_back(parent, slot)
+        if not holding.reasons:
+            self.movable[slot] += num_pages(holding.pages)
+        self._reckon_around(node, slot)
+
+    def leave(self, node: Node, slot: int, holding: Holding) -> None:
+        """A holding was detached."""
+        if holding.owes:
+            self._settle(node, slot, holding)
+        if not holding.reasons:
+            self.movable[slot] -= num_pages(holding.pages)
+        parent = node.parent
+        assert parent is not None
+        if slot <= HOST:
+            if slot == DEVICE:
+                parent.device_below -= 1
+            else:
+                parent.host_below -= 1
+            if holding.reasons:
+                self.let_go(parent, slot)
+            above = parent.held[slot]
+            if above is not None and not above.reasons and is_leaf(parent, slot):
+                self._standing.unpark(above, slot)
+        self._reckon_around(node, slot)
+
+    def forgive(self, node: Node, slot: int) -> None:
+        """The host cannot take the copy that a device holding owes."""
+        holding = node.held[slot]
+        if holding is not None and holding.owes:
+            holding.forgiven = True
+            self.reckon(node, slot)
+
+    def reckon(self, node: Node, slot: int) -> None:
+        """Does a device holding owe the host a copy now?"""
+        holding = node.held[slot]
+        if holding is None or slot % NUM_TIERS == HOST:
+            return
+        owes = _owes(node, slot, holding) and not holding.forgiven
+        if owes != holding.owes:
+            holding.owes = owes
+            if owes:
+                self.owing[node, slot] = None
+                self.hold_back(node, slot)
+            else:
+                del self.owing[node, slot]
+                self.let_go(node, slot)
+
+    def _settle(self, node: Node, slot: int, holding: Holding) -> None:
+        """What owed is gone, with its debt."""
+        del self.owing[node, slot]
+        holding.owes = False
+        holding.reasons -= 1
+        if not holding.reasons:  # as if it had been let go, of a holding that no longer stands
+            self.movable[slot] += num_pages(holding.pages)
+            if slot == DEVICE and node.parent is not None:
+                self.let_go(node.parent, slot)
+
+    def _reckon_around(self, node: Node, slot: int) -> None:
+        """What the host holds of a node has changed: so may what the device owes."""
+        if slot == HOST:
+            self.reckon(node, DEVICE)
+            if node.parent is not None and node.parent.held:
+                self.reckon(node.parent, DEVICE)
+            for device in self._other_devices:
+                self.reckon(node, device)
+        elif slot % NUM_TIERS == DEVICE:
+            self.reckon(node, slot)
+        else:
+            self.reckon(node, slot - HOST)
+
+
+def is_leaf(node: Node, slot: int) -> bool:
+    """Is nothing right below it in the same tier? Of full pages; other state has no below."""
+    if slot == DEVICE:
+        return node.device_below == 0
+    return slot != HOST or node.host_below == 0
+
+
+def may_go(holding: Holding, slot: int) -> bool:
+    """May a READY holding leave now?"""
+    return holding.reasons == 0 and is_leaf(holding.node, slot)
+
+
+def _owes(node: Node, slot: int, holding: Holding) -> bool:
+    if holding.state is DRAINING or node.held[slot + HOST] is not None:
+        return False
+    if slot == DEVICE:
+        return node.host_below > 0
+    return node.held[HOST] is not None and not holding.locks
