@@ -93,6 +93,8 @@ def test_made_up_chats(quire):
         (["--groups", "2", "--vary", "store"], "needs a size: give --store or --sizes"),
         (["--groups", "2", "--profile", "none.json"], "make one with quire profile"),
         (["--groups", "2", "--host", "lots"], "is not a size"),
+        (["--groups", "2", "--plot", "none/p.png"], "in a directory that exists"),
+        (["--groups", "2", "--plot", "p.txt"], "name a .png"),
         (["--groups", "2", "--device", "64MiB"], "the longest request needs"),
     ],
 )

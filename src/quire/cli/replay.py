@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from quire.cli import flags
-from quire.cli.extras import SERVE, needs
+from quire.cli.extras import PLOTS, SERVE, needs
 from quire.cli.output import AsJson, complain, progress_bar, show, show_json
 from quire.config import WritePolicy
 from quire.errors import ConfigError
@@ -125,6 +125,10 @@ def replay(
 ) -> None:
     """Replay a trace of requests through the real cache, in virtual time: what each size of memory
     finds, beside an ideal LRU and Belady's bound, and what the next GiB would bring."""
+    if plot is not None:  # what is wrong with it is said before the time is spent
+        needs("bench", PLOTS)
+        if plot.suffix != ".png" or not plot.parent.is_dir():
+            raise ConfigError(f"--plot is {str(plot)!r}: name a .png in a directory that exists")
     requests = _requests(trace, groups, limit)
     machine = _profile(profile_file)
     page_bytes = requests.block_tokens * _bytes_per_token(bytes_per_token, machine, requests)

@@ -13,11 +13,14 @@ Hits are leading pages of a prompt: a page without those before it helps nobody.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import Protocol
 
-from quire.replay.occupancy import Occupancy
 from quire.replay.trace import Trace
+
+Room = Callable[[float], int]
+"""Pages there is room for when that share of the trace's time is over."""
 
 
 class Bound(Protocol):
@@ -29,7 +32,7 @@ class Bound(Protocol):
 
 class IdealLru:
     def __init__(self) -> None:
-        self._order: dict[int, None] = {}
+        self._order: OrderedDict[int, None] = OrderedDict()
         """Coldest first."""
         self._size = 0
 
@@ -42,16 +45,14 @@ class IdealLru:
         while hits < len(pages) and pages[hits] in order:
             hits += 1
         for page in (*reversed(more), *reversed(pages)):
-            order.pop(page, None)
             order[page] = None
+            order.move_to_end(page)
         self._shrink()
         return hits
 
     def _shrink(self) -> None:
-        order = self._order
-        coldest = iter(list(_first(order, len(order) - self._size)))
-        for page in coldest:
-            del order[page]
+        for _ in range(len(self._order) - self._size):
+            self._order.popitem(last=False)
 
 
 class Belady:
@@ -92,16 +93,12 @@ class Belady:
                 del held[-page]
 
 
-def hits_of(bound: Bound, trace: Trace, device_pages: int, other_pages: int, by: Occupancy) -> int:
-    """Pages found by all requests in a cache as large as the device, less what is in use there, and
-    the other tiers together."""
-    size = None
-    total = 0
-    first_s, duration_s = trace.rows[0].at_s, trace.duration_s or 1.0
+def hits_of(bound: Bound, trace: Trace, room: Room) -> int:
+    """Pages found by all requests together."""
+    size, total = -1, 0
     for index, row in enumerate(trace.rows):
-        in_use = by.pages(device_pages, (row.at_s - first_s) / duration_s)
-        if size != device_pages - in_use + other_pages:
-            size = device_pages - in_use + other_pages
+        if size != (now := room(trace.progress(row))):
+            size = now
             bound.resize(size)
         total += bound.use(index, row.pages, row.answer_pages)
     return total
@@ -116,9 +113,3 @@ def _uses(trace: Trace) -> dict[int, list[int]]:
         for page in trace.rows[index].answer_pages:
             uses.setdefault(page, [])
     return uses
-
-
-def _first(order: dict[int, None], count: int) -> Iterator[int]:
-    pages = iter(order)
-    for _ in range(count):
-        yield next(pages)

@@ -27,14 +27,10 @@ _ACCENT = "#c8553d"
 
 
 def write(result: Result, path: Path) -> None:
-    """Raises ConfigError: matplotlib is missing, or the file cannot be written."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError(
-            "--plot draws with matplotlib, which is not installed: pip install 'quire[bench]'"
-        ) from error
+    """Raises ConfigError when the file cannot be written."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     has_ttft = result["profile"] is not None
     figure = Figure(figsize=(8, 9 if has_ttft else 7), layout="constrained")
     FigureCanvasAgg(figure)

@@ -41,6 +41,12 @@ class ReplayOptions:
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
     eviction: EvictionKind = EvictionKind.LRU
 
+    def room(self, progress: float) -> int:
+        """Different pages that all tiers together can hold when that share of the trace's time is
+        over. A store holds again what the tiers above it hold."""
+        in_use = self.occupancy.pages(self.device_pages, progress)
+        return max(self.device_pages - in_use + self.host_pages, self.store_pages)
+
     def cache_config(self) -> CacheConfig:
         return CacheConfig(
             page_size=1,
@@ -90,8 +96,8 @@ def replay(trace: Trace, options: ReplayOptions, progress: Progress = lambda don
 class _Run:
     def __init__(self, trace: Trace, options: ReplayOptions) -> None:
         self._options = options
-        self._first_s = self._now_s = trace.rows[0].at_s
-        self._duration_s = trace.duration_s or 1.0
+        self._trace = trace
+        self._now_s = trace.rows[0].at_s
         self._chunk_pages = max(_CHUNK_TOKENS // trace.block_tokens, 1)
         self.manager = CacheManager(options.cache_config(), clock=lambda: self._now_s)
         self._workers = InstantWorkers(self.manager, options.store_pages)
@@ -101,12 +107,11 @@ class _Run:
     def serve(self, row: TraceRow) -> Found:
         manager, workers = self.manager, self._workers
         self._now_s = row.at_s
-        self._occupy((row.at_s - self._first_s) / self._duration_s)
+        self._occupy(self._trace.progress(row))
         prompt = PrefixKey(_PAGES, np.array(row.pages, "<i4"))
         match = manager.match(prompt)
         with manager.acquire(match, RequestId("replay")) as lease:
             if self._options.store_pages:
-                workers.used(prompt.page_keys())
                 manager.prefetch(lease)
                 workers.settle()
             manager.admit(lease)

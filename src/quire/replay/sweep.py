@@ -15,7 +15,6 @@ import numpy as np
 
 from quire.errors import ConfigError
 from quire.replay.bounds import Belady, IdealLru, hits_of
-from quire.replay.occupancy import Occupancy
 from quire.replay.profile import Profile
 from quire.replay.run import Outcome, ReplayOptions, replay
 from quire.replay.trace import Trace
@@ -71,7 +70,7 @@ def sweep(
         points.append(point)
     _add_slopes(points)
     enough = next(each for each in points if each["hit"] >= ENOUGH * points[-1]["hit"])
-    everything = hits_of(IdealLru(), trace, 0, trace.num_distinct, Occupancy())
+    everything = hits_of(IdealLru(), trace, lambda _: trace.num_distinct)
     return {
         "trace": {
             "name": trace.name,
@@ -109,13 +108,13 @@ def _sized(base: ReplayOptions, tier: Tier, count: int) -> ReplayOptions:
 
 def _found(trace: Trace, options: ReplayOptions, outcome: Outcome) -> Result:
     """Shares of the pages of all prompts."""
-    asked, others = trace.num_asked, options.host_pages + options.store_pages
+    asked = trace.num_asked
     by_tier = {
         name: sum(getattr(each, name) for each in outcome.found) / asked
         for name in ("device", "host", "store")
     }
     bounds = {
-        name: hits_of(bound, trace, options.device_pages, others, options.occupancy) / asked
+        name: hits_of(bound, trace, options.room) / asked
         for name, bound in (("ideal_lru", IdealLru()), ("belady", Belady(trace)))
     }
     hit = sum(by_tier.values())

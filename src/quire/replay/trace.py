@@ -76,6 +76,10 @@ class Trace:
     def duration_s(self) -> float:
         return self.rows[-1].at_s - self.rows[0].at_s
 
+    def progress(self, row: TraceRow) -> float:
+        """Share of the trace's time that is over when it arrives."""
+        return (row.at_s - self.rows[0].at_s) / (self.duration_s or 1.0)
+
     @property
     def largest(self) -> int:
         """Pages of the longest request."""

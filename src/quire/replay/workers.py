@@ -1,13 +1,14 @@
 """InstantWorkers: one rank that does at once all it is told, and a store of so many pages.
 
-No bytes are moved: what is replayed is what the leader decides. The store gives up what was used
-longest ago, and no page before those that need it: `used` tells it the whole prefix that a request
-has asked for, wherever it was found.
+No bytes are moved: what is replayed is what the leader decides. The store does what the leader may
+rely on: it gives up what was used longest ago, as far as it is told, of a path the last page first,
+and takes no page whose parent it lacks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Sequence
 
 from quire.manager import CacheManager
 from quire.messages import (
@@ -25,14 +26,14 @@ from quire.messages import (
     Transferred,
     Write,
 )
-from quire.types import PageKey, PageStatus, num_pages, split_keys
+from quire.types import NO_PARENT, PageKey, PageStatus, num_pages, split_keys
 
 
 class InstantWorkers:
     def __init__(self, manager: CacheManager, store_pages: int) -> None:
         self._manager = manager
         self._store_pages = store_pages
-        self._stored: dict[PageKey, None] = {}
+        self._stored: OrderedDict[PageKey, None] = OrderedDict()
         """Coldest first."""
         if store_pages:
             manager.attach_store("replay://")
@@ -45,10 +46,6 @@ class InstantWorkers:
             reports = [report for each in commands if (report := self._answer(each)) is not None]
             commands = self._manager.step(reports)
 
-    def used(self, keys: bytes) -> None:
-        """A request has asked for this prefix."""
-        self._touch(key for key in reversed(split_keys(keys)) if key in self._stored)
-
     def _answer(self, command: Command) -> Completion | None:
         match command:
             case Probe(op, component, queries):
@@ -57,28 +54,39 @@ class InstantWorkers:
                 return StoreChanged(op, 0)
             case Cancel():
                 return None
-            case Touch(_, keys):
-                self.used(keys)
+            case Touch():
+                self._use(split_keys(command.keys)[: self._leading(command.keys)])
                 return None
             case Fetch():
                 found = [key in self._stored for key in split_keys(command.keys)]
                 statuses = bytes(PageStatus.OK if each else PageStatus.MISS for each in found)
             case Write():
-                self._touch(reversed(split_keys(command.keys)))
-                statuses = bytes(num_pages(command.host))
+                statuses = self._write(split_keys(command.keys), split_keys(command.parents))
             case Backup() | Load():
                 statuses = bytes(num_pages(command.host))
             case _:
                 raise AssertionError(f"a replay asks for no {type(command).__name__}")
         return Transferred(command.op, 0, command.component, 0, statuses, True)
 
-    def _touch(self, keys: Iterable[PageKey]) -> None:
+    def _write(self, keys: Sequence[PageKey], parents: Sequence[PageKey]) -> bytes:
+        taken, orphans = [], bytearray(len(keys))
+        known = {NO_PARENT}
+        for at, (key, parent) in enumerate(zip(keys, parents, strict=True)):
+            if parent in known or parent in self._stored:
+                known.add(key)
+                taken.append(key)
+            else:
+                orphans[at] = PageStatus.ORPHAN
+        self._use(taken)
+        return bytes(orphans)
+
+    def _use(self, path: Sequence[PageKey]) -> None:
         stored = self._stored
-        for key in keys:
-            stored.pop(key, None)
+        for key in reversed(path):
             stored[key] = None
+            stored.move_to_end(key)
         while len(stored) > self._store_pages:
-            del stored[next(iter(stored))]
+            stored.popitem(last=False)
 
     def _leading(self, query: bytes) -> int:
         count = 0

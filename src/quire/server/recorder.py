@@ -28,7 +28,9 @@ from quire.errors import ConfigError
 TRACE_VERSION = 1
 BLOCK_TOKENS = 128
 """About; a whole number of pages."""
-_MAX_QUEUED = 1024
+_MAX_QUEUED_BYTES = 64 << 20
+_ASKED_BYTES = 1024
+"""Of one request in the queue, beside its tokens."""
 _TOKEN_BYTES = 4
 _ID_MASK = (1 << 63) - 1
 _CLOSE_S = 5.0
@@ -42,6 +44,10 @@ class Asked(NamedTuple):
     """Of the prompt, int32."""
     salt: str
     answer: Sequence[int]
+
+    @property
+    def size_bytes(self) -> int:
+        return _ASKED_BYTES + len(self.tokens) + _TOKEN_BYTES * len(self.answer)
 
 
 class Recorder:
@@ -66,16 +72,20 @@ class Recorder:
             "bytes_per_token": bytes_per_token,
         }
         self._put(msgspec.json.encode(heading))
-        self._queue: queue.Queue[Asked | None] = queue.Queue(_MAX_QUEUED)
+        self._queue: queue.SimpleQueue[Asked | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._queued_bytes = 0
         self._thread = threading.Thread(target=self._run, name="quire-record", daemon=True)
         self._thread.start()
 
     def take(self, asked: Asked) -> None:
-        """Never waits."""
-        try:
-            self._queue.put_nowait(asked)
-        except queue.Full:
-            self.num_dropped += 1
+        """Never waits for the file."""
+        with self._lock:
+            if self._queued_bytes + asked.size_bytes > _MAX_QUEUED_BYTES:
+                self.num_dropped += 1
+                return
+            self._queued_bytes += asked.size_bytes
+        self._queue.put(asked)
 
     def close(self) -> None:
         """Once what was taken is written."""
@@ -87,6 +97,8 @@ class Recorder:
     def _run(self) -> None:
         with self._writing:
             while (asked := self._queue.get()) is not None:
+                with self._lock:
+                    self._queued_bytes -= asked.size_bytes
                 line = msgspec.json.encode(self._line(asked))
                 if self._left_bytes <= 0:
                     continue

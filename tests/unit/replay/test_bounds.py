@@ -1,21 +1,25 @@
 """The bounds that a cache is measured by: themselves compared with the naive."""
 
 import itertools
+from dataclasses import replace
 from random import Random
 
 import pytest
 
-from quire.replay.bounds import Belady, IdealLru, hits_of
+from quire.replay.bounds import Belady, IdealLru, Room, hits_of
 from quire.replay.occupancy import Occupancy
+from quire.replay.run import ReplayOptions
 from quire.replay.synthetic import Chats, chats
 from quire.replay.trace import Heading, Line, Trace, trace_of
-
-ALWAYS = Occupancy()
 
 
 def trace(*prompts: list[int]) -> Trace:
     lines = [Line(1000.0 * i, 512 * len(ids), 0, ids) for i, ids in enumerate(prompts)]
     return trace_of("test", lines, Heading(1, 512))
+
+
+def always(num_pages: int) -> Room:
+    return lambda _: num_pages
 
 
 def small(seed: int) -> Trace:
@@ -25,9 +29,9 @@ def small(seed: int) -> Trace:
 
 def test_what_was_used_longest_ago_goes_first_and_the_end_of_a_prompt_before_its_beginning():
     found = trace([1, 2, 3], [1, 2, 3], [4], [1, 2, 3])
-    assert hits_of(IdealLru(), found, 0, 3, ALWAYS) == 3 + 2
-    assert hits_of(IdealLru(), found, 0, 4, ALWAYS) == 3 + 3
-    assert hits_of(IdealLru(), found, 0, 1, ALWAYS) == 1 + 0
+    assert hits_of(IdealLru(), found, always(3)) == 3 + 2
+    assert hits_of(IdealLru(), found, always(4)) == 3 + 3
+    assert hits_of(IdealLru(), found, always(1)) == 1 + 0
 
 
 def test_a_page_without_those_before_it_helps_nobody():
@@ -39,7 +43,7 @@ def test_a_page_without_those_before_it_helps_nobody():
 
 def test_answers_are_held_though_nobody_asked_for_them():
     for bound in (IdealLru(), Belady(answered := _answered())):
-        assert hits_of(bound, answered, 0, 4, ALWAYS) == 2
+        assert hits_of(bound, answered, always(4)) == 2
 
 
 def _answered() -> Trace:
@@ -51,7 +55,7 @@ def test_knowing_the_future_is_never_beaten(seed):
     """By any choice of what to keep, for small traces: all of them are tried."""
     found = small(seed)
     for size in (1, 2, 3):
-        assert hits_of(Belady(found), found, 0, size, ALWAYS) == _best(found, size)
+        assert hits_of(Belady(found), found, always(size)) == _best(found, size)
 
 
 def _best(found: Trace, size: int) -> int:
@@ -73,9 +77,7 @@ def test_more_room_never_finds_less_and_the_future_never_less_than_the_past():
     found = chats(Chats(groups=4, requests=400, active=30))
     before = (0, 0)
     for size in (20, 50, 100, 200, 400, found.num_distinct):
-        here = tuple(
-            hits_of(bound, found, 0, size, ALWAYS) for bound in (IdealLru(), Belady(found))
-        )
+        here = tuple(hits_of(bound, found, always(size)) for bound in (IdealLru(), Belady(found)))
         assert here[0] >= before[0]
         assert here[1] >= before[1]
         assert here[1] >= here[0]
@@ -85,7 +87,16 @@ def test_more_room_never_finds_less_and_the_future_never_less_than_the_past():
 
 def test_what_is_in_use_holds_nothing_and_a_burst_ends():
     found = trace(*[[i % 4] for i in range(40)])
-    assert hits_of(IdealLru(), found, 4, 0, ALWAYS) == 36
-    assert hits_of(IdealLru(), found, 8, 0, Occupancy(0.5)) == 36
-    burst = hits_of(IdealLru(), found, 4, 0, Occupancy(0.0, 0.97, begins=0.5, ends=0.6))
-    assert 36 - 4 - 8 <= burst < 36
+    room = ReplayOptions(device_pages=4, host_pages=0)
+    assert hits_of(IdealLru(), found, room.room) == 36
+    in_use = ReplayOptions(device_pages=8, host_pages=0, occupancy=Occupancy(0.5))
+    assert hits_of(IdealLru(), found, in_use.room) == 36
+    burst = replace(room, occupancy=Occupancy(0.0, 0.97, begins=0.5, ends=0.6))
+    assert 36 - 4 - 8 <= hits_of(IdealLru(), found, burst.room) < 36
+
+
+def test_a_store_holds_again_what_is_above_it():
+    sizes = ReplayOptions(device_pages=10, host_pages=20, store_pages=25, occupancy=Occupancy(0.5))
+    assert sizes.room(0.0) == 25
+    assert replace(sizes, store_pages=40).room(0.0) == 40
+    assert replace(sizes, store_pages=0).room(0.0) == 25

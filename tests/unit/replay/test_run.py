@@ -85,7 +85,7 @@ def test_it_finds_no_more_than_there_is_room_for_and_much_of_that(policy, occupa
     )
     hits = sum(each.num_pages for each in found(requests, options))
     everything = requests.num_asked - requests.num_distinct
-    assert 0.5 * hits_of(IdealLru(), requests, 200, 300, occupancy) < hits <= everything
+    assert 0.5 * hits_of(IdealLru(), requests, options.room) < hits <= everything
 
 
 def test_the_same_trace_and_sizes_find_the_same():

@@ -87,14 +87,18 @@ def test_a_file_that_is_there_is_not_touched(tmp_path):
     assert (tmp_path / "t").read_text() == "mine"
 
 
-def test_more_than_can_be_written_is_dropped_and_nobody_waits(tmp_path):
+def test_more_than_can_be_written_is_dropped_and_nobody_waits(tmp_path, monkeypatch):
+    monkeypatch.setattr("quire.server.recorder._MAX_QUEUED_BYTES", 20_000)
     recording = recorder(tmp_path / "t")
-    recording._queue.maxsize = 1
     for _ in range(1000):
         recording.take(Asked(5, tokens(BLOCK * 20), "", []))
     recording.close()
     lines = (tmp_path / "t").read_text().splitlines()
     assert len(lines) - 1 + recording.num_dropped == 1000
+    recording = recorder(tmp_path / "u")
+    recording.take(Asked(5, tokens(5000), "", []))  # more than may ever wait
+    recording.close()
+    assert recording.num_dropped == 1
 
 
 def test_the_server_records_every_choice_with_what_was_said(tmp_path):
