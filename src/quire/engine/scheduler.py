@@ -432,9 +432,12 @@ class Scheduler:
         if not self._has_room(request):
             return False
         manager.load(lease)
-        if not self._give(request):
-            self._yield(request)
-            return False
+        others = iter(self._holding_device(but=request))
+        while not self._give(request):  # states and windows may be short where pages are not
+            other = next(others, request)
+            self._yield(other)
+            if other is request:
+                return False
         self.waiting.remove(request)
         bisect.insort(self.running, request, key=_order)
         request.state = State.RESTORING

@@ -4,7 +4,8 @@ import pytest
 
 from engine_support import MIXES, PAGE, WINDOW, TinyEngine, oracle
 from quire.engine.messages import CachedTokens
-from quire.types import NO_SLOT, Tier
+from quire.keys import Namespace, PrefixKey
+from quire.types import NO_SLOT, RequestId, Tier
 
 PROMPT = [(7 * i + 3) % 50 for i in range(41)]
 FULL = (len(PROMPT) - 1) // PAGE * PAGE
@@ -174,3 +175,23 @@ def test_no_snapshots_no_reuse(mix):
             assert tiny.tokens(request) == oracle(PROMPT, 5, mix=mix)
             assert tiny.cached(request) == CachedTokens()
         assert not tiny.manager.counters.snapshots
+
+
+@pytest.mark.parametrize("mix", RECURRENT)
+def test_requests_that_wait_on_every_state_there_is_all_get_one_in_turn(mix):
+    """Each stands on a snapshot, and together they hold all slots: one after the other goes on."""
+    with TinyEngine(mix=mix, device_slots=3) as tiny:
+        prompts = [other(seed) for seed in range(1, 7)]
+        for prompt in prompts:
+            tiny.answer(prompt, 1)
+        manager, nothing = tiny.manager, PrefixKey(Namespace("sum", "float32", PAGE), [])
+        somebody = manager.acquire(manager.match(nothing), RequestId("somebody"))
+        assert manager.begin(somebody)  # has the last slot, for long
+        requests = [tiny.ask(prompt, 3) for prompt in prompts]
+        for _ in range(2_000):
+            if not len(tiny.scheduler):
+                break
+            tiny.step()
+        for request, prompt in zip(requests, prompts, strict=True):
+            assert tiny.tokens(request) == oracle(prompt, 3, mix=mix)
+        manager.release(somebody)

@@ -96,10 +96,13 @@ class PdSimulation:
         self.world.network.heal()
         for node in self.nodes:
             node.calm()
+        num_calls, began = len(self.clients.calls), 0
         for at in range(_MAX_DRAIN_STEPS):
             self._come_back(at_once=True)
             self.clients.send(self._takers())
-            self._sleep(_STEP_S * (1 + at / 100))  # something may be stuck, for long
+            if self.options.arrivals and len(self.clients.calls) < num_calls:
+                num_calls, began = len(self.clients.calls), at  # many wait, and all goes on
+            self._sleep(_STEP_S * (1 + (at - began) / 100))  # something may be stuck, for long
             self._happen()
             for node in self.nodes:
                 self._turn(node)
