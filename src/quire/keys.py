@@ -10,6 +10,10 @@ tokens hold n−1 pair units and neighbouring pages share one token (the *overla
     pair pages       [t0 t1 t2 t3  t4]                   page i holds tokens [iP, iP + P + 1)
                                  [t4  t5 t6 t7 t8]
 
+A page may carry extra material beside its tokens (the digest of an image, say, whose placeholder
+tokens look like those of any other image). Its bytes are then a digest of both, in numbers that no
+token has, so that everything that compares pages, in every tier, tells such pages apart (C41).
+
 Page keys form a chain seeded by the namespace: key[i] = sha256(key[i−1] ‖ tokens of page i). They
 are computed when asked for, kept, and shared by every slice and extension of the same key.
 """
@@ -18,7 +22,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -130,8 +134,13 @@ class PrefixKey:
 
     __slots__ = ("_path", "first", "last")
 
-    def __init__(self, namespace: Namespace, tokens: Tokens) -> None:
+    def __init__(
+        self, namespace: Namespace, tokens: Tokens, extra: Mapping[int, bytes] | None = None
+    ) -> None:
+        """`extra`: by page, what decides its state beside its tokens and those before it."""
         path = _Path(namespace, _token_bytes(tokens))
+        if extra:
+            path.data = _with_extra(path, extra, 0)
         self._path = path
         self.first = 0
         self.last = path.num_pages
@@ -151,7 +160,8 @@ class PrefixKey:
 
     @property
     def tokens(self) -> npt.NDArray[np.int32]:
-        """Tokens of the pages held, overlap included; empty for an empty key. A read-only view."""
+        """Tokens of the pages held, overlap included; empty for an empty key. A read-only view.
+        Pages with extra material show negative numbers instead."""
         raw = self.page_tokens(self.first, self.last)
         return np.frombuffer(raw, dtype="<i4")
 
@@ -199,10 +209,13 @@ class PrefixKey:
         if page > path.chain_first + len(path.chain) // PAGE_KEY_BYTES:
             path.seed, path.chain_first, path.chain = key, page, bytearray()
 
-    def extend(self, tokens: Tokens) -> PrefixKey:
-        """This key's full token sequence with `tokens` after it; hashes only new pages."""
+    def extend(self, tokens: Tokens, extra: Mapping[int, bytes] | None = None) -> PrefixKey:
+        """This key's full token sequence with `tokens` after it, and extra material for pages
+        that were not full before; hashes only new pages."""
         old = self._path
         path = _Path(old.namespace, old.data + _token_bytes(tokens))
+        if extra:
+            path.data = _with_extra(path, extra, old.num_pages)
         path.seed, path.chain_first, path.chain = old.seed, old.chain_first, bytearray(old.chain)
         key = object.__new__(PrefixKey)
         key._path, key.first, key.last = path, self.first, path.num_pages
@@ -252,6 +265,24 @@ class PrefixKey:
     def __repr__(self) -> str:
         unit = self.namespace.unit.value
         return f"PrefixKey(pages {self.first}..{self.last} of {unit} units)"
+
+
+def _with_extra(path: _Path, extra: Mapping[int, bytes], first: int) -> bytes:
+    """The path's bytes, with each page that has extra material replaced by a digest of both: the
+    first page that may have some is `first`."""
+    data = bytearray(path.data)
+    for page, material in extra.items():
+        if not first <= page < path.num_pages:
+            raise ConfigError(
+                f"extra material for page {page}: only full pages from page {first} to "
+                f"{path.num_pages - 1} can have some"
+            )
+        start, end = page * path.page_bytes, (page + 1) * path.page_bytes
+        digest = hashlib.shake_256(len(material).to_bytes(8, "little") + material)
+        digest.update(path.data[start:end])
+        numbers = np.frombuffer(digest.digest(path.page_bytes), dtype="<u4") | np.uint32(1 << 31)
+        data[start:end] = numbers.astype("<u4").tobytes()
+    return bytes(data)
 
 
 def chain_keys(seed: bytes, tokens: bytes, page_bytes: int, page_width: int) -> bytes:

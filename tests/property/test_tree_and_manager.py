@@ -219,7 +219,7 @@ class TreeAndManager(RuleBasedStateMachine):
         if extended:
             assert self._free(Tier.DEVICE) == free - (last - first) + len(removed["device"])
         else:
-            assert not (removed["device"] or removed["host"]), "gave up and evicted all the same"
+            assert not any(removed.values()), "gave up and evicted all the same"
             if self.manager.idle and not self.manager.core.tree.stays.owing:
                 may_go = self.model.device - self._on_leased_paths()
                 assert free + len(may_go) < last - first, "gave up with pages to evict"

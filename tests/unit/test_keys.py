@@ -13,6 +13,7 @@ from quire.config import CacheConfig
 from quire.errors import ConfigError
 from quire.keys import PrefixKey, UnitKind
 from quire.manager import CacheManager
+from quire.types import split_keys
 from support import PAGE, namespace, tokens_for
 
 UNITS = list(UnitKind)
@@ -151,3 +152,42 @@ def test_impossible_page_size_is_refused() -> None:
 
 def _split(keys: bytes) -> list[bytes]:
     return [keys[i : i + 32] for i in range(0, len(keys), 32)]
+
+
+@pytest.mark.parametrize("unit", list(UnitKind))
+def test_equal_tokens_with_different_extra_material_share_no_page_c41(unit: UnitKind) -> None:
+    tokens = tokens_for(6, seed=1, unit=unit)
+    plain, cat, dog = (
+        PrefixKey(namespace(unit), tokens, extra)
+        for extra in (None, {2: b"image of a cat"}, {2: b"image of a dog"})
+    )
+    assert plain.num_pages == cat.num_pages == dog.num_pages == 6
+    before = 2 - unit.overlap  # a pair page also names the first token of the next one
+    for one, other in ((plain, cat), (plain, dog), (cat, dog)):
+        assert one.common_pages(other) == before
+        mine, theirs = split_keys(one.page_keys()), split_keys(other.page_keys())
+        assert mine[:before] == theirs[:before]
+        assert not set(mine[before:]) & set(theirs[before:])
+    again = PrefixKey(namespace(unit), tokens, {2: b"image of a cat"})
+    assert again == cat
+    assert again.page_keys() == cat.page_keys()
+
+
+def test_extra_material_is_never_what_tokens_could_be_c41() -> None:
+    key = PrefixKey(namespace(), tokens_for(3, seed=1), {1: b"x"})
+    assert (key[1:2].tokens < 0).all()
+    assert (key[:1].tokens >= 0).all()
+    with pytest.raises(ConfigError, match="token ids"):
+        PrefixKey(namespace(), key.tokens.tolist())
+
+
+def test_extra_material_of_pages_that_are_filled_later_c41() -> None:
+    tokens = tokens_for(4, seed=1)
+    whole = PrefixKey(namespace(), tokens, {1: b"a", 3: b"b"})
+    grown = PrefixKey(namespace(), tokens[:10], {1: b"a"}).extend(tokens[10:], {3: b"b"})
+    assert grown == whole
+    assert grown.page_keys() == whole.page_keys()
+    with pytest.raises(ConfigError, match="page 1"):
+        grown.extend([1] * PAGE, {1: b"too late"})
+    with pytest.raises(ConfigError, match="page 9"):
+        PrefixKey(namespace(), tokens, {9: b"not there"})

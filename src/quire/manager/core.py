@@ -55,6 +55,8 @@ class Core:
         """By slot."""
         self.refused = [0] * len(self.allocators)
         """By slot: pages that somebody asked for in vain, last."""
+        self.taken = [0] * len(self.allocators)
+        """By slot: pages reserved since the writer last looked."""
         self.upkeep = Upkeep(self.tree, components) if len(components) > 1 else None
         """Keeps what several components hold in step; one alone needs none."""
         self.counters = Counters()
@@ -83,6 +85,7 @@ class Core:
             self.evict(slot, count - allocator.num_free)
             pages = allocator.allocate(count)
             assert pages is not None, "eviction freed less than it said it could"
+        self.taken[slot] += count
         return pages
 
     def reserve_all(self, sizes: Sequence[tuple[int, int]]) -> list[PageIds] | None:

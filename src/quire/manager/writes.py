@@ -40,6 +40,8 @@ LOOK_AHEAD = 32
 MAX_QUEUED_NODES = 1 << 16
 INFLIGHT_WRITE_SHARE = 0.25
 """Share of the host pool that writes in flight may pin: a slow store must not fill the host."""
+NEED_DECAY = 0.98
+"""By which the most that a step took counts less after each step."""
 TOUCH_EVERY_S = 5.0
 TOUCHED_PAGES = 1 << 13
 """Pages, and a path more, of which the store is told at a time that they were used."""
@@ -173,6 +175,8 @@ class _Line:
         """Writes only: the store they go to."""
         self._writing: set[Node] = set()
         self._inflight_pages = 0
+        self._need = 0.0
+        """Device pages that a step takes, by the largest of the last ones."""
         self._seen = 0
         """Pages committed and evicted up to the last look at the cold end."""
         config = core.config
@@ -284,17 +288,22 @@ class _Line:
     # ---- device → host --------------------------------------------------------------------------
 
     def _clean_ahead(self) -> None:
-        """Short of device pages: copy out the coldest that the host lacks, before they must go."""
+        """Short of device pages, by the watermarks and by what a step has taken lately: copy out
+        the coldest that the host lacks, before they must go. Every copy made too early is room on
+        the host that holds nothing new."""
         core = self._core
+        taken, core.taken[self._device] = core.taken[self._device], 0
+        self._need = max(taken, self._need * NEED_DECAY)
         moved = core.counters.evicted_device_pages + core.counters.committed_pages
         if moved == self._seen:
             return  # the cold end is as it was
         self._seen = moved
         covered = core.allocators[self._device].num_free
-        if covered >= self._low_pages:
+        if covered >= max(self._low_pages, self._need):
             return
+        wanted = max(self._high_pages, self._need)
         for holding in islice(core.tree.standing.orders[self._device].coldest(), LOOK_AHEAD):
-            if covered >= self._high_pages:
+            if covered >= wanted:
                 break
             covered += num_pages(holding.pages)
             node = holding.node
@@ -403,19 +412,18 @@ class _Line:
                 core.counters.backed_up_pages += size
                 if node.stored_in(self._index) != core.store_epoch:
                     self._want_write(node)
-        for span, node, size, statuses in reversed(outcomes):
-            if any(statuses):
-                core.counters.backup_failed_pages += size
-                core.release(core.tree.detach(node, slot))
-                if span.attempt:
-                    core.tree.stays.forgive(node, self._device)
-                elif node.held[self._device] is not None and (node, self._device) in (
-                    core.tree.stays.owing
-                ):
-                    self.want_backup(node, urgent=True)
-                    self._to_back_up[node].attempt = 1
+        failed = [outcome for outcome in reversed(outcomes) if any(outcome[-1])]
+        for _, node, size, _ in failed:
+            core.counters.backup_failed_pages += size
+            core.release(core.tree.detach(node, slot))
         del self._spans[op.id]
         core.finish(op)
+        for span, node, _, _ in failed:  # what the host cannot do without is tried once more
+            if span.attempt:
+                core.tree.stays.forgive(node, self._device)
+            elif (node, self._device) in core.tree.stays.owing:
+                self.want_backup(node, urgent=True)
+                self._to_back_up[node].attempt = 1
         self._rest(outcomes)
 
     # ---- host → store ---------------------------------------------------------------------------

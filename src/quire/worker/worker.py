@@ -222,8 +222,6 @@ class CacheWorker:
     # ---- starting -------------------------------------------------------------------------------
 
     def _start(self, command: Command) -> None:
-        if isinstance(command, Touch):
-            return  # no store orders by the use of others yet
         if isinstance(command, Cancel):
             self._cancel(command.op)
         elif isinstance(command, Touch):
