@@ -270,9 +270,13 @@ class Rig:
         self.step(self.reports(command, **how))
 
     def answer_all(self, kind: type[C], component: str = "full", **how: Any) -> None:
-        """Answer all pending commands of a kind: well, but those of one component as told."""
-        for command in self.take_all(kind):
-            self.answer(command, **(how if _component(command) == component else {}))
+        """Answer all pending commands of a kind: well, but those of one component as told. Of
+        probes also those that follow, each of which asks for more."""
+        while commands := self.take_all(kind):
+            for command in commands:
+                self.answer(command, **(how if _component(command) == component else {}))
+            if kind is not Probe:
+                return
 
     def reports(
         self,

@@ -17,7 +17,8 @@ from quire.disagg.handover import Half, Handover, Stage
 from quire.disagg.holder import Holder
 from quire.manager import CacheManager
 from quire.manager.exports import Export, Exporter, Grant, _Wanted
-from quire.manager.intake import Intakes, _Coming
+from quire.manager.fetches.base import Intake
+from quire.manager.fetches.intakes import Intakes
 from quire.manager.operations import Operation, OpState
 from quire.messages import PeerSource
 from quire.peer.messages import Abort, Complete, Offer, Refused, Repair
@@ -132,19 +133,16 @@ def test_a_page_that_did_not_come_is_taken_for_one_that_did(monkeypatch: Patch) 
 
 
 def test_pages_are_taken_in_when_the_first_rank_has_them(monkeypatch: Patch) -> None:
+    original = Intakes._reported
+
     def reported(self: Intakes, op: Operation) -> None:
-        coming: _Coming | None = self._coming.get(op.id)
-        ended = op.state is OpState.ENDED
-        early = coming is not None and len(op.open_legs) < len(op.legs)
-        if coming is None or not (early or ended):
-            return
-        del self._coming[op.id]
-        coming.intake.coming.pop(op.id, None)
-        hosts = memoryview(coming.host).cast("i").tolist()
-        if coming.intake.closed:
-            self._free(coming.component, hosts)
-        else:
-            coming.intake.here[coming.component].update(zip(coming.pages, hosts, strict=True))
+        if op.state is OpState.RUNNING and len(op.open_legs) < len(op.legs):
+            intake = self._by_op[op.id]
+            for statuses in op.legs.values():
+                statuses[:] = bytes(len(statuses))
+            self._unload(intake, op, intake.coming[op.id], final=False)
+            self.fresh[intake] = None
+        original(self, op)
 
     monkeypatch.setattr(Intakes, "_reported", reported)
     without_invariants(monkeypatch)
@@ -153,15 +151,15 @@ def test_pages_are_taken_in_when_the_first_rank_has_them(monkeypatch: Patch) -> 
 
 def test_state_is_published_before_the_prefix_is_complete(monkeypatch: Patch) -> None:
     """A later page is put where the first that is missing belongs."""
-    original = Intakes._complete_to
+    original = Intakes.reach
 
-    def complete_to(self: Intakes, intake: object, first: int) -> int:
-        here = intake.here[0]  # type: ignore[attr-defined]
+    def reach(self: Intakes, intake: Intake, limit: int | None = None) -> int:
+        first, here = intake.first, intake.here[0]
         if first not in here and first + 1 in here:
             here[first] = here.pop(first + 1)
-        return original(self, intake, first)  # type: ignore[arg-type]
+        return original(self, intake, limit)
 
-    monkeypatch.setattr(Intakes, "_complete_to", complete_to)
+    monkeypatch.setattr(Intakes, "reach", reach)
     assert_caught(WRONG_BYTES, replace(CRAMPED, fault_rate=0.1))
 
 
@@ -275,7 +273,7 @@ def test_a_piece_of_an_offer_is_read_from_its_beginning(monkeypatch: Patch) -> N
         return source
 
     structs = SimpleNamespace(structs=SimpleNamespace(replace=replace_nothing))
-    monkeypatch.setattr("quire.manager.intake.msgspec", structs)
+    monkeypatch.setattr("quire.manager.fetches.offers.msgspec", structs)
     assert_caught(WRONG_BYTES, replace(CRAMPED, fault_rate=0.2, chunk_pages=8))
 
 

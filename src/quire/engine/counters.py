@@ -21,6 +21,8 @@ class SchedulerCounters:
     handed_over: int = 0
     """Computed for a peer, in full; it may have gone before it took all of it."""
     preempted: int = 0
+    yielded: int = 0
+    """Times one that waited let go of its device pages for another."""
     restarted: int = 0
     """Begun again because pages it counted on did not arrive."""
     shared_waits: int = 0

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
-from quire.components import Component
 from quire.disagg.exchange import Exchange
 from quire.engine.batch import Batch
 from quire.engine.config import Role
@@ -45,8 +44,6 @@ from quire.errors import ConfigError, EngineError
 from quire.keys import Namespace
 from quire.manager import CacheManager
 from quire.peer.address import split_address
-from quire.tree import slot_of
-from quire.types import DEVICE, HOST, Tier, page_array
 
 _BUSY_WAIT_S = 0.001
 """Between two looks at the workers when there is nothing to compute but bytes are moving."""
@@ -138,7 +135,7 @@ class Engine:
         began = self._clock()
         workers, manager, scheduler = self._executor.workers, self.manager, self.scheduler
         workers.submit(manager.step(workers.poll()))
-        for reason in manager.core.operations.lost_ranks.values():
+        for reason in manager.operations.lost_ranks.values():
             raise RankLost(reason)
         self._questions.advance()
         self._outputs += scheduler.expire()
@@ -195,13 +192,11 @@ class Engine:
     def namespace_of(self, salt: str) -> Namespace:
         if not salt:
             return self._namespace
-        base = self._namespace
-        return Namespace(base.model_fingerprint, base.kv_dtype, base.page_size, salt=salt)
+        return replace(self._namespace, salt=salt)
 
     def status(self) -> EngineStatus:
         manager, scheduler = self.manager, self.scheduler
         counters = manager.counters.snapshot() | scheduler.counters.snapshot()
-        operations = Counter(op.kind.value for op in manager.core.operations.running.values())
         return EngineStatus(
             tiers=self.tiers(),
             store=StoreStatus(
@@ -212,10 +207,10 @@ class Engine:
             waiting=len(scheduler.waiting),
             running=len(scheduler.running),
             waiting_tokens=sum(request.length for request in scheduler.waiting),
-            operations=dict(operations),
+            operations={k.value: n for k, n in manager.operations.num_running.items() if n},
             ended={
                 kind.value: Ended(ended.count, ended.seconds)
-                for kind, ended in manager.core.operations.ended.items()
+                for kind, ended in manager.operations.ended.items()
             },
             leases=len(manager.leases),
             counters=counters,
@@ -257,18 +252,17 @@ class Engine:
 
     def tiers(self) -> list[TierStatus]:
         """Per component, the device and the host; `full` first."""
-        core = self.manager.core
-        tiers = []
-        for component in core.components:
-            size = self._page_bytes[component.name]
-            for tier, name in ((DEVICE, "device"), (HOST, "host")):
-                allocator = core.allocators[slot_of(component.index, tier)]
-                used = allocator.num_pages - allocator.num_free
-                locked = self._locked_pages(component, tier)
-                tiers.append(
-                    TierStatus(name, size, allocator.num_pages, used, locked, component.name)
-                )
-        return tiers
+        return [
+            TierStatus(
+                pool.tier.name.lower(),
+                self._page_bytes[pool.component],
+                pool.num_pages,
+                pool.used_pages,
+                pool.locked_pages,
+                pool.component,
+            )
+            for pool in self.manager.pools()
+        ]
 
     def attach_and_wait(self, url: str) -> None:
         """At start, when there is nobody to hold up. Raises EngineError with the reason."""
@@ -314,14 +308,6 @@ class Engine:
         except ConfigError as error:
             return str(error)
         return ""
-
-    def _locked_pages(self, component: Component, tier: Tier) -> int:
-        """Pages that leases or operations hold."""
-        if tier is HOST:
-            return self.manager.inflight_pages if component.index == 0 else 0
-        tables = [lease.pages_of(component) for lease in self.manager.leases]
-        pages = [page_array(table) for table in tables if table]
-        return len(np.unique(np.concatenate(pages))) if pages else 0
 
     def _observe(self, batch: Batch, seconds: float) -> None:
         """Tell the cost model how fast prompts are computed.

@@ -58,10 +58,13 @@ class CachedTokens(msgspec.Struct, frozen=True):
     prefill_device: int = 0
     prefill_host: int = 0
     prefill_store: int = 0
+    store_left: int = 0
+    """Not among them: the store had these too, and they were computed."""
 
     @property
     def total(self) -> int:
-        return sum(getattr(self, field) for field in self.__struct_fields__)
+        found: int = sum(getattr(self, field) for field in self.__struct_fields__)
+        return found - self.store_left
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):

@@ -29,10 +29,46 @@ from quire.types import RequestId, num_pages
 class State(enum.Enum):
     WAITING = enum.auto()
     """Queued: new, preempted, or begun again after a failed load."""
+    RESTORING = enum.auto()
+    """Has pages, into which the store's come through the host, in parts."""
     RUNNING = enum.auto()
     """Has pages and takes part in batches."""
     HOLDING = enum.auto()
     """Computed for a peer, which has not taken all of it yet."""
+
+
+@dataclass(slots=True)
+class Origin:
+    """Where the pages of a prompt were when its request arrived: [0, device) on the device,
+    [device, there) on the host, [store_first, store_last) in the store. What others put somewhere
+    since is told by where it was when the request was admitted: [0, later_device) on the device."""
+
+    device: int
+    there: int
+    store_first: int = 0
+    store_last: int = 0
+    later_device: int = 0
+
+    def look(self, lease: Lease | None) -> None:
+        """Take in what the store was found to have, the first time that it was."""
+        prefetch = lease.prefetch if lease is not None else None
+        if prefetch is not None and prefetch.num_hit and not self.store_last:
+            self.store_first = prefetch.first
+            self.store_last = prefetch.first + prefetch.num_hit
+
+    def cached(self, reused: int, page_size: int) -> CachedTokens:
+        """The first `reused` pages by where they were, in tokens."""
+        device, there = min(self.device, reused), min(self.there, reused)
+        store = max(0, min(reused, self.store_last) - max(there, self.store_first))
+        later = reused - there - store
+        on_device = min(later, max(0, self.later_device - max(there, self.store_last)))
+        left = self.store_last - max(reused, self.store_first) if self.store_last else 0
+        return CachedTokens(
+            device=(device + on_device) * page_size,
+            host=(there - device + later - on_device) * page_size,
+            store=store * page_size,
+            store_left=max(0, left) * page_size,
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -52,6 +88,8 @@ class Request:
     """Place in the queue: (-priority, number of arrival)."""
     state: State = State.WAITING
     lease: Lease | None = None
+    origin: Origin | None = None
+    """None: it has not looked yet."""
     computed: int = 0
     cached: CachedTokens | None = None
     """What was found when it was first admitted; not changed by preemption."""

@@ -6,15 +6,17 @@ Knows requests and the cache's manager; neither the model nor the client. One st
                  what is left of the step's budget goes to waiting ones
     complete()   take in what the model computed: share full pages, append tokens, end requests
 
-A waiting request may hold a lease, taken at arrival so that its prefetch could start at once. Under
-pressure these go first; then the youngest running request is preempted: its pages stay in the
-tree, are copied to the host as any others, and it starts again from there. The oldest running
-request never gives way, so something always finishes.
+A waiting request holds a lease, taken at arrival so that its prefetch could start at once. Under
+pressure the youngest of them yields its device pages first, never what is on its way to the host;
+then the youngest running request is preempted: its pages stay in the tree, are copied to the host
+as any others, and it starts again from there. The oldest running request never gives way, so
+something always finishes.
 """
 
 from __future__ import annotations
 
 import bisect
+import heapq
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -23,15 +25,15 @@ import msgspec
 from quire.engine.batch import Batch, BatchResult, Segment, SegmentResult
 from quire.engine.counters import SchedulerCounters
 from quire.engine.handovers import Handovers
-from quire.engine.messages import CachedTokens, Finish, Output
-from quire.engine.request import Request, State
+from quire.engine.messages import Finish, Output
+from quire.engine.request import Origin, Request, State
 from quire.manager import CacheManager, Lease, LeaseState, LoadState
 from quire.types import NO_SLOT, PageIds, RequestId, num_pages
 
 _RETRY_STEPS = 8
 """Steps between two tries to admit a request that did not fit."""
 _LOOKUPS_PER_STEP = 8
-"""Waiting requests that, having had to let go of what they found, look again in one step."""
+"""Requests that were preempted, or begun again, and look again in one step."""
 
 
 class Scheduler:
@@ -66,6 +68,7 @@ class Scheduler:
         self._retry_at = 0
         """Number of the batch before which nobody new is admitted; see _admit."""
         self._held_back: set[RequestId] = set()
+        self._deadlines: list[tuple[float, RequestId]] = []
         self._lengths: list[int] = []
 
     def __len__(self) -> int:
@@ -86,6 +89,7 @@ class Scheduler:
             return self._refused(request, Finish.REJECTED, reason)
         request.order = (-request.priority, self.counters.arrived)
         self._requests[request.id] = request
+        heapq.heappush(self._deadlines, (request.deadline_s, request.id))
         self._enqueue(request)
         self._look_up(request)
         for other in self.running:
@@ -104,11 +108,14 @@ class Scheduler:
 
     def expire(self) -> list[Output]:
         """End what is past its deadline."""
-        now = self._clock()
-        late = [request for request in self._requests.values() if request.deadline_s <= now]
-        for request in late:
-            self.counters.timed_out += 1
-            self._remove(request)
+        now, late = self._clock(), []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            deadline_s, request_id = heapq.heappop(self._deadlines)
+            request = self._requests.get(request_id)
+            if request is not None and request.deadline_s == deadline_s:
+                late.append(request)
+                self.counters.timed_out += 1
+                self._remove(request)
         return [
             Output(
                 request.id,
@@ -159,6 +166,9 @@ class Scheduler:
         self._num_batches += 1
         for request in [r for r in self.holding if not r.settled]:
             self._settle(request)
+        for request in self.running:
+            if request.state is State.RESTORING:
+                self._go_on(request)
         chosen: dict[RequestId, Segment] = {}
         for request in [r for r in self.running if r.remaining == 1]:
             self._continue(request, 1, chosen)
@@ -246,11 +256,12 @@ class Scheduler:
     def _make_room(self, request: Request, count: int, chosen: dict[RequestId, Segment]) -> bool:
         if self._extend(request, count):
             return True
-        self._release_waiting()
-        if self._extend(request, count):
-            return True
+        for other in self._holding_device():
+            self._yield(other)
+            if self._extend(request, count):
+                return True
         # One at most in a step: its pages may still be on their way to the host.
-        victim = self.running[-1]
+        victim = next(r for r in reversed(self.running) if r.state is State.RUNNING)
         if victim is request or victim.id in chosen:
             return False
         self._preempt(victim)
@@ -265,14 +276,23 @@ class Scheduler:
             return False
         return self._manager.cover(lease, -(-end // self._page_size))
 
-    def _release_waiting(self, but: Request | None = None) -> None:
-        """Waiting requests let go of what they found; they will look again. One that gets pages
-        from a peer and has none on the device is in nobody's way."""
-        for request in self.waiting:
-            lease = request.lease
-            moving = request.handover is not None and lease is not None and not lease.num_device
-            if request is not but and not moving:
-                self._let_go(request)
+    def _holding_device(self, but: Request | None = None) -> list[Request]:
+        """Waiting requests that may hold device pages, the youngest first; but those that get pages
+        from a peer last."""
+        found = [
+            request
+            for request in reversed(self.waiting)
+            if (lease := request.lease) is not None
+            and request is not but
+            and not lease.yielded
+            and lease.tail.end  # also of a part that it found on the host the device may have some
+        ]
+        return sorted(found, key=lambda request: request.handover is not None)
+
+    def _yield(self, request: Request) -> None:
+        assert request.lease is not None
+        self._manager.yield_device(request.lease)
+        self.counters.yielded += 1
 
     def _preempt(self, request: Request) -> None:
         self.counters.preempted += 1
@@ -318,6 +338,8 @@ class Scheduler:
                 # Nobody may overtake it, or a long prompt would wait for ever.
                 self._retry_at = self._num_batches + _RETRY_STEPS if self.running else 0
                 return
+            if request.state is State.RESTORING:
+                continue
             count = self._chunk(request, budget)
             if self._extend(request, count):  # else it goes on as those that run already
                 chosen[request.id] = self._segment(request, count)
@@ -329,7 +351,10 @@ class Scheduler:
         match = manager.match(key if self.reuse else key[:0])
         if self.remote is not None:
             match = self.remote.usable(match)
-        request.lease = manager.acquire(match, request.id, priority=request.priority)
+        again = request.origin is not None
+        if not again:
+            request.origin = Origin(match.num_device, match.num_pages)
+        request.lease = manager.acquire(match, request.id, priority=request.priority, again=again)
         if self.remote is not None and self.remote.begin(request):
             return
         if self.reuse:
@@ -340,8 +365,9 @@ class Scheduler:
         assert request.lease is not None
         if self._manager.admit(request.lease) < request.key.last:
             return False
-        on_device = self._manager.match(request.lease.key).num_device
-        request.cached = request.cached or self._found(request, on_device, request.key.last)
+        if request.origin is not None:
+            request.origin.later_device = self._manager.match(request.lease.key).num_device
+        self._note_found(request, request.key.last)
         self.waiting.remove(request)
         self._hold(request)
         return True
@@ -364,7 +390,7 @@ class Scheduler:
         self._share(request)
         if before.loads:
             return
-        request.lease = manager.acquire(manager.match(request.key), request.id)
+        request.lease = manager.acquire(manager.match(request.key), request.id, again=True)
         manager.release(before)
         request.settled = True
         if request.lease.tail.end < request.key.last:
@@ -401,25 +427,38 @@ class Scheduler:
         manager, lease = self._manager, request.lease
         assert lease is not None
         manager.admit(lease)
-        on_device = manager.match(lease.key).num_device
+        if request.origin is not None:
+            request.origin.later_device = manager.match(lease.key).num_device
+        if not self._has_room(request):
+            return False
         manager.load(lease)
         if not self._give(request):
-            self._release_waiting(but=request)
-            if not self._give(request):
-                self._let_go(request)
-                return False
+            self._yield(request)
+            return False
         self.waiting.remove(request)
         bisect.insort(self.running, request, key=_order)
-        request.state = State.RUNNING
-        request.computed = lease.num_device * self._page_size
-        if request.cached is None:
-            request.cached = self._found(request, on_device, lease.num_device)
+        request.state = State.RESTORING
+        if request.handover is not None:
+            self._note_found(request, lease.num_device)
+        if not (self.reuse and manager.stream(lease)):
+            self._go_on(request)
         if self.remote is not None:
             self.remote.admitted(request)
         self.counters.admitted += 1
         self._held_back.discard(request.id)
         self._expect_branches(request, others=self.waiting)
         return True
+
+    def _has_room(self, request: Request) -> bool:
+        """Are there device pages for all of its prompt, if others that wait yield theirs?"""
+        lease = request.lease
+        assert lease is not None
+        missing = request.missing_pages(request.room_tokens, self._page_size)
+        for other in self._holding_device(but=request):
+            if missing <= self._manager.room():
+                break
+            self._yield(other)
+        return missing <= self._manager.room()
 
     def _give(self, request: Request) -> bool:
         """The pages a prompt lacks, and a state to work on."""
@@ -434,22 +473,23 @@ class Scheduler:
         missing = request.missing_pages(request.room_tokens, self._page_size)
         return missing <= 0 or manager.extend(lease, missing)
 
-    def _found(self, request: Request, on_device: int, reused: int) -> CachedTokens:
-        """Reused tokens by tier, of `reused` pages. Pages [0, d) were on the device when the
-        request was admitted; of those after, [first, first + n) came from the store, fetched for
-        it, the rest from the host."""
-        lease, size = request.lease, self._page_size
+    def _go_on(self, request: Request) -> None:
+        """Compute, if all that is to come through the host has come."""
+        lease = request.lease
         assert lease is not None
-        if self.remote is not None and (found := self.remote.found(request)) is not None:
-            return found
-        prefetch, store = lease.prefetch, 0
-        if prefetch is not None and prefetch.num_landed:
-            first = max(prefetch.first, on_device)
-            store = max(0, min(reused, prefetch.first + prefetch.num_landed) - first)
-        device = min(on_device, reused)
-        return CachedTokens(
-            device=device * size, host=(reused - device - store) * size, store=store * size
-        )
+        if lease.stream is None:
+            request.state = State.RUNNING
+            request.computed = lease.num_device * self._page_size
+            self._note_found(request, lease.num_device)
+
+    def _note_found(self, request: Request, reused: int) -> None:
+        """When it is first admitted: where its first `reused` pages were."""
+        if request.cached is not None or request.origin is None:
+            return
+        request.origin.look(request.lease)
+        request.cached = request.origin.cached(reused, self._page_size)
+        if self.remote is not None:
+            request.cached = self.remote.found(request) or request.cached
 
     # ---- taking in ------------------------------------------------------------------------------
 
@@ -518,7 +558,8 @@ class Scheduler:
     def _remove(self, request: Request) -> None:
         del self._requests[request.id]
         self._held_back.discard(request.id)
-        queues = {State.RUNNING: self.running, State.HOLDING: self.holding}
+        running, holding = self.running, self.holding
+        queues = {State.RUNNING: running, State.RESTORING: running, State.HOLDING: holding}
         queues.get(request.state, self.waiting).remove(request)
         self._let_go(request)
 
@@ -526,6 +567,8 @@ class Scheduler:
         if self.remote is not None:
             self.remote.cancel(request)
         if request.lease is not None:
+            if request.origin is not None:
+                request.origin.look(request.lease)
             self._manager.release(request.lease)
             request.lease = None
             self._retry_at = 0

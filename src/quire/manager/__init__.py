@@ -3,10 +3,9 @@
 from quire.manager.counters import Counters, Decline, Fit
 from quire.manager.events import CacheEvent, EventBatch, EventKind
 from quire.manager.exports import Export, Grant
-from quire.manager.intake import Intake
+from quire.manager.fetches import Intake, Prefetch, PrefetchState
 from quire.manager.lease import Lease, LoadState, PrefixMatch
 from quire.manager.manager import CacheManager
-from quire.manager.prefetch import Prefetch, PrefetchState
 from quire.manager.states import LeaseState
 from quire.manager.stores import StoreChange, StoreState
 

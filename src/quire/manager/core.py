@@ -214,6 +214,19 @@ class Core:
             self.tree.lock(end, stop, slot)
         return guards
 
+    def protect_host(self, tail: Node) -> list[Guard]:
+        """Keep the host's copies of the path to `tail`, all of which it has."""
+        if tail.parent is None:
+            return self.protect(tail, tail)
+        guards: list[Guard] = []
+        for component in self.components[1:]:
+            slot = slot_of(component.index, HOST)
+            guards += [(slot, node, node.parent) for node in component.needed(tail)]
+        guards.append((HOST, tail, None))
+        for slot, end, stop in guards:
+            self.tree.lock(end, stop, slot)
+        return guards
+
     def hold(self, node: Node, slot: int) -> list[Guard]:
         """For an operation: keep the path to `node`, and what it has READY in this slot."""
         guards = self.components[0].protection(node)

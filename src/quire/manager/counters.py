@@ -77,6 +77,10 @@ class Counters:
     fetched_pages: int = 0
     fetch_missed_pages: int = 0
     """Promised by the probe, not delivered by the fetch."""
+    streams: int = 0
+    """Hits that the host could not hold at once, brought through it in parts, in requests."""
+    streamed_pages: int = 0
+    """What came so."""
     exported_pages: int = 0
     """That peers were let read, of all components."""
     received_pages: int = 0

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Iterator
 from quire.components import Guard, window_of
 from quire.errors import InvariantError
 from quire.manager.core import ROOT_SLOT, Core
-from quire.manager.intake import Intakes
+from quire.manager.fetches import Fetches
 from quire.manager.lease import Lease
-from quire.manager.prefetch import Prefetcher
 from quire.tree import NUM_TIERS, Holding, Node, Root, may_go, slot_of
 from quire.types import (
     DEVICE,
@@ -29,11 +28,11 @@ from quire.types import (
 )
 
 
-def check(core: Core, leases: Iterable[Lease], prefetcher: Prefetcher, intakes: Intakes) -> None:
+def check(core: Core, leases: Iterable[Lease], fetches: Fetches) -> None:
     leases = list(leases)
     _check_structure(core)
     _check_locks(core, leases)
-    _check_owners(core, leases, prefetcher, intakes)
+    _check_owners(core, leases, fetches)
     _check_orders(core)
 
 
@@ -132,9 +131,7 @@ def _check_locks(core: Core, leases: list[Lease]) -> None:
     _require(not locks, "somebody holds a node that is gone")
 
 
-def _check_owners(
-    core: Core, leases: list[Lease], prefetcher: Prefetcher, intakes: Intakes
-) -> None:
+def _check_owners(core: Core, leases: list[Lease], fetches: Fetches) -> None:
     owned: list[list[PageIds]] = [[] for _ in core.allocators]
     for node in _nodes(core):
         for slot, holding in enumerate(node.held):
@@ -146,12 +143,8 @@ def _check_owners(
             for component in core.components:
                 slot = slot_of(component.index, DEVICE)
                 owned[slot].append(lease.state.private_pages(component))
-    reserved = 0
     for slot, allocator in enumerate(core.allocators):
-        in_operations = prefetcher.reserved_pages(slot)
-        if slot == HOST:
-            reserved = sum(map(num_pages, in_operations))
-        in_operations = in_operations + intakes.reserved_pages(slot)
+        in_operations = fetches.reserved_pages(slot)
         pages = page_array(PageIds(b"".join([*owned[slot], *in_operations]))).tolist()
         _require(len(set(pages)) == len(pages), f"slot {slot}: a page has two owners")
         free = allocator.free_pages()
@@ -159,7 +152,9 @@ def _check_owners(
         _require(free.isdisjoint(pages), f"slot {slot}: a free page has an owner")
         everything = len(free) + len(pages)
         _require(everything == allocator.num_pages, f"slot {slot}: {everything} pages accounted")
-    _require(prefetcher.inflight_pages == reserved, "the in-flight budget is miscounted")
+    _require(
+        fetches.inflight_pages == fetches.count_inflight(), "the in-flight budget is miscounted"
+    )
 
 
 def _check_orders(core: Core) -> None:

@@ -27,9 +27,8 @@ from quire.tree import Node, Walk
 from quire.types import NO_PAGES, OperationId, PageIds, RequestId, num_pages
 
 if TYPE_CHECKING:
-    from quire.manager.intake import Intake
+    from quire.manager.fetches import Intake, Prefetch, Stream
     from quire.manager.manager import CacheManager
-    from quire.manager.prefetch import Prefetch
     from quire.manager.states import LeaseState
 
 
@@ -77,8 +76,12 @@ class Lease:
     prefetch: Prefetch | None = None
     intake: Intake | None = None
     """What comes from a peer."""
+    stream: Stream | None = None
+    """What comes through the host in parts; while it does, nothing can be computed."""
     state: LeaseState | None = None
     """Windows and recurrent state, for models that have such."""
+    yielded: bool = False
+    """It waits, and has let go of the device: what the host has is all that it protects."""
     released: bool = False
 
     def __post_init__(self) -> None:

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from quire.components import Guard, usable_pages
 from quire.manager.core import Core
 from quire.manager.lease import Lease, LoadState
 from quire.manager.operations import Kind, Operation, OpState
 from quire.manager.states import States
 from quire.messages import Load
-from quire.tree import Node, slot_of
+from quire.tree import NUM_TIERS, Node, slot_of
 from quire.types import (
     DEVICE,
     DRAINING,
@@ -27,6 +29,7 @@ from quire.types import (
     OperationId,
     PageIds,
     num_pages,
+    page_array,
 )
 
 TIMEOUT_S = 60.0
@@ -80,6 +83,10 @@ class Loader:
         self._states = states
         self._spans: dict[OperationId, _Span] = {}
         self._slots = [slot_of(c.index, DEVICE) for c in core.components]
+        self._loaded_by = [
+            np.zeros(core.allocators[slot].num_pages, dtype=np.int64) for slot in self._slots
+        ]
+        """Per component and device page: the load that fills it, or did so last."""
         self._condemned = False
         """Was anything condemned by the report that is being taken in?"""
 
@@ -148,7 +155,7 @@ class Loader:
             if isinstance(pages, int):
                 core.tidy((tail,))
                 return min(pages, tail.end - 1)
-        self._enter(lease, tail)
+        self.enter(lease, tail)
         for slot, node in needs.filling:
             self._wait(lease, self._span_of(slot, node))
         if span is not None:
@@ -202,11 +209,13 @@ class Loader:
             ),
         )
         span = self._spans[op.id] = _Span(op, parts)
+        for loaded_by, target in zip(self._loaded_by, pages, strict=True):
+            loaded_by[page_array(target)] = op.id
         for name, host, device in commands:
             core.outbox.append(Load(op.id, name, host, device))
         return span
 
-    def _enter(self, lease: Lease, tail: Node) -> None:
+    def enter(self, lease: Lease, tail: Node) -> None:
         """The lease's device part ends at `tail` now; never lets go before it has the new hold."""
         core = self._core
         new = reversed(list(core.tree.path(tail, lease.device_tail)))
@@ -226,17 +235,9 @@ class Loader:
             lease.load_state = LoadState.LOADING
 
     def _span_of(self, slot: int, node: Node) -> _Span:
-        for span in self._spans.values():
-            for filled, tail, stop in span.parts:
-                if filled == slot and (tail is node or self._covers(slot, tail, stop, node)):
-                    return span
-        raise AssertionError(f"{node} is FILLING without a load")
-
-    def _covers(self, slot: int, tail: Node, stop: Node | None, node: Node) -> bool:
-        """Was `node` split off a node that the load fills?"""
-        if tail.parent is stop or slot in self._core.tree.points:
-            return False
-        return any(at is node for at in self._core.tree.path(tail, stop))
+        """The load that fills it; or that fills what it was split off."""
+        page = page_array(_pages(node, slot))[0]
+        return self._spans[OperationId(int(self._loaded_by[slot // NUM_TIERS][page]))]
 
     # ---- ending ---------------------------------------------------------------------------------
 

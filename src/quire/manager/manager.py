@@ -12,8 +12,10 @@ its `with` block) at any point gives back all that it held.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-from quire.components import Component, FullAttention, usable_pages
+from quire.components import Component, FullAttention, Guard, usable_pages
+from quire.components.base import is_ready
 from quire.config import CacheConfig
 from quire.errors import ConfigError, LeaseError
 from quire.keys import PrefixKey
@@ -21,10 +23,9 @@ from quire.manager.core import Clock, Core
 from quire.manager.costs import CostModel
 from quire.manager.events import EventBatch
 from quire.manager.exports import Export, Exporter, Grant
-from quire.manager.intake import Intake, Intakes
+from quire.manager.fetches import Fetches, Intake, Prefetch
 from quire.manager.lease import Lease, LoadState, PrefixMatch
 from quire.manager.loads import Loader
-from quire.manager.prefetch import Prefetch, Prefetcher
 from quire.manager.states import States
 from quire.manager.stores import StoreChange, StoreControl
 from quire.manager.writes import Writer
@@ -40,6 +41,7 @@ from quire.messages import (
 from quire.tree import Node, Root, Walk, slot_of
 from quire.types import (
     DEVICE,
+    HOST,
     NO_PAGES,
     NO_SLOT,
     PAGE_ID_BYTES,
@@ -53,6 +55,16 @@ from quire.types import (
 _LOAD_FAILED = LoadState.FAILED
 
 
+class PoolUse(NamedTuple):
+    """Pages of one component's pool in one tier."""
+
+    component: str
+    tier: Tier
+    num_pages: int
+    used_pages: int
+    locked_pages: int
+
+
 class CacheManager:
     def __init__(
         self,
@@ -64,6 +76,8 @@ class CacheManager:
         self.config = config
         self.core = Core(config, components or [FullAttention()], clock)
         self.counters = self.core.counters
+        self.operations = self.core.operations
+        """In flight, ended, and lost ranks: to be read."""
         self.costs = CostModel(enabled=config.prefetch.cost_model, page_size=config.page_size)
         self.store = StoreControl(self.core)
         self.leases: set[Lease] = set()
@@ -71,9 +85,8 @@ class CacheManager:
         self._states = States(self.core) if len(self.core.components) > 1 else None
         self._writer = Writer(self.core)
         self._loader = Loader(self.core, self._states)
-        self._prefetcher = Prefetcher(self.core, self.costs)
+        self._fetches = Fetches(self.core, self.costs, self._advance, self._streamed)
         self._exporter = Exporter(self.core, self._writer.demand)
-        self._intakes = Intakes(self.core, self.costs, self._repoint)
         _check_pools(self.core)
 
     # ---- the life of a request ------------------------------------------------------------------
@@ -99,31 +112,22 @@ class CacheManager:
             return on_device, on_device
         return usable_pages(components, path, first, walk.num_pages, host=True), on_device
 
-    def acquire(self, match: PrefixMatch, owner: RequestId, *, priority: int = 0) -> Lease:
-        """Protect what was matched. Matches again if the tree has changed since."""
-        core, tree = self.core, self.core.tree
-        if match.change != tree.changes:
+    def acquire(
+        self, match: PrefixMatch, owner: RequestId, *, priority: int = 0, again: bool = False
+    ) -> Lease:
+        """Protect what was matched. Matches again if the tree has changed since. `again`: the
+        request has looked before, so this is no further use of what it found."""
+        if match.change != self.core.tree.changes:
             match = self.match(match.key)
-        root = tree.root(match.key)
-        tail = self._cut(match.walk, match.num_pages) if match.num_pages else root
-        device_tail = self._cut(match.walk, match.num_device) if match.num_device else root
-        assert tail is not None
-        assert device_tail is not None
-        pages: list[bytes] = []
-        node, num_device = tail, match.num_device
-        while node.parent is not None:
+        tail, device_tail, table = self._ends(match)
+        node = tail
+        while not again and node.parent is not None:
             node.hits += 1
             if priority:
                 node.priority = max(node.priority, priority)
-            if node.end <= num_device:
-                holding = node.held[DEVICE]
-                assert holding is not None
-                pages.append(holding.pages)
             node = node.parent
-        pages.reverse()
         self._writer.used(tail)
-        guards = core.protect(tail, device_tail)
-        table = PageIds(b"".join(pages))
+        guards = self.core.protect(tail, device_tail)
         lease = Lease(self, owner, match.key, priority, tail, device_tail, guards, table)
         if self._states is not None:
             seen = match.walk.num_pages
@@ -131,17 +135,33 @@ class CacheManager:
             lease.state = self._states.new(branch=branch, num_prompt=match.key.last)
             self._states.enter(lease.state, device_tail)
         self.leases.add(lease)
-        self.counters.matched_device_pages += match.num_device
-        self.counters.matched_host_pages += match.num_host
+        if not again:
+            self.counters.matched_device_pages += match.num_device
+            self.counters.matched_host_pages += match.num_host
         return lease
+
+    def _ends(self, match: PrefixMatch) -> tuple[Node, Node, PageIds]:
+        """Where a match ends, at all and on the device, and its device pages."""
+        root = self.core.tree.root(match.key)
+        tail = self._cut(match.walk, match.num_pages) if match.num_pages else root
+        device_tail = self._cut(match.walk, match.num_device) if match.num_device else root
+        assert tail is not None
+        assert device_tail is not None
+        pages: list[bytes] = []
+        for node in self.core.tree.path(device_tail):
+            holding = node.held[DEVICE]
+            assert holding is not None
+            pages.append(holding.pages)
+        pages.reverse()
+        return tail, device_tail, PageIds(b"".join(pages))
 
     def prefetch(self, lease: Lease) -> Prefetch:
         """Look in the store for what comes after the match, and fetch it if it is worth it."""
         lease.require_live()
         if lease.prefetch is None:
-            lease.prefetch = self._prefetcher.start(lease, fetch=True)
+            lease.prefetch = self._fetches.prefetches.start(lease, fetch=True)
         else:
-            self._prefetcher.fetch(lease.prefetch)
+            self._fetches.prefetches.fetch(lease.prefetch)
         return lease.prefetch
 
     def query_store(self, lease: Lease) -> Prefetch:
@@ -151,13 +171,13 @@ class CacheManager:
         """
         lease.require_live()
         if lease.prefetch is None:
-            lease.prefetch = self._prefetcher.start(lease, fetch=False)
+            lease.prefetch = self._fetches.prefetches.start(lease, fetch=False)
         return lease.prefetch
 
     def ready(self, lease: Lease) -> bool:
         """May the request be admitted, as far as its prefetch is concerned?"""
         lease.require_live()
-        return lease.prefetch is None or self._prefetcher.is_over(lease.prefetch)
+        return lease.prefetch is None or self._fetches.prefetches.is_over(lease.prefetch)
 
     def admit(self, lease: Lease) -> int:
         """End the prefetch and take in what has arrived, from the store or by other requests.
@@ -166,10 +186,26 @@ class CacheManager:
         """
         lease.require_live()
         if lease.prefetch is not None:
-            self._prefetcher.settle(lease.prefetch)
-        if not lease.private_pages:
+            self._fetches.prefetches.settle(lease.prefetch)
+        if lease.yielded:
+            self._take_back(lease)
+        elif not lease.private_pages:
             self._advance(lease)
         return lease.num_device + lease.num_host
+
+    def yield_device(self, lease: Lease) -> None:
+        """Let go of the device pages of a request that has computed nothing yet: somebody else
+        needs them. It keeps what the host has of its prefix, and all that is on its way to the
+        host; `admit` looks again."""
+        lease.require_live()
+        if lease.private_pages:
+            raise LeaseError(f"{lease.owner!r} has computed pages: they go only with its lease")
+        self._loader.forget(lease)
+        lease.load_state = LoadState.IDLE
+        lease.yielded = True
+        if lease.state is not None:
+            self._hybrid.release(lease.state, lease.device_tail)
+        self._hold_host(lease)
 
     def load(self, lease: Lease) -> int:
         """Bring the host part to the device; returns the device pages gained.
@@ -182,6 +218,10 @@ class CacheManager:
             raise LeaseError(f"{lease.owner!r} has computed pages already: load before extend")
         return self._loader.load(lease)
 
+    def room(self) -> int:
+        """Device pages that could be had now: the free ones, and all that may be evicted."""
+        return self.core.room(DEVICE)
+
     def extend(self, lease: Lease, count: int) -> bool:
         """Give the request `count` private device pages. False: nothing was changed."""
         lease.require_live()
@@ -191,6 +231,13 @@ class CacheManager:
             return False
         lease.private_pages = PageIds(lease.private_pages + pages)
         return True
+
+    def stream(self, lease: Lease) -> bool:
+        """The request has device pages for all of its prompt: bring into them, through the host and
+        in parts, what the store has and the host had no room for. Until `lease.stream` is None
+        again nothing can be computed. False: there is no more, or it is not worth it."""
+        lease.require_live()
+        return self._fetches.streams.start(lease)
 
     def begin(self, lease: Lease) -> bool:
         """Give the request a recurrent state of its own, once. False: no slot is left."""
@@ -279,10 +326,7 @@ class CacheManager:
         """End or abort the request, in any state: all it held comes back."""
         lease.require_live()
         self.leases.remove(lease)
-        if lease.prefetch is not None:
-            self._prefetcher.settle(lease.prefetch)
-        if lease.intake is not None:
-            self._intakes.close(lease.intake)
+        self._fetches.release(lease)
         self._loader.forget(lease)
         if lease.private_pages:
             self.core.allocators[DEVICE].free(lease.private_pages)
@@ -303,20 +347,20 @@ class CacheManager:
         """Prepare for pages of the lease's prefix, up to page `last`, that a peer will offer."""
         lease.require_live()
         if lease.intake is not None:
-            self._intakes.close(lease.intake)
-        lease.intake = self._intakes.open(lease, last, timeout_s)
+            self._fetches.offers.close(lease.intake)
+        lease.intake = self._fetches.offers.open(lease, last, timeout_s)
         return lease.intake
 
     def offered(
         self, intake: Intake, component: str, first: int, count: int, source: PeerSource
     ) -> None:
         """A peer has pages [first, first + count): fetch those that are still wanted."""
-        self._intakes.offer(intake, component, first, count, source)
+        self._fetches.offers.take(intake, component, first, count, source)
 
     def end_intake(self, lease: Lease) -> None:
         """No more is wanted from the peer; what has come and fits stays."""
         if lease.intake is not None:
-            self._intakes.close(lease.intake)
+            self._fetches.offers.close(lease.intake)
             lease.intake = None
 
     def export(self, first: int, last: int) -> Export:
@@ -358,29 +402,44 @@ class CacheManager:
         overdue = operations.expire(self.core.clock())
         if overdue:
             self.counters.overdue_operations += overdue
-        self._intakes.flush()
+        self._fetches.flush()
         self._writer.flush()
-        self._prefetcher.flush()
         commands, self.core.outbox = self.core.outbox, []
         return commands
 
     def next_wakeup(self) -> float | None:
         """Clock time at which something is due without any report from a worker; None: never."""
-        times = [self.core.operations.next_deadline(), self._writer.next_retry()]
-        times += [self._prefetcher.next_timeout(lease.prefetch) for lease in self.leases]
+        times = [
+            self.core.operations.next_deadline(),
+            self._writer.next_retry(),
+            self._fetches.prefetches.next_timeout(),
+        ]
         return min((t for t in times if t is not None), default=None)
 
     @property
     def idle(self) -> bool:
         """Nothing in flight, nothing waiting for the next step. (A retry may wait for its time.)"""
         busy = self.core.operations.running or self.core.outbox
-        waiting = self._writer.has_work or self._prefetcher.has_work or self._intakes.has_work
+        waiting = self._writer.has_work or self._fetches.has_work
         return not (busy or waiting)
 
     @property
     def inflight_pages(self) -> int:
         """Host pages held by fetches at this moment."""
-        return self._prefetcher.inflight_pages
+        return self._fetches.inflight_pages
+
+    def pools(self) -> list[PoolUse]:
+        """What is used of every pool, and what of it cannot be evicted."""
+        core = self.core
+        pools = []
+        for component in core.components:
+            for tier in Tier:
+                allocator = core.allocators[slot := slot_of(component.index, tier)]
+                used, locked = (
+                    allocator.num_pages - n for n in (allocator.num_free, core.room(slot))
+                )
+                pools.append(PoolUse(component.name, tier, allocator.num_pages, used, locked))
+        return pools
 
     # ---- administration -------------------------------------------------------------------------
 
@@ -423,7 +482,7 @@ class CacheManager:
         """Raise InvariantError unless all bookkeeping is consistent. Cost grows with the cache."""
         from quire.manager.invariants import check
 
-        check(self.core, self.leases, self._prefetcher, self._intakes)
+        check(self.core, self.leases, self._fetches)
 
     # ---- inside ---------------------------------------------------------------------------------
 
@@ -443,12 +502,51 @@ class CacheManager:
 
     def _advance(self, lease: Lease) -> None:
         """Extend a lease to what is now usable after its tail."""
+        if lease.yielded:
+            self._hold_host(lease)
+            return
         first = lease.tail.end
         walk = self.core.tree.walk(lease.key, lease.tail)
         reachable, _ = self._usable(walk, first)
         tail = self._cut(walk, reachable) if reachable > first else None
         if tail is not None:
             self._repoint(lease, tail)
+
+    def _streamed(self, lease: Lease, tail: Node) -> None:
+        """Its device part has come, by a stream, to end there."""
+        lease.tail = tail if tail.end > lease.tail.end else lease.tail
+        self._loader.enter(lease, tail)
+
+    def _hold_host(self, lease: Lease) -> None:
+        """The lease protects of its prefix what the host has, to a point, and nothing else."""
+        core = self.core
+        tail: Node = core.tree.root(lease.key)
+        slots = [slot_of(c.index, HOST) for c in core.components]
+        for node in core.tree.walk(lease.key).nodes:
+            if node.end > lease.key.last or not is_ready(node, HOST, host=False):
+                break
+            others = zip(core.components[1:], slots[1:], strict=True)
+            if all(is_ready(n, s, host=False) for c, s in others for n in c.needed(node)):
+                tail = node
+        self._move(lease, tail, core.tree.root(lease.key), NO_PAGES, core.protect_host(tail))
+
+    def _take_back(self, lease: Lease) -> None:
+        """A lease that had yielded takes what there is now."""
+        lease.yielded = False
+        tail, device_tail, table = self._ends(self.match(lease.key))
+        self._move(lease, tail, device_tail, table, self.core.protect(tail, device_tail))
+
+    def _move(
+        self, lease: Lease, tail: Node, device_tail: Node, table: PageIds, guards: list[Guard]
+    ) -> None:
+        """It has its new hold before it lets go of the old one."""
+        before, old = (lease.tail, lease.device_tail), lease.guards
+        lease.tail, lease.device_tail, lease.tree_pages = tail, device_tail, table
+        lease.guards = guards
+        if lease.state is not None:
+            self._hybrid.enter(lease.state, device_tail)
+        self.core.unprotect(old)
+        self.core.tidy(before)
 
     def _repoint(self, lease: Lease, tail: Node) -> None:
         """Move the end of what the lease protects; never lets go before it has the new hold."""

@@ -3,6 +3,7 @@
 An operation has one *leg* per (rank, component). Pages count as done only when every leg says so:
 the agreed length is the minimum over the legs. An operation ends when every leg has sent its
 final report, or its rank is lost; only then may its pages be reused, whatever its deadline says.
+What moves is not late: every report that brings a page gives it its whole time again.
 
     RUNNING ──deadline──▶ OVERDUE ──┐
        └──────last final report─────┴▶ ENDED
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import enum
 import heapq
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -46,7 +48,9 @@ class Operation:
     num_pages: int
     """Pages of its first component; for a probe, queries."""
     started_s: float
+    timeout_s: float
     deadline_s: float
+    """`timeout_s` after its start, or after the last report that brought something."""
     legs: dict[Leg, bytearray]
     """Statuses per leg; _UNREPORTED where nothing has come yet."""
     open_legs: set[Leg]
@@ -102,6 +106,7 @@ class Operations:
         self._next_id = 1
         self._deadlines: list[tuple[float, OperationId]] = []
         self.running: dict[OperationId, Operation] = {}
+        self.num_running: Counter[Kind] = Counter()
         self.lost_ranks: dict[int, str] = {}
 
     def start(
@@ -127,6 +132,7 @@ class Operations:
             kind=kind,
             num_pages=next(iter(sizes.values())),
             started_s=now,
+            timeout_s=timeout_s,
             deadline_s=now + timeout_s,
             legs=legs,
             open_legs=set(legs),
@@ -135,6 +141,7 @@ class Operations:
         )
         self._next_id += 1
         self.running[op.id] = op
+        self.num_running[kind] += 1
         heapq.heappush(self._deadlines, (op.deadline_s, op.id))
         return op
 
@@ -148,6 +155,8 @@ class Operations:
         sensible = report.first >= 0 and end <= len(op.legs[leg])
         if sensible:  # else a confused worker: its pages stay unreported, hence not OK
             op.legs[leg][report.first : end] = report.statuses
+            if PageStatus.OK in report.statuses:
+                op.deadline_s = self._clock() + op.timeout_s
         self._advance(op, leg if report.final else None)
         return sensible
 
@@ -187,19 +196,24 @@ class Operations:
     def expire(self, now: float) -> int:
         """Mark overdue operations and tell their owners. Returns how many."""
         count = 0
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, op_id = heapq.heappop(self._deadlines)
-            op = self.running.get(op_id)
-            if op is not None and op.state is OpState.RUNNING:
-                op.state = OpState.OVERDUE
-                count += 1
-                op.on_report(op)
+        while (due := self.next_deadline()) is not None and due <= now:
+            op = self.running[heapq.heappop(self._deadlines)[1]]
+            op.state = OpState.OVERDUE
+            count += 1
+            op.on_report(op)
         return count
 
     def next_deadline(self) -> float | None:
-        while self._deadlines and self._deadlines[0][1] not in self.running:
-            heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
+        heap = self._deadlines
+        while heap:
+            due, op_id = heap[0]
+            op = self.running.get(op_id)
+            if op is not None and op.deadline_s == due:
+                return due
+            heapq.heappop(heap)
+            if op is not None:  # it has moved meanwhile
+                heapq.heappush(heap, (op.deadline_s, op_id))
+        return None
 
     def _advance(self, op: Operation, ended_leg: Leg | None) -> None:
         if ended_leg is not None:
@@ -207,6 +221,7 @@ class Operations:
             if not op.open_legs:
                 op.state = OpState.ENDED
                 del self.running[op.id]
+                self.num_running[op.kind] -= 1
                 ended = self.ended[op.kind]
                 ended.count += 1
                 ended.seconds += self._clock() - op.started_s

@@ -116,8 +116,10 @@ class States:
             first = max(0, device_tail.end - self._window.num_pages)
             surplus = (first - nodes[0].start) * PAGE_ID_BYTES if nodes else 0
             state.window = WindowTable(first, PageIds(pages[surplus:]))
-        if state.recurrent is not None and device_tail.parent is not None:
-            state.recurrent.restore = int(page_array(_held(device_tail, self._state_slot))[0])
+        if state.recurrent is not None:
+            state.recurrent.restore = NO_SLOT
+            if device_tail.parent is not None:
+                state.recurrent.restore = int(page_array(_held(device_tail, self._state_slot))[0])
 
     # ---- computing ------------------------------------------------------------------------------
 

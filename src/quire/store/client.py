@@ -24,8 +24,9 @@ from quire.store.counters import Counters, PageStoreStats
 from quire.store.headers import HeaderPool
 from quire.types import NO_PARENT, PageKey, PageStatus
 
-CHUNK_PAGES = 16
-"""Pages per call of the store: enough to keep a disk or a network busy."""
+CHUNK_PAGES, CHUNK_BYTES = 16, 16 << 20
+"""Of one call of the store, at most: enough to keep a disk busy, little enough that the checksums
+of one thread fall into the transfers of another."""
 
 STALL_GRACE_S = 1.0
 """A call this long past its deadline means that the store is stuck, not merely late."""
@@ -136,7 +137,7 @@ class PageStore:
         def read(first: int, end: int) -> list[PageStatus]:
             return self._read(part, keys[first:end], pages[first:end], deadline)
 
-        statuses = self._run(len(keys), read, deadline, cancelled)
+        statuses = self._run(part, len(keys), read, deadline, cancelled)
         self._counters.read(statuses, part.page_bytes)
         if touch:
             came = next((i for i, s in enumerate(statuses) if s is not _OK), len(keys))
@@ -176,7 +177,7 @@ class PageStore:
             with self._headers.borrow() as headers:
                 return self._ask(lambda: self._put_new(batch, headers), batch.names)
 
-        statuses = self._run(len(keys), write, deadline, cancelled)
+        statuses = self._run(part, len(keys), write, deadline, cancelled)
         self._counters.wrote(statuses)
         return statuses
 
@@ -230,6 +231,7 @@ class PageStore:
 
     def _run(
         self,
+        part: Part,
         num_pages: int,
         work: Callable[[int, int], list[PageStatus]],
         deadline: float,
@@ -240,17 +242,18 @@ class PageStore:
             return []
         if self._why_declined() or not self._enter_breaker():
             return [PageStatus.REJECTED] * num_pages
+        chunk = max(1, min(CHUNK_PAGES, CHUNK_BYTES // part.page_bytes))
         statuses: list[PageStatus] = []
         rest: PageStatus | None = None
         with self._call(deadline):
-            for first in range(0, num_pages, CHUNK_PAGES):
+            for first in range(0, num_pages, chunk):
                 if cancelled():
                     rest = PageStatus.CANCELLED
                 elif self._clock() >= deadline:
                     rest = PageStatus.TIMEOUT
                 if rest is not None:
                     break
-                statuses += work(first, min(first + CHUNK_PAGES, num_pages))
+                statuses += work(first, min(first + chunk, num_pages))
         self._judge(statuses)
         return statuses + [rest or PageStatus.CANCELLED] * (num_pages - len(statuses))
 

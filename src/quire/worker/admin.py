@@ -12,8 +12,8 @@ from quire.errors import QuireError, StoreError
 from quire.messages import AttachStore, ClearStore, DetachStore, StoreChanged
 from quire.types import OperationId
 from quire.worker.attachment import PageStoreClient, StoreLease, StoreSlot
-from quire.worker.io import Reporter
 from quire.worker.lanes import Lane
+from quire.worker.tasks import Reporter
 
 
 class AdminTask:

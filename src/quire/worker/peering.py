@@ -20,7 +20,7 @@ from quire.peer.region import Region
 from quire.peer.server import PageServer
 from quire.types import PageStatus, num_pages
 from quire.worker.config import PeerServing
-from quire.worker.io import Clock, PageTask, Reporter
+from quire.worker.tasks import Clock, PageTask, Reporter
 
 
 class Peering:

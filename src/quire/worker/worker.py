@@ -52,18 +52,11 @@ from quire.worker.copies import (
     makes_sense,
     pages_within,
 )
-from quire.worker.io import (
-    Clock,
-    IoTask,
-    ProbeTask,
-    Reporter,
-    StoreTask,
-    TouchTask,
-    nothing_there,
-)
+from quire.worker.io import ProbeTask, StoreTask, TouchTask, nothing_there
 from quire.worker.lanes import Lane
 from quire.worker.order import WriteOrder
 from quire.worker.peering import Peering, PeerTask, ServeTask
+from quire.worker.tasks import Clock, IoTask, Reporter
 
 __all__ = ["CacheWorker", "ComponentPools"]
 

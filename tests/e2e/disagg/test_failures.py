@@ -71,17 +71,17 @@ def test_store_pages_deleted_between_probe_and_fetch_c26(
 ) -> None:
     with pair(subject, _url(folder), decode_options=WAIT) as both:
         turns = _warmed(both, subject)
-        prefetcher = both.decode.manager._prefetcher
-        fetch, deleted = prefetcher._fetch, []
+        intakes = both.decode.manager._fetches._intakes
+        send, deleted = intakes.send, []
 
-        def delete_and_fetch(*args: Any) -> None:
+        def delete_and_send(*args: Any) -> None:
             if not deleted:
                 for path in _pages_of(folder)[::2]:
                     path.unlink()
                     deleted.append(path)
-            fetch(*args)
+            send(*args)
 
-        patch.setattr(prefetcher, "_fetch", delete_and_fetch)
+        patch.setattr(intakes, "send", delete_and_send)
         both.ask(subject, turns, "deleted")
         assert deleted
         assert both.decode.exchange is not None

@@ -15,11 +15,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from e2e.disagg.fleet import SUBJECT, Fleet, catch, is_right, prompt
+from e2e.disagg.fleet import SUBJECT, Fleet, catch, is_right, prompt, wait_used
 from e2e.disagg.netns import Link, Network, why_not
 from e2e.disagg.servers import Node, Reply, running
 from e2e.exactness.subjects import PAGE, Prompt
-from e2e.serving.server import wait_until
 
 HANDOVER_TIMEOUT_S = 2.0
 NUM_TOKENS = 12
@@ -41,21 +40,6 @@ class Rig:
         """The holder's patience is twice the asker's."""
         for node in (self.decode, *self.prefills):
             node.wait_clean()
-
-    def wait_used(self, prefill: Node, sources: list[str]) -> None:
-        """Until it is asked and answers. TCP takes a moment to see that a link is back; meanwhile
-        requests get the right answer from elsewhere, or a clear error."""
-        before = prefill.handover()["sent_pages"]
-
-        def is_used() -> bool:
-            reply = self.decode.ask(mine := prompt(300), NUM_TOKENS, prefill=sources)
-            if reply.status == 200:
-                is_right(mine, reply)
-            else:
-                assert reply.error["code"] == "handover_failed"
-            return reply.status == 200 and bool(prefill.handover()["sent_pages"] > before)
-
-        wait_until(is_used, "it is used again")
 
 
 BREAKS: dict[str, tuple[Callable[[Link], None], Callable[[Link], None]]] = {
@@ -133,7 +117,7 @@ def test_a_broken_link_and_nobody_left_then_mended_c28(rig: Rig, how: str) -> No
         rig.settle()
     finally:
         mend(link)
-    rig.wait_used(rig.prefills[0], [peer])
+    wait_used(rig.decode, rig.prefills[0], [peer])
     rig.settle()
 
 
@@ -152,7 +136,7 @@ def test_a_broken_link_and_another_prefill_server_c28(rig: Rig, how: str) -> Non
         rig.settle()
     finally:
         mend(link)
-    rig.wait_used(rig.prefills[0], rig.peers)
+    wait_used(rig.decode, rig.prefills[0], rig.peers)
     rig.settle()
 
 
@@ -195,6 +179,4 @@ def test_a_prefill_server_that_stands_still_c28(fleet: Fleet) -> None:
         decode.wait_clean()
     finally:
         still.resume_engine()
-    wait_until(lambda: decode.handover()["links"][still.peer] == "connected", "it is found again")
-    mine = prompt(300)
-    is_right(mine, decode.ask(mine, NUM_TOKENS, prefill=[still.peer]))
+    wait_used(decode, still, [still.peer])

@@ -507,7 +507,7 @@ def test_truncated_prefetch_moves_to_a_point_before_the_cut_c22(
         return
     assert rig.manager.counters.fetched == {fit: 1}
     assert rig.manager.inflight_pages == prefetch.num_fetching == end - ANCHOR
-    assert prefetch.anchor.end == ANCHOR
+    assert prefetch.first == ANCHOR
     fetches = {fetch.component: fetch for fetch in rig.take_all(Fetch)}
     starts = {"full": ANCHOR, "window": end - WINDOW_PAGES, "recurrent": end - 1}
     for part, fetch in fetches.items():
@@ -528,7 +528,8 @@ def test_truncated_prefetch_that_fails_gives_everything_back_c22(mix: str) -> No
     rig, key = pressed(mix, free=6)
     before = rig.used(Tier.HOST)
     lease, _ = fetching(rig, key)
-    rig.answer_all(Fetch, rig.parts[-1], statuses=FAILED)
+    while rig.has(Fetch):  # the state of a nearer point is tried as well
+        rig.answer_all(Fetch, rig.parts[-1], statuses=FAILED)
     assert rig.manager.admit(lease) == ANCHOR
     assert rig.manager.inflight_pages == 0
     assert rig.used(Tier.HOST) == before
@@ -544,8 +545,8 @@ def test_budget_cuts_to_a_point_too_c22(mix: str, budget: int, end: int) -> None
     lease, prefetch = fetching(rig, key)
     assert rig.manager.inflight_pages == prefetch.num_fetching == end
     assert (prefetch.declined is Decline.BUDGET) == (end == 0)
-    rig.run()
-    assert rig.manager.admit(lease) == end
+    rig.run()  # the rest follows when there is a budget again
+    assert rig.manager.admit(lease) == (POINTS[-1] if end else 0)
     assert rig.manager.inflight_pages == 0
     finish(rig, lease)
 

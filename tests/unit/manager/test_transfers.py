@@ -56,10 +56,11 @@ def test_failed_backup_leaves_no_host_copy_c9(mix: str, part: str) -> None:
     rig.manager.release(rig.compute(key))
     rig.step()
     bad = failing(part, [OK, OK, FAILED, OK])
-    rig.answer_all(Backup, part, statuses=bad)
+    tries = 1 if part == "full" else 2  # of state that the host's pages are useless without
+    for _ in range(tries):
+        rig.answer_all(Backup, part, statuses=bad)
     assert rig.used(Tier.HOST)[part] == 0
-    assert rig.manager.counters.backup_failed_pages == (1 if part == "recurrent" else 4)
-    rig.manager.evict(part, Tier.DEVICE)  # whatever the host could do with it
+    assert rig.manager.counters.backup_failed_pages == tries * (1 if part == "recurrent" else 4)
     rig.manager.flush(Tier.DEVICE)
     assert rig.matched(key) == (0, 0)
     assert not any(rig.used(Tier.HOST).values())  # the others' copies are of no use without it

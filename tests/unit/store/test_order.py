@@ -229,8 +229,7 @@ def test_the_coldest_are_found_in_pieces(order):
     for first in range(0, len(times), 1024):
         some = times[first : first + 1024]
         coldest.show([(f"{t:08}-{i}", _stat(t)) for i, t in enumerate(some, first)])
-    records, bound = coldest.finish(scan_start_ns=10**9)
-    found = records["time_ns"].tolist()
+    found, bound = _times(coldest, scan_start_ns=10**9)
     assert found == sorted(found)
     assert len(found) >= 256
     assert order == "equal" or found == list(range(1, bound))
@@ -239,15 +238,18 @@ def test_the_coldest_are_found_in_pieces(order):
 def test_what_was_used_since_the_scan_began_is_not_among_the_coldest():
     coldest = Coldest()
     coldest.show([(str(t), _stat(t)) for t in range(1, 7)])
-    records, bound = coldest.finish(scan_start_ns=3)
-    assert (records["time_ns"].tolist(), bound) == ([1, 2], 3)
+    assert _times(coldest, scan_start_ns=3) == ([1, 2], 3)
 
 
 def test_a_clock_that_was_set_back_does_not_stop_eviction():
     coldest = Coldest()
     coldest.show([(str(t), _stat(t)) for t in range(101, 107)])
-    records, bound = coldest.finish(scan_start_ns=3)
-    assert (records["time_ns"].tolist(), bound) == ([101, 102, 103], 104)
+    assert _times(coldest, scan_start_ns=3) == ([101, 102, 103], 104)
+
+
+def _times(coldest, scan_start_ns):
+    pieces, bound = coldest.finish(scan_start_ns)
+    return [time_ns for piece in pieces for time_ns in piece["time_ns"].tolist()], bound
 
 
 def _stat(time_ns):

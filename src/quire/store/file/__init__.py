@@ -4,8 +4,13 @@ store.py    FileStore: the Store protocol on top of the rest
 layout.py   where everything lies below the root, and whose directory it is
 io.py       moving a group of objects between files and host pages
 aio.py      Linux AIO through the C library, for many transfers with few switches
-budget.py   bytes used, shared with other processes; what is evicted
-scan.py     what is there when the store is opened
+writing.py  temporary files, published in the order in which pages need each other
+uses.py     the order of use: the files' own times
+cold.py     what goes next, the same for all processes
+budget.py   room for what is written
+ledger.py   bytes used, shared with other processes
+shared.py   a small file that processes change in turn
+scan.py     the background look at the directory
 space.py    free-space guard and the read-only state
 """
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +27,9 @@ NAME_BYTES = 112
 
 RECORD = np.dtype([("time_ns", "<i8"), ("name", f"S{NAME_BYTES}")])
 Records = npt.NDArray[np.void]
+
+PIECE = 1024
+"""Records moved at a time."""
 
 MAX_LOOKS = 64
 """Records looked at while the others wait."""
@@ -62,14 +65,16 @@ class ColdQueue:
         with self._file.locked() as fd:
             self._write(fd, self._read(fd)._replace(scan_start_ns=scan_start_ns))
 
-    def replace(self, records: Records, bound_ns: int) -> None:
+    def replace(self, pieces: Sequence[Records], bound_ns: int) -> None:
         """What a scan found, coldest first."""
         with self._file.locked() as fd:
             header = self._read(fd)._replace(bound_ns=bound_ns, next=0, num_records=0)
             self._write(fd, header)
-            os.pwrite(fd, records.view(np.uint8).data, _HEADER.size)
-            self._write(fd, header._replace(num_records=len(records)))
-            os.ftruncate(fd, _HEADER.size + records.nbytes)
+            end = _HEADER.size
+            for records in pieces:
+                end += os.pwrite(fd, records.view(np.uint8).data, end)
+            self._write(fd, header._replace(num_records=sum(map(len, pieces))))
+            os.ftruncate(fd, end)
         self.is_low = False
 
     def take(self, claim: Callable[[str, int], int]) -> int | None:
@@ -103,40 +108,61 @@ class ColdQueue:
 
 
 class Coldest:
-    """Keeps the coldest of the objects shown to it: about one in eight."""
+    """Keeps the coldest of the objects shown to it: about one in eight.
+
+    In pieces throughout: numpy holds the interpreter while it moves records, and a million of them
+    at once would hold up every other thread.
+    """
 
     def __init__(self) -> None:
         self._num_seen = 0
-        self._kept = np.empty(0, RECORD)
-        self._more: list[Records] = []
+        self._pieces: list[Records] = []
         self._bound_ns = int(np.iinfo(np.int64).max)
         """All that were seen below it are kept."""
 
     def show(self, objects: list[tuple[str, os.stat_result]]) -> None:
+        """A piece of them: not more than a thousand or so."""
         records = np.zeros(len(objects), RECORD)
         records["time_ns"] = [stat.st_mtime_ns for _, stat in objects]
         records["name"] = [name for name, _ in objects]
         self._num_seen += len(objects)
-        self._more.append(records)
-        if sum(map(len, self._more)) > max(4096, len(self._kept)):
+        self._pieces.append(records[records["time_ns"] < self._bound_ns])
+        if sum(map(len, self._pieces)) > max(4096, 2 * self._num_wanted):
             self._cut()
 
-    def finish(self, scan_start_ns: int) -> tuple[Records, int]:
-        """The coldest, in order, and the bound below which none is missing."""
+    def finish(self, scan_start_ns: int) -> tuple[list[Records], int]:
+        """The coldest, in order, in pieces, and the bound below which none is missing."""
         self._cut()
         bound_ns = min(self._bound_ns, scan_start_ns)
-        cold = self._kept[self._kept["time_ns"] < bound_ns]
-        if not len(cold) and len(self._kept):
+        times_ns = self._times_ns()
+        num_below = int((times_ns < bound_ns).sum())
+        if not num_below and len(times_ns):
             # All of one time, or from the future, as when a clock was set back.
-            cold, bound_ns = self._kept, int(self._kept["time_ns"].max()) + 1
-        return cold[np.argsort(cold["time_ns"], kind="stable")], bound_ns
+            num_below, bound_ns = len(times_ns), int(times_ns.max()) + 1
+        order = np.argsort(times_ns, kind="stable")[:num_below]
+        kept = np.empty(len(times_ns), RECORD)
+        first = 0
+        for piece in self._pieces:
+            kept[first : first + len(piece)] = piece
+            first += len(piece)
+        return [kept[order[i : i + PIECE]] for i in range(0, num_below, PIECE)], bound_ns
+
+    @property
+    def _num_wanted(self) -> int:
+        return max(self._num_seen // 8, min(16, self._num_seen // 2), 1)
+
+    def _times_ns(self) -> npt.NDArray[np.int64]:
+        return np.concatenate([np.empty(0, "<i8"), *(piece["time_ns"] for piece in self._pieces)])
 
     def _cut(self) -> None:
-        kept = np.concatenate([self._kept, *self._more])
-        self._more = []
-        wanted = max(self._num_seen // 8, min(16, self._num_seen // 2), 1)
-        if len(kept) > wanted:
-            order = np.argpartition(kept["time_ns"], wanted)
-            self._bound_ns = min(self._bound_ns, int(kept["time_ns"][order[wanted]]))
-            kept = kept[order[:wanted]]
-        self._kept = kept
+        times_ns = self._times_ns()
+        wanted = self._num_wanted
+        if len(times_ns) <= wanted:
+            return
+        cut_ns = int(np.partition(times_ns, wanted)[wanted])
+        if times_ns.min() < cut_ns:
+            self._pieces = [piece[piece["time_ns"] < cut_ns] for piece in self._pieces]
+        else:  # all that matter are of one time: any of them
+            self._pieces = [piece[piece["time_ns"] == cut_ns][:wanted] for piece in self._pieces]
+            self._pieces = self._pieces[: wanted + 1]
+        self._bound_ns = cut_ns

@@ -102,7 +102,7 @@ class Scanner:
         return False
 
     def _scan(self, pause_s: float) -> int:
-        """How many may go next."""
+        """0: nothing may go."""
         self.empty_trash()
         start_ns = self._wall_ns()
         self._cold.begin(start_ns)
@@ -119,10 +119,10 @@ class Scanner:
                 return 0
         if self._layout.objects_inode != which:  # cleared meanwhile, by somebody
             return 0
-        records, bound_ns = coldest.finish(start_ns)
+        pieces, bound_ns = coldest.finish(start_ns)
         self._ledger.correct(before, found)
-        self._cold.replace(records, bound_ns)
-        return len(records)
+        self._cold.replace(pieces, bound_ns)
+        return len(pieces)
 
     def empty_trash(self) -> int:
         """Objects deleted of those that were cleared."""

@@ -16,16 +16,12 @@ Knows nothing of headers or checksums. Files that are not its own are never touc
 from __future__ import annotations
 
 import contextlib
-import errno
-import itertools
 import mmap
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from quire.errors import StoreURLError
 from quire.store.base import HEADER_BYTES, STEP_NS, Blob, ObjectName, StoredObject, StoreStats
@@ -36,37 +32,12 @@ from quire.store.file.layout import Layout, parse_name, unusable
 from quire.store.file.ledger import Ledger
 from quire.store.file.scan import Scanner
 from quire.store.file.space import FreeSpace, default_reserve
-from quire.store.file.uses import renew, set_time, time_of
+from quire.store.file.uses import renew
+from quire.store.file.writing import Page, Writer
 from quire.store.url import Options, StoreURL
 from quire.types import PageStatus
 
 DEFAULT_MAX_BYTES = 20 << 30
-
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-
-
-Times = dict[str, int | None]
-"""Of the objects of one call: when each was used, once it is published."""
-
-
-class _Page(NamedTuple):
-    """An object to be written."""
-
-    text: str
-    parent: str | None
-    """What it is of no use without."""
-    used_ns: int
-    blob: Blob
-
-
-@dataclass(frozen=True, slots=True)
-class _Draft:
-    """An object being written: reserved, open, not yet visible."""
-
-    page: _Page
-    size_bytes: int
-    path: str
-    fd: int
 
 
 class FileStore:
@@ -103,11 +74,16 @@ class FileStore:
         self._budget = Budget(
             max_bytes, self._ledger, self._cold, self._remove, self._scanner.refill
         )
-        self._numbers = itertools.count()
-        flags = os.O_CLOEXEC | self._io.direct_flag
-        self._read_flags = os.O_RDONLY | flags
-        self._write_flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | flags
-        self._rewrite_flags = os.O_WRONLY | flags
+        self._writer = Writer(
+            self._layout,
+            self._io,
+            self._budget,
+            self._space,
+            self._cold,
+            wrote=self._scanner.wrote,
+            clock=clock,
+        )
+        self._read_flags = os.O_RDONLY | os.O_CLOEXEC | self._io.direct_flag
         self._spill = memoryview(mmap.mmap(-1, HEADER_BYTES))
         self._closing = threading.Lock()
         self._closed = False
@@ -137,21 +113,15 @@ class FileStore:
         used_ns: int,
         parents: Sequence[ObjectName | None] = (),
     ) -> list[PageStatus]:
-        pages = [
-            _Page(name.text, parent.text if parent else None, used_ns - i * STEP_NS, blob)
-            for i, (name, parent, blob) in enumerate(
-                zip(names, parents or [None] * len(names), blobs, strict=True)
-            )
-        ]
-        times: Times = {page.text: None for page in pages}
-        statuses: list[PageStatus] = []
-        for i in range(0, len(pages), GROUP_OBJECTS):
-            group = pages[i : i + GROUP_OBJECTS]
-            if self._clock() >= deadline:
-                statuses += [PageStatus.TIMEOUT] * len(group)
-            else:
-                statuses += self._put_group(group, times)
-        return statuses
+        return self._writer.put(
+            [
+                Page(name.text, parent.text if parent else None, used_ns - i * STEP_NS, blob)
+                for i, (name, parent, blob) in enumerate(
+                    zip(names, parents or [None] * len(names), blobs, strict=True)
+                )
+            ],
+            deadline,
+        )
 
     def touch(self, names: Sequence[ObjectName], *, used_ns: int, each: bool = False) -> None:
         paths = [self._layout.object_path(name.text) for name in names]
@@ -232,117 +202,6 @@ class FileStore:
             for fd in fds:
                 os.close(fd)
         return statuses
-
-    def _put_group(self, pages: Sequence[_Page], times: Times) -> list[PageStatus]:
-        begun = [self._begin(page, times) for page in pages]
-        drafts = [item for item in begun if isinstance(item, _Draft)]
-        buffers = [(draft.page.blob.header, draft.page.blob.payload) for draft in drafts]
-        results = self._io.write([draft.fd for draft in drafts], buffers)
-        # In order, so that a page is never there before the page that it needs.
-        finished = [
-            self._finish(draft, result, times)
-            for draft, result in zip(drafts, results, strict=True)
-        ]
-        rest = iter(finished)
-        return [item if isinstance(item, PageStatus) else next(rest) for item in begun]
-
-    def _begin(self, page: _Page, times: Times) -> _Draft | PageStatus:
-        """Reserve space and open the temporary file."""
-        if page.parent not in times and self._time_for(page, times) is None:
-            return PageStatus.ORPHAN
-        size_bytes = page.blob.header.nbytes + page.blob.payload.nbytes
-        path = self._layout.temporary_path(page.text, next(self._numbers))
-        try:
-            fd = self._recycle(path, size_bytes)
-            if fd is None:
-                if not self._space.take(size_bytes, self._budget.evict_one):
-                    return PageStatus.REJECTED
-                if not self._budget.reserve(size_bytes):
-                    return PageStatus.REJECTED
-                fd = self._create(path, size_bytes)
-        except OSError as error:
-            return self._refusal(error)
-        return _Draft(page, size_bytes, path, fd)
-
-    def _time_for(self, page: _Page, times: Times) -> int | None:
-        """A little before what it needs. None: that is not there, or about to go."""
-        if page.parent is None:
-            return page.used_ns
-        if page.parent in times:
-            parent_ns = times[page.parent]
-        else:
-            parent_ns = time_of(self._layout.object_path(page.parent))
-            if parent_ns is not None and parent_ns < self._cold.bound_ns:
-                return None
-        return None if parent_ns is None else min(page.used_ns, parent_ns - STEP_NS)
-
-    def _create(self, path: str, size_bytes: int) -> int:
-        try:
-            try:
-                fd = os.open(path, self._write_flags, 0o644)
-            except FileNotFoundError:  # the store was cleared, and the folders are not there yet
-                self._layout.make_folders()
-                fd = os.open(path, self._write_flags, 0o644)
-        except OSError:
-            self._budget.release(size_bytes)
-            raise
-        with contextlib.suppress(OSError):  # what grows while written is written serially
-            os.ftruncate(fd, size_bytes)
-        return fd
-
-    def _recycle(self, path: str, size_bytes: int) -> int | None:
-        """At the budget: the coldest object's file, as the temporary file of the new one.
-
-        Spares the file system removing one file and making another of the same size, which can
-        cost more than writing it. Whoever is reading the old object meanwhile finds that it does
-        not fit its name.
-        """
-        if self._budget.recycle(size_bytes, path):
-            try:
-                return os.open(path, self._rewrite_flags)
-            except OSError:
-                self._budget.release(size_bytes)
-        with contextlib.suppress(FileNotFoundError):  # it may have had another size
-            os.unlink(path)
-        return None
-
-    def _finish(self, draft: _Draft, num_bytes: int, times: Times) -> PageStatus:
-        """Publish what was written, or leave no trace of it."""
-        path = self._layout.object_path(draft.page.text)
-        time_ns = self._time_for(draft.page, times)
-        try:
-            try:
-                if num_bytes < 0:
-                    raise OSError(-num_bytes, os.strerror(-num_bytes))
-                if num_bytes != draft.size_bytes:
-                    # For a file, fewer bytes taken than offered means that the disk is full.
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                if time_ns is not None:
-                    set_time(draft.fd, time_ns)
-            finally:
-                os.close(draft.fd)
-            if time_ns is None:
-                status = PageStatus.ORPHAN
-            elif (there_ns := time_of(path)) is not None:  # another process was faster
-                times[draft.page.text] = there_ns
-                status = PageStatus.OK
-            else:
-                os.rename(draft.path, path)
-                times[draft.page.text] = time_ns
-                self._scanner.wrote(draft.size_bytes)
-                return PageStatus.OK
-        except OSError as error:
-            status = self._refusal(error)
-        self._budget.release(draft.size_bytes)
-        with contextlib.suppress(OSError):
-            os.unlink(draft.path)
-        return status
-
-    def _refusal(self, error: OSError) -> PageStatus:
-        if error.errno not in _FULL:
-            return PageStatus.FAILED
-        self._space.refused(error)
-        return PageStatus.REJECTED
 
     def _remove(self, text: str, bound_ns: int, into: str | None) -> int:
         path = self._layout.object_path(text)

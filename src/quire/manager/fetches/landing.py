@@ -1,4 +1,4 @@
-"""Pages that have arrived on the host enter the tree: from the store, or from a peer.
+"""Pages that have arrived in a tier enter the tree: from the store, or from a peer.
 
 Knows the tree and the allocators. With several components what is put there is a point: all full
 pages up to it, the window behind it and the snapshot at it, together.
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from quire.components import Component
 from quire.keys import PrefixKey
 from quire.manager.core import Core
-from quire.tree import Node, slot_of
-from quire.types import HOST, NO_PAGES, PAGE_ID_BYTES, READY, PageIds, num_pages
+from quire.tree import NUM_TIERS, Node, slot_of
+from quire.types import HOST, NO_PAGES, PAGE_ID_BYTES, READY, PageIds, Tier, num_pages
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """Host pages of a prefix, all there: of each component those of its span of [first, last)."""
+    """Pages of a prefix, all there: of each component those of its span of [first, last)."""
 
     key: PrefixKey
     first: int
@@ -25,6 +25,7 @@ class Arrival:
     pages: list[PageIds]
     epoch: int
     """Of the store they came from; 0: the store may not have them."""
+    tier: Tier = HOST
 
 
 def land(core: Core, anchor: Node, arrival: Arrival) -> Node:
@@ -39,62 +40,57 @@ def land(core: Core, anchor: Node, arrival: Arrival) -> Node:
     return tail
 
 
-def obstacle(core: Core, anchor: Node, key: PrefixKey, last: int) -> int:
+def obstacle(core: Core, anchor: Node, key: PrefixKey, last: int, tier: Tier = HOST) -> int:
     """Page before which nothing hinders pages from being put under `anchor`: behind it a copy of
-    the same page is on its way to the host, or on its way out."""
+    the same page is on its way to the tier, or on its way out."""
     for node in core.tree.walk(key, anchor).nodes:
-        holding = node.held[HOST]
+        holding = node.held[tier]
         if holding is not None and holding.state is not READY:
             return min(last, node.start)
     return last
 
 
 def _land_full(core: Core, anchor: Node, arrival: Arrival) -> Node:
-    key, pages = arrival.key, arrival.pages[0]
-    done = core.tree.insert(anchor, key, arrival.last, HOST, pages)
+    key, pages, tier = arrival.key, arrival.pages[0], arrival.tier
+    done = core.tree.insert(anchor, key, arrival.last, tier, pages)
     leftover = PageIds(pages[(done.tail.end - arrival.first) * PAGE_ID_BYTES :])
-    core.allocators[HOST].free(PageIds(done.duplicate + leftover))
+    core.allocators[tier].free(PageIds(done.duplicate + leftover))
     core.counters.duplicate_pages += num_pages(done.duplicate)
     for node in done.adopted:
         node.page_keys = key.page_keys(node.start, node.end)
-        if arrival.epoch:
+        if arrival.epoch and node.start >= arrival.first:
             node.stored = arrival.epoch
-        core.announce_stored(node, HOST)
+        core.announce_stored(node, tier, max(done.grown_from, node.start))
     return done.tail
 
 
 def _land_other(core: Core, component: Component, tail: Node, arrival: Arrival) -> None:
     """Hang what belongs to the point at `tail` beside its full pages."""
-    slot, pages, epoch = (
-        slot_of(component.index, HOST),
-        arrival.pages[component.index],
-        arrival.epoch,
-    )
+    slot, pages = slot_of(component.index, arrival.tier), arrival.pages[component.index]
     start, end = component.span(arrival.first, arrival.last)
     spare: list[bytes] = []
     if tail.end != end:  # a page of `full` could not be put there
         spare.append(pages)
     elif component.is_point:
-        spare.append(_hang(core, tail, component, pages, epoch))
+        spare.append(_hang(core, tail, slot, pages, arrival.epoch))
     else:
         node = tail
         while node.parent is not None and node.end > start:
             if node.start < start:
                 core.tree.split(node, start - node.start)
             mine = pages[(node.start - start) * PAGE_ID_BYTES : (node.end - start) * PAGE_ID_BYTES]
-            spare.append(_hang(core, node, component, PageIds(mine), epoch))
+            spare.append(_hang(core, node, slot, PageIds(mine), arrival.epoch))
             node = node.parent
     core.allocators[slot].free(PageIds(b"".join(spare)))
 
 
-def _hang(core: Core, node: Node, component: Component, pages: PageIds, epoch: int) -> PageIds:
+def _hang(core: Core, node: Node, slot: int, pages: PageIds, epoch: int) -> PageIds:
     """Give a node its pages; returns them if it has them already."""
-    slot = slot_of(component.index, HOST)
     if node.held[slot] is not None:
         core.counters.duplicate_pages += num_pages(pages)
         return pages
     core.tree.attach(node, slot, pages, READY)
     if epoch:
-        node.set_stored(component.index, epoch)
+        node.set_stored(slot // NUM_TIERS, epoch)
     core.announce_stored(node, slot)
     return NO_PAGES

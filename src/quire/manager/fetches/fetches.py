@@ -1,0 +1,76 @@
+"""Fetches: from the store and from peers to the host (L3, peer → L2). One path, two sources.
+
+What the store is found to have, and what peers offer, stands in one line for one budget, and is
+brought by the same intakes. This is the manager's door to all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quire.manager.core import Core
+from quire.manager.costs import CostModel
+from quire.manager.fetches.base import Intake
+from quire.manager.fetches.intakes import Intakes
+from quire.manager.fetches.line import Line
+from quire.manager.fetches.offers import Offers
+from quire.manager.fetches.prefetches import Prefetches
+from quire.manager.fetches.streams import Streams
+from quire.manager.lease import Lease
+from quire.tree import Node
+from quire.types import PageIds
+
+
+class Fetches:
+    def __init__(
+        self,
+        core: Core,
+        costs: CostModel,
+        advance: Callable[[Lease], None],
+        enter: Callable[[Lease, Node], None],
+    ) -> None:
+        """`advance`: extend a lease to what is there now. `enter`: its device part ends there."""
+        self._intakes = Intakes(core, costs, advance, self._ended)
+        self._line = Line(core.config, self._intakes)
+        self.prefetches = Prefetches(core, costs, self._intakes, self._line, advance)
+        self.offers = Offers(core, self._intakes, self._line, advance)
+        self.streams = Streams(core, costs, self._intakes, self._line, enter)
+
+    def flush(self) -> None:
+        """Once per step: what has come enters the tree, what is due goes out."""
+        self._intakes.flush()
+        self._line.serve()
+        self.prefetches.flush()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._line or self._intakes.fresh or self.prefetches.has_work)
+
+    @property
+    def inflight_pages(self) -> int:
+        """Full pages on the host that are on their way, and what the budget counts."""
+        return self._intakes.inflight_pages
+
+    def release(self, lease: Lease) -> None:
+        """A lease ends: nothing more is brought for it."""
+        if lease.prefetch is not None:
+            self.prefetches.settle(lease.prefetch)
+        if lease.intake is not None:
+            self._intakes.close(lease.intake)
+        if lease.stream is not None:
+            self.streams.close(lease.stream)
+
+    def reserved_pages(self, slot: int) -> list[PageIds]:
+        """Pages that are neither free nor in the tree nor a lease's, for check_invariants()."""
+        return self._intakes.reserved_pages(slot) + self.streams.reserved_pages(slot)
+
+    def count_inflight(self) -> int:
+        """`inflight_pages` from scratch, for check_invariants()."""
+        return self._intakes.count_inflight()
+
+    def _ended(self, intake: Intake) -> None:
+        """What was sent for an intake of the store has come, or not, or is overdue."""
+        if intake.stream is not None:
+            self.streams.arrived(intake.stream, intake)
+        else:
+            self.prefetches.ended(intake)

@@ -1,0 +1,65 @@
+"""Line: who waits for the budget, in order of arrival.
+
+The budget is the full pages on the host that operations on their way hold. Nobody is turned away
+for want of it: it will be free again. While others wait nobody takes more than half of it at once.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Callable
+
+from quire.config import CacheConfig
+from quire.keys import PrefixKey
+from quire.manager.fetches.intakes import Intakes
+
+
+class Turn(enum.Enum):
+    SERVED = enum.auto()
+    PASSES = enum.auto()
+    """It waits, and those behind it need not."""
+    WAITS = enum.auto()
+    """There is no budget for anybody."""
+
+
+Claim = tuple[PrefixKey, Callable[[], Turn]]
+"""What somebody wants pages of, and what to do when it is its turn."""
+
+
+class Line:
+    def __init__(self, config: CacheConfig, intakes: Intakes) -> None:
+        self._config = config
+        self._intakes = intakes
+        self._claims: deque[Claim] = deque()
+
+    def __len__(self) -> int:
+        return len(self._claims)
+
+    def join(self, key: PrefixKey, serve: Callable[[], Turn]) -> None:
+        self._claims.append((key, serve))
+
+    def serve(self) -> None:
+        kept: deque[Claim] = deque()
+        while self._claims:
+            claim = self._claims.popleft()
+            turn = claim[1]()
+            if turn is not Turn.SERVED:
+                kept.append(claim)
+            if turn is Turn.WAITS:
+                break
+        kept += self._claims
+        self._claims = kept
+
+    @property
+    def is_spent(self) -> bool:
+        return self._intakes.inflight_pages >= self._config.max_inflight_pages
+
+    def allowance(self, key: PrefixKey, at: int, num_coming: int = 0) -> int:
+        """Full pages of `key` from page `at` on that may be asked for now by one who has so many on
+        their way. Those who wait for these very pages are no others: they will share them."""
+        limit = self._config.max_inflight_pages
+        left = limit - self._intakes.inflight_pages
+        if all(other.common_pages(key) > at for other, _ in self._claims):
+            return left
+        return min(left, max(limit // 2, self._config.threshold_pages) - num_coming)

@@ -1,0 +1,112 @@
+"""Offers: what peers have for a lease, as they offer it, in any order and in pieces.
+
+What the host has no room for waits, and is tried again at every step: the peer keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
+from quire.manager.core import Core
+from quire.manager.fetches.base import Intake, Offer
+from quire.manager.fetches.intakes import Intakes
+from quire.manager.fetches.line import Line, Turn
+from quire.manager.lease import Lease
+from quire.messages import PeerSource
+from quire.tree import slot_of
+from quire.types import HOST, PAGE_KEY_BYTES
+
+
+class Offers:
+    def __init__(
+        self, core: Core, intakes: Intakes, line: Line, advance: Callable[[Lease], None]
+    ) -> None:
+        self._core = core
+        self._intakes = intakes
+        self._line = line
+        self._advance = advance
+
+    def open(self, lease: Lease, last: int, timeout_s: float) -> Intake:
+        """Prepare for what a peer will offer."""
+        num = len(self._core.components)
+        known = [bytearray(last) for _ in range(num)]
+        intake = Intake(lease.key, lease.tail.end, last, timeout_s, 0, known, lease)
+        return self._intakes.open(intake)
+
+    def close(self, intake: Intake) -> None:
+        self._intakes.close(intake)
+
+    def take(
+        self, intake: Intake, component: str, first: int, count: int, source: PeerSource
+    ) -> None:
+        """Pages [first, first + count) can be had at `source`. What is there, or on its way, is
+        not fetched again."""
+        index = next((c.index for c in self._core.components if c.name == component), None)
+        if intake.closed or index is None:
+            return
+        start, end = self._core.components[index].span(0, intake.last)
+        known, at, stop = intake.known[index], max(first, start), min(first + count, end)
+        in_line = bool(intake.offers)
+        while at < stop and (at := known.find(0, at, stop)) >= 0:
+            until = known.find(1, at, stop)
+            until = stop if until < 0 else until
+            known[at:until] = b"\1" * (until - at)
+            piece = msgspec.structs.replace(source, first=source.first + at - first)
+            intake.offers.append(Offer(index, at, until, piece))
+            at = until
+        if intake.offers and not in_line:
+            self._line.join(intake.key, partial(self._serve, intake))
+
+    def _serve(self, intake: Intake) -> Turn:
+        """Its turn: fetch as much of what was offered as budget and host have room for."""
+        core, lease = self._core, intake.lease
+        assert lease is not None
+        if not intake.closed and not core.healthy:
+            return Turn.PASSES
+        if intake.shares and not intake.closed and not lease.private_pages:
+            self._advance(lease)
+        intake.shares = False
+        while intake.offers:
+            offer = intake.offers[0]
+            count = offer.last - offer.first
+            if offer.component == 0:
+                if offer.first < lease.tail.end:
+                    self._shorten(intake, min(count, lease.tail.end - offer.first))
+                    continue
+                if self._is_coming_for_another(intake, offer.first):
+                    return Turn.PASSES
+                allowed = self._line.allowance(intake.key, offer.first, intake.num_coming)
+                if allowed <= 0:
+                    return Turn.WAITS if self._line.is_spent else Turn.PASSES
+                count = min(count, allowed)
+            slot = slot_of(offer.component, HOST)
+            count = min(count, core.room(slot))
+            host = core.reserve(slot, count) if count else None
+            if host is None:
+                core.counters.intake_waits += 1
+                return Turn.PASSES
+            span = (offer.component, offer.first)
+            self._intakes.send(intake, [span], [host], offer.source)
+            self._shorten(intake, count)
+        return Turn.SERVED
+
+    def _is_coming_for_another(self, intake: Intake, page: int) -> bool:
+        """If so, it is not read twice: it is in the tree soon, or else is read then."""
+        lease, key = intake.lease, intake.key
+        assert lease is not None
+        if lease.tail.end and key.first == 0:
+            key.anchor(lease.tail.end, self._core.tree.keys_of(lease.tail)[-PAGE_KEY_BYTES:])
+        other = self._intakes.bringing(key.page_keys(page, page + 1))
+        intake.shares = other is not None and other is not intake
+        return intake.shares
+
+    def _shorten(self, intake: Intake, count: int) -> None:
+        """The first pages of its first offer are taken care of."""
+        offer = intake.offers[0]
+        offer.first += count
+        offer.source = msgspec.structs.replace(offer.source, first=offer.source.first + count)
+        if offer.first >= offer.last:
+            intake.offers.popleft()

@@ -1,0 +1,279 @@
+"""Prefetches: what the store has of requests' prefixes, brought to the host while they queue.
+
+Host pages are reserved only for pages that are there. If they do not fit, the shortfall is evicted;
+if that is not enough, the fetch is cut to what fits, as long as that reaches the threshold. Cutting
+concerns only the end: keys and anchor describe what lies before. With several components the end is
+always a point that can be gone on from; if what belongs to it does not come, what belongs to a
+nearer one is fetched.
+
+Pages on their way are fetched once. Whoever wants them too waits for the same fetch, which goes on
+for as long as anybody does. What the budget did not allow follows when it does.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from functools import partial
+
+from quire.config import PrefetchPolicy
+from quire.manager.core import Core
+from quire.manager.costs import CostModel
+from quire.manager.counters import Decline, Fit
+from quire.manager.fetches.base import Intake, Prefetch, PrefetchState, point_before
+from quire.manager.fetches.intakes import Intakes
+from quire.manager.fetches.line import Line, Turn
+from quire.manager.fetches.probes import Probes
+from quire.manager.lease import Lease
+from quire.tree import slot_of
+from quire.types import HOST, PAGE_KEY_BYTES
+
+
+class Prefetches:
+    def __init__(
+        self,
+        core: Core,
+        costs: CostModel,
+        intakes: Intakes,
+        line: Line,
+        advance: Callable[[Lease], None],
+    ) -> None:
+        self._core = core
+        self._costs = costs
+        self._intakes = intakes
+        self._line = line
+        self._advance = advance
+        self._probes = Probes(core, self._found, self._end)
+        self._timeouts: list[tuple[float, int, Prefetch]] = []
+        """When the policy stops waiting, a number to break ties, and for what."""
+        self._num_timeouts = 0
+        self.flush = self._probes.flush
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._probes.queued)
+
+    def start(self, lease: Lease, *, fetch: bool) -> Prefetch:
+        """Begin looking for what comes after the lease's tail; `fetch` it when found."""
+        core, first = self._core, lease.tail.end
+        prefetch = Prefetch(lease, lease.key, first, core.clock(), fetch)
+        reason = self._reason_not_to_probe(prefetch)
+        if reason is not None:
+            self._end(prefetch, reason)
+            return prefetch
+        if first:
+            prefetch.key.anchor(first, core.tree.keys_of(lease.tail)[-PAGE_KEY_BYTES:])
+        self._probes.queued.append(prefetch)
+        self._remember_timeout(prefetch)
+        return prefetch
+
+    def fetch(self, prefetch: Prefetch) -> None:
+        """What was only asked about is wanted now."""
+        if not prefetch.wants_fetch:
+            prefetch.wants_fetch = True
+            if prefetch.state is PrefetchState.PROBED:
+                self._found(prefetch)
+
+    def is_over(self, prefetch: Prefetch) -> bool:
+        """Need the request wait no longer, by the prefetch policy?"""
+        if prefetch.state in (PrefetchState.DONE, PrefetchState.PROBED):
+            return True
+        match self._core.config.prefetch.policy:
+            case PrefetchPolicy.BEST_EFFORT:
+                return True
+            case PrefetchPolicy.WAIT_COMPLETE:
+                return False
+            case PrefetchPolicy.TIMEOUT:
+                return self._core.clock() >= self._timeout_at(prefetch)
+
+    def next_timeout(self) -> float | None:
+        """When the policy will next stop waiting for something, if it is time that decides."""
+        heap = self._timeouts
+        while heap and (heap[0][0] != self._timeout_at(heap[0][2]) or self.is_over(heap[0][2])):
+            heapq.heappop(heap)
+        return heap[0][0] if heap else None
+
+    def settle(self, prefetch: Prefetch) -> None:
+        """The request goes on now: land what has arrived, and stop the rest unless others want it.
+        Any state, any time."""
+        if prefetch.state is PrefetchState.DONE:
+            return
+        intake = prefetch.intake
+        if intake is not None:
+            self._intakes.take_out(intake)
+            self._intakes.publish(intake)
+            intake.wanted_by.remove(prefetch)
+            if not intake.wanted_by:
+                self._intakes.close(intake)
+            self._end(prefetch)
+        elif prefetch.state is PrefetchState.PROBED:
+            self._end(prefetch)
+        else:
+            waits = prefetch.state is PrefetchState.WAITING
+            self._end(prefetch, Decline.BUDGET if waits else Decline.ABORTED)
+
+    def _reason_not_to_probe(self, prefetch: Prefetch) -> Decline | None:
+        config = self._core.config
+        if config.host_pages == 0:
+            return Decline.NO_HOST
+        if prefetch.key.last - prefetch.first < config.threshold_pages:
+            return Decline.BELOW_THRESHOLD if self._core.store_epoch else Decline.NO_STORE
+        return self._reason_not_to_fetch()
+
+    def _reason_not_to_fetch(self) -> Decline | None:
+        if self._core.store_epoch == 0:
+            return Decline.NO_STORE
+        return None if self._core.healthy else Decline.WORKER_LOST
+
+    def _timeout_at(self, prefetch: Prefetch) -> float:
+        wanted = prefetch.num_fetching or prefetch.key.last - prefetch.first
+        tokens = wanted * self._core.config.page_size
+        return prefetch.started_s + self._core.config.prefetch.timeout_s(tokens)
+
+    def _remember_timeout(self, prefetch: Prefetch) -> None:
+        if self._core.config.prefetch.policy is PrefetchPolicy.TIMEOUT:
+            self._num_timeouts += 1
+            entry = (self._timeout_at(prefetch), self._num_timeouts, prefetch)
+            heapq.heappush(self._timeouts, entry)
+
+    def _end(self, prefetch: Prefetch, reason: Decline | None = None) -> None:
+        """It is over; for a `reason`, unless something has come of it."""
+        prefetch.state, prefetch.intake = PrefetchState.DONE, None
+        if reason is not None and not prefetch.num_landed:
+            prefetch.declined = reason
+            self._core.counters.declined[reason] += 1
+        if prefetch.lease.intake is not None:
+            self._intakes.fresh[prefetch.lease.intake] = None
+
+    def _found(self, prefetch: Prefetch) -> None:
+        hit, threshold = prefetch.num_hit, self._core.config.threshold_pages
+        if not prefetch.wants_fetch:
+            prefetch.state = PrefetchState.PROBED
+        elif hit < threshold:
+            lacks_state = prefetch.num_asked >= threshold
+            self._end(prefetch, Decline.NO_STATE if lacks_state else Decline.SHORT_HIT)
+        elif not self._costs.worth_fetching(hit):
+            self._end(prefetch, Decline.SLOWER_THAN_RECOMPUTE)
+        else:
+            self._join(prefetch)
+
+    def _join(self, prefetch: Prefetch) -> None:
+        prefetch.state = PrefetchState.WAITING
+        self._line.join(prefetch.key, partial(self._serve, prefetch))
+
+    def _serve(self, prefetch: Prefetch) -> Turn:
+        """Its turn: share what is on its way, else reserve and fetch what the budget allows."""
+        if prefetch.state is not PrefetchState.WAITING:
+            return Turn.SERVED  # settled meanwhile
+        self._advance(prefetch.lease)
+        at = max(prefetch.first + prefetch.num_landed, prefetch.lease.tail.end)
+        end = prefetch.first + prefetch.num_hit
+        reason = self._reason_not_to_fetch()
+        if reason is not None or at >= end:
+            self._end(prefetch, reason)
+            return Turn.SERVED
+        shared = self._intakes.bringing(prefetch.key.page_keys(at, at + 1))
+        if shared is not None:
+            if shared.lease is None:
+                self._share(prefetch, shared)
+            return Turn.SERVED if shared.lease is None else Turn.PASSES
+        least = 1 if prefetch.num_landed else min(self._core.config.threshold_pages, end - at)
+        last = self._point(prefetch, at, min(end, at + self._line.allowance(prefetch.key, at)))
+        if last - at < least:
+            if self._intakes.inflight_pages:
+                return Turn.WAITS
+            last = self._point(prefetch, at, min(end, at + self._core.config.max_inflight_pages))
+        if last - at < least:
+            self._end(prefetch, Decline.BUDGET)
+            return Turn.SERVED
+        self._reserve_and_send(prefetch, at, last, least)
+        return Turn.SERVED
+
+    def _share(self, prefetch: Prefetch, intake: Intake) -> None:
+        intake.wanted_by.append(prefetch)
+        prefetch.intake, prefetch.state = intake, PrefetchState.FETCHING
+        prefetch.is_cut = intake.is_cut
+        common = prefetch.key.common_pages(intake.key)
+        last = min(intake.last, prefetch.first + prefetch.num_hit, common)
+        prefetch.num_fetching = last - prefetch.first
+        self._remember_timeout(prefetch)
+
+    def _point(self, prefetch: Prefetch, at: int, limit: int) -> int:
+        present = [mine[at - prefetch.first :] for mine in prefetch.present]
+        return point_before(self._core.components, present, at, max(at, limit))
+
+    def _sizes(self, at: int, last: int) -> list[tuple[int, int]]:
+        """Host pages needed in each component's slot to go on at page `last`."""
+        spans = [(c.index, *c.span(at, last)) for c in self._core.components]
+        return [(slot_of(index, HOST), end - start) for index, start, end in spans]
+
+    def _reserve_and_send(self, prefetch: Prefetch, at: int, last: int, least: int) -> None:
+        """Exact fit, else evict the shortfall, else cut to what fits, else decline."""
+        core, fit = self._core, Fit.EVICTED
+        sizes = self._sizes(at, last)
+        if all(core.allocators[slot].num_free >= size for slot, size in sizes):
+            fit = Fit.EXACT
+        pages = core.reserve_all(sizes)
+        if pages is None:
+            fit, prefetch.is_cut = Fit.TRUNCATED, True
+            last = self._point(prefetch, at, min(last, at + core.room(HOST)))
+            if last - at < least:
+                self._end(prefetch, Decline.HOST_FULL)
+                return
+            sizes = self._sizes(at, last)
+            pages = core.reserve_all(sizes)
+        if pages is None:
+            no_slot = any(core.room(slot) < size for slot, size in sizes[1:])
+            self._end(prefetch, Decline.NO_SLOT if no_slot else Decline.ALLOCATION_FAILED)
+            return
+        core.counters.fetched[fit] += 1
+        full = bytearray(b"\1" * last)
+        known = [full, *(bytearray(prefetch.first) + mine for mine in prefetch.present)]
+        timeout_s = core.config.prefetch.max_timeout_s
+        intake = Intake(prefetch.key, at, last, timeout_s, core.store_epoch, known)
+        intake.is_cut = prefetch.is_cut
+        self._share(prefetch, self._intakes.open(intake))
+        spans = [(c.index, c.span(at, last)[0]) for c in core.components]
+        self._intakes.send(intake, spans, pages)
+
+    def ended(self, intake: Intake) -> None:
+        """What was sent for it has come, or not, or is overdue."""
+        if intake.coming:
+            self._intakes.take_out(intake)
+        elif self._fetch_state(intake):
+            return
+        self._intakes.publish(intake)
+        wanted, intake.wanted_by = intake.wanted_by, []
+        self._intakes.close(intake)
+        for prefetch in wanted:
+            there = max(prefetch.first + prefetch.num_landed, prefetch.lease.tail.end)
+            more = prefetch.first + prefetch.num_hit - there
+            prefetch.intake = None
+            if intake.first == intake.last and more > 0 and not intake.is_cut:
+                self._join(prefetch)
+            else:
+                self._end(prefetch)
+
+    def _fetch_state(self, intake: Intake) -> bool:
+        """Not all has come: fetch the state of the deepest point that can still be had, if there
+        is one and its state is not here."""
+        core, first, last = self._core, intake.first, intake.first
+        if len(core.components) == 1 or self._reason_not_to_fetch() is not None:
+            return False
+        while last in intake.here[0]:
+            last += 1
+        last = point_before(core.components, [k[first:] for k in intake.known[1:]], first, last)
+        spans, sizes = [], []
+        for component in core.components[1:] if last > first else ():
+            start, end = component.span(first, last)
+            if not intake.here[component.index].keys() >= set(range(start, end)):
+                spans.append((component.index, start))
+                sizes.append((slot_of(component.index, HOST), end - start))
+        pages = core.reserve_all(sizes) if spans else None
+        if pages is None:
+            return False
+        for index, _ in spans:
+            self._intakes.free(index, intake.here[index].values())
+            intake.here[index].clear()
+        self._intakes.send(intake, spans, pages)
+        return True

@@ -1,0 +1,98 @@
+"""Probes: how long a prefix does the store have?
+
+Asked by galloping: for one page, then for as many more as make it four times as many, and so on
+until a page is missing. A miss at the first page costs one key; a long hit a few questions. The
+questions of a step travel together, in one command per component.
+
+Knows prefetches and the workers' answers; not what is done with what was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quire.manager.core import Core
+from quire.manager.counters import Decline
+from quire.manager.fetches.base import GRACE_S, Prefetch, PrefetchState, point_before
+from quire.manager.operations import Kind, Operation, OpState
+from quire.messages import Probe
+from quire.types import OperationId
+
+TIMEOUT_S = 5.0
+_STRIDE = 4
+
+
+class Probes:
+    def __init__(
+        self,
+        core: Core,
+        found: Callable[[Prefetch], None],
+        decline: Callable[[Prefetch, Decline], None],
+    ) -> None:
+        self._core = core
+        self._found = found
+        self._decline = decline
+        self.queued: list[Prefetch] = []
+        self._asked: dict[OperationId, list[tuple[Prefetch, int]]] = {}
+        """Who is asked about, and up to which page."""
+
+    def flush(self) -> None:
+        """Send the questions of this step."""
+        batch = [p for p in self.queued if p.state is PrefetchState.QUEUED]
+        self.queued = []
+        core = self._core
+        if not batch:
+            return
+        if not core.healthy or not core.store_epoch:  # lost or detached since
+            for prefetch in batch:
+                lost = Decline.NO_STORE if core.healthy else Decline.WORKER_LOST
+                self._decline(prefetch, lost)
+            return
+        op = core.operations.start(
+            Kind.PROBE,
+            len(batch),  # of every component
+            now=core.clock(),
+            timeout_s=TIMEOUT_S + GRACE_S,
+            on_report=self._reported,
+        )
+        asked, queries = [], []
+        for prefetch in batch:
+            start = prefetch.first + prefetch.num_asked
+            end = min(prefetch.key.last, prefetch.first + max(1, prefetch.num_asked * _STRIDE))
+            asked.append((prefetch, end))
+            queries.append(prefetch.key.page_keys(start, end))
+            prefetch.state = PrefetchState.PROBING
+        for component in core.components:
+            each = component.index > 0
+            core.outbox.append(Probe(op.id, component.name, queries, TIMEOUT_S, each))
+        self._asked[op.id] = asked
+
+    def _reported(self, op: Operation) -> None:
+        if op.state is OpState.RUNNING:
+            return
+        asked = self._asked.pop(op.id, [])  # empty when it was overdue before it ended
+        hits = op.hits if op.state is OpState.ENDED and not op.error else None
+        for index, (prefetch, end) in enumerate(asked):
+            if prefetch.state is not PrefetchState.PROBING:
+                continue  # settled meanwhile
+            if hits is None:
+                reason = Decline.PROBE_FAILED if self._core.healthy else Decline.WORKER_LOST
+                self._decline(prefetch, reason)
+            else:
+                self._answered(prefetch, end, hits[index], op, index)
+
+    def _answered(self, prefetch: Prefetch, end: int, hit: int, op: Operation, index: int) -> None:
+        components, first = self._core.components, prefetch.first
+        size = end - first - prefetch.num_asked
+        prefetch.present = prefetch.present or [bytearray() for _ in components[1:]]
+        for component, present in zip(components[1:], prefetch.present, strict=True):
+            answers = (op.present or {}).get(component.name)
+            present.extend((answers[index] if answers else b"")[:size].ljust(size, b"\0"))
+        prefetch.num_asked += max(0, min(hit, size))
+        if hit >= size and end < prefetch.key.last:
+            prefetch.state = PrefetchState.QUEUED
+            self.queued.append(prefetch)
+            return
+        point = point_before(components, prefetch.present, first, first + prefetch.num_asked)
+        prefetch.num_hit = point - first
+        self._found(prefetch)

@@ -1,0 +1,257 @@
+"""An I/O operation of a worker, in pieces that threads take: its states, deadline and reports.
+
+Does not know what moves the bytes (io.py: the store; peering.py: a peer), nor queues (lanes.py).
+
+    QUEUED ──a thread takes a piece──▶ RUNNING ──last thread out, more left──▶ QUEUED
+       │                                  └──last thread out, nothing left or stopped──▶ FINISHED
+       └──cancelled, past its deadline, lane closed──▶ FINISHED
+
+Stopped: at a fetch's first miss, by an error, when cancelled or past the deadline. Entering
+FINISHED gives back what was borrowed (the store) and sends the one final report. While RUNNING the
+store or peer may be writing into the pages, so stopping waits for the pieces under way: only the
+final report says that the pages may be reused.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from quire.messages import Completion, Fetch, Transferred, Write
+from quire.types import PageStatus, page_array
+
+Clock = Callable[[], float]
+"""Monotonic seconds."""
+
+_UNKNOWN = 255
+"""In place of a status: not moved yet."""
+
+
+class TaskState(enum.Enum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Reporter:
+    """Where an operation's news go."""
+
+    rank: int
+    report: Callable[[Completion], None]
+    count_error: Callable[[Exception], None]
+    """An exception ended an operation."""
+
+
+class IoTask(ABC):
+    """State machine above; subclasses say what a piece is and what the final report is."""
+
+    wide = False
+    holds_pages = True
+    """False: nobody minds if a thread is still inside when it is over."""
+
+    def __init__(
+        self,
+        deadline: float,
+        clock: Clock,
+        reporter: Reporter,
+        let_go: Callable[[], None] | None = None,
+    ) -> None:
+        """`let_go` gives back what was borrowed for the operation."""
+        self._let_go = let_go
+        self._deadline = deadline
+        self._clock = clock
+        self._reporter = reporter
+        self._state = TaskState.QUEUED
+        self._num_running = 0
+        self._stop: PageStatus | None = None
+        """Why no further piece is taken, and the status of what is left."""
+        self._lock = threading.Lock()
+
+    @property
+    def state(self) -> TaskState:
+        return self._state
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._stop is PageStatus.CANCELLED
+
+    def take(self) -> Callable[[], None] | None:
+        with self._lock:
+            if self._state is TaskState.FINISHED or self._stop is not None:
+                return None
+            work = self._next_piece() if self._clock() < self._deadline else None
+            if work is not None:
+                self._num_running += 1
+                self._state = TaskState.RUNNING
+                return lambda: self._run(work)
+        self.expire(self._clock())
+        return None
+
+    @property
+    def has_more(self) -> bool:
+        return self._stop is None and not self._is_complete()
+
+    def cancel(self) -> None:
+        self._halt(PageStatus.CANCELLED)
+
+    def expire(self, now: float) -> None:
+        """End it if its deadline has passed, whether or not a thread was free to take it."""
+        if now >= self._deadline:
+            self._halt(PageStatus.TIMEOUT)
+
+    def fail(self, error: Exception) -> None:
+        """A piece raised."""
+        self._reporter.count_error(error)
+        with self._lock:
+            self._stop = self._stop or PageStatus.FAILED
+        self._leave()
+
+    def reject(self) -> None:
+        """No room in the queue: it was never taken on."""
+        self._halt(PageStatus.REJECTED)
+
+    def abandon(self) -> None:
+        self._halt(PageStatus.CANCELLED)
+
+    def _run(self, work: Callable[[], None]) -> None:
+        work()
+        self._leave()
+
+    def _halt(self, rest: PageStatus) -> None:
+        """Take no further piece, and end it unless pages are in use."""
+        with self._lock:
+            if self._state is TaskState.FINISHED:
+                return
+            self._stop = self._stop or rest
+            if self._num_running and self.holds_pages:
+                return
+            self._state = TaskState.FINISHED
+            idle = self._num_running == 0
+        self._end(idle=idle)
+
+    def _leave(self) -> None:
+        """A thread is done with its piece. The last one out ends the operation, or queues it."""
+        with self._lock:
+            self._num_running -= 1
+            idle = self._num_running == 0
+            over = self._state is TaskState.FINISHED
+            if not over and not (idle and (self._stop is not None or self._is_complete())):
+                self._state = TaskState.QUEUED if idle else self._state
+                return
+            self._state = TaskState.FINISHED
+        if over:  # it was reported while this thread was inside
+            self._give_back(idle=idle)
+            return
+        self._used()
+        self._end(idle=idle)
+
+    def _end(self, *, idle: bool) -> None:
+        # What is held goes first: whoever sees the final report may count on it being free.
+        self._give_back(idle=idle)
+        self._final_report()
+
+    def _give_back(self, *, idle: bool) -> None:
+        if idle and self._let_go is not None:
+            self._let_go()
+
+    def _used(self) -> None:  # noqa: B027 - most use none
+        """It is over, and a thread of the lane is here: say which pages were used."""
+
+    @abstractmethod
+    def _next_piece(self) -> Callable[[], None] | None:
+        """The next bounded piece of the work; None: all were taken. Called under the lock."""
+
+    @abstractmethod
+    def _is_complete(self) -> bool:
+        """Were all pieces taken?"""
+
+    @abstractmethod
+    def _final_report(self) -> None:
+        """Send the final report; what was not done has the status `_stop`."""
+
+
+class PageTask(IoTask):
+    """A write or a fetch, in batches; reported in order."""
+
+    def __init__(
+        self,
+        command: Write | Fetch,
+        *,
+        batch_pages: int,
+        deadline: float,
+        clock: Clock,
+        reporter: Reporter,
+        let_go: Callable[[], None] | None = None,
+    ) -> None:
+        """The command's pages have been checked."""
+        super().__init__(deadline, clock, reporter, let_go)
+        self._command = command
+        self._batch_pages = batch_pages
+        self._pages = page_array(command.host)
+        # Pages [0, first) have been reported, [0, taken) were given to threads.
+        self._statuses = bytearray([_UNKNOWN]) * len(self._pages)
+        self._first = 0
+        self._taken = 0
+        self._reported_at: float | None = None
+
+    def _next_piece(self) -> Callable[[], None] | None:
+        first = self._taken
+        if first == len(self._pages):
+            return None
+        self._taken = end = min(first + self._batch_pages, len(self._pages))
+        return lambda: self._piece(first, end)
+
+    def _is_complete(self) -> bool:
+        return self._taken == len(self._pages)
+
+    def _piece(self, first: int, end: int) -> None:
+        if self._reported_at is None:
+            self._reported_at = self._clock()
+        statuses = self._move(first, end)
+        if len(statuses) != end - first:
+            raise ValueError(f"{len(statuses)} of {end - first} pages answered")
+        with self._lock:
+            self._statuses[first:end] = bytes(statuses)
+            self._stop = self._stop or self._stops_at(statuses)
+            known = self._num_known()
+            if known > self._first and known < len(self._pages) and self._stop is None:
+                self._send(known, final=False)
+
+    def _num_known(self) -> int:
+        """Leading pages whose status is known."""
+        known = self._statuses.find(_UNKNOWN, self._first)
+        return len(self._pages) if known < 0 else known
+
+    @abstractmethod
+    def _move(self, first: int, end: int) -> list[PageStatus]:
+        """Move pages [first, end) of the command; a status for each."""
+
+    def _stops_at(self, statuses: list[PageStatus]) -> PageStatus | None:
+        """Not None: the pages behind these are not tried, and this is their status."""
+        del statuses
+        return None
+
+    def _final_report(self) -> None:
+        rest = self._stop if self._stop is not None else PageStatus.FAILED
+        self._statuses = self._statuses.replace(bytes([_UNKNOWN]), bytes([rest]))
+        self._send(len(self._pages), final=True)
+
+    def _send(self, end: int, *, final: bool) -> None:
+        now = self._clock()
+        self._reporter.report(
+            Transferred(
+                op=self._command.op,
+                rank=self._reporter.rank,
+                component=self._command.component,
+                first=self._first,
+                statuses=bytes(self._statuses[self._first : end]),
+                final=final,
+                seconds=0.0 if self._reported_at is None else now - self._reported_at,
+            )
+        )
+        self._first = end
+        self._reported_at = now
