@@ -3,9 +3,9 @@
 `python engines.py ROOT SEED NUM_TURNS NUM_PAGES`: one process, which plays turns of conversations
 that all processes share, against a store with room for NUM_PAGES pages, and says a line every ten
 turns. A turn uses a path: a system prompt shared by many conversations, then the conversation's
-own pages. It is probed for, read as far as it is there, and the rest is written; or, as when the
-engine has the pages in its own memory, only touched, and its end written. Orphans make it write
-the whole path, as the leader does.
+own pages. What the engine has in its own memory of it is touched; the rest is probed for and read
+as far as it is there, and what was missing is written. Orphans make it write the whole path, as
+the leader does.
 """
 
 from __future__ import annotations
@@ -49,13 +49,14 @@ class Engine:
         # A few conversations are used much more than the others.
         conversation = int(NUM_CONVERSATIONS * self._chance.random() ** 3)
         path = path_of(conversation)[: PROMPT_PAGES + self._chance.randrange(1, MAX_PAGES)]
-        self._store.touch(PART, path)
-        is_in_memory = self._chance.random() < 0.3
-        first = max(0, len(path) - 4) if is_in_memory else self._read(path)
+        in_memory = self._chance.choice([0, 0, self._chance.randrange(len(path)), len(path) - 4])
+        self._store.touch(PART, path[:in_memory])
+        first = in_memory + self._read(path[in_memory:])
         if not self._write(path, first):
             self._write(path, 0)
 
     def _read(self, path: Sequence[PageKey]) -> int:
+        """How many of these pages came, which may be the end of a path."""
         deadline = time.monotonic() + 60
         (hits,) = self._store.contains_prefix(PART, [path], deadline=deadline)
         for first in range(0, hits, OP_PAGES):

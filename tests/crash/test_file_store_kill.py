@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
@@ -49,7 +50,7 @@ def write_and_kill(root: Path, first: int, delay_s: float) -> None:
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(root), str(first)],
         stdout=subprocess.PIPE,
-        env={"PYTHONPATH": str(Path(__file__).parent)},
+        env={"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
     )
     assert writer.stdout is not None
     with writer, writer.stdout as stdout:

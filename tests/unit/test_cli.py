@@ -75,7 +75,7 @@ def stock(folder: Path, count: int, part: Part = PART, first: int = 0) -> list[P
         payload = memoryview(bytearray([i]) * part.page_bytes)
         header = memoryview(bytearray(HEADER_BYTES))
         seal(part, name.key, payload, header)
-        store.put([name], [Blob(header, payload)], deadline=1e18)
+        store.put([name], [Blob(header, payload)], deadline=1e18, used_ns=1)
     store.close()
     return [folder / "objects" / name.text[:2] / name.text for name in names]
 

@@ -121,9 +121,9 @@ class Store(Protocol):
         """The objects were used, at this Unix time: the least recently used go first when there
         is no room, and no object goes before one that needs it.
 
-        `names` is a path in order, each needing those before it and counting as used STEP_NS
-        before the one ahead; what lies behind the first missing one does not count. With `each`
-        they do not need each other.
+        `names` is a run of a path in order, each needing those before it and counting as used
+        STEP_NS before the one ahead; what lies behind a missing one does not count, and none
+        counts as used later than its parent. With `each` they do not need each other.
         """
 
     def quarantine(self, name: ObjectName) -> bool:

@@ -25,6 +25,7 @@ DEFAULT_MAX_BYTES = 1 << 30
 @dataclass(slots=True)
 class _Object:
     data: bytes
+    parent: ObjectName | None
     used_ns: int
 
 
@@ -71,8 +72,14 @@ class MemoryStore:
 
     def touch(self, names: Sequence[ObjectName], *, used_ns: int, each: bool = False) -> None:
         with self._lock:
+            usable = self._usable(names, each=each)
+            parent = self._objects[usable[0]].parent if usable and not each else None
+            if parent is not None:
+                if parent not in self._objects:
+                    return
+                used_ns = min(used_ns, self._objects[parent].used_ns - STEP_NS)
             floor_ns = 0
-            for i, name in reversed(list(enumerate(self._usable(names, each=each)))):
+            for i, name in reversed(list(enumerate(usable))):
                 floor_ns = max(self._objects[name].used_ns, used_ns - i * STEP_NS, floor_ns)
                 self._use(name, floor_ns)
                 floor_ns = 0 if each else floor_ns + STEP_NS
@@ -139,7 +146,7 @@ class MemoryStore:
                 if parent not in self._objects:
                     return PageStatus.ORPHAN
                 used_ns = min(used_ns, self._objects[parent].used_ns - STEP_NS)
-            self._objects[name] = _Object(data, used_ns)
+            self._objects[name] = _Object(data, parent, used_ns)
             self._used_bytes += size_bytes
             self._use(name, used_ns)
         return PageStatus.OK

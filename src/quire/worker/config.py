@@ -37,6 +37,8 @@ class IoLimits(msgspec.Struct, frozen=True):
     batch_pages: int = 16
     """Pages per call of the store, which moves them together: the grain of progress reports,
     cancellation and fairness."""
+    peer_batch_pages: int = 64
+    """The same for a peer, which is asked by one thread at a time."""
     close_timeout_s: float = 10.0
     """How long close() waits for a thread that is inside a store."""
 
@@ -49,6 +51,7 @@ class IoLimits(msgspec.Struct, frozen=True):
             "max_queued",
             "max_touches",
             "batch_pages",
+            "peer_batch_pages",
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"io.{name} is {getattr(self, name)}: it must be at least 1")

@@ -72,10 +72,6 @@ class IoTask(ABC):
         self._lock = threading.Lock()
 
     @property
-    def state(self) -> TaskState:
-        return self._state
-
-    @property
     def is_cancelled(self) -> bool:
         return self._stop is PageStatus.CANCELLED
 

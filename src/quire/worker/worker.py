@@ -350,7 +350,7 @@ class CacheWorker:
             source,
             region=self._peering.regions[command.component],
             client=self._peering.client,
-            batch_pages=self._limits.batch_pages,
+            batch_pages=self._limits.peer_batch_pages,
             deadline=self._deadline(command.timeout_s),
             clock=self._clock,
             reporter=self._reporter,

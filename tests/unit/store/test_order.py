@@ -99,6 +99,37 @@ def test_a_growing_path_is_never_newer_than_its_beginning_c36(room_for, pages):
     assert pages.there(store, 1, 2, 3, 4, 11, 12) == [1, 11, 12]
 
 
+def test_the_end_of_a_path_is_never_made_newer_than_its_beginning_c36(room_for, pages):
+    """As when the engine has the beginning in its own memory, and reads only the rest."""
+    store = room_for(6)
+    pages.put_path(store, 1, 2, 3, 4)
+    pages.put_path(store, 11, 12)
+    assert pages.usable(store, 3, 4) == 2
+    assert pages.get(store, 3, 4) == [OK, OK]
+    pages.put(store, 21, 22, 23)
+    assert pages.there(store, 1, 2, 3, 4, 11, 12) == [1, 11, 12]
+
+
+def test_the_end_of_a_path_without_its_beginning_is_not_kept_by_asking_c36(room_for, pages):
+    store = room_for(6)
+    pages.put_path(store, 1, 2, 3, 4)
+    store._store.quarantine(_name(pages, 2))
+    pages.put_path(store, 11, 12)
+    pages.usable(store, 3, 4)
+    pages.put(store, 21, 22, 23)
+    assert pages.there(store, 1, 3, 4, 11, 12) == [1, 11, 12]
+
+
+def test_a_file_written_anew_forgets_what_the_page_before_needed(sharing, pages):
+    store = sharing(2)
+    pages.put_path(store, 1, 2)
+    pages.put_path(store, 11)  # into the file of page 2
+    pages.put_path(store, 12, after=11)
+    pages.get(store, 11)
+    pages.put_path(store, 21)
+    assert pages.there(store, 1, 2, 11, 12, 21) == [11, 21]
+
+
 # ---- orphans --------------------------------------------------------------------------------
 
 

@@ -49,7 +49,7 @@ def config(rank=0, num_ranks=1, *, epoch="e", port=0, io=None, total=HEADS):
     )
     components = [ComponentConfig(layout, 4, 16) for layout in (full, STATES)]
     return WorkerConfig(
-        rank, num_ranks, "m", components, io=io or IoLimits(batch_pages=2), peer=peer
+        rank, num_ranks, "m", components, io=io or IoLimits(peer_batch_pages=2), peer=peer
     )
 
 

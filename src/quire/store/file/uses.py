@@ -8,7 +8,9 @@ pages renews its head first and gives each page a time a little before the one a
     time    t        t-1      t-2      t-3      (in steps)
 
 so that the coldest of all objects is always the end of some path. A run ends at a hole: what lies
-behind cannot be used, and may grow cold.
+behind cannot be used, and may grow cold. A run that begins in the middle of a path is not made
+newer than the page before it, whose key each file carries as an attribute (where the file system
+has those; elsewhere the law holds for runs from the first page on).
 """
 
 from __future__ import annotations
@@ -18,15 +20,26 @@ import os
 from collections.abc import Sequence
 
 from quire.store.base import STEP_NS
+from quire.types import PAGE_KEY_BYTES
 
 SLACK = 16
 """A time counts as now while it is younger than a sixteenth of the time since the last scan began:
 what is used all the time is not renewed all the time."""
 
+_PARENT = "user.quire"
+"""Short, and the key as bytes: it fits into the inode."""
+_KEY_DIGITS = 2 * PAGE_KEY_BYTES
+
 
 def renew(paths: Sequence[str], used_ns: int, scan_start_ns: int, *, each: bool) -> None:
-    """The objects at `paths` were used at `used_ns`. A path in order, of which only what lies
-    before the first missing one counts; with `each`, objects that do not need each other."""
+    """The objects at `paths` were used at `used_ns`. A run of a path, in order, of which only what
+    lies before the first missing one counts; with `each`, objects that do not need each other."""
+    parent = None if each or not paths else _parent_of(paths[0])
+    if parent is not None:
+        parent_ns = time_of(parent)
+        if parent_ns is None:
+            return
+        used_ns = min(used_ns, parent_ns - STEP_NS)
     stale_ns = used_ns - max(0, used_ns - scan_start_ns) // SLACK
     present: list[tuple[str, int]] = []
     for path in paths:
@@ -58,3 +71,21 @@ def time_of(path: str) -> int | None:
 def set_time(file: str | int, time_ns: int) -> None:
     with contextlib.suppress(OSError):  # gone, or another user's file: its owner keeps the time
         os.utime(file, ns=(time_ns, time_ns))
+
+
+def set_parent(fd: int, text: str | None) -> None:
+    """The object needs the one of that name, or none: a file that had another object before has
+    its parent still."""
+    with contextlib.suppress(OSError):
+        os.setxattr(fd, _PARENT, bytes.fromhex(text[:_KEY_DIGITS]) if text else b"")
+
+
+def _parent_of(path: str) -> str | None:
+    """Where the object is that this one needs; None: nothing is known of one."""
+    try:
+        key = os.getxattr(path, _PARENT)
+    except OSError:
+        return None
+    folder, _, text = path.rpartition("/")
+    root = folder.rpartition("/")[0]
+    return f"{root}/{key.hex()[:2]}/{key.hex()}{text[_KEY_DIGITS:]}" if key else None

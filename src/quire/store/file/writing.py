@@ -20,7 +20,7 @@ from quire.store.file.cold import ColdQueue
 from quire.store.file.io import GROUP_OBJECTS, BulkIO
 from quire.store.file.layout import Layout
 from quire.store.file.space import FreeSpace
-from quire.store.file.uses import set_time, time_of
+from quire.store.file.uses import set_parent, set_time, time_of
 from quire.types import PageStatus
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -171,6 +171,7 @@ class Writer:
                     # For a file, fewer bytes taken than offered means that the disk is full.
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 if time_ns is not None:
+                    set_parent(draft.fd, draft.page.parent)
                     set_time(draft.fd, time_ns)
             finally:
                 os.close(draft.fd)
