@@ -168,7 +168,7 @@ class Stream:
     intake: Intake | None = None
     """What is being fetched."""
     lets_go: bool = False
-    """All that the lease has is on the device: it protects nothing on the host any more."""
+    """Leases were told to let go of host copies of what the device has by now."""
     num_loads: int = 0
     moved_s: float = 0.0
     """When a part of it was last asked for: it does not wait for room for ever."""

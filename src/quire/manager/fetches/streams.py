@@ -57,13 +57,16 @@ class Streams:
         costs: CostModel,
         intakes: Intakes,
         line: Line,
+        *,
         enter: Callable[[Lease, Node], None],
+        let_go: Callable[[], None],
     ) -> None:
         self._core = core
         self._costs = costs
         self._intakes = intakes
         self._line = line
         self._enter = enter
+        self._let_go = let_go
         self._open: dict[Stream, None] = {}
         self._loading: dict[OperationId, _Loading] = {}
 
@@ -135,9 +138,6 @@ class Streams:
         if stream.ended or not core.healthy or core.store_epoch != stream.epoch:
             self._end(stream)
             return Turn.SERVED
-        if not stream.lets_go and not stream.lease.loads:
-            stream.lets_go = True
-            self._enter(stream.lease, stream.lease.device_tail)
         spans = [(c.index, *c.span(stream.first, stream.last)) for c in core.components[1:]]
         if not stream.needs_state:
             count = min(stream.last - at, PART_PAGES, self._line.allowance(stream.lease.key, at))
@@ -147,6 +147,9 @@ class Streams:
         pages = core.reserve_all([(slot_of(c, HOST), end - start) for c, start, end in spans])
         if pages is None or not all(pages):
             busy = stream.num_loads or stream.lease.loads  # these will make room
+            if not busy and not stream.lets_go:
+                stream.lets_go = True
+                self._let_go()
             if busy or core.clock() < stream.moved_s + core.config.prefetch.max_timeout_s:
                 return Turn.PASSES
             self._end(stream)
