@@ -427,9 +427,10 @@ class Scheduler:
         manager, lease = self._manager, request.lease
         assert lease is not None
         manager.admit(lease)
+        on_device = manager.match(lease.key).num_device
         if request.origin is not None:
-            request.origin.later_device = manager.match(lease.key).num_device
-        if not self._has_room(request):
+            request.origin.later_device = on_device
+        if not self._has_room(request, on_device) and self.running:
             return False
         manager.load(lease)
         others = iter(self._holding_device(but=request))
@@ -452,11 +453,10 @@ class Scheduler:
         self._expect_branches(request, others=self.waiting)
         return True
 
-    def _has_room(self, request: Request) -> bool:
-        """Are there device pages for all of its prompt, if others that wait yield theirs?"""
-        lease = request.lease
-        assert lease is not None
-        missing = request.missing_pages(request.room_tokens, self._page_size)
+    def _has_room(self, request: Request, on_device: int) -> bool:
+        """Are there device pages for all of its prompt, if others that wait yield theirs? The first
+        `on_device` are there, whether it counts them as its own or not."""
+        missing = -(-request.room_tokens // self._page_size) - on_device
         for other in self._holding_device(but=request):
             if missing <= self._manager.room():
                 break

@@ -33,7 +33,7 @@ from quire.types import (
 
 Clock = Callable[[], float]
 EVICTED_PAGES = 32
-"""A long node is evicted from its end, so many pages at a time."""
+"""A node is evicted from its end, so many pages at a time, or an eighth of it."""
 COALESCED_NODES = 16
 """So many nodes become one while a request still makes them longer."""
 ROOT_SLOT = -1
@@ -128,7 +128,8 @@ class Core:
         """Take so many pages, or a few more, off the end of a holding. Returns how many pages of
         the slot went. With several components all of it goes: its end alone is of no use."""
         node = holding.node
-        keep = num_pages(holding.pages) - max(wanted, EVICTED_PAGES)
+        size = num_pages(holding.pages)
+        keep = size - max(wanted, min(size // 8, EVICTED_PAGES))
         if keep > 0 and self.upkeep is None:
             self.tree.split(node, keep)
         detached = self.tree.detach(node, slot)

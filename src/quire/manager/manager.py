@@ -85,7 +85,9 @@ class CacheManager:
         self._states = States(self.core) if len(self.core.components) > 1 else None
         self._writer = Writer(self.core)
         self._loader = Loader(self.core, self._states)
-        self._fetches = Fetches(self.core, self.costs, self._advance, self._streamed)
+        self._fetches = Fetches(
+            self.core, self.costs, self._advance, self._streamed, self._let_go_of_copies
+        )
         self._exporter = Exporter(self.core, self._writer.demand)
         _check_pools(self.core)
 
@@ -299,7 +301,7 @@ class CacheManager:
         if last <= first:
             return 0
         mine = PageIds(private[: (last - first) * PAGE_ID_BYTES])
-        done = self.core.tree.insert(lease.device_tail, key, last, DEVICE, mine)
+        done = self.core.tree.insert(lease.device_tail, key, last, DEVICE, mine, grow=True)
         tail = done.tail
         shared = tail.end - first
         lease.private_pages = PageIds(private[shared * PAGE_ID_BYTES :])
@@ -516,6 +518,12 @@ class CacheManager:
         """Its device part has come, by a stream, to end there."""
         lease.tail = tail if tail.end > lease.tail.end else lease.tail
         self._loader.enter(lease, tail)
+
+    def _let_go_of_copies(self) -> None:
+        """What was protected on the host while it was loaded need not be any more."""
+        for lease in sorted(self.leases, key=lambda lease: lease.owner):
+            if not lease.yielded and not lease.loads:
+                self._repoint(lease, lease.tail)
 
     def _hold_host(self, lease: Lease) -> None:
         """The lease protects of its prefix what the host has, to a point, and nothing else."""

@@ -203,15 +203,25 @@ class PrefixTree:
         self.standing.split(slot, lower, holding)
         return holding
 
-    def insert(self, at: Node, key: PrefixKey, last: int, slot: int, pages: PageIds) -> Inserted:
-        """Put `pages` under `at` as the key's pages [at.end, last), READY in `slot`.
+    def insert(
+        self,
+        at: Node,
+        key: PrefixKey,
+        last: int,
+        slot: int,
+        pages: PageIds,
+        *,
+        grow: bool = False,
+    ) -> Inserted:
+        """Put `pages` under `at` as the key's pages [at.end, last), READY in `slot`; or at the end
+        of `at` itself, if the caller would have it `grow` and nothing speaks against it.
 
         Walks what is there already: a node without this holding adopts the caller's pages, one
         that is READY makes them duplicates. Stops before a node whose holding is FILLING or
         DRAINING, which can neither be shared nor replaced; `tail.end` says how far it came.
         """
         first = at.end
-        if slot == DEVICE and self._may_grow(at):
+        if grow and last > first and self._may_grow(at):
             self._grow_in_place(at, key, last, pages)
             return Inserted(at, pages, NO_PAGES, [at], first)
         node, position = at, first

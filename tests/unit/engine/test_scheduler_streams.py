@@ -12,6 +12,7 @@ import pytest
 from engine_support import MIXES, PAGE, TinyEngine, oracle
 from quire.config import PrefetchPolicy
 from quire.engine.messages import CachedTokens
+from quire.manager import PrefetchState
 from quire.messages import Fetch, Load, Transferred
 from quire.types import PageStatus, Tier, num_pages
 
@@ -43,6 +44,16 @@ def settle(tiny: TinyEngine) -> None:
             assert allocator.num_free == allocator.num_pages
 
 
+def queue_until_fetched(tiny: TinyEngine) -> None:
+    """The request queues for as long as its prefetch takes: no policy has to wait."""
+    (request,) = tiny.scheduler.waiting
+    assert request.lease is not None
+    assert request.lease.prefetch is not None
+    workers = tiny.model.workers
+    while request.lease.prefetch.state is not PrefetchState.DONE:
+        workers.submit(tiny.manager.step(workers.poll()))
+
+
 @every_mix
 @pytest.mark.parametrize("policy", list(PrefetchPolicy))
 def test_a_hit_four_times_the_host_is_used_whole_c51(
@@ -50,16 +61,13 @@ def test_a_hit_four_times_the_host_is_used_whole_c51(
 ) -> None:
     """Whatever the policy says about waiting in the queue: what is cut there comes later."""
     stored(tmp_path, mix)
-    with engine(tmp_path, mix, host_pages=HOST_PAGES, prefetch=policy, max_running=1) as tiny:
-        before = tiny.ask([1, 2, 3], 40)  # while it runs the prefetch is waited for by nobody
+    with engine(tmp_path, mix, host_pages=HOST_PAGES, prefetch=policy) as tiny:
         request = tiny.ask(PROMPT, 5)
-        while not tiny.of(before) or tiny.last(before).finish is None:
-            tiny.step()
-            tiny.manager.operations  # noqa: B018
+        queue_until_fetched(tiny)
         tiny.run()
         assert tiny.tokens(request) == oracle(PROMPT, 5, mix=mix)
         assert tiny.cached(request) == CachedTokens(store=PAGES * PAGE)
-        assert tiny.model.num_computed == 3 + 39 + 1 + 4
+        assert tiny.model.num_computed == 1 + 4
         settle(tiny)
 
 
@@ -117,7 +125,7 @@ def test_a_part_that_fails_ends_it_and_the_answer_is_right_c51(
         workers.poll = lambda: spoil(poll())  # type: ignore[method-assign]
         request = tiny.ask(PROMPT, 5)
         tiny.run()
-        assert tiny.manager.counters.streams == 1
+        assert tiny.manager.counters.streams >= 1  # again, if what lies in front did not come
         assert tiny.tokens(request) == oracle(PROMPT, 5, mix=mix)
         cached = tiny.cached(request)
         assert cached.store + cached.store_left == PAGES * PAGE
@@ -132,7 +140,7 @@ def test_an_abort_at_any_time_gives_everything_back_c51(
     stored(tmp_path, mix)
     with engine(tmp_path, mix, host_pages=HOST_PAGES) as tiny:
         request = tiny.ask(PROMPT, 5)
-        while not tiny.manager.counters.streams:
+        while not tiny.of(request) and not tiny.manager.counters.streams:
             tiny.step()
         tiny.step(steps)
         tiny.scheduler.abort(request)

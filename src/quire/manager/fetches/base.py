@@ -59,7 +59,7 @@ class Prefetch:
     """Pages really reserved and asked for, for it or for somebody with whom it shares."""
     num_landed: int = 0
     is_cut: bool = False
-    """The host had no room for all that the store has."""
+    """The host has no room, or fetches have no budget, for all that the store has."""
     intake: Intake | None = None
     present: list[bytearray] = field(default_factory=list)
     """Per component but the first: which of the pages asked about the store has (1)."""
@@ -167,7 +167,11 @@ class Stream:
     """That of the other components is still to be asked for."""
     intake: Intake | None = None
     """What is being fetched."""
+    lets_go: bool = False
+    """Leases were told to let go of host copies of what the device has by now."""
     num_loads: int = 0
+    moved_s: float = 0.0
+    """When a part of it was last asked for: it does not wait for room for ever."""
     ended: bool = False
     """No more is asked for."""
     closed: bool = False

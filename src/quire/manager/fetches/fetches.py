@@ -28,13 +28,15 @@ class Fetches:
         costs: CostModel,
         advance: Callable[[Lease], None],
         enter: Callable[[Lease, Node], None],
+        let_go: Callable[[], None],
     ) -> None:
-        """`advance`: extend a lease to what is there now. `enter`: its device part ends there."""
+        """`advance`: extend a lease to what is there now. `enter`: its device part ends there.
+        `let_go`: leases protect no host copies of what has come to the device since."""
         self._intakes = Intakes(core, costs, advance, self._ended)
         self._line = Line(core.config, self._intakes)
         self.prefetches = Prefetches(core, costs, self._intakes, self._line, advance)
         self.offers = Offers(core, self._intakes, self._line, advance)
-        self.streams = Streams(core, costs, self._intakes, self._line, enter)
+        self.streams = Streams(core, costs, self._intakes, self._line, enter=enter, let_go=let_go)
 
     def flush(self) -> None:
         """Once per step: what has come enters the tree, what is due goes out."""

@@ -58,9 +58,9 @@ def _land_full(core: Core, anchor: Node, arrival: Arrival) -> Node:
     core.counters.duplicate_pages += num_pages(done.duplicate)
     for node in done.adopted:
         node.page_keys = key.page_keys(node.start, node.end)
-        if arrival.epoch and node.start >= arrival.first:
+        if arrival.epoch:
             node.stored = arrival.epoch
-        core.announce_stored(node, tier, max(done.grown_from, node.start))
+        core.announce_stored(node, tier)
     return done.tail
 
 

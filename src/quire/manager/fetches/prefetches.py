@@ -184,6 +184,7 @@ class Prefetches:
                 return Turn.WAITS
             last = self._point(prefetch, at, min(end, at + self._core.config.max_inflight_pages))
         if last - at < least:
+            prefetch.is_cut = True
             self._end(prefetch, Decline.BUDGET)
             return Turn.SERVED
         self._reserve_and_send(prefetch, at, last, least)

@@ -57,13 +57,16 @@ class Streams:
         costs: CostModel,
         intakes: Intakes,
         line: Line,
+        *,
         enter: Callable[[Lease, Node], None],
+        let_go: Callable[[], None],
     ) -> None:
         self._core = core
         self._costs = costs
         self._intakes = intakes
         self._line = line
         self._enter = enter
+        self._let_go = let_go
         self._open: dict[Stream, None] = {}
         self._loading: dict[OperationId, _Loading] = {}
 
@@ -89,6 +92,7 @@ class Streams:
         stream = Stream(
             lease, first, last, core.store_epoch, [full, *others], first, last, bool(others)
         )
+        stream.moved_s = core.clock()
         lease.stream = stream
         self._open[stream] = None
         core.counters.streams += 1
@@ -117,7 +121,7 @@ class Streams:
         prefetch, first, core = lease.prefetch, lease.num_device, self._core
         if prefetch is None or not prefetch.is_cut or lease.num_host or not core.healthy:
             return 0
-        if prefetch.declined not in (None, Decline.HOST_FULL, Decline.NO_SLOT):
+        if prefetch.declined not in (None, Decline.HOST_FULL, Decline.NO_SLOT, Decline.BUDGET):
             return 0
         # What was fetched must have come: if it was not waited for, the rest is not either.
         if prefetch.first + prefetch.num_fetching > first or not core.store_epoch:
@@ -142,11 +146,15 @@ class Streams:
             spans = [(0, at, at + min(count, core.room(HOST)))]
         pages = core.reserve_all([(slot_of(c, HOST), end - start) for c, start, end in spans])
         if pages is None or not all(pages):
-            if stream.num_loads:
-                return Turn.PASSES  # a part before it will make room
+            busy = stream.num_loads or stream.lease.loads  # these will make room
+            if not busy and not stream.lets_go:
+                stream.lets_go = True
+                self._let_go()
+            if busy or core.clock() < stream.moved_s + core.config.prefetch.max_timeout_s:
+                return Turn.PASSES
             self._end(stream)
             return Turn.SERVED
-        stream.needs_state = False
+        stream.needs_state, stream.moved_s = False, core.clock()
         stream.next = spans[0][2] if spans[0][0] == 0 else at
         known = [bytearray(stream.last) for _ in core.components]
         timeout_s = core.config.prefetch.max_timeout_s
