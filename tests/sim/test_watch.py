@@ -35,7 +35,6 @@ def rule(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Rul
     return chosen
 
 
-@pytest.mark.xfail(reason="the manager under pressure is being rebuilt", raises=SimulationError)
 def test_under_pressure_every_call_keeps_the_rule(rule: Rule) -> None:
     runs, clusters = FAILED_ONCE[rule]
     for seed in runs:

@@ -127,10 +127,12 @@ class SimOptions:
 
     @classmethod
     def for_swarm(cls, seed: int) -> SimOptions:
-        """With what runs out drawn as well; what follows from the seed alone stays as it was."""
+        """With what runs out drawn as well, and every call watched; what follows from the seed
+        alone stays as it was."""
         rng = Random(f"quire swarm options {seed}")
         return replace(
             cls.from_seed(seed),
+            strict=True,
             store_pages=rng.choice((0, rng.randrange(40, 400))),
             lane_pages_s=rng.choice((0.0, 30.0, 200.0)),
             arrivals=rng.choice((0.0, 0.1, 0.3)),
