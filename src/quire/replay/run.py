@@ -1,8 +1,8 @@
 """replay(): a trace through the real manager, request by request, in the trace's own time.
 
-Each request goes through its whole life, as an engine drives it: matched, fetched, loaded, computed
-chunk by chunk, committed as it is computed, released. Workers answer at once, so one request ends
-before the next begins; what many running requests would occupy is held by a lease of its own.
+Each request goes through its whole life, as an engine drives it: matched, fetched, loaded, given
+its pages, computed and committed chunk by chunk, released. Workers answer at once, so one request
+ends before the next begins; what many running requests would occupy is held by a lease of its own.
 """
 
 from __future__ import annotations
@@ -117,22 +117,32 @@ class _Run:
             manager.admit(lease)
             while manager.load(lease):
                 workers.settle()
-            reused = lease.num_device
             whole = prompt.extend(row.answer_pages) if row.answer_pages else prompt
-            self.num_cut += not self._compute(lease, whole)
+            room = self._give(lease, whole)
+            if manager.stream(lease):  # what the host had no room for
+                workers.settle()
+                assert lease.stream is None, "workers are done, and the stream is not"
+            reused = lease.num_device
+            self._compute(lease, whole[:room])
+            self.num_cut += room < whole.last
         workers.settle()
         device = min(match.num_device, reused)
         host = min(match.num_host, reused - device)
         return Found(device, host, reused - device - host)
 
-    def _compute(self, lease: Lease, key: PrefixKey) -> bool:
-        """Chunk by chunk, as far as the device has room for it. Did all of it fit?"""
-        while (left := key.last - lease.num_device) > 0:
-            if not self._extend(lease, min(left, self._chunk_pages)):
-                return False
-            self.manager.commit(lease, key)
+    def _compute(self, lease: Lease, key: PrefixKey) -> None:
+        """And share, chunk by chunk."""
+        while lease.num_device < key.last:
+            done = min(lease.num_device + self._chunk_pages, key.last)
+            self.manager.commit(lease, key[:done])
             self._workers.settle()
-        return True
+
+    def _give(self, lease: Lease, key: PrefixKey) -> int:
+        """Device pages for all of it, or for as much as fits; up to which page there are some."""
+        if not self._extend(lease, key.last - lease.num_device):
+            while self._extend(lease, 1):
+                pass
+        return lease.num_device + num_pages(lease.private_pages)
 
     def _extend(self, lease: Lease, count: int) -> bool:
         if self.manager.extend(lease, count):

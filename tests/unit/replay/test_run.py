@@ -64,6 +64,12 @@ def test_a_store_keeps_within_its_budget_the_beginnings_of_prompts():
     assert sum(each.num_pages for each in last) <= 8 + 7 + 9
 
 
+def test_a_hit_nearly_as_large_as_the_host_is_found_whole():
+    long, others = [*range(60)], [[100 + 20 * i + j for j in range(20)] for i in range(10)]
+    options = ReplayOptions(device_pages=80, host_pages=64, store_pages=1000)
+    assert found(trace(long, *others, long), options)[-1] == Found(0, 0, 60)
+
+
 def test_requests_that_do_not_fit_beside_what_is_in_use_are_counted():
     options = ReplayOptions(device_pages=20, host_pages=100, occupancy=Occupancy(0.8))
     outcome = replay(trace([1, 2], [*range(10, 18)], [1, 2]), options)
