@@ -1,10 +1,10 @@
 """ColdQueue: the coldest objects of a directory, in the order in which they go. One for all
 processes that share it, in a file: what one takes nobody else takes.
 
-    scan_start          bound
-    ─────┼────────────────┼──────── time of last use, as the files have it
+        bound            scan_start
+    ──────┼──────────────────┼───── time of last use, as the files have it
     every object used before `bound` is in the queue, or was taken from it, or is gone;
-    whatever was used since the scan began is not below the bound
+    whatever was used since the scan began is not below it
 
 A scan writes it, evicting consumes it. Knows names, times and sizes; touching files is left to
 whoever takes. A process that dies while it writes leaves an empty queue, and the next scan.
@@ -136,16 +136,17 @@ class Coldest:
         bound_ns = min(self._bound_ns, scan_start_ns)
         times_ns = self._times_ns()
         num_below = int((times_ns < bound_ns).sum())
-        if not num_below and len(times_ns):
+        if not num_below:
             # All of one time, or from the future, as when a clock was set back.
-            num_below, bound_ns = len(times_ns), int(times_ns.max()) + 1
+            num_below = len(times_ns)
         order = np.argsort(times_ns, kind="stable")[:num_below]
         kept = np.empty(len(times_ns), RECORD)
         first = 0
         for piece in self._pieces:
             kept[first : first + len(piece)] = piece
             first += len(piece)
-        return [kept[order[i : i + PIECE]] for i in range(0, num_below, PIECE)], bound_ns
+        last_ns = int(times_ns[order[-1]]) if num_below else 0
+        return [kept[order[i : i + PIECE]] for i in range(0, num_below, PIECE)], last_ns + 1
 
     @property
     def _num_wanted(self) -> int:
