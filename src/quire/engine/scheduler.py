@@ -426,7 +426,10 @@ class Scheduler:
         """Give it its pages, all that the prompt needs and the first for the answer."""
         manager, lease = self._manager, request.lease
         assert lease is not None
-        manager.admit(lease)
+        have, handover = manager.admit(lease), request.handover
+        if handover is not None and handover.compute and have < handover.wanted:
+            self._let_go(request)  # what it yielded is gone: it is got again
+            return False
         on_device = manager.match(lease.key).num_device
         if request.origin is not None:
             request.origin.later_device = on_device
@@ -434,8 +437,11 @@ class Scheduler:
             return False
         manager.load(lease)
         if not self._give(request):
-            self._yield(request)
-            return False
+            for other in self._holding_device(but=request):
+                self._yield(other)
+            if not self._give(request):
+                self._yield(request)
+                return False
         self.waiting.remove(request)
         bisect.insort(self.running, request, key=_order)
         request.state = State.RESTORING
