@@ -192,6 +192,8 @@ class PageTask(IoTask):
         return None
 
     def _report_progress(self) -> None:
+        if PageStatus.OK in self._statuses:  # what moves is not late
+            self._deadline = self._clock() + self._command.timeout_s
         self._send(final=False)
         self._first += len(self._statuses)
         self._statuses = b""
