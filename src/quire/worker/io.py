@@ -157,6 +157,7 @@ class PageTask(IoTask):
         """The command's pages have been checked."""
         super().__init__(deadline, clock, reporter, let_go)
         self._command = command
+        self._timeout_s = deadline - clock()
         self._batch_pages = batch_pages
         self._pages = page_array(command.host)
         # Pages [0, first) have been reported; those of `statuses` follow, unreported.
@@ -192,8 +193,9 @@ class PageTask(IoTask):
         return None
 
     def _report_progress(self) -> None:
-        if PageStatus.OK in self._statuses:  # what moves is not late
-            self._deadline = self._clock() + self._command.timeout_s
+        now = self._clock()
+        if PageStatus.OK in self._statuses and now < self._deadline:  # what moves is not late
+            self._deadline = now + self._timeout_s
         self._send(final=False)
         self._first += len(self._statuses)
         self._statuses = b""
