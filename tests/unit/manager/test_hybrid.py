@@ -845,3 +845,17 @@ def test_end_of_a_prompt_can_be_gone_on_from_on_the_host_too_c20(mix: str) -> No
     rig.manager.flush(Tier.DEVICE)
     assert rig.matched(key[:4]) == (0, 4)
     assert rig.matched(key) == (0, 10)
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_who_yields_keeps_nothing_of_a_prompt_that_goes_another_way(mix: str) -> None:
+    """Two prompts share their first page, and one can only be gone on from at its end."""
+    rig = Rig(mix=mix, store=False)
+    first = rig.doc(3, seed=1)
+    rig.cache_on_host(first)
+    lease = rig.acquire(branch_of(rig, first, 1, pages=4))
+    rig.manager.yield_device(lease)
+    assert lease.num_host <= 1
+    rig.manager.admit(lease)
+    assert lease.num_device + lease.num_host <= 1
+    finish(rig, lease)
