@@ -90,8 +90,10 @@ class Core:
 
     def reserve_all(self, sizes: Sequence[tuple[int, int]]) -> list[PageIds] | None:
         """So many pages in each of these slots, or None and nothing was changed."""
-        if any(count > self.room(slot) for slot, count in sizes):
-            return None
+        for slot, count in sizes:
+            if count > self.room(slot):
+                self.refused[slot] = count
+                return None
         taken = [self.reserve(slot, count) for slot, count in sizes]
         return [pages for pages in taken if pages is not None]
 

@@ -169,15 +169,16 @@ class Loader:
             sum(num_pages(_pages(node, slot + HOST)) for node in nodes)
             for slot, nodes in zip(self._slots, missing, strict=True)
         ]
-        taken = [core.reserve(s, n) for s, n in zip(self._slots, sizes, strict=True)]
-        if all(pages is not None for pages in taken):
-            return [pages for pages in taken if pages is not None]
-        for slot, pages in zip(self._slots, taken, strict=True):
-            core.allocators[slot].free(pages or PageIds(b""))
-        if taken[0] is None:
-            return missing[0][0].start + core.allocators[DEVICE].num_free
+        asked = list(zip(self._slots, sizes, strict=True))
+        taken = core.reserve_all(asked)
+        if taken is not None:
+            return taken
+        lacking = next(
+            c for c, (slot, n) in zip(core.components, asked, strict=True) if n > core.room(slot)
+        )
+        if lacking.index == 0:
+            return missing[0][0].start + core.room(DEVICE)
         # Nearer points need as much of a window, but perhaps not this one's snapshot.
-        lacking = next(c for c, p in zip(core.components, taken, strict=True) if p is None)
         return missing[lacking.index][-1].end - 1 if lacking.is_point else 0
 
     def _start(self, tail: Node, missing: list[list[Node]], pages: list[PageIds]) -> _Span:

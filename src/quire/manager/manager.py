@@ -530,8 +530,10 @@ class CacheManager:
         core = self.core
         tail: Node = core.tree.root(lease.key)
         slots = [slot_of(c.index, HOST) for c in core.components]
-        for node in core.tree.walk(lease.key).nodes:
-            if node.end > lease.key.last or not is_ready(node, HOST, host=False):
+        walk = core.tree.walk(lease.key)
+        for node in walk.nodes:
+            # The last may go another way before it ends.
+            if node.end > walk.num_pages or not is_ready(node, HOST, host=False):
                 break
             others = zip(core.components[1:], slots[1:], strict=True)
             if all(is_ready(n, s, host=False) for c, s in others for n in c.needed(node)):

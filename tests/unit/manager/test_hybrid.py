@@ -845,3 +845,34 @@ def test_end_of_a_prompt_can_be_gone_on_from_on_the_host_too_c20(mix: str) -> No
     rig.manager.flush(Tier.DEVICE)
     assert rig.matched(key[:4]) == (0, 4)
     assert rig.matched(key) == (0, 10)
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_who_yields_keeps_nothing_of_a_prompt_that_goes_another_way(mix: str) -> None:
+    """Two prompts share their first page, and one can only be gone on from at its end."""
+    rig = Rig(mix=mix, store=False)
+    first = rig.doc(3, seed=1)
+    rig.cache_on_host(first)
+    lease = rig.acquire(branch_of(rig, first, 1, pages=4))
+    rig.manager.yield_device(lease)
+    assert lease.num_host <= 1
+    rig.manager.admit(lease)
+    assert lease.num_device + lease.num_host <= 1
+    finish(rig, lease)
+
+
+@pytest.mark.parametrize("mix", RECURRENT)
+def test_a_load_for_which_a_state_lacks_room_evicts_no_pages_c34(mix: str) -> None:
+    rig = Rig(mix=mix, device=8, pools={"recurrent": PoolSize(2, 8)}, store=False)
+    wanted, other = rig.doc(4, seed=1), rig.doc(6, seed=2)
+    rig.cache_on_host(wanted)
+    rig.cache(other)
+    users = [rig.acquire(rig.doc(1, seed=seed)) for seed in (3, 4)]
+    assert all(rig.manager.begin(user) for user in users)  # they have all slots
+    lease = rig.acquire(wanted)
+    before = rig.used(Tier.DEVICE)
+    assert before["full"] == 6
+    assert rig.manager.load(lease) == 0
+    assert rig.used(Tier.DEVICE) == before
+    for each in (*users, lease):
+        finish(rig, each)
