@@ -65,21 +65,25 @@ class Scanner:
         if self._written_bytes > self._scan_every_bytes:
             self._written_bytes = 0
             self.ask()
-        if self._cold.is_low and not self._at_once.is_set():
+        if self._cold.is_low and not self._is_small and not self._at_once.is_set():
             self.ask(at_once=True)
 
     def refill(self) -> bool:
         """The queue is empty and room is needed. True: look again."""
-        if self._ledger.known.num_objects > SMALL_OBJECTS:
-            self.ask(at_once=True)
-            return False
-        return self._scan_unless_others_did(0.0)
+        if self._is_small:
+            return self._scan_unless_others_did(0.0)
+        self.ask(at_once=True)
+        return False
 
     def close(self) -> None:
         self._closed.set()
         self.ask(at_once=True)
         self._thread.join(CLOSE_TIMEOUT_S)
         self._only_one.close()
+
+    @property
+    def _is_small(self) -> bool:
+        return self._ledger.known.num_objects <= SMALL_OBJECTS
 
     def _run(self) -> None:
         while not self._closed.is_set():
