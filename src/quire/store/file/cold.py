@@ -49,7 +49,7 @@ class ColdQueue:
         """Raises OSError."""
         self._file = SharedFile(path)
         self.is_low = False
-        """Less than half of it was left when it was last looked at."""
+        """Less than a quarter of it was left when it was last looked at."""
 
     @property
     def scan_start_ns(self) -> int:
@@ -59,6 +59,11 @@ class ColdQueue:
     @property
     def bound_ns(self) -> int:
         return self._read(self._file.fd).bound_ns
+
+    @property
+    def is_empty(self) -> bool:
+        header = self._read(self._file.fd)
+        return header.next >= header.num_records
 
     def begin(self, scan_start_ns: int) -> None:
         """A scan begins: whoever uses an object now must make it newer than this."""
@@ -85,7 +90,7 @@ class ColdQueue:
         """
         with self._file.locked() as fd:
             header = self._read(fd)
-            self.is_low = 2 * header.next > header.num_records
+            self.is_low = 4 * header.next > 3 * header.num_records
             for number in range(header.next, min(header.next + MAX_LOOKS, header.num_records)):
                 data = os.pread(fd, RECORD.itemsize, _HEADER.size + number * RECORD.itemsize)
                 self._write(fd, header._replace(next=number + 1))
