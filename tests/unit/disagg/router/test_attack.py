@@ -85,6 +85,8 @@ class Door:
             return await reader.read()
         finally:
             writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
 
 
 @contextlib.asynccontextmanager
