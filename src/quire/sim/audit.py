@@ -188,5 +188,11 @@ def is_awaited(manager: CacheManager, op: OperationId) -> bool:
     return operation is not None and operation.state is OpState.RUNNING
 
 
+def is_streamed(manager: CacheManager, op: OperationId) -> bool:
+    """Does it go through the host to one request's own pages, where nobody else can find it?"""
+    streams = [lease.stream for lease in manager.leases if lease.stream is not None]
+    return any(stream.intake is not None and op in stream.intake.coming for stream in streams)
+
+
 def is_prefetching(lease: Lease) -> bool:
     return lease.prefetch is not None and lease.prefetch.state is not PrefetchState.DONE
