@@ -59,9 +59,9 @@ def check(root: Path) -> float:
     assert store.stats().used_bytes == used_bytes(root)
     store.close()
     num_usable, num_there = usable_share(root)
-    # What eight processes write before they hear of each other: a thousandth of the budget each.
-    assert num_there <= NUM_PAGES + NUM_ENGINES * (NUM_PAGES // 1024 + 1)
-    assert num_there >= 0.9 * NUM_PAGES
+    # What eight processes write before they hear of each other (a thousandth of the budget each),
+    # and what changed while one of them counted.
+    assert 0.9 * NUM_PAGES <= num_there <= 1.05 * NUM_PAGES
     return num_usable / num_there
 
 

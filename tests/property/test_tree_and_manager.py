@@ -200,6 +200,25 @@ class TreeAndManager(RuleBasedStateMachine):
             assert usable >= sum(self.model.match(request.tokens))
 
     @precondition(lambda self: self.requests)
+    @rule(pick=picks, pressed=st.booleans())
+    def yield_device(self, pick: int, pressed: bool) -> None:
+        """What the host has of its prefix stays its own, whatever happens on the device (C38)."""
+        request = self._pick(pick)
+        lease = request.lease
+        if request.num_computed or lease.private_pages or lease.load_state is not LoadState.IDLE:
+            return
+        self.manager.yield_device(lease)
+        self._follow_events()
+        self.manager.check_invariants()
+        kept = lease.num_host
+        assert lease.num_device == 0
+        if pressed:
+            self.manager.flush(Tier.DEVICE)
+            self._follow_events()
+        assert self.manager.admit(lease) >= kept
+        self._follow_events()
+
+    @precondition(lambda self: self.requests)
     @rule(pick=picks, count=st.integers(1, 6), save=st.booleans(), commit=st.booleans())
     def compute(self, pick: int, count: int, save: bool, commit: bool) -> None:
         """Allocation evicts no more than it must, gives up only when too little may go (C7), and

@@ -426,7 +426,10 @@ class Scheduler:
         """Give it its pages, all that the prompt needs and the first for the answer."""
         manager, lease = self._manager, request.lease
         assert lease is not None
-        manager.admit(lease)
+        have, handover = manager.admit(lease), request.handover
+        if handover is not None and handover.compute and have < handover.wanted:
+            self._let_go(request)  # what it yielded is gone: it is got again
+            return False
         on_device = manager.match(lease.key).num_device
         if request.origin is not None:
             request.origin.later_device = on_device

@@ -53,7 +53,8 @@ SERVER_METRICS = (
     Spec("quire_generated_tokens_total", Kind.COUNTER, "Tokens generated."),
     Spec("quire_cached_tokens_total", Kind.COUNTER,
          "Tokens of prompts that were not computed, by the tier they were found in; prefill_…: by "
-         "the prefill server, which handed them over.", ("tier",)),
+         "the prefill server, which handed them over; store_left: those that the store had too, "
+         "and that were computed.", ("tier",)),
     Spec("quire_aborts_total", Kind.COUNTER,
          "Requests given up, by reason: disconnect.", ("reason",)),
     Spec("quire_turned_away_total", Kind.COUNTER,

@@ -3,6 +3,7 @@
 cached_tokens                all that were not computed: the sum of the others
 cached_tokens_by_tier        found by this server: in its tiers, or at a peer
 cached_tokens_at_prefill     found by the prefill server, in its tiers, and handed over
+store_hit_tokens             what this server's store had, beyond device and host, used or not
 """
 
 from __future__ import annotations
@@ -47,4 +48,5 @@ def cached_to_dict(cached: list[CachedTokens]) -> dict[str, Any]:
             "store": sum(each.store for each in cached),
             "peer": sum(each.peer for each in cached),
         },
+        "store_hit_tokens": sum(each.store + each.store_left for each in cached),
     }

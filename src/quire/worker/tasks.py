@@ -186,6 +186,7 @@ class PageTask(IoTask):
         """The command's pages have been checked."""
         super().__init__(deadline, clock, reporter, let_go)
         self._command = command
+        self._timeout_s = deadline - clock()
         self._batch_pages = batch_pages
         self._pages = page_array(command.host)
         # Pages [0, first) have been reported, [0, taken) were given to threads.
@@ -211,6 +212,9 @@ class PageTask(IoTask):
         if len(statuses) != end - first:
             raise ValueError(f"{len(statuses)} of {end - first} pages answered")
         with self._lock:
+            now = self._clock()
+            if PageStatus.OK in statuses and now < self._deadline:  # what moves is not late
+                self._deadline = now + self._timeout_s
             self._statuses[first:end] = bytes(statuses)
             self._stop = self._stop or self._stops_at(statuses)
             known = self._num_known()

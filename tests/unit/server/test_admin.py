@@ -164,6 +164,7 @@ def test_a_prefetch(rig, engine):
         "prompt_tokens": 2,
         "cached_tokens": 2,
         "cached_tokens_by_tier": {"device": 0, "host": 1, "store": 1, "peer": 0},
+        "store_hit_tokens": 1,
     }
     assert engine.questions == [Warm(np.array([256], "<i4").tobytes(), "s")]
     for body in ({"prompt": [256]}, {"messages": [{"role": "user", "content": "x"}]}):

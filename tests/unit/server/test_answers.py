@@ -67,6 +67,7 @@ def test_usage_counts_tokens_and_where_they_were_found(rig):
         "prompt_tokens_details": {
             "cached_tokens": 30,
             "cached_tokens_by_tier": {"device": 16, "host": 8, "store": 4, "peer": 2},
+            "store_hit_tokens": 4,
             "cached_tokens_at_prefill": {"device": 0, "host": 0, "store": 0},
         },
     }

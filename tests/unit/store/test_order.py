@@ -12,7 +12,8 @@ from quire.store.base import STEP_NS
 from quire.store.codec import object_name
 from quire.store.file.cold import Coldest
 from quire.store.memory import MemoryStore
-from quire.types import PageStatus
+from quire.types import NO_PARENT, PageStatus
+from unit.store.conftest import soon
 
 OK, MISS, REJECTED, ORPHAN = (
     PageStatus.OK,
@@ -160,6 +161,19 @@ def test_a_page_that_does_not_land_takes_those_behind_it_along(client, file_stor
     files._io.write = write
     assert len(file_store.object_files()) == 2
     assert store.stats().store.used_bytes == 2 * pages.object_bytes
+
+
+def test_a_long_path_is_stored_right_after_the_store_was_opened(sharing, pages):
+    """Each page counts as used before the one ahead, the last ones before the store was there."""
+    store = sharing(3000)
+    began_ns = store._store._cold.scan_start_ns
+    keys = pages.keys(*range(1, 65))
+    sources = [pages.full(n) for n in range(1, 65)]
+    parents = [NO_PARENT, *keys[:-1]]
+    statuses = store.put(
+        pages.part, keys, sources, parents=parents, used_ns=began_ns + STEP_NS, deadline=soon()
+    )
+    assert statuses == [OK] * 64
 
 
 # ---- several processes ----------------------------------------------------------------------

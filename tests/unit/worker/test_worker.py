@@ -339,6 +339,24 @@ def test_past_its_deadline_the_rest_is_timed_out_even_if_no_thread_is_free(timeo
     rig.worker.close()
 
 
+def test_a_fetch_that_moves_is_not_late_however_long_it_takes():
+    clock = HandClock()
+    rig = Rig(clock=clock)
+    store = rig.attach()
+    store.stock(keys(10))
+    read = store.get
+
+    def slow_get(*args, **options):
+        clock.now += 6.0
+        return read(*args, **options)
+
+    store.get = slow_get
+    done = run(rig.worker, fetch(1, keys(10), timeout_s=10.0))
+    assert clock.now > 10.0
+    assert statuses(done, 1) == [OK] * 10
+    rig.worker.close()
+
+
 def test_probes_and_fetches_do_not_wait_behind_writes(rig):
     store = rig.attach(held=["put"])
     store.stock(keys(4))

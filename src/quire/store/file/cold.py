@@ -1,10 +1,10 @@
 """ColdQueue: the coldest objects of a directory, in the order in which they go. One for all
 processes that share it, in a file: what one takes nobody else takes.
 
-    scan_start          bound
-    ─────┼────────────────┼──────── time of last use, as the files have it
+        bound            scan_start
+    ──────┼──────────────────┼───── time of last use, as the files have it
     every object used before `bound` is in the queue, or was taken from it, or is gone;
-    whatever was used since the scan began is not below the bound
+    whatever was used since the scan began is not below it
 
 A scan writes it, evicting consumes it. Knows names, times and sizes; touching files is left to
 whoever takes. A process that dies while it writes leaves an empty queue, and the next scan.
@@ -49,7 +49,7 @@ class ColdQueue:
         """Raises OSError."""
         self._file = SharedFile(path)
         self.is_low = False
-        """Less than half of it was left when it was last looked at."""
+        """Less than a quarter of it was left when it was last looked at."""
 
     @property
     def scan_start_ns(self) -> int:
@@ -59,6 +59,11 @@ class ColdQueue:
     @property
     def bound_ns(self) -> int:
         return self._read(self._file.fd).bound_ns
+
+    @property
+    def is_empty(self) -> bool:
+        header = self._read(self._file.fd)
+        return header.next >= header.num_records
 
     def begin(self, scan_start_ns: int) -> None:
         """A scan begins: whoever uses an object now must make it newer than this."""
@@ -85,7 +90,7 @@ class ColdQueue:
         """
         with self._file.locked() as fd:
             header = self._read(fd)
-            self.is_low = 2 * header.next > header.num_records
+            self.is_low = 4 * header.next > 3 * header.num_records
             for number in range(header.next, min(header.next + MAX_LOOKS, header.num_records)):
                 data = os.pread(fd, RECORD.itemsize, _HEADER.size + number * RECORD.itemsize)
                 self._write(fd, header._replace(next=number + 1))
@@ -136,16 +141,17 @@ class Coldest:
         bound_ns = min(self._bound_ns, scan_start_ns)
         times_ns = self._times_ns()
         num_below = int((times_ns < bound_ns).sum())
-        if not num_below and len(times_ns):
+        if not num_below:
             # All of one time, or from the future, as when a clock was set back.
-            num_below, bound_ns = len(times_ns), int(times_ns.max()) + 1
+            num_below = len(times_ns)
         order = np.argsort(times_ns, kind="stable")[:num_below]
         kept = np.empty(len(times_ns), RECORD)
         first = 0
         for piece in self._pieces:
             kept[first : first + len(piece)] = piece
             first += len(piece)
-        return [kept[order[i : i + PIECE]] for i in range(0, num_below, PIECE)], bound_ns
+        last_ns = int(times_ns[order[-1]]) if num_below else 0
+        return [kept[order[i : i + PIECE]] for i in range(0, num_below, PIECE)], last_ns + 1
 
     @property
     def _num_wanted(self) -> int:

@@ -25,7 +25,9 @@ PAUSE_S = 0.0005
 BUSY_S = 0.005
 """Between two attempts while another process scans."""
 SMALL_OBJECTS = 4096
-"""A directory of so few is scanned by whoever needs room in it."""
+"""A directory of so few is scanned only by whoever needs room in it."""
+MAX_WAIT_OBJECTS = 1 << 16
+"""With more, nobody waits for a scan: writes are turned away until it has ended."""
 CLOSE_TIMEOUT_S = 5.0
 
 
@@ -65,15 +67,21 @@ class Scanner:
         if self._written_bytes > self._scan_every_bytes:
             self._written_bytes = 0
             self.ask()
-        if self._cold.is_low and not self._at_once.is_set():
+        is_small = self._ledger.known.num_objects <= SMALL_OBJECTS
+        if self._cold.is_low and not is_small and not self._at_once.is_set():
             self.ask(at_once=True)
 
     def refill(self) -> bool:
         """The queue is empty and room is needed. True: look again."""
-        if self._ledger.known.num_objects > SMALL_OBJECTS:
+        if self._ledger.known.num_objects > MAX_WAIT_OBJECTS:
             self.ask(at_once=True)
             return False
-        return self._scan_unless_others_did(0.0)
+        while not self._closed.is_set():
+            with self._only_one.locked_unless_busy() as mine:
+                if mine:
+                    return not self._cold.is_empty or self._scan(0.0) > 0
+            self._closed.wait(BUSY_S)
+        return False
 
     def close(self) -> None:
         self._closed.set()
@@ -84,22 +92,23 @@ class Scanner:
     def _run(self) -> None:
         while not self._closed.is_set():
             with contextlib.suppress(OSError):  # the disk is in trouble: the next scan may do
-                self._scan_unless_others_did(PAUSE_S)
+                self._scan_unless_others_did()
             self.scanned.set()
             self._at_once.wait(MIN_INTERVAL_S)
             self._wanted.wait()
             self._wanted.clear()
             self._at_once.clear()
 
-    def _scan_unless_others_did(self, pause_s: float) -> bool:
-        """A scan that began after this call has ended. True: there may be something to take."""
+    def _scan_unless_others_did(self) -> None:
+        """Ends when a scan has ended that began after this call."""
         before_ns = self._cold.scan_start_ns
         while not self._closed.is_set():
             with self._only_one.locked_unless_busy() as mine:
                 if mine:
-                    return self._cold.scan_start_ns != before_ns or self._scan(pause_s) > 0
+                    if self._cold.scan_start_ns == before_ns:
+                        self._scan(PAUSE_S)
+                    return
             self._closed.wait(BUSY_S)
-        return False
 
     def _scan(self, pause_s: float) -> int:
         """0: nothing may go."""
