@@ -10,7 +10,9 @@ from quire.keys import PrefixKey
 from quire.manager import CacheManager, Lease
 from quire.messages import AttachStore, Fetch, StoreChanged
 from quire.sim import SimOptions, SimulationError, simulate
+from quire.sim.audit import audit
 from quire.sim.clock import VirtualClock
+from quire.sim.content import Oracle, Pools
 from quire.sim.pd.options import SimPdOptions
 from quire.sim.pd.run import simulate_pd
 from quire.sim.watch import Rule, WatchedManager
@@ -135,3 +137,29 @@ def test_a_prefetch_that_its_request_still_waits_for_is_missed_c38(is_waiting: b
     else:
         manager.check_kept(lambda _owner: is_waiting)
     manager.check_kept(lambda _owner: True)  # said once
+
+
+# ---- names: what an audit sees beside the bytes --------------------------------------------------
+
+
+def audit_all(manager: CacheManager) -> None:
+    oracle = Oracle()
+    oracle.register(namespace())
+    audit(manager, oracle, Pools(1, OPTIONS.pool_sizes()), ranks=[])
+
+
+def test_keys_of_other_pages_are_seen_c4() -> None:
+    manager = watched()
+    lease = cached(manager)
+    audit_all(manager)
+    lease.tail.page_keys = PrefixKey(namespace(), tokens_for(4, seed=2)).page_keys()
+    with pytest.raises(SimulationError, match="goes by the keys of other pages"):
+        audit_all(manager)
+
+
+def test_a_lease_on_another_prompt_is_seen() -> None:
+    manager = watched()
+    lease = cached(manager)
+    lease.key = PrefixKey(namespace(), tokens_for(4, seed=2))
+    with pytest.raises(SimulationError, match=r"r stands on .* of another prompt"):
+        audit_all(manager)

@@ -131,11 +131,15 @@ class Asker:
     def advance(self) -> None:
         """Once per step: one look at every hand-over."""
         now = self._clock()
+        is_short = False
         for handover in list(self.open):
             if handover.stage is Stage.LOOKING:
                 self._look(handover)
-            if handover.stage is Stage.QUEUED and self._has_room(handover):
-                self._move(handover, now)
+            if handover.stage is Stage.QUEUED and not is_short:
+                # In the order of their coming: a small one that overtakes may do so for ever.
+                is_short = not self._has_room(handover)
+                if not is_short:
+                    self._move(handover, now)
             if handover.stage is Stage.MOVING:
                 self._follow(handover, now)
 

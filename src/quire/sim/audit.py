@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
+from quire.keys import chain_keys
 from quire.manager import CacheManager, EventKind, Lease, PrefetchState
 from quire.manager.operations import OpState
 from quire.sim.content import Oracle, Pools
@@ -17,6 +18,7 @@ from quire.sim.report import SimulationError
 from quire.tree import Node, PrefixTree, Root, slot_of
 from quire.types import (
     HOST,
+    PAGE_KEY_BYTES,
     OperationId,
     PageKey,
     Residency,
@@ -28,7 +30,9 @@ from quire.types import (
 
 
 def audit(manager: CacheManager, oracle: Oracle, pools: Pools, ranks: list[int]) -> int:
-    """Check every READY page on `ranks`; returns how many were checked."""
+    """Check every READY page on `ranks`, and all names; returns how many pages were checked."""
+    _check_keys(manager.core.tree)
+    _check_leases(manager)
     checked = 0
     for node, contents in _contents(manager.core.tree, oracle):
         for component in manager.core.components:
@@ -46,6 +50,29 @@ def audit(manager: CacheManager, oracle: Oracle, pools: Pools, ranks: list[int])
                         f"{tier.name.lower()} of rank {rank} and holds something else"
                     )
     return checked
+
+
+def _check_keys(tree: PrefixTree) -> None:
+    """C4: keys that nodes remember are those of their whole path."""
+    for root in tree.roots.values():
+        stack = [(node, root.digest) for node in (root.children or {}).values()]
+        while stack:
+            node, before = stack.pop()
+            keys = chain_keys(before, node.tokens, root.page_bytes, root.page_width)
+            if node.page_keys is not None and node.page_keys != keys:
+                raise SimulationError(f"{node} goes by the keys of other pages")
+            last = PageKey(keys[-PAGE_KEY_BYTES:])
+            stack += [(child, last) for child in (node.children or {}).values()]
+
+
+def _check_leases(manager: CacheManager) -> None:
+    """What a lease stands on is a prefix of what it was taken for."""
+    for lease in manager.leases:
+        key = lease.key
+        for tail in (lease.tail, lease.device_tail):
+            for node in manager.core.tree.path(tail):
+                if not key.data.startswith(node.tokens, node.start * key.page_bytes):
+                    raise SimulationError(f"{lease.owner} stands on {node} of another prompt")
 
 
 def _contents(tree: PrefixTree, oracle: Oracle) -> Iterator[tuple[Node, list[int]]]:
@@ -159,6 +186,12 @@ def is_awaited(manager: CacheManager, op: OperationId) -> bool:
     """Is it under way, and does somebody wait for it?"""
     operation = manager.core.operations.running.get(op)
     return operation is not None and operation.state is OpState.RUNNING
+
+
+def is_streamed(manager: CacheManager, op: OperationId) -> bool:
+    """Does it go through the host to one request's own pages, where nobody else can find it?"""
+    streams = [lease.stream for lease in manager.leases if lease.stream is not None]
+    return any(stream.intake is not None and op in stream.intake.coming for stream in streams)
 
 
 def is_prefetching(lease: Lease) -> bool:

@@ -2,7 +2,7 @@
 
     C34  a call that says no has changed nothing; only the refusal is counted
     C35  host pages go for want of host memory, and for no other reason
-    C37  a page that is on its way from the store is not fetched a second time
+    C37  a page that is on its way from the store, where all will find it, is not fetched again
     C38  a request that goes on waiting keeps its prefetch
 
 Knows the manager's public calls; what they may change it reads through quire.sim.audit. C35 is
@@ -35,6 +35,7 @@ from quire.sim.audit import (
     imprint,
     is_awaited,
     is_prefetching,
+    is_streamed,
     ready_host_pages,
 )
 from quire.sim.clock import VirtualClock
@@ -166,6 +167,9 @@ class WatchedManager(CacheManager):
     def _remember_host(self) -> None:
         self._ready, self._evicted = ready_host_pages(self), evicted_from_host(self)
 
+    def _is_for_all(self, op: OperationId) -> bool:
+        return is_awaited(self, op) and not is_streamed(self, op)
+
     def _look_at_fetches(self, commands: list[Command]) -> None:
         self._coming = {op: what for op, what in self._coming.items() if is_awaited(self, op)}
         for command in commands:
@@ -174,7 +178,9 @@ class WatchedManager(CacheManager):
                     self._coming.clear()  # what it brings may not be what is there now
                 case Cancel(op):
                     self._coming.pop(op, None)
-                case Fetch(source=None) if is_awaited(self, command.op):
+                case Fetch(source=None, op=op) if is_awaited(self, op) and not is_streamed(
+                    self, op
+                ):
                     what = {(command.component, key) for key in split_keys(command.keys)}
                     for op, others in self._coming.items():
                         if op != command.op and (twice := what & others):
