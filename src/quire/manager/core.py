@@ -137,6 +137,9 @@ class Core:
         detached = self.tree.detach(node, slot)
         gone += detached
         self._give_back(detached)
+        if slot == DEVICE and len(detached) > 1:  # the host had no room for a copy of it
+            lost = sum(num_pages(item.pages) for item in detached if item.slot == HOST)
+            self.counters.evicted_host_pages += lost
         if self.upkeep is None and node.children is not None and len(node.children) == 1:
             self.tree.coalesce(next(iter(node.children.values())))
         return sum(num_pages(item.pages) for item in detached if item.slot == slot)

@@ -114,6 +114,8 @@ class Writer:
             for line in self._lines:
                 line.clear()
             return
+        for line in self._lines:
+            line.claim()
         for node, slot in self._core.tree.stays.owing:
             self._lines[slot // NUM_TIERS].owed(node)
         for line in self._lines:
@@ -167,6 +169,8 @@ class _Line:
         self._to_back_up: dict[Node, Span] = {}
         self._to_write: dict[Node, Span] = {}
         """Both by their lower end."""
+        self._forgiven: dict[Node, None] = {}
+        """What the host needs a copy of and had no room for."""
         self._retries: list[tuple[float, int, Span]] = []
         """Due time, a number to break ties, and what to write then."""
         self._sequence = 0
@@ -215,6 +219,16 @@ class _Line:
             node.named += 1
         span.urgent |= urgent
         span.cold |= cold
+
+    def claim(self) -> None:
+        """What the host had no room for it may have room for now."""
+        for node in list(self._forgiven):
+            held = node.held[self._device]
+            if held is None or not held.forgiven:
+                del self._forgiven[node]
+            elif self._core.room(self._host) >= self._size(node):
+                del self._forgiven[node]
+                self._core.tree.stays.claim(node, self._device)
 
     def owed(self, node: Node) -> None:
         """The host has what is of no use without it. Full pages are copied at once; other state,
@@ -388,6 +402,7 @@ class _Line:
             self._core.counters.backup_skipped_pages += size
             for node in nodes:
                 self._core.tree.stays.forgive(node, self._device)
+                self._forgiven[node] = None
         else:
             self._core.counters.backup_deferred_pages += size
 

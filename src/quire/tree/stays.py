@@ -11,7 +11,7 @@ use, and of which the host has no copy, *owes* that copy and stays until the hos
     window, snapshot   the host has the node's full pages and lacks the state that goes with them,
                        which no request uses any more
 
-`owing` names those, for whoever makes copies. If the host has no room for the copy, the debt is
+`owing` names those, for whoever makes copies. While the host has no room for the copy, the debt is
 forgiven: then the pages go for want of host memory, and for no other reason.
 
 `movable` counts, slot by slot, the pages that may go: it is known before anything is evicted
@@ -106,6 +106,13 @@ class Stays:
         holding = node.held[slot]
         if holding is not None and holding.owes:
             holding.forgiven = True
+            self.reckon(node, slot)
+
+    def claim(self, node: Node, slot: int) -> None:
+        """The host could take the copy now that it could not take before."""
+        holding = node.held[slot]
+        if holding is not None:
+            holding.forgiven = False
             self.reckon(node, slot)
 
     def reckon(self, node: Node, slot: int) -> None:
