@@ -18,10 +18,11 @@ BIN        := $(VENV)/bin
 STAMP      := $(VENV)/.installed
 TEST_STAMP := $(VENV)/.installed-for-tests
 
-.PHONY: test check format serve pd demo bench bench-ttft bench-disagg bench-serve sim clean help
+.PHONY: test test-long check format serve pd demo bench bench-ttft bench-disagg bench-serve sim clean help
 
 help:
-	@echo "make test    all tests (PYTEST_ARGS=... is passed on)"
+	@echo "make test    the tests, in minutes (PYTEST_ARGS=... is passed on)"
+	@echo "make test-long    those that take minutes each (PYTEST_ARGS=... is passed on)"
 	@echo "make check   ruff, mypy --strict, import directions, public names"
 	@echo "make format  let ruff format and fix what it can"
 	@echo "make serve   an OpenAI-compatible server on the embedded model (SERVE_ARGS=...)"
@@ -48,7 +49,10 @@ $(TEST_STAMP): $(STAMP)
 	@touch $@
 
 test: $(TEST_STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadscope $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadscope -m "not long" $(PYTEST_ARGS)
+
+test-long: $(TEST_STAMP)
+	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 
 check: $(STAMP)
 	PATH="$(abspath $(BIN)):$$PATH" scripts/check

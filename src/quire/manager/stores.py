@@ -9,6 +9,7 @@ counts.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire.errors import ConfigError, StoreError, WorkerError
@@ -27,7 +28,8 @@ class StoreState(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class StoreChange:
-    """A change asked for; `done` when every rank has answered, `error` if one could not."""
+    """A change asked for. `error` when a rank could not; `done` when every rank has answered and,
+    after an error, has let go of the store: another change may be asked for then."""
 
     url: str
     """What will be attached when it is done; empty: nothing."""
@@ -75,25 +77,36 @@ class StoreControl:
         self.state = StoreState.CHANGING
         self._core.store_epoch = 0
         change = StoreChange(url, stays)
-        op = self._core.operations.start(
+        return change, self._start(lambda op: self._reported(op, change))
+
+    def _start(self, on_report: Callable[[Operation], None]) -> Operation:
+        return self._core.operations.start(
             Kind.STORE,
             {"": 0},
             now=self._core.clock(),
             timeout_s=TIMEOUT_S,
-            on_report=lambda op: self._reported(op, change),
+            on_report=on_report,
         )
-        return change, op
 
     def _reported(self, op: Operation, change: StoreChange) -> None:
-        if op.state is OpState.RUNNING or change.done:
+        if op.state is OpState.RUNNING or change.done or change.error:
             return
         overdue = op.state is OpState.OVERDUE
-        change.done = True
         change.error = op.error or ("a worker did not answer in time" if overdue else "")
         if change.url and (change.stays or not change.error):
             self.state, self.url = StoreState.ATTACHED, change.url
             self._core.next_epoch()
+            change.done = True
+        elif change.error and change.url and self._core.healthy:
+            # Some rank could not follow, and none may go on alone. The change is done, and the
+            # next one welcome, when all have let go.
+            undo = self._start(lambda op: self._let_go(op, change))
+            self._core.outbox.append(DetachStore(undo.id))
+        else:
+            self._let_go(op, change)
+
+    def _let_go(self, op: Operation, change: StoreChange) -> None:
+        if op.state is OpState.RUNNING or change.done:
             return
         self.state, self.url = StoreState.DETACHED, ""
-        if change.error and change.url and self._core.healthy:
-            self.detach()  # some rank could not follow: none may go on alone
+        change.done = True

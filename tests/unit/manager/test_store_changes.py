@@ -117,15 +117,55 @@ def test_attach_that_fails_on_one_rank_leaves_no_rank_attached_c18(mix: str) -> 
     rig.step()
     attach = rig.take(AttachStore)
     rig.step([StoreChanged(attach.op, 0), StoreChanged(attach.op, 1, "no such directory")])
-    assert change.done
     assert change.error == "no such directory"
     assert rig.has(DetachStore)
     rig.run()
+    assert change.done
     assert rig.manager.store.state is StoreState.DETACHED
     lease = rig.compute(rig.doc(3, seed=1))
     rig.manager.release(lease)
     rig.run()
     assert rig.manager.counters.written_pages == 0
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["fails", "late"])
+def test_after_a_change_that_failed_the_next_is_welcome_as_soon_as_it_is_done(late: bool) -> None:
+    rig = Rig(ranks=2)
+    change = rig.manager.attach_store("file:///nowhere")
+    rig.step()
+    attach = rig.take(AttachStore)
+    if late:
+        rig.now += 61
+        rig.step()
+    rig.step([StoreChanged(attach.op, rank, "no such directory") for rank in range(2)])
+    detach = rig.take(DetachStore)
+    assert change.error
+    assert not change.done  # or the next one would be refused
+    rig.step([StoreChanged(detach.op, 0)])
+    assert not change.done
+    rig.step([StoreChanged(detach.op, 1)])
+    assert change.done
+    again = rig.manager.attach_store("memory://")
+    rig.run()
+    assert (again.done, again.error) == (True, "")
+    assert rig.manager.store.state is StoreState.ATTACHED
+
+
+def test_a_change_that_cannot_be_undone_in_time_is_done_all_the_same() -> None:
+    rig = Rig()
+    change = rig.manager.attach_store("file:///nowhere")
+    rig.step()
+    attach = rig.take(AttachStore)
+    rig.step([StoreChanged(attach.op, 0, "no such directory")])
+    detach = rig.take(DetachStore)
+    rig.now += 61
+    rig.step()
+    assert (change.done, change.error) == (True, "no such directory")
+    rig.manager.attach_store("memory://")
+    rig.step([StoreChanged(detach.op, 0)])  # late: it is not the answer to the new change
+    assert rig.manager.store.state is StoreState.CHANGING
+    rig.run()
+    assert rig.manager.store.state is StoreState.ATTACHED
 
 
 def test_changing_the_store_twice_at_once_is_refused() -> None:
