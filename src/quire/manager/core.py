@@ -33,9 +33,11 @@ from quire.types import (
 
 Clock = Callable[[], float]
 EVICTED_PAGES = 32
-"""A node is evicted from its end, so many pages at a time, or an eighth of it."""
+"""A node is evicted from its end, so many pages at a time, or half of it."""
 COALESCED_NODES = 16
-"""So many nodes become one while a request still makes them longer."""
+RESTING_NODES = 4
+"""So many nodes that are alike become one: while a request still makes them longer, and when it has
+let go. Joining costs as much as they are long, so it is not done for every turn of a talk."""
 ROOT_SLOT = -1
 """In a Guard: not a holding but the root itself, which an empty namespace needs to stay."""
 
@@ -131,7 +133,7 @@ class Core:
         the slot went. With several components all of it goes: its end alone is of no use."""
         node = holding.node
         size = num_pages(holding.pages)
-        keep = size - max(wanted, min(size // 8, EVICTED_PAGES))
+        keep = size - max(wanted, min(size // 2, EVICTED_PAGES))
         if keep > 0 and self.upkeep is None:
             self.tree.split(node, keep)
         detached = self.tree.detach(node, slot)
@@ -141,7 +143,7 @@ class Core:
             lost = sum(num_pages(item.pages) for item in detached if item.slot == HOST)
             self.counters.evicted_host_pages += lost
         if self.upkeep is None and node.children is not None and len(node.children) == 1:
-            self.tree.coalesce(next(iter(node.children.values())))
+            self.tree.coalesce(next(iter(node.children.values())), RESTING_NODES)
         return sum(num_pages(item.pages) for item in detached if item.slot == slot)
 
     def release(self, freed: Sequence[Freed]) -> None:
@@ -160,14 +162,13 @@ class Core:
         """Nobody works on a node any more: what is alike around it becomes one node."""
         if not any(node.held):
             return  # it has left the tree, or become a part of another
-        device, host = node.held[DEVICE], node.held[HOST]
-        in_use = (device is not None and device.reasons) or (host is not None and host.reasons)
-        least = COALESCED_NODES if in_use else 2
-        self.tree.coalesce(node, least)
-        if in_use and node.parent is not None:
-            self.tree.coalesce(node.parent, least)
+        if node.named:  # it stays as it is; what it hangs under need not
+            if node.parent is not None:
+                self.tree.coalesce(node.parent, COALESCED_NODES)
+            return
+        self.tree.coalesce(node, RESTING_NODES)
         if node.children is not None and len(node.children) == 1:
-            self.tree.coalesce(next(iter(node.children.values())), least)
+            self.tree.coalesce(next(iter(node.children.values())), RESTING_NODES)
 
     def drop(self, node: Node, component: int) -> None:
         """Give up what a node holds of a component, in every tier where nobody uses it."""

@@ -442,7 +442,8 @@ class _Line:
             elif (node, self._device) in core.tree.stays.owing:
                 self.want_backup(node, urgent=True)
                 self._to_back_up[node].attempt = 1
-        self._rest(outcomes)
+        if not core.store_epoch:  # else they are on their way there
+            self._rest(outcomes)
 
     # ---- host → store ---------------------------------------------------------------------------
 
