@@ -1,0 +1,85 @@
+"""Time to first token of a hit that the host cannot hold, on a GPU: through the host in parts.
+
+One engine with an ample host fills the store; another, whose host holds a quarter of the prompt's
+pages, finds the prompt there. Beside it the same prompt computed, in the same engine. As
+`engine_h200.py`: the shape of Qwen3-8B, random weights, the engine in this process.
+
+    python benchmarks/stream_h200.py OUTPUT.json
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from engine_h200 import GIB, Asker, make_model
+
+from quire.engine.build import build_engine
+from quire.engine.config import EngineConfig
+from quire.types import Tier
+
+LENGTHS = (8_000, 16_000, 32_000)
+TOKEN_BYTES = 147_456
+
+
+def config(directory: Path, folder: str, host_bytes: int) -> EngineConfig:
+    return EngineConfig(
+        model=str(directory),
+        name="qwen3-8b-shape",
+        device="cuda",
+        dtype="bfloat16",
+        device_bytes=24 * GIB,
+        host_bytes=host_bytes,
+        store=f"file://{folder}/store?max=40GiB",
+        chunk_tokens=8192,
+    )
+
+
+def main() -> None:
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder) / "model"
+        make_model(directory)
+        torch.cuda.empty_cache()
+        prompts = {n: np.random.default_rng(n).integers(0, 150_000, n) for n in LENGTHS}
+        answers = {}
+        engine = build_engine(config(directory, folder, 16 * GIB))
+        asker = Asker(engine)
+        for length, prompt in prompts.items():
+            answers[length] = asker.ask(prompt)[1]
+            asker.settle()
+        engine.close()
+        torch.cuda.empty_cache()
+        for length, prompt in prompts.items():
+            engine = build_engine(config(directory, folder, length * TOKEN_BYTES // 4))
+            try:
+                asker = Asker(engine)
+                for _ in range(2):  # the first batches of a shape are not counted
+                    computed, _, _ = asker.ask(
+                        np.random.default_rng(length + 7).permutation(prompt)
+                    )
+                    asker.settle()
+                    engine.manager.flush(Tier.DEVICE)
+                    engine.manager.flush(Tier.HOST)
+                rounds = []
+                for _ in range(3):
+                    engine.manager.flush(Tier.DEVICE)
+                    engine.manager.flush(Tier.HOST)
+                    seconds, answer, cached = asker.ask(prompt)
+                    rounds.append((seconds, cached.device, cached.host, cached.store))
+                    same = answer == answers[length]
+                results.append(
+                    {"tokens": length, "computed_s": computed, "rounds": rounds, "same": same}
+                )
+                results[-1]["streams"] = engine.status().counters.get("streams", 0)
+                print(json.dumps(results[-1]), flush=True)
+            finally:
+                engine.close()
+                torch.cuda.empty_cache()
+    Path(sys.argv[1]).write_text(json.dumps({"results": results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
