@@ -166,8 +166,11 @@ class Scheduler:
         self._num_batches += 1
         for request in [r for r in self.holding if not r.settled]:
             self._settle(request)
-        for request in self.running:
-            if request.state is State.RESTORING:
+        for request in list(self.running):
+            assert request.lease is not None
+            if request.lease.load_state is LoadState.FAILED:  # before anything was computed on it
+                self._restart(request)
+            elif request.state is State.RESTORING:
                 self._go_on(request)
         chosen: dict[RequestId, Segment] = {}
         for request in [r for r in self.running if r.remaining == 1]:
@@ -297,6 +300,11 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         self.counters.preempted += 1
         self._share(request)
+        self._requeue(request)
+
+    def _restart(self, request: Request) -> None:
+        """It stands on pages that did not arrive."""
+        self.counters.restarted += 1
         self._requeue(request)
 
     def _requeue(self, request: Request) -> None:
@@ -505,8 +513,7 @@ class Scheduler:
         lease = request.lease
         assert lease is not None
         if computed.failed or lease.load_state is LoadState.FAILED:
-            self.counters.restarted += 1
-            self._requeue(request)
+            self._restart(request)
             return None
         prompt_tokens = min(segment.num_tokens, max(0, request.num_prompt - request.computed))
         self.counters.prompt_tokens += prompt_tokens

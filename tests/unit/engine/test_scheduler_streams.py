@@ -7,12 +7,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from engine_support import MIXES, PAGE, TinyEngine, oracle
 from quire.config import PrefetchPolicy
+from quire.engine.batch import Batch
 from quire.engine.messages import CachedTokens
-from quire.manager import PrefetchState
+from quire.manager import LoadState, PrefetchState
 from quire.messages import Fetch, Load, Transferred
 from quire.types import PageStatus, Tier, num_pages
 
@@ -130,6 +132,42 @@ def test_a_part_that_fails_ends_it_and_the_answer_is_right_c51(
         cached = tiny.cached(request)
         assert cached.store + cached.store_left == PAGES * PAGE
         settle(tiny)
+
+
+def test_nothing_is_computed_on_pages_that_did_not_arrive(tmp_path: Path) -> None:
+    """The load in front fails while the rest of the hit is still on its way in parts."""
+    stored(tmp_path, MIXES[0])
+    with engine(tmp_path, MIXES[0], host_pages=HOST_PAGES) as tiny:
+        workers, schedule, doomed = tiny.model.workers, tiny.scheduler.schedule, set()
+        submit, poll = workers.submit, workers.poll
+
+        def watch(commands: Any) -> None:
+            if tiny.manager.counters.streams and not doomed:
+                doomed.update(command.op for command in commands if isinstance(command, Load))
+            submit(commands)
+
+        def spoil(report: Any) -> Any:
+            if not isinstance(report, Transferred) or report.op not in doomed:
+                return report
+            lost = bytes([PageStatus.CORRUPT]) * len(report.statuses)
+            return msgspec.structs.replace(report, statuses=lost)
+
+        def look() -> Batch | None:
+            batch = schedule()
+            for segment in batch.segments if batch is not None else ():
+                request = tiny.scheduler.request(segment.id)
+                assert request is not None
+                assert request.lease is not None
+                assert request.lease.load_state is not LoadState.FAILED
+            return batch
+
+        workers.submit = watch  # type: ignore[method-assign]
+        workers.poll = lambda: [spoil(report) for report in poll()]  # type: ignore[method-assign]
+        tiny.scheduler.schedule = look  # type: ignore[method-assign]
+        request = tiny.ask(PROMPT, 5)
+        tiny.run()
+        assert tiny.scheduler.counters.restarted == 1
+        assert tiny.tokens(request) == oracle(PROMPT, 5)
 
 
 @every_mix
