@@ -9,17 +9,15 @@ others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
-from quire.components import Guard, usable_pages
+from quire.components import Component, Guard, usable_pages
 from quire.manager.core import Core
 from quire.manager.lease import Lease, LoadState
 from quire.manager.operations import Kind, Operation, OpState
 from quire.manager.states import States
 from quire.messages import Load
-from quire.tree import NUM_TIERS, Node, slot_of
+from quire.tree import NUM_TIERS, Node, PrefixTree, slot_of
 from quire.types import (
     DEVICE,
     DRAINING,
@@ -47,34 +45,61 @@ class _Span:
 
 
 class _Needs:
-    """What going on at a node needs on the device, and what of it is there."""
+    """What going on after page `end`, in `node`, needs on the device, and what of it is there.
+    Only read: nothing is split before it is known that all of it can be had."""
 
-    __slots__ = ("filling", "found", "missing")
+    __slots__ = ("end", "filling", "found", "missing", "movable", "node", "sizes")
 
-    def __init__(self) -> None:
+    def __init__(self, node: Node, end: int) -> None:
+        self.node = node
+        self.end = end
         self.missing: list[list[Node]] = []
         """Per component, parents first."""
+        self.sizes: list[int] = []
+        """Per component: pages of what is missing."""
+        self.movable: list[int] = []
+        """Per component: pages of what is there that only this keeps from being evicted."""
         self.filling: list[tuple[int, Node]] = []
         """Slot and node of what somebody else is loading."""
         self.found = False
 
-    def add(self, slot: int, nodes: Iterable[Node]) -> Node | None:
-        """What one component needs, deepest first. Returns a node that cannot be had now, since
-        what the device has of it is condemned."""
+    def add(self, component: Component, slot: int, start: int) -> Node | None:
+        """What one component needs from page `start` on. Returns a node that cannot be had now,
+        since what the device has of it is condemned."""
         absent: list[Node] = []
-        for node in nodes:
+        size = movable = 0
+        node = self.node
+        while node.parent is not None and node.end > start:
             holding = node.held[slot]
+            count = 1 if component.is_point else min(node.end, self.end) - node.start
             if holding is None:
                 absent.append(node)
+                size += count
             elif holding.state is DRAINING:
                 return node
             else:
                 self.found = True
+                movable += 0 if holding.reasons else count
                 if holding.state is FILLING:
                     self.filling.append((slot, node))
+            node = node.parent
         absent.reverse()
         self.missing.append(absent)
+        self.sizes.append(size)
+        self.movable.append(movable)
         return None
+
+    def cut(self, tree: PrefixTree) -> Node:
+        """The node that ends at `end`, split off if need be."""
+        node = self.node
+        if node.end == self.end:
+            return node
+        self.node = tree.split(node, self.end - node.start)
+        self.filling = [(slot, self.node if n is node else n) for slot, n in self.filling]
+        for absent in self.missing:
+            if absent and absent[-1] is node:
+                absent[-1] = self.node
+        return self.node
 
 
 class Loader:
@@ -100,10 +125,10 @@ class Loader:
             return 0
         before, limit = lease.num_device, lease.tail.end
         while limit > lease.device_tail.end:
-            tail = self._point_before(lease, limit)
-            if tail is None:
+            point = self._point_before(lease, limit)
+            if point is None:
                 break
-            limit = self._try(lease, tail)
+            limit = self._try(lease, *point)
         self._core.counters.load_declined_pages += lease.num_host
         return lease.num_device - before
 
@@ -115,9 +140,9 @@ class Loader:
 
     # ---- starting -------------------------------------------------------------------------------
 
-    def _point_before(self, lease: Lease, limit: int) -> Node | None:
-        """The deepest node of the lease's path that ends at `limit` at most and from which it
-        could go on, split off if need be."""
+    def _point_before(self, lease: Lease, limit: int) -> tuple[Node, int] | None:
+        """The deepest page boundary, `limit` at most, from which it could go on, and the node of
+        the lease's path in which it lies."""
         core, first = self._core, lease.device_tail.end
         end, node = limit, lease.tail
         if len(self._slots) > 1:  # with full pages alone, all of the lease's path can be used
@@ -129,57 +154,55 @@ class Loader:
         while node.start >= end:
             assert node.parent is not None
             node = node.parent
-        return node if node.end == end else core.tree.split(node, end - node.start)
+        return node, end
 
-    def _try(self, lease: Lease, tail: Node) -> int:
-        """Make the lease's device part end at `tail`. Returns 0 when it does, or the boundary
-        before which to try next; nothing was changed then."""
-        core, needs = self._core, _Needs()
+    def _try(self, lease: Lease, node: Node, end: int) -> int:
+        """Make the lease's device part end at page `end`, in `node`. Returns 0 when it does, or the
+        boundary before which to try next; nothing was changed then."""
+        core, needs = self._core, _Needs(node, end)
         for component, slot in zip(core.components, self._slots, strict=True):
             # Full pages above the device part are there; other state may be needed from there.
-            nodes = component.needed(tail) if slot else core.tree.path(tail, lease.device_tail)
-            draining = needs.add(slot, nodes)
+            start = component.span(0 if slot else lease.device_tail.end, end)[0]
+            draining = needs.add(component, slot, start)
             if draining is not None:
-                return tail.end - 1 if component.is_point else draining.start
-        span, missing = None, needs.missing
+                return end - 1 if component.is_point else draining.start
+        missing = needs.missing
         if any(missing):
             if not core.healthy:
                 return missing[0][0].start if missing[0] else 0
+            limit = self._limit(needs)
+            if limit is not None:
+                return min(limit, end - 1)
+        tail, span = needs.cut(core.tree), None
+        if any(missing):
             # What was found might have to go when room is made for the rest.
             held = core.protect(tail, lease.device_tail) if needs.found else []
-            pages = self._reserve(missing)
-            if not isinstance(pages, int):
-                span = self._start(tail, missing, pages)
-            if held:
-                core.unprotect(held)
-            if isinstance(pages, int):
-                core.tidy((tail,))
-                return min(pages, tail.end - 1)
+            pages = core.reserve_all(list(zip(self._slots, needs.sizes, strict=True)))
+            assert pages is not None, "there was less room than it seemed"
+            span = self._start(tail, missing, pages)
+            core.unprotect(held)
         self.enter(lease, tail)
-        for slot, node in needs.filling:
-            self._wait(lease, self._span_of(slot, node))
+        for slot, filling in needs.filling:
+            self._wait(lease, self._span_of(slot, filling))
         if span is not None:
             self._wait(lease, span)
         return 0
 
-    def _reserve(self, missing: list[list[Node]]) -> list[PageIds] | int:
-        """Device pages for all these nodes; or the boundary up to which there is room."""
+    def _limit(self, needs: _Needs) -> int | None:
+        """The boundary before which to try next, if the device has no room for all that is
+        missing while what is there stays."""
         core = self._core
-        sizes = [
-            sum(num_pages(_pages(node, slot + HOST)) for node in nodes)
-            for slot, nodes in zip(self._slots, missing, strict=True)
-        ]
-        asked = list(zip(self._slots, sizes, strict=True))
-        taken = core.reserve_all(asked)
-        if taken is not None:
-            return taken
-        lacking = next(
-            c for c, (slot, n) in zip(core.components, asked, strict=True) if n > core.room(slot)
-        )
-        if lacking.index == 0:
-            return missing[0][0].start + core.room(DEVICE)
-        # Nearer points need as much of a window, but perhaps not this one's snapshot.
-        return missing[lacking.index][-1].end - 1 if lacking.is_point else 0
+        for component, slot in zip(core.components, self._slots, strict=True):
+            size, missing = needs.sizes[component.index], needs.missing[component.index]
+            room = core.room(slot) - needs.movable[component.index]
+            if size <= room:
+                continue
+            core.refused[slot] = size
+            if component.index == 0:
+                return missing[0].start + room
+            # Nearer points need as much of a window, but perhaps not this one's snapshot.
+            return missing[-1].end - 1 if component.is_point else 0
+        return None
 
     def _start(self, tail: Node, missing: list[list[Node]], pages: list[PageIds]) -> _Span:
         core = self._core

@@ -876,3 +876,19 @@ def test_a_load_for_which_a_state_lacks_room_evicts_no_pages_c34(mix: str) -> No
     assert rig.used(Tier.DEVICE) == before
     for each in (*users, lease):
         finish(rig, each)
+
+
+def test_a_load_for_which_no_window_has_room_splits_nothing_c34() -> None:
+    """All of it does not fit, for want of full pages; nor does less, for want of a window."""
+    rig = Rig(mix="full+window", device=6, pools={"window": PoolSize(3, 8)}, store=False)
+    wanted = rig.doc(3, seed=1)
+    rig.cache_on_host(wanted)
+    other = rig.compute(rig.doc(3, seed=2))
+    assert rig.manager.extend(other, 1)
+    lease = rig.acquire(wanted)
+    before = rig.manager.core.tree.changes
+    assert rig.manager.load(lease) == 0
+    assert rig.manager.core.tree.changes == before
+    finish(rig, other)
+    assert rig.manager.load(lease) == 3
+    finish(rig, lease)
