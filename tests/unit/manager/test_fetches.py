@@ -138,6 +138,44 @@ def source(grant: int) -> PeerSource:
     return PeerSource("epoch", grant, 0, [PeerPart("tcp://peer:1", 0, 1)])
 
 
+@pytest.mark.parametrize("mix", MIXES[1:])
+def test_pages_that_wait_for_their_state_are_not_fetched_again_c37(mix: str) -> None:
+    """The state at the end is damaged; while that of a nearer point comes, another asks."""
+    rig = Rig(mix=mix, prefetch=WAIT)
+    key = rig.doc(6, seed=1)
+    rig.cache_in_store(key, points=[3, 6])
+    requests = wanting(rig, [key])
+    rig.answer_all(Fetch, rig.parts[-1], statuses=MISS)
+    state = rig.take_all(Fetch)
+    assert state
+    requests += wanting(rig, [key])
+    assert not rig.has(Fetch)
+    for command in state:
+        rig.answer(command)
+    assert [rig.manager.admit(lease) for lease, _ in requests] == [3, 3]
+    finish(rig, requests)
+
+
+@pytest.mark.parametrize("mix", MIXES[1:])
+def test_pages_that_came_before_one_of_their_requests_left_are_not_fetched_again_c37(
+    mix: str,
+) -> None:
+    """It goes when its full pages are there and the state is not; others wait for both."""
+    rig = Rig(mix=mix, prefetch=WAIT)
+    key = rig.doc(6, seed=1)
+    rig.cache_in_store(key)
+    requests = wanting(rig, [key] * 2)
+    full, *others = rig.take_all(Fetch)
+    rig.answer(full)
+    assert rig.manager.admit(requests[0][0]) == 0
+    requests += wanting(rig, [key])
+    assert not rig.has(Fetch)
+    for command in others:
+        rig.answer(command)
+    assert [rig.manager.admit(lease) for lease, _ in requests[1:]] == [6, 6]
+    finish(rig, requests)
+
+
 def test_what_one_peer_sends_for_two_requests_is_read_once_c37() -> None:
     rig = Rig(store=False)
     leases = [rig.acquire(rig.doc(6, seed=1)) for _ in range(2)]

@@ -51,7 +51,8 @@ class Intakes:
         self._open: dict[Intake, None] = {}
         self._by_op: dict[OperationId, Intake] = {}
         self._on_the_way: dict[bytes, Intake] = {}
-        """By key: full pages that an operation will bring."""
+        """By key: full pages that an operation will bring; and, of the store, that are here and
+        wait for what belongs to them."""
         self.fresh: dict[Intake, None] = {}
         """Of peers: something has come, or what lies in front has."""
         self.inflight_pages = 0
@@ -111,6 +112,8 @@ class Intakes:
             self._core.outbox.append(Cancel(op))
             for piece in pieces:
                 self._forget(intake, piece.keys)
+        for page in intake.here[0] if intake.lease is None else ():
+            self._forget(intake, intake.key.page_keys(page, page + 1))
         for component, here in enumerate(intake.here):
             self.free(component, here.values())
             here.clear()
@@ -168,7 +171,7 @@ class Intakes:
         how many have come."""
         statuses, at, received = op.page_statuses(), 0, 0
         for piece in pieces:
-            here, lost = intake.here[piece.component], []
+            here, lost, num_gone = intake.here[piece.component], [], 0
             gone: list[bytes] = []
             for index, host in enumerate(piece.hosts):
                 page, status = piece.first + index, statuses[at + index]
@@ -183,12 +186,15 @@ class Intakes:
                     received += 1
                 piece.hosts[index] = NO_SLOT
                 if piece.component == 0:
-                    gone.append(piece.keys[index * PAGE_KEY_BYTES : (index + 1) * PAGE_KEY_BYTES])
+                    num_gone += 1
+                    if status or intake.lease is not None:
+                        key_at = index * PAGE_KEY_BYTES
+                        gone.append(piece.keys[key_at : key_at + PAGE_KEY_BYTES])
             at += len(piece.hosts)
             self.free(piece.component, lost)
             self._forget(intake, b"".join(gone))
-            intake.num_coming -= len(gone)
-            self.inflight_pages -= len(gone)
+            intake.num_coming -= num_gone
+            self.inflight_pages -= num_gone
         intake.num_received += received
         if intake.lease is not None:
             self._core.counters.received_pages += received
@@ -226,6 +232,7 @@ class Intakes:
             span = range(*component.span(first, last))
             pages.append(page_ids([here.pop(page) for page in span]))
         tail = land(core, anchor, Arrival(intake.key, first, last, pages, intake.epoch))
+        self._forget(intake, intake.key.page_keys(first, last))
         intake.first = tail.end
         intake.num_landed += tail.end - first
         if lease is None:
