@@ -118,6 +118,7 @@ class Writer:
             line.claim()
         for node, slot in self._core.tree.stays.owing:
             self._lines[slot // NUM_TIERS].owed(node)
+        self._core.refused[:] = [0] * len(self._core.refused)
         for line in self._lines:
             line.flush()
         if self._touched and self._core.clock() >= self._next_touch_s:
@@ -221,12 +222,12 @@ class _Line:
         span.cold |= cold
 
     def claim(self) -> None:
-        """What the host had no room for it may have room for now."""
+        """What the host had no room for it may have room for now, without anybody else's."""
         for node in list(self._forgiven):
             held = node.held[self._device]
             if held is None or not held.forgiven:
                 del self._forgiven[node]
-            elif self._core.room(self._host) >= self._size(node):
+            elif self._core.allocators[self._host].num_free >= self._size(node):
                 del self._forgiven[node]
                 self._core.tree.stays.claim(node, self._device)
 
