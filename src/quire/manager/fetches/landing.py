@@ -35,8 +35,11 @@ def land(core: Core, anchor: Node, arrival: Arrival) -> Node:
     tail = _land_full(core, anchor, arrival)
     for component in core.components[1:]:
         _land_other(core, component, tail, arrival)
-    # A leaf that has grown is no point any more, wherever it lay below the anchor.
+    # A leaf that has grown is no point any more, wherever it lay below the anchor. Nobody holds
+    # what has just come: it must not go with that.
+    held = core.protect(tail, tail) if grown else []
     core.tidy(node for node in grown if node is not tail)
+    core.unprotect(held)
     return tail
 
 

@@ -135,6 +135,8 @@ class Streams:
     def _serve(self, stream: Stream) -> Turn:
         """Its turn: ask for the next part, as large as there is room for."""
         core, at = self._core, stream.next
+        if stream.closed:
+            return Turn.SERVED
         if stream.ended or not core.healthy or core.store_epoch != stream.epoch:
             self._end(stream)
             return Turn.SERVED
@@ -262,6 +264,7 @@ class Streams:
             arrival = Arrival(lease.key, first, reached, stream.device, stream.epoch, DEVICE)
             tail = land(core, lease.device_tail, arrival)
             core.counters.streamed_pages += tail.end - first
+            stream.closed = True
             del self._open[stream]
             self._enter(lease, tail)
         else:
