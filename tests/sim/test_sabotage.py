@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 import quire.keys
+import quire.manager.core
+import quire.sim.audit
 import quire.tree.tree
-from quire.components import Component, FullAttention, Guard, Recurrent, SlidingWindow
+from quire.components import Component, Guard, Recurrent, SlidingWindow
 from quire.config import WritePolicy
-from quire.eviction.base import Evictable
 from quire.keys import Namespace
 from quire.manager import CacheManager
 from quire.manager.loads import Loader
@@ -27,7 +28,7 @@ from quire.memory.allocator import PageAllocator
 from quire.messages import Transferred
 from quire.sim import ComponentMix, SimOptions, SimulationError, simulate
 from quire.sim.engine import SimEngine
-from quire.tree import Holding, Node, PrefixTree, slot_of
+from quire.tree import Holding, Node, PrefixTree, may_go, slot_of
 from quire.types import NO_SLOT, Residency, Tier
 
 WRONG_BYTES = "uses a wrong page|holds something else"
@@ -126,20 +127,13 @@ def assert_caught_without_locks(monkeypatch: Patch, *, check: bool, match: str) 
 
 
 def test_eviction_that_ignores_locks_c7(monkeypatch: Patch) -> None:
-    evictable = FullAttention.evictable
+    def careless(holding: Holding, slot: int) -> bool:
+        reasons, holding.reasons = holding.reasons, 0
+        allowed = may_go(holding, slot)
+        holding.reasons = reasons
+        return allowed
 
-    def careless(self: FullAttention, tier: Tier) -> Evictable:
-        rule = evictable(self, tier)
-
-        def check(holding: Holding) -> bool:
-            locks, holding.locks = holding.locks, 0
-            allowed = rule(holding)
-            holding.locks = locks
-            return allowed
-
-        return check
-
-    monkeypatch.setattr(FullAttention, "evictable", careless)
+    monkeypatch.setattr(quire.manager.core, "may_go", careless)
     assert_caught("InvariantError")
 
 
@@ -147,8 +141,8 @@ def test_pages_that_are_never_freed_c6(monkeypatch: Patch) -> None:
     """Duplicates of what somebody else committed first are forgotten instead of freed."""
     insert = PrefixTree.insert
 
-    def forgetful(self: PrefixTree, *args: Any) -> Any:
-        return insert(self, *args)._replace(duplicate=b"")
+    def forgetful(self: PrefixTree, *args: Any, **options: Any) -> Any:
+        return insert(self, *args, **options)._replace(duplicate=b"")
 
     monkeypatch.setattr(PrefixTree, "insert", forgetful)
     assert_caught("pages accounted")
@@ -166,7 +160,8 @@ def test_pages_freed_twice(monkeypatch: Patch) -> None:
     assert_caught("InvariantError")
 
 
-def test_page_keys_that_forget_the_prefix_c4(monkeypatch: Patch) -> None:
+@pytest.mark.parametrize("audited", [True, False], ids=["keys", "content"])
+def test_page_keys_that_forget_the_prefix_c4(monkeypatch: Patch, audited: bool) -> None:
     """Equal pages after different prefixes then share one key in the store."""
     chain_keys = quire.keys.chain_keys
 
@@ -176,7 +171,9 @@ def test_page_keys_that_forget_the_prefix_c4(monkeypatch: Patch) -> None:
 
     monkeypatch.setattr(quire.keys, "chain_keys", unchained)
     monkeypatch.setattr(quire.tree.tree, "chain_keys", unchained)
-    assert_caught(WRONG_BYTES)
+    if not audited:
+        monkeypatch.setattr(quire.sim.audit, "chain_keys", unchained)
+    assert_caught("goes by the keys of other pages" if audited else WRONG_BYTES)
 
 
 def test_namespaces_that_share_a_digest_c3(monkeypatch: Patch) -> None:
@@ -427,15 +424,15 @@ def test_a_fetch_published_although_a_leg_of_it_failed_c21(
     monkeypatch: Patch, component: str
 ) -> None:
     """Full pages decide alone: the window, or the snapshot, need not have arrived."""
-    all_ok = Operation.all_ok
+    page_statuses = Operation.page_statuses
 
-    def lenient(self: Operation) -> bool:
+    def lenient(self: Operation) -> bytes:
         if self.kind is not Kind.FETCH:
-            return all_ok(self)
-        legs = {leg: s for leg, s in self.legs.items() if component not in leg}
-        return not any(any(statuses) for statuses in legs.values())
+            return page_statuses(self)
+        legs = {leg: bytearray(len(s)) if component in leg else s for leg, s in self.legs.items()}
+        return page_statuses(replace(self, legs=legs))
 
-    monkeypatch.setattr(Operation, "all_ok", lenient)
+    monkeypatch.setattr(Operation, "page_statuses", lenient)
     assert_caught(WRONG_BYTES, HYBRID)
 
 

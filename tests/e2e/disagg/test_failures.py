@@ -19,7 +19,7 @@ from e2e.exactness.subjects import PAGE, TINY_LLAMA, TINY_SUBJECTS, Prompt, Subj
 from quire.disagg.handover import Handover, Stage
 from quire.engine.messages import Abort, Finish, Generate, Output, Outputs, SamplingParams
 from quire.messages import Fetch
-from quire.types import DEVICE, PageIds, PageStatus, RequestId, Tier
+from quire.types import DEVICE, PageStatus, RequestId, Tier
 
 SUBJECTS = [TINY_LLAMA, *(s for s in TINY_SUBJECTS if s.name in ("qwen3_next", "gemma3"))]
 every_kind = pytest.mark.parametrize("subject", SUBJECTS, ids=str)
@@ -142,17 +142,19 @@ def test_device_allocation_failing_c26(
 ) -> None:
     with pair(subject, _url(folder), decode_options=WAIT) as both:
         turns = _warmed(both, subject)
-        allocator, refused = both.decode.manager.core.allocators[DEVICE], []
+        core, refused = both.decode.manager.core, []
+        room, allocator = core.room, core.allocators[DEVICE]
         allocate = allocator.allocate
 
-        def failing(count: int) -> PageIds | None:
-            if len(refused) < 40:
-                refused.append(count)
-                return None
-            return allocate(count)
+        def no_room(slot: int) -> int:
+            if slot != DEVICE or len(refused) == 40:
+                return room(slot)
+            refused.append(slot)
+            return 0
 
+        patch.setattr(core, "room", no_room)
         patch.setattr(
-            both.decode.manager.core.allocators[DEVICE], "allocate", failing, raising=True
+            allocator, "allocate", lambda count: allocate(count) if len(refused) == 40 else None
         )
         both.ask(subject, turns, "refused")
         assert len(refused) == 40
