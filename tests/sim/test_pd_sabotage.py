@@ -48,13 +48,15 @@ CRAMPED = SimPdOptions(
 HYBRID = replace(CRAMPED, mix=ComponentMix.BOTH, host_windows=16, host_slots=8, device_windows=40)
 LATE = replace(
     CRAMPED,
+    decodes=3,
     page_size=2,
-    concurrency=8,
-    timeout_s=4.0,
+    host_pages=16,
+    concurrency=12,
+    timeout_s=8.0,
     fault_rate=0.0,
-    slow_share=0.2,
-    cut_rate=0.02,
-    evict_rate=0.6,
+    slow_share=0.3,
+    cut_rate=0.05,
+    evict_rate=0.95,
 )
 """Lines are cut, which one end notices long before the other, and pages do not stay for long."""
 Patch = pytest.MonkeyPatch
