@@ -360,7 +360,8 @@ def test_client_disconnects_in_each_state_c28(
 def test_a_slow_restore_holds_back_nobody_else_c29(
     subject: Subject, folder: Path, patch: pytest.MonkeyPatch
 ) -> None:
-    """The store does not answer for one request's pages; the others, asked after it, finish."""
+    """The store does not answer for one request's pages; others, asked after it, whose pages are
+    none of those, finish."""
     with pair(subject, _url(folder), decode_options=WAIT) as both:
         slow = _warmed(both, subject)[0]
         others = [prompt[1:] for prompt in subject.ask()[1:3]]  # nor do they want its pages
