@@ -7,6 +7,7 @@ pages, finds the prompt there. Beside it the same prompt computed, in the same e
     python benchmarks/stream_h200.py OUTPUT.json
 """
 
+import gc
 import json
 import sys
 import tempfile
@@ -51,6 +52,8 @@ def main() -> None:
             answers[length] = asker.ask(prompt)[1]
             asker.settle()
         engine.close()
+        del engine, asker
+        gc.collect()
         torch.cuda.empty_cache()
         for length, prompt in prompts.items():
             engine = build_engine(config(directory, folder, length * TOKEN_BYTES // 4))
@@ -77,6 +80,8 @@ def main() -> None:
                 print(json.dumps(results[-1]), flush=True)
             finally:
                 engine.close()
+                del engine, asker
+                gc.collect()
                 torch.cuda.empty_cache()
     Path(sys.argv[1]).write_text(json.dumps({"results": results}, indent=1) + "\n")
 

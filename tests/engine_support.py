@@ -274,9 +274,11 @@ class TinyEngine:
             self._collect()
 
     def run(self) -> None:
-        """Until everything is answered and nothing is in flight."""
+        """Until everything is answered, nothing is in flight, and no write waits to be tried
+        again."""
         for _ in range(100_000):
-            if not len(self.scheduler) and self.manager.idle:
+            waits = len(self.scheduler) or self.manager._writer.next_retry() is not None
+            if not waits and self.manager.idle:
                 return
             self.step()
         raise AssertionError(f"stuck: {self.engine.status()}")

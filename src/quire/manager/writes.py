@@ -337,6 +337,8 @@ class _Line:
         for due in self._take_backups().values():
             missing = self._missing(due)
             for node in missing:
+                if not self._is_dirty(node):
+                    break  # it went when room was made for those before it
                 held = self._reserve_host(node, due)
                 if held is None:  # what lies below would hang in the air
                     self._skip(missing[missing.index(node) :], due)
