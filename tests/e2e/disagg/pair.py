@@ -54,9 +54,13 @@ class Pair(EngineRig):
         return answers
 
     def settle(self) -> None:
-        """Until nothing is in flight anywhere; then everything must have been given back."""
+        """Until nothing is in flight anywhere; then everything must have been given back. What the
+        store did not take, since another engine had not yet written what it needs, is in flight."""
         deadline = time.monotonic() + _PATIENCE_S
-        while not all(e.manager.idle and not len(e.scheduler) for e in self.engines):
+        while not all(
+            e.manager.idle and not len(e.scheduler) and e.manager._writer.next_retry() is None
+            for e in self.engines
+        ):
             assert time.monotonic() < deadline, [e.requests() for e in self.engines]
             self._steps(1)
             time.sleep(0.0005)
