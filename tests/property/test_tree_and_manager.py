@@ -586,4 +586,4 @@ def test_tree_and_manager_agree_with_a_naive_model_c5_c6_c7_c8_c19_c20_c23(
 ) -> None:
     fields = {"eviction": kind, "mix": mix}
     machine = type(f"TreeAndManager{kind.name}", (TreeAndManager,), fields)
-    run_state_machine_as_test(machine, settings=settings(max_examples=50, stateful_step_count=40))
+    run_state_machine_as_test(machine, settings=settings(max_examples=30, stateful_step_count=40))

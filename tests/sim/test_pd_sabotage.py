@@ -223,7 +223,9 @@ def test_state_is_offered_before_the_end_is_reached(monkeypatch: Patch) -> None:
 
 def test_an_abort_is_forgotten(monkeypatch: Patch) -> None:
     ignore(monkeypatch, Holder, Abort)
-    assert_caught("for nobody|could do it", replace(CRAMPED, abort_rate=0.1, timeout_s=3.0, cut_rate=0.0))
+    assert_caught(
+        "for nobody|could do it", replace(CRAMPED, abort_rate=0.1, timeout_s=3.0, cut_rate=0.0)
+    )
 
 
 def test_a_repair_is_ignored(monkeypatch: Patch) -> None:

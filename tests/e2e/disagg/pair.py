@@ -54,18 +54,19 @@ class Pair(EngineRig):
         return answers
 
     def settle(self) -> None:
-        """Until nothing is in flight anywhere; then everything must have been given back. What the
-        store did not take, since another engine had not yet written what it needs, is in flight."""
+        """Until nothing is in flight anywhere; then everything must have been given back."""
         deadline = time.monotonic() + _PATIENCE_S
-        while not all(
-            e.manager.idle and not len(e.scheduler) and e.manager._writer.next_retry() is None
-            for e in self.engines
-        ):
+        while not all(self._is_quiet(engine) for engine in self.engines):
             assert time.monotonic() < deadline, [e.requests() for e in self.engines]
             self._steps(1)
             time.sleep(0.0005)
         for engine in self.engines:
             self.check_clean(engine)
+
+    def _is_quiet(self, engine: Engine) -> bool:
+        """Nor does a write wait for its time to be tried again."""
+        busy = len(engine.scheduler) or engine.manager._writer.next_retry() is not None
+        return engine.manager.idle and not busy
 
     def check_clean(self, engine: Engine) -> None:
         engine.manager.check_invariants()
