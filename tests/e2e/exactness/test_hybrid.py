@@ -62,8 +62,10 @@ def test_windows_on_two_ranks_c24_c32(store: str) -> None:
 
 
 @with_each
-def test_a_truncated_prefetch_ends_where_all_state_is_c22_c32(subject: Subject, store: str) -> None:
-    scenarios.truncated_prefetch(subject, store)
+def test_a_hit_that_the_host_cannot_hold_is_used_whole_c22_c32_c51(
+    subject: Subject, store: str
+) -> None:
+    scenarios.more_than_the_host_holds(subject, store)
 
 
 # ---- negative controls ---------------------------------------------------------------------------
