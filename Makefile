@@ -22,7 +22,7 @@ TEST_STAMP := $(VENV)/.installed-for-tests
 
 help:
 	@echo "make test    the tests, in minutes (PYTEST_ARGS=... is passed on)"
-	@echo "make test-long    those that take minutes each (PYTEST_ARGS=... is passed on)"
+	@echo "make test-long    what takes longer (PYTEST_ARGS=... is passed on)"
 	@echo "make check   ruff, mypy --strict, import directions, public names"
 	@echo "make format  let ruff format and fix what it can"
 	@echo "make serve   an OpenAI-compatible server on the embedded model (SERVE_ARGS=...)"

@@ -20,7 +20,10 @@ def _next_turn(subject: Subject, prompt: Prompt, answer: list[int], number: int)
     return [*prompt, *answer, *subject.cut(300 + 60 * number, 3 * PAGE + 5)]
 
 
-@pytest.mark.parametrize("subject", [SMOLLM2, GEMMA, *QUICK], ids=str)
+# Gemma's real weights: in test_servers.py every time, here in `make test-long`.
+@pytest.mark.parametrize(
+    "subject", [SMOLLM2, pytest.param(GEMMA, marks=pytest.mark.long), *QUICK], ids=str
+)
 def test_every_tier_and_side_gives_the_same_answer_c25_c30_c31_c32(
     subject: Subject, store: str
 ) -> None:

@@ -39,7 +39,7 @@ def test_what_was_generated_is_reused_by_the_next_turn_c32() -> None:
         assert tokens_of(rig.answer(longer, NUM_TOKENS)) == tokens_of(warm)
 
 
-@pytest.mark.parametrize("chunk_tokens", [16, 64, WHOLE])
+@pytest.mark.parametrize("chunk_tokens", [16, pytest.param(64, marks=pytest.mark.long), WHOLE])
 def test_chunk_sizes_and_mixed_batches_c32(chunk_tokens: int) -> None:
     scenarios.chunks_and_mixed_batches(SMOLLM2, PROMPTS, chunk_tokens)
 

@@ -10,11 +10,16 @@ import pytest
 from e2e.exactness import scenarios
 from e2e.exactness.oracle import Answer, differences, reference
 from e2e.exactness.rig import WHOLE, Tamper, engine_rig
-from e2e.exactness.subjects import HYBRIDS, PAGE, TINY_SUBJECTS, Prompt, Subject
+from e2e.exactness.subjects import GEMMA, HYBRIDS, PAGE, TINY_SUBJECTS, Prompt, Subject
 from quire.engine.batch import Segment
 from quire.types import NO_SLOT, PAGE_ID_BYTES, PageIds
 
 with_each = pytest.mark.parametrize("subject", HYBRIDS, ids=str)
+LONG = {GEMMA.name: [pytest.mark.long]}
+"""Real weights take half a minute each time: one time in `make test`, the others in `test-long`."""
+with_each_if_long = pytest.mark.parametrize(
+    "subject", [pytest.param(s, marks=LONG.get(s.name, [])) for s in HYBRIDS], ids=str
+)
 recurrent = [subject for subject in HYBRIDS if "recurrent" in subject.components]
 windowed = [subject for subject in HYBRIDS if "window" in subject.components]
 
@@ -24,7 +29,7 @@ def test_every_tier_gives_the_same_tokens_c32(subject: Subject, store: str) -> N
     scenarios.every_tier(subject, store)
 
 
-@with_each
+@with_each_if_long
 def test_prompts_that_branch_around_a_snapshot_c32(subject: Subject) -> None:
     scenarios.branches(subject)
 
@@ -50,7 +55,7 @@ def test_preempted_requests_go_on_where_they_were_c32(subject: Subject) -> None:
 
 @pytest.mark.parametrize(
     ("subject", "component"),
-    [(subject, component) for subject in HYBRIDS for component in subject.components],
+    [pytest.param(s, part, marks=LONG.get(s.name, [])) for s in HYBRIDS for part in s.components],
     ids=str,
 )
 def test_when_one_component_is_evicted_c32(subject: Subject, component: str, store: str) -> None:
@@ -61,9 +66,11 @@ def test_windows_on_two_ranks_c24_c32(store: str) -> None:
     scenarios.two_ranks(next(s for s in TINY_SUBJECTS if s.name == "gemma3"), store)
 
 
-@with_each
-def test_a_truncated_prefetch_ends_where_all_state_is_c22_c32(subject: Subject, store: str) -> None:
-    scenarios.truncated_prefetch(subject, store)
+@with_each_if_long
+def test_a_hit_that_the_host_cannot_hold_is_used_whole_c22_c32_c51(
+    subject: Subject, store: str
+) -> None:
+    scenarios.more_than_the_host_holds(subject, store)
 
 
 # ---- negative controls ---------------------------------------------------------------------------
