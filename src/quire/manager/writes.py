@@ -118,6 +118,8 @@ class Writer:
             line.claim()
         for node, slot in self._core.tree.stays.owing:
             self._lines[slot // NUM_TIERS].owed(node)
+        for line in self._lines:
+            line.forgive()
         self._core.refused[:] = [0] * len(self._core.refused)
         for line in self._lines:
             line.flush()
@@ -231,12 +233,22 @@ class _Line:
                 del self._forgiven[node]
                 self._core.tree.stays.claim(node, self._device)
 
+    def forgive(self) -> None:
+        for node in self._forgiven:
+            self._core.tree.stays.forgive(node, self._device)
+
     def owed(self, node: Node) -> None:
         """The host has what is of no use without it. Full pages are copied at once; other state,
-        which may soon be of no use itself, when the device runs short of room for it."""
+        which may soon be of no use itself, when the device runs short of room for it, and to free
+        pages only: else two such copies could displace each other for ever."""
         core, device = self._core, self._device
-        if self._index == 0 or core.room(device) < max(core.refused[device], self._high_pages):
+        if self._index == 0:
             self.want_backup(node, urgent=True)
+        elif core.room(device) < max(core.refused[device], self._high_pages):
+            if core.allocators[self._host].num_free >= self._size(node):
+                self.want_backup(node, urgent=True)
+            else:
+                self._forgiven[node] = None
 
     def _is_proven(self, node: Node) -> bool:
         return node.hits >= self._core.config.write.selective_hits
@@ -403,9 +415,8 @@ class _Line:
         size = sum(map(self._size, nodes))
         if due.urgent or due.cold or not self._only_displaces(size):
             self._core.counters.backup_skipped_pages += size
-            for node in nodes:
-                self._core.tree.stays.forgive(node, self._device)
-                self._forgiven[node] = None
+            self._forgiven |= dict.fromkeys(nodes)
+            self.forgive()
         else:
             self._core.counters.backup_deferred_pages += size
 
