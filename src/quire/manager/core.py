@@ -55,8 +55,8 @@ class Core:
         sizes = [c.pool or PoolSize(config.device_pages, config.host_pages) for c in components]
         self.allocators = [PageAllocator(size[tier]) for size in sizes for tier in Tier]
         """By slot."""
-        self.refused = [0] * len(self.allocators)
-        """By slot: pages that somebody asked for in vain, last."""
+        self.refused: dict[int, int] = {}
+        """By slot: pages that somebody asked for in vain since the writer last looked."""
         self.taken = [0] * len(self.allocators)
         """By slot: pages reserved since the writer last looked."""
         self.upkeep = Upkeep(self.tree, components) if len(components) > 1 else None

@@ -341,7 +341,8 @@ class CacheManager:
         if lease.state is not None:
             self.core.tidy((lease.tail, lease.device_tail))
         lease.end()
-        self.core.rest(lease.tail)
+        if not lease.tail.named:  # else whoever still works on it will
+            self.core.rest(lease.tail)
 
     # ---- peers ----------------------------------------------------------------------------------
 

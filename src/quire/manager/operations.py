@@ -128,16 +128,16 @@ class Operations:
             for name, size in sizes.items()
         }
         op = Operation(
-            id=OperationId(self._next_id),
-            kind=kind,
-            num_pages=next(iter(sizes.values())),
-            started_s=now,
-            timeout_s=timeout_s,
-            deadline_s=now + timeout_s,
-            legs=legs,
-            open_legs=set(legs),
-            on_report=on_report,
-            guards=guards or [],
+            OperationId(self._next_id),
+            kind,
+            next(iter(sizes.values())),
+            now,
+            timeout_s,
+            now + timeout_s,
+            legs,
+            set(legs),
+            on_report,
+            guards or [],
         )
         self._next_id += 1
         self.running[op.id] = op

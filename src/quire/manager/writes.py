@@ -12,7 +12,7 @@ next request that uses it; one whose prefix the store has lost, with that prefix
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import islice
 
 from quire.components import Component, Guard
@@ -41,7 +41,7 @@ MAX_QUEUED_NODES = 1 << 16
 INFLIGHT_WRITE_SHARE = 0.25
 """Share of the host pool that writes in flight may pin: a slow store must not fill the host."""
 NEED_DECAY = 0.98
-"""By which the most that a step took counts less after each step."""
+"""By which the most that a step took counts less after each step that moves pages."""
 TOUCH_EVERY_S = 5.0
 TOUCHED_PAGES = 1 << 13
 """Pages, and a path more, of which the store is told at a time that they were used."""
@@ -62,14 +62,25 @@ class Span:
         self.attempt = 0
         """Tries made before this one."""
 
+    def of(self, node: Node) -> Span:
+        """The same for one of its nodes, or one above it."""
+        if node is self.tail and node.start == self.first:
+            return self
+        span = Span(node, cold=self.cold, urgent=self.urgent)
+        span.attempt = self.attempt
+        return span
+
     def nodes(self) -> list[Node]:
         """The node, or what it was split into, parents first."""
-        nodes, node = [self.tail], self.tail
-        while node.start > self.first and node.parent is not None:
-            node = node.parent
-            nodes.append(node)
-        nodes.reverse()
+        nodes, above = [self.tail], self.tail.parent
+        while above is not None and above.end > self.first:
+            nodes.insert(0, above)
+            above = above.parent
         return nodes
+
+
+Outcome = tuple[Span, Node, int, bytes]
+"""A node of an operation, its pages, and what became of them; no statuses: all is well."""
 
 
 class Writer:
@@ -77,7 +88,9 @@ class Writer:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._lines = [_Line(core, component) for component in core.components]
+        self._forgiven: dict[tuple[Node, int], None] = {}
+        """Node and device slot of what the host needs a copy of and had no room for."""
+        self._lines = [_Line(core, component, self._forgiven) for component in core.components]
         self._touched: dict[Node, None] = {}
         """Ends of paths that were used and that the store may have, oldest use first."""
         self._next_touch_s = 0.0
@@ -108,23 +121,37 @@ class Writer:
 
     def flush(self) -> None:
         """Start what is due. Called at the end of each step."""
-        if self._core.config.host_pages == 0 or not self._core.healthy:
-            for node, slot in list(self._core.tree.stays.owing):
-                self._core.tree.stays.forgive(node, slot)
+        core = self._core
+        if core.config.host_pages == 0 or core.operations.lost_ranks:
+            for node, slot in list(core.tree.stays.owing):
+                core.tree.stays.forgive(node, slot)
             for line in self._lines:
                 line.clear()
             return
-        for line in self._lines:
-            line.claim()
-        for node, slot in self._core.tree.stays.owing:
-            self._lines[slot // NUM_TIERS].owed(node)
-        for line in self._lines:
-            line.forgive()
-        self._core.refused[:] = [0] * len(self._core.refused)
+        if core.tree.stays.owing or self._forgiven:
+            self._settle_debts()
+        if core.refused:
+            core.refused.clear()
         for line in self._lines:
             line.flush()
-        if self._touched and self._core.clock() >= self._next_touch_s:
+        if self._touched and core.clock() >= self._next_touch_s:
             self._touch()
+
+    def _settle_debts(self) -> None:
+        """Have copied what the host lacks and needs; what it has no room for may go without, until
+        there is room for it that is nobody else's."""
+        stays = self._core.tree.stays
+        for node, slot in list(self._forgiven):
+            held = node.held[slot]
+            if held is None or not held.forgiven:
+                del self._forgiven[node, slot]
+            elif self._core.allocators[slot + HOST].num_free >= num_pages(held.pages):
+                del self._forgiven[node, slot]
+                stays.claim(node, slot)
+        for node, slot in stays.owing:
+            self._lines[slot // NUM_TIERS].owed(node)
+        for node, slot in self._forgiven:
+            stays.forgive(node, slot)
 
     @property
     def has_work(self) -> bool:
@@ -162,8 +189,11 @@ class Writer:
 class _Line:
     """Backups and writes of one component."""
 
-    def __init__(self, core: Core, component: Component) -> None:
+    def __init__(
+        self, core: Core, component: Component, forgiven: dict[tuple[Node, int], None]
+    ) -> None:
         self._core = core
+        self._forgiven = forgiven
         self._component = component
         self._index = component.index
         self._is_point = component.is_point
@@ -172,8 +202,6 @@ class _Line:
         self._to_back_up: dict[Node, Span] = {}
         self._to_write: dict[Node, Span] = {}
         """Both by their lower end."""
-        self._forgiven: dict[Node, None] = {}
-        """What the host needs a copy of and had no room for."""
         self._retries: list[tuple[float, int, Span]] = []
         """Due time, a number to break ties, and what to write then."""
         self._sequence = 0
@@ -223,20 +251,6 @@ class _Line:
         span.urgent |= urgent
         span.cold |= cold
 
-    def claim(self) -> None:
-        """What the host had no room for it may have room for now, without anybody else's."""
-        for node in list(self._forgiven):
-            held = node.held[self._device]
-            if held is None or not held.forgiven:
-                del self._forgiven[node]
-            elif self._core.allocators[self._host].num_free >= self._size(node):
-                del self._forgiven[node]
-                self._core.tree.stays.claim(node, self._device)
-
-    def forgive(self) -> None:
-        for node in self._forgiven:
-            self._core.tree.stays.forgive(node, self._device)
-
     def owed(self, node: Node) -> None:
         """The host has what is of no use without it. Full pages are copied at once; other state,
         which may soon be of no use itself, when the device runs short of room for it, and to free
@@ -244,11 +258,11 @@ class _Line:
         core, device = self._core, self._device
         if self._index == 0:
             self.want_backup(node, urgent=True)
-        elif core.room(device) < max(core.refused[device], self._high_pages):
+        elif core.room(device) < max(core.refused.get(device, 0), self._high_pages):
             if core.allocators[self._host].num_free >= self._size(node):
                 self.want_backup(node, urgent=True)
             else:
-                self._forgiven[node] = None
+                self._forgiven[node, device] = None
 
     def _is_proven(self, node: Node) -> bool:
         return node.hits >= self._core.config.write.selective_hits
@@ -293,17 +307,22 @@ class _Line:
             self._next_write()
 
     def flush(self) -> None:
-        if self._keeps:
+        counters = self._core.counters
+        moved = counters.evicted_device_pages + counters.committed_pages
+        if self._keeps and (moved != self._seen or self._core.taken[self._device]):
+            self._seen = moved
             self._clean_ahead()
         if self._to_back_up:
             self._start_backups()
-        now = self._core.clock()
-        while self._retries and self._retries[0][0] <= now:
-            self._queue_write(self._next_retry())
-        if self._core.store_epoch == 0:
-            self._clear_writes()
-        elif self._to_write:
-            self._start_writes()
+        if self._retries:
+            now = self._core.clock()
+            while self._retries and self._retries[0][0] <= now:
+                self._queue_write(self._next_retry())
+        if self._to_write:
+            if self._core.store_epoch:
+                self._start_writes()
+            else:
+                self._clear_writes()
 
     @property
     def has_work(self) -> bool:
@@ -319,15 +338,8 @@ class _Line:
         the coldest that the host lacks, before they must go. Every copy made too early is room on
         the host that holds nothing new."""
         core = self._core
-        taken = core.taken[self._device]
-        self._need *= NEED_DECAY
-        if taken:
-            core.taken[self._device] = 0
-            self._need = max(taken, self._need)
-        moved = core.counters.evicted_device_pages + core.counters.committed_pages
-        if moved == self._seen:
-            return  # the cold end is as it was
-        self._seen = moved
+        self._need = max(core.taken[self._device], self._need * NEED_DECAY)
+        core.taken[self._device] = 0
         covered = core.allocators[self._device].num_free
         if covered >= max(self._low_pages, self._need):
             return
@@ -355,32 +367,30 @@ class _Line:
                 if held is None:  # what lies below would hang in the air
                     self._skip(missing[missing.index(node) :], due)
                     break
-                span = Span(node, cold=due.cold, urgent=due.urgent)
-                span.attempt = due.attempt
-                spans.append(span)
+                spans.append(due.of(node))
                 guards += held
         if not spans:
             return
+        device, host = _joined(spans, self._device), _joined(spans, self._host)
         op = core.operations.start(
             Kind.BACKUP,
-            {self._component.name: sum(self._size(span.tail) for span in spans)},
+            {self._component.name: num_pages(host)},
             now=core.clock(),
             timeout_s=BACKUP_TIMEOUT_S,
             on_report=self._backup_reported,
             guards=guards,
         )
         self._spans[op.id] = spans
-        device, host = _joined(spans, self._device), _joined(spans, self._host)
         core.outbox.append(Backup(op.id, self._component.name, device, host))
 
     def _missing(self, due: Span) -> list[Node]:
         """What of a span the host lacks, and of full pages all before it, parents first."""
         nodes = due.nodes() if not self._is_point else [due.tail]
         if self._index == 0:
-            node = nodes[0].parent
-            while node is not None and node.parent is not None and node.held[HOST] is None:
-                nodes.insert(0, node)
-                node = node.parent
+            above = nodes[0].parent
+            while above is not None and above.parent is not None and above.held[HOST] is None:
+                nodes.insert(0, above)
+                above = above.parent
         return [node for node in nodes if self._is_dirty(node)]
 
     def _is_dirty(self, node: Node) -> bool:
@@ -391,15 +401,13 @@ class _Line:
     def _reserve_host(self, node: Node, due: Span) -> list[Guard] | None:
         """Give the node its FILLING host holding; returns the locks on what is copied."""
         core, size = self._core, self._size(node)
-        if not (due.urgent or due.cold) and self._only_displaces(size):
+        is_free = core.allocators[self._host].num_free >= size
+        if not is_free and not self._is_worth_room(due):
             return None
-        above = node.parent
+        held, above = core.hold(node, self._device), node.parent
         assert above is not None
         # What it will hang under on the host must not be what makes room for it.
-        path: list[Guard] = [(HOST, above, above.parent)] if above.held[HOST] is not None else []
-        for slot, end, stop in path:
-            core.tree.lock(end, stop, slot)
-        held = core.hold(node, self._device)
+        path = [] if is_free or above.held[HOST] is None else core.hold(above, HOST)
         pages = core.reserve(self._host, size)
         if pages is not None:
             core.tree.attach(node, self._host, pages, FILLING)
@@ -413,42 +421,41 @@ class _Line:
     def _skip(self, nodes: list[Node], due: Span) -> None:
         """The host has no room for these. What owes it a copy may go without one."""
         size = sum(map(self._size, nodes))
-        if due.urgent or due.cold or not self._only_displaces(size):
+        if self._is_worth_room(due):
             self._core.counters.backup_skipped_pages += size
-            self._forgiven |= dict.fromkeys(nodes)
-            self.forgive()
+            for node in nodes:
+                self._forgiven[node, self._device] = None
+                self._core.tree.stays.forgive(node, self._device)
         else:
             self._core.counters.backup_deferred_pages += size
 
-    def _only_displaces(self, size: int) -> bool:
-        """Would copying a hot page now only displace another copy?
-
-        It needs its host copy when it grows cold, and `_clean_ahead` sees to that. Before, the
-        copy is worth a free page of the host, or the way to the store, but no eviction.
-        """
-        if self._core.store_epoch:
-            return False
-        return self._core.allocators[self._host].num_free < size
+    def _is_worth_room(self, due: Span) -> bool:
+        """May others be evicted from the host for it? A hot page needs its host copy when it grows
+        cold, and `_clean_ahead` sees to that; before, the copy is worth a free page of the host, or
+        the way to the store, but no eviction."""
+        return due.urgent or due.cold or self._core.store_epoch > 0
 
     def _backup_reported(self, op: Operation) -> None:
         if op.state is not OpState.ENDED:
             return
         core, slot = self._core, self._host
-        outcomes = list(self._outcomes(op))
-        for span, node, size, statuses in outcomes:
-            if not any(statuses):
-                core.tree.make_ready(node, slot)
-                core.announce_stored(node, slot)
-                if span.cold:
-                    core.tree.standing.keep_spare(node, slot)
-                core.counters.backed_up_pages += size
-                if node.stored_in(self._index) != core.store_epoch:
-                    self._want_write(node)
-        failed = [outcome for outcome in reversed(outcomes) if any(outcome[-1])]
+        outcomes = self._outcomes(op)
+        failed: list[Outcome] = []
+        for outcome in outcomes:
+            span, node, size, statuses = outcome
+            if any(statuses):
+                failed.insert(0, outcome)
+                continue
+            core.tree.make_ready(node, slot)
+            core.announce_stored(node, slot)
+            if span.cold:
+                core.tree.standing.keep_spare(node, slot)
+            core.counters.backed_up_pages += size
+            if node.stored_in(self._index) != core.store_epoch:
+                self._want_write(node)
         for _, node, size, _ in failed:
             core.counters.backup_failed_pages += size
             core.release(core.tree.detach(node, slot))
-        del self._spans[op.id]
         core.finish(op)
         for span, node, _, _ in failed:  # what the host cannot do without is tried once more
             if span.attempt:
@@ -509,7 +516,7 @@ class _Line:
     def _write_reported(self, op: Operation) -> None:
         if op.state is not OpState.ENDED:
             return
-        core, outcomes = self._core, list(self._outcomes(op))
+        core, outcomes = self._core, self._outcomes(op)
         epoch = self._epochs.pop(op.id)
         for span, node, size, statuses in outcomes:
             self._inflight_pages -= size
@@ -524,7 +531,6 @@ class _Line:
                 again = Span(node)
                 again.attempt = span.attempt + 1
                 self._retry(again, size, hopeless=PageStatus.REJECTED in statuses)
-        del self._spans[op.id]
         core.finish(op)
         self._rest(outcomes)
 
@@ -556,21 +562,21 @@ class _Line:
         """Pages this component has of a node."""
         return 1 if self._is_point else node.num_pages
 
-    def _outcomes(self, op: Operation) -> Iterator[tuple[Span, Node, int, bytes]]:
-        """Every node of the operation, as it is cut now, its pages, and what became of them; no
-        statuses: all is well."""
-        clean = op.all_ok()
-        statuses, at = b"" if clean else op.page_statuses(), 0
-        for span in self._spans[op.id]:
+    def _outcomes(self, op: Operation) -> list[Outcome]:
+        """Every node of an operation that has ended, as it is cut now, and what became of it."""
+        statuses, at = b"" if op.all_ok() else op.page_statuses(), 0
+        outcomes: list[Outcome] = []
+        for span in self._spans.pop(op.id):
             for node in [span.tail] if self._is_point else span.nodes():
                 size = self._size(node)
                 mine = statuses[at : at + size]
-                if any(mine):
+                if mine:
                     self._core.count_faults(op.kind, mine)
-                yield span, node, size, mine
+                outcomes.append((span, node, size, mine))
                 at += size
+        return outcomes
 
-    def _rest(self, outcomes: list[tuple[Span, Node, int, bytes]]) -> None:
+    def _rest(self, outcomes: list[Outcome]) -> None:
         """Nodes that are like their neighbours now, and that nobody uses, become one."""
         for _, node, _, _ in outcomes:
             self._core.rest(node)

@@ -299,9 +299,12 @@ class PrefixTree:
     def coalesce(self, tail: Node, least: int = 2) -> None:
         """Make one node of `tail` and those right above it that are like it, if these are at
         `least` so many together."""
-        run = [tail]
-        while (upper := run[-1].parent) is not None and self._are_alike(upper, run[-1]):
+        if not _is_quiet(tail):
+            return
+        run, upper = [tail], tail.parent
+        while upper is not None and self._are_alike(upper, run[-1]) and _is_quiet(upper):
             run.append(upper)
+            upper = upper.parent
         if len(run) < least:
             return
         run.reverse()
@@ -341,29 +344,22 @@ class PrefixTree:
         """Could they be one node? Nobody stands between them, and all that is known of one holds
         for the other; state of other components, but for what is at the lower's end, they have
         none."""
-        if upper.parent is None or upper.children is None or len(upper.children) > 1:
+        if upper.named or upper.parent is None or upper.children is None:
             return False
-        same = (
-            upper.stored == lower.stored
-            and upper.priority == lower.priority
-            and not upper.others_stored
-            and not upper.is_mark
-            and not upper.named
-        )
-        if not same:
+        if (
+            len(upper.children) > 1
+            or upper.stored != lower.stored
+            or upper.priority != lower.priority
+            or upper.is_mark
+            or upper.others_stored
+        ):
             return False
-        for slot, (above, below) in enumerate(zip(upper.held, lower.held, strict=True)):
-            if above is None and below is None:
-                continue
-            if slot > HOST:
-                if above is not None or slot not in self.points:
-                    return False
-                continue
-            if above is None or below is None or above.forgiven != below.forgiven:
+        for slot in range(NUM_TIERS, self.num_slots):
+            if upper.held[slot] is not None:
                 return False
-            if not (_is_quiet(above) and _is_quiet(below)):
+            if lower.held[slot] is not None and slot not in self.points:
                 return False
-        return True
+        return _where(upper) == _where(lower)
 
     # ---- holdings -------------------------------------------------------------------------------
 
@@ -499,9 +495,18 @@ class PrefixTree:
         return slot != DEVICE or node.device_below == 0
 
 
-def _is_quiet(holding: Holding) -> bool:
-    """Nobody reads, fills or waits for these very pages; what hangs below may be in use."""
-    return holding.locks == 0 and holding.state is READY and not holding.owes
+def _is_quiet(node: Node) -> bool:
+    """Nobody reads, fills or waits for its very pages; what hangs below may be in use."""
+    device, host = node.held[DEVICE], node.held[HOST]
+    if device is not None and (device.locks or device.state is not READY or device.owes):
+        return False
+    return host is None or (host.locks == 0 and host.state is READY)
+
+
+def _where(node: Node) -> tuple[bool | None, bool]:
+    """Which tiers have its full pages, and whether the device may let go of them uncopied."""
+    device = node.held[DEVICE]
+    return None if device is None else device.forgiven, node.held[HOST] is None
 
 
 def _cut(tokens: bytes, overlap: int) -> bytes:

@@ -40,13 +40,16 @@ class Fetches:
 
     def flush(self) -> None:
         """Once per step: what has come enters the tree, what is due goes out."""
-        self._intakes.flush()
-        self._line.serve()
-        self.prefetches.flush()
+        if self._intakes.fresh:
+            self._intakes.flush()
+        if self._line.claims:
+            self._line.serve()
+        if self.prefetches.probes.queued:
+            self.prefetches.probes.flush()
 
     @property
     def has_work(self) -> bool:
-        return bool(self._line or self._intakes.fresh or self.prefetches.has_work)
+        return bool(self._line.claims or self._intakes.fresh or self.prefetches.probes.queued)
 
     @property
     def inflight_pages(self) -> int:

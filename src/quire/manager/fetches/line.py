@@ -31,25 +31,22 @@ class Line:
     def __init__(self, config: CacheConfig, intakes: Intakes) -> None:
         self._config = config
         self._intakes = intakes
-        self._claims: deque[Claim] = deque()
-
-    def __len__(self) -> int:
-        return len(self._claims)
+        self.claims: deque[Claim] = deque()
 
     def join(self, key: PrefixKey, serve: Callable[[], Turn]) -> None:
-        self._claims.append((key, serve))
+        self.claims.append((key, serve))
 
     def serve(self) -> None:
         kept: deque[Claim] = deque()
-        while self._claims:
-            claim = self._claims.popleft()
+        while self.claims:
+            claim = self.claims.popleft()
             turn = claim[1]()
             if turn is not Turn.SERVED:
                 kept.append(claim)
             if turn is Turn.WAITS:
                 break
-        kept += self._claims
-        self._claims = kept
+        kept += self.claims
+        self.claims = kept
 
     @property
     def is_spent(self) -> bool:
@@ -60,6 +57,6 @@ class Line:
         their way. Those who wait for these very pages are no others: they will share them."""
         limit = self._config.max_inflight_pages
         left = limit - self._intakes.inflight_pages
-        if all(other.common_pages(key) > at for other, _ in self._claims):
+        if all(other.common_pages(key) > at for other, _ in self.claims):
             return left
         return min(left, max(limit // 2, self._config.threshold_pages) - num_coming)

@@ -43,15 +43,10 @@ class Prefetches:
         self._intakes = intakes
         self._line = line
         self._advance = advance
-        self._probes = Probes(core, self._found, self._end)
+        self.probes = Probes(core, self._found, self._end)
         self._timeouts: list[tuple[float, int, Prefetch]] = []
         """When the policy stops waiting, a number to break ties, and for what."""
         self._num_timeouts = 0
-        self.flush = self._probes.flush
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self._probes.queued)
 
     def start(self, lease: Lease, *, fetch: bool) -> Prefetch:
         """Begin looking for what comes after the lease's tail; `fetch` it when found."""
@@ -63,7 +58,7 @@ class Prefetches:
             return prefetch
         if first:
             prefetch.key.anchor(first, core.tree.keys_of(lease.tail)[-PAGE_KEY_BYTES:])
-        self._probes.queued.append(prefetch)
+        self.probes.queued.append(prefetch)
         self._remember_timeout(prefetch)
         return prefetch
 

@@ -41,7 +41,7 @@ class Probes:
         batch = [p for p in self.queued if p.state is PrefetchState.QUEUED]
         self.queued = []
         core = self._core
-        if not batch:
+        if not batch:  # settled since
             return
         if not core.healthy or not core.store_epoch:  # lost or detached since
             for prefetch in batch:
