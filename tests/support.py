@@ -309,11 +309,14 @@ class Rig:
         if isinstance(statuses, PageStatus):
             statuses = [statuses] * len(default)
         chosen = default if statuses is None else bytes(statuses)
+        found = b""
         if isinstance(command, Write):
-            pairs = zip(split_keys(command.keys), chosen, strict=True)
+            keys, _ = command.keys_and_parents()
+            pairs = zip(keys, chosen, strict=True)
             self.stored[command.component].update(key for key, status in pairs if status == OK)
+            found = b"" if command.has_keys or not final else b"".join(keys)
         return [
-            Transferred(command.op, rank, command.component, first, chosen, final)
+            Transferred(command.op, rank, command.component, first, chosen, final, keys=found)
             for rank in self._ranks(ranks)
         ]
 

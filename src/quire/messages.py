@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import msgspec
 
-from quire.types import OperationId, PageIds
+from quire.keys import chain_keys
+from quire.types import PAGE_KEY_BYTES, OperationId, PageIds, PageKey, split_keys
 
 
 class _Message(msgspec.Struct, frozen=True, tag_field="t"):
@@ -49,17 +50,61 @@ class Load(_Message, frozen=True, tag="load"):
     device: PageIds
 
 
+class Run(msgspec.Struct, frozen=True):
+    """Pages of a write that follow each other on one path, and how to name them."""
+
+    parent: bytes = b""
+    """Key of the page before the first, NO_PARENT for the first of a namespace: a page whose parent
+    the store lacks is not written (ORPHAN). Empty: pages that need no other."""
+    keys: bytes = b""
+    """Empty: nobody has needed them yet. They are computed where the pages are written, which takes
+    longer than all else that the leader does for a new page, and come back with the report."""
+    seed: bytes = b""
+    tokens: bytes = b""
+    page_bytes: int = 0
+    page_width: int = 0
+    """For chain_keys()."""
+
+    @property
+    def num_pages(self) -> int:
+        if self.keys:
+            return len(self.keys) // PAGE_KEY_BYTES
+        return (len(self.tokens) - self.page_width) // self.page_bytes + 1
+
+    @property
+    def makes_sense(self) -> bool:
+        sizes = bool(self.keys) or 0 < self.page_bytes <= self.page_width <= len(self.tokens)
+        lengths = len(self.keys) % PAGE_KEY_BYTES == 0, len(self.parent) in (0, PAGE_KEY_BYTES)
+        return sizes and all(lengths)
+
+    def page_keys(self) -> bytes:
+        if self.keys:
+            return self.keys
+        return chain_keys(self.seed, self.tokens, self.page_bytes, self.page_width)
+
+
 class Write(_Message, frozen=True, tag="write"):
-    """L2 → L3: publish host[i] under keys[i]; a page behind the page that it needs."""
+    """L2 → L3: publish host[i] as page i of the runs; a page behind the page that it needs."""
 
     op: OperationId
     component: str
     host: PageIds
-    keys: bytes
+    runs: list[Run]
     timeout_s: float
-    parents: bytes = b""
-    """Per page the key of the page before it, NO_PARENT for the first of its namespace: a page
-    whose parent the store lacks is not written (ORPHAN). Empty: pages that need no other."""
+
+    @property
+    def has_keys(self) -> bool:
+        return all(run.keys for run in self.runs)
+
+    def keys_and_parents(self) -> tuple[list[PageKey], list[PageKey]]:
+        """Of every page its own key and that of the page before; no parents if none is needed."""
+        keys, parents = b"", b""
+        for run in self.runs:
+            mine = run.page_keys()
+            keys += mine
+            if run.parent:
+                parents += run.parent + mine[:-PAGE_KEY_BYTES]
+        return split_keys(keys), split_keys(parents)
 
 
 class PeerPart(msgspec.Struct, frozen=True):
@@ -173,6 +218,8 @@ class Transferred(_Message, frozen=True, tag="transferred"):
     final: bool
     seconds: float = 0.0
     """Time the bytes of this report took to move; 0 when unknown."""
+    keys: bytes = b""
+    """With the final report of a write: the keys of its pages, if it had to compute them."""
 
 
 class Probed(_Message, frozen=True, tag="probed"):

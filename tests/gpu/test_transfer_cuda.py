@@ -8,7 +8,7 @@ from quire.errors import ConfigError
 from quire.memory.device import DevicePool
 from quire.memory.host import HostPool
 from quire.memory.layout import InnerLayout, PageLayout
-from quire.messages import AttachStore, Backup, Fetch, Load, Write
+from quire.messages import AttachStore, Backup, Fetch, Load, Run, Write
 from quire.transfer import CopyState, open_copy_engine
 from quire.types import NO_PAGES, PageStatus, page_ids
 from quire.worker import ComponentConfig, WorkerConfig, build_worker
@@ -153,7 +153,7 @@ def test_a_worker_end_to_end_through_a_store(tmp_path):
     four = b"".join(keys(4))
     for command in (
         Backup(2, "full", page_ids(range(4)), page_ids(range(4))),
-        Write(3, "full", page_ids(range(4)), four, 60.0),
+        Write(3, "full", page_ids(range(4)), [Run(keys=four)], 60.0),
         Fetch(4, "full", four, page_ids(range(20, 24)), 60.0),
     ):
         assert statuses(run(worker, command), command.op) == [PageStatus.OK] * 4

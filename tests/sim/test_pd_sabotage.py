@@ -64,7 +64,7 @@ Patch = pytest.MonkeyPatch
 
 def assert_caught(match: str, options: SimPdOptions = CRAMPED, steps: int = 800) -> None:
     with pytest.raises(SimulationError, match=match):
-        simulate_many(8, options, steps)
+        simulate_many(24, options, steps)
 
 
 def simulate_many(seeds: int, options: SimPdOptions, steps: int = 800) -> None:

@@ -273,12 +273,15 @@ class InstantWorker:
             case Probe(op, component, queries):
                 return Probed(op, 0, component, [self._leading(q) for q in queries])
             case Write():
-                self._stored.update(split_keys(command.keys))
+                keys, statuses = command.keys_and_parents()[0], bytes(num_pages(command.host))
+                self._stored.update(keys)
+                found = b"".join(keys)
+                return Transferred(command.op, 0, command.component, 0, statuses, True, 0.0, found)
             case AttachStore(op):
                 return StoreChanged(op, 0)
             case Cancel() | Touch():
                 return None
-        assert isinstance(command, Backup | Load | Write | Fetch)
+        assert isinstance(command, Backup | Load | Fetch)
         statuses = bytes(num_pages(command.host))
         return Transferred(command.op, 0, command.component, 0, statuses, True)
 

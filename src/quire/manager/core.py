@@ -261,11 +261,6 @@ class Core:
 
     # ---- keys, store, events --------------------------------------------------------------------
 
-    @property
-    def keyed(self) -> bool:
-        """Does anybody need page keys at the moment?"""
-        return self.store_epoch > 0 or self.events.enabled
-
     def next_epoch(self) -> None:
         self._last_epoch += 1
         self.store_epoch = self._last_epoch

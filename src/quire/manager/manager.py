@@ -45,7 +45,6 @@ from quire.types import (
     NO_PAGES,
     NO_SLOT,
     PAGE_ID_BYTES,
-    PAGE_KEY_BYTES,
     PageIds,
     RequestId,
     Tier,
@@ -569,14 +568,8 @@ class CacheManager:
 
     def _committed(self, lease: Lease, node: Node, first: int) -> None:
         """The pages of `node` from page `first` on are shared now."""
-        core = self.core
-        if core.keyed and node.page_keys is None:
-            above = node.parent
-            if node.start and above is not None and above.page_keys:
-                lease.key.anchor(node.start, above.page_keys[-PAGE_KEY_BYTES:])
-            node.page_keys = lease.key.page_keys(node.start, node.end)
         node.priority = max(node.priority, lease.priority)
-        core.announce_stored(node, DEVICE, first)
+        self.core.announce_stored(node, DEVICE, first)
         self._writer.committed(node)
 
 

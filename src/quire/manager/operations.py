@@ -63,6 +63,8 @@ class Operation:
     """Probe only: leading pages present per query, minimum over the legs that count."""
     present: dict[str, list[bytes]] | None = None
     """Probe only: per component asked page by page, and per query, which pages are there (1)."""
+    keys: bytes = b""
+    """Write only: keys of its pages, once a worker has computed them."""
     error: str = ""
     """The first rank's complaint, for operations whose outcome is not per page."""
 
@@ -157,6 +159,7 @@ class Operations:
             op.legs[leg][report.first : end] = report.statuses
             if PageStatus.OK in report.statuses:
                 op.deadline_s = self._clock() + op.timeout_s
+            op.keys = op.keys or report.keys
         self._advance(op, leg if report.final else None)
         return sensible
 

@@ -15,11 +15,13 @@ import heapq
 from collections.abc import Iterable
 from itertools import islice
 
+import msgspec
+
 from quire.components import Component, Guard
 from quire.config import WritePolicy
 from quire.manager.core import Core
 from quire.manager.operations import Kind, Operation, OpState
-from quire.messages import Backup, Touch, Write
+from quire.messages import Backup, Run, Touch, Write
 from quire.tree import NUM_TIERS, Node, slot_of
 from quire.types import (
     DEVICE,
@@ -209,6 +211,9 @@ class _Line:
         self._epochs: dict[OperationId, int] = {}
         """Writes only: the store they go to."""
         self._writing: set[Node] = set()
+        """On their way to the store, or behind what is."""
+        self._behind: dict[Node, list[Span]] = {}
+        """By what is being written: what hangs under it, and is written when that has ended."""
         self._inflight_pages = 0
         self._need = 0.0
         """Device pages that a step takes, by the largest of the last ones."""
@@ -278,6 +283,7 @@ class _Line:
         if len(self._to_write) > MAX_QUEUED_NODES:
             oldest = self._next_write()
             self._core.counters.write_failed_pages += self._size(oldest.tail)
+            self._let_follow(oldest.tail)
 
     def _next_write(self) -> Span:
         span = self._to_write.pop(next(iter(self._to_write)))
@@ -303,6 +309,8 @@ class _Line:
         return due
 
     def _clear_writes(self) -> None:
+        for node in list(self._behind):
+            self._let_follow(node)
         while self._to_write:
             self._next_write()
 
@@ -470,57 +478,93 @@ class _Line:
 
     def _start_writes(self) -> None:
         core = self._core
-        spans: list[Span] = []
+        spans: dict[Node, Span] = {}
         guards: list[Guard] = []
-        num_written = 0
         while self._to_write and self._inflight_pages < self._max_inflight:
             waiting = self._next_write()
             for node in [waiting.tail] if self._is_point else waiting.nodes():
-                if node in self._writing or node.stored_in(self._index) == core.store_epoch:
+                if node in spans or node in self._writing:
                     continue
-                holding = node.held[self._host]
-                if holding is None or holding.state is not READY:
-                    continue  # gone from there meanwhile, or not there yet
-                span = Span(node)
-                span.attempt = waiting.attempt
-                spans.append(span)
-                self._writing.add(node)
+                if not self._is_to_write(node):
+                    self._let_follow(node)
+                    continue
+                if node.parent in self._writing:
+                    node.named += 1
+                    self._writing.add(node)
+                    self._behind.setdefault(node.parent, []).append(waiting.of(node))
+                    continue
+                spans[node] = waiting.of(node)
                 guards += core.hold(node, self._host)
-                num_written += self._size(node)
                 self._inflight_pages += self._size(node)
         if not spans:
             return
-        timeout_s = core.config.write.timeout_s
+        self._writing.update(spans)
+        host, timeout_s = _joined(spans.values(), self._host), core.config.write.timeout_s
         op = core.operations.start(
             Kind.WRITE,
-            {self._component.name: num_written},
+            {self._component.name: num_pages(host)},
             now=core.clock(),
             timeout_s=timeout_s * 2,  # the worker gives up first
             on_report=self._write_reported,
             guards=guards,
         )
-        self._spans[op.id] = spans
+        self._spans[op.id] = list(spans.values())
         self._epochs[op.id] = core.store_epoch
-        keys = b"".join(core.keys_of(span.tail, self._component) for span in spans)
-        parents = b"" if self._index else b"".join(self._parents(span.tail) for span in spans)
-        host = _joined(spans, self._host)
-        core.outbox.append(Write(op.id, self._component.name, host, keys, timeout_s, parents))
+        runs = self._runs(spans)
+        core.outbox.append(Write(op.id, self._component.name, host, runs, timeout_s))
 
-    def _parents(self, node: Node) -> bytes:
-        """For each page of a node the key of the page before it."""
-        above = node.parent
-        assert above is not None
-        first = self._core.tree.last_key_of(above) if above.parent is not None else NO_PARENT
-        return first + self._core.tree.keys_of(node)[:-PAGE_KEY_BYTES]
+    def _is_to_write(self, node: Node) -> bool:
+        """Is it on the host, and not in the store?"""
+        holding = node.held[self._host]
+        there = holding is not None and holding.state is READY
+        return there and node.stored_in(self._index) != self._core.store_epoch
+
+    def _let_follow(self, node: Node) -> None:
+        """What waited for a node's write waits no longer."""
+        for span in self._behind.pop(node, ()):
+            span.tail.named -= 1
+            self._writing.discard(span.tail)
+            self._queue_write(span)
+
+    def _runs(self, nodes: Iterable[Node]) -> list[Run]:
+        """The names of these nodes' pages; full pages whose keys nobody has needed yet are named by
+        their tokens."""
+        tree, runs = self._core.tree, list[Run]()
+        if self._index:
+            return [Run(keys=self._core.keys_of(node, self._component)) for node in nodes]
+        before: Node | None = None
+        for node in nodes:
+            above = node.parent
+            assert above is not None
+            if node.page_keys is None and above is before and runs[-1].tokens:
+                last = runs.pop()
+                tokens = last.tokens + node.tokens[last.page_width - last.page_bytes :]
+                runs.append(msgspec.structs.replace(last, tokens=tokens))
+            else:
+                root = None if above.parent is not None else tree.root_of(above)
+                parent = tree.last_key_of(above) if root is None else NO_PARENT
+                if node.page_keys is not None:
+                    runs.append(Run(parent, node.page_keys))
+                else:
+                    root = root or tree.root_of(above)
+                    seed = parent if above is not root else root.digest
+                    sizes = root.page_bytes, root.page_width
+                    runs.append(Run(parent, b"", seed, node.tokens, *sizes))
+            before = node
+        return runs
 
     def _write_reported(self, op: Operation) -> None:
         if op.state is not OpState.ENDED:
             return
         core, outcomes = self._core, self._outcomes(op)
-        epoch = self._epochs.pop(op.id)
+        epoch, at = self._epochs.pop(op.id), 0
+        named = self._index == 0 and len(op.keys) == op.num_pages * PAGE_KEY_BYTES
         for span, node, size, statuses in outcomes:
             self._inflight_pages -= size
             self._writing.discard(node)
+            if named and node.page_keys is None:
+                node.page_keys = op.keys[at * PAGE_KEY_BYTES : (at + size) * PAGE_KEY_BYTES]
+            at += size
             if not any(statuses):
                 core.counters.written_pages += size
                 node.set_stored(self._index, epoch)
@@ -531,6 +575,7 @@ class _Line:
                 again = Span(node)
                 again.attempt = span.attempt + 1
                 self._retry(again, size, hopeless=PageStatus.REJECTED in statuses)
+            self._let_follow(node)
         core.finish(op)
         self._rest(outcomes)
 
@@ -582,7 +627,7 @@ class _Line:
             self._core.rest(node)
 
 
-def _joined(spans: list[Span], slot: int) -> PageIds:
+def _joined(spans: Iterable[Span], slot: int) -> PageIds:
     pages = []
     for span in spans:
         holding = span.tail.held[slot]

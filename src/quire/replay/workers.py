@@ -58,10 +58,12 @@ class InstantWorkers:
                 self._use(split_keys(command.keys)[: self._leading(command.keys)])
                 return None
             case Fetch():
-                found = [key in self._stored for key in split_keys(command.keys)]
-                statuses = bytes(PageStatus.OK if each else PageStatus.MISS for each in found)
+                present = [key in self._stored for key in split_keys(command.keys)]
+                statuses = bytes(PageStatus.OK if each else PageStatus.MISS for each in present)
             case Write():
-                statuses = self._write(split_keys(command.keys), split_keys(command.parents))
+                keys, parents = command.keys_and_parents()
+                statuses, found = self._write(keys, parents), b"".join(keys)
+                return Transferred(command.op, 0, command.component, 0, statuses, True, 0.0, found)
             case Backup() | Load():
                 statuses = bytes(num_pages(command.host))
             case _:

@@ -261,11 +261,15 @@ class SimWorkers:
 
     def _transfer(self, leg: _Leg, command: Write | Fetch, store: SimStore | None) -> Process:
         """A write or a fetch: batch by batch, in order; a fetch ends at its first miss."""
-        keys, pages = split_keys(command.keys), page_array(command.host).tolist()
+        pages = page_array(command.host).tolist()
         fetching = isinstance(command, Fetch)
-        known = b"" if isinstance(command, Fetch) else command.parents
-        parents = split_keys(known) if known else [None] * len(keys)
-        batch = list(zip(keys, pages, parents, strict=True))
+        parents: list[PageKey] | list[None] = []
+        if isinstance(command, Fetch):
+            keys = split_keys(command.keys)
+        else:
+            keys, parents = command.keys_and_parents()
+        found = b"" if isinstance(command, Fetch) or command.has_keys else b"".join(keys)
+        batch = list(zip(keys, pages, parents or [None] * len(keys), strict=True))
         if fetching:
             self._pools.scribble(leg.rank, Tier.HOST, pages, leg.component)
         at = 0
@@ -289,7 +293,7 @@ class SimWorkers:
             last = at + len(outcome) == len(pages)
             if last:
                 del self._legs[leg.rank, leg.op, leg.component]
-            self._report_pages(leg, at, outcome, final=last, seconds=0.0)
+            self._report_pages(leg, at, outcome, final=last, seconds=0.0, keys=found)
             at += len(outcome)
 
     def _reason_to_stop(self, leg: _Leg, store: SimStore | None) -> PageStatus | None:
@@ -456,8 +460,14 @@ class SimWorkers:
         self._reports.append(StoreChanged(op, rank, "the store was not cleared" if fault else ""))
 
     def _report_pages(
-        self, leg: _Leg, first: int, outcome: list[PageStatus], *, final: bool, seconds: float
+        self,
+        leg: _Leg,
+        first: int,
+        outcome: list[PageStatus],
+        *,
+        final: bool,
+        seconds: float,
+        keys: bytes = b"",
     ) -> None:
-        self._reports.append(
-            Transferred(leg.op, leg.rank, leg.component, first, bytes(outcome), final, seconds)
-        )
+        said = bytes(outcome), final, seconds, keys if final else b""
+        self._reports.append(Transferred(leg.op, leg.rank, leg.component, first, *said))

@@ -12,7 +12,7 @@ from typing import Any
 from quire.memory.host import HostPool
 from quire.messages import Fetch, Probe, Probed, Touch, Write
 from quire.store.base import STEP_NS, Part
-from quire.types import PAGE_KEY_BYTES, PageKey, PageStatus, split_keys
+from quire.types import PAGE_KEY_BYTES, PageKey, PageStatus, num_pages, split_keys
 from quire.worker.attachment import StoreLease
 from quire.worker.tasks import Clock, IoTask, PageTask, Reporter, TaskState
 
@@ -33,7 +33,6 @@ class StoreTask(PageTask):
         clock: Clock,
         used_ns: int,
         reporter: Reporter,
-        let_go: Callable[[], None],
     ) -> None:
         """The command's pages and keys have been checked."""
         super().__init__(
@@ -42,17 +41,19 @@ class StoreTask(PageTask):
             deadline=deadline,
             clock=clock,
             reporter=reporter,
-            let_go=let_go,
+            let_go=lease.release,
         )
         self.wide = isinstance(command, Fetch)
         self._part = part
         self._host = host
         self._store = lease.store
         self._used_ns = used_ns
-        self._keys = split_keys(command.keys)
-        self._parents = split_keys(command.parents) if isinstance(command, Write) else []
+        self._keys = split_keys(command.keys) if isinstance(command, Fetch) else []
+        self._parents: list[PageKey] = []
 
     def _move(self, first: int, end: int) -> list[PageStatus]:
+        if isinstance(self._command, Write) and not self._keys:
+            self._keys, self._parents = self._command.keys_and_parents()
         keys = self._keys[first:end]
         views = [self._host.page_view(page) for page in self._pages[first:end].tolist()]
         if isinstance(self._command, Fetch):
@@ -87,6 +88,19 @@ class StoreTask(PageTask):
         if bad in (None, PageStatus.TIMEOUT, PageStatus.CANCELLED):
             return bad
         return PageStatus.MISS
+
+    def _found_keys(self) -> bytes:
+        known = isinstance(self._command, Fetch) or self._command.has_keys
+        return b"" if known else b"".join(self._keys)
+
+
+def is_named(command: Write | Fetch) -> bool:
+    """Has every page of it a key, or tokens to compute it from?"""
+    if isinstance(command, Fetch):
+        return len(command.keys) == num_pages(command.host) * PAGE_KEY_BYTES
+    if not all(run.makes_sense for run in command.runs):
+        return False
+    return sum(run.num_pages for run in command.runs) == num_pages(command.host)
 
 
 class ProbeTask(IoTask):

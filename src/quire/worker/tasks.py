@@ -235,6 +235,10 @@ class PageTask(IoTask):
         del statuses
         return None
 
+    def _found_keys(self) -> bytes:
+        """Keys of its pages, if it had to compute them."""
+        return b""
+
     def _final_report(self) -> None:
         rest = self._stop if self._stop is not None else PageStatus.FAILED
         self._statuses = self._statuses.replace(bytes([_UNKNOWN]), bytes([rest]))
@@ -251,6 +255,7 @@ class PageTask(IoTask):
                 statuses=bytes(self._statuses[self._first : end]),
                 final=final,
                 seconds=0.0 if self._reported_at is None else now - self._reported_at,
+                keys=self._found_keys() if final else b"",
             )
         )
         self._first = end

@@ -41,7 +41,7 @@ from quire.messages import (
     Write,
 )
 from quire.store.base import Part
-from quire.types import PAGE_KEY_BYTES, OperationId, PageStatus, num_pages, split_keys
+from quire.types import PAGE_KEY_BYTES, OperationId, PageStatus, num_pages
 from quire.worker.admin import StoreAdmin
 from quire.worker.attachment import PageStoreClient
 from quire.worker.config import IoLimits, PeerServing
@@ -52,9 +52,8 @@ from quire.worker.copies import (
     makes_sense,
     pages_within,
 )
-from quire.worker.io import ProbeTask, StoreTask, TouchTask, nothing_there
+from quire.worker.io import ProbeTask, StoreTask, TouchTask, is_named, nothing_there
 from quire.worker.lanes import Lane
-from quire.worker.order import WriteOrder
 from quire.worker.peering import Peering, PeerTask, ServeTask
 from quire.worker.tasks import Clock, IoTask, Reporter
 
@@ -120,8 +119,6 @@ class CacheWorker:
         self._writes = Lane("write", limits.write_threads, limits.max_queued)
         self._from_peers = Lane("peer", limits.peer_threads, limits.max_queued)
         self._touches = Lane("touch", 1, limits.max_touches)
-        self._write_order = WriteOrder(self._start_write)
-        self._num_writes = 0
         self._admin = StoreAdmin(open_store, self._reporter, limits.max_queued)
         self._closed = False
 
@@ -264,27 +261,14 @@ class CacheWorker:
 
     def _start_pages(self, command: Write | Fetch) -> None:
         host = self.components[command.component].host
-        num_key_bytes = num_pages(command.host) * PAGE_KEY_BYTES
         is_fetch = isinstance(command, Fetch)
-        if (
-            not pages_within(command.host, host.num_pages)
-            or len(command.keys) != num_key_bytes
-            or (isinstance(command, Write) and len(command.parents) not in (0, num_key_bytes))
-        ):
+        if not pages_within(command.host, host.num_pages) or not is_named(command):
             self._malformed(command)
             return
         lease = self._admin.borrow() if command.host else None
         if lease is None:
             self._refuse(command, PageStatus.MISS if is_fetch else PageStatus.REJECTED)
             return
-        self._num_writes += 1
-        number, keys = self._num_writes, split_keys(command.keys)
-
-        def let_go() -> None:
-            lease.release()
-            if isinstance(command, Write):
-                self._write_order.ended(number, keys)
-
         task = StoreTask(
             command,
             part=self._parts[command.component],
@@ -295,23 +279,8 @@ class CacheWorker:
             clock=self._clock,
             used_ns=self._wall_ns(),
             reporter=self._reporter,
-            let_go=let_go,
         )
-        if isinstance(command, Fetch):
-            self._enqueue(self._fetches, command, task)
-            return
-        self._tasks[command.op, command.component] = task
-        if len(self._write_order) >= self._limits.max_queued:
-            self._count("queue_full")
-            task.reject()
-            return
-        self._write_order.add(number, task, keys, split_keys(command.parents))
-
-    def _start_write(self, task: StoreTask) -> None:
-        """From whichever thread ended what it waited for."""
-        if not self._writes.submit(task):
-            self._count("queue_full")
-            task.reject()
+        self._enqueue(self._fetches if is_fetch else self._writes, command, task)
 
     def _start_touch(self, command: Touch) -> None:
         """Dropped when there is no store, or more of them than it can keep up with."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+import quire.keys
+import quire.tree.tree
 from quire.components import PoolSize
 from quire.config import WriteConfig, WritePolicy
+from quire.keys import UnitKind, chain_keys
 from quire.messages import Backup, Write
 from quire.types import PageStatus, Tier, num_pages, split_keys
 from support import FAILED, MIX_PARTS, OK, PAGE, Rig, tokens_for
@@ -222,3 +225,75 @@ def test_slow_store_cannot_pin_the_whole_host_c10(mix: str) -> None:
         assert sum(num_pages(w.host) for w in writes) <= 8  # of 16, however many wait
     rig.run()
     assert rig.manager.counters.written_pages == 4 * rig.weight(4)
+
+
+def test_pages_are_written_after_those_that_they_need_have_been_c36() -> None:
+    """The store takes no page before its parent; what comes later to the host waits its turn."""
+    rig = Rig()
+    base = tokens_for(6, seed=1)
+    whole = rig.key(base)
+    lease = rig.compute(whole[:2])
+    rig.step()
+    rig.answer_all(Backup)
+    first = rig.take(Write)
+    for end in (4, 6):
+        assert rig.grow(lease, whole[:end])
+        rig.step()
+        rig.answer_all(Backup)
+    assert not rig.has(Write)
+    rig.answer(first)
+    assert rig.has(Write)
+    rig.run()
+    assert rig.in_store(whole)
+    rig.manager.release(lease)
+    rig.run()
+    assert rig.manager.idle
+
+
+def test_pages_behind_a_write_that_failed_follow_it_into_the_store_c16() -> None:
+    rig = Rig()
+    base = tokens_for(4, seed=1)
+    whole = rig.key(base)
+    lease = rig.compute(whole[:2])
+    rig.step()
+    rig.answer_all(Backup)
+    first = rig.take(Write)
+    assert rig.grow(lease, whole)
+    rig.step()
+    rig.answer_all(Backup)
+    rig.answer(first, statuses=FAILED)
+    rig.manager.release(lease)
+    rig.run()
+    rig.now += 10.0
+    rig.run()
+    assert rig.in_store(whole)
+
+
+@pytest.mark.parametrize("unit", UnitKind)
+def test_keys_of_new_pages_are_computed_where_they_are_written_c4(
+    unit: UnitKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step hashes nothing for a prompt that nobody asks for again: not its pages, of which a
+    new document has thousands, nor those of its next turns."""
+    rig = Rig(unit=unit)
+    key, whole = (rig.key(tokens_for(n, seed=1, unit=unit)) for n in (3, 8))
+    hashed: list[int] = []
+
+    def spied(seed: bytes, tokens: bytes, step: int, width: int) -> bytes:
+        hashed.append(len(tokens))
+        return chain_keys(seed, tokens, step, width)
+
+    monkeypatch.setattr(quire.tree.tree, "chain_keys", spied)
+    monkeypatch.setattr(quire.keys, "chain_keys", spied)
+    lease = rig.compute(key)
+    rig.run()
+    for end in (5, 8):
+        assert rig.grow(lease, whole[:end])
+        rig.run()
+    rig.manager.release(lease)
+    rig.run()
+    assert hashed == []
+    monkeypatch.undo()
+    assert rig.in_store(whole)
+    node = rig.manager.match(whole).walk.nodes[-1]
+    assert node.page_keys == whole.page_keys(node.start, node.end)

@@ -12,6 +12,7 @@ from quire.messages import (
     Fetch,
     PeerPart,
     PeerSource,
+    Run,
     Serve,
     Write,
 )
@@ -268,7 +269,7 @@ def test_a_rank_in_another_process_serves_and_counts(engines, tmp_path):
     expected = [bytes(host.page_view(page)[: host.layout.page_bytes]) for page in range(4)]
     url = f"file://{tmp_path}/store"
     run(writer, AttachStore(1, url))
-    run(writer, Write(2, "full", page_ids(range(4)), b"".join(four), 60.0))
+    run(writer, Write(2, "full", page_ids(range(4)), [Run(keys=b"".join(four))], 60.0))
     writer.close()
 
     holder = RemoteWorkers([config()])

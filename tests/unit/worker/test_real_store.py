@@ -8,6 +8,7 @@ from quire.messages import (
     DetachStore,
     Fetch,
     Probe,
+    Run,
     StoreChanged,
     Transferred,
     Write,
@@ -26,7 +27,7 @@ def store_pages(worker, page_keys):
     for page, key in enumerate(page_keys):
         host.page_view(page)[:] = content(key)
     pages = page_ids(range(len(page_keys)))
-    done = run(worker, Write(2, "full", pages, b"".join(page_keys), 60.0))
+    done = run(worker, Write(2, "full", pages, [Run(keys=b"".join(page_keys))], 60.0))
     assert statuses(done, 2) == [PageStatus.OK] * len(page_keys)
 
 
@@ -81,7 +82,7 @@ def test_a_lying_store_costs_misses_but_never_a_wrong_page_c17(seed):
     twenty = keys(20)
     for page, key in enumerate(twenty):
         host.page_view(page)[:] = content(key)
-    run(worker, Write(2, "full", page_ids(range(20)), b"".join(twenty), 60.0))
+    run(worker, Write(2, "full", page_ids(range(20)), [Run(keys=b"".join(twenty))], 60.0))
     for i in range(20):
         host.page_view(20 + i)[:] = b"\xa5" * LAYOUT.page_stride_bytes
     done = run(worker, Fetch(3, "full", b"".join(twenty), page_ids(range(20, 40)), 60.0))
@@ -101,7 +102,9 @@ def test_changing_the_store_under_load_fails_no_operation_c18(tmp_path):
         url = f"file://{tmp_path}/{turn % 2}" if turn % 3 else "memory://"
         change = (AttachStore(turn, url), DetachStore(turn), ClearStore(turn))[turn % 4 % 3]
         slots = [page_ids(range(4 * i, 4 * i + 4)) for i in range(8)]
-        traffic = [Write(next(ops), "full", slot, b"".join(four), 60.0) for slot in slots[:4]]
+        traffic = [
+            Write(next(ops), "full", slot, [Run(keys=b"".join(four))], 60.0) for slot in slots[:4]
+        ]
         traffic += [Fetch(next(ops), "full", b"".join(four), slot, 60.0) for slot in slots[4:]]
         expected += [command.op for command in traffic]
         worker.submit([*traffic[:4], change, *traffic[4:]])

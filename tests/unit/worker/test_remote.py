@@ -12,7 +12,16 @@ import pytest
 import zmq
 
 from quire.errors import MemoryBudgetError, WorkerError
-from quire.messages import AttachStore, Fetch, Probe, StoreChanged, Transferred, WorkerLost, Write
+from quire.messages import (
+    AttachStore,
+    Fetch,
+    Probe,
+    Run,
+    StoreChanged,
+    Transferred,
+    WorkerLost,
+    Write,
+)
 from quire.types import PageStatus, page_ids
 from quire.worker import ComponentConfig, WorkerConfig, wire
 from quire.worker.process import serve
@@ -55,7 +64,7 @@ def test_two_ranks_work_then_one_is_killed_and_the_other_goes_on_c24(tmp_path):
         attached = run(group, AttachStore(1, f"file://{tmp_path}/store"), num_finals=2)
         assert sorted(attached, key=lambda c: c.rank) == [StoreChanged(1, 0), StoreChanged(1, 1)]
         three = b"".join(keys(3))
-        write = Write(2, "full", page_ids([0, 1, 2]), three, 60.0)
+        write = Write(2, "full", page_ids([0, 1, 2]), [Run(keys=three)], 60.0)
         run(group, write, num_finals=2)
         done = run(group, Fetch(3, "full", three, page_ids([5, 6, 7]), 60.0), num_finals=2)
         for rank in range(2):

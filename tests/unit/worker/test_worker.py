@@ -16,6 +16,7 @@ from quire.messages import (
     Fetch,
     Load,
     Probe,
+    Run,
     StoreChanged,
     Touch,
     Transferred,
@@ -81,7 +82,9 @@ def fetch(op, page_keys, pages=None, timeout_s=60.0):
 
 
 def write(op, page_keys, timeout_s=60.0):
-    return Write(op, "full", page_ids(range(len(page_keys))), b"".join(page_keys), timeout_s)
+    return Write(
+        op, "full", page_ids(range(len(page_keys))), [Run(keys=b"".join(page_keys))], timeout_s
+    )
 
 
 # ---- copies -------------------------------------------------------------------------------------
@@ -176,9 +179,9 @@ def test_wait_layer_while_running_after_the_end_and_after_a_failure_c11(rig, mon
         Load(7, "full", PageIds(b"123456789"), PageIds(b"123456789")),
         Fetch(7, "full", b"".join(keys(2)), page_ids([0, 64]), 1.0),
         Fetch(7, "full", b"".join(keys(1)), page_ids([0, 1]), 1.0),
-        Write(7, "full", page_ids([0, 2**31 - 1]), b"".join(keys(2)), 1.0),
-        Write(7, "draft", page_ids([0, 1]), b"".join(keys(2)), 1.0),
-        Write(7, "full", page_ids([0, 1]), b"".join(keys(2)), 1.0, parents=NO_PARENT),
+        Write(7, "full", page_ids([0, 2**31 - 1]), [Run(keys=b"".join(keys(2)))], 1.0),
+        Write(7, "draft", page_ids([0, 1]), [Run(keys=b"".join(keys(2)))], 1.0),
+        Write(7, "full", page_ids([0, 1]), [Run(NO_PARENT[1:], b"".join(keys(2)))], 1.0),
     ],
 )
 def test_nonsense_is_failed_page_by_page_and_nothing_else_happens(rig, command):
@@ -420,42 +423,6 @@ def test_one_fetch_has_all_threads_and_is_reported_in_order(rig):
     assert statuses(done, 1) == [OK] * 6
     assert store.touched == [(keys(6), False)]
     rig.worker.close()
-
-
-def test_a_write_waits_for_the_write_of_the_pages_that_it_needs_c36(rig):
-    rig.worker.close()
-    rig = Rig(limits=IoLimits(batch_pages=4, write_threads=3))
-    store = rig.attach(held=["put"])
-    chain = [NO_PARENT, *keys(12)]
-
-    def part(op, first, end):
-        pages, parents = page_ids(range(first, end)), b"".join(chain[first:end])
-        return Write(op, "full", pages, b"".join(chain[first + 1 : end + 1]), 60.0, parents)
-
-    rig.worker.submit([part(1, 0, 6), part(2, 6, 8), part(3, 8, 12), write(4, keys(1, "other"))])
-    for _ in range(2):
-        assert store.entered.acquire(timeout=10)
-    store.gates["put"].set()
-    done = collect(rig.worker, lambda done: len(finals(done)) == 4)
-    assert all(status is OK for op in (1, 2, 3, 4) for status in statuses(done, op))
-    put = [key for name, call in store.calls if name == "put" for key in call]
-    assert [key for key in put if key in chain] == chain[1:]
-    rig.worker.close()
-
-
-def test_a_write_that_waits_ends_when_it_is_cancelled_or_the_worker_closes(rig):
-    store = rig.attach(held=["put"])
-    ten = keys(10)
-    first = Write(1, "full", page_ids([0]), ten[0], 60.0, NO_PARENT)
-    behind = [Write(n + 1, "full", page_ids([n]), ten[n], 60.0, ten[n - 1]) for n in range(1, 10)]
-    rig.worker.submit([first, *behind])
-    assert store.entered.acquire(timeout=10)
-    rig.worker.submit([Cancel(3)])
-    assert statuses(rig.worker.poll(), 3) == [CANCELLED]
-    threading.Timer(0.1, store.gates["put"].set).start()
-    rig.worker.close()
-    done = rig.worker.poll()
-    assert sorted(finals(done)) == [1, 2, *range(4, 11)]
 
 
 def test_touched_pages_reach_the_store_and_nobody_is_told_c36(rig):
