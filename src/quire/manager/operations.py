@@ -22,6 +22,7 @@ from quire.messages import Probed, Transferred
 from quire.types import OperationId, PageStatus
 
 _UNREPORTED = 255
+_OK = PageStatus.OK
 Leg = tuple[int, str]
 
 
@@ -82,7 +83,10 @@ class Operation:
         return bytes(PageStatus.FAILED if s == _UNREPORTED else s for s in merged)
 
     def all_ok(self) -> bool:
-        return all(leg.count(PageStatus.OK) == len(leg) for leg in self.legs.values())
+        for statuses in self.legs.values():  # OK is 0
+            if any(statuses):
+                return False
+        return True
 
 
 def _leading_ok(statuses: bytearray) -> int:
@@ -124,11 +128,11 @@ class Operations:
         """`sizes`: pages per component, or as many of every component."""
         if isinstance(sizes, int):
             sizes = dict.fromkeys(self._components, sizes)
-        legs = {
-            (rank, name): bytearray(b"\xff" * size)
-            for rank in self._ranks
-            for name, size in sizes.items()
-        }
+        legs: dict[Leg, bytearray] = {}
+        for name, size in sizes.items():
+            blank = b"\xff" * size
+            for rank in self._ranks:
+                legs[rank, name] = bytearray(blank)
         op = Operation(
             OperationId(self._next_id),
             kind,
@@ -157,7 +161,7 @@ class Operations:
         sensible = report.first >= 0 and end <= len(op.legs[leg])
         if sensible:  # else a confused worker: its pages stay unreported, hence not OK
             op.legs[leg][report.first : end] = report.statuses
-            if PageStatus.OK in report.statuses:
+            if _OK in report.statuses:
                 op.deadline_s = self._clock() + op.timeout_s
             op.keys = op.keys or report.keys
         self._advance(op, leg if report.final else None)

@@ -144,8 +144,9 @@ class Stays:
         """What the host holds of a node has changed: so may what the device owes."""
         if slot == HOST:
             self.reckon(node, DEVICE)
-            if node.parent is not None and node.parent.held:
-                self.reckon(node.parent, DEVICE)
+            parent = node.parent
+            if parent is not None and parent.held[DEVICE] is not None:
+                self.reckon(parent, DEVICE)
             for device in self._other_devices:
                 self.reckon(node, device)
         elif slot % NUM_TIERS == DEVICE:
