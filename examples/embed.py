@@ -32,7 +32,7 @@ def step() -> None:
 
 
 # 3. The store may be attached, changed and detached at any time, also under load.
-change = manager.attach_store(URL)
+change = manager.store.attach(URL)
 while not change.done:
     step()
 if change.error:

@@ -126,7 +126,7 @@ class Rig:
         self.stored: dict[str, set[PageKey]] = {name: set() for name in self.parts}
         """Keys in the scripted store, by component."""
         if store:
-            self.manager.attach_store("memory://")
+            self.manager.store.attach("memory://")
             self.run()
         self._requests = 0
 
@@ -201,7 +201,7 @@ class Rig:
         after each of these pages."""
         self.stored["full"].update(split_keys(key.page_keys()))
         for point in (key.num_pages,) if points is None else points:
-            for component in self.manager.core.components[1:]:
+            for component in self.manager.components[1:]:
                 keys = key.page_keys(*component.span(0, point))
                 self.stored[component.name].update(split_keys(keys))
 
@@ -212,14 +212,14 @@ class Rig:
     @property
     def kept_window(self) -> int:
         """Window pages that stay behind a point to go on from."""
-        window = window_of(self.manager.core.components)
+        window = window_of(self.manager.components)
         return 0 if window is None else window.kept_pages
 
     def in_store(self, key: PrefixKey) -> bool:
         """Has the store all that is needed to go on at the end of `key`?"""
         return all(
             self.stored[c.name].issuperset(split_keys(key.page_keys(*c.span(0, key.num_pages))))
-            for c in self.manager.core.components
+            for c in self.manager.components
         )
 
     def weight(self, num_pages: int) -> int:
@@ -333,11 +333,11 @@ class Rig:
         return slot_of(self.parts.index(component), tier)
 
     def free(self, tier: Tier, component: str = "full") -> int:
-        return self.manager.core.allocators[self.slot(component, tier)].num_free
+        return self.manager._core.allocators[self.slot(component, tier)].num_free
 
     def used(self, tier: Tier) -> dict[str, int]:
         """Pages of a tier's pools that are not free, by component."""
-        allocators = self.manager.core.allocators
+        allocators = self.manager._core.allocators
         pools = {name: allocators[self.slot(name, tier)] for name in self.parts}
         return {name: pool.num_pages - pool.num_free for name, pool in pools.items()}
 

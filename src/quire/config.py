@@ -124,7 +124,7 @@ class CacheConfig:
     snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
     num_ranks: int = 1
     event_buffer: int = 0
-    """Events kept for `take_events()`; 0 switches events off."""
+    """Events kept for `events.take()`; 0 switches events off."""
     threshold_pages: int = field(init=False)
     """The prefetch threshold in pages."""
     max_inflight_pages: int = field(init=False)

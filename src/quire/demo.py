@@ -162,7 +162,7 @@ class DemoEngine:
             ),
             clock=time.monotonic,
         )
-        change = self.manager.attach_store(url)
+        change = self.manager.store.attach(url)
         self._until(lambda: change.done)
         if change.error:
             self.close()

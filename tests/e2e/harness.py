@@ -126,7 +126,7 @@ class Engine:
         self._numbers = 0
         self.checked_pages = 0
         if url:
-            change = self.manager.attach_store(url)
+            change = self.manager.store.attach(url)
             self.until(lambda: change.done)
             assert change.error == "", change.error
 
@@ -190,7 +190,7 @@ class Engine:
         assert not self.manager.leases
         self.flush(Tier.DEVICE, Tier.HOST)
         for tier in Tier:
-            allocator = self.manager.core.allocators[tier]
+            allocator = self.manager._core.allocators[tier]
             assert allocator.num_free == allocator.num_pages, tier.name
         self.manager.check_invariants()
 

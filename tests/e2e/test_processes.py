@@ -41,7 +41,7 @@ def test_bytes_pass_unharmed_through_all_tiers_of_two_processes_c24(tmp_path):
 
         # From the device only, into another store: backup, then write.
         engine.flush(Tier.HOST)
-        change = engine.manager.attach_store(second)
+        change = engine.manager.store.attach(second)
         engine.until(lambda: change.done)
         assert change.error == ""
         for _ in range(2):
@@ -70,7 +70,7 @@ def test_a_killed_rank_ends_every_operation_and_the_cache_goes_on_c24(tmp_path):
             return waiting.done
 
         engine.until(served)
-        engine.until(lambda: bool(engine.manager.core.operations.lost_ranks))
+        engine.until(lambda: bool(engine.manager.operations.lost_ranks))
         # The engine may drain: what is on the device still matches, nothing new is started.
         assert engine.serve(doc(8, seed=1))[0] == 8
         late = engine.start(doc(6, seed=2))
@@ -82,7 +82,7 @@ def test_a_killed_rank_ends_every_operation_and_the_cache_goes_on_c24(tmp_path):
 def test_an_unusable_store_is_refused_by_all_ranks_and_nothing_is_lost(tmp_path):
     (tmp_path / "file").write_text("not a directory")
     with remote("") as engine:
-        change = engine.manager.attach_store(f"file://{tmp_path}/file")
+        change = engine.manager.store.attach(f"file://{tmp_path}/file")
         engine.until(lambda: change.done)
         assert "is a file, not a directory: give a directory" in change.error
         engine.until(lambda: engine.manager.store.state is StoreState.DETACHED)

@@ -19,11 +19,11 @@ def change_store(engine: Engine, turn: int, urls: list[str]) -> bool:
         return False
     kind = turn % 4
     if kind in (0, 2):
-        manager.attach_store(urls[turn // 2 % len(urls)])
+        manager.store.attach(urls[turn // 2 % len(urls)])
     elif kind == 1 and manager.store.state is StoreState.ATTACHED:
-        manager.clear_store()
+        manager.store.clear()
     else:
-        manager.detach_store()
+        manager.store.detach()
     return True
 
 
@@ -66,9 +66,9 @@ def test_a_cleared_store_is_filled_again_c18(tmp_path):
     url, key = f"file://{tmp_path}/store", doc(6, seed=1)
     with Engine(url) as engine:
         engine.serve(key)
-        change = engine.manager.clear_store()
+        change = engine.manager.store.clear()
         with pytest.raises(StoreError, match="being changed already"):
-            engine.manager.detach_store()
+            engine.manager.store.detach()
         engine.until(lambda: change.done)
         assert change.error == ""
         assert engine.serve(key) == (6, 0, 0, 0)  # used again, so written again
@@ -82,12 +82,12 @@ def test_a_detached_store_keeps_its_pages_for_the_next_attachment_c18(tmp_path):
     url, key = f"file://{tmp_path}/store", doc(6, seed=1)
     with Engine(url) as engine:
         engine.serve(key)
-        change = engine.manager.detach_store()
+        change = engine.manager.store.detach()
         engine.until(lambda: change.done)
         engine.flush(Tier.DEVICE, Tier.HOST)
         assert engine.serve(key) == (0, 0, 0, 6)
         engine.flush(Tier.DEVICE, Tier.HOST)
-        change = engine.manager.attach_store(url)
+        change = engine.manager.store.attach(url)
         engine.until(lambda: change.done)
         assert engine.serve(key) == (0, 0, 6, 0)
         engine.assert_all_pages_come_back()
@@ -96,7 +96,7 @@ def test_a_detached_store_keeps_its_pages_for_the_next_attachment_c18(tmp_path):
 def test_a_failed_attachment_says_why_and_the_cache_goes_on_c18(tmp_path):
     with Engine(f"file://{tmp_path}/store") as engine:
         engine.serve(doc(6, seed=1))
-        change = engine.manager.attach_store(f"file://{tmp_path}/no/such/directory")
+        change = engine.manager.store.attach(f"file://{tmp_path}/no/such/directory")
         engine.until(lambda: change.done)
         assert "does not exist: create it or correct the path" in change.error
         engine.until(lambda: engine.manager.store.state is StoreState.DETACHED)

@@ -243,7 +243,7 @@ class TreeAndManager(RuleBasedStateMachine):
             assert self._free(Tier.DEVICE) == free - (last - first) + len(removed["device"])
         else:
             assert not any(removed.values()), "gave up and evicted all the same"
-            if self.manager.idle and not self.manager.core.tree.stays.owing:
+            if self.manager.idle and not self.manager._core.tree.stays.owing:
                 may_go = self.model.device - self._on_leased_paths()
                 assert free + len(may_go) < last - first, "gave up with pages to evict"
         covered = self.manager.cover(lease, num_pages(lease.pages))
@@ -411,7 +411,7 @@ class TreeAndManager(RuleBasedStateMachine):
 
     def _evict(self, part: str, tier: Tier) -> None:
         free = self._free(tier, part)
-        freed = self.manager.evict(part, tier)
+        freed = self.manager.flush(tier, part)
         removed = self._follow_events(part)
         name = tier.name.lower()
         assert self._free(tier, part) - free >= freed
@@ -423,14 +423,14 @@ class TreeAndManager(RuleBasedStateMachine):
     @rule(pick=picks, tokens=token_lists)
     def match(self, pick: int, tokens: list[int]) -> None:
         """A match is right, idempotent, and changes nothing (C5)."""
-        state = self.manager.core.tree.changes
+        state = self.manager._core.tree.changes
         for wanted in (self.known[pick % len(self.known)], tokens):
             key = self.model.learn(wanted)
             first, second = self.manager.match(key), self.manager.match(key)
             assert first == second
             assert (first.num_device, first.num_host) == self.model.match(wanted)
-        assert self.manager.core.tree.changes == state
-        assert not self.manager.take_events().events
+        assert self.manager._core.tree.changes == state
+        assert not self.manager.events.take().events
 
     # ---- always ---------------------------------------------------------------------------------
 
@@ -482,7 +482,7 @@ class TreeAndManager(RuleBasedStateMachine):
         if hasattr(self, "manager"):
             stack: list[Node] = [
                 child
-                for root in self.manager.core.tree.roots.values()
+                for root in self.manager._core.tree.roots.values()
                 for child in (root.children or {}).values()
             ]
             while stack:
@@ -491,7 +491,7 @@ class TreeAndManager(RuleBasedStateMachine):
                 yield node
 
     def _key_chain(self, node: Node) -> bytes:
-        return self.manager.core.tree.keys_of(node)
+        return self.manager._core.tree.keys_of(node)
 
     def teardown(self) -> None:
         """Everything comes back, whatever state it is left in."""
@@ -503,8 +503,8 @@ class TreeAndManager(RuleBasedStateMachine):
         for tier in (Tier.DEVICE, Tier.HOST):
             self.manager.flush(tier)
         self.manager.check_invariants()
-        assert all(pool.num_free == pool.num_pages for pool in self.manager.core.allocators)
-        assert not self.manager.core.tree.roots
+        assert all(pool.num_free == pool.num_pages for pool in self.manager._core.allocators)
+        assert not self.manager._core.tree.roots
 
     # ---- inside ---------------------------------------------------------------------------------
 
@@ -518,7 +518,7 @@ class TreeAndManager(RuleBasedStateMachine):
 
     def _follow_events(self, part: str = "full") -> dict[str, list[Prefix]]:
         """Update the model; returns what was removed of a component, by tier."""
-        batch = self.manager.take_events()
+        batch = self.manager.events.take()
         assert batch.lost == 0
         removed: dict[str, list[Prefix]] = {"device": [], "host": []}
         locked = {name: self._locked_on_device(name) for name in self.parts}
@@ -553,7 +553,7 @@ class TreeAndManager(RuleBasedStateMachine):
 
     def _drains(self, tail: Node) -> bool:
         """Is a page of a failed load still on the path, for somebody who counted on it?"""
-        held = [holding for node in self.manager.core.tree.path(tail) for holding in node.held]
+        held = [holding for node in self.manager._core.tree.path(tail) for holding in node.held]
         return any(h is not None and h.state is Residency.DRAINING for h in held)
 
     def _on_leased_paths(self) -> set[Prefix]:
@@ -580,7 +580,7 @@ class TreeAndManager(RuleBasedStateMachine):
         return self.requests[pick % len(self.requests)]
 
     def _free(self, tier: Tier, part: str = "full") -> int:
-        return self.manager.core.allocators[slot_of(self.parts.index(part), tier)].num_free
+        return self.manager._core.allocators[slot_of(self.parts.index(part), tier)].num_free
 
 
 @pytest.mark.parametrize("kind", EvictionKind)

@@ -109,11 +109,11 @@ class Rig:
                 return
             if pending:
                 self.clock.advance_to(min(pending))
-        running = [str(op.kind) for op in self.manager.core.operations.running.values()]
+        running = [str(op.kind) for op in self.manager.operations.running.values()]
         raise AssertionError(f"it never came to rest: {running}, {pending}")
 
     def attach(self, url: str = "sim://one") -> None:
-        self.manager.attach_store(url)
+        self.manager.store.attach(url)
         self.settle()
 
     # ---- requests -------------------------------------------------------------------------------
@@ -186,6 +186,6 @@ class Rig:
         assert not self.manager.leases
         self.flush(Tier.DEVICE, Tier.HOST)
         self.manager.check_invariants()
-        for slot, allocator in enumerate(self.manager.core.allocators):
+        for slot, allocator in enumerate(self.manager._core.allocators):
             assert allocator.num_free == allocator.num_pages, f"pages of slot {slot} are missing"
-        assert not self.manager.core.tree.roots
+        assert not self.manager._core.tree.roots

@@ -50,8 +50,8 @@ class Load:
         elif chance < 0.19:
             self._abort()
         elif chance < 0.21:
-            component = self.random.choice(self.tiny.manager.core.components)
-            self.tiny.manager.evict(component.name, self.random.choice([Tier.DEVICE, Tier.HOST]))
+            component = self.random.choice(self.tiny.manager.components)
+            self.tiny.manager.flush(self.random.choice([Tier.DEVICE, Tier.HOST]), component.name)
         elif chance < 0.22:
             self.tiny.manager.flush(self.random.choice([Tier.DEVICE, Tier.HOST]))
         elif chance < 0.23:

@@ -35,10 +35,10 @@ def through_all_tiers(rig: Rig) -> None:
     rig.flush(Tier.DEVICE)
     abandon(rig, FIRST)
     if rig.manager.store.url:
-        rig.manager.clear_store()
+        rig.manager.store.clear()
     rig.settle()
     rig.serve(FIRST)
-    rig.manager.detach_store()
+    rig.manager.store.detach()
     rig.settle()
     rig.serve(SECOND)
     rig.finish()
@@ -91,7 +91,7 @@ def test_the_scenario_goes_through_all_tiers(mix: ComponentMix) -> None:
     counters = rig.manager.counters.snapshot()
     for name in ("backed_up_pages", "loaded_pages", "written_pages", "fetched_pages"):
         assert counters[name] > 0  # type: ignore[index]
-    for component in rig.manager.core.components:
+    for component in rig.manager.components:
         sent = {type(c) for c in rig.sent if getattr(c, "component", "") == component.name}
         assert sent == {Backup, Load, Write, Fetch, Probe}
 

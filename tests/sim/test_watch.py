@@ -124,7 +124,7 @@ def test_a_page_that_is_fetched_a_second_time_is_seen_c37(
 @pytest.mark.parametrize("is_waiting", [True, False])
 def test_a_prefetch_that_its_request_still_waits_for_is_missed_c38(is_waiting: bool) -> None:
     manager = watched()
-    manager.attach_store("sim://one")
+    manager.store.attach("sim://one")
     (attach,) = manager.step()
     assert isinstance(attach, AttachStore)
     manager.step([StoreChanged(attach.op, 0)])

@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
     "errors": set(),
     "sizes": {"errors"},
-    "messages": {"types"},
+    "messages": {"types", "keys"},
     "child": {"errors"},
     "keys": {"types", "errors"},
     "eviction": set(),

@@ -43,9 +43,9 @@ def test_splitting_never_changes_a_match_c5(unit: UnitKind) -> None:
 def test_match_is_a_pure_read_c5() -> None:
     rig = device_only()
     rig.cache(rig.doc(6, seed=1))
-    changes = rig.manager.core.tree.changes
+    changes = rig.manager._core.tree.changes
     rig.manager.match(rig.key(tokens_for(6, seed=1)[: 3 * PAGE]))
-    assert rig.manager.core.tree.changes == changes
+    assert rig.manager._core.tree.changes == changes
 
 
 def test_duplicate_insert_frees_exactly_the_duplicates_c6() -> None:
@@ -102,7 +102,7 @@ def test_eviction_frees_what_was_asked_and_no_needless_node_c7(kind: EvictionKin
     rig = device_only(device=60, eviction=kind)
     for seed in range(12):
         rig.cache(rig.doc(rng.randrange(1, 6), seed=seed))
-    core = rig.manager.core
+    core = rig.manager._core
     while rig.free(Tier.DEVICE) < 60:
         before, wanted = rig.free(Tier.DEVICE), rng.randrange(1, 8)
         sizes = sorted(n.num_pages for n in core.tree.roots[rig.namespace.digest].children.values())
@@ -120,7 +120,7 @@ def test_eviction_cost_does_not_depend_on_the_number_of_leaves_c7() -> None:
         rig = device_only(device=leaves)
         for seed in range(leaves):
             rig.cache(rig.doc(1, seed=seed))
-        core, looked = rig.manager.core, 0
+        core, looked = rig.manager._core, 0
         rule = core._may_go[Tier.DEVICE]
 
         def counting(holding: object) -> bool:
@@ -200,7 +200,7 @@ def test_node_keys_equal_keys_from_scratch_after_splits_c4(unit: UnitKind) -> No
         keys.append(rig.key(cut + tokens_for(2, seed=20 + n, unit=unit)))
     for key in keys:
         rig.cache(key)
-    tree = rig.manager.core.tree
+    tree = rig.manager._core.tree
     for key in keys:
         chain = b"".join(tree.keys_of(node) for node in tree.walk(key).nodes)
         assert chain == PrefixKey(rig.namespace, key.tokens).page_keys()
@@ -214,7 +214,7 @@ def test_sizes_and_counters_equal_their_definitions_c8() -> None:
         tokens = rng.choice(base)[: rng.randrange(1, 25)] + [rng.randrange(2) for _ in range(8)]
         rig.cache(rig.key(tokens))
         rig.manager.check_invariants()
-    core = rig.manager.core
+    core = rig.manager._core
     pages = [
         page
         for order in (core.tree.standing.orders[Tier.DEVICE],)

@@ -35,6 +35,7 @@ import numpy.typing as npt
 from quire.config import CacheConfig
 from quire.keys import Namespace, PrefixKey
 from quire.manager import CacheManager
+from quire.manager.inspection import inspect
 from quire.messages import (
     AttachStore,
     Backup,
@@ -50,7 +51,6 @@ from quire.messages import (
     Transferred,
     Write,
 )
-from quire.tree import Node
 from quire.types import PageKey, RequestId, num_pages, split_keys
 
 Progress = Callable[[str, int, int], None]
@@ -186,7 +186,7 @@ def measure(
     manager = CacheManager(config, clock=time.monotonic)
     worker = InstantWorker()
     if store:
-        manager.attach_store("memory://")
+        manager.store.attach("memory://")
         manager.step(worker.answer(manager.step()))
     namespace = Namespace("bench", "bfloat16", PAGE_SIZE)
     spent, reused, asked = 0.0, 0, 0
@@ -296,12 +296,10 @@ class InstantWorker:
 
 def metadata_bytes_per_token(manager: CacheManager) -> float:
     """Everything the tree and the allocators keep, per token that is cached somewhere."""
-    core = manager.core
-    total = sum(allocator.num_pages * 4 for allocator in core.allocators)
+    inside = inspect(manager)
+    total = sum(allocator.num_pages * 4 for allocator in inside.allocators)
     tokens = 0
-    stack: list[Node] = list(core.tree.roots.values())
-    while stack:
-        node = stack.pop()
+    for node in inside.nodes():
         tokens += node.num_pages * manager.config.page_size
         total += sys.getsizeof(node) + sys.getsizeof(node.tokens) + sys.getsizeof(node.held)
         total += sys.getsizeof(node.page_keys) if node.page_keys else 0
@@ -312,7 +310,6 @@ def metadata_bytes_per_token(manager: CacheManager) -> float:
         if node.children is not None:
             total += sys.getsizeof(node.children)
             total += sum(map(sys.getsizeof, node.children))
-            stack.extend(node.children.values())
     return total / max(1, tokens)
 
 

@@ -29,7 +29,6 @@ from quire.peer.messages import (
     ToAsker,
     Wait,
 )
-from quire.tree import slot_of
 from quire.types import HOST, PageStatus
 
 _MAX_REPAIRS = 4
@@ -214,12 +213,12 @@ class Asker:
         wanted = [h.wanted for h in (*moving, handover)]
         if self._room is not None and sum(wanted) > self._room():
             return False
-        for component in self._manager.core.components:
+        for component in self._manager.components:
             size = 0
             for last in wanted:
                 start, end = component.span(0, last)
                 size += end - start
-            if size > self._manager.core.allocators[slot_of(component.index, HOST)].num_pages:
+            if size > self._manager.pool_size(component, HOST):
                 return False
         return True
 
@@ -323,7 +322,7 @@ class Asker:
             return
         lease = handover.lease
         first = handover.promised if handover.restore is Half.PENDING else lease.tail.end
-        intake = self._manager.take_in(lease, handover.wanted, config.timeout_s)
+        intake = self._manager.offers.open(lease, handover.wanted, config.timeout_s)
         self._num_asked += 1
         name = f"{self._name}-{self._num_asked}"
         end = handover.wanted * self._manager.config.page_size * _TOKEN_BYTES
@@ -339,7 +338,7 @@ class Asker:
             priority=prompt.priority,
         )
         if not self.links.send(link, ask):
-            self._manager.end_intake(lease)
+            self._manager.offers.close(lease)
             self._next(handover, f"{link}: takes no messages")
             return
         handover.tries += 1
@@ -356,7 +355,7 @@ class Asker:
         if not handover.compute:  # it ends where the peer's does
             current.intake.last = min(handover.wanted, offer.last)
         source = PeerSource(hello.epoch, offer.grant, offer.start, hello.parts)
-        self._manager.offered(current.intake, offer.component, offer.first, offer.count, source)
+        self._manager.offers.take(current.intake, offer.component, offer.first, offer.count, source)
 
     # ---- when something goes wrong --------------------------------------------------------------
 
@@ -402,7 +401,7 @@ class Asker:
             ended = handover.stage is Stage.READY
             self.links.send(current.link, Done(current.id) if ended else Abort(current.id))
         if not handover.lease.released:
-            self._manager.end_intake(handover.lease)
+            self._manager.offers.close(handover.lease)
 
     def _fail(self, handover: Handover) -> None:
         if not handover.compute:  # it was worth a try

@@ -26,7 +26,6 @@ from quire.peer.messages import (
     Repair,
     Wait,
 )
-from quire.tree import slot_of
 from quire.types import HOST, RequestId
 
 _MAX_HOLDINGS = 4096
@@ -122,7 +121,7 @@ class Holder:
                 elif number > holding.repair and 0 <= first < last <= holding.export.last:
                     holding.repair = number
                     holding.completed = False
-                    self._manager.repair(holding.export, first, last)
+                    self._manager.exports.repair(holding.export, first, last)
             case Done() | Abort():
                 if holding is None:
                     self._remember_over(link, message.id)
@@ -179,11 +178,11 @@ class Holder:
         else:
             lease, found = self._what_is_there(name, ask)
             last = max(ask.first, lease.tail.end)
-        export = self._manager.export(ask.first, last)
+        export = self._manager.exports.open(ask.first, last)
         now = self._clock()
         holding = Holding(link, ask, name, export, lease, found, now, now, said_s=now)
-        holding.sizes = [0] * len(self._manager.core.components)
-        for component in self._manager.core.components:
+        holding.sizes = [0] * len(self._manager.components)
+        for component in self._manager.components:
             start, end = component.span(ask.first, last)
             holding.sizes[component.index] = end - start
         self.open[link, ask.id] = holding
@@ -209,7 +208,7 @@ class Holder:
         if not holding.begun and not self._may_begin(holding):
             return
         holding.begun = True
-        for grant in self._manager.grant(export, lease):
+        for grant in self._manager.exports.grant(export, lease):
             holding.offers += 1
             holding.said_s = self._clock()
             offer = Offer(
@@ -235,8 +234,7 @@ class Holder:
             return True
         for index, size in enumerate(holding.sizes):
             taken = sum(h.sizes[index] for h in begun)
-            slot = slot_of(index, HOST)
-            if taken + size > self._manager.core.allocators[slot].num_pages:
+            if taken + size > self._manager.pool_size(self._manager.components[index], HOST):
                 return False
         return True
 
@@ -262,7 +260,7 @@ class Holder:
     def _end(self, holding: Holding) -> None:
         del self.open[holding.link, holding.ask.id]
         self._remember_over(holding.link, holding.ask.id)
-        self._manager.end_export(holding.export)
+        self._manager.exports.close(holding.export)
         if holding.lease is not None:
             self._manager.release(holding.lease)
         else:

@@ -266,7 +266,7 @@ class Engine:
 
     def attach_and_wait(self, url: str) -> None:
         """At start, when there is nobody to hold up. Raises EngineError with the reason."""
-        change = self.manager.attach_store(url)
+        change = self.manager.store.attach(url)
         workers = self._executor.workers
         deadline = self._clock() + _ATTACH_TIMEOUT_S
         while not change.done and self._clock() < deadline:
@@ -321,7 +321,7 @@ class Engine:
         self._unobserved_s += seconds
         if any(segment.row is not None for segment in batch.segments):
             if 2 * self._unobserved_tokens >= self.scheduler.chunk_tokens:
-                self.manager.observe_prefill(self._unobserved_tokens, self._unobserved_s)
+                self.manager.costs.observe_prefill(self._unobserved_tokens, self._unobserved_s)
             self._unobserved_tokens, self._unobserved_s = 0, 0.0
 
     def _observe_lengths(self) -> None:

@@ -117,15 +117,15 @@ class Questions:
             case Flush(tiers):
                 self._flush(number, tiers)
             case Attach(url):
-                self._pending[number] = _Changing(manager.attach_store(url), self._store)
+                self._pending[number] = _Changing(manager.store.attach(url), self._store)
             case Detach():
-                self._pending[number] = _Changing(manager.detach_store(), self._store)
+                self._pending[number] = _Changing(manager.store.detach(), self._store)
             case Warm(tokens, salt):
                 self._warm(number, tokens, salt)
             case GetRequests():
                 self._reply(number, self._requests())
             case GetEvents(since):
-                self._events.take_in(manager.take_events())
+                self._events.take_in(manager.events.take())
                 self._reply(number, self._events.since(since))
             case GetKeys(tokens, salt):
                 self._reply(number, self._keys(tokens, salt))
@@ -140,7 +140,7 @@ class Questions:
         if unknown or not tiers:
             raise ConfigError(f"tiers: {unknown or tiers} is not a choice of device, host, store")
         manager = self._manager
-        change = manager.clear_store() if _STORE in tiers else None
+        change = manager.store.clear() if _STORE in tiers else None
         # The host first: a page that leaves the device is then not counted as kept there.
         flushed = Flushed(
             {name: manager.flush(tier) for name, tier in reversed(_TIERS.items()) if name in tiers}

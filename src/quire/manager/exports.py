@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from quire.components import Component, Guard
 from quire.manager.core import Core
+from quire.manager.lease import Lease
 from quire.manager.operations import Kind, Operation, OpState
 from quire.messages import Cancel, Serve
 from quire.tree import Node, slot_of
@@ -65,6 +66,7 @@ class Exporter:
         self._demand = demand
 
     def open(self, first: int, last: int) -> Export:
+        """Begin to let a peer read pages [first, last) of a prefix; see `grant`."""
         wanted = [_Wanted(c, *c.span(first, last)) for c in self._core.components]
         return Export(last, [w for w in wanted if w.next < w.end])
 
@@ -77,8 +79,11 @@ class Exporter:
             if start < end:
                 export.wanted.append(_Wanted(component, start, end))
 
-    def advance(self, export: Export, tail: Node) -> list[Grant]:
-        """Grant what has become READY on the path to `tail`, and see to it that the rest will."""
+    def grant(self, export: Export, lease: Lease) -> list[Grant]:
+        """What of an export can be read from now on. `lease` holds the prefix, or so much of it as
+        has been computed; call it again after every step until the export is complete."""
+        lease.require_live()
+        tail = lease.tail
         if export.closed or not self._core.healthy:
             return []
         grants: list[Grant] = []

@@ -21,18 +21,16 @@ from quire.errors import ConfigError, LeaseError
 from quire.keys import PrefixKey
 from quire.manager.core import Clock, Core
 from quire.manager.costs import CostModel
-from quire.manager.events import EventBatch
-from quire.manager.exports import Export, Exporter, Grant
-from quire.manager.fetches import Fetches, Intake, Prefetch
+from quire.manager.exports import Exporter
+from quire.manager.fetches import Fetches, Prefetch
 from quire.manager.lease import Lease, LoadState, PrefixMatch
 from quire.manager.loads import Loader
 from quire.manager.states import States
-from quire.manager.stores import StoreChange, StoreControl
+from quire.manager.stores import StoreControl
 from quire.manager.writes import Writer
 from quire.messages import (
     Command,
     Completion,
-    PeerSource,
     Probed,
     StoreChanged,
     Transferred,
@@ -73,22 +71,27 @@ class CacheManager:
         components: Sequence[Component] | None = None,
     ) -> None:
         self.config = config
-        self.core = Core(config, components or [FullAttention()], clock)
-        self.counters = self.core.counters
-        self.operations = self.core.operations
+        core = self._core = Core(config, components or [FullAttention()], clock)
+        self.components = core.components
+        self.counters = core.counters
+        self.operations = core.operations
         """In flight, ended, and lost ranks: to be read."""
+        self.events = core.events
         self.costs = CostModel(enabled=config.prefetch.cost_model, page_size=config.page_size)
-        self.store = StoreControl(self.core)
+        self.store = StoreControl(core)
         self.leases: set[Lease] = set()
         # What only models of several components need is None for the others: it costs nothing.
-        self._states = States(self.core) if len(self.core.components) > 1 else None
-        self._writer = Writer(self.core)
-        self._loader = Loader(self.core, self._states)
+        self._states = States(core) if len(core.components) > 1 else None
+        self._writer = Writer(core)
+        self._loader = Loader(core, self._states)
         self._fetches = Fetches(
-            self.core, self.costs, self._advance, self._streamed, self._let_go_of_copies
+            core, self.costs, self._advance, self._streamed, self._let_go_of_copies
         )
-        self._exporter = Exporter(self.core, self._writer.demand)
-        _check_pools(self.core)
+        self.offers = self._fetches.offers
+        """What peers bring."""
+        self.exports = Exporter(core, self._writer.demand)
+        """What peers are given to read."""
+        _check_pools(core)
 
     # ---- the life of a request ------------------------------------------------------------------
 
@@ -99,13 +102,13 @@ class CacheManager:
                 f"the key has pages of {key.namespace.page_size} units, this cache of "
                 f"{self.config.page_size}: build keys with the cache's page_size"
             )
-        walk = self.core.tree.walk(key)
+        walk = self._core.tree.walk(key)
         reachable, on_device = self._usable(walk, 0)
-        return PrefixMatch(key, on_device, reachable - on_device, walk, self.core.tree.changes)
+        return PrefixMatch(key, on_device, reachable - on_device, walk, self._core.tree.changes)
 
     def _usable(self, walk: Walk, first: int) -> tuple[int, int]:
         """Boundaries up to which a walk from page `first` is usable at all, and on the device."""
-        components, path = self.core.components, walk.nodes
+        components, path = self._core.components, walk.nodes
         if not path:
             return first, first
         on_device = usable_pages(components, path, first, walk.num_pages, host=False)
@@ -118,7 +121,7 @@ class CacheManager:
     ) -> Lease:
         """Protect what was matched. Matches again if the tree has changed since. `again`: the
         request has looked before, so this is no further use of what it found."""
-        if match.change != self.core.tree.changes:
+        if match.change != self._core.tree.changes:
             match = self.match(match.key)
         tail, device_tail, table = self._ends(match)
         node = tail
@@ -128,7 +131,7 @@ class CacheManager:
                 node.priority = max(node.priority, priority)
             node = node.parent
         self._writer.used(tail)
-        guards = self.core.protect(tail, device_tail)
+        guards = self._core.protect(tail, device_tail)
         lease = Lease(self, owner, match.key, priority, tail, device_tail, guards, table)
         if self._states is not None:
             seen = match.walk.num_pages
@@ -143,36 +146,31 @@ class CacheManager:
 
     def _ends(self, match: PrefixMatch) -> tuple[Node, Node, PageIds]:
         """Where a match ends, at all and on the device, and its device pages."""
-        root = self.core.tree.root(match.key)
+        root = self._core.tree.root(match.key)
         tail = self._cut(match.walk, match.num_pages) if match.num_pages else root
         device_tail = self._cut(match.walk, match.num_device) if match.num_device else root
         assert tail is not None
         assert device_tail is not None
         pages: list[bytes] = []
-        for node in self.core.tree.path(device_tail):
+        for node in self._core.tree.path(device_tail):
             holding = node.held[DEVICE]
             assert holding is not None
             pages.append(holding.pages)
         pages.reverse()
         return tail, device_tail, PageIds(b"".join(pages))
 
-    def prefetch(self, lease: Lease) -> Prefetch:
-        """Look in the store for what comes after the match, and fetch it if it is worth it."""
-        lease.require_live()
-        if lease.prefetch is None:
-            lease.prefetch = self._fetches.prefetches.start(lease, fetch=True)
-        else:
-            self._fetches.prefetches.fetch(lease.prefetch)
-        return lease.prefetch
+    def prefetch(self, lease: Lease, *, fetch: bool = True) -> Prefetch:
+        """Look in the store for what comes after the match, and fetch it if it is worth it.
 
-    def query_store(self, lease: Lease) -> Prefetch:
-        """Ask only how many pages after the match the store holds; `prefetch` may follow.
-
-        `num_hit` of the result is the answer once its state is PROBED (or DONE, declined).
+        Without `fetch` only ask: `num_hit` of the result is the answer once its state is PROBED (or
+        DONE, declined), and a call with `fetch` may follow.
         """
         lease.require_live()
+        prefetches = self._fetches.prefetches
         if lease.prefetch is None:
-            lease.prefetch = self._fetches.prefetches.start(lease, fetch=False)
+            lease.prefetch = prefetches.start(lease, fetch=fetch)
+        elif fetch:
+            prefetches.fetch(lease.prefetch)
         return lease.prefetch
 
     def ready(self, lease: Lease) -> bool:
@@ -221,12 +219,12 @@ class CacheManager:
 
     def room(self) -> int:
         """Device pages that could be had now: the free ones, and all that may be evicted."""
-        return self.core.room(DEVICE)
+        return self._core.room(DEVICE)
 
     def extend(self, lease: Lease, count: int) -> bool:
         """Give the request `count` private device pages. False: nothing was changed."""
         lease.require_live()
-        pages = self.core.reserve(DEVICE, count)
+        pages = self._core.reserve(DEVICE, count)
         if pages is None:
             self.counters.device_allocation_failures += 1
             return False
@@ -300,14 +298,14 @@ class CacheManager:
         if last <= first:
             return 0
         mine = PageIds(private[: (last - first) * PAGE_ID_BYTES])
-        done = self.core.tree.insert(lease.device_tail, key, last, DEVICE, mine, grow=True)
+        done = self._core.tree.insert(lease.device_tail, key, last, DEVICE, mine, grow=True)
         tail = done.tail
         shared = tail.end - first
         lease.private_pages = PageIds(private[shared * PAGE_ID_BYTES :])
         lease.tree_pages = PageIds(lease.tree_pages + done.pages)
         self.counters.committed_pages += shared
         if done.duplicate:
-            self.core.allocators[DEVICE].free(done.duplicate)
+            self._core.allocators[DEVICE].free(done.duplicate)
             self.counters.duplicate_pages += num_pages(done.duplicate)
         begin = done.grown_from
         for node in done.adopted:
@@ -330,64 +328,24 @@ class CacheManager:
         self._fetches.release(lease)
         self._loader.forget(lease)
         if lease.private_pages:
-            self.core.allocators[DEVICE].free(lease.private_pages)
+            self._core.allocators[DEVICE].free(lease.private_pages)
             lease.private_pages = NO_PAGES
         if lease.state is not None:
             self._hybrid.release(lease.state, lease.device_tail)
             self._writer.settled(self._hybrid.at_rest(lease.device_tail))
-        self.core.tree.touch(lease.tail)
-        self.core.unprotect(lease.guards)
+        self._core.tree.touch(lease.tail)
+        self._core.unprotect(lease.guards)
         if lease.state is not None:
-            self.core.tidy((lease.tail, lease.device_tail))
+            self._core.tidy((lease.tail, lease.device_tail))
         lease.end()
         if not lease.tail.named:  # else whoever still works on it will
-            self.core.rest(lease.tail)
-
-    # ---- peers ----------------------------------------------------------------------------------
-
-    def take_in(self, lease: Lease, last: int, timeout_s: float) -> Intake:
-        """Prepare for pages of the lease's prefix, up to page `last`, that a peer will offer."""
-        lease.require_live()
-        if lease.intake is not None:
-            self._fetches.offers.close(lease.intake)
-        lease.intake = self._fetches.offers.open(lease, last, timeout_s)
-        return lease.intake
-
-    def offered(
-        self, intake: Intake, component: str, first: int, count: int, source: PeerSource
-    ) -> None:
-        """A peer has pages [first, first + count): fetch those that are still wanted."""
-        self._fetches.offers.take(intake, component, first, count, source)
-
-    def end_intake(self, lease: Lease) -> None:
-        """No more is wanted from the peer; what has come and fits stays."""
-        if lease.intake is not None:
-            self._fetches.offers.close(lease.intake)
-            lease.intake = None
-
-    def export(self, first: int, last: int) -> Export:
-        """Begin to let a peer read pages [first, last) of a prefix; see `grant`."""
-        return self._exporter.open(first, last)
-
-    def grant(self, export: Export, lease: Lease) -> list[Grant]:
-        """What of an export can be read from now on. `lease` holds the prefix, or so much of it as
-        has been computed; call it again after every step until the export is complete."""
-        lease.require_live()
-        return self._exporter.advance(export, lease.tail)
-
-    def repair(self, export: Export, first: int, last: int) -> None:
-        """The peer wants pages [first, last) as well, or again."""
-        self._exporter.repair(export, first, last)
-
-    def end_export(self, export: Export) -> None:
-        """The peer has what it wanted, or is gone."""
-        self._exporter.close(export)
+            self._core.rest(lease.tail)
 
     # ---- the step -------------------------------------------------------------------------------
 
     def step(self, completions: Iterable[Completion] = ()) -> list[Command]:
         """Take in what workers reported, and give out what they should do next."""
-        operations = self.core.operations
+        operations = self._core.operations
         for report in completions:
             known = True
             match report:
@@ -401,18 +359,18 @@ class CacheManager:
                     operations.lose_rank(rank, reason)
             if not known:
                 self.counters.late_reports += 1
-        overdue = operations.expire(self.core.clock())
+        overdue = operations.expire(self._core.clock())
         if overdue:
             self.counters.overdue_operations += overdue
         self._fetches.flush()
         self._writer.flush()
-        commands, self.core.outbox = self.core.outbox, []
+        commands, self._core.outbox = self._core.outbox, []
         return commands
 
     def next_wakeup(self) -> float | None:
         """Clock time at which something is due without any report from a worker; None: never."""
         times = [
-            self.core.operations.next_deadline(),
+            self._core.operations.next_deadline(),
             self._writer.next_retry(),
             self._fetches.prefetches.next_timeout(),
         ]
@@ -421,7 +379,7 @@ class CacheManager:
     @property
     def idle(self) -> bool:
         """Nothing in flight, nothing waiting for the next step. (A retry may wait for its time.)"""
-        busy = self.core.operations.running or self.core.outbox
+        busy = self._core.operations.running or self._core.outbox
         waiting = self._writer.has_work or self._fetches.has_work
         return not (busy or waiting)
 
@@ -430,9 +388,13 @@ class CacheManager:
         """Host pages held by fetches at this moment."""
         return self._fetches.inflight_pages
 
+    def pool_size(self, component: Component, tier: Tier) -> int:
+        """Pages of a component's pool in a tier."""
+        return self._core.allocators[slot_of(component.index, tier)].num_pages
+
     def pools(self) -> list[PoolUse]:
         """What is used of every pool, and what of it cannot be evicted."""
-        core = self.core
+        core = self._core
         pools = []
         for component in core.components:
             for tier in Tier:
@@ -445,46 +407,26 @@ class CacheManager:
 
     # ---- administration -------------------------------------------------------------------------
 
-    def attach_store(self, url: str) -> StoreChange:
-        return self.store.attach(url)
-
-    def detach_store(self) -> StoreChange:
-        return self.store.detach()
-
-    def clear_store(self) -> StoreChange:
-        return self.store.clear()
-
-    def flush(self, tier: Tier) -> int:
-        """Evict everything from a tier that nobody uses, and without which nothing in the other
-        tier would become useless. Returns the pages freed."""
-        slots = [slot_of(component.index, tier) for component in self.core.components]
-        return sum(self.core.evict(slot, self.core.room(slot)) for slot in slots)
-
-    def evict(self, component: str, tier: Tier) -> int:
-        """Evict from a tier all that nobody uses of one component, whatever needs it in the other
-        tier. Returns the pages freed."""
-        stays = self.core.tree.stays
-        for known in self.core.components:
-            if known.name == component:
-                slot = slot_of(known.index, tier)
-                for node, owed in [debt for debt in stays.owing if debt[1] == slot]:
-                    stays.forgive(node, owed)
-                return self.core.evict(slot, self.core.room(slot))
-        names = ", ".join(c.name for c in self.core.components)
-        raise ConfigError(f"there is no component {component!r} here: there are {names}")
-
-    def observe_prefill(self, num_tokens: int, seconds: float) -> None:
-        """Tell the cost model how fast the engine recomputes."""
-        self.costs.observe_prefill(num_tokens, seconds)
-
-    def take_events(self) -> EventBatch:
-        return self.core.events.take()
+    def flush(self, tier: Tier, component: str | None = None) -> int:
+        """Evict from a tier everything that nobody uses and without which nothing in the other
+        tier would become useless; or all that nobody uses of one component, whatever needs it
+        there. Returns the pages freed."""
+        core, stays = self._core, self._core.tree.stays
+        chosen = [c for c in core.components if component in (None, c.name)]
+        if not chosen:
+            names = ", ".join(c.name for c in core.components)
+            raise ConfigError(f"there is no component {component!r} here: there are {names}")
+        slots = [slot_of(c.index, tier) for c in chosen]
+        if component is not None:
+            for node, owed in [debt for debt in stays.owing if debt[1] in slots]:
+                stays.forgive(node, owed)
+        return sum(core.evict(slot, core.room(slot)) for slot in slots)
 
     def check_invariants(self) -> None:
         """Raise InvariantError unless all bookkeeping is consistent. Cost grows with the cache."""
         from quire.manager.invariants import check
 
-        check(self.core, self.leases, self._fetches)
+        check(self._core, self.leases, self._fetches)
 
     # ---- inside ---------------------------------------------------------------------------------
 
@@ -500,7 +442,7 @@ class CacheManager:
             node = node.parent
         if isinstance(node, Root):
             return None
-        return node if node.end == end else self.core.tree.split(node, end - node.start)
+        return node if node.end == end else self._core.tree.split(node, end - node.start)
 
     def _advance(self, lease: Lease) -> None:
         """Extend a lease to what is now usable after its tail."""
@@ -508,7 +450,7 @@ class CacheManager:
             self._hold_host(lease)
             return
         first = lease.tail.end
-        walk = self.core.tree.walk(lease.key, lease.tail)
+        walk = self._core.tree.walk(lease.key, lease.tail)
         reachable, _ = self._usable(walk, first)
         tail = self._cut(walk, reachable) if reachable > first else None
         if tail is not None:
@@ -527,7 +469,7 @@ class CacheManager:
 
     def _hold_host(self, lease: Lease) -> None:
         """The lease protects of its prefix what the host has, to a point, and nothing else."""
-        core = self.core
+        core = self._core
         tail: Node = core.tree.root(lease.key)
         slots = [slot_of(c.index, HOST) for c in core.components]
         walk = core.tree.walk(lease.key)
@@ -544,7 +486,7 @@ class CacheManager:
         """A lease that had yielded takes what there is now."""
         lease.yielded = False
         tail, device_tail, table = self._ends(self.match(lease.key))
-        self._move(lease, tail, device_tail, table, self.core.protect(tail, device_tail))
+        self._move(lease, tail, device_tail, table, self._core.protect(tail, device_tail))
 
     def _move(
         self, lease: Lease, tail: Node, device_tail: Node, table: PageIds, guards: list[Guard]
@@ -555,21 +497,21 @@ class CacheManager:
         lease.guards = guards
         if lease.state is not None:
             self._hybrid.enter(lease.state, device_tail)
-        self.core.unprotect(old)
-        self.core.tidy(before)
+        self._core.unprotect(old)
+        self._core.tidy(before)
 
     def _repoint(self, lease: Lease, tail: Node) -> None:
         """Move the end of what the lease protects; never lets go before it has the new hold."""
         before, lease.tail = lease.tail, tail
-        old, lease.guards = lease.guards, self.core.protect(tail, lease.device_tail)
-        self.core.unprotect(old)
+        old, lease.guards = lease.guards, self._core.protect(tail, lease.device_tail)
+        self._core.unprotect(old)
         if lease.state is not None:
-            self.core.tidy((before, lease.device_tail))
+            self._core.tidy((before, lease.device_tail))
 
     def _committed(self, lease: Lease, node: Node, first: int) -> None:
         """The pages of `node` from page `first` on are shared now."""
         node.priority = max(node.priority, lease.priority)
-        self.core.announce_stored(node, DEVICE, first)
+        self._core.announce_stored(node, DEVICE, first)
         self._writer.committed(node)
 
 

@@ -83,10 +83,7 @@ class Operation:
         return bytes(PageStatus.FAILED if s == _UNREPORTED else s for s in merged)
 
     def all_ok(self) -> bool:
-        for statuses in self.legs.values():  # OK is 0
-            if any(statuses):
-                return False
-        return True
+        return not any(map(any, self.legs.values()))  # OK is 0
 
 
 def _leading_ok(statuses: bytearray) -> int:

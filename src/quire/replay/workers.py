@@ -36,7 +36,7 @@ class InstantWorkers:
         self._stored: OrderedDict[PageKey, None] = OrderedDict()
         """Coldest first."""
         if store_pages:
-            manager.attach_store("replay://")
+            manager.store.attach("replay://")
             self.settle()
 
     def settle(self) -> None:

@@ -8,10 +8,11 @@ quire.sim.watch compares: the one place where it looks behind the manager.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from quire.keys import chain_keys
 from quire.manager import CacheManager, EventKind, Lease, PrefetchState
+from quire.manager.inspection import inspect
 from quire.manager.operations import OpState
 from quire.sim.content import Oracle, Pools
 from quire.sim.report import SimulationError
@@ -31,11 +32,11 @@ from quire.types import (
 
 def audit(manager: CacheManager, oracle: Oracle, pools: Pools, ranks: list[int]) -> int:
     """Check every READY page on `ranks`, and all names; returns how many pages were checked."""
-    _check_keys(manager.core.tree)
+    _check_keys(inspect(manager).tree)
     _check_leases(manager)
     checked = 0
-    for node, contents in _contents(manager.core.tree, oracle):
-        for component in manager.core.components:
+    for node, contents in _contents(inspect(manager).tree, oracle):
+        for component in manager.components:
             due = contents[-1:] if component.is_point else contents
             for tier in Tier:
                 holding = node.held[slot_of(component.index, tier)]
@@ -70,7 +71,7 @@ def _check_leases(manager: CacheManager) -> None:
     for lease in manager.leases:
         key = lease.key
         for tail in (lease.tail, lease.device_tail):
-            for node in manager.core.tree.path(tail):
+            for node in inspect(manager).tree.path(tail):
                 if not key.data.startswith(node.tokens, node.start * key.page_bytes):
                     raise SimulationError(f"{lease.owner} stands on {node} of another prompt")
 
@@ -101,7 +102,7 @@ class EventMirror:
         self._complete = True
 
     def follow(self, manager: CacheManager) -> None:
-        batch = manager.take_events()
+        batch = manager.events.take()
         self._complete = self._complete and batch.lost == 0
         for event in batch.events:
             if event.tier == "store":
@@ -119,26 +120,17 @@ class EventMirror:
         """The mirror must equal the tree."""
         if not self._complete:
             return
-        core = manager.core
-        for component in core.components:
+        inside = inspect(manager)
+        for component in inside.components:
             for tier in Tier:
                 ready: set[PageKey] = set()
-                for node in _nodes(core.tree.roots.values()):
+                for node in inside.nodes():
                     holding = node.held[slot_of(component.index, tier)]
                     if holding is not None and holding.state is Residency.READY:
-                        ready.update(split_keys(core.keys_of(node, component)))
+                        ready.update(split_keys(inside.keys_of(node, component)))
                 name = tier.name.lower()
                 seen = self._held[name, component.name]
                 _require(ready == seen, f"a subscriber sees another {name} pool")
-
-
-def _nodes(roots: Iterable[Root]) -> Iterator[Node]:
-    stack: list[Node] = list(roots)
-    while stack:
-        node = stack.pop()
-        stack.extend((node.children or {}).values())
-        if not isinstance(node, Root):
-            yield node
 
 
 def _require(condition: bool, what: str) -> None:
@@ -152,7 +144,7 @@ def _require(condition: bool, what: str) -> None:
 def ready_host_pages(manager: CacheManager) -> frozenset[int]:
     """Host pages of `full` that can be used."""
     found: list[int] = []
-    for node in _nodes(manager.core.tree.roots.values()):
+    for node in inspect(manager).nodes():
         holding = node.held[HOST]
         if holding is not None and holding.state is Residency.READY:
             found += page_array(holding.pages).tolist()
@@ -167,14 +159,11 @@ def evicted_from_host(manager: CacheManager) -> int:
 
 def imprint(manager: CacheManager) -> dict[str, int]:
     """Numbers that change with whatever a call does, but for counting that it said no."""
-    core = manager.core
-    found = {f"free pages of slot {i}": a.num_free for i, a in enumerate(core.allocators)}
-    found |= {"changes of the tree": core.tree.changes, "commands": len(core.outbox)}
+    inside = inspect(manager)
+    found = {f"free pages of slot {i}": a.num_free for i, a in enumerate(inside.allocators)}
+    found |= {"changes of the tree": inside.tree.changes, "commands": inside.num_commands}
     found["locks"] = sum(
-        holding.locks
-        for node in _nodes(core.tree.roots.values())
-        for holding in node.held
-        if holding is not None
+        holding.locks for node in inside.nodes() for holding in node.held if holding is not None
     )
     counted = manager.counters.snapshot().items()
     refusals = ("_failures", "_declined", "_skipped")
@@ -184,7 +173,7 @@ def imprint(manager: CacheManager) -> dict[str, int]:
 
 def is_awaited(manager: CacheManager, op: OperationId) -> bool:
     """Is it under way, and does somebody wait for it?"""
-    operation = manager.core.operations.running.get(op)
+    operation = manager.operations.running.get(op)
     return operation is not None and operation.state is OpState.RUNNING
 
 

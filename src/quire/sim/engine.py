@@ -205,7 +205,7 @@ class SimEngine:
         self.compute.run(lease, request.expected, first, last, save=save)
         request.num_computed = last
         self.tally.computed_pages += last - first
-        self.manager.observe_prefill((last - first) * self.manager.config.page_size, 0.01)
+        self.manager.costs.observe_prefill((last - first) * self.manager.config.page_size, 0.01)
         if self.rng.random() < 0.8:
             self.manager.commit(lease, request.key[:last])
         self._enter(request, RequestState.RUNNING)

@@ -29,7 +29,7 @@ class Operator:
         self._asked_s = 0.0
 
     def attach(self) -> None:
-        self._ask(lambda: self._manager.attach_store(self._rng.choice(_URLS)))
+        self._ask(lambda: self._manager.store.attach(self._rng.choice(_URLS)))
 
     def tend(self) -> None:
         """A store that went away comes back before long."""
@@ -44,8 +44,8 @@ class Operator:
         if luck < 0.15:
             manager.flush(rng.choice(list(Tier)))
         elif luck < 0.3:
-            component = rng.choice(manager.core.components)
-            manager.evict(component.name, rng.choice(list(Tier)))
+            component = rng.choice(manager.components)
+            manager.flush(rng.choice(list(Tier)), component.name)
         elif luck < 0.6:  # as after a restart: only the store is left
             manager.flush(Tier.DEVICE)
             manager.flush(Tier.HOST)
@@ -53,9 +53,9 @@ class Operator:
             self._stores.forget(rng, rng.randrange(1, 6))
         elif manager.store.state is StoreState.ATTACHED:
             if luck < 0.9:
-                self._ask(manager.detach_store)
+                self._ask(manager.store.detach)
             elif luck < 0.93:
-                self._ask(manager.clear_store)
+                self._ask(manager.store.clear)
             else:
                 self.attach()
 

@@ -10,6 +10,7 @@ from hashlib import blake2b
 from random import Random
 
 from quire.manager import CacheManager
+from quire.manager.inspection import inspect
 from quire.messages import encode
 from quire.sim.audit import EventMirror, audit
 from quire.sim.clock import VirtualClock
@@ -190,7 +191,7 @@ class Simulation:
             self.clock.advance_to(min(waiting))
 
     def _unfinished(self) -> str:
-        running = [f"{op.kind} {op.id}" for op in self.manager.core.operations.running.values()]
+        running = [f"{op.kind} {op.id}" for op in self.manager.operations.running.values()]
         requests = [f"{r.id} {r.state.name}" for r in self.engine.requests]
         return f"operations {running}, requests {requests}"
 
@@ -200,12 +201,12 @@ class Simulation:
             raise SimulationError(f"{len(self.manager.leases)} leases are left")
         for tier in (Tier.DEVICE, Tier.HOST):
             self.manager.flush(tier)
-        for slot, allocator in enumerate(self.manager.core.allocators):
+        for slot, allocator in enumerate(inspect(self.manager).allocators):
             if allocator.num_free != allocator.num_pages:
                 missing = allocator.num_pages - allocator.num_free
                 raise SimulationError(f"{missing} pages of slot {slot} never came back")
         self.manager.check_invariants()
-        if self.manager.core.tree.roots:
+        if inspect(self.manager).tree.roots:
             raise SimulationError("the tree is not empty although nothing is cached")
 
 

@@ -92,8 +92,8 @@ class WatchedManager(CacheManager):
         self._look_at_host("acquire")
         return lease
 
-    def prefetch(self, lease: Lease) -> Prefetch:
-        prefetch = super().prefetch(lease)
+    def prefetch(self, lease: Lease, *, fetch: bool = True) -> Prefetch:
+        prefetch = super().prefetch(lease, fetch=fetch)
         self._look_at_host("prefetch")
         return prefetch
 
@@ -120,13 +120,8 @@ class WatchedManager(CacheManager):
             self._look_at_fetches(commands)
         return commands
 
-    def flush(self, tier: Tier) -> int:
-        count = super().flush(tier)
-        self._remember_host()
-        return count
-
-    def evict(self, component: str, tier: Tier) -> int:
-        count = super().evict(component, tier)
+    def flush(self, tier: Tier, component: str | None = None) -> int:
+        count = super().flush(tier, component)
         self._remember_host()
         return count
 

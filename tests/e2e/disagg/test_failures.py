@@ -142,7 +142,7 @@ def test_device_allocation_failing_c26(
 ) -> None:
     with pair(subject, _url(folder), decode_options=WAIT) as both:
         turns = _warmed(both, subject)
-        core, refused = both.decode.manager.core, []
+        core, refused = both.decode.manager._core, []
         room, allocator = core.room, core.allocators[DEVICE]
         allocate = allocator.allocate
 

@@ -93,7 +93,7 @@ class EngineRig:
     def evict(self, component: str, *tiers: Tier) -> int:
         """Pages of this component that are gone; everything else stays, as far as it can."""
         self.settle()
-        gone = sum(self.manager.evict(component, tier) for tier in tiers)
+        gone = sum(self.manager.flush(tier, component) for tier in tiers)
         self.settle()
         return gone
 

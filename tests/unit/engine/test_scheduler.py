@@ -253,7 +253,7 @@ def test_the_cost_model_hears_of_full_batches_only(monkeypatch):
     """The tail after a hit takes long per token; it must not make recomputing look slow."""
     observed = []
     with TinyEngine(chunk_tokens=16) as tiny:
-        monkeypatch.setattr(tiny.manager, "observe_prefill", lambda n, _: observed.append(n))
+        monkeypatch.setattr(tiny.manager.costs, "observe_prefill", lambda n, _: observed.append(n))
         tiny.answer(PROMPT, 3)
         assert observed == [30]
         tiny.answer(PROMPT, 3)

@@ -40,9 +40,9 @@ def settle(tiny: TinyEngine) -> None:
     tiny.run()
     for tier in Tier:
         tiny.manager.flush(tier)
-    for component in tiny.manager.core.components:
+    for component in tiny.manager.components:
         for tier in Tier:
-            allocator = tiny.manager.core.allocators[component.index * 2 + tier]
+            allocator = tiny.manager._core.allocators[component.index * 2 + tier]
             assert allocator.num_free == allocator.num_pages
 
 

@@ -179,9 +179,9 @@ def test_pages_that_came_before_one_of_their_requests_left_are_not_fetched_again
 def test_what_one_peer_sends_for_two_requests_is_read_once_c37() -> None:
     rig = Rig(store=False)
     leases = [rig.acquire(rig.doc(6, seed=1)) for _ in range(2)]
-    intakes = [rig.manager.take_in(lease, 6, 10.0) for lease in leases]
+    intakes = [rig.manager.offers.open(lease, 6, 10.0) for lease in leases]
     for grant, intake in enumerate(intakes):
-        rig.manager.offered(intake, "full", 0, 6, source(grant))
+        rig.manager.offers.take(intake, "full", 0, 6, source(grant))
     rig.step()
     rig.answer(rig.take(Fetch), statuses=OK)
     rig.step()
@@ -194,9 +194,9 @@ def test_what_one_peer_sends_for_two_requests_is_read_once_c37() -> None:
 def test_what_failed_for_one_is_read_by_the_other_from_its_own_offer_c37() -> None:
     rig = Rig(store=False)
     leases = [rig.acquire(rig.doc(6, seed=1)) for _ in range(2)]
-    intakes = [rig.manager.take_in(lease, 6, 10.0) for lease in leases]
+    intakes = [rig.manager.offers.open(lease, 6, 10.0) for lease in leases]
     for grant, intake in enumerate(intakes):
-        rig.manager.offered(intake, "full", 0, 6, source(grant))
+        rig.manager.offers.take(intake, "full", 0, 6, source(grant))
     rig.step()
     rig.answer(rig.take(Fetch), statuses=[OK, OK, PageStatus.FAILED, OK, OK, OK])
     rig.step()
@@ -249,8 +249,8 @@ def test_no_prompt_takes_the_whole_budget_while_others_wait_c15() -> None:
 def test_pages_from_peers_count_for_the_same_budget_c15() -> None:
     rig = Rig(host=40, prefetch=WAIT | {"max_inflight_share": 0.25})
     theirs = rig.acquire(rig.doc(20, seed=1))
-    intake = rig.manager.take_in(theirs, 20, 10.0)
-    rig.manager.offered(intake, "full", 0, 20, source(1))
+    intake = rig.manager.offers.open(theirs, 20, 10.0)
+    rig.manager.offers.take(intake, "full", 0, 20, source(1))
     rig.step()
     fetch = rig.take(Fetch)
     assert num_pages(fetch.host) == rig.manager.inflight_pages == 10

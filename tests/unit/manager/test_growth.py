@@ -16,7 +16,7 @@ from support import PAGE, Rig, tokens_for
 def nodes(rig: Rig) -> list[tuple[int, int]]:
     """First and last page of every node, the root's apart."""
     found: list[tuple[int, int]] = []
-    stack: list[Node] = list(rig.manager.core.tree.roots.values())
+    stack: list[Node] = list(rig.manager._core.tree.roots.values())
     while stack:
         node = stack.pop()
         stack += (node.children or {}).values()
@@ -102,7 +102,7 @@ def test_events_name_each_page_once_however_it_was_committed_c39() -> None:
     rig = Rig(device=64, host=0, store=False, event_buffer=1000)
     lease = rig.acquire(rig.doc(8, seed=1))
     commit_in_pieces(rig, lease, 8, 1, step=False)
-    keys = b"".join(event.keys for event in rig.manager.take_events().events)
+    keys = b"".join(event.keys for event in rig.manager.events.take().events)
     assert keys == lease.key.page_keys()
     rig.manager.release(lease)
 

@@ -43,7 +43,7 @@ def finish(rig: Rig, lease: Lease) -> None:
 def assert_empty(rig: Rig) -> None:
     for tier in Tier:
         assert not any(rig.used(tier).values())
-    assert rig.manager.core.tree.roots == {}
+    assert rig.manager._core.tree.roots == {}
 
 
 # ---- C19: where a match ends --------------------------------------------------------------------
@@ -89,7 +89,7 @@ def test_components_may_lie_in_different_tiers_and_only_what_lacks_is_loaded_c19
     rig = Rig(mix=mix, store=False)
     key = rig.doc(6, seed=1)
     rig.cache(key)
-    rig.manager.evict(part, Tier.DEVICE)
+    rig.manager.flush(Tier.DEVICE, part)
     assert rig.matched(key) == (0, 6)
     lease = rig.acquire(key)
     assert rig.manager.load(lease) == 6
@@ -158,7 +158,7 @@ def test_shared_snapshot_is_never_given_out_to_be_written_c20(mix: str) -> None:
 def snapshots_of(rig: Rig, key: PrefixKey) -> list[int]:
     """Device slots of the snapshots along a key."""
     slot, found = rig.slot("recurrent", Tier.DEVICE), list[int]()
-    for node in rig.manager.core.tree.walk(key).nodes:
+    for node in rig.manager._core.tree.walk(key).nodes:
         holding = node.held[slot]
         found += page_array(holding.pages if holding is not None else PageIds(b"")).tolist()
     return found
@@ -318,7 +318,7 @@ def test_window_on_its_way_is_neither_shared_nor_replaced_c20(mix: str, arrives:
     key = rig.doc(6, seed=1)
     late = rig.acquire(key)  # before there is anything: it computes all of it
     rig.cache(key)
-    rig.manager.evict("window", Tier.DEVICE)
+    rig.manager.flush(Tier.DEVICE, "window")
     early = rig.acquire(key)
     assert rig.manager.load(early) == 6
     rig.step()
@@ -662,10 +662,10 @@ def test_losing_a_component_in_its_last_tier_takes_all_else_along_c23(
     rig.cache(key)
     held = rig.used(tiers[0])
     assert held == rig.used(tiers[1])
-    assert rig.manager.evict(part, tiers[0]) == held[part]
+    assert rig.manager.flush(tiers[0], part) == held[part]
     assert rig.used(tiers[0]) == held | {part: 0}  # the others stay where they are
     assert rig.matched(key) == ((6, 0) if tiers[0] is Tier.HOST else (0, 6))
-    assert rig.manager.evict(part, tiers[1]) == held[part]
+    assert rig.manager.flush(tiers[1], part) == held[part]
     assert rig.matched(key) == (0, 0)
     assert_empty(rig)
 
@@ -678,7 +678,7 @@ def test_what_others_can_go_on_from_stays_c23(mix: str, part: str) -> None:
     rig.cache_with_point(key, 3)
     lease = rig.acquire(key[:3])
     for tier in (Tier.HOST, Tier.DEVICE):
-        rig.manager.evict(part, tier)
+        rig.manager.flush(tier, part)
     assert rig.matched(key) == (3, 0)
     for tier in Tier:
         assert rig.used(tier)["full"] == 3
@@ -693,7 +693,7 @@ def test_snapshot_in_the_middle_of_a_path_takes_nothing_along_c23(mix: str) -> N
         rig.cache(key[:turn])
     lease = rig.acquire(key)
     for tier in (Tier.HOST, Tier.DEVICE):
-        rig.manager.evict("recurrent", tier)
+        rig.manager.flush(tier, "recurrent")
     assert matched_at(rig, key) == [0, 0, 0, 0, 0, 0, 6]
     assert rig.used(Tier.DEVICE)["full"] == rig.used(Tier.HOST)["full"] == 6
     finish(rig, lease)
@@ -709,7 +709,7 @@ def test_what_a_lease_uses_is_not_evicted_c23(mix: str, tier: Tier) -> None:
         rig.manager.flush(Tier.DEVICE)
     lease = rig.acquire(key)
     for part in rig.parts:
-        rig.manager.evict(part, tier)
+        rig.manager.flush(tier, part)
     assert sum(rig.matched(key)) == 6
     assert rig.manager.load(lease) == lease.num_device - rig.matched(key)[0]
     rig.run()
@@ -886,9 +886,9 @@ def test_a_load_for_which_no_window_has_room_splits_nothing_c34() -> None:
     other = rig.compute(rig.doc(3, seed=2))
     assert rig.manager.extend(other, 1)
     lease = rig.acquire(wanted)
-    before = rig.manager.core.tree.changes
+    before = rig.manager._core.tree.changes
     assert rig.manager.load(lease) == 0
-    assert rig.manager.core.tree.changes == before
+    assert rig.manager._core.tree.changes == before
     finish(rig, other)
     assert rig.manager.load(lease) == 3
     finish(rig, lease)

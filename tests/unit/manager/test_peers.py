@@ -35,14 +35,14 @@ def test_what_is_computed_is_backed_up_and_granted_whatever_the_write_policy(mix
     rig = Rig(mix=mix, store=False, write=WriteConfig(WritePolicy.WRITE_BACK))
     key = rig.doc(LAST, seed=1)
     lease = rig.compute(key)
-    export = rig.manager.export(2, LAST)
-    assert rig.manager.grant(export, lease) == []  # it is only on the device
+    export = rig.manager.exports.open(2, LAST)
+    assert rig.manager.exports.grant(export, lease) == []  # it is only on the device
     rig.step()
     rig.answer_all(Backup)
-    grants = rig.manager.grant(export, lease)
+    grants = rig.manager.exports.grant(export, lease)
     assert export.complete
     assert {(g.component, g.first, g.first + g.count) for g in grants} == {
-        (c.name, *c.span(2, LAST)) for c in rig.manager.core.components
+        (c.name, *c.span(2, LAST)) for c in rig.manager.components
     }
     rig.manager.release(lease)
     rig.step()
@@ -51,7 +51,7 @@ def test_what_is_computed_is_backed_up_and_granted_whatever_the_write_policy(mix
     rig.manager.check_invariants()
     for grant in grants:
         assert rig.free(Tier.HOST, grant.component) <= 64 - grant.count
-    rig.manager.end_export(export)
+    rig.manager.exports.close(export)
     rig.step()
     assert {c.op for c in rig.take_all(Cancel)} == {g.op for g in grants}
     rig.manager.flush(Tier.HOST)
@@ -67,16 +67,16 @@ def test_pages_are_granted_as_they_are_computed() -> None:
     rig = Rig(store=False)
     key = rig.doc(LAST, seed=1)
     lease = rig.acquire(key)
-    export = rig.manager.export(0, LAST)
+    export = rig.manager.exports.open(0, LAST)
     granted: list[Grant] = []
     for stop in (2, 3, LAST):
         assert rig.grow(lease, key[:stop])
         rig.step()
         rig.answer_all(Backup)
-        granted += rig.manager.grant(export, lease)
+        granted += rig.manager.exports.grant(export, lease)
         assert sum(g.count for g in granted) == stop
     assert [(g.first, g.count) for g in granted] == [(0, 2), (2, 1), (3, 3)]
-    rig.manager.end_export(export)
+    rig.manager.exports.close(export)
     rig.manager.release(lease)
 
 
@@ -85,13 +85,13 @@ def test_a_repair_grants_pages_before_those_that_were_asked_for_c26() -> None:
     key = rig.doc(LAST, seed=1)
     lease = rig.compute(key)
     rig.run()
-    export = rig.manager.export(4, LAST)
-    (first,) = rig.manager.grant(export, lease)
-    rig.manager.repair(export, 1, 4)
+    export = rig.manager.exports.open(4, LAST)
+    (first,) = rig.manager.exports.grant(export, lease)
+    rig.manager.exports.repair(export, 1, 4)
     assert not export.complete
-    (second,) = rig.manager.grant(export, lease)
+    (second,) = rig.manager.exports.grant(export, lease)
     assert ((first.first, first.count), (second.first, second.count)) == ((4, 2), (1, 3))
-    rig.manager.end_export(export)
+    rig.manager.exports.close(export)
     rig.manager.release(lease)
 
 
@@ -100,13 +100,13 @@ def test_a_repair_grants_pages_before_those_that_were_asked_for_c26() -> None:
 
 def opened(rig: Rig, pages: int = LAST) -> tuple[Lease, Intake]:
     lease = rig.acquire(rig.doc(pages, seed=1))
-    return lease, rig.manager.take_in(lease, pages, 10.0)
+    return lease, rig.manager.offers.open(lease, pages, 10.0)
 
 
 def offer_all(rig: Rig, intake: Intake) -> None:
-    for number, component in enumerate(rig.manager.core.components):
+    for number, component in enumerate(rig.manager.components):
         first, last = component.span(0, LAST)
-        rig.manager.offered(intake, component.name, first, last - first, source(number))
+        rig.manager.offers.take(intake, component.name, first, last - first, source(number))
 
 
 @every_mix
@@ -129,8 +129,8 @@ def test_what_comes_is_usable_and_is_nobodys_when_it_is_not_wanted_any_more(mix:
 def test_pages_may_come_in_any_order_and_twice(mix: str) -> None:
     rig = Rig(mix=mix, store=False)
     lease, intake = opened(rig)
-    rig.manager.offered(intake, "full", 3, 3, source(1))
-    rig.manager.offered(intake, "full", 3, 3, source(1))
+    rig.manager.offers.take(intake, "full", 3, 3, source(1))
+    rig.manager.offers.take(intake, "full", 3, 3, source(1))
     rig.step()
     (late,) = rig.take_all(Fetch)
     rig.answer(late, statuses=OK)
@@ -157,7 +157,7 @@ def test_pages_that_do_not_come_are_named_and_may_be_offered_again_c26() -> None
     assert intake.failed == [(2, PageStatus.FAILED), (4, PageStatus.FAILED)]
     assert lease.num_host == 2
     intake.failed.clear()
-    rig.manager.offered(intake, "full", 2, 3, source(2))
+    rig.manager.offers.take(intake, "full", 2, 3, source(2))
     rig.step()
     pieces = rig.take_all(Fetch)
     assert [(num_pages(c.host), c.source and c.source.first) for c in pieces] == [(1, 0), (1, 2)]
@@ -171,10 +171,10 @@ def test_pages_that_do_not_come_are_named_and_may_be_offered_again_c26() -> None
 def test_release_gives_back_what_has_come_and_what_is_on_its_way_c28(mix: str) -> None:
     rig = Rig(mix=mix, store=False)
     lease, intake = opened(rig)
-    rig.manager.offered(intake, "full", 4, 2, source(1))
+    rig.manager.offers.take(intake, "full", 4, 2, source(1))
     rig.step()
     rig.answer(rig.take(Fetch), statuses=OK)
-    rig.manager.offered(intake, "full", 0, 2, source(2))
+    rig.manager.offers.take(intake, "full", 0, 2, source(2))
     rig.step()
     late = rig.take(Fetch)
     rig.manager.release(lease)
@@ -189,8 +189,8 @@ def test_release_gives_back_what_has_come_and_what_is_on_its_way_c28(mix: str) -
 def test_a_full_host_delays_what_is_offered_and_loses_nothing() -> None:
     rig = Rig(store=False, host=8)
     blocker = rig.acquire(rig.doc(6, seed=2))
-    intake = rig.manager.take_in(blocker, 6, 10.0)
-    rig.manager.offered(intake, "full", 0, 6, source(1))
+    intake = rig.manager.offers.open(blocker, 6, 10.0)
+    rig.manager.offers.take(intake, "full", 0, 6, source(1))
     rig.step()
     lease, waiting = opened(rig)
     offer_all(rig, waiting)
@@ -242,9 +242,9 @@ def test_window_pages_that_no_prefix_ends_behind_any_more_are_let_go(by: str) ->
     rig.cache_in_store(key)
     lease = rig.acquire(key)
     if by == "peer":
-        intake = rig.manager.take_in(lease, 10, 10.0)
-        rig.manager.offered(intake, "full", 0, 10, source())
-        rig.manager.offered(intake, "window", 7, 3, source())
+        intake = rig.manager.offers.open(lease, 10, 10.0)
+        rig.manager.offers.take(intake, "full", 0, 10, source())
+        rig.manager.offers.take(intake, "window", 7, 3, source())
     else:
         rig.manager.prefetch(lease)
     rig.run()

@@ -135,7 +135,7 @@ def test_allocation_after_truncation_may_fail_too_c12(
     def refuse(sizes: list[tuple[int, int]]) -> None:
         asked.append(sizes[0][1])
 
-    monkeypatch.setattr(rig.manager.core, "reserve_all", refuse)
+    monkeypatch.setattr(rig.manager._core, "reserve_all", refuse)
     lease, prefetch = fetch(rig, key)
     assert asked == [WANTED, 5]
     assert prefetch.declined is Decline.ALLOCATION_FAILED
@@ -160,7 +160,7 @@ def test_truncation_changes_neither_anchor_nor_keys_c13(
     }
     for command in commands:
         rig.answer(command)
-    tree = rig.manager.core.tree
+    tree = rig.manager._core.tree
     nodes = tree.walk(key).nodes
     assert nodes[0].end == 2
     assert b"".join(n.page_keys or b"" for n in nodes) == scratch.page_keys(0, 2 + free)
@@ -190,7 +190,7 @@ def test_probe_events_and_store_use_the_same_keys_c2() -> None:
     rig = Rig(unit=UnitKind.PAIR, event_buffer=100)
     key = rig.doc(5, seed=1)
     rig.cache(key)
-    events = rig.manager.take_events().events
+    events = rig.manager.events.take().events
     wanted = PrefixKey(rig.namespace, key.tokens).page_keys()
     assert {(e.tier, e.keys) for e in events} == {(t, wanted) for t in ("device", "host", "store")}
     assert rig.stored == {"full": set(split_keys(wanted))}
@@ -241,7 +241,7 @@ def test_hit_length_can_be_asked_for_alone_and_fetched_later() -> None:
     key = rig.doc(6, seed=1)
     rig.cache_in_store(key)
     lease = rig.acquire(key)
-    query = rig.manager.query_store(lease)
+    query = rig.manager.prefetch(lease, fetch=False)
     rig.run()
     assert (query.state, query.num_hit) == (PrefetchState.PROBED, 6)
     assert rig.free(Tier.HOST) == 64
@@ -257,7 +257,7 @@ def test_hit_length_can_be_asked_for_alone_and_fetched_later() -> None:
 def test_hit_lengths_of_a_step_are_asked_with_its_probes() -> None:
     rig = Rig()
     asking, fetching = rig.acquire(rig.doc(4, seed=1)), rig.acquire(rig.doc(4, seed=2))
-    query = rig.manager.query_store(asking)
+    query = rig.manager.prefetch(asking, fetch=False)
     rig.manager.prefetch(fetching)
     rig.step()
     rig.answer(rig.take(Probe))
@@ -284,7 +284,7 @@ def test_no_wakeup_for_a_timeout_that_does_not_apply() -> None:
     key = rig.doc(6, seed=1)
     rig.cache_in_store(key)
     lease, _ = fetch(rig, key)
-    deadline = rig.manager.core.operations.next_deadline()
+    deadline = rig.manager.operations.next_deadline()
     assert rig.manager.next_wakeup() == deadline
     rig.manager.release(lease)
     rig.run()
@@ -410,7 +410,7 @@ def test_abort_while_probing_ignores_the_answer_c14(mix: str) -> None:
     assert prefetch.state is PrefetchState.DONE
     assert not rig.has(Fetch)
     assert rig.free(Tier.HOST) == 64
-    assert rig.manager.core.tree.roots == {}
+    assert rig.manager._core.tree.roots == {}
 
 
 # ---- budget and cost ----------------------------------------------------------------------------
@@ -453,7 +453,7 @@ def test_slow_store_is_not_asked_when_recomputing_is_faster() -> None:
     rig.now += 4.0  # a second per page
     rig.run()
     rig.manager.release(lease)
-    rig.manager.observe_prefill(num_tokens=1000, seconds=0.1)
+    rig.manager.costs.observe_prefill(num_tokens=1000, seconds=0.1)
     lease, prefetch = fetch(rig, other)
     assert prefetch.declined is Decline.SLOWER_THAN_RECOMPUTE
     rig.manager.release(lease)
@@ -469,7 +469,7 @@ def test_cost_model_can_be_switched_off() -> None:
     key = rig.doc(4, seed=1)
     rig.cache_in_store(key)
     rig.manager.costs.observe_fetch(1, 100.0)
-    rig.manager.observe_prefill(num_tokens=1000, seconds=0.1)
+    rig.manager.costs.observe_prefill(num_tokens=1000, seconds=0.1)
     lease, prefetch = fetch(rig, key)
     assert prefetch.num_fetching == 4
     rig.run()

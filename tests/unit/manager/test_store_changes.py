@@ -30,7 +30,7 @@ def test_detach_in_mid_fetch_fails_no_request_c18(mix: str) -> None:
     rig.step()
     rig.answer_all(Probe)
     fetches = rig.take_all(Fetch)
-    change = rig.manager.detach_store()
+    change = rig.manager.store.detach()
     rig.step()
     rig.answer(rig.take(DetachStore))
     assert change.done
@@ -52,7 +52,7 @@ def test_detach_between_probe_and_answer_declines_c18(mix: str) -> None:
     prefetch = rig.manager.prefetch(lease)
     rig.step()
     probes = rig.take_all(Probe)
-    rig.manager.detach_store()
+    rig.manager.store.detach()
     for probe in probes:
         rig.answer(probe)
     assert prefetch.declined is Decline.NO_STORE
@@ -68,7 +68,7 @@ def test_write_in_flight_over_a_store_change_does_not_count_for_the_new_store_c1
     rig.answer_all(Backup)
     writes = rig.take_all(Write)
     assert [write.component for write in writes] == rig.parts
-    rig.manager.attach_store("memory://other")
+    rig.manager.store.attach("memory://other")
     rig.run()
     for write in writes:
         rig.answer(write)
@@ -82,7 +82,7 @@ def test_clear_forgets_what_was_stored_c18(mix: str) -> None:
     rig = Rig(mix=mix)
     key = rig.doc(3, seed=1)
     rig.cache(key)
-    assert rig.manager.clear_store().url == "memory://"
+    assert rig.manager.store.clear().url == "memory://"
     rig.run()
     assert not any(rig.stored.values())
     rig.manager.release(rig.acquire(key))
@@ -93,7 +93,7 @@ def test_clear_forgets_what_was_stored_c18(mix: str) -> None:
 def test_a_clearing_that_takes_long_or_fails_leaves_the_store_attached_c18(mix: str) -> None:
     rig = Rig(mix=mix, ranks=2)
     key = rig.doc(3, seed=1)
-    late = rig.manager.clear_store()
+    late = rig.manager.store.clear()
     rig.step()
     clear = rig.take(ClearStore)
     rig.step([StoreChanged(clear.op, 0)])
@@ -101,7 +101,7 @@ def test_a_clearing_that_takes_long_or_fails_leaves_the_store_attached_c18(mix: 
     rig.step()
     assert (late.done, "in time" in late.error) == (True, True)
     rig.step([StoreChanged(clear.op, 1)])
-    failed = rig.manager.clear_store()
+    failed = rig.manager.store.clear()
     rig.step()
     clear = rig.take(ClearStore)
     rig.step([StoreChanged(clear.op, 0), StoreChanged(clear.op, 1, "disk on fire")])
@@ -113,7 +113,7 @@ def test_a_clearing_that_takes_long_or_fails_leaves_the_store_attached_c18(mix: 
 
 def test_attach_that_fails_on_one_rank_leaves_no_rank_attached_c18(mix: str) -> None:
     rig = Rig(mix=mix, ranks=2, store=False)
-    change = rig.manager.attach_store("file:///nowhere")
+    change = rig.manager.store.attach("file:///nowhere")
     rig.step()
     attach = rig.take(AttachStore)
     rig.step([StoreChanged(attach.op, 0), StoreChanged(attach.op, 1, "no such directory")])
@@ -131,7 +131,7 @@ def test_attach_that_fails_on_one_rank_leaves_no_rank_attached_c18(mix: str) -> 
 @pytest.mark.parametrize("late", [False, True], ids=["fails", "late"])
 def test_after_a_change_that_failed_the_next_is_welcome_as_soon_as_it_is_done(late: bool) -> None:
     rig = Rig(ranks=2)
-    change = rig.manager.attach_store("file:///nowhere")
+    change = rig.manager.store.attach("file:///nowhere")
     rig.step()
     attach = rig.take(AttachStore)
     if late:
@@ -145,7 +145,7 @@ def test_after_a_change_that_failed_the_next_is_welcome_as_soon_as_it_is_done(la
     assert not change.done
     rig.step([StoreChanged(detach.op, 1)])
     assert change.done
-    again = rig.manager.attach_store("memory://")
+    again = rig.manager.store.attach("memory://")
     rig.run()
     assert (again.done, again.error) == (True, "")
     assert rig.manager.store.state is StoreState.ATTACHED
@@ -153,7 +153,7 @@ def test_after_a_change_that_failed_the_next_is_welcome_as_soon_as_it_is_done(la
 
 def test_a_change_that_cannot_be_undone_in_time_is_done_all_the_same() -> None:
     rig = Rig()
-    change = rig.manager.attach_store("file:///nowhere")
+    change = rig.manager.store.attach("file:///nowhere")
     rig.step()
     attach = rig.take(AttachStore)
     rig.step([StoreChanged(attach.op, 0, "no such directory")])
@@ -161,7 +161,7 @@ def test_a_change_that_cannot_be_undone_in_time_is_done_all_the_same() -> None:
     rig.now += 61
     rig.step()
     assert (change.done, change.error) == (True, "no such directory")
-    rig.manager.attach_store("memory://")
+    rig.manager.store.attach("memory://")
     rig.step([StoreChanged(detach.op, 0)])  # late: it is not the answer to the new change
     assert rig.manager.store.state is StoreState.CHANGING
     rig.run()
@@ -170,18 +170,18 @@ def test_a_change_that_cannot_be_undone_in_time_is_done_all_the_same() -> None:
 
 def test_changing_the_store_twice_at_once_is_refused() -> None:
     rig = Rig()
-    rig.manager.detach_store()
+    rig.manager.store.detach()
     with pytest.raises(StoreError, match="wait for that"):
-        rig.manager.attach_store("memory://")
+        rig.manager.store.attach("memory://")
     rig.run()
-    rig.manager.attach_store("memory://")
+    rig.manager.store.attach("memory://")
     rig.run()
     assert rig.manager.store.state is StoreState.ATTACHED
 
 
 def test_clearing_without_a_store_says_what_to_do() -> None:
     with pytest.raises(StoreError, match="attach one first"):
-        Rig(store=False).manager.clear_store()
+        Rig(store=False).manager.store.clear()
 
 
 def test_events_tell_every_change_per_tier() -> None:
@@ -190,7 +190,7 @@ def test_events_tell_every_change_per_tier() -> None:
     rig.cache(key)
     rig.manager.flush(Tier.DEVICE)
     rig.manager.flush(Tier.HOST)
-    told = [(e.kind, e.tier) for e in rig.manager.take_events().events]
+    told = [(e.kind, e.tier) for e in rig.manager.events.take().events]
     assert told == [
         (EventKind.STORED, "device"),
         (EventKind.STORED, "host"),
@@ -204,9 +204,9 @@ def test_event_buffer_is_bounded_and_says_what_it_lost() -> None:
     rig = Rig(event_buffer=4, store=False)
     for seed in range(5):
         rig.cache(rig.doc(1, seed=seed))
-    batch = rig.manager.take_events()
+    batch = rig.manager.events.take()
     assert (len(batch.events), batch.lost) == (4, 6)
-    assert rig.manager.take_events().lost == 0
+    assert rig.manager.events.take().lost == 0
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_contradictory_options_name_the_option_and_the_fix(
 
 def test_store_without_a_host_tier_is_refused() -> None:
     with pytest.raises(ConfigError, match="host_pages"):
-        Rig(host=0, store=False).manager.attach_store("memory://")
+        Rig(host=0, store=False).manager.store.attach("memory://")
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_hot_page_displaces_no_copy_until_it_grows_cold_c10(mix: str) -> None:
     for seed in range(3, 5):
         rig.cache(rig.doc(4, seed=seed))
     assert rig.manager.counters.evicted_spare_pages == 4
-    rig.manager.core.evict(Tier.DEVICE, 4)
+    rig.manager._core.evict(Tier.DEVICE, 4)
     assert rig.matched(second) == (0, 4)
 
 

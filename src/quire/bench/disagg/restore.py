@@ -23,6 +23,7 @@ from quire.config import CacheConfig, PrefetchConfig
 from quire.errors import EngineError
 from quire.keys import Namespace, PrefixKey
 from quire.manager import CacheManager, Lease, LoadState
+from quire.manager.inspection import inspect
 from quire.memory.layout import PageLayout, smollm2_135m
 from quire.types import DEVICE, PageIds, RequestId, num_pages, page_array
 from quire.worker import ComponentConfig, LocalWorkers, WorkerConfig, build_worker
@@ -213,7 +214,7 @@ class _Bench:
         return leases
 
     def _host_pages(self, lease: Lease) -> PageIds:
-        holdings = [node.held[1] for node in self._manager.core.tree.path(lease.tail)]
+        holdings = [node.held[1] for node in inspect(self._manager).tree.path(lease.tail)]
         return PageIds(b"".join(h.pages for h in reversed(holdings) if h is not None))
 
     def _plain(self, host: PageIds, device: PageIds) -> float:

@@ -218,7 +218,7 @@ class _Bench:
     def _oldest_s(self) -> float:
         """Age of the oldest thing that was asked of the store and not answered."""
         now = time.monotonic()
-        running = self.decode.manager.core.operations.running.values()
+        running = self.decode.manager.operations.running.values()
         return max((now - op.started_s for op in running if op.kind in _STORE_KINDS), default=0.0)
 
     def _ask(self, num_tokens: int) -> RequestId:
@@ -233,7 +233,7 @@ class _Bench:
         return name
 
     def _attach(self, url: str) -> None:
-        change = self.decode.manager.attach_store(url)
+        change = self.decode.manager.store.attach(url)
         self._until(lambda: change.done)
         if change.error:
             raise EngineError(f"store: {change.error}")

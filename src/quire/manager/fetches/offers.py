@@ -30,14 +30,20 @@ class Offers:
         self._advance = advance
 
     def open(self, lease: Lease, last: int, timeout_s: float) -> Intake:
-        """Prepare for what a peer will offer."""
+        """Prepare for pages of the lease's prefix, up to page `last`, that a peer will offer."""
+        lease.require_live()
+        self.close(lease)
         num = len(self._core.components)
         known = [bytearray(last) for _ in range(num)]
         intake = Intake(lease.key, lease.tail.end, last, timeout_s, 0, known, lease)
-        return self._intakes.open(intake)
+        lease.intake = self._intakes.open(intake)
+        return intake
 
-    def close(self, intake: Intake) -> None:
-        self._intakes.close(intake)
+    def close(self, lease: Lease) -> None:
+        """No more is wanted from the peer; what has come and fits stays."""
+        if lease.intake is not None:
+            self._intakes.close(lease.intake)
+            lease.intake = None
 
     def take(
         self, intake: Intake, component: str, first: int, count: int, source: PeerSource

@@ -22,6 +22,7 @@ from quire.engine.messages import EngineInfo, Output, Outputs
 from quire.engine.scheduler import Scheduler
 from quire.keys import Namespace
 from quire.manager import CacheManager, StoreState
+from quire.manager.inspection import inspect
 from quire.messages import PeerPart
 from quire.peer.hub import Hello
 from quire.peer.identity import Identity
@@ -201,7 +202,7 @@ class SimNode:
     def step(self) -> list[Output]:
         """One turn of the engine; what it has to say."""
         if self.manager.store.state is StoreState.DETACHED:
-            self.manager.attach_store(f"sim://{self.place.ranks}-ranks")
+            self.manager.store.attach(f"sim://{self.place.ranks}-ranks")
         was_full = self.is_full
         self.engine.step()
         if was_full or self.is_full:
@@ -244,9 +245,9 @@ class SimNode:
         """Everything the tree calls READY is right; and what is free is filled with garbage, so
         that whoever still uses it is found out."""
         ranks = self.workers.alive
-        for component in self.manager.core.components:
+        for component in self.manager.components:
             for tier in Tier:
-                allocator = self.manager.core.allocators[component.index * len(Tier) + tier]
+                allocator = inspect(self.manager).allocators[component.index * len(Tier) + tier]
                 free = sorted(allocator.free_pages())
                 for rank in ranks:
                     self.pools.scribble(rank, tier, free, component.name)
@@ -283,7 +284,7 @@ class SimNode:
         self.audit()
         left = {
             "leases": len(manager.leases),
-            "operations": len(manager.core.operations.running),
+            "operations": len(manager.operations.running),
             "requests": len(self.scheduler) + len(self.scheduler.holding),
             "hand-overs asked for": len(exchange.asker.open) + len(exchange.asker._by_id),
             "hand-overs given": len(exchange.holder.open) + len(exchange.holder._outgoing),
@@ -294,12 +295,12 @@ class SimNode:
                 raise SimulationError(f"{name}: {count} {what} are left")
         for tier in (Tier.DEVICE, Tier.HOST):
             manager.flush(tier)
-        for slot, allocator in enumerate(manager.core.allocators):
+        for slot, allocator in enumerate(inspect(manager).allocators):
             if allocator.num_free != allocator.num_pages:
                 missing = allocator.num_pages - allocator.num_free
                 raise SimulationError(f"{name}: {missing} pages of slot {slot} never came back")
         manager.check_invariants()
-        if manager.core.tree.roots:
+        if inspect(manager).tree.roots:
             raise SimulationError(f"{name}: the tree is not empty although nothing is cached")
 
     # ---- counting -------------------------------------------------------------------------------

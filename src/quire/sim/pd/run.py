@@ -210,7 +210,7 @@ class PdSimulation:
     def _unfinished(self) -> str:
         found = [f"{len(self.clients.calls)} calls"]
         for node in self.nodes:
-            operations = [str(op.kind) for op in node.manager.core.operations.running.values()]
+            operations = [str(op.kind) for op in node.manager.operations.running.values()]
             requests = [f"{s.id} {s.state} {s.handover}" for s in node.engine.requests().requests]
             asked, given = node.exchange.asker.open, node.exchange.holder.open
             found.append(
