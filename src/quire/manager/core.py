@@ -32,8 +32,11 @@ from quire.types import (
 )
 
 Clock = Callable[[], float]
-EVICTED_PAGES = 32
-"""A node is evicted from its end, so many pages at a time, or half of it."""
+WHOLE_SHARE = 16
+EVICTED_SHARE = 512
+MAX_EVICTED_PAGES = 32
+"""A node is evicted from its end: this share of the pool at a time and at most so many pages, or a
+quarter of the node, since cutting costs as much as the node is long."""
 COALESCED_NODES = 16
 RESTING_NODES = 4
 """So many nodes that are alike become one: while a request still makes them longer, and when it has
@@ -55,6 +58,9 @@ class Core:
         sizes = [c.pool or PoolSize(config.device_pages, config.host_pages) for c in components]
         self.allocators = [PageAllocator(size[tier]) for size in sizes for tier in Tier]
         """By slot."""
+        self._evicted_pages = [
+            max(1, min(a.num_pages // EVICTED_SHARE, MAX_EVICTED_PAGES)) for a in self.allocators
+        ]
         self.refused: dict[int, int] = {}
         """By slot: pages that somebody asked for in vain since the writer last looked."""
         self.taken = [0] * len(self.allocators)
@@ -133,8 +139,9 @@ class Core:
         the slot went. With several components all of it goes: its end alone is of no use."""
         node = holding.node
         size = num_pages(holding.pages)
-        keep = size - max(wanted, min(size // 2, EVICTED_PAGES))
-        if keep > 0 and self.upkeep is None:
+        least = self._evicted_pages[slot]
+        keep = size - max(wanted, least, size // 4)
+        if keep >= least and self.upkeep is None and not self._is_spared(node, slot, size):
             self.tree.split(node, keep)
         detached = self.tree.detach(node, slot)
         gone += detached
@@ -145,6 +152,13 @@ class Core:
         if self.upkeep is None and node.children is not None and len(node.children) == 1:
             self.tree.coalesce(next(iter(node.children.values())), RESTING_NODES)
         return sum(num_pages(item.pages) for item in detached if item.slot == slot)
+
+    def _is_spared(self, node: Node, slot: int, size: int) -> bool:
+        """Is it a small part of the device, and on the host too? Then it goes as a whole: nothing
+        is lost, and nothing need be cut, and joined again when it comes back."""
+        host = node.held[HOST] if slot == DEVICE else None
+        small = size * WHOLE_SHARE <= self.allocators[slot].num_pages
+        return small and host is not None and host.state is READY
 
     def release(self, freed: Sequence[Freed]) -> None:
         """Pages that left the tree go back to their pools, and with them what they made useless."""

@@ -63,7 +63,7 @@ def _check_structure(core: Core) -> None:
         _require(size > 0, "is empty", node)
         _require(any(node.held), "holds nothing", node)
         _require(len(node.tokens) == size * root.page_bytes + overlap, "tokens", node)
-        key = hash(node.tokens[: root.page_width])
+        key = hash(bytes(node.tokens[: root.page_width]))
         _require((parent.children or {}).get(key) is node, "is not under its first page", node)
         if node.page_keys is not None:
             _require(len(node.page_keys) == size * PAGE_KEY_BYTES, "page keys", node)

@@ -283,7 +283,8 @@ class CacheManager:
         same page is in flight) stays private; commit again later.
         """
         lease.require_live()
-        first, private, state = lease.num_device, lease.private_pages, lease.state
+        state, tail = lease.state, lease.device_tail
+        first = len(lease.tree_pages) // PAGE_ID_BYTES
         if not key.continues(lease.key, first):
             raise LeaseError(
                 f"{lease.owner!r} commits another prefix than the one its first {first}"
@@ -292,33 +293,31 @@ class CacheManager:
         lease.key = key
         if lease.loads or lease.load_state is _LOAD_FAILED:
             return 0
-        last = min(key.last, first + num_pages(private))
+        last = min(key.last, first + len(lease.private_pages) // PAGE_ID_BYTES)
         if state is not None:
-            last = self._hybrid.shareable(state, lease.device_tail, key, last)
+            last = self._hybrid.shareable(state, tail, key, last)
         if last <= first:
             return 0
-        mine = PageIds(private[: (last - first) * PAGE_ID_BYTES])
-        done = self._core.tree.insert(lease.device_tail, key, last, DEVICE, mine, grow=True)
-        tail = done.tail
-        shared = tail.end - first
-        lease.private_pages = PageIds(private[shared * PAGE_ID_BYTES :])
-        lease.tree_pages = PageIds(lease.tree_pages + done.pages)
-        self.counters.committed_pages += shared
+        mine = PageIds(lease.private_pages[: (last - first) * PAGE_ID_BYTES])
+        if self._core.tree.grow(tail, key, last, mine):
+            self._shared(lease, mine, last - first)
+            self._committed(lease, tail, first)
+            return last - first
+        done = self._core.tree.insert(tail, key, last, DEVICE, mine)
+        shared = done.tail.end - first
+        self._shared(lease, done.pages, shared)
         if done.duplicate:
             self._core.allocators[DEVICE].free(done.duplicate)
             self.counters.duplicate_pages += num_pages(done.duplicate)
-        begin = done.grown_from
         for node in done.adopted:
-            self._committed(lease, node, max(begin, node.start))
-        if tail is lease.device_tail:  # it has grown in place: nothing else has changed
-            return shared
+            self._committed(lease, node, node.start)
         if shared:
             if state is not None:
-                self._hybrid.share(state, lease.device_tail, tail)
-            lease.device_tail = tail
-            self._repoint(lease, tail if tail.end > lease.tail.end else lease.tail)
+                self._hybrid.share(state, tail, done.tail)
+            lease.device_tail = done.tail
+            self._repoint(lease, done.tail if done.tail.end > lease.tail.end else lease.tail)
             if state is not None:
-                self._writer.settled(self._hybrid.checkpoint(state, tail))
+                self._writer.settled(self._hybrid.checkpoint(state, done.tail))
         return shared
 
     def release(self, lease: Lease) -> None:
@@ -507,6 +506,12 @@ class CacheManager:
         self._core.unprotect(old)
         if lease.state is not None:
             self._core.tidy((before, lease.device_tail))
+
+    def _shared(self, lease: Lease, pages: PageIds, count: int) -> None:
+        """The first `count` private pages of a lease are the tree's now, or others for them."""
+        lease.private_pages = PageIds(lease.private_pages[count * PAGE_ID_BYTES :])
+        lease.tree_pages = PageIds(lease.tree_pages + pages)
+        self.counters.committed_pages += count
 
     def _committed(self, lease: Lease, node: Node, first: int) -> None:
         """The pages of `node` from page `first` on are shared now."""

@@ -549,7 +549,7 @@ class _Line:
                     root = root or tree.root_of(above)
                     seed = parent if above is not root else root.digest
                     sizes = root.page_bytes, root.page_width
-                    runs.append(Run(parent, b"", seed, node.tokens, *sizes))
+                    runs.append(Run(parent, b"", seed, bytes(node.tokens), *sizes))
             before = node
         return runs
 

@@ -59,7 +59,7 @@ def _check_keys(tree: PrefixTree) -> None:
         stack = [(node, root.digest) for node in (root.children or {}).values()]
         while stack:
             node, before = stack.pop()
-            keys = chain_keys(before, node.tokens, root.page_bytes, root.page_width)
+            keys = chain_keys(before, bytes(node.tokens), root.page_bytes, root.page_width)
             if node.page_keys is not None and node.page_keys != keys:
                 raise SimulationError(f"{node} goes by the keys of other pages")
             last = PageKey(keys[-PAGE_KEY_BYTES:])
@@ -86,7 +86,7 @@ def _contents(tree: PrefixTree, oracle: Oracle) -> Iterator[tuple[Node, list[int
             if not isinstance(node, Root):
                 contents = []
                 for start in range(0, len(node.tokens) - root.page_width + 1, step):
-                    page = node.tokens[start : start + root.page_width]
+                    page = bytes(node.tokens[start : start + root.page_width])
                     content = oracle.page_after(content, page)
                     contents.append(content)
                 yield node, contents

@@ -76,13 +76,14 @@ class Node:
     )
 
     def __init__(
-        self, parent: Node | None, name: int, tokens: bytes, end: int, num_slots: int
+        self, parent: Node | None, name: int, tokens: bytes | bytearray, end: int, num_slots: int
     ) -> None:
         self.parent = parent
         self.name = name
         """Hash of its first page's tokens: where it is among its parent's children."""
         self.tokens = tokens
-        """Tokens of its pages, overlap included."""
+        """Tokens of its pages, overlap included. A bytearray once it has grown in place, so that a
+        page more does not cost as much as all before it."""
         self.end = end
         """Pages from the root to its end."""
         self.children: dict[int, Node] | None = None
@@ -161,9 +162,6 @@ class Inserted(NamedTuple):
     """The caller's pages that the tree had already: to be freed by the caller."""
     adopted: list[Node]
     """Nodes that took the caller's pages."""
-    grown_from: int
-    """The first of them may be the node that was inserted under, grown: its new pages begin here.
-    Else where it begins."""
 
 
 class Freed(NamedTuple):

@@ -43,7 +43,6 @@ from quire.types import (
     DRAINING,
     FILLING,
     HOST,
-    NO_PAGES,
     PAGE_ID_BYTES,
     PAGE_KEY_BYTES,
     READY,
@@ -96,7 +95,8 @@ class PrefixTree:
                 nodes.append(child)
                 node, at = child, child.end
                 continue
-            shared = common_pages(data[offset : last * step + overlap], tokens, step, width)
+            run = data[offset : last * step + overlap]
+            shared = common_pages(run, bytes(tokens), step, width)
             if shared:
                 nodes.append(child)
                 at += shared
@@ -122,7 +122,7 @@ class PrefixTree:
             key = at.page_keys[-PAGE_KEY_BYTES:] if at.page_keys else root.digest
             for missing in reversed(chain):
                 missing.page_keys = chain_keys(
-                    key, missing.tokens, root.page_bytes, root.page_width
+                    key, bytes(missing.tokens), root.page_bytes, root.page_width
                 )
                 key = missing.page_keys[-PAGE_KEY_BYTES:]
         assert node.page_keys is not None
@@ -180,7 +180,7 @@ class PrefixTree:
         node.parent = upper
         assert parent.children is not None
         parent.children[node.name] = upper
-        node.name = hash(node.tokens[:width])
+        node.name = hash(bytes(node.tokens[:width]))
         upper.children = {node.name: node}
         for slot in range(NUM_TIERS, self.num_slots, NUM_TIERS):
             self.stays.reckon(upper, slot)
@@ -203,27 +203,14 @@ class PrefixTree:
         self.standing.split(slot, lower, holding)
         return holding
 
-    def insert(
-        self,
-        at: Node,
-        key: PrefixKey,
-        last: int,
-        slot: int,
-        pages: PageIds,
-        *,
-        grow: bool = False,
-    ) -> Inserted:
-        """Put `pages` under `at` as the key's pages [at.end, last), READY in `slot`; or at the end
-        of `at` itself, if the caller would have it `grow` and nothing speaks against it.
+    def insert(self, at: Node, key: PrefixKey, last: int, slot: int, pages: PageIds) -> Inserted:
+        """Put `pages` under `at` as the key's pages [at.end, last), READY in `slot`.
 
         Walks what is there already: a node without this holding adopts the caller's pages, one
         that is READY makes them duplicates. Stops before a node whose holding is FILLING or
         DRAINING, which can neither be shared nor replaced; `tail.end` says how far it came.
         """
         first = at.end
-        if grow and last > first and self._may_grow(at):
-            self._grow_in_place(at, key, last, pages)
-            return Inserted(at, pages, NO_PAGES, [at], first)
         node, position = at, first
         data, step, width = key.data, key.page_bytes, key.page_width
         taken: list[bytes] = []
@@ -233,7 +220,7 @@ class PrefixTree:
             name = hash(data[position * step : position * step + width])
             child = node.children.get(name) if node.children is not None else None
             if child is None:
-                child = self._grow(node, name, key.page_tokens(position, last), last)
+                child = self._add(node, name, key.page_tokens(position, last), last)
             elif (child := self._cut_along(child, key, position, last)) is None:
                 break  # two different pages with one 64-bit hash: leave the newcomer out
             start, end = (position - first) * PAGE_ID_BYTES, (child.end - first) * PAGE_ID_BYTES
@@ -249,22 +236,19 @@ class PrefixTree:
             else:
                 break
             node, position = child, child.end
-        begin = adopted[0].start if adopted else first
-        return Inserted(
-            node, PageIds(b"".join(taken)), PageIds(b"".join(duplicate)), adopted, begin
-        )
+        return Inserted(node, PageIds(b"".join(taken)), PageIds(b"".join(duplicate)), adopted)
 
     def _cut_along(self, child: Node, key: PrefixKey, position: int, last: int) -> Node | None:
         """What `child` shares with the key's pages [position, last), split off if need be."""
         if child.end <= last and key.data.startswith(child.tokens, position * key.page_bytes):
             return child
         wanted = key.page_tokens(position, min(child.end, last))
-        shared = common_pages(wanted, child.tokens, key.page_bytes, key.page_width)
+        shared = common_pages(wanted, bytes(child.tokens), key.page_bytes, key.page_width)
         if shared == 0:
             return None
         return child if shared == child.num_pages else self.split(child, shared)
 
-    def _grow(self, parent: Node, name: int, tokens: bytes, end: int) -> Node:
+    def _add(self, parent: Node, name: int, tokens: bytes, end: int) -> Node:
         node = Node(parent, name, tokens, end, self.num_slots)
         if parent.children is None:
             parent.children = {}
@@ -272,29 +256,30 @@ class PrefixTree:
         self.changes += 1
         return node
 
-    def _may_grow(self, node: Node) -> bool:
-        """Is it a leaf of full pages alone, on the device alone, that one request at most uses?"""
+    def grow(self, node: Node, key: PrefixKey, last: int, pages: PageIds) -> bool:
+        """Put `pages` at the end of `node` itself, as the key's pages [node.end, last) on the
+        device: if it is a leaf of full pages alone, on the device alone, that one request at most
+        uses. False: nothing was changed."""
         if node.children is not None or node.parent is None or self.num_components > 1:
             return False
-        device = node.held[DEVICE]
-        alone = node.held[HOST] is None and device is not None and device.state is READY
-        return alone and device is not None and device.locks <= 1
-
-    def _grow_in_place(self, node: Node, key: PrefixKey, last: int, pages: PageIds) -> None:
-        holding = node.held[DEVICE]
-        assert holding is not None
-        overlap = key.page_width - key.page_bytes
-        new = key.page_tokens(node.end, last)
-        node.tokens += new[overlap:]
+        holding, end = node.held[DEVICE], node.end
+        if holding is None or node.held[HOST] is not None:
+            return False
+        if holding.locks > 1 or holding.state is not READY:
+            return False
+        if isinstance(node.tokens, bytes):
+            node.tokens = bytearray(node.tokens)
+        node.tokens += key.page_tokens(end, last)[key.page_width - key.page_bytes :]
         if node.page_keys is not None:
-            key.anchor(node.end, node.page_keys[-PAGE_KEY_BYTES:])
-            node.page_keys += key.page_keys(node.end, last)
+            key.anchor(end, node.page_keys[-PAGE_KEY_BYTES:])
+            node.page_keys += key.page_keys(end, last)
         node.end = last
         holding.pages = PageIds(holding.pages + pages)
         if not holding.reasons:
-            self.stays.movable[DEVICE] += num_pages(pages)
+            self.stays.movable[DEVICE] += last - end
         node.stored = 0
         self.changes += 1
+        return True
 
     def coalesce(self, tail: Node, least: int = 2) -> None:
         """Make one node of `tail` and those right above it that are like it, if these are at
@@ -509,5 +494,5 @@ def _where(node: Node) -> tuple[bool | None, bool]:
     return None if device is None else device.forgiven, node.held[HOST] is None
 
 
-def _cut(tokens: bytes, overlap: int) -> bytes:
+def _cut(tokens: bytes | bytearray, overlap: int) -> bytes | bytearray:
     return tokens[:-overlap] if overlap else tokens
