@@ -1,13 +1,16 @@
-"""check(): recompute from scratch what the manager keeps incrementally, and compare.
+"""checks(): recompute from scratch what the manager keeps incrementally, and compare.
 
 Proves that every page of every pool has exactly one owner, that locks equal the guards that are
-alive, and that the tree's structure, counters and eviction orders equal their definitions.
+alive, and that the tree's structure, counters and eviction orders equal their definitions. In small
+pieces, between which an engine may look whether there is anything else to do.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+
+import numpy as np
 
 from quire.components import Guard, window_of
 from quire.errors import InvariantError
@@ -27,13 +30,17 @@ from quire.types import (
     page_array,
 )
 
+PIECE = 256
+"""Nodes that are looked at between two yields."""
 
-def check(core: Core, leases: Iterable[Lease], fetches: Fetches) -> None:
+
+def checks(core: Core, leases: Iterable[Lease], fetches: Fetches) -> Iterator[None]:
+    """Yields between pieces of the work; nothing may change until it is exhausted."""
     leases = list(leases)
-    _check_structure(core)
-    _check_locks(core, leases)
-    _check_owners(core, leases, fetches)
-    _check_orders(core)
+    yield from _check_structure(core)
+    yield from _check_locks(core, leases)
+    yield from _check_owners(core, leases, fetches)
+    yield from _check_orders(core)
 
 
 def _require(condition: object, what: str, node: Node | None = None) -> None:
@@ -51,11 +58,13 @@ def _nodes(core: Core) -> Iterator[Node]:
             yield node
 
 
-def _check_structure(core: Core) -> None:
+def _check_structure(core: Core) -> Iterator[None]:
     window = window_of(core.components)
     for root in core.tree.roots.values():
         _require(bool(root.children) or root.users > 0, "an empty root without users was kept")
-    for node in _nodes(core):
+    for at, node in enumerate(_nodes(core)):
+        if at % PIECE == 0:
+            yield
         root, parent = core.tree.root_of(node), node.parent
         assert parent is not None
         size = node.num_pages
@@ -106,7 +115,7 @@ def _check_holding(node: Node, slot: int, holding: Holding) -> None:
     _require(holding.reasons == reasons, "the reasons for which it stays are miscounted", node)
 
 
-def _check_locks(core: Core, leases: list[Lease]) -> None:
+def _check_locks(core: Core, leases: list[Lease]) -> Iterator[None]:
     held: list[list[Guard]] = [lease.guards for lease in leases]
     held += [op.guards for op in core.operations.running.values()]
     locks: Counter[int] = Counter()
@@ -123,7 +132,9 @@ def _check_locks(core: Core, leases: list[Lease]) -> None:
     for root in core.tree.roots.values():
         _require(root.users == users.pop(id(root), 0), "a root's users are miscounted")
     _require(not users, "somebody uses a root that is gone")
-    for node in _nodes(core):
+    for at, node in enumerate(_nodes(core)):
+        if at % PIECE == 0:
+            yield
         for holding in node.held:
             if holding is not None:
                 due = locks.pop(id(holding), 0)
@@ -131,9 +142,11 @@ def _check_locks(core: Core, leases: list[Lease]) -> None:
     _require(not locks, "somebody holds a node that is gone")
 
 
-def _check_owners(core: Core, leases: list[Lease], fetches: Fetches) -> None:
+def _check_owners(core: Core, leases: list[Lease], fetches: Fetches) -> Iterator[None]:
     owned: list[list[PageIds]] = [[] for _ in core.allocators]
-    for node in _nodes(core):
+    for at, node in enumerate(_nodes(core)):
+        if at % PIECE == 0:
+            yield
         for slot, holding in enumerate(node.held):
             if holding is not None:
                 owned[slot].append(holding.pages)
@@ -144,42 +157,51 @@ def _check_owners(core: Core, leases: list[Lease], fetches: Fetches) -> None:
                 slot = slot_of(component.index, DEVICE)
                 owned[slot].append(lease.state.private_pages(component))
     for slot, allocator in enumerate(core.allocators):
-        in_operations = fetches.reserved_pages(slot)
-        pages = page_array(PageIds(b"".join([*owned[slot], *in_operations]))).tolist()
-        _require(len(set(pages)) == len(pages), f"slot {slot}: a page has two owners")
-        free = allocator.free_pages()
-        _require(len(free) == allocator.num_free, f"slot {slot}: a page is free twice")
-        _require(free.isdisjoint(pages), f"slot {slot}: a free page has an owner")
-        everything = len(free) + len(pages)
-        _require(everything == allocator.num_pages, f"slot {slot}: {everything} pages accounted")
+        yield
+        size = allocator.num_pages
+        pages = page_array(PageIds(b"".join([*owned[slot], *fetches.reserved_pages(slot)])))
+        used, free = (np.bincount(p, minlength=size) for p in (pages, allocator.free_pages()))
+        _require(used.max(initial=0) <= 1, f"slot {slot}: a page has two owners")
+        _require(free.max(initial=0) <= 1, f"slot {slot}: a page is free twice")
+        _require(not (used & free).any(), f"slot {slot}: a free page has an owner")
+        everything = int(used.sum() + free.sum())
+        _require(everything == size == len(used), f"slot {slot}: {everything} pages accounted")
     _require(
         fetches.inflight_pages == fetches.count_inflight(), "the in-flight budget is miscounted"
     )
 
 
-def _check_orders(core: Core) -> None:
+def _check_orders(core: Core) -> Iterator[None]:
     tree = core.tree
-    queued = [{id(h) for h in order.coldest()} for order in tree.standing.orders]
-    spare = [{id(h) for h in queue} for queue in tree.standing.spare]
+    queued: list[set[int]] = [set() for _ in tree.standing.orders]
+    spare: list[set[int]] = [set() for _ in tree.standing.spare]
+    orders: list[Iterable[Holding]] = [order.coldest() for order in tree.standing.orders]
+    for found, holdings in zip([*queued, *spare], [*orders, *tree.standing.spare], strict=True):
+        for at, holding in enumerate(holdings):
+            if at % PIECE == 0:
+                yield
+            found.add(id(holding))
     seen, movable = 0, [0] * tree.num_slots
-    for node in _nodes(core):
-        for slot, holding in enumerate(node.held):
-            if holding is None:
+    for at, node in enumerate(_nodes(core)):
+        if at % PIECE == 0:
+            yield
+        for slot, held in enumerate(node.held):
+            if held is None:
                 continue
             component, tier = divmod(slot, NUM_TIERS)
             device = node.held[slot - tier]
             on_device = device is not None and device.state is READY
-            ready = holding.state is READY
+            ready = held.state is READY
             may_spare = tier == HOST and on_device and ready
-            name = id(holding)
+            name = id(held)
             present = name in queued[slot] or (may_spare and name in spare[component])
             seen += present
-            _require(present == (holding.queue is not None), "in the wrong order", node)
+            _require(present == (held.queue is not None), "in the wrong order", node)
             _require(ready or not present, "is ordered but not READY", node)
             if ready and not present:
-                _require(not may_go(holding, slot), "could go but is not ordered", node)
-            if not holding.reasons:
-                movable[slot] += num_pages(holding.pages)
+                _require(not may_go(held, slot), "could go but is not ordered", node)
+            if not held.reasons:
+                movable[slot] += num_pages(held.pages)
     _require(movable == tree.stays.movable, "the pages that may go are miscounted")
     total = sum(map(len, queued)) + sum(map(len, spare))
     _require(seen == total, "an order holds something that is not in the tree")

@@ -11,7 +11,7 @@ its `with` block) at any point gives back all that it held.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from quire.components import Component, FullAttention, Guard, usable_pages
@@ -423,9 +423,20 @@ class CacheManager:
 
     def check_invariants(self) -> None:
         """Raise InvariantError unless all bookkeeping is consistent. Cost grows with the cache."""
-        from quire.manager.invariants import check
+        for _ in self.checking():
+            pass
 
-        check(self._core, self.leases, self._fetches)
+    def checking(self) -> Iterator[None]:
+        """The same in small pieces: go on with `next` for as long as `activity` stays as it is."""
+        from quire.manager.invariants import checks
+
+        return checks(self._core, self.leases, self._fetches)
+
+    @property
+    def activity(self) -> tuple[int, ...]:
+        """Changes with everything that happens in the cache."""
+        core = self._core
+        return core.tree.changes, core.tree.uses, core.operations.num_started, len(self.leases)
 
     # ---- inside ---------------------------------------------------------------------------------
 

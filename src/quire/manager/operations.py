@@ -106,7 +106,7 @@ class Operations:
         self.ended: dict[Kind, Ended] = {kind: Ended() for kind in Kind}
         self._ranks = set(range(num_ranks))
         self._components = list(components)
-        self._next_id = 1
+        self.num_started = 0
         self._deadlines: list[tuple[float, OperationId]] = []
         self.running: dict[OperationId, Operation] = {}
         self.num_running: Counter[Kind] = Counter()
@@ -130,8 +130,9 @@ class Operations:
             blank = b"\xff" * size
             for rank in self._ranks:
                 legs[rank, name] = bytearray(blank)
+        self.num_started += 1
         op = Operation(
-            OperationId(self._next_id),
+            OperationId(self.num_started),
             kind,
             next(iter(sizes.values())),
             now,
@@ -142,7 +143,6 @@ class Operations:
             on_report,
             guards or [],
         )
-        self._next_id += 1
         self.running[op.id] = op
         self.num_running[kind] += 1
         heapq.heappush(self._deadlines, (op.deadline_s, op.id))

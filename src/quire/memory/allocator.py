@@ -5,6 +5,9 @@ One allocator per (component, tier) lives with the leader; workers never allocat
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
+
 from quire.errors import InvariantError
 from quire.types import NO_PAGES, PAGE_ID_BYTES, PageIds, page_array, page_ids
 
@@ -38,6 +41,6 @@ class PageAllocator:
         if len(self._stack) > self.num_pages * PAGE_ID_BYTES:
             raise InvariantError(f"{self.num_free} pages are free in a pool of {self.num_pages}")
 
-    def free_pages(self) -> set[int]:
-        """The free pages as a set, for check_invariants()."""
-        return set(page_array(PageIds(bytes(self._stack))).tolist())
+    def free_pages(self) -> npt.NDArray[np.int32]:
+        """The free pages, for check_invariants()."""
+        return page_array(PageIds(bytes(self._stack)))

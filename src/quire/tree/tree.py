@@ -70,6 +70,8 @@ class PrefixTree:
         self.stays = Stays(self.num_slots, self.standing)
         self.changes = 0
         """Grows with every change that can make an earlier walk wrong."""
+        self.uses = 0
+        """Grows with every lock, its end and every touch."""
 
     # ---- reading --------------------------------------------------------------------------------
 
@@ -436,6 +438,7 @@ class PrefixTree:
         """Protect the slot's holdings of the nodes from `tail` up to below `stop`."""
         if self.points and slot in self.points:
             stop = tail.parent
+        self.uses += 1
         node = tail
         while node is not stop and node.parent is not None:
             holding = node.held[slot]
@@ -452,6 +455,7 @@ class PrefixTree:
         freed: list[Freed] = []
         if self.points and slot in self.points:
             stop = tail.parent
+        self.uses += 1
         node = tail
         while node is not stop and (parent := node.parent) is not None:
             holding = node.held[slot]
@@ -469,6 +473,7 @@ class PrefixTree:
     def touch(self, tail: Node) -> None:
         """Everything on the path was used: children first, so that parents rank as hotter."""
         touch, node = self.standing.touch, tail
+        self.uses += 1
         while node.parent is not None:
             touch(node)
             node = node.parent

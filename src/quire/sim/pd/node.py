@@ -248,7 +248,7 @@ class SimNode:
         for component in self.manager.components:
             for tier in Tier:
                 allocator = inspect(self.manager).allocators[component.index * len(Tier) + tier]
-                free = sorted(allocator.free_pages())
+                free = sorted(allocator.free_pages().tolist())
                 for rank in ranks:
                     self.pools.scribble(rank, tier, free, component.name)
         return audit(self.manager, self._world.oracle, self.pools, ranks)
