@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +51,7 @@ from quire.messages import (
     Transferred,
     Write,
 )
-from quire.types import PageKey, RequestId, num_pages, split_keys
+from quire.types import PageKey, RequestId, Tier, num_pages, split_keys
 
 Progress = Callable[[str, int, int], None]
 """Called with (what, done, total)."""
@@ -154,19 +154,54 @@ def _row(
     }
 
 
+FLAT = {"leaves": (2_000, 20_000), "leases": (200, 2_000), "loads": (200, 2_000)}
+"""What there is so many of, and ten times as many, while other requests are served."""
+
+
 def flatness(*, rounds: int = 3, progress: Progress | None = None) -> dict[str, Any]:
-    """Cost per request with a number of leaves and with ten times as many, interleaved."""
-    small, large = leaves(2_000), leaves(20_000)
-    samples: dict[str, list[float]] = {"small": [], "large": []}
-    for _ in range(rounds):
-        for name, load in (("small", small), ("large", large)):
-            samples[name].append(measure(load, store=False, progress=progress)["us_per_request"])
-    ratios = [b / a for a, b in zip(samples["small"], samples["large"], strict=True)]
-    return {
-        "leaves": [2_000, 20_000],
-        "us_per_request": [round(statistics.median(s), 1) for s in samples.values()],
-        "ratio": round(statistics.median(ratios), 3),
-    }
+    """Cost per request with a number of leaves, open leases or loads under way, and with ten times
+    as many, interleaved."""
+    result: dict[str, Any] = {}
+    for what, numbers in FLAT.items():
+        samples: list[list[float]] = [[], []]
+        for _ in range(rounds):
+            for found, number in zip(samples, numbers, strict=True):
+                load = leaves(number if what == "leaves" else numbers[1])
+                crowd = None if what == "leaves" else Crowd(number, loading=what == "loads")
+                sample = measure(load, store=False, crowd=crowd, progress=progress)
+                found.append(sample["us_per_request"])
+        result[what] = {
+            "numbers": list(numbers),
+            "us_per_request": [round(statistics.median(found), 1) for found in samples],
+            "ratio": round(statistics.median(b / a for a, b in zip(*samples, strict=True)), 3),
+        }
+    return result
+
+
+class Crowd(NamedTuple):
+    """Requests that are there all the time, and do nothing."""
+
+    size: int
+    loading: bool
+    """Their pages are on their way from the host, and do not come."""
+
+    @property
+    def num_pages(self) -> int:
+        return self.size * 2
+
+    def gather(self, manager: CacheManager, worker: InstantWorker, namespace: Namespace) -> None:
+        keys = [
+            PrefixKey(namespace, _tokens(np.random.default_rng([17, number]), 2 * PAGE_SIZE))
+            for number in range(self.size)
+        ]
+        for key in keys:
+            _serve(manager, worker, namespace, key.tokens, None)
+        if self.loading:
+            manager.flush(Tier.DEVICE)
+        for number, key in enumerate(keys):
+            lease = manager.acquire(manager.match(key), RequestId(f"crowd-{number}"))
+            manager.load(lease)
+            manager.step()
 
 
 def measure(
@@ -174,10 +209,12 @@ def measure(
     *,
     store: bool,
     piece: int | None = None,
+    crowd: Crowd | None = None,
     progress: Progress | None = None,
 ) -> dict[str, float]:
-    """`piece`: pages per commit; None: all at once."""
-    device_pages = workload.device_tokens // PAGE_SIZE
+    """`piece`: pages per commit; None: all at once. `crowd`: who is there beside."""
+    crowded_pages = 0 if crowd is None else crowd.num_pages
+    device_pages = workload.device_tokens // PAGE_SIZE + crowded_pages
     config = CacheConfig(
         page_size=PAGE_SIZE,
         device_pages=device_pages,
@@ -191,6 +228,8 @@ def measure(
     namespace = Namespace("bench", "bfloat16", PAGE_SIZE)
     spent, reused, asked = 0.0, 0, 0
     label = f"{workload.name}{'' if store else ', no store'}"
+    if crowd is not None:
+        crowd.gather(manager, worker, namespace)
     gc.collect()
     for done, tokens in enumerate(workload.prompts(), start=1):
         seconds, hit = _serve(manager, worker, namespace, tokens, piece)
@@ -253,6 +292,7 @@ class _Timer:
     def step_until_quiet(self) -> None:
         commands = self._manager.step()
         while commands:
+            self._manager.next_wakeup()
             self.stop()
             reports = self._worker.answer(commands)
             self.start()

@@ -57,10 +57,10 @@ def core(result: Result) -> list[RenderableType]:
             f"{row['bytes_per_token_no_store']:.2f}",
         )
     items: list[RenderableType] = [table]
-    if flat := result.get("flatness"):
-        (few, many), (before, after) = flat["leaves"], flat["us_per_request"]
+    for what, flat in result.get("flatness", {}).items():
+        (few, many), (before, after) = flat["numbers"], flat["us_per_request"]
         items.append(
-            f"{few:,} leaves: {before:.1f} µs per request; {many:,} leaves: {after:.1f} µs "
+            f"{few:,} {what}: {before:.1f} µs per request; {many:,} {what}: {after:.1f} µs "
             f"({flat['ratio']:.2f} times)"
         )
     return items
