@@ -6,7 +6,8 @@ directory; removing files is left to its owner. Holds nothing per object.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from quire.store.file.cold import ColdQueue
 from quire.store.file.ledger import Ledger
@@ -14,9 +15,17 @@ from quire.store.file.ledger import Ledger
 MAX_EVICTIONS = 1024
 """For one write at most: a bound on the wait, if files cannot be removed."""
 
-Remove = Callable[[str, int, str | None], int]
-"""(name, bound, path): delete an object, or rename it to `path`, unless it was used at `bound` or
-later. Returns its size; 0: it was, or it is gone."""
+
+class Place(NamedTuple):
+    """Where a file of just this size could be used again."""
+
+    path: str
+    size_bytes: int
+
+
+Remove = Callable[[str, int, Place | None], int]
+"""(name, bound, place): delete an object unless it was used at `bound` or later, or rename it to
+the place if it fits. Returns its size; 0: it was used, or it is gone."""
 
 
 class Budget:
@@ -49,15 +58,30 @@ class Budget:
                 break
         return False
 
-    def recycle(self, size_bytes: int, path: str) -> bool:
-        """When the budget is used up: let the coldest object go, and its file become `path`, if
-        it has just this size; the bytes used then stay the same. False: use `reserve`."""
-        if self._ledger.known.num_bytes + size_bytes <= self.max_bytes:
-            return False
-        freed = self._evict(path)
-        if freed and freed != size_bytes:
-            self._ledger.remove(freed)
-        return freed == size_bytes
+    def recycle(self, places: Sequence[Place]) -> set[str]:
+        """When the budget is used up: let the coldest objects go, and their files become those at
+        the places, where they fit; the bytes used then stay the same. Returns the paths of those
+        that did; for the others, `reserve`."""
+        free_bytes = self.max_bytes - self._ledger.known.num_bytes
+        wanted: list[Place] = []
+        for place in places:
+            free_bytes -= place.size_bytes
+            if free_bytes < 0:
+                wanted.append(place)
+        reused: set[str] = set()
+
+        def claim(name: str, bound_ns: int) -> bool:
+            place = wanted[len(reused)]
+            freed = self._remove(name, bound_ns, place)
+            if freed == place.size_bytes:
+                reused.add(place.path)
+            elif freed:
+                self._ledger.remove(freed)
+            return freed > 0
+
+        if wanted:
+            self._evict(len(wanted), claim)
+        return reused
 
     def release(self, size_bytes: int) -> None:
         """An object was not written after all, or is gone: its bytes are free again."""
@@ -66,18 +90,22 @@ class Budget:
     def evict_one(self) -> int | None:
         """Evict the coldest object. Bytes freed, 0 if it was used or removed meanwhile, None when
         none is known."""
-        freed = self._evict(None)
-        if freed:
-            self._ledger.remove(freed)
+        freed = 0
+
+        def claim(name: str, bound_ns: int) -> bool:
+            nonlocal freed
+            freed = self._remove(name, bound_ns, None)
+            if freed:
+                self._ledger.remove(freed)
+            return freed > 0
+
+        if not self._evict(1, claim) and self._cold.is_empty:
+            return None
         return freed
 
-    def _evict(self, into: str | None) -> int | None:
-        def claim(name: str, bound_ns: int) -> int:
-            return self._remove(name, bound_ns, into)
-
-        freed = self._cold.take(claim)
-        if freed is None and self._refill():
-            freed = self._cold.take(claim) or 0
-        if freed:
-            self.num_evicted += 1
-        return freed
+    def _evict(self, count: int, claim: Callable[[str, int], bool]) -> int:
+        num_gone = self._cold.take(count, claim)
+        if num_gone < count and self._cold.is_empty and self._refill():
+            num_gone += self._cold.take(count - num_gone, claim)
+        self.num_evicted += num_gone
+        return num_gone

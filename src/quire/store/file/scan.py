@@ -1,9 +1,9 @@
 """The background look at a file store's directory: which objects are coldest, how much is used.
 
-One thread per store: at opening, then when the owner has written a quarter of the budget or asks,
+One thread per store: at opening, then when the owner has written the budget once over or asks,
 at most every `MIN_INTERVAL_S`; and only one of all processes at a time. Also removes what dead
 writers left unfinished, and what was cleared. A small directory is looked at where it is needed.
-Knows layout, ledger and queue; moves no page. Holds an eighth of the names while it looks.
+Knows layout, ledger and queue; moves no page. Holds the names while it looks, packed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import itertools
 import threading
 from collections.abc import Callable
 
-from quire.store.file.cold import Coldest, ColdQueue
+from quire.store.file.cold import ColdQueue, Found
 from quire.store.file.layout import Layout
 from quire.store.file.ledger import Ledger, Usage
 from quire.store.file.shared import SharedFile
@@ -117,21 +117,21 @@ class Scanner:
         self._cold.begin(start_ns)
         before = self._ledger.total()
         which = self._layout.objects_inode
-        coldest = Coldest()
-        found = Usage()
+        found = Found()
+        used = Usage()
         files = self._layout.scan()
         while piece := list(itertools.islice(files, PIECE_OBJECTS)):
             # What is being written is accounted for, too.
-            found = found.plus(Usage(sum(stat.st_size for _, stat in piece), len(piece)))
-            coldest.show([(name, stat) for name, stat in piece if not name.startswith(".")])
+            used = used.plus(Usage(sum(stat.st_size for _, stat in piece), len(piece)))
+            for name, stat in piece:
+                if not name.startswith("."):
+                    found.add(name, stat.st_mtime_ns)
             if self._closed.wait(pause_s):
                 return 0
         if self._layout.objects_inode != which:  # cleared meanwhile, by somebody
             return 0
-        pieces, bound_ns = coldest.finish(start_ns)
-        self._ledger.correct(before, found)
-        self._cold.replace(pieces, bound_ns)
-        return len(pieces)
+        self._ledger.correct(before, used)
+        return self._cold.replace(found.in_order(start_ns))
 
     def empty_trash(self) -> int:
         """Objects deleted of those that were cleared."""

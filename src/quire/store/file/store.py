@@ -25,7 +25,7 @@ from pathlib import Path
 
 from quire.errors import StoreURLError
 from quire.store.base import HEADER_BYTES, STEP_NS, Blob, ObjectName, StoredObject, StoreStats
-from quire.store.file.budget import Budget
+from quire.store.file.budget import Budget, Place
 from quire.store.file.cold import ColdQueue
 from quire.store.file.io import GROUP_OBJECTS, BulkIO
 from quire.store.file.layout import Layout, parse_name, unusable
@@ -64,7 +64,7 @@ class FileStore:
                 self._layout,
                 self._ledger,
                 self._cold,
-                scan_every_bytes=max_bytes // 4,
+                scan_every_bytes=max_bytes,
                 wall_ns=wall_ns,
             )
         except OSError as error:
@@ -203,16 +203,16 @@ class FileStore:
                 os.close(fd)
         return statuses
 
-    def _remove(self, text: str, bound_ns: int, into: str | None) -> int:
+    def _remove(self, text: str, bound_ns: int, place: Place | None) -> int:
         path = self._layout.object_path(text)
         try:
             stat = os.stat(path)
             if stat.st_mtime_ns >= bound_ns:
                 return 0
-            if into is None:
-                os.unlink(path)
+            if place is not None and place.size_bytes == stat.st_size:
+                os.rename(path, place.path)
             else:
-                os.rename(path, into)
+                os.unlink(path)
         except OSError:
             return 0
         return stat.st_size

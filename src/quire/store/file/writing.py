@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from quire.store.base import STEP_NS, Blob
-from quire.store.file.budget import Budget
+from quire.store.file.budget import Budget, Place
 from quire.store.file.cold import ColdQueue
 from quire.store.file.io import GROUP_OBJECTS, BulkIO
 from quire.store.file.layout import Layout
 from quire.store.file.space import FreeSpace
-from quire.store.file.uses import set_parent, set_time, time_of
+from quire.store.file.uses import renew_path_to, set_parent, set_time, time_of
 from quire.types import PageStatus
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -38,13 +38,16 @@ class Page(NamedTuple):
     used_ns: int
     blob: Blob
 
+    @property
+    def size_bytes(self) -> int:
+        return self.blob.header.nbytes + self.blob.payload.nbytes
+
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
     """An object being written: reserved, open, not yet visible."""
 
     page: Page
-    size_bytes: int
     path: str
     fd: int
 
@@ -87,7 +90,7 @@ class Writer:
         return statuses
 
     def _put_group(self, pages: Sequence[Page], times: Times) -> list[PageStatus]:
-        begun = [self._begin(page, times) for page in pages]
+        begun = self._begin(pages, times)
         drafts = [item for item in begun if isinstance(item, _Draft)]
         buffers = [(draft.page.blob.header, draft.page.blob.payload) for draft in drafts]
         results = self._io.write([draft.fd for draft in drafts], buffers)
@@ -99,23 +102,46 @@ class Writer:
         rest = iter(finished)
         return [item if isinstance(item, PageStatus) else next(rest) for item in begun]
 
-    def _begin(self, page: Page, times: Times) -> _Draft | PageStatus:
-        """Reserve space and open the temporary file."""
-        if page.parent not in times and self._time_for(page, times) is None:
-            return PageStatus.ORPHAN
-        size_bytes = page.blob.header.nbytes + page.blob.payload.nbytes
-        path = self._layout.temporary_path(page.text, next(self._numbers))
+    def _begin(self, pages: Sequence[Page], times: Times) -> list[_Draft | PageStatus]:
+        """Reserve space and open the temporary files.
+
+        At the budget these are the files of the coldest objects: that spares the file system
+        removing one file and making another of the same size, which can cost more than writing
+        it. Whoever is reading the old object meanwhile finds that it does not fit its name.
+        """
+        begun: list[_Draft | PageStatus] = [PageStatus.ORPHAN] * len(pages)
+        places = {
+            i: Place(self._layout.temporary_path(page.text, next(self._numbers)), page.size_bytes)
+            for i, page in enumerate(pages)
+            if page.parent in times or self._time_for(page, times) is not None
+        }
         try:
-            fd = self._recycle(path, size_bytes)
-            if fd is None:
-                if not self._space.take(size_bytes, self._budget.evict_one):
-                    return PageStatus.REJECTED
-                if not self._budget.reserve(size_bytes):
-                    return PageStatus.REJECTED
-                fd = self._create(path, size_bytes)
+            recycled = self._budget.recycle(list(places.values()))
+        except OSError as error:
+            return [self._refusal(error)] * len(pages)
+        for i, (path, _) in places.items():
+            begun[i] = self._open(pages[i], path, path in recycled)
+        return begun
+
+    def _open(self, page: Page, path: str, is_recycled: bool) -> _Draft | PageStatus:
+        try:
+            if not is_recycled and not self._has_room(page.size_bytes):
+                return PageStatus.REJECTED
+            try:
+                if is_recycled:
+                    return _Draft(page, path, os.open(path, self._rewrite_flags))
+                return _Draft(page, path, self._create(path, page.size_bytes))
+            except OSError:
+                self._forget(path, page.size_bytes)
+                raise
         except OSError as error:
             return self._refusal(error)
-        return _Draft(page, size_bytes, path, fd)
+
+    def _has_room(self, size_bytes: int) -> bool:
+        """On the disk and within the budget: then it is reserved."""
+        return self._space.take(size_bytes, self._budget.evict_one) and self._budget.reserve(
+            size_bytes
+        )
 
     def _time_for(self, page: Page, times: Times) -> int | None:
         """A little before what it needs. None: that is not there, or about to go."""
@@ -124,40 +150,21 @@ class Writer:
         if page.parent in times:
             parent_ns = times[page.parent]
         else:
-            parent_ns = time_of(self._layout.object_path(page.parent))
+            path = self._layout.object_path(page.parent)
+            parent_ns = renew_path_to(path, page.used_ns, self._cold.scan_start_ns)
             if parent_ns is not None and parent_ns < self._cold.bound_ns:
                 return None
         return None if parent_ns is None else min(page.used_ns, parent_ns - STEP_NS)
 
     def _create(self, path: str, size_bytes: int) -> int:
         try:
-            try:
-                fd = os.open(path, self._write_flags, 0o644)
-            except FileNotFoundError:  # the store was cleared, and the folders are not there yet
-                self._layout.make_folders()
-                fd = os.open(path, self._write_flags, 0o644)
-        except OSError:
-            self._budget.release(size_bytes)
-            raise
+            fd = os.open(path, self._write_flags, 0o644)
+        except FileNotFoundError:  # the store was cleared, and the folders are not there yet
+            self._layout.make_folders()
+            fd = os.open(path, self._write_flags, 0o644)
         with contextlib.suppress(OSError):  # what grows while written is written serially
             os.ftruncate(fd, size_bytes)
         return fd
-
-    def _recycle(self, path: str, size_bytes: int) -> int | None:
-        """At the budget: the coldest object's file, as the temporary file of the new one.
-
-        Spares the file system removing one file and making another of the same size, which can
-        cost more than writing it. Whoever is reading the old object meanwhile finds that it does
-        not fit its name.
-        """
-        if self._budget.recycle(size_bytes, path):
-            try:
-                return os.open(path, self._rewrite_flags)
-            except OSError:
-                self._budget.release(size_bytes)
-        with contextlib.suppress(FileNotFoundError):  # it may have had another size
-            os.unlink(path)
-        return None
 
     def _finish(self, draft: _Draft, num_bytes: int, times: Times) -> PageStatus:
         """Publish what was written, or leave no trace of it."""
@@ -167,7 +174,7 @@ class Writer:
             try:
                 if num_bytes < 0:
                     raise OSError(-num_bytes, os.strerror(-num_bytes))
-                if num_bytes != draft.size_bytes:
+                if num_bytes != draft.page.size_bytes:
                     # For a file, fewer bytes taken than offered means that the disk is full.
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 if time_ns is not None:
@@ -183,14 +190,17 @@ class Writer:
             else:
                 os.rename(draft.path, path)
                 times[draft.page.text] = time_ns
-                self._wrote(draft.size_bytes)
+                self._wrote(draft.page.size_bytes)
                 return PageStatus.OK
         except OSError as error:
             status = self._refusal(error)
-        self._budget.release(draft.size_bytes)
-        with contextlib.suppress(OSError):
-            os.unlink(draft.path)
+        self._forget(draft.path, draft.page.size_bytes)
         return status
+
+    def _forget(self, path: str, size_bytes: int) -> None:
+        self._budget.release(size_bytes)
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
     def _refusal(self, error: OSError) -> PageStatus:
         if error.errno not in _FULL:
