@@ -164,15 +164,17 @@ class Layout:
 
     def _scan(self, folder: str, *, clean: bool) -> Iterator[tuple[str, os.stat_result]]:
         try:
-            entries = list(os.scandir(folder))
+            entries = os.scandir(folder)
         except OSError:  # a missing or unreadable directory holds no object we could serve
             return
-        for entry in entries:
-            try:
-                if _OBJECT.fullmatch(entry.name) or (clean and self._is_being_written(entry)):
-                    yield entry.name, entry.stat(follow_symlinks=False)
-            except OSError:  # removed by another process meanwhile; or else tried again
-                continue
+        with entries:
+            for entry in entries:
+                try:
+                    if _OBJECT.fullmatch(entry.name) or (clean and self._is_being_written(entry)):
+                        # Not entry.stat(), which holds up all threads while the disk is read.
+                        yield entry.name, os.stat(entry.path, follow_symlinks=False)
+                except OSError:  # removed by another process meanwhile; or else tried again
+                    continue
 
     def _is_being_written(self, entry: os.DirEntry[str]) -> bool:
         """By a living writer; what a dead one left is removed."""

@@ -19,9 +19,10 @@ from quire.store.file.ledger import Ledger, Usage
 from quire.store.file.shared import SharedFile
 
 MIN_INTERVAL_S = 10.0
-PIECE_OBJECTS = 1024
-"""Looked at between two pauses: a scan of a million files must not hog the interpreter."""
-PAUSE_S = 0.0005
+PIECE_OBJECTS = 128
+"""Looked at between two pauses. A thread that makes many short system calls hardly ever lets others
+have the interpreter, though each call releases it: they get it in the pauses."""
+PAUSE_S = 0.0001
 BUSY_S = 0.005
 """Between two attempts while another process scans."""
 SMALL_OBJECTS = 4096
