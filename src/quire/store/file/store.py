@@ -146,11 +146,13 @@ class FileStore:
 
     def clear(self, *, wait: bool = False) -> int:
         """Quarantined objects go too; they are not counted."""
-        count = sum(1 for _ in self.scan()) if wait else 0
         self._layout.discard()
-        self._scanner.ask(at_once=True)
-        while wait and self._layout.has_trash:
-            self._scanner.empty_trash()
+        if not wait:
+            self._scanner.ask(at_once=True)
+            return 0
+        count = 0
+        while self._layout.has_trash:
+            count += self._scanner.empty_trash()
         return count
 
     def stats(self) -> StoreStats:
