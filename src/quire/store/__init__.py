@@ -7,7 +7,6 @@ from quire.store.base import HEADER_BYTES, Blob, ObjectName, Part, Store, Stored
 from quire.store.breaker import Breaker, BreakerState
 from quire.store.client import PageStore
 from quire.store.codec import Mismatch
-from quire.store.counters import PageStoreStats
 from quire.store.url import StoreURL, open_store
 
 __all__ = [
@@ -18,7 +17,6 @@ __all__ = [
     "Mismatch",
     "ObjectName",
     "PageStore",
-    "PageStoreStats",
     "Part",
     "Store",
     "StoreStats",

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from quire.store.base import STEP_NS, Blob, ObjectName, Part, Store, StoreStats
-from quire.store.breaker import Breaker
+from quire.store.base import STEP_NS, Blob, ObjectName, Part, Store
+from quire.store.breaker import Breaker, BreakerState
 from quire.store.codec import Mismatch, check, check_header, object_name, seal
-from quire.store.counters import Counters, PageStoreStats
+from quire.store.counters import Counters, by_outcome
 from quire.store.headers import HeaderPool
 from quire.types import NO_PARENT, PageKey, PageStatus
 
@@ -66,7 +66,9 @@ class PageStore:
         self._wall_ns = wall_ns
         self._breaker = breaker or Breaker(clock)
         self._headers = HeaderPool(CHUNK_PAGES)
-        self._counters = Counters()
+        self._counters = Counters(
+            "read_bytes", "written_bytes", "skipped_pages", "probed_pages", "probe_hits"
+        )
         self._calls = threading.Condition()
         self._deadlines: dict[object, float] = {}
         self._closed = False
@@ -90,7 +92,7 @@ class PageStore:
             if hit and query[hit - 1] not in touched:
                 touched.update(query[:hit])
                 self.touch(part, query[:hit])
-        self._counters.probed(sum(map(len, queries)), sum(hits))
+        self._probed(queries, sum(hits))
         return hits
 
     def contains_each(
@@ -100,7 +102,7 @@ class PageStore:
         present = self._present(part, queries, deadline)
         self.touch(part, list(present), each=True)
         found = [bytes(key in present for key in query) for query in queries]
-        self._counters.probed(sum(map(len, queries)), sum(map(sum, found)))
+        self._probed(queries, sum(map(sum, found)))
         return found
 
     def touch(
@@ -138,7 +140,8 @@ class PageStore:
             return self._read(part, keys[first:end], pages[first:end], deadline)
 
         statuses = self._run(part, len(keys), read, deadline, cancelled)
-        self._counters.read(statuses, part.page_bytes)
+        num_bytes = statuses.count(_OK) * part.page_bytes
+        self._counters.add(by_outcome("read", statuses) | {"read_bytes": num_bytes})
         if touch:
             came = next((i for i, s in enumerate(statuses) if s is not _OK), len(keys))
             self.touch(part, keys[:came])
@@ -178,25 +181,19 @@ class PageStore:
                 return self._ask(lambda: self._put_new(batch, headers), batch.names)
 
         statuses = self._run(part, len(keys), write, deadline, cancelled)
-        self._counters.wrote(statuses)
+        self._counters.add(by_outcome("written", statuses))
         return statuses
 
     def clear(self) -> None:
         """Every object of the store, of every model, is a miss from here on. Raises OSError."""
         self._store.clear()
 
-    def stats(self) -> PageStoreStats:
-        try:
-            store = self._store.stats()
-        except Exception as error:  # the boundary to a backend: statistics never fail a caller
-            self._counters.error(error)
-            store = StoreStats()
-        return self._counters.snapshot(self._breaker.state, self._breaker.times_opened, store)
-
     def counters(self) -> dict[str, int]:
         """What this client has counted. Never asks the store: safe where nothing may block."""
-        state, opened = self._breaker.state, self._breaker.times_opened
-        return self._counters.snapshot(state, opened, StoreStats()).flat()
+        return self._counters.snapshot() | {
+            "breaker_opened": self._breaker.times_opened,
+            "breaker_is_open": int(self._breaker.state is not BreakerState.CLOSED),
+        }
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Decline new calls, give running ones `timeout_s` to finish, close the store."""
@@ -208,6 +205,9 @@ class PageStore:
         self._store.close()
 
     # ---- one call ---------------------------------------------------------------------------
+
+    def _probed(self, queries: Sequence[Sequence[PageKey]], num_hits: int) -> None:
+        self._counters.add({"probed_pages": sum(map(len, queries)), "probe_hits": num_hits})
 
     def _present(
         self, part: Part, queries: Sequence[Sequence[PageKey]], deadline: float
@@ -271,7 +271,7 @@ class PageStore:
     def _enter_breaker(self) -> bool:
         if self._breaker.enter():
             return True
-        self._counters.declined("breaker_open")
+        self._counters.count("declined:breaker_open")
         return False
 
     def _why_declined(self) -> str:
@@ -280,7 +280,7 @@ class PageStore:
             stalled = any(deadline < overdue for deadline in self._deadlines.values())
             reason = "closed" if self._closed else "stalled" if stalled else ""
         if reason:
-            self._counters.declined(reason)
+            self._counters.count(f"declined:{reason}")
         return reason
 
     @contextmanager
@@ -322,14 +322,14 @@ class PageStore:
         if reason is None:
             return PageStatus.OK
         if reason.is_foreign:
-            self._counters.mismatch(reason)
+            self._counters.count(f"mismatch:{reason.value}")
             return PageStatus.MISS
         try:
             if not self._store.quarantine(object_name(part, key)):
                 return PageStatus.MISS  # evicted while it was read: not damage
         except Exception as error:  # the boundary to a backend; the page is refused either way
             self._counters.error(error)
-        self._counters.mismatch(reason)
+        self._counters.count(f"mismatch:{reason.value}")
         return PageStatus.CORRUPT
 
     def _put_new(self, batch: _Writing, headers: Sequence[memoryview]) -> list[PageStatus]:
@@ -350,7 +350,8 @@ class PageStore:
                 used_ns=batch.used_ns,
                 parents=[needed[i] for i in new] if needed else (),
             )
-        self._counters.stored(results.count(_OK) * batch.part.page_bytes, len(kept))
+        num_bytes = results.count(_OK) * batch.part.page_bytes
+        self._counters.add({"written_bytes": num_bytes, "skipped_pages": len(kept)})
         for i, status in zip(new, results, strict=True):
             known[i] = status
         return [status for status in known if status is not None]

@@ -15,9 +15,8 @@ number and length in a command is checked before any byte moves.
 from __future__ import annotations
 
 import math
-import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -41,6 +40,7 @@ from quire.messages import (
     Write,
 )
 from quire.store.base import Part
+from quire.store.counters import Counters
 from quire.types import PAGE_KEY_BYTES, OperationId, PageStatus, num_pages, split_keys
 from quire.worker.admin import StoreAdmin
 from quire.worker.attachment import PageStoreClient
@@ -102,10 +102,9 @@ class CacheWorker:
         self._limits = limits = limits or IoLimits()
         self._clock = clock
         self._wall_ns = wall_ns
-        self._counters: Counter[str] = Counter()
-        self._counters_lock = threading.Lock()
+        self._counters = Counters()
         self._done: deque[Completion] = deque()
-        self._reporter = Reporter(rank, self._done.append, self._count_error)
+        self._reporter = Reporter(rank, self._done.append, self._counters.error)
         self._copies = CopyTracker(rank)
         self._loads: dict[TaskKey, Load] = {}
         """Submitted and not begun: they are begun together."""
@@ -113,7 +112,7 @@ class CacheWorker:
         self._serving: dict[TaskKey, ServeTask] = {}
         """Not cancelled yet; then they are tasks that will end."""
         hosts = {name: pools.host for name, pools in components.items()}
-        self._peering = Peering(peer, hosts, self._count_error) if peer is not None else None
+        self._peering = Peering(peer, hosts, self._counters.error) if peer is not None else None
         self._num_changes = 0
         self._probes = Lane("probe", limits.probe_threads, limits.max_queued)
         self._fetches = Lane("fetch", limits.fetch_threads, limits.max_queued)
@@ -141,8 +140,7 @@ class CacheWorker:
 
     def counters(self) -> dict[str, int]:
         """How often something went other than well, by reason."""
-        with self._counters_lock:
-            return dict(self._counters)
+        return self._counters.snapshot()
 
     def store_counters(self) -> dict[str, int]:
         """What the attached store's client has counted; empty when there is none."""
@@ -160,7 +158,7 @@ class CacheWorker:
             try:
                 self._start(command)
             except Exception as error:  # request boundary: this one command fails
-                self._count_error(error)
+                self._counters.error(error)
                 self._refuse(command, PageStatus.FAILED)
         if self._loads:
             self._start_loads()
@@ -224,7 +222,7 @@ class CacheWorker:
             self._admin.start(command)
         elif self._under_way((command.op, command.component)):
             # The same operation twice: the first one's final report is the only one.
-            self._count("duplicate_command")
+            self._counters.count("duplicate_command")
         elif command.component not in self.components:
             self._malformed(command)
         elif isinstance(command, Backup | Load):
@@ -258,7 +256,7 @@ class CacheWorker:
                 if loads:
                     self._copies.load(loads, pools)
             except Exception as error:  # request boundary: these loads fail
-                self._count_error(error)
+                self._counters.error(error)
                 for load in loads:
                     self._refuse(load, PageStatus.FAILED)
 
@@ -302,7 +300,7 @@ class CacheWorker:
             return
         self._tasks[command.op, command.component] = task
         if len(self._write_order) >= self._limits.max_queued:
-            self._count("queue_full")
+            self._counters.count("queue_full")
             task.reject()
             return
         self._write_order.add(number, task, keys, split_keys(command.parents))
@@ -310,14 +308,14 @@ class CacheWorker:
     def _start_write(self, task: StoreTask) -> None:
         """From whichever thread ended what it waited for."""
         if not self._writes.submit(task):
-            self._count("queue_full")
+            self._counters.count("queue_full")
             task.reject()
 
     def _start_touch(self, command: Touch) -> None:
         """Dropped when there is no store, or more of them than it can keep up with."""
         lease = self._admin.borrow() if command.component in self.components else None
         if lease is None or len(command.keys) % PAGE_KEY_BYTES:
-            self._count("touch_dropped")
+            self._counters.count("touch_dropped")
             if lease is not None:
                 lease.release()
             return
@@ -329,7 +327,7 @@ class CacheWorker:
             reporter=self._reporter,
         )
         if not self._touches.submit(task):
-            self._count("touch_dropped")
+            self._counters.count("touch_dropped")
             task.abandon()
 
     def _start_from_peer(self, command: Fetch, source: PeerSource) -> None:
@@ -388,7 +386,7 @@ class CacheWorker:
     def _enqueue(self, lane: Lane, command: Write | Fetch | Probe, task: IoTask) -> None:
         self._tasks[command.op, command.component] = task
         if not lane.submit(task):
-            self._count("queue_full")
+            self._counters.count("queue_full")
             task.reject()
 
     def _cancel(self, op: OperationId) -> None:
@@ -406,7 +404,7 @@ class CacheWorker:
     # ---- refusing and counting ------------------------------------------------------------------
 
     def _malformed(self, command: Backup | Load | Write | Fetch | Serve | Probe) -> None:
-        self._count("malformed_command")
+        self._counters.count("malformed_command")
         self._refuse(command, PageStatus.FAILED)
 
     def _refuse(self, command: Command, status: PageStatus) -> None:
@@ -426,10 +424,3 @@ class CacheWorker:
     def _deadline(self, timeout_s: float) -> float:
         # NaN compares false with everything and would never expire.
         return self._clock() + (0.0 if math.isnan(timeout_s) else timeout_s)
-
-    def _count_error(self, error: Exception) -> None:
-        self._count(f"error:{type(error).__name__}")
-
-    def _count(self, reason: str) -> None:
-        with self._counters_lock:
-            self._counters[reason] += 1

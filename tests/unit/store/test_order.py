@@ -160,7 +160,7 @@ def test_a_page_that_does_not_land_takes_those_behind_it_along(client, file_stor
     assert pages.put_path(store, 1, 2, 3, 4, 5) == [OK, OK, PageStatus.FAILED, ORPHAN, ORPHAN]
     files._io.write = write
     assert len(file_store.object_files()) == 2
-    assert store.stats().store.used_bytes == 2 * pages.object_bytes
+    assert store._store.stats().used_bytes == 2 * pages.object_bytes
 
 
 def test_going_on_with_what_nobody_used_for_long_keeps_it_c36(sharing, pages):

@@ -84,6 +84,15 @@ class Scanner:
             self._closed.wait(BUSY_S)
         return False
 
+    def clear(self) -> int:
+        """Delete every object, and say how many: nobody else scans, or deletes, meanwhile."""
+        count = 0
+        with self._only_one.locked():
+            self._layout.discard()
+            while self._layout.has_trash:
+                count += self._empty_trash()
+        return count
+
     def close(self) -> None:
         self._closed.set()
         self.ask(at_once=True)
@@ -113,7 +122,7 @@ class Scanner:
 
     def _scan(self, pause_s: float) -> int:
         """0: nothing may go."""
-        self.empty_trash()
+        self._empty_trash()
         start_ns = self._wall_ns()
         self._cold.begin(start_ns)
         before = self._ledger.total()
@@ -134,7 +143,7 @@ class Scanner:
         self._ledger.correct(before, used)
         return self._cold.replace(found.in_order(start_ns))
 
-    def empty_trash(self) -> int:
+    def _empty_trash(self) -> int:
         """Objects deleted of those that were cleared."""
         count = 0
         for size_bytes in self._layout.empty_trash():

@@ -146,14 +146,11 @@ class FileStore:
 
     def clear(self, *, wait: bool = False) -> int:
         """Quarantined objects go too; they are not counted."""
+        if wait:
+            return self._scanner.clear()
         self._layout.discard()
-        if not wait:
-            self._scanner.ask(at_once=True)
-            return 0
-        count = 0
-        while self._layout.has_trash:
-            count += self._scanner.empty_trash()
-        return count
+        self._scanner.ask(at_once=True)
+        return 0
 
     def stats(self) -> StoreStats:
         used = self._ledger.total()
