@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 from quire.errors import QuireError, StoreError
 from quire.messages import AttachStore, ClearStore, DetachStore, StoreChanged
+from quire.store.client import PageStore
 from quire.types import OperationId
-from quire.worker.attachment import PageStoreClient, StoreLease, StoreSlot
+from quire.worker.attachment import StoreLease, StoreSlot
 from quire.worker.lanes import Lane
 from quire.worker.tasks import Reporter
 
@@ -60,7 +61,7 @@ class AdminTask:
 
 class StoreAdmin:
     def __init__(
-        self, open_store: Callable[[str], PageStoreClient], reporter: Reporter, max_queued: int
+        self, open_store: Callable[[str], PageStore], reporter: Reporter, max_queued: int
     ) -> None:
         self._open_store = open_store
         self._reporter = reporter
@@ -101,7 +102,7 @@ class StoreAdmin:
         finally:
             lease.release()
 
-    def _close_store(self, store: PageStoreClient) -> None:
+    def _close_store(self, store: PageStore) -> None:
         # The last user may be the step's thread, which must not block: hand it to the lane. A
         # lane that is closing takes nothing more, and then there is no step left to hold up.
         task = AdminTask(store.close, None, self._reporter)

@@ -40,10 +40,10 @@ from quire.messages import (
     Write,
 )
 from quire.store.base import Part
+from quire.store.client import PageStore
 from quire.store.counters import Counters
 from quire.types import PAGE_KEY_BYTES, OperationId, PageStatus, num_pages, split_keys
 from quire.worker.admin import StoreAdmin
-from quire.worker.attachment import PageStoreClient
 from quire.worker.config import IoLimits, PeerServing
 from quire.worker.copies import (
     ComponentPools,
@@ -79,7 +79,7 @@ class CacheWorker:
         components: Mapping[str, ComponentPools],
         *,
         model_fingerprint: str,
-        open_store: Callable[[str], PageStoreClient],
+        open_store: Callable[[str], PageStore],
         limits: IoLimits | None = None,
         peer: PeerServing | None = None,
         clock: Clock = time.monotonic,
