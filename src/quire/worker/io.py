@@ -14,6 +14,7 @@ from quire.messages import Fetch, Probe, Probed, Touch, Write
 from quire.store.base import STEP_NS, Part
 from quire.types import PAGE_KEY_BYTES, PageKey, PageStatus, split_keys
 from quire.worker.attachment import StoreLease
+from quire.worker.lanes import Once
 from quire.worker.tasks import Clock, IoTask, PageTask, Reporter, TaskState
 
 
@@ -149,39 +150,19 @@ class ProbeTask(IoTask):
         )
 
 
-class TouchTask:
+def touch_task(
+    command: Touch, *, part: Part, lease: StoreLease, used_ns: int, reporter: Reporter
+) -> Once:
     """Pages used in other tiers. Nobody is told."""
 
-    wide = False
-    has_more = False
-
-    def __init__(
-        self, command: Touch, *, part: Part, lease: StoreLease, used_ns: int, reporter: Reporter
-    ) -> None:
-        self._command = command
-        self._part = part
-        self._lease: StoreLease | None = lease
-        self._used_ns = used_ns
-        self._reporter = reporter
-
-    def take(self) -> Callable[[], None] | None:
-        return None if self._lease is None else self._touch
-
-    def fail(self, error: Exception) -> None:
-        self._reporter.count_error(error)
-
-    def abandon(self) -> None:
-        if self._lease is not None:
-            self._lease.release()
-            self._lease = None
-
-    def _touch(self) -> None:
-        assert self._lease is not None
-        keys, each = split_keys(self._command.keys), self._command.each
+    def touch() -> None:
+        keys = split_keys(command.keys)
         try:
-            self._lease.store.touch(self._part, keys, used_ns=self._used_ns, each=each)
+            lease.store.touch(part, keys, used_ns=used_ns, each=command.each)
         finally:
-            self.abandon()
+            lease.release()
+
+    return Once(touch, fail=reporter.count_error, abandon=lease.release)
 
 
 def nothing_there(command: Probe) -> dict[str, Any]:

@@ -52,7 +52,7 @@ from quire.worker.copies import (
     makes_sense,
     pages_within,
 )
-from quire.worker.io import ProbeTask, StoreTask, TouchTask, nothing_there
+from quire.worker.io import ProbeTask, StoreTask, nothing_there, touch_task
 from quire.worker.lanes import Lane
 from quire.worker.order import WriteOrder
 from quire.worker.peering import Peering, PeerTask, ServeTask
@@ -319,7 +319,7 @@ class CacheWorker:
             if lease is not None:
                 lease.release()
             return
-        task = TouchTask(
+        task = touch_task(
             command,
             part=self._parts[command.component],
             lease=lease,
