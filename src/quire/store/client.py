@@ -15,9 +15,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
 
-from quire.store.base import STEP_NS, Blob, ObjectName, Part, Store
+from quire.store.base import STEP_NS, Blob, NewObject, ObjectName, Part, Store
 from quire.store.breaker import Breaker, BreakerState
 from quire.store.codec import Mismatch, check, check_header, object_name, seal
 from quire.store.counters import Counters, by_outcome
@@ -33,17 +32,6 @@ STALL_GRACE_S = 1.0
 
 _OK = PageStatus.OK
 _FAULTS = (PageStatus.FAILED, PageStatus.TIMEOUT)
-
-
-class _Writing(NamedTuple):
-    """Pages of one call of the store."""
-
-    part: Part
-    names: Sequence[ObjectName]
-    pages: Sequence[memoryview]
-    needed: Sequence[ObjectName | None]
-    used_ns: int
-    deadline: float
 
 
 def _never() -> bool:
@@ -166,19 +154,23 @@ class PageStore:
         _check_pages(part, keys, pages)
         began_ns = used_ns or self._wall_ns()
         names = [object_name(part, key) for key in keys]
-        needed = [None if key == NO_PARENT else object_name(part, key) for key in parents]
+        needed = [
+            None if parent == NO_PARENT else object_name(part, parent)
+            for parent in parents or [NO_PARENT] * len(keys)
+        ]
 
         def write(first: int, end: int) -> list[PageStatus]:
-            batch = _Writing(
-                part,
-                names[first:end],
-                pages[first:end],
-                needed[first:end],
-                began_ns - first * STEP_NS,
-                deadline,
-            )
             with self._headers.borrow() as headers:
-                return self._ask(lambda: self._put_new(batch, headers), batch.names)
+                objects = [
+                    NewObject(
+                        names[i],
+                        Blob(headers[i - first], pages[i]),
+                        needed[i],
+                        began_ns - i * STEP_NS,
+                    )
+                    for i in range(first, end)
+                ]
+                return self._ask(lambda: self._put_new(part, objects, deadline), names[first:end])
 
         statuses = self._run(part, len(keys), write, deadline, cancelled)
         self._counters.add(by_outcome("written", statuses))
@@ -332,39 +324,31 @@ class PageStore:
         self._counters.count(f"mismatch:{reason.value}")
         return PageStatus.CORRUPT
 
-    def _put_new(self, batch: _Writing, headers: Sequence[memoryview]) -> list[PageStatus]:
-        names, needed = batch.names, batch.needed
-        known = self._known(names, needed, batch.deadline)
-        kept = [name for name, state in zip(names, known, strict=True) if state is _OK]
+    def _put_new(
+        self, part: Part, objects: Sequence[NewObject], deadline: float
+    ) -> list[PageStatus]:
+        known = self._known(objects, deadline)
+        kept = [item.name for item, state in zip(objects, known, strict=True) if state is _OK]
         if kept:
-            self._store.touch(kept, used_ns=batch.used_ns, each=not needed)
+            independent = all(item.parent is None for item in objects)
+            self._store.touch(kept, used_ns=objects[0].used_ns, each=independent)
         new = [i for i, state in enumerate(known) if state is None]
         for i in new:
-            seal(batch.part, names[i].key, batch.pages[i], headers[i])
-        results: list[PageStatus] = []
-        if new:
-            results = self._store.put(
-                [names[i] for i in new],
-                [Blob(headers[i], batch.pages[i]) for i in new],
-                deadline=batch.deadline,
-                used_ns=batch.used_ns,
-                parents=[needed[i] for i in new] if needed else (),
-            )
-        num_bytes = results.count(_OK) * batch.part.page_bytes
+            seal(part, objects[i].name.key, objects[i].blob.payload, objects[i].blob.header)
+        results = self._store.put([objects[i] for i in new], deadline=deadline) if new else []
+        num_bytes = results.count(_OK) * part.page_bytes
         self._counters.add({"written_bytes": num_bytes, "skipped_pages": len(kept)})
         for i, status in zip(new, results, strict=True):
             known[i] = status
         return [status for status in known if status is not None]
 
-    def _known(
-        self, names: Sequence[ObjectName], needed: Sequence[ObjectName | None], deadline: float
-    ) -> list[PageStatus | None]:
+    def _known(self, objects: Sequence[NewObject], deadline: float) -> list[PageStatus | None]:
         """Per page: OK, it is there; ORPHAN, what it needs is not, nor in this call; None: new."""
-        outside = list(dict.fromkeys(name for name in needed if name and name not in names))
-        asked = [*names, *outside]
+        names = [item.name for item in objects]
+        asked = list(dict.fromkeys([*names, *(item.parent for item in objects if item.parent)]))
         present = dict(zip(asked, self._store.contains(asked, deadline=deadline), strict=True))
         known: dict[ObjectName, PageStatus | None] = {}
-        for name, parent in zip(names, needed or [None] * len(names), strict=True):
+        for name, _, parent, _ in objects:
             there = parent is None or present[parent]
             if parent in known:
                 there = known[parent] is not PageStatus.ORPHAN

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from quire.errors import StoreURLError
-from quire.store.base import HEADER_BYTES, STEP_NS, Blob, ObjectName, StoredObject, StoreStats
+from quire.store.base import HEADER_BYTES, Blob, NewObject, ObjectName, StoredObject, StoreStats
 from quire.store.file.budget import Budget, Place
 from quire.store.file.cold import ColdQueue
 from quire.store.file.io import GROUP_OBJECTS, BulkIO
@@ -33,7 +33,7 @@ from quire.store.file.ledger import Ledger
 from quire.store.file.scan import Scanner
 from quire.store.file.space import FreeSpace, default_reserve
 from quire.store.file.uses import renew
-from quire.store.file.writing import Page, Writer
+from quire.store.file.writing import Writer
 from quire.store.url import Options, StoreURL
 from quire.types import PageStatus
 
@@ -104,24 +104,8 @@ class FileStore:
                 statuses += self._get_group(texts, into[i : i + GROUP_OBJECTS])
         return statuses
 
-    def put(
-        self,
-        names: Sequence[ObjectName],
-        blobs: Sequence[Blob],
-        *,
-        deadline: float,
-        used_ns: int,
-        parents: Sequence[ObjectName | None] = (),
-    ) -> list[PageStatus]:
-        return self._writer.put(
-            [
-                Page(name.text, parent.text if parent else None, used_ns - i * STEP_NS, blob)
-                for i, (name, parent, blob) in enumerate(
-                    zip(names, parents or [None] * len(names), blobs, strict=True)
-                )
-            ],
-            deadline,
-        )
+    def put(self, objects: Sequence[NewObject], *, deadline: float) -> list[PageStatus]:
+        return self._writer.put(objects, deadline)
 
     def touch(self, names: Sequence[ObjectName], *, used_ns: int, each: bool = False) -> None:
         paths = [self._layout.object_path(name.text) for name in names]

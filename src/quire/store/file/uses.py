@@ -20,7 +20,7 @@ import contextlib
 import os
 from collections.abc import Sequence
 
-from quire.store.base import STEP_NS
+from quire.store.base import STEP_NS, ObjectName
 from quire.types import PAGE_KEY_BYTES
 
 SLACK = 16
@@ -101,11 +101,11 @@ def set_time(file: str | int, time_ns: int) -> None:
         os.utime(file, ns=(time_ns, time_ns))
 
 
-def set_parent(fd: int, text: str | None) -> None:
-    """The object needs the one of that name, or none: a file that had another object before has
-    its parent still."""
+def set_parent(fd: int, parent: ObjectName | None) -> None:
+    """The object needs that one, or none: a file that had another object before has its parent
+    still."""
     with contextlib.suppress(OSError):
-        os.setxattr(fd, _PARENT, bytes.fromhex(text[:_KEY_DIGITS]) if text else b"")
+        os.setxattr(fd, _PARENT, parent.key if parent else b"")
 
 
 def _parent_of(path: str) -> str | None:

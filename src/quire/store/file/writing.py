@@ -12,9 +12,8 @@ import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from quire.store.base import STEP_NS, Blob
+from quire.store.base import STEP_NS, NewObject, ObjectName
 from quire.store.file.budget import Budget, Place
 from quire.store.file.cold import ColdQueue
 from quire.store.file.io import GROUP_OBJECTS, BulkIO
@@ -25,29 +24,15 @@ from quire.types import PageStatus
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
-Times = dict[str, int | None]
+Times = dict[ObjectName, int | None]
 """Of the objects of one call: when each was used, once it is published."""
-
-
-class Page(NamedTuple):
-    """An object to be written."""
-
-    text: str
-    parent: str | None
-    """What it is of no use without."""
-    used_ns: int
-    blob: Blob
-
-    @property
-    def size_bytes(self) -> int:
-        return self.blob.header.nbytes + self.blob.payload.nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
     """An object being written: reserved, open, not yet visible."""
 
-    page: Page
+    page: NewObject
     path: str
     fd: int
 
@@ -77,9 +62,9 @@ class Writer:
         self._write_flags = flags | os.O_CREAT | os.O_EXCL
         self._rewrite_flags = flags
 
-    def put(self, pages: Sequence[Page], deadline: float) -> list[PageStatus]:
+    def put(self, pages: Sequence[NewObject], deadline: float) -> list[PageStatus]:
         """A parent comes before its child."""
-        times: Times = {page.text: None for page in pages}
+        times: Times = {page.name: None for page in pages}
         statuses: list[PageStatus] = []
         for i in range(0, len(pages), GROUP_OBJECTS):
             group = pages[i : i + GROUP_OBJECTS]
@@ -89,7 +74,7 @@ class Writer:
                 statuses += self._put_group(group, times)
         return statuses
 
-    def _put_group(self, pages: Sequence[Page], times: Times) -> list[PageStatus]:
+    def _put_group(self, pages: Sequence[NewObject], times: Times) -> list[PageStatus]:
         begun = self._begin(pages, times)
         drafts = [item for item in begun if isinstance(item, _Draft)]
         buffers = [(draft.page.blob.header, draft.page.blob.payload) for draft in drafts]
@@ -102,7 +87,7 @@ class Writer:
         rest = iter(finished)
         return [item if isinstance(item, PageStatus) else next(rest) for item in begun]
 
-    def _begin(self, pages: Sequence[Page], times: Times) -> list[_Draft | PageStatus]:
+    def _begin(self, pages: Sequence[NewObject], times: Times) -> list[_Draft | PageStatus]:
         """Reserve space and open the temporary files.
 
         At the budget these are the files of the coldest objects: that spares the file system
@@ -111,7 +96,9 @@ class Writer:
         """
         begun: list[_Draft | PageStatus] = [PageStatus.ORPHAN] * len(pages)
         places = {
-            i: Place(self._layout.temporary_path(page.text, next(self._numbers)), page.size_bytes)
+            i: Place(
+                self._layout.temporary_path(page.name.text, next(self._numbers)), page.size_bytes
+            )
             for i, page in enumerate(pages)
             if page.parent in times or self._time_for(page, times) is not None
         }
@@ -123,7 +110,10 @@ class Writer:
             begun[i] = self._open(pages[i], path, path in recycled)
         return begun
 
-    def _open(self, page: Page, path: str, is_recycled: bool) -> _Draft | PageStatus:
+    def _temporary_path(self, page: NewObject) -> str:
+        return self._layout.temporary_path(page.name.text, next(self._numbers))
+
+    def _open(self, page: NewObject, path: str, is_recycled: bool) -> _Draft | PageStatus:
         try:
             if not is_recycled and not self._has_room(page.size_bytes):
                 return PageStatus.REJECTED
@@ -143,14 +133,14 @@ class Writer:
             size_bytes
         )
 
-    def _time_for(self, page: Page, times: Times) -> int | None:
+    def _time_for(self, page: NewObject, times: Times) -> int | None:
         """A little before what it needs. None: that is not there, or about to go."""
         if page.parent is None:
             return page.used_ns
         if page.parent in times:
             parent_ns = times[page.parent]
         else:
-            path = self._layout.object_path(page.parent)
+            path = self._layout.object_path(page.parent.text)
             parent_ns = renew_path_to(path, page.used_ns, self._cold.scan_start_ns)
             if parent_ns is not None and parent_ns < self._cold.bound_ns:
                 return None
@@ -168,7 +158,7 @@ class Writer:
 
     def _finish(self, draft: _Draft, num_bytes: int, times: Times) -> PageStatus:
         """Publish what was written, or leave no trace of it."""
-        path = self._layout.object_path(draft.page.text)
+        path = self._layout.object_path(draft.page.name.text)
         time_ns = self._time_for(draft.page, times)
         try:
             try:
@@ -185,11 +175,11 @@ class Writer:
             if time_ns is None:
                 status = PageStatus.ORPHAN
             elif (there_ns := time_of(path)) is not None:  # another process was faster
-                times[draft.page.text] = there_ns
+                times[draft.page.name] = there_ns
                 status = PageStatus.OK
             else:
                 os.rename(draft.path, path)
-                times[draft.page.text] = time_ns
+                times[draft.page.name] = time_ns
                 self._wrote(draft.page.size_bytes)
                 return PageStatus.OK
         except OSError as error:
