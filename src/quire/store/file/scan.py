@@ -13,9 +13,9 @@ import itertools
 import threading
 from collections.abc import Callable
 
+from quire.store.file.budget import Ledger, Usage
 from quire.store.file.cold import ColdQueue, Found
 from quire.store.file.layout import Layout
-from quire.store.file.ledger import Ledger, Usage
 from quire.store.file.shared import SharedFile
 
 MIN_INTERVAL_S = 10.0

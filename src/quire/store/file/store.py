@@ -25,11 +25,10 @@ from pathlib import Path
 
 from quire.errors import StoreURLError
 from quire.store.base import HEADER_BYTES, Blob, NewObject, ObjectName, StoredObject, StoreStats
-from quire.store.file.budget import Budget, Place
+from quire.store.file.budget import Budget, Ledger, Place
 from quire.store.file.cold import ColdQueue
 from quire.store.file.io import GROUP_OBJECTS, BulkIO
 from quire.store.file.layout import Layout, parse_name, unusable
-from quire.store.file.ledger import Ledger
 from quire.store.file.scan import Scanner
 from quire.store.file.space import FreeSpace, default_reserve
 from quire.store.file.uses import renew
