@@ -15,7 +15,7 @@ from quire.store.base import STEP_NS, Part
 from quire.types import PAGE_KEY_BYTES, PageKey, PageStatus, split_keys
 from quire.worker.attachment import StoreLease
 from quire.worker.lanes import Once
-from quire.worker.tasks import Clock, IoTask, PageTask, Reporter, TaskState
+from quire.worker.tasks import IoTask, PageTask, Reporter, TaskState, Terms
 
 
 class StoreTask(PageTask):
@@ -25,26 +25,17 @@ class StoreTask(PageTask):
     def __init__(
         self,
         command: Write | Fetch,
+        terms: Terms,
         *,
         part: Part,
         host: HostPool,
         batch_pages: int,
         lease: StoreLease,
-        deadline: float,
-        clock: Clock,
         used_ns: int,
-        reporter: Reporter,
         let_go: Callable[[], None],
     ) -> None:
         """The command's pages and keys have been checked."""
-        super().__init__(
-            command,
-            batch_pages=batch_pages,
-            deadline=deadline,
-            clock=clock,
-            reporter=reporter,
-            let_go=let_go,
-        )
+        super().__init__(command, terms, batch_pages=batch_pages, let_go=let_go)
         self.wide = isinstance(command, Fetch)
         self._part = part
         self._host = host
@@ -95,17 +86,8 @@ class ProbeTask(IoTask):
 
     holds_pages = False
 
-    def __init__(
-        self,
-        command: Probe,
-        *,
-        part: Part,
-        lease: StoreLease,
-        deadline: float,
-        clock: Clock,
-        reporter: Reporter,
-    ) -> None:
-        super().__init__(deadline, clock, reporter, lease.release)
+    def __init__(self, command: Probe, terms: Terms, *, part: Part, lease: StoreLease) -> None:
+        super().__init__(terms, lease.release)
         self._command = command
         self._part = part
         self._lease = lease

@@ -56,7 +56,7 @@ from quire.worker.io import ProbeTask, StoreTask, nothing_there, touch_task
 from quire.worker.lanes import Lane
 from quire.worker.order import WriteOrder
 from quire.worker.peering import Peering, PeerTask, ServeTask
-from quire.worker.tasks import Clock, IoTask, Reporter
+from quire.worker.tasks import Clock, IoTask, Reporter, Terms
 
 __all__ = ["CacheWorker", "ComponentPools"]
 
@@ -285,14 +285,12 @@ class CacheWorker:
 
         task = StoreTask(
             command,
+            self._terms(command.timeout_s),
             part=self._parts[command.component],
             host=host,
             batch_pages=self._limits.batch_pages,
             lease=lease,
-            deadline=self._deadline(command.timeout_s),
-            clock=self._clock,
             used_ns=self._wall_ns(),
-            reporter=self._reporter,
             let_go=let_go,
         )
         if isinstance(command, Fetch):
@@ -345,13 +343,11 @@ class CacheWorker:
             return
         task = PeerTask(
             command,
+            self._terms(command.timeout_s),
             source,
             region=self._peering.regions[command.component],
             client=self._peering.client,
             batch_pages=self._limits.peer_batch_pages,
-            deadline=self._deadline(command.timeout_s),
-            clock=self._clock,
-            reporter=self._reporter,
         )
         self._enqueue(self._from_peers, command, task)
 
@@ -373,14 +369,8 @@ class CacheWorker:
         if lease is None:
             self._refuse(command, PageStatus.MISS)
             return
-        task = ProbeTask(
-            command,
-            part=self._parts[command.component],
-            lease=lease,
-            deadline=self._deadline(command.timeout_s),
-            clock=self._clock,
-            reporter=self._reporter,
-        )
+        part = self._parts[command.component]
+        task = ProbeTask(command, self._terms(command.timeout_s), part=part, lease=lease)
         self._enqueue(self._probes, command, task)
 
     def _enqueue(self, lane: Lane, command: Write | Fetch | Probe, task: IoTask) -> None:
@@ -421,6 +411,7 @@ class CacheWorker:
             case _:
                 pass
 
-    def _deadline(self, timeout_s: float) -> float:
+    def _terms(self, timeout_s: float) -> Terms:
         # NaN compares false with everything and would never expire.
-        return self._clock() + (0.0 if math.isnan(timeout_s) else timeout_s)
+        deadline = self._clock() + (0.0 if math.isnan(timeout_s) else timeout_s)
+        return Terms(deadline, self._clock, self._reporter)
