@@ -250,19 +250,8 @@ class WorkerLost(_Message, frozen=True, tag="worker_lost"):
 
 Completion = Transferred | Probed | StoreChanged | WorkerLost
 
-_command_codec = msgspec.msgpack.Decoder(list[Command])
-_completion_codec = msgspec.msgpack.Decoder(list[Completion])
 _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(messages: list[Command] | list[Completion]) -> bytes:
     return _encoder.encode(messages)
-
-
-def decode_commands(data: bytes) -> list[Command]:
-    """Raises msgspec.DecodeError on anything that is not a list of commands."""
-    return _command_codec.decode(data)
-
-
-def decode_completions(data: bytes) -> list[Completion]:
-    return _completion_codec.decode(data)

@@ -16,7 +16,7 @@ from quire.bench import core as bench_core
 from quire.bench import report
 from quire.cli import sim as cli_sim
 from quire.sim import SimOptions, SimulationError, simulate
-from quire.store import HEADER_BYTES, Blob, ObjectName, Part, open_store
+from quire.store import HEADER_BYTES, Blob, NewObject, ObjectName, Part, open_store
 from quire.store.codec import seal
 from quire.types import PageKey
 from unit.cli_support import command
@@ -75,7 +75,7 @@ def stock(folder: Path, count: int, part: Part = PART, first: int = 0) -> list[P
         payload = memoryview(bytearray([i]) * part.page_bytes)
         header = memoryview(bytearray(HEADER_BYTES))
         seal(part, name.key, payload, header)
-        store.put([name], [Blob(header, payload)], deadline=1e18, used_ns=1)
+        store.put([NewObject(name, Blob(header, payload), None, 1)], deadline=1e18)
     store.close()
     return [folder / "objects" / name.text[:2] / name.text for name in names]
 

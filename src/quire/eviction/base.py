@@ -13,7 +13,8 @@ their children (all of ours do) therefore has an evictable leaf at its cold end.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol, Union, cast
+from itertools import chain
+from typing import TYPE_CHECKING, Union, cast
 
 if TYPE_CHECKING:
     from quire.tree import Holding
@@ -21,29 +22,6 @@ if TYPE_CHECKING:
 Evictable = Callable[["Holding"], bool]
 Link = Union["Holding", "Queue"]
 """What a link of a queue may point at."""
-
-
-class EvictionPolicy(Protocol):
-    def insert(self, holding: Holding) -> None:
-        """The holding has become READY in this tier."""
-
-    def touch(self, holding: Holding) -> None:
-        """It was used, and its last user has just let go. Brings a parked one back."""
-
-    def unpark(self, holding: Holding) -> None:
-        """It may go again although nobody used it: back to the cold end if parked."""
-
-    def split(self, lower: Holding, upper: Holding) -> None:
-        """`upper` was cut off `lower`, its child: same standing, right behind it."""
-
-    def remove(self, holding: Holding) -> None:
-        """It is gone from this tier."""
-
-    def victim(self, evictable: Evictable) -> Holding | None:
-        """The coldest holding that may go (it stays in the order), or None."""
-
-    def coldest(self) -> Iterator[Holding]:
-        """From the cold end on. The order must not change while iterating."""
 
 
 class Queue:
@@ -113,13 +91,53 @@ class Queue:
         holding.queue = self
 
 
-def first_evictable(queue: Queue, evictable: Evictable) -> Holding | None:
-    """Coldest holding of `queue` that may go; parks those in front of it."""
-    while (holding := queue.coldest()) is not None:
-        if evictable(holding):
-            return holding
-        queue.remove(holding)
-    return None
+class EvictionPolicy:
+    """Queues of holdings, that of the coldest first. A policy says which queue a holding enters."""
+
+    def __init__(self, num_queues: int) -> None:
+        self._queues = [Queue() for _ in range(num_queues)]
+
+    def queue_for(self, holding: Holding) -> Queue:
+        """Where a holding enters that is used now."""
+        return self._queues[0]
+
+    def insert(self, holding: Holding) -> None:
+        """The holding has become READY in this tier."""
+        self.queue_for(holding).push_hot(holding)
+
+    def touch(self, holding: Holding) -> None:
+        """It was used, and its last user has just let go. Brings a parked one back."""
+        self.remove(holding)
+        self.insert(holding)
+
+    def unpark(self, holding: Holding) -> None:
+        """It may go again although nobody used it: back to the cold end if parked."""
+        if holding.queue is None:
+            self.queue_for(holding).push_cold(holding)
+
+    def split(self, lower: Holding, upper: Holding) -> None:
+        """`upper` was cut off `lower`, its child: same standing, right behind it, or parked."""
+        if lower.queue is not None:
+            lower.queue.insert_after(lower, upper)
+
+    def remove(self, holding: Holding) -> None:
+        """It is gone from this tier."""
+        if holding.queue is not None:
+            holding.queue.remove(holding)
+
+    def victim(self, evictable: Evictable) -> Holding | None:
+        """The coldest holding that may go (it stays in the order), or None. Parks those in front
+        of it."""
+        for queue in self._queues:
+            while (holding := queue.coldest()) is not None:
+                if evictable(holding):
+                    return holding
+                self.remove(holding)
+        return None
+
+    def coldest(self) -> Iterator[Holding]:
+        """From the cold end on. The order must not change while iterating."""
+        return chain.from_iterable(self._queues)
 
 
 def last_evictable(queue: Queue, evictable: Evictable) -> Holding | None:
@@ -129,15 +147,3 @@ def last_evictable(queue: Queue, evictable: Evictable) -> Holding | None:
             return holding
         queue.remove(holding)
     return None
-
-
-def discard(holding: Holding) -> None:
-    """Out of whichever queue it is in; nothing if parked."""
-    if holding.queue is not None:
-        holding.queue.remove(holding)
-
-
-def split_in_place(lower: Holding, upper: Holding) -> None:
-    """Default `split`: right behind its child, or parked with it."""
-    if lower.queue is not None:
-        lower.queue.insert_after(lower, upper)

@@ -6,38 +6,18 @@ moves behind a child that is inserted under it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from quire.eviction.base import Evictable, Queue, discard, first_evictable, split_in_place
+from quire.eviction.base import EvictionPolicy
 
 if TYPE_CHECKING:
     from quire.tree import Holding
 
 
-class FIFO:
+class FIFO(EvictionPolicy):
     def __init__(self) -> None:
-        self._queue = Queue()
-
-    def insert(self, holding: Holding) -> None:
-        self._queue.push_hot(holding)
+        super().__init__(1)
 
     def touch(self, holding: Holding) -> None:
+        # If it is parked, that was at the cold end: it is older than everything still queued.
         self.unpark(holding)
-
-    def unpark(self, holding: Holding) -> None:
-        # It was parked at the cold end, so it is older than everything still queued.
-        if holding.queue is None:
-            self._queue.push_cold(holding)
-
-    def split(self, lower: Holding, upper: Holding) -> None:
-        split_in_place(lower, upper)
-
-    def remove(self, holding: Holding) -> None:
-        discard(holding)
-
-    def victim(self, evictable: Evictable) -> Holding | None:
-        return first_evictable(self._queue, evictable)
-
-    def coldest(self) -> Iterator[Holding]:
-        return iter(self._queue)

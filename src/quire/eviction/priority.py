@@ -9,11 +9,10 @@ ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import chain
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from quire.eviction.base import Evictable, Queue, discard, first_evictable, split_in_place
+from quire.eviction.base import Evictable, EvictionPolicy, Queue
 
 if TYPE_CHECKING:
     from quire.tree import Holding
@@ -21,48 +20,29 @@ if TYPE_CHECKING:
 MAX_PRIORITY = 15
 
 
-class Priority:
+class Priority(EvictionPolicy):
     def __init__(self, clock: Callable[[], float], decay_s: float = 60.0) -> None:
+        super().__init__(MAX_PRIORITY + 1)
         self._clock = clock
         self._decay_s = decay_s
-        self._levels = [Queue() for _ in range(MAX_PRIORITY + 1)]
+
+    def queue_for(self, holding: Holding) -> Queue:
+        node = holding.node
+        idle_levels = int((self._clock() - node.stamp) / self._decay_s)
+        return self._queues[max(0, min(node.priority, MAX_PRIORITY) - idle_levels)]
 
     def insert(self, holding: Holding) -> None:
-        node = holding.node
-        node.stamp = self._clock()
-        self._levels[min(node.priority, MAX_PRIORITY)].push_hot(holding)
-
-    def touch(self, holding: Holding) -> None:
-        discard(holding)
-        self.insert(holding)
-
-    def unpark(self, holding: Holding) -> None:
-        if holding.queue is None:
-            node = holding.node
-            idle_levels = int((self._clock() - node.stamp) / self._decay_s)
-            level = max(0, min(node.priority, MAX_PRIORITY) - idle_levels)
-            self._levels[level].push_cold(holding)
-
-    def split(self, lower: Holding, upper: Holding) -> None:
-        split_in_place(lower, upper)
-
-    def remove(self, holding: Holding) -> None:
-        discard(holding)
+        holding.node.stamp = self._clock()
+        super().insert(holding)
 
     def victim(self, evictable: Evictable) -> Holding | None:
         self._decay()
-        for queue in self._levels:
-            if (holding := first_evictable(queue, evictable)) is not None:
-                return holding
-        return None
-
-    def coldest(self) -> Iterator[Holding]:
-        return chain.from_iterable(self._levels)
+        return super().victim(evictable)
 
     def _decay(self) -> None:
         now = self._clock()
         for level in range(MAX_PRIORITY, 0, -1):
-            queue, below = self._levels[level], self._levels[level - 1]
+            queue, below = self._queues[level], self._queues[level - 1]
             while (holding := queue.coldest()) is not None:
                 node = holding.node
                 # Levels fallen so far times decay_s is how long it has been idle already.

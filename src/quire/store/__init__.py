@@ -3,11 +3,19 @@
 `open_store(url)` finds a backend by its URL's scheme; `PageStore` is what a worker uses on it.
 """
 
-from quire.store.base import HEADER_BYTES, Blob, ObjectName, Part, Store, StoredObject, StoreStats
+from quire.store.base import (
+    HEADER_BYTES,
+    Blob,
+    NewObject,
+    ObjectName,
+    Part,
+    Store,
+    StoredObject,
+    StoreStats,
+)
 from quire.store.breaker import Breaker, BreakerState
 from quire.store.client import PageStore
 from quire.store.codec import Mismatch
-from quire.store.counters import PageStoreStats
 from quire.store.url import StoreURL, open_store
 
 __all__ = [
@@ -16,9 +24,9 @@ __all__ = [
     "Breaker",
     "BreakerState",
     "Mismatch",
+    "NewObject",
     "ObjectName",
     "PageStore",
-    "PageStoreStats",
     "Part",
     "Store",
     "StoreStats",

@@ -63,6 +63,21 @@ class Blob(NamedTuple):
     """The host page itself, block-aligned when it comes from a host pool."""
 
 
+class NewObject(NamedTuple):
+    """An object to be published."""
+
+    name: ObjectName
+    blob: Blob
+    parent: ObjectName | None
+    """What it is of no use without; None: it needs nothing."""
+    used_ns: int
+    """Unix time: see Store.touch."""
+
+    @property
+    def size_bytes(self) -> int:
+        return self.blob.header.nbytes + self.blob.payload.nbytes
+
+
 @dataclass(frozen=True, slots=True)
 class StoredObject:
     name: ObjectName
@@ -99,22 +114,12 @@ class Store(Protocol):
         An object shorter or longer than the blob is CORRUPT.
         """
 
-    def put(
-        self,
-        names: Sequence[ObjectName],
-        blobs: Sequence[Blob],
-        *,
-        deadline: float,
-        used_ns: int,
-        parents: Sequence[ObjectName | None] = (),
-    ) -> list[PageStatus]:
+    def put(self, objects: Sequence[NewObject], *, deadline: float) -> list[PageStatus]:
         """Publish each object atomically. OK also if it was there already; REJECTED when full.
 
-        PageStore has asked contains() before: a store need not look again. `parents` says what
-        each object is of no use without (None: it needs nothing), empty: none needs anything.
-        A parent of the same call comes before its child. An object without its parent is ORPHAN
-        and not kept; one with it counts as used at `used_ns` (touch()), and never as used later
-        than its parent.
+        PageStore has asked contains() before: a store need not look again. A parent of the same
+        call comes before its child. An object without its parent is ORPHAN and not kept; one with
+        it counts as used when it says, and never as used later than its parent.
         """
 
     def touch(self, names: Sequence[ObjectName], *, used_ns: int, each: bool = False) -> None:

@@ -15,12 +15,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
 
-from quire.store.base import STEP_NS, Blob, ObjectName, Part, Store, StoreStats
-from quire.store.breaker import Breaker
+from quire.store.base import STEP_NS, Blob, NewObject, ObjectName, Part, Store
+from quire.store.breaker import Breaker, BreakerState
 from quire.store.codec import Mismatch, check, check_header, object_name, seal
-from quire.store.counters import Counters, PageStoreStats
+from quire.store.counters import Counters, by_outcome
 from quire.store.headers import HeaderPool
 from quire.types import NO_PARENT, PageKey, PageStatus
 
@@ -33,17 +32,6 @@ STALL_GRACE_S = 1.0
 
 _OK = PageStatus.OK
 _FAULTS = (PageStatus.FAILED, PageStatus.TIMEOUT)
-
-
-class _Writing(NamedTuple):
-    """Pages of one call of the store."""
-
-    part: Part
-    names: Sequence[ObjectName]
-    pages: Sequence[memoryview]
-    needed: Sequence[ObjectName | None]
-    used_ns: int
-    deadline: float
 
 
 def _never() -> bool:
@@ -66,7 +54,9 @@ class PageStore:
         self._wall_ns = wall_ns
         self._breaker = breaker or Breaker(clock)
         self._headers = HeaderPool(CHUNK_PAGES)
-        self._counters = Counters()
+        self._counters = Counters(
+            "read_bytes", "written_bytes", "skipped_pages", "probed_pages", "probe_hits"
+        )
         self._calls = threading.Condition()
         self._deadlines: dict[object, float] = {}
         self._closed = False
@@ -90,7 +80,7 @@ class PageStore:
             if hit and query[hit - 1] not in touched:
                 touched.update(query[:hit])
                 self.touch(part, query[:hit])
-        self._counters.probed(sum(map(len, queries)), sum(hits))
+        self._probed(queries, sum(hits))
         return hits
 
     def contains_each(
@@ -100,7 +90,7 @@ class PageStore:
         present = self._present(part, queries, deadline)
         self.touch(part, list(present), each=True)
         found = [bytes(key in present for key in query) for query in queries]
-        self._counters.probed(sum(map(len, queries)), sum(map(sum, found)))
+        self._probed(queries, sum(map(sum, found)))
         return found
 
     def touch(
@@ -138,7 +128,8 @@ class PageStore:
             return self._read(part, keys[first:end], pages[first:end], deadline)
 
         statuses = self._run(part, len(keys), read, deadline, cancelled)
-        self._counters.read(statuses, part.page_bytes)
+        num_bytes = statuses.count(_OK) * part.page_bytes
+        self._counters.add(by_outcome("read", statuses) | {"read_bytes": num_bytes})
         if touch:
             came = next((i for i, s in enumerate(statuses) if s is not _OK), len(keys))
             self.touch(part, keys[:came])
@@ -163,40 +154,38 @@ class PageStore:
         _check_pages(part, keys, pages)
         began_ns = used_ns or self._wall_ns()
         names = [object_name(part, key) for key in keys]
-        needed = [None if key == NO_PARENT else object_name(part, key) for key in parents]
+        needed = [
+            None if parent == NO_PARENT else object_name(part, parent)
+            for parent in parents or [NO_PARENT] * len(keys)
+        ]
 
         def write(first: int, end: int) -> list[PageStatus]:
-            batch = _Writing(
-                part,
-                names[first:end],
-                pages[first:end],
-                needed[first:end],
-                began_ns - first * STEP_NS,
-                deadline,
-            )
             with self._headers.borrow() as headers:
-                return self._ask(lambda: self._put_new(batch, headers), batch.names)
+                objects = [
+                    NewObject(
+                        names[i],
+                        Blob(headers[i - first], pages[i]),
+                        needed[i],
+                        began_ns - i * STEP_NS,
+                    )
+                    for i in range(first, end)
+                ]
+                return self._ask(lambda: self._put_new(part, objects, deadline), names[first:end])
 
         statuses = self._run(part, len(keys), write, deadline, cancelled)
-        self._counters.wrote(statuses)
+        self._counters.add(by_outcome("written", statuses))
         return statuses
 
     def clear(self) -> None:
         """Every object of the store, of every model, is a miss from here on. Raises OSError."""
         self._store.clear()
 
-    def stats(self) -> PageStoreStats:
-        try:
-            store = self._store.stats()
-        except Exception as error:  # the boundary to a backend: statistics never fail a caller
-            self._counters.error(error)
-            store = StoreStats()
-        return self._counters.snapshot(self._breaker.state, self._breaker.times_opened, store)
-
     def counters(self) -> dict[str, int]:
         """What this client has counted. Never asks the store: safe where nothing may block."""
-        state, opened = self._breaker.state, self._breaker.times_opened
-        return self._counters.snapshot(state, opened, StoreStats()).flat()
+        return self._counters.snapshot() | {
+            "breaker_opened": self._breaker.times_opened,
+            "breaker_is_open": int(self._breaker.state is not BreakerState.CLOSED),
+        }
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Decline new calls, give running ones `timeout_s` to finish, close the store."""
@@ -208,6 +197,9 @@ class PageStore:
         self._store.close()
 
     # ---- one call ---------------------------------------------------------------------------
+
+    def _probed(self, queries: Sequence[Sequence[PageKey]], num_hits: int) -> None:
+        self._counters.add({"probed_pages": sum(map(len, queries)), "probe_hits": num_hits})
 
     def _present(
         self, part: Part, queries: Sequence[Sequence[PageKey]], deadline: float
@@ -271,7 +263,7 @@ class PageStore:
     def _enter_breaker(self) -> bool:
         if self._breaker.enter():
             return True
-        self._counters.declined("breaker_open")
+        self._counters.count("declined:breaker_open")
         return False
 
     def _why_declined(self) -> str:
@@ -280,7 +272,7 @@ class PageStore:
             stalled = any(deadline < overdue for deadline in self._deadlines.values())
             reason = "closed" if self._closed else "stalled" if stalled else ""
         if reason:
-            self._counters.declined(reason)
+            self._counters.count(f"declined:{reason}")
         return reason
 
     @contextmanager
@@ -322,48 +314,41 @@ class PageStore:
         if reason is None:
             return PageStatus.OK
         if reason.is_foreign:
-            self._counters.mismatch(reason)
+            self._counters.count(f"mismatch:{reason.value}")
             return PageStatus.MISS
         try:
             if not self._store.quarantine(object_name(part, key)):
                 return PageStatus.MISS  # evicted while it was read: not damage
         except Exception as error:  # the boundary to a backend; the page is refused either way
             self._counters.error(error)
-        self._counters.mismatch(reason)
+        self._counters.count(f"mismatch:{reason.value}")
         return PageStatus.CORRUPT
 
-    def _put_new(self, batch: _Writing, headers: Sequence[memoryview]) -> list[PageStatus]:
-        names, needed = batch.names, batch.needed
-        known = self._known(names, needed, batch.deadline)
-        kept = [name for name, state in zip(names, known, strict=True) if state is _OK]
+    def _put_new(
+        self, part: Part, objects: Sequence[NewObject], deadline: float
+    ) -> list[PageStatus]:
+        known = self._known(objects, deadline)
+        kept = [item.name for item, state in zip(objects, known, strict=True) if state is _OK]
         if kept:
-            self._store.touch(kept, used_ns=batch.used_ns, each=not needed)
+            independent = all(item.parent is None for item in objects)
+            self._store.touch(kept, used_ns=objects[0].used_ns, each=independent)
         new = [i for i, state in enumerate(known) if state is None]
         for i in new:
-            seal(batch.part, names[i].key, batch.pages[i], headers[i])
-        results: list[PageStatus] = []
-        if new:
-            results = self._store.put(
-                [names[i] for i in new],
-                [Blob(headers[i], batch.pages[i]) for i in new],
-                deadline=batch.deadline,
-                used_ns=batch.used_ns,
-                parents=[needed[i] for i in new] if needed else (),
-            )
-        self._counters.stored(results.count(_OK) * batch.part.page_bytes, len(kept))
+            seal(part, objects[i].name.key, objects[i].blob.payload, objects[i].blob.header)
+        results = self._store.put([objects[i] for i in new], deadline=deadline) if new else []
+        num_bytes = results.count(_OK) * part.page_bytes
+        self._counters.add({"written_bytes": num_bytes, "skipped_pages": len(kept)})
         for i, status in zip(new, results, strict=True):
             known[i] = status
         return [status for status in known if status is not None]
 
-    def _known(
-        self, names: Sequence[ObjectName], needed: Sequence[ObjectName | None], deadline: float
-    ) -> list[PageStatus | None]:
+    def _known(self, objects: Sequence[NewObject], deadline: float) -> list[PageStatus | None]:
         """Per page: OK, it is there; ORPHAN, what it needs is not, nor in this call; None: new."""
-        outside = list(dict.fromkeys(name for name in needed if name and name not in names))
-        asked = [*names, *outside]
+        names = [item.name for item in objects]
+        asked = list(dict.fromkeys([*names, *(item.parent for item in objects if item.parent)]))
         present = dict(zip(asked, self._store.contains(asked, deadline=deadline), strict=True))
         known: dict[ObjectName, PageStatus | None] = {}
-        for name, parent in zip(names, needed or [None] * len(names), strict=True):
+        for name, _, parent, _ in objects:
             there = parent is None or present[parent]
             if parent in known:
                 there = known[parent] is not PageStatus.ORPHAN

@@ -22,7 +22,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from quire.errors import StoreURLError
-from quire.store.base import HEADER_BYTES, Blob, ObjectName, Store, StoredObject, StoreStats
+from quire.store.base import (
+    HEADER_BYTES,
+    Blob,
+    NewObject,
+    ObjectName,
+    Store,
+    StoredObject,
+    StoreStats,
+)
 from quire.store.url import Options, StoreURL, open_store
 from quire.types import PageStatus
 
@@ -81,26 +89,12 @@ class FaultyStore:
                 self._flip_bit(blob)
         return statuses
 
-    def put(
-        self,
-        names: Sequence[ObjectName],
-        blobs: Sequence[Blob],
-        *,
-        deadline: float,
-        used_ns: int,
-        parents: Sequence[ObjectName | None] = (),
-    ) -> list[PageStatus]:
+    def put(self, objects: Sequence[NewObject], *, deadline: float) -> list[PageStatus]:
         self._before_call()
-        statuses = [PageStatus.OK] * len(names)
-        kept = [i for i in range(len(names)) if not self._strikes(self.faults.drop)]
-        stored = self.inner.put(
-            [names[i] for i in kept],
-            [self._damaged(blobs[i]) for i in kept],
-            deadline=deadline,
-            parents=[parents[i] for i in kept] if parents else (),
-            used_ns=used_ns,
-        )
-        for i, status in zip(kept, stored, strict=True):
+        statuses = [PageStatus.OK] * len(objects)
+        kept = [i for i in range(len(objects)) if not self._strikes(self.faults.drop)]
+        damaged = [objects[i]._replace(blob=self._damaged(objects[i].blob)) for i in kept]
+        for i, status in zip(kept, self.inner.put(damaged, deadline=deadline), strict=True):
             statuses[i] = status
         return statuses
 

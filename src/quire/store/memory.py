@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from quire.errors import StoreURLError
 from quire.sizes import format_bytes
-from quire.store.base import STEP_NS, Blob, ObjectName, StoredObject, StoreStats
+from quire.store.base import STEP_NS, Blob, NewObject, ObjectName, StoredObject, StoreStats
 from quire.store.url import Options, StoreURL
 from quire.types import PageStatus
 
@@ -54,21 +54,8 @@ class MemoryStore:
     ) -> list[PageStatus]:
         return [self._get_one(name, blob) for name, blob in zip(names, into, strict=True)]
 
-    def put(
-        self,
-        names: Sequence[ObjectName],
-        blobs: Sequence[Blob],
-        *,
-        deadline: float,
-        used_ns: int,
-        parents: Sequence[ObjectName | None] = (),
-    ) -> list[PageStatus]:
-        return [
-            self._put_one(name, blob, parent, used_ns - i * STEP_NS)
-            for i, (name, blob, parent) in enumerate(
-                zip(names, blobs, parents or [None] * len(names), strict=True)
-            )
-        ]
+    def put(self, objects: Sequence[NewObject], *, deadline: float) -> list[PageStatus]:
+        return [self._put_one(new) for new in objects]
 
     def touch(self, names: Sequence[ObjectName], *, used_ns: int, each: bool = False) -> None:
         with self._lock:
@@ -130,24 +117,22 @@ class MemoryStore:
         blob.payload[:] = view[header_bytes:]
         return PageStatus.OK
 
-    def _put_one(
-        self, name: ObjectName, blob: Blob, parent: ObjectName | None, used_ns: int
-    ) -> PageStatus:
-        size_bytes = blob.header.nbytes + blob.payload.nbytes
-        if size_bytes > self.max_bytes:
+    def _put_one(self, new: NewObject) -> PageStatus:
+        name, blob, parent, used_ns = new
+        if new.size_bytes > self.max_bytes:
             return PageStatus.REJECTED
         data = b"".join((blob.header, blob.payload))
         with self._lock:
             if name in self._objects:
                 return PageStatus.OK
-            while self._used_bytes + size_bytes > self.max_bytes:
+            while self._used_bytes + new.size_bytes > self.max_bytes:
                 self._evict()
             if parent is not None:
                 if parent not in self._objects:
                     return PageStatus.ORPHAN
                 used_ns = min(used_ns, self._objects[parent].used_ns - STEP_NS)
             self._objects[name] = _Object(data, parent, used_ns)
-            self._used_bytes += size_bytes
+            self._used_bytes += new.size_bytes
             self._use(name, used_ns)
         return PageStatus.OK
 

@@ -10,57 +10,15 @@ from collections.abc import Callable
 
 from quire.errors import QuireError, StoreError
 from quire.messages import AttachStore, ClearStore, DetachStore, StoreChanged
-from quire.types import OperationId
-from quire.worker.attachment import PageStoreClient, StoreLease, StoreSlot
-from quire.worker.lanes import Lane
+from quire.store.client import PageStore
+from quire.worker.attachment import StoreLease, StoreSlot
+from quire.worker.lanes import Lane, Once
 from quire.worker.tasks import Reporter
-
-
-class AdminTask:
-    """An action and whom to tell about it."""
-
-    wide = False
-    has_more = False
-
-    def __init__(
-        self, action: Callable[[], object], op: OperationId | None, reporter: Reporter
-    ) -> None:
-        """`op` None: nobody asked, nobody is told."""
-        self._action = action
-        self._op = op
-        self._reporter = reporter
-        self._taken = False
-
-    def take(self) -> Callable[[], None] | None:
-        if self._taken:
-            return None
-        self._taken = True
-        return self._act
-
-    def _act(self) -> None:
-        self._action()
-        self._tell("")
-
-    def fail(self, error: Exception) -> None:
-        self._reporter.count_error(error)
-        # Ours are sentences already; anything else is at least named.
-        sentence = str(error) if isinstance(error, QuireError) else ""
-        self._tell(sentence or f"the store failed: {type(error).__name__}: {error}")
-
-    def abandon(self) -> None:
-        if self._taken:  # carried out, or about to be: it tells by itself
-            return
-        self._taken = True
-        self._tell("the worker is too busy with other store changes, or closing: try again")
-
-    def _tell(self, error: str) -> None:
-        if self._op is not None:
-            self._reporter.report(StoreChanged(self._op, self._reporter.rank, error))
 
 
 class StoreAdmin:
     def __init__(
-        self, open_store: Callable[[str], PageStoreClient], reporter: Reporter, max_queued: int
+        self, open_store: Callable[[str], PageStore], reporter: Reporter, max_queued: int
     ) -> None:
         self._open_store = open_store
         self._reporter = reporter
@@ -73,13 +31,31 @@ class StoreAdmin:
 
     def start(self, command: AttachStore | DetachStore | ClearStore) -> None:
         """Ends with one StoreChanged, whatever happens."""
-        task = AdminTask(self._action(command), command.op, self._reporter)
+        action = self._action(command)
+
+        def act() -> None:
+            action()
+            tell("")
+
+        def fail(error: Exception) -> None:
+            self._reporter.count_error(error)
+            # Ours are sentences already; anything else is at least named.
+            sentence = str(error) if isinstance(error, QuireError) else ""
+            tell(sentence or f"the store failed: {type(error).__name__}: {error}")
+
+        def abandon() -> None:
+            tell("the worker is too busy with other store changes, or closing: try again")
+
+        def tell(error: str) -> None:
+            self._reporter.report(StoreChanged(command.op, self._reporter.rank, error))
+
+        task = Once(act, fail=fail, abandon=abandon)
         if not self._lane.submit(task):
             task.abandon()
 
     def close(self, timeout_s: float) -> bool:
         """Detach, after every change already asked for. False if a store hangs."""
-        detach = AdminTask(lambda: self._slot.replace(None), None, self._reporter)
+        detach = Once(lambda: self._slot.replace(None), fail=self._reporter.count_error)
         self._lane.submit(detach, force=True)
         return self._lane.close(timeout_s, drain=True)
 
@@ -101,13 +77,12 @@ class StoreAdmin:
         finally:
             lease.release()
 
-    def _close_store(self, store: PageStoreClient) -> None:
+    def _close_store(self, store: PageStore) -> None:
         # The last user may be the step's thread, which must not block: hand it to the lane. A
         # lane that is closing takes nothing more, and then there is no step left to hold up.
-        task = AdminTask(store.close, None, self._reporter)
-        if self._lane.submit(task, force=True):
+        if self._lane.submit(Once(store.close, fail=self._reporter.count_error), force=True):
             return
         try:
             store.close()
         except Exception as error:  # thread boundary: closing one store fails, nothing else
-            task.fail(error)
+            self._reporter.count_error(error)

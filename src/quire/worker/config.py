@@ -18,7 +18,7 @@ from quire.peer.identity import Identity
 
 if TYPE_CHECKING:
     from quire.memory.host import Progress
-    from quire.worker.attachment import PageStoreClient
+    from quire.store.client import PageStore
     from quire.worker.worker import CacheWorker, ComponentPools
 
 
@@ -140,7 +140,7 @@ def build_worker(
             config.num_ranks,
             components,
             model_fingerprint=config.model_fingerprint,
-            open_store=lambda url: open_page_store(url, clock),
+            open_store=lambda url: _open_page_store(url, clock),
             limits=config.io,
             peer=config.peer,
             clock=clock,
@@ -174,9 +174,8 @@ def _pools(component: ComponentConfig, device: str, progress: Progress | None) -
         raise
 
 
-def open_page_store(url: str, clock: Callable[[], float] = time.monotonic) -> PageStoreClient:
+def _open_page_store(url: str, clock: Callable[[], float]) -> PageStore:
     """Raises StoreError, with a sentence for the person who gave the URL."""
-    from quire.store import open_store
-    from quire.store.client import PageStore
+    from quire.store import PageStore, open_store
 
     return PageStore(open_store(url), clock=clock)

@@ -14,7 +14,8 @@ from quire.messages import Fetch, Probe, Probed, Touch, Write
 from quire.store.base import STEP_NS, Part
 from quire.types import PAGE_KEY_BYTES, PageKey, PageStatus, num_pages, split_keys
 from quire.worker.attachment import StoreLease
-from quire.worker.tasks import Clock, IoTask, PageTask, Reporter, TaskState
+from quire.worker.lanes import Once
+from quire.worker.tasks import IoTask, PageTask, Reporter, TaskState, Terms
 
 
 class StoreTask(PageTask):
@@ -24,25 +25,16 @@ class StoreTask(PageTask):
     def __init__(
         self,
         command: Write | Fetch,
+        terms: Terms,
         *,
         part: Part,
         host: HostPool,
         batch_pages: int,
         lease: StoreLease,
-        deadline: float,
-        clock: Clock,
         used_ns: int,
-        reporter: Reporter,
     ) -> None:
         """The command's pages and keys have been checked."""
-        super().__init__(
-            command,
-            batch_pages=batch_pages,
-            deadline=deadline,
-            clock=clock,
-            reporter=reporter,
-            let_go=lease.release,
-        )
+        super().__init__(command, terms, batch_pages=batch_pages, let_go=lease.release)
         self.wide = isinstance(command, Fetch)
         self._part = part
         self._host = host
@@ -108,17 +100,8 @@ class ProbeTask(IoTask):
 
     holds_pages = False
 
-    def __init__(
-        self,
-        command: Probe,
-        *,
-        part: Part,
-        lease: StoreLease,
-        deadline: float,
-        clock: Clock,
-        reporter: Reporter,
-    ) -> None:
-        super().__init__(deadline, clock, reporter, lease.release)
+    def __init__(self, command: Probe, terms: Terms, *, part: Part, lease: StoreLease) -> None:
+        super().__init__(terms, lease.release)
         self._command = command
         self._part = part
         self._lease = lease
@@ -163,39 +146,19 @@ class ProbeTask(IoTask):
         )
 
 
-class TouchTask:
+def touch_task(
+    command: Touch, *, part: Part, lease: StoreLease, used_ns: int, reporter: Reporter
+) -> Once:
     """Pages used in other tiers. Nobody is told."""
 
-    wide = False
-    has_more = False
-
-    def __init__(
-        self, command: Touch, *, part: Part, lease: StoreLease, used_ns: int, reporter: Reporter
-    ) -> None:
-        self._command = command
-        self._part = part
-        self._lease: StoreLease | None = lease
-        self._used_ns = used_ns
-        self._reporter = reporter
-
-    def take(self) -> Callable[[], None] | None:
-        return None if self._lease is None else self._touch
-
-    def fail(self, error: Exception) -> None:
-        self._reporter.count_error(error)
-
-    def abandon(self) -> None:
-        if self._lease is not None:
-            self._lease.release()
-            self._lease = None
-
-    def _touch(self) -> None:
-        assert self._lease is not None
-        keys, each = split_keys(self._command.keys), self._command.each
+    def touch() -> None:
+        keys = split_keys(command.keys)
         try:
-            self._lease.store.touch(self._part, keys, used_ns=self._used_ns, each=each)
+            lease.store.touch(part, keys, used_ns=used_ns, each=command.each)
         finally:
-            self.abandon()
+            lease.release()
+
+    return Once(touch, fail=reporter.count_error, abandon=lease.release)
 
 
 def nothing_there(command: Probe) -> dict[str, Any]:

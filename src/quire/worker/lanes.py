@@ -34,6 +34,39 @@ class Task(Protocol):
         """The lane is closing and will take no further piece: end, and report it."""
 
 
+class Once:
+    """A task of one piece: `act`, unless it is abandoned before."""
+
+    wide = False
+    has_more = False
+
+    def __init__(
+        self,
+        act: Callable[[], None],
+        *,
+        fail: Callable[[Exception], None],
+        abandon: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._act = act
+        self._fail = fail
+        self._abandon = abandon
+        self._is_taken = False
+
+    def take(self) -> Callable[[], None] | None:
+        if self._is_taken:
+            return None
+        self._is_taken = True
+        return self._act
+
+    def fail(self, error: Exception) -> None:
+        self._fail(error)
+
+    def abandon(self) -> None:
+        if not self._is_taken:
+            self._is_taken = True
+            self._abandon()
+
+
 class Lane:
     def __init__(self, name: str, num_threads: int, max_queued: int) -> None:
         self._queue: deque[Task] = deque()

@@ -20,7 +20,7 @@ from quire.peer.region import Region
 from quire.peer.server import PageServer
 from quire.types import PageStatus, num_pages
 from quire.worker.config import PeerServing
-from quire.worker.tasks import Clock, PageTask, Reporter
+from quire.worker.tasks import PageTask, Reporter, Terms
 
 
 class Peering:
@@ -88,19 +88,15 @@ class PeerTask(PageTask):
     def __init__(
         self,
         command: Fetch,
+        terms: Terms,
         source: PeerSource,
         *,
         region: Region,
         client: PageClient,
         batch_pages: int,
-        deadline: float,
-        clock: Clock,
-        reporter: Reporter,
     ) -> None:
         """The command's pages have been checked."""
-        super().__init__(
-            command, batch_pages=batch_pages, deadline=deadline, clock=clock, reporter=reporter
-        )
+        super().__init__(command, terms, batch_pages=batch_pages)
         self._source = source
         self._region = region
         self._client = client

@@ -13,13 +13,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import zmq
 
 from quire.child import read_startup, stop_when_orphaned
 from quire.errors import QuireError
-from quire.messages import Command, Completion
+from quire.messages import Completion
 from quire.worker import wire
 from quire.worker.config import build_worker
 
@@ -35,21 +35,8 @@ Handler = Callable[[bytes], bytes | None]
 """Takes a parcel; what it returns is sent back."""
 
 
-class Worker(Protocol):
-    """The part of CacheWorker that serving needs."""
-
-    @property
-    def busy(self) -> bool: ...
-
-    def submit(self, commands: list[Command]) -> None: ...
-
-    def poll(self) -> list[Completion]: ...
-
-    def peer_counters(self) -> dict[str, int]: ...
-
-
 def serve(
-    worker: Worker,
+    worker: CacheWorker,
     socket: zmq.Socket[bytes],
     stop: threading.Event,
     *,
@@ -78,10 +65,10 @@ def serve(
         # A leader that does not read fills the queue; completions then wait here, and their
         # number is bounded by the operations the leader itself started.
         unsent += worker.poll()
-        if unsent and _send(socket, wire.Report(unsent, worker.peer_counters())):
+        if (unsent or clock() >= next_heartbeat) and _send(
+            socket, wire.Report(unsent, worker.peer_counters())
+        ):
             unsent = []
-        if clock() >= next_heartbeat:
-            _send(socket, wire.Heartbeat(worker.peer_counters()))
             next_heartbeat = clock() + heartbeat_s
 
 
@@ -90,7 +77,7 @@ def _received(socket: zmq.Socket[bytes]) -> list[wire.ToWorker]:
     with contextlib.suppress(zmq.Again):
         while True:
             frames = socket.recv_multipart(zmq.NOBLOCK)
-            message = wire.decode_to_worker(frames[0]) if len(frames) == 1 else None
+            message = wire.decode(wire.to_worker, frames[0]) if len(frames) == 1 else None
             if message is not None:
                 messages.append(message)
     return messages

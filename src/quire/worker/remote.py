@@ -144,19 +144,12 @@ class RemoteWorkers:
         return self._dropped
 
     def submit(self, commands: list[Command]) -> None:
-        if not commands:
-            return
-        data = wire.encode(wire.Work(commands))
-        for child in self._children.values():
-            if child.state is ChildState.READY:
-                self._send(child, data)
+        if commands:
+            self._tell_all(wire.Work(commands))
 
     def send(self, data: bytes) -> None:
         """A parcel for the program of every living rank, after the commands submitted so far."""
-        message = wire.encode(wire.Parcel(data))
-        for child in self._children.values():
-            if child.state is ChildState.READY:
-                self._send(child, message)
+        self._tell_all(wire.Parcel(data))
 
     def take_parcels(self, wait_ms: int = 0) -> list[tuple[int, bytes]]:
         """(rank, data) of what the ranks' programs have sent; waits a moment if there is none."""
@@ -185,10 +178,7 @@ class RemoteWorkers:
         if self._closed:
             return
         deadline = self._clock() + self._liveness.close_timeout_s
-        data = wire.encode(wire.Shutdown())
-        for child in self._children.values():
-            if child.state is ChildState.READY:
-                self._send(child, data)
+        self._tell_all(wire.Shutdown())
         for child in self._children.values():
             if child.state is ChildState.READY:
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -268,6 +258,12 @@ class RemoteWorkers:
 
     # ---- messages -------------------------------------------------------------------------------
 
+    def _tell_all(self, message: wire.ToWorker) -> None:
+        data = wire.encode(message)
+        for child in self._children.values():
+            if child.state is ChildState.READY:
+                self._send(child, data)
+
     def _send(self, child: _Child, data: bytes) -> None:
         try:
             self._socket.send_multipart([child.identity, data], zmq.NOBLOCK)
@@ -284,7 +280,7 @@ class RemoteWorkers:
             except zmq.Again:
                 return completions
             child = self._children.get(frames[0])
-            message = wire.decode_to_leader(frames[1]) if len(frames) == 2 else None
+            message = wire.decode(wire.to_leader, frames[1]) if len(frames) == 2 else None
             if child is None or message is None or child.state is ChildState.LOST:
                 self._dropped += 1
                 continue
@@ -298,8 +294,6 @@ class RemoteWorkers:
                 child.peer_address = message.peer_address
             case wire.StartFailed(error=error):
                 child.reason = error
-            case wire.Heartbeat(peer_counters=counters):
-                child.peer_counters = counters
             case wire.Report(completions=completions, peer_counters=counters):
                 child.peer_counters = counters
                 own = [c for c in completions if c.rank == child.rank]

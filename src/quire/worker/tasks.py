@@ -46,6 +46,16 @@ class Reporter:
     """An exception ended an operation."""
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What every operation is given."""
+
+    deadline: float
+    """On `clock`."""
+    clock: Clock
+    reporter: Reporter
+
+
 class IoTask(ABC):
     """State machine above; subclasses say what a piece is and what the final report is."""
 
@@ -53,18 +63,12 @@ class IoTask(ABC):
     holds_pages = True
     """False: nobody minds if a thread is still inside when it is over."""
 
-    def __init__(
-        self,
-        deadline: float,
-        clock: Clock,
-        reporter: Reporter,
-        let_go: Callable[[], None] | None = None,
-    ) -> None:
+    def __init__(self, terms: Terms, let_go: Callable[[], None] | None = None) -> None:
         """`let_go` gives back what was borrowed for the operation."""
         self._let_go = let_go
-        self._deadline = deadline
-        self._clock = clock
-        self._reporter = reporter
+        self._deadline = terms.deadline
+        self._clock = terms.clock
+        self._reporter = terms.reporter
         self._state = TaskState.QUEUED
         self._num_running = 0
         self._stop: PageStatus | None = None
@@ -176,17 +180,15 @@ class PageTask(IoTask):
     def __init__(
         self,
         command: Write | Fetch,
+        terms: Terms,
         *,
         batch_pages: int,
-        deadline: float,
-        clock: Clock,
-        reporter: Reporter,
         let_go: Callable[[], None] | None = None,
     ) -> None:
         """The command's pages have been checked."""
-        super().__init__(deadline, clock, reporter, let_go)
+        super().__init__(terms, let_go)
         self._command = command
-        self._timeout_s = deadline - clock()
+        self._timeout_s = terms.deadline - terms.clock()
         self._batch_pages = batch_pages
         self._pages = page_array(command.host)
         # Pages [0, first) have been reported, [0, taken) were given to threads.

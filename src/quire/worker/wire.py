@@ -6,6 +6,8 @@ counted and dropped by whoever receives it.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 
 from quire.messages import Command, Completion
@@ -52,40 +54,30 @@ class StartFailed(_Message, frozen=True, tag="start_failed"):
     error: str
 
 
-class Heartbeat(_Message, frozen=True, tag="heartbeat"):
-    peer_counters: dict[str, int] = {}
-
-
 class Report(_Message, frozen=True, tag="report"):
+    """Also sent now and then with nothing in it: a sign of life."""
+
     completions: list[Completion]
     peer_counters: dict[str, int] = {}
 
 
 ToWorker = Work | Parcel | Shutdown
-ToLeader = Ready | StartFailed | Heartbeat | Report | Parcel
+ToLeader = Ready | StartFailed | Report | Parcel
 
-_to_worker = msgspec.msgpack.Decoder(ToWorker)
-_to_leader = msgspec.msgpack.Decoder(ToLeader)
+to_worker = msgspec.msgpack.Decoder(ToWorker)
+to_leader = msgspec.msgpack.Decoder(ToLeader)
 _encoder = msgspec.msgpack.Encoder()
+
+Kind = TypeVar("Kind")
 
 
 def encode(message: ToWorker | ToLeader) -> bytes:
     return _encoder.encode(message)
 
 
-def decode_to_worker(data: bytes) -> ToWorker | None:
+def decode(decoder: msgspec.msgpack.Decoder[Kind], data: bytes) -> Kind | None:
     """None: not one of ours."""
     try:
-        message: ToWorker = _to_worker.decode(data)
+        return decoder.decode(data)
     except (msgspec.DecodeError, ValueError, RecursionError):
         return None
-    return message
-
-
-def decode_to_leader(data: bytes) -> ToLeader | None:
-    """None: not one of ours."""
-    try:
-        message: ToLeader = _to_leader.decode(data)
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        return None
-    return message

@@ -15,9 +15,8 @@ number and length in a command is checked before any byte moves.
 from __future__ import annotations
 
 import math
-import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -41,9 +40,10 @@ from quire.messages import (
     Write,
 )
 from quire.store.base import Part
+from quire.store.client import PageStore
+from quire.store.counters import Counters
 from quire.types import PAGE_KEY_BYTES, OperationId, PageStatus, num_pages
 from quire.worker.admin import StoreAdmin
-from quire.worker.attachment import PageStoreClient
 from quire.worker.config import IoLimits, PeerServing
 from quire.worker.copies import (
     ComponentPools,
@@ -52,10 +52,10 @@ from quire.worker.copies import (
     makes_sense,
     pages_within,
 )
-from quire.worker.io import ProbeTask, StoreTask, TouchTask, is_named, nothing_there
+from quire.worker.io import ProbeTask, StoreTask, is_named, nothing_there, touch_task
 from quire.worker.lanes import Lane
 from quire.worker.peering import Peering, PeerTask, ServeTask
-from quire.worker.tasks import Clock, IoTask, Reporter
+from quire.worker.tasks import Clock, IoTask, Reporter, Terms
 
 __all__ = ["CacheWorker", "ComponentPools"]
 
@@ -78,7 +78,7 @@ class CacheWorker:
         components: Mapping[str, ComponentPools],
         *,
         model_fingerprint: str,
-        open_store: Callable[[str], PageStoreClient],
+        open_store: Callable[[str], PageStore],
         limits: IoLimits | None = None,
         peer: PeerServing | None = None,
         clock: Clock = time.monotonic,
@@ -101,10 +101,9 @@ class CacheWorker:
         self._limits = limits = limits or IoLimits()
         self._clock = clock
         self._wall_ns = wall_ns
-        self._counters: Counter[str] = Counter()
-        self._counters_lock = threading.Lock()
+        self._counters = Counters()
         self._done: deque[Completion] = deque()
-        self._reporter = Reporter(rank, self._done.append, self._count_error)
+        self._reporter = Reporter(rank, self._done.append, self._counters.error)
         self._copies = CopyTracker(rank)
         self._loads: dict[TaskKey, Load] = {}
         """Submitted and not begun: they are begun together."""
@@ -112,7 +111,7 @@ class CacheWorker:
         self._serving: dict[TaskKey, ServeTask] = {}
         """Not cancelled yet; then they are tasks that will end."""
         hosts = {name: pools.host for name, pools in components.items()}
-        self._peering = Peering(peer, hosts, self._count_error) if peer is not None else None
+        self._peering = Peering(peer, hosts, self._counters.error) if peer is not None else None
         self._num_changes = 0
         self._probes = Lane("probe", limits.probe_threads, limits.max_queued)
         self._fetches = Lane("fetch", limits.fetch_threads, limits.max_queued)
@@ -138,8 +137,7 @@ class CacheWorker:
 
     def counters(self) -> dict[str, int]:
         """How often something went other than well, by reason."""
-        with self._counters_lock:
-            return dict(self._counters)
+        return self._counters.snapshot()
 
     def store_counters(self) -> dict[str, int]:
         """What the attached store's client has counted; empty when there is none."""
@@ -157,7 +155,7 @@ class CacheWorker:
             try:
                 self._start(command)
             except Exception as error:  # request boundary: this one command fails
-                self._count_error(error)
+                self._counters.error(error)
                 self._refuse(command, PageStatus.FAILED)
         if self._loads:
             self._start_loads()
@@ -221,7 +219,7 @@ class CacheWorker:
             self._admin.start(command)
         elif self._under_way((command.op, command.component)):
             # The same operation twice: the first one's final report is the only one.
-            self._count("duplicate_command")
+            self._counters.count("duplicate_command")
         elif command.component not in self.components:
             self._malformed(command)
         elif isinstance(command, Backup | Load):
@@ -255,7 +253,7 @@ class CacheWorker:
                 if loads:
                     self._copies.load(loads, pools)
             except Exception as error:  # request boundary: these loads fail
-                self._count_error(error)
+                self._counters.error(error)
                 for load in loads:
                     self._refuse(load, PageStatus.FAILED)
 
@@ -271,14 +269,12 @@ class CacheWorker:
             return
         task = StoreTask(
             command,
+            self._terms(command.timeout_s),
             part=self._parts[command.component],
             host=host,
             batch_pages=self._limits.batch_pages,
             lease=lease,
-            deadline=self._deadline(command.timeout_s),
-            clock=self._clock,
             used_ns=self._wall_ns(),
-            reporter=self._reporter,
         )
         self._enqueue(self._fetches if is_fetch else self._writes, command, task)
 
@@ -286,11 +282,11 @@ class CacheWorker:
         """Dropped when there is no store, or more of them than it can keep up with."""
         lease = self._admin.borrow() if command.component in self.components else None
         if lease is None or len(command.keys) % PAGE_KEY_BYTES:
-            self._count("touch_dropped")
+            self._counters.count("touch_dropped")
             if lease is not None:
                 lease.release()
             return
-        task = TouchTask(
+        task = touch_task(
             command,
             part=self._parts[command.component],
             lease=lease,
@@ -298,7 +294,7 @@ class CacheWorker:
             reporter=self._reporter,
         )
         if not self._touches.submit(task):
-            self._count("touch_dropped")
+            self._counters.count("touch_dropped")
             task.abandon()
 
     def _start_from_peer(self, command: Fetch, source: PeerSource) -> None:
@@ -316,13 +312,11 @@ class CacheWorker:
             return
         task = PeerTask(
             command,
+            self._terms(command.timeout_s),
             source,
             region=self._peering.regions[command.component],
             client=self._peering.client,
             batch_pages=self._limits.peer_batch_pages,
-            deadline=self._deadline(command.timeout_s),
-            clock=self._clock,
-            reporter=self._reporter,
         )
         self._enqueue(self._from_peers, command, task)
 
@@ -344,20 +338,14 @@ class CacheWorker:
         if lease is None:
             self._refuse(command, PageStatus.MISS)
             return
-        task = ProbeTask(
-            command,
-            part=self._parts[command.component],
-            lease=lease,
-            deadline=self._deadline(command.timeout_s),
-            clock=self._clock,
-            reporter=self._reporter,
-        )
+        part = self._parts[command.component]
+        task = ProbeTask(command, self._terms(command.timeout_s), part=part, lease=lease)
         self._enqueue(self._probes, command, task)
 
     def _enqueue(self, lane: Lane, command: Write | Fetch | Probe, task: IoTask) -> None:
         self._tasks[command.op, command.component] = task
         if not lane.submit(task):
-            self._count("queue_full")
+            self._counters.count("queue_full")
             task.reject()
 
     def _cancel(self, op: OperationId) -> None:
@@ -375,7 +363,7 @@ class CacheWorker:
     # ---- refusing and counting ------------------------------------------------------------------
 
     def _malformed(self, command: Backup | Load | Write | Fetch | Serve | Probe) -> None:
-        self._count("malformed_command")
+        self._counters.count("malformed_command")
         self._refuse(command, PageStatus.FAILED)
 
     def _refuse(self, command: Command, status: PageStatus) -> None:
@@ -392,13 +380,7 @@ class CacheWorker:
             case _:
                 pass
 
-    def _deadline(self, timeout_s: float) -> float:
+    def _terms(self, timeout_s: float) -> Terms:
         # NaN compares false with everything and would never expire.
-        return self._clock() + (0.0 if math.isnan(timeout_s) else timeout_s)
-
-    def _count_error(self, error: Exception) -> None:
-        self._count(f"error:{type(error).__name__}")
-
-    def _count(self, reason: str) -> None:
-        with self._counters_lock:
-            self._counters[reason] += 1
+        deadline = self._clock() + (0.0 if math.isnan(timeout_s) else timeout_s)
+        return Terms(deadline, self._clock, self._reporter)

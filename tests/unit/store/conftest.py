@@ -31,6 +31,12 @@ def soon() -> float:
     return time.monotonic() + 60
 
 
+def counted(store: PageStore, what: str) -> dict[str, int]:
+    """Of what was counted: by reason."""
+    counters = store.counters().items()
+    return {name.partition(":")[2]: n for name, n in counters if name.startswith(f"{what}:")}
+
+
 class Pages:
     """Content derived from the key's number, so that a wrong page is seen as wrong."""
 

@@ -6,10 +6,11 @@ import threading
 
 import pytest
 
-from quire.store import Breaker, BreakerState, Mismatch
+from quire.store import Breaker, Mismatch
 from quire.store.faulty import Faults, FaultyStore
 from quire.store.memory import MemoryStore
 from quire.types import PageStatus
+from unit.store.conftest import counted
 
 OK, MISS, CORRUPT, FAILED, TIMEOUT, CANCELLED, REJECTED, ORPHAN = PageStatus
 
@@ -19,9 +20,9 @@ def test_pages_come_back_in_place(client, pages, deadline):
     numbers = range(40)
     assert pages.put(store, *numbers, deadline=deadline) == [OK] * 40
     assert pages.get(store, *numbers, 99, deadline=deadline) == [OK] * 40 + [MISS]
-    stats = store.stats()
-    assert stats.read == {OK: 40, MISS: 1}
-    assert stats.read_bytes == stats.written_bytes == 40 * pages.part.page_bytes
+    assert counted(store, "read") == {"ok": 40, "miss": 1}
+    counters = store.counters()
+    assert counters["read_bytes"] == counters["written_bytes"] == 40 * pages.part.page_bytes
 
 
 def test_no_threads_is_enough(client, pages, deadline):
@@ -41,7 +42,7 @@ def test_known_pages_are_skipped(client, pages, deadline):
     store = client(MemoryStore())
     pages.put(store, 1, 2, deadline=deadline)
     assert pages.put(store, 1, 2, 3, deadline=deadline) == [OK, OK, OK]
-    assert store.stats().skipped_pages == 2
+    assert store.counters()["skipped_pages"] == 2
 
 
 def test_probe_counts_leading_pages_per_query_c16(client, pages, deadline):
@@ -68,7 +69,7 @@ def test_cancelled_call_moves_nothing(client, pages, deadline):
 def test_passed_deadline_is_a_timeout_that_does_not_blame_the_store_c17(client, pages, clock):
     store = client(MemoryStore(), clock=clock, breaker=Breaker(clock, max_failures=1))
     assert pages.get(store, 1, 2, deadline=clock.now) == [TIMEOUT, TIMEOUT]
-    assert store.stats().breaker is BreakerState.CLOSED
+    assert not store.counters()["breaker_is_open"]
 
 
 # ---- faults: each ends as a miss with a counted reason, and later requests work --------------
@@ -84,12 +85,11 @@ def test_every_fault_ends_as_a_counted_miss_c17(client, pages, deadline, fault, 
     numbers = range(240)
     pages.put(store, *numbers, deadline=deadline)
     statuses = pages.get(store, *numbers, deadline=deadline)
-    stats = store.stats()
-    reasons = sum(stats.mismatches.values()) + sum(stats.errors.values())
+    reasons = sum(counted(store, "mismatch").values()) + sum(counted(store, "error").values())
     lost = sum(status is not OK for status in statuses)
     expected = {"drop": {OK, MISS}, "raise_": {OK, MISS, FAILED}, "delay": {OK}}
     assert set(statuses) == expected.get(fault, {OK, CORRUPT})
-    assert stats.read == {status: statuses.count(status) for status in set(statuses)}
+    assert counted(store, "read") == {s.name.lower(): statuses.count(s) for s in set(statuses)}
     assert (reasons > 0) == (fault not in ("drop", "delay"))
 
     faulty.faults = Faults()
@@ -111,7 +111,7 @@ def test_nth_call_fails_and_everything_finishes_c17(client, pages, deadline):
         assert pages.put(store, *range(6), deadline=deadline)
         if faulty.num_calls < n:
             break
-        assert sum(store.stats().errors.values()) == 1
+        assert sum(counted(store, "error").values()) == 1
         assert pages.put(store, *range(6), deadline=deadline) == [OK] * 6
         assert pages.get(store, *range(6), deadline=deadline) == [OK] * 6
     else:
@@ -123,7 +123,7 @@ def test_corrupt_page_is_quarantined_and_can_be_written_again_c17(client, pages,
     store = client(faulty)
     pages.put(store, 1, deadline=deadline)
     assert pages.get(store, 1, deadline=deadline) == [CORRUPT]
-    assert store.stats().mismatches == {Mismatch.LENGTH: 1}
+    assert counted(store, "mismatch") == {Mismatch.LENGTH: 1}
     assert pages.get(store, 1, deadline=deadline) == [MISS]
     faulty.faults = Faults()
     pages.put(store, 1, deadline=deadline)
@@ -136,7 +136,7 @@ def test_page_of_another_model_is_a_miss_and_stays_c17(client, pages, deadline):
     other.part = type(pages.part)("full", 0, 1, b"g" * 32, pages.part.page_bytes)
     other.put(store, 1, deadline=deadline)
     assert pages.get(store, 1, deadline=deadline) == [MISS]
-    assert store.stats().mismatches == {Mismatch.FINGERPRINT: 1}
+    assert counted(store, "mismatch") == {Mismatch.FINGERPRINT: 1}
     assert other.get(store, 1, deadline=deadline) == [OK]
 
 
@@ -149,16 +149,12 @@ class BrokenStore(MemoryStore):
     def contains(self, names, *, deadline):
         return [True]
 
-    def stats(self):
-        raise OSError("no statistics")
-
 
 def test_store_that_answers_nonsense_is_a_failure_c17(client, pages, deadline):
     store = client(BrokenStore())
     assert pages.get(store, 1, 2, 3, deadline=deadline) == [FAILED] * 3
     query = [pages.keys(1, 2, 3)]
     assert store.contains_prefix(pages.part, query, deadline=deadline) == [0]
-    assert store.stats().errors == {"OSError": 1}
 
 
 def test_breaker_opens_declines_and_recovers_c17(client, pages, clock):
@@ -173,12 +169,12 @@ def test_breaker_opens_declines_and_recovers_c17(client, pages, clock):
     assert pages.put(store, 1, deadline=deadline) == [REJECTED]
     assert store.contains_prefix(pages.part, [pages.keys(1)], deadline=deadline) == [0]
     assert faulty.num_calls == calls
-    assert store.stats().declined == {"breaker_open": 3}
+    assert counted(store, "declined") == {"breaker_open": 3}
     faulty.faults = Faults()
     clock.now += 5
     assert pages.put(store, 1, deadline=deadline) == [OK]
     assert pages.get(store, 1, deadline=deadline) == [OK]
-    assert store.stats().breaker is BreakerState.CLOSED
+    assert not store.counters()["breaker_is_open"]
 
 
 class SlowStore(MemoryStore):
@@ -226,7 +222,7 @@ def test_stuck_call_makes_others_be_declined_at_once_c17(client, pages, clock):
     assert stuck.entered.wait(30)
     clock.now += 3
     assert pages.get(store, 2, deadline=clock.now + 100) == [REJECTED]
-    assert store.stats().declined == {"stalled": 1}
+    assert counted(store, "declined") == {"stalled": 1}
     stuck.release.set()
     caller.join()
     assert pages.get(store, 2, deadline=clock.now + 100) == [MISS]

@@ -18,6 +18,7 @@ from quire.store.file import FileStore
 from quire.store.file.io import GROUP_OBJECTS
 from quire.store.file.layout import Layout
 from quire.types import PageStatus
+from unit.store.conftest import counted
 
 OK, MISS, CORRUPT, FAILED, TIMEOUT, CANCELLED, REJECTED, ORPHAN = PageStatus
 
@@ -101,7 +102,7 @@ def test_two_stores_on_one_directory_see_each_other(client, file_store, pages, d
     assert two.contains_prefix(pages.part, [pages.keys(1, 2)], deadline=deadline) == [1]
     assert pages.get(two, 1) == [OK]
     pages.put(two, 1, 2)
-    assert two.stats().skipped_pages == 1
+    assert two.counters()["skipped_pages"] == 1
     assert pages.get(one, 2) == [OK]
 
 
@@ -140,9 +141,9 @@ def test_damaged_file_is_quarantined_c17(client, file_store, pages, offset, reas
     pages.put(store, 1, 2)
     file_store.damage(pages.key(1), offset)
     assert pages.get(store, 1, 2) == [CORRUPT, OK]
-    assert store.stats().mismatches == {reason: 1}
+    assert counted(store, "mismatch") == {reason: 1}
     assert len(file_store.quarantined_files()) == 1
-    assert store.stats().store.used_bytes == pages.object_bytes
+    assert store._store.stats().used_bytes == pages.object_bytes
     pages.put(store, 1)
     assert pages.get(store, 1) == [OK]
 
@@ -153,7 +154,7 @@ def test_torn_or_overlong_file_is_a_miss_c17(client, file_store, pages, length):
     pages.put(store, 1)
     os.truncate(file_store.object_files()[0], length)
     assert pages.get(store, 1) == [CORRUPT]
-    assert store.stats().mismatches == {Mismatch.LENGTH: 1}
+    assert counted(store, "mismatch") == {Mismatch.LENGTH: 1}
     assert pages.put(store, 1) == [OK]
     assert pages.get(store, 1) == [OK]
 
@@ -176,7 +177,7 @@ def test_budget_evicts_least_recently_used(serial, pages):
     pages.get(store, 1)
     assert pages.put(store, 4) == [OK]
     assert pages.get(store, 1, 2, 3, 4) == [OK, MISS, OK, OK]
-    stats = store.stats().store
+    stats = store._store.stats()
     assert (stats.used_bytes, stats.evicted_objects) == (3 * pages.object_bytes, 1)
 
 
@@ -187,7 +188,7 @@ def test_at_the_budget_the_coldest_file_is_written_anew(serial, file_store, page
     assert pages.put(store, 4, 5) == [OK, OK]
     assert pages.get(store, 1, 2, 3, 4, 5) == [MISS, MISS, OK, OK, OK]
     assert {path.stat().st_ino for path in file_store.object_files()} == before
-    assert store.stats().store.used_bytes == 3 * pages.object_bytes
+    assert store._store.stats().used_bytes == 3 * pages.object_bytes
 
 
 def test_page_replaced_while_it_is_read_is_a_miss_and_no_damage_c17(
@@ -205,7 +206,7 @@ def test_page_replaced_while_it_is_read_is_a_miss_and_no_damage_c17(
 
     monkeypatch.setattr(io, "read", late)
     assert pages.get(store, 1) == [MISS]
-    assert store.stats().mismatches == {}
+    assert counted(store, "mismatch") == {}
     assert file_store.quarantined_files() == []
     assert pages.get(store, 2, 3, 4) == [OK, OK, OK]
 
@@ -235,7 +236,7 @@ def test_stores_on_one_directory_keep_one_budget(serial, file_store, pages):
     for n in range(20):
         pages.put(one if n % 2 else two, n)
         assert sum(p.stat().st_size for p in file_store.object_files()) <= limit
-    assert one.stats().store.used_bytes == limit
+    assert one._store.stats().used_bytes == limit
 
 
 def test_objects_removed_behind_our_back_are_misses(serial, file_store, pages):
@@ -257,7 +258,7 @@ def test_reserve_beyond_the_free_space_rejects_writes_and_serves_reads_c17(seria
     pages.put(serial(), 1)
     full = serial(reserve_bytes=1 << 60)
     assert pages.put(full, 2, 3) == [REJECTED, REJECTED]
-    assert "reserve" in full.stats().store.read_only
+    assert "reserve" in full._store.stats().read_only
 
 
 @pytest.mark.usefixtures("plain_calls")
@@ -277,13 +278,13 @@ def test_full_disk_is_read_only_for_a_while_c17(serial, pages, clock, monkeypatc
         patch.setattr(os, "pwritev", full)
         assert pages.put(store, 2, 3, deadline=deadline) == [REJECTED, REJECTED]
         assert calls
-    assert os.strerror(code) in store.stats().store.read_only
+    assert os.strerror(code) in store._store.stats().read_only
     assert pages.get(store, 1, 2, deadline=deadline) == [OK, MISS]
     assert pages.put(store, 2, deadline=deadline) == [REJECTED]
-    assert store.stats().store.used_bytes == pages.object_bytes
+    assert store._store.stats().used_bytes == pages.object_bytes
     clock.now += 31
     assert pages.put(store, 2, deadline=deadline) == [OK]
-    assert store.stats().store.read_only == ""
+    assert store._store.stats().read_only == ""
 
 
 @pytest.mark.usefixtures("plain_calls")
@@ -364,7 +365,7 @@ def test_version_mismatch_in_an_object_is_a_miss_and_stays(client, file_store, p
         patch.setattr("quire.store.codec.FORMAT_VERSION", 2)
         pages.put(store, 1)
     assert pages.get(store, 1) == [MISS]
-    assert store.stats().mismatches == {Mismatch.VERSION: 1}
+    assert counted(store, "mismatch") == {Mismatch.VERSION: 1}
     assert len(file_store.object_files()) == 1
 
 
@@ -397,11 +398,11 @@ def test_what_was_cleared_is_deleted_by_the_next_and_counts_until_then_c18(
     first = serial(max_bytes=limit)
     pages.put(first, *range(6))
     first.clear()
-    assert first.stats().store.used_bytes == limit
+    assert first._store.stats().used_bytes == limit
     first.close()
     nobody_deletes.undo()
     second = serial(max_bytes=limit)
-    assert second.stats().store.used_bytes == 0
+    assert second._store.stats().used_bytes == 0
     assert list((file_store.root / "trash").iterdir()) == []
     assert pages.put(second, *range(6)) == [OK] * 6
 

@@ -24,13 +24,13 @@ def test_least_recently_used_goes_first(client, pages, deadline, room_for_three)
     store.get(pages.part, pages.keys(1), [pages.empty()], deadline=deadline)
     pages.put(store, 4, deadline=deadline)
     assert present(store, pages, deadline, 1, 2, 3, 4) == [1, 0, 1, 1]
-    assert store.stats().store.evicted_objects == 1
+    assert store._store.stats().evicted_objects == 1
 
 
 def test_budget_is_kept(client, pages, deadline, room_for_three):
     store = client(room_for_three)
     assert pages.put(store, *range(20), deadline=deadline) == [OK] * 20
-    assert store.stats().store.used_bytes == 3 * pages.object_bytes
+    assert store._store.stats().used_bytes == 3 * pages.object_bytes
 
 
 def test_page_larger_than_the_store_is_rejected(client, pages, deadline):

@@ -10,7 +10,7 @@ import pytest
 
 from quire.store.base import STEP_NS
 from quire.store.codec import object_name
-from quire.store.file.cold import Coldest
+from quire.store.file.cold import Found
 from quire.store.memory import MemoryStore
 from quire.types import NO_PARENT, PageStatus
 from unit.store.conftest import soon
@@ -160,7 +160,19 @@ def test_a_page_that_does_not_land_takes_those_behind_it_along(client, file_stor
     assert pages.put_path(store, 1, 2, 3, 4, 5) == [OK, OK, PageStatus.FAILED, ORPHAN, ORPHAN]
     files._io.write = write
     assert len(file_store.object_files()) == 2
-    assert store.stats().store.used_bytes == 2 * pages.object_bytes
+    assert store._store.stats().used_bytes == 2 * pages.object_bytes
+
+
+def test_going_on_with_what_nobody_used_for_long_keeps_it_c36(sharing, pages):
+    """Pages 1 to 4 are next to go when somebody writes behind them."""
+    store = sharing(64)
+    pages.put_path(store, *range(1, 5))
+    pages.put_path(store, *range(101, 161))
+    pages.put_path(store, 201)  # looks for the coldest, and takes page 4
+    assert pages.put_path(store, 4, after=3) == [OK]
+    assert pages.put_path(store, 5, after=4) == [OK]
+    pages.put_path(store, *range(301, 331))
+    assert pages.usable(store, *range(1, 6)) == 5
 
 
 def test_a_long_path_is_stored_right_after_the_store_was_opened(sharing, pages):
@@ -247,8 +259,7 @@ def test_nothing_is_held_per_object(file_store, tmp_path):
     store = file_store()
     store.close()
     for n in range(20_000):
-        text = f"{n.to_bytes(4, 'little').hex() * 8}.full.0of1"
-        os.close(os.open(store._layout.object_path(text), os.O_WRONLY | os.O_CREAT))
+        os.close(os.open(store._layout.object_path(_object_text(n)), os.O_WRONLY | os.O_CREAT))
     tracemalloc.start()
     try:
         store = file_store()
@@ -261,47 +272,42 @@ def test_nothing_is_held_per_object(file_store, tmp_path):
 
 
 @pytest.mark.parametrize("order", ["old first", "new first", "mixed", "equal"])
-def test_the_coldest_are_found_in_pieces(order):
-    """All of the coldest below the bound, none above it, coldest first."""
-    times = list(range(1, 50_001))
+def test_what_a_scan_finds_goes_coldest_first(order):
+    times = list(range(1, 5001))
     if order == "equal":
-        times = [7] * 50_000
+        times = [0] * 5000
     elif order == "new first":
         times.reverse()
     elif order == "mixed":
         random.Random(1).shuffle(times)
-    coldest = Coldest()
-    for first in range(0, len(times), 1024):
-        some = times[first : first + 1024]
-        coldest.show([(f"{t:08}-{i}", _stat(t)) for i, t in enumerate(some, first)])
-    found, bound = _times(coldest, scan_start_ns=10**9)
-    assert found == sorted(found)
-    assert len(found) >= 256
-    assert order == "equal" or found == list(range(1, bound))
+    records = _in_order(times, scan_start_ns=10**9)
+    assert [time_ns for time_ns, _ in records] == sorted(times)
+    assert len({name for _, name in records}) == 5000
+    assert order == "equal" or all(_object_text(t) == name for t, name in records)
 
 
-def test_what_was_used_since_the_scan_began_is_not_among_the_coldest():
-    coldest = Coldest()
-    coldest.show([(str(t), _stat(t)) for t in range(1, 7)])
-    assert _times(coldest, scan_start_ns=3) == ([1, 2], 3)
+def test_what_was_used_since_the_scan_began_does_not_go():
+    assert [t for t, _ in _in_order(range(1, 7), scan_start_ns=3)] == [1, 2]
 
 
 def test_a_clock_that_was_set_back_does_not_stop_eviction():
-    coldest = Coldest()
-    coldest.show([(str(t), _stat(t)) for t in range(101, 107)])
-    assert _times(coldest, scan_start_ns=3) == ([101, 102, 103], 104)
+    assert [t for t, _ in _in_order([103, 101, 102], scan_start_ns=3)] == [101, 102, 103]
 
 
-def _times(coldest, scan_start_ns):
-    pieces, bound = coldest.finish(scan_start_ns)
-    return [time_ns for piece in pieces for time_ns in piece["time_ns"].tolist()], bound
+def _in_order(times, scan_start_ns):
+    """(time, name) of what would go; objects are named by their times, or else by their number."""
+    found = Found()
+    for i, time_ns in enumerate(times):
+        found.add(_object_text(time_ns or i), time_ns)
+    return [
+        (int(time_ns), bytes(key).hex() + suffix.decode())
+        for piece in found.in_order(scan_start_ns)
+        for time_ns, key, suffix in piece
+    ]
 
 
-def _stat(time_ns):
-    class Stat:
-        st_mtime_ns = time_ns
-
-    return Stat
+def _object_text(n):
+    return f"{n.to_bytes(4, 'little').hex() * 8}.{'full' if n % 2 else 'window'}.0of1"
 
 
 def _name(pages, n):

@@ -26,7 +26,7 @@ def content(key):
 
 
 class FakeStore:
-    """PageStoreClient in memory. Closed gates hold calls; `fail` and `fail_at` raise."""
+    """A PageStore in memory. Closed gates hold calls; `fail` and `fail_at` raise."""
 
     def __init__(self, held=()):
         self.pages = {}

@@ -166,7 +166,7 @@ def test_rubbish_from_the_leader_changes_nothing(tmp_path):
             assert not loop.is_alive()
             reports = []
             while leader.poll(100):
-                message = wire.decode_to_leader(leader.recv_multipart()[1])
+                message = wire.decode(wire.to_leader, leader.recv_multipart()[1])
                 reports += message.completions if isinstance(message, wire.Report) else []
     worker.close()
     assert finals(reports + worker.poll()) == [1]

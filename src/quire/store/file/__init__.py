@@ -7,8 +7,7 @@ aio.py      Linux AIO through the C library, for many transfers with few switche
 writing.py  temporary files, published in the order in which pages need each other
 uses.py     the order of use: the files' own times
 cold.py     what goes next, the same for all processes
-budget.py   room for what is written
-ledger.py   bytes used, shared with other processes
+budget.py   bytes used, counted together with other processes; room for what is written
 shared.py   a small file that processes change in turn
 scan.py     the background look at the directory
 space.py    free-space guard and the read-only state

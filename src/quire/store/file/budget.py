@@ -1,22 +1,131 @@
-"""The byte budget of a file store: room for what is written, made by letting the coldest go.
+"""The byte budget of a file store: how much all that have the directory open use together, and room
+for what is written, made by letting the coldest go.
 
-Knows sizes, the ledger and the queue of the coldest, both shared with all processes on the
-directory; removing files is left to its owner. Holds nothing per object.
+Knows sizes and the queue of the coldest; removing files is left to its owner. Holds nothing per
+object.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from quire.store.file.cold import ColdQueue
-from quire.store.file.ledger import Ledger
+from quire.store.file.shared import SharedFile
 
 MAX_EVICTIONS = 1024
 """For one write at most: a bound on the wait, if files cannot be removed."""
 
-Remove = Callable[[str, int, str | None], int]
-"""(name, bound, path): delete an object, or rename it to `path`, unless it was used at `bound` or
-later. Returns its size; 0: it was, or it is gone."""
+_NUMBERS = struct.Struct("<qq")
+
+
+class Usage(NamedTuple):
+    num_bytes: int = 0
+    num_objects: int = 0
+
+    def plus(self, other: Usage) -> Usage:
+        return Usage(self.num_bytes + other.num_bytes, self.num_objects + other.num_objects)
+
+    def minus(self, other: Usage) -> Usage:
+        return Usage(self.num_bytes - other.num_bytes, self.num_objects - other.num_objects)
+
+
+class Ledger:
+    """Two numbers in a file, changed under a lock, so that all processes account together.
+
+    Each process gathers its own changes and adds them once they reach `step_bytes`, so that a
+    write need not pay for a lock between processes. Others are therefore seen up to a step late,
+    and what a crash left unsaid is set right by the next scan.
+    """
+
+    def __init__(self, path: str, step_bytes: int) -> None:
+        self._file = SharedFile(path)
+        self._step_bytes = step_bytes
+        self._lock = threading.Lock()
+        self._shared = Usage()
+        self._unsaid = Usage()
+        self.total()  # writes, and so allocates, now: a disk that fills up later does not matter
+
+    def total(self) -> Usage:
+        """What everybody has said up to now."""
+        with self._lock:
+            self._sync(lambda total: total.plus(self._unsaid))
+            return self._shared
+
+    @property
+    def known(self) -> Usage:
+        """The total as far as it is known here, without asking the others."""
+        return self._shared.plus(self._unsaid)
+
+    def reserve(self, size_bytes: int, max_bytes: int) -> bool:
+        """Count one more object if that keeps the total within `max_bytes`."""
+        one = Usage(size_bytes, 1)
+        fits = True
+
+        def change(total: Usage) -> Usage:
+            nonlocal fits
+            now = total.plus(self._unsaid)
+            fits = now.num_bytes + size_bytes <= max_bytes
+            return now.plus(one) if fits else now
+
+        with self._lock:
+            if (
+                self.known.num_bytes + size_bytes > max_bytes
+                or abs(self._unsaid.num_bytes + size_bytes) >= self._step_bytes
+            ):
+                self._sync(change)
+            else:
+                self._unsaid = self._unsaid.plus(one)
+            return fits
+
+    def remove(self, size_bytes: int) -> None:
+        """One object is gone."""
+        with self._lock:
+            self._unsaid = self._unsaid.minus(Usage(size_bytes, 1))
+            if abs(self._unsaid.num_bytes) >= self._step_bytes:
+                self._sync(lambda total: total.plus(self._unsaid))
+
+    def correct(self, before: Usage, found: Usage) -> None:
+        """A scan that began at `before` found `found`. What changed during the scan was seen or
+        not, so half of it is counted. Absolute, so that two scans at once agree."""
+
+        def corrected(total: Usage) -> Usage:
+            change = total.plus(self._unsaid).minus(before)
+            return found.plus(Usage(change.num_bytes // 2, change.num_objects // 2))
+
+        with self._lock:
+            self._sync(corrected)
+
+    def close(self) -> None:
+        """Later calls raise OSError."""
+        with self._lock:
+            with contextlib.suppress(OSError):
+                self._sync(lambda total: total.plus(self._unsaid))
+            self._file.close()
+
+    def _sync(self, change: Callable[[Usage], Usage]) -> None:
+        with self._file.locked() as fd:
+            data = os.pread(fd, _NUMBERS.size, 0).ljust(_NUMBERS.size, b"\0")
+            changed = change(Usage(*_NUMBERS.unpack(data)))
+            self._shared = Usage(max(0, changed.num_bytes), max(0, changed.num_objects))
+            os.pwrite(fd, _NUMBERS.pack(*self._shared), 0)
+            self._unsaid = Usage()
+
+
+class Place(NamedTuple):
+    """Where a file of just this size could be used again."""
+
+    path: str
+    size_bytes: int
+
+
+Remove = Callable[[str, int, Place | None], int]
+"""(name, bound, place): delete an object unless it was used at `bound` or later, or rename it to
+the place if it fits. Returns its size; 0: it was used, or it is gone."""
 
 
 class Budget:
@@ -49,15 +158,30 @@ class Budget:
                 break
         return False
 
-    def recycle(self, size_bytes: int, path: str) -> bool:
-        """When the budget is used up: let the coldest object go, and its file become `path`, if
-        it has just this size; the bytes used then stay the same. False: use `reserve`."""
-        if self._ledger.known.num_bytes + size_bytes <= self.max_bytes:
-            return False
-        freed = self._evict(path)
-        if freed and freed != size_bytes:
-            self._ledger.remove(freed)
-        return freed == size_bytes
+    def recycle(self, places: Sequence[Place]) -> set[str]:
+        """When the budget is used up: let the coldest objects go, and their files become those at
+        the places, where they fit; the bytes used then stay the same. Returns the paths of those
+        that did; for the others, `reserve`."""
+        free_bytes = self.max_bytes - self._ledger.known.num_bytes
+        wanted: list[Place] = []
+        for place in places:
+            free_bytes -= place.size_bytes
+            if free_bytes < 0:
+                wanted.append(place)
+        reused: set[str] = set()
+
+        def claim(name: str, bound_ns: int) -> bool:
+            place = wanted[len(reused)]
+            freed = self._remove(name, bound_ns, place)
+            if freed == place.size_bytes:
+                reused.add(place.path)
+            elif freed:
+                self._ledger.remove(freed)
+            return freed > 0
+
+        if wanted:
+            self._evict(len(wanted), claim)
+        return reused
 
     def release(self, size_bytes: int) -> None:
         """An object was not written after all, or is gone: its bytes are free again."""
@@ -66,18 +190,22 @@ class Budget:
     def evict_one(self) -> int | None:
         """Evict the coldest object. Bytes freed, 0 if it was used or removed meanwhile, None when
         none is known."""
-        freed = self._evict(None)
-        if freed:
-            self._ledger.remove(freed)
+        freed = 0
+
+        def claim(name: str, bound_ns: int) -> bool:
+            nonlocal freed
+            freed = self._remove(name, bound_ns, None)
+            if freed:
+                self._ledger.remove(freed)
+            return freed > 0
+
+        if not self._evict(1, claim) and self._cold.is_empty:
+            return None
         return freed
 
-    def _evict(self, into: str | None) -> int | None:
-        def claim(name: str, bound_ns: int) -> int:
-            return self._remove(name, bound_ns, into)
-
-        freed = self._cold.take(claim)
-        if freed is None and self._refill():
-            freed = self._cold.take(claim) or 0
-        if freed:
-            self.num_evicted += 1
-        return freed
+    def _evict(self, count: int, claim: Callable[[str, int], bool]) -> int:
+        num_gone = self._cold.take(count, claim)
+        if num_gone < count and self._cold.is_empty and self._refill():
+            num_gone += self._cold.take(count - num_gone, claim)
+        self.num_evicted += num_gone
+        return num_gone

@@ -1,10 +1,10 @@
-"""ColdQueue: the coldest objects of a directory, in the order in which they go. One for all
+"""ColdQueue: the objects of a directory in the order in which they go, coldest first. One for all
 processes that share it, in a file: what one takes nobody else takes.
 
-        bound            scan_start
-    ──────┼──────────────────┼───── time of last use, as the files have it
-    every object used before `bound` is in the queue, or was taken from it, or is gone;
-    whatever was used since the scan began is not below it
+        next          bound      scan_start
+    ──────┼─────────────┼──────────────┼───── time of last use, as the files have it
+    every object used before `bound` is in the queue behind `next`, or was taken from it, or is
+    gone; whatever was used since the scan began is not below it
 
 A scan writes it, evicting consumes it. Knows names, times and sizes; touching files is left to
 whoever takes. A process that dies while it writes leaves an empty queue, and the next scan.
@@ -14,27 +14,31 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from quire.store.file.shared import SharedFile
+from quire.types import PAGE_KEY_BYTES
 
-NAME_BYTES = 112
-"""The longest name of an object: layout.py."""
+KEY_DIGITS = 2 * PAGE_KEY_BYTES
+SUFFIX_BYTES = 48
+"""The longest rest of an object's name, behind its key: layout.py."""
 
-RECORD = np.dtype([("time_ns", "<i8"), ("name", f"S{NAME_BYTES}")])
+RECORD = np.dtype([("time_ns", "<i8"), ("key", "V32"), ("suffix", f"S{SUFFIX_BYTES}")])
 Records = npt.NDArray[np.void]
+_RECORD = struct.Struct(f"<q32s{SUFFIX_BYTES}s")
+_HEADER = struct.Struct("<qqqq")
 
 PIECE = 1024
-"""Records moved at a time."""
+"""Records moved at a time: numpy holds the interpreter while it moves them, and a million at once
+would hold up every other thread."""
 
 MAX_LOOKS = 64
-"""Records looked at while the others wait."""
-
-_HEADER = struct.Struct("<qqqq")
+"""Records looked at while the other processes wait."""
 
 
 class _Header(NamedTuple):
@@ -70,36 +74,46 @@ class ColdQueue:
         with self._file.locked() as fd:
             self._write(fd, self._read(fd)._replace(scan_start_ns=scan_start_ns))
 
-    def replace(self, pieces: Sequence[Records], bound_ns: int) -> None:
-        """What a scan found, coldest first."""
+    def replace(self, pieces: Iterable[Records]) -> int:
+        """What a scan found, coldest first. Returns how many these are."""
         with self._file.locked() as fd:
-            header = self._read(fd)._replace(bound_ns=bound_ns, next=0, num_records=0)
+            header = self._read(fd)._replace(bound_ns=0, next=0, num_records=0)
             self._write(fd, header)
-            end = _HEADER.size
+            end, bound_ns = _HEADER.size, 0
             for records in pieces:
                 end += os.pwrite(fd, records.view(np.uint8).data, end)
-            self._write(fd, header._replace(num_records=sum(map(len, pieces))))
+                bound_ns = int(records["time_ns"][-1]) + 1
+            num_records = (end - _HEADER.size) // _RECORD.size
+            self._write(fd, header._replace(bound_ns=bound_ns, num_records=num_records))
             os.ftruncate(fd, end)
         self.is_low = False
+        return num_records
 
-    def take(self, claim: Callable[[str, int], int]) -> int | None:
-        """Let the coldest object go: `claim(name, bound)` removes it unless it was used since,
-        and returns the bytes that freed. 0: none of those looked at, look again; None: empty.
+    def take(self, count: int, claim: Callable[[str, int], bool]) -> int:
+        """Let the `count` coldest objects go: `claim(name, bound)` removes one unless it was used
+        since, and says whether it did. How many went, after a bounded look.
 
-        In order over all processes: nobody takes the next before this one is gone.
+        In order over all processes: nobody takes the next before these are gone.
         """
         with self._file.locked() as fd:
             header = self._read(fd)
-            self.is_low = 4 * header.next > 3 * header.num_records
-            for number in range(header.next, min(header.next + MAX_LOOKS, header.num_records)):
-                data = os.pread(fd, RECORD.itemsize, _HEADER.size + number * RECORD.itemsize)
-                self._write(fd, header._replace(next=number + 1))
-                if len(data) != RECORD.itemsize:
-                    return None  # torn by a crash of the machine
-                name = data[-NAME_BYTES:].rstrip(b"\0").decode(errors="replace")
-                if freed := claim(name, header.bound_ns):
-                    return freed
-            return 0 if header.next + MAX_LOOKS < header.num_records else None
+            at, end = header.next, header.num_records
+            if at >= end:
+                return 0
+            first = _HEADER.size + at * _RECORD.size
+            data = os.pread(fd, min(MAX_LOOKS, end - at) * _RECORD.size, first)
+            # A shorter piece than asked for was torn by a crash of the machine.
+            whole = data[: len(data) // _RECORD.size * _RECORD.size]
+            num_gone = 0
+            for _, key, suffix in _RECORD.iter_unpack(whole):
+                if num_gone == count:
+                    break
+                at += 1
+                name = key.hex() + suffix.rstrip(b"\0").decode(errors="replace")
+                num_gone += claim(name, header.bound_ns)
+            self._write(fd, header._replace(next=at if whole else end))
+            self.is_low = 4 * at > 3 * end
+        return num_gone
 
     def close(self) -> None:
         self._file.close()
@@ -112,63 +126,34 @@ class ColdQueue:
         os.pwrite(fd, _HEADER.pack(*header), 0)
 
 
-class Coldest:
-    """Keeps the coldest of the objects shown to it: about one in eight.
-
-    In pieces throughout: numpy holds the interpreter while it moves records, and a million of them
-    at once would hold up every other thread.
-    """
+class Found:
+    """The objects that a scan has found: some fifty bytes of each."""
 
     def __init__(self) -> None:
-        self._num_seen = 0
-        self._pieces: list[Records] = []
-        self._bound_ns = int(np.iinfo(np.int64).max)
-        """All that were seen below it are kept."""
+        self._times_ns = array("q")
+        self._keys = bytearray()
+        self._kinds = array("H")
+        self._suffixes: dict[str, int] = {}
+        """What names have behind their keys is much the same for all: by number."""
 
-    def show(self, objects: list[tuple[str, os.stat_result]]) -> None:
-        """A piece of them: not more than a thousand or so."""
-        records = np.zeros(len(objects), RECORD)
-        records["time_ns"] = [stat.st_mtime_ns for _, stat in objects]
-        records["name"] = [name for name, _ in objects]
-        self._num_seen += len(objects)
-        self._pieces.append(records[records["time_ns"] < self._bound_ns])
-        if sum(map(len, self._pieces)) > max(4096, 2 * self._num_wanted):
-            self._cut()
+    def add(self, name: str, time_ns: int) -> None:
+        self._times_ns.append(time_ns)
+        self._keys += bytes.fromhex(name[:KEY_DIGITS])
+        self._kinds.append(self._suffixes.setdefault(name[KEY_DIGITS:], len(self._suffixes)))
 
-    def finish(self, scan_start_ns: int) -> tuple[list[Records], int]:
-        """The coldest, in order, in pieces, and the bound below which none is missing."""
-        self._cut()
-        bound_ns = min(self._bound_ns, scan_start_ns)
-        times_ns = self._times_ns()
-        num_below = int((times_ns < bound_ns).sum())
-        if not num_below:
-            # All of one time, or from the future, as when a clock was set back.
-            num_below = len(times_ns)
-        order = np.argsort(times_ns, kind="stable")[:num_below]
-        kept = np.empty(len(times_ns), RECORD)
-        first = 0
-        for piece in self._pieces:
-            kept[first : first + len(piece)] = piece
-            first += len(piece)
-        last_ns = int(times_ns[order[-1]]) if num_below else 0
-        return [kept[order[i : i + PIECE]] for i in range(0, num_below, PIECE)], last_ns + 1
-
-    @property
-    def _num_wanted(self) -> int:
-        return max(self._num_seen // 8, min(16, self._num_seen // 2), 1)
-
-    def _times_ns(self) -> npt.NDArray[np.int64]:
-        return np.concatenate([np.empty(0, "<i8"), *(piece["time_ns"] for piece in self._pieces)])
-
-    def _cut(self) -> None:
-        times_ns = self._times_ns()
-        wanted = self._num_wanted
-        if len(times_ns) <= wanted:
-            return
-        cut_ns = int(np.partition(times_ns, wanted)[wanted])
-        if times_ns.min() < cut_ns:
-            self._pieces = [piece[piece["time_ns"] < cut_ns] for piece in self._pieces]
-        else:  # all that matter are of one time: any of them
-            self._pieces = [piece[piece["time_ns"] == cut_ns][:wanted] for piece in self._pieces]
-            self._pieces = self._pieces[: wanted + 1]
-        self._bound_ns = cut_ns
+    def in_order(self, scan_start_ns: int) -> Iterator[Records]:
+        """Those not used since the scan began, coldest first, in pieces."""
+        times_ns = np.frombuffer(self._times_ns, np.int64)
+        keys = np.frombuffer(self._keys, "V32")
+        kinds = np.frombuffer(self._kinds, np.uint16)
+        suffixes = np.array(list(self._suffixes), f"S{SUFFIX_BYTES}")
+        num_before = int((times_ns < scan_start_ns).sum())
+        # All of them are from the future when a clock was set back.
+        order = np.argsort(times_ns, kind="stable")[: num_before or None]
+        for first in range(0, len(order), PIECE):
+            some = order[first : first + PIECE]
+            records = np.empty(len(some), RECORD)
+            records["time_ns"] = times_ns[some]
+            records["key"] = keys[some]
+            records["suffix"] = suffixes[kinds[some]]
+            yield records

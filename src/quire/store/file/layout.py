@@ -164,17 +164,24 @@ class Layout:
 
     def _scan(self, folder: str, *, clean: bool) -> Iterator[tuple[str, os.stat_result]]:
         try:
-            entries = list(os.scandir(folder))
+            entries = os.scandir(folder)
         except OSError:  # a missing or unreadable directory holds no object we could serve
             return
-        for entry in entries:
-            if _OBJECT.fullmatch(entry.name):
-                with contextlib.suppress(OSError):  # removed by another process meanwhile
-                    yield entry.name, entry.stat(follow_symlinks=False)
-            elif clean and (match := _TEMPORARY.fullmatch(entry.name)):
-                with contextlib.suppress(OSError):  # the next opener tries again
-                    if not self._remove_if_stale(entry.path, int(match[1]), int(match[2])):
-                        yield entry.name, entry.stat(follow_symlinks=False)
+        with entries:
+            for entry in entries:
+                try:
+                    if _OBJECT.fullmatch(entry.name) or (clean and self._is_being_written(entry)):
+                        # Not entry.stat(), which holds up all threads while the disk is read.
+                        yield entry.name, os.stat(entry.path, follow_symlinks=False)
+                except OSError:  # removed by another process meanwhile; or else tried again
+                    continue
+
+    def _is_being_written(self, entry: os.DirEntry[str]) -> bool:
+        """By a living writer; what a dead one left is removed."""
+        match = _TEMPORARY.fullmatch(entry.name)
+        return match is not None and not self._remove_if_stale(
+            entry.path, int(match[1]), int(match[2])
+        )
 
     def _remove_if_stale(self, path: str, slot: int, generation: int) -> bool:
         """Remove a temporary file unless its writer lives. Holding the slot's lock while doing so

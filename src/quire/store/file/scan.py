@@ -1,9 +1,9 @@
 """The background look at a file store's directory: which objects are coldest, how much is used.
 
-One thread per store: at opening, then when the owner has written a quarter of the budget or asks,
+One thread per store: at opening, then when the owner has written the budget once over or asks,
 at most every `MIN_INTERVAL_S`; and only one of all processes at a time. Also removes what dead
 writers left unfinished, and what was cleared. A small directory is looked at where it is needed.
-Knows layout, ledger and queue; moves no page. Holds an eighth of the names while it looks.
+Knows layout, ledger and queue; moves no page. Holds the names while it looks, packed.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import itertools
 import threading
 from collections.abc import Callable
 
-from quire.store.file.cold import Coldest, ColdQueue
+from quire.store.file.budget import Ledger, Usage
+from quire.store.file.cold import ColdQueue, Found
 from quire.store.file.layout import Layout
-from quire.store.file.ledger import Ledger, Usage
 from quire.store.file.shared import SharedFile
 
 MIN_INTERVAL_S = 10.0
-PIECE_OBJECTS = 1024
-"""Looked at between two pauses: a scan of a million files must not hog the interpreter."""
-PAUSE_S = 0.0005
+PIECE_OBJECTS = 128
+"""Looked at between two pauses. A thread that makes many short system calls hardly ever lets others
+have the interpreter, though each call releases it: they get it in the pauses."""
+PAUSE_S = 0.0001
 BUSY_S = 0.005
 """Between two attempts while another process scans."""
 SMALL_OBJECTS = 4096
@@ -83,6 +84,15 @@ class Scanner:
             self._closed.wait(BUSY_S)
         return False
 
+    def clear(self) -> int:
+        """Delete every object, and say how many: nobody else scans, or deletes, meanwhile."""
+        count = 0
+        with self._only_one.locked():
+            self._layout.discard()
+            while self._layout.has_trash:
+                count += self._empty_trash()
+        return count
+
     def close(self) -> None:
         self._closed.set()
         self.ask(at_once=True)
@@ -112,28 +122,28 @@ class Scanner:
 
     def _scan(self, pause_s: float) -> int:
         """0: nothing may go."""
-        self.empty_trash()
+        self._empty_trash()
         start_ns = self._wall_ns()
         self._cold.begin(start_ns)
         before = self._ledger.total()
         which = self._layout.objects_inode
-        coldest = Coldest()
-        found = Usage()
+        found = Found()
+        used = Usage()
         files = self._layout.scan()
         while piece := list(itertools.islice(files, PIECE_OBJECTS)):
             # What is being written is accounted for, too.
-            found = found.plus(Usage(sum(stat.st_size for _, stat in piece), len(piece)))
-            coldest.show([(name, stat) for name, stat in piece if not name.startswith(".")])
+            used = used.plus(Usage(sum(stat.st_size for _, stat in piece), len(piece)))
+            for name, stat in piece:
+                if not name.startswith("."):
+                    found.add(name, stat.st_mtime_ns)
             if self._closed.wait(pause_s):
                 return 0
         if self._layout.objects_inode != which:  # cleared meanwhile, by somebody
             return 0
-        pieces, bound_ns = coldest.finish(start_ns)
-        self._ledger.correct(before, found)
-        self._cold.replace(pieces, bound_ns)
-        return len(pieces)
+        self._ledger.correct(before, used)
+        return self._cold.replace(found.in_order(start_ns))
 
-    def empty_trash(self) -> int:
+    def _empty_trash(self) -> int:
         """Objects deleted of those that were cleared."""
         count = 0
         for size_bytes in self._layout.empty_trash():

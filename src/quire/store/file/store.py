@@ -24,16 +24,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from quire.errors import StoreURLError
-from quire.store.base import HEADER_BYTES, STEP_NS, Blob, ObjectName, StoredObject, StoreStats
-from quire.store.file.budget import Budget
+from quire.store.base import HEADER_BYTES, Blob, NewObject, ObjectName, StoredObject, StoreStats
+from quire.store.file.budget import Budget, Ledger, Place
 from quire.store.file.cold import ColdQueue
 from quire.store.file.io import GROUP_OBJECTS, BulkIO
 from quire.store.file.layout import Layout, parse_name, unusable
-from quire.store.file.ledger import Ledger
 from quire.store.file.scan import Scanner
 from quire.store.file.space import FreeSpace, default_reserve
 from quire.store.file.uses import renew
-from quire.store.file.writing import Page, Writer
+from quire.store.file.writing import Writer
 from quire.store.url import Options, StoreURL
 from quire.types import PageStatus
 
@@ -64,7 +63,7 @@ class FileStore:
                 self._layout,
                 self._ledger,
                 self._cold,
-                scan_every_bytes=max_bytes // 4,
+                scan_every_bytes=max_bytes,
                 wall_ns=wall_ns,
             )
         except OSError as error:
@@ -104,24 +103,8 @@ class FileStore:
                 statuses += self._get_group(texts, into[i : i + GROUP_OBJECTS])
         return statuses
 
-    def put(
-        self,
-        names: Sequence[ObjectName],
-        blobs: Sequence[Blob],
-        *,
-        deadline: float,
-        used_ns: int,
-        parents: Sequence[ObjectName | None] = (),
-    ) -> list[PageStatus]:
-        return self._writer.put(
-            [
-                Page(name.text, parent.text if parent else None, used_ns - i * STEP_NS, blob)
-                for i, (name, parent, blob) in enumerate(
-                    zip(names, parents or [None] * len(names), blobs, strict=True)
-                )
-            ],
-            deadline,
-        )
+    def put(self, objects: Sequence[NewObject], *, deadline: float) -> list[PageStatus]:
+        return self._writer.put(objects, deadline)
 
     def touch(self, names: Sequence[ObjectName], *, used_ns: int, each: bool = False) -> None:
         paths = [self._layout.object_path(name.text) for name in names]
@@ -146,12 +129,11 @@ class FileStore:
 
     def clear(self, *, wait: bool = False) -> int:
         """Quarantined objects go too; they are not counted."""
-        count = sum(1 for _ in self.scan()) if wait else 0
+        if wait:
+            return self._scanner.clear()
         self._layout.discard()
         self._scanner.ask(at_once=True)
-        while wait and self._layout.has_trash:
-            self._scanner.empty_trash()
-        return count
+        return 0
 
     def stats(self) -> StoreStats:
         used = self._ledger.total()
@@ -203,16 +185,16 @@ class FileStore:
                 os.close(fd)
         return statuses
 
-    def _remove(self, text: str, bound_ns: int, into: str | None) -> int:
+    def _remove(self, text: str, bound_ns: int, place: Place | None) -> int:
         path = self._layout.object_path(text)
         try:
             stat = os.stat(path)
             if stat.st_mtime_ns >= bound_ns:
                 return 0
-            if into is None:
-                os.unlink(path)
+            if place is not None and place.size_bytes == stat.st_size:
+                os.rename(path, place.path)
             else:
-                os.rename(path, into)
+                os.unlink(path)
         except OSError:
             return 0
         return stat.st_size

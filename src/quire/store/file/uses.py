@@ -10,7 +10,8 @@ pages renews its head first and gives each page a time a little before the one a
 so that the coldest of all objects is always the end of some path. A run ends at a hole: what lies
 behind cannot be used, and may grow cold. A run that begins in the middle of a path is not made
 newer than the page before it, whose key each file carries as an attribute (where the file system
-has those; elsewhere the law holds for runs from the first page on).
+has those; elsewhere the law holds for runs from the first page on). A page that is written behind
+a page nobody used for long renews the whole path to it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import contextlib
 import os
 from collections.abc import Sequence
 
-from quire.store.base import STEP_NS
+from quire.store.base import STEP_NS, ObjectName
 from quire.types import PAGE_KEY_BYTES
 
 SLACK = 16
@@ -35,7 +36,7 @@ def renew(paths: Sequence[str], used_ns: int, scan_start_ns: int, *, each: bool)
     """The objects at `paths` were used at `used_ns`. A run of a path, in order, of which only what
     lies before the first missing one counts; with `each`, objects that do not need each other."""
     parent = None if each or not paths else _parent_of(paths[0])
-    if parent is not None:
+    if parent:
         parent_ns = time_of(parent)
         if parent_ns is None:
             return
@@ -60,6 +61,33 @@ def renew(paths: Sequence[str], used_ns: int, scan_start_ns: int, *, each: bool)
             set_time(path, wanted_ns)
 
 
+def renew_path_to(path: str, used_ns: int, scan_start_ns: int) -> int | None:
+    """The object at `path` and all that it needs count as used, unless that was since the scan
+    began, which may have seen them: they are not to go before what is written behind them now.
+    Returns its time; None: it is not there, or lacks something, or it is not known what it needs.
+    """
+    old: list[str] = []
+    at: str | None = path
+    before_ns = None
+    while at:
+        time_ns = time_of(at)
+        if time_ns is None:
+            return None
+        if time_ns >= scan_start_ns:
+            before_ns = time_ns
+            break
+        old.append(at)
+        at = _parent_of(at)
+    if at is None:
+        return None
+    if before_ns is None:
+        before_ns = max(used_ns, scan_start_ns + len(old) * STEP_NS) + STEP_NS
+    for needed in reversed(old):
+        before_ns -= STEP_NS
+        set_time(needed, before_ns)
+    return before_ns
+
+
 def time_of(path: str) -> int | None:
     """When the object was last used; None: it is not there."""
     try:
@@ -73,19 +101,19 @@ def set_time(file: str | int, time_ns: int) -> None:
         os.utime(file, ns=(time_ns, time_ns))
 
 
-def set_parent(fd: int, text: str | None) -> None:
-    """The object needs the one of that name, or none: a file that had another object before has
-    its parent still."""
+def set_parent(fd: int, parent: ObjectName | None) -> None:
+    """The object needs that one, or none: a file that had another object before has its parent
+    still."""
     with contextlib.suppress(OSError):
-        os.setxattr(fd, _PARENT, bytes.fromhex(text[:_KEY_DIGITS]) if text else b"")
+        os.setxattr(fd, _PARENT, parent.key if parent else b"")
 
 
 def _parent_of(path: str) -> str | None:
-    """Where the object is that this one needs; None: nothing is known of one."""
+    """Where the object is that this one needs; empty: it needs none; None: that is not known."""
     try:
         key = os.getxattr(path, _PARENT)
     except OSError:
         return None
     folder, _, text = path.rpartition("/")
     root = folder.rpartition("/")[0]
-    return f"{root}/{key.hex()[:2]}/{key.hex()}{text[_KEY_DIGITS:]}" if key else None
+    return f"{root}/{key.hex()[:2]}/{key.hex()}{text[_KEY_DIGITS:]}" if key else ""

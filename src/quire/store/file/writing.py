@@ -12,39 +12,27 @@ import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from quire.store.base import STEP_NS, Blob
-from quire.store.file.budget import Budget
+from quire.store.base import STEP_NS, NewObject, ObjectName
+from quire.store.file.budget import Budget, Place
 from quire.store.file.cold import ColdQueue
 from quire.store.file.io import GROUP_OBJECTS, BulkIO
 from quire.store.file.layout import Layout
 from quire.store.file.space import FreeSpace
-from quire.store.file.uses import set_parent, set_time, time_of
+from quire.store.file.uses import renew_path_to, set_parent, set_time, time_of
 from quire.types import PageStatus
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
-Times = dict[str, int | None]
+Times = dict[ObjectName, int | None]
 """Of the objects of one call: when each was used, once it is published."""
-
-
-class Page(NamedTuple):
-    """An object to be written."""
-
-    text: str
-    parent: str | None
-    """What it is of no use without."""
-    used_ns: int
-    blob: Blob
 
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
     """An object being written: reserved, open, not yet visible."""
 
-    page: Page
-    size_bytes: int
+    page: NewObject
     path: str
     fd: int
 
@@ -74,9 +62,9 @@ class Writer:
         self._write_flags = flags | os.O_CREAT | os.O_EXCL
         self._rewrite_flags = flags
 
-    def put(self, pages: Sequence[Page], deadline: float) -> list[PageStatus]:
+    def put(self, pages: Sequence[NewObject], deadline: float) -> list[PageStatus]:
         """A parent comes before its child."""
-        times: Times = {page.text: None for page in pages}
+        times: Times = {page.name: None for page in pages}
         statuses: list[PageStatus] = []
         for i in range(0, len(pages), GROUP_OBJECTS):
             group = pages[i : i + GROUP_OBJECTS]
@@ -86,8 +74,8 @@ class Writer:
                 statuses += self._put_group(group, times)
         return statuses
 
-    def _put_group(self, pages: Sequence[Page], times: Times) -> list[PageStatus]:
-        begun = [self._begin(page, times) for page in pages]
+    def _put_group(self, pages: Sequence[NewObject], times: Times) -> list[PageStatus]:
+        begun = self._begin(pages, times)
         drafts = [item for item in begun if isinstance(item, _Draft)]
         buffers = [(draft.page.blob.header, draft.page.blob.payload) for draft in drafts]
         results = self._io.write([draft.fd for draft in drafts], buffers)
@@ -99,75 +87,84 @@ class Writer:
         rest = iter(finished)
         return [item if isinstance(item, PageStatus) else next(rest) for item in begun]
 
-    def _begin(self, page: Page, times: Times) -> _Draft | PageStatus:
-        """Reserve space and open the temporary file."""
-        if page.parent not in times and self._time_for(page, times) is None:
-            return PageStatus.ORPHAN
-        size_bytes = page.blob.header.nbytes + page.blob.payload.nbytes
-        path = self._layout.temporary_path(page.text, next(self._numbers))
+    def _begin(self, pages: Sequence[NewObject], times: Times) -> list[_Draft | PageStatus]:
+        """Reserve space and open the temporary files.
+
+        At the budget these are the files of the coldest objects: that spares the file system
+        removing one file and making another of the same size, which can cost more than writing
+        it. Whoever is reading the old object meanwhile finds that it does not fit its name.
+        """
+        begun: list[_Draft | PageStatus] = [PageStatus.ORPHAN] * len(pages)
+        places = {
+            i: Place(
+                self._layout.temporary_path(page.name.text, next(self._numbers)), page.size_bytes
+            )
+            for i, page in enumerate(pages)
+            if page.parent in times or self._time_for(page, times) is not None
+        }
         try:
-            fd = self._recycle(path, size_bytes)
-            if fd is None:
-                if not self._space.take(size_bytes, self._budget.evict_one):
-                    return PageStatus.REJECTED
-                if not self._budget.reserve(size_bytes):
-                    return PageStatus.REJECTED
-                fd = self._create(path, size_bytes)
+            recycled = self._budget.recycle(list(places.values()))
+        except OSError as error:
+            return [self._refusal(error)] * len(pages)
+        for i, (path, _) in places.items():
+            begun[i] = self._open(pages[i], path, path in recycled)
+        return begun
+
+    def _temporary_path(self, page: NewObject) -> str:
+        return self._layout.temporary_path(page.name.text, next(self._numbers))
+
+    def _open(self, page: NewObject, path: str, is_recycled: bool) -> _Draft | PageStatus:
+        try:
+            if not is_recycled and not self._has_room(page.size_bytes):
+                return PageStatus.REJECTED
+            try:
+                if is_recycled:
+                    return _Draft(page, path, os.open(path, self._rewrite_flags))
+                return _Draft(page, path, self._create(path, page.size_bytes))
+            except OSError:
+                self._forget(path, page.size_bytes)
+                raise
         except OSError as error:
             return self._refusal(error)
-        return _Draft(page, size_bytes, path, fd)
 
-    def _time_for(self, page: Page, times: Times) -> int | None:
+    def _has_room(self, size_bytes: int) -> bool:
+        """On the disk and within the budget: then it is reserved."""
+        return self._space.take(size_bytes, self._budget.evict_one) and self._budget.reserve(
+            size_bytes
+        )
+
+    def _time_for(self, page: NewObject, times: Times) -> int | None:
         """A little before what it needs. None: that is not there, or about to go."""
         if page.parent is None:
             return page.used_ns
         if page.parent in times:
             parent_ns = times[page.parent]
         else:
-            parent_ns = time_of(self._layout.object_path(page.parent))
+            path = self._layout.object_path(page.parent.text)
+            parent_ns = renew_path_to(path, page.used_ns, self._cold.scan_start_ns)
             if parent_ns is not None and parent_ns < self._cold.bound_ns:
                 return None
         return None if parent_ns is None else min(page.used_ns, parent_ns - STEP_NS)
 
     def _create(self, path: str, size_bytes: int) -> int:
         try:
-            try:
-                fd = os.open(path, self._write_flags, 0o644)
-            except FileNotFoundError:  # the store was cleared, and the folders are not there yet
-                self._layout.make_folders()
-                fd = os.open(path, self._write_flags, 0o644)
-        except OSError:
-            self._budget.release(size_bytes)
-            raise
+            fd = os.open(path, self._write_flags, 0o644)
+        except FileNotFoundError:  # the store was cleared, and the folders are not there yet
+            self._layout.make_folders()
+            fd = os.open(path, self._write_flags, 0o644)
         with contextlib.suppress(OSError):  # what grows while written is written serially
             os.ftruncate(fd, size_bytes)
         return fd
 
-    def _recycle(self, path: str, size_bytes: int) -> int | None:
-        """At the budget: the coldest object's file, as the temporary file of the new one.
-
-        Spares the file system removing one file and making another of the same size, which can
-        cost more than writing it. Whoever is reading the old object meanwhile finds that it does
-        not fit its name.
-        """
-        if self._budget.recycle(size_bytes, path):
-            try:
-                return os.open(path, self._rewrite_flags)
-            except OSError:
-                self._budget.release(size_bytes)
-        with contextlib.suppress(FileNotFoundError):  # it may have had another size
-            os.unlink(path)
-        return None
-
     def _finish(self, draft: _Draft, num_bytes: int, times: Times) -> PageStatus:
         """Publish what was written, or leave no trace of it."""
-        path = self._layout.object_path(draft.page.text)
+        path = self._layout.object_path(draft.page.name.text)
         time_ns = self._time_for(draft.page, times)
         try:
             try:
                 if num_bytes < 0:
                     raise OSError(-num_bytes, os.strerror(-num_bytes))
-                if num_bytes != draft.size_bytes:
+                if num_bytes != draft.page.size_bytes:
                     # For a file, fewer bytes taken than offered means that the disk is full.
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 if time_ns is not None:
@@ -178,19 +175,22 @@ class Writer:
             if time_ns is None:
                 status = PageStatus.ORPHAN
             elif (there_ns := time_of(path)) is not None:  # another process was faster
-                times[draft.page.text] = there_ns
+                times[draft.page.name] = there_ns
                 status = PageStatus.OK
             else:
                 os.rename(draft.path, path)
-                times[draft.page.text] = time_ns
-                self._wrote(draft.size_bytes)
+                times[draft.page.name] = time_ns
+                self._wrote(draft.page.size_bytes)
                 return PageStatus.OK
         except OSError as error:
             status = self._refusal(error)
-        self._budget.release(draft.size_bytes)
-        with contextlib.suppress(OSError):
-            os.unlink(draft.path)
+        self._forget(draft.path, draft.page.size_bytes)
         return status
+
+    def _forget(self, path: str, size_bytes: int) -> None:
+        self._budget.release(size_bytes)
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
     def _refusal(self, error: OSError) -> PageStatus:
         if error.errno not in _FULL:
