@@ -195,10 +195,10 @@ class CacheManager:
             self._advance(lease)
         return lease.num_device + lease.num_host
 
-    def yield_device(self, lease: Lease) -> None:
+    def yield_device(self, lease: Lease, *, host: bool = False) -> None:
         """Let go of the device pages of a request that has computed nothing yet: somebody else
-        needs them. It keeps what the host has of its prefix, and all that is on its way to the
-        host; `admit` looks again."""
+        needs them. It keeps what the host has of its prefix, unless it is to let go of the `host`
+        too, and all that is on its way to the host; `admit` looks again."""
         lease.require_live()
         if lease.private_pages:
             raise LeaseError(f"{lease.owner!r} has computed pages: they go only with its lease")
@@ -207,7 +207,11 @@ class CacheManager:
         lease.yielded = True
         if lease.state is not None:
             self._hybrid.release(lease.state, lease.device_tail)
-        self._hold_host(lease)
+        if host:
+            root = self.core.tree.root(lease.key)
+            self._move(lease, root, root, NO_PAGES, [])
+        else:
+            self._hold_host(lease)
 
     def load(self, lease: Lease) -> int:
         """Bring the host part to the device; returns the device pages gained.
