@@ -26,7 +26,6 @@ from quire.sim import ComponentMix, SimulationError
 from quire.sim.pd.options import SimPdOptions, Topology
 from quire.sim.pd.run import simulate_pd
 from quire.sim.peers import _Grant
-from quire.sim.workers import SimWorkers
 from quire.tree import Node
 from quire.types import PageStatus
 
@@ -87,8 +86,10 @@ def test_what_is_granted_is_not_locked(monkeypatch: Patch) -> None:
 
 
 def readers_are_slow(monkeypatch: Patch) -> None:
-    """They read at the last moment, and are not disturbed by what the leaders' lines are."""
-    monkeypatch.setattr(SimWorkers, "_moments", lambda self, whole_s: (whole_s, whole_s))
+    """They read at the last moment, all at once, and are not disturbed by what the leaders' lines
+    are."""
+    monkeypatch.setattr("quire.sim.reads._THREADS", 100)
+    monkeypatch.setattr("quire.sim.reads.moments", lambda rng, whole_s: (whole_s, whole_s))
     monkeypatch.setattr("quire.sim.network._SAME_FOR_PAGES", 0.0)
 
 
