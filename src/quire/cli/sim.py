@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from enum import Enum
 from inspect import Parameter, Signature
-from typing import Annotated, Any, Protocol, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -17,6 +17,8 @@ from quire.cli.swarm import swarm
 from quire.sim import SimOptions, SimulationError, simulate
 from quire.sim.options import CommonOptions
 from quire.sim.pd.options import SimPdOptions
+from quire.sim.pd.report import PdReport
+from quire.sim.report import SimReport
 
 app = typer.Typer(
     help="The real thing over simulated workers, stores and lines, in virtual time, with faults.",
@@ -71,14 +73,7 @@ def run(*, seed: int, steps: int, as_json: bool, **given: Any) -> None:
 
     A run that breaks a rule ends with exit code 1 and the command that repeats it.
     """
-    options = replace(SimOptions.from_seed(seed), **given)
-    _run(
-        lambda progress: simulate(seed, steps, options, progress=progress),
-        seed=seed,
-        steps=steps,
-        again=options.command(seed, steps),
-        as_json=as_json,
-    )
+    _run(simulate, seed, steps, replace(SimOptions.from_seed(seed), **given), as_json=as_json)
 
 
 @app.command(epilog="Example: [bold]quire sim pd --seed 7 --steps 20000 --kill-rate 0.01[/bold]")
@@ -88,56 +83,41 @@ def pd(*, seed: int, steps: int, as_json: bool, **given: Any) -> None:
 
     A run that breaks a rule ends with exit code 1 and the command that repeats it.
     """
-    options = replace(SimPdOptions.from_seed(seed), **given)
-    from quire.sim.pd.run import simulate_pd
+    from quire.sim.pd.run import simulate_pd  # the engine, and with it torch
 
-    _run(
-        lambda progress: simulate_pd(seed, steps, options, progress=progress),
-        seed=seed,
-        steps=steps,
-        again=options.command(seed, steps),
-        as_json=as_json,
-    )
+    _run(simulate_pd, seed, steps, replace(SimPdOptions.from_seed(seed), **given), as_json=as_json)
 
 
 app.command(epilog="Example: [bold]quire sim swarm --minutes 10 --jobs 16[/bold]")(swarm)
 
 
-class _Report(Protocol):
-    @property
-    def seed(self) -> int: ...
-
-    def rows(self) -> list[tuple[str, str]]: ...
-
-
 def _run(
-    simulation: Callable[[Callable[[int], None]], _Report],
-    *,
+    simulate: Callable[..., Any],
     seed: int,
     steps: int,
-    again: str,
+    options: SimOptions | SimPdOptions,
+    *,
     as_json: bool,
 ) -> None:
     try:
         with progress_bar() as progress:
-            report = simulation(lambda done: progress("simulating", done, steps))
+            report = simulate(
+                seed, steps, options, progress=lambda done: progress("simulating", done, steps)
+            )
     except SimulationError as error:
         if as_json:
+            again = options.command(seed, steps)
             show_json({"ok": False, "seed": seed, "error": str(error), "repeat": again})
         else:
             complain(str(error))
         raise typer.Exit(EXIT_FOUND) from error
     if as_json:
-        show_json(_plain({"ok": True, **_as_dict(report)}))
+        show_json(_plain({"ok": True, **asdict(report)}))
     else:
         show(_table(report))
 
 
-def _as_dict(report: Any) -> dict[str, Any]:
-    return asdict(report)
-
-
-def _table(report: _Report) -> Any:
+def _table(report: SimReport | PdReport) -> Any:
     from rich.table import Table
 
     table = Table("", "", title=f"seed {report.seed}: no rule was broken", show_header=False)
