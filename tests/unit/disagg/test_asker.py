@@ -144,3 +144,20 @@ def test_what_was_let_go_of_meanwhile_is_asked_for_again_c26() -> None:
         reading.rig.answer(read, statuses=PageStatus.OK)
     reading.wait(0.0)
     assert first.stage is Stage.READY
+
+
+def test_a_page_that_was_asked_for_again_before_it_came_may_come_twice() -> None:
+    """Another had put it into the tree meanwhile, and it was let go of again."""
+    reading = Reading()
+    first = reading.handovers[0]
+    assert first.current is not None
+    first.current.reached = 2
+    reading.wait(0.0)
+    assert [m.first for m in reading.said if isinstance(m, Repair)] == [0]
+    reading.asker.received("p", Offer("a-1", "full", 9, 0, 0, 2, 8))
+    reading.rig.step()
+    again = reading.rig.take_all(Fetch)
+    rig, reads = reading.rig, [*again, reading.reads[0]]
+    rig.step([r for read in reads for r in rig.reports(read, statuses=PageStatus.OK)])
+    rig.manager.release(first.lease)
+    rig.run()

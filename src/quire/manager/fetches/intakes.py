@@ -184,6 +184,8 @@ class Intakes:
                     lost.append(host)
                     intake.known[piece.component][page] = 0
                     intake.failed.append((page, PageStatus(status)))
+                elif page in here:  # it was asked for again before it came
+                    lost.append(host)
                 else:
                     here[page] = host
                     received += 1
