@@ -35,6 +35,9 @@ FOUND_BY_SWARM = {
     5010: "who waited for room held what those who had it needed",
     6071: "the same",
     6082: "the same",
+    77000083: "what a hand-over had yielded meanwhile was waited for, and asked for by nobody",
+    79000282: "a page that came twice was forgotten once",
+    990000025: "what came hung below what the device alone had, for one that had yielded that",
     31000246: "more was on its way than the link moves in the time of one",
     1207047763: "the same, and cancelled reads filled the link for ever",
 }

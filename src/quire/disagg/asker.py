@@ -291,7 +291,7 @@ class Asker:
             self._repair_failed(handover, current)
             return
         if handover.restore is not Half.PENDING and lease.tail.end < current.reached:
-            self._repair_yielded(handover, current)
+            self._repair_lost(handover, current)
             return
         current.reached = max(current.reached, lease.tail.end)
         complete = current.complete
@@ -308,6 +308,12 @@ class Asker:
             if complete.last < handover.wanted and handover.compute:
                 self._give_up(handover, "short", f"{current.link} computed too little")
                 return
+            is_over = all_offered and intake.idle and not any(intake.here)
+            if is_over and handover.restore is not Half.PENDING:
+                # What it has yielded it takes again, with what others have put there meanwhile; if
+                # that is not all, the rest was lost.
+                self._manager.admit(lease)
+                current.reached = handover.wanted
         timeout_s = self._config.timeout_s
         # Who stands in line behind others, for room or for the link, is late when nobody moves.
         moved_s = handover.progress_s if intake.idle else max(handover.progress_s, self._moved_s)
@@ -387,13 +393,16 @@ class Asker:
         self._count_repair(handover, reason, len(failed))
         self._repair(handover, current, min(pages), max(pages) + 1, reason)
 
-    def _repair_yielded(self, handover: Handover, current: Try) -> None:
+    def _repair_lost(self, handover: Handover, current: Try) -> None:
         """It has let go of device pages that the host does not have."""
         first, last = handover.lease.tail.end, current.reached
         current.reached = first
-        current.intake.known[0][first:last] = bytes(last - first)
-        self._count_repair(handover, "yielded", last - first)
-        self._repair(handover, current, first, last, "yielded")
+        full, *others = current.intake.known
+        full[first:last] = bytes(last - first)
+        for known in others if last == handover.wanted else ():  # of use at the end only
+            known[:] = bytes(len(known))
+        self._count_repair(handover, "lost", last - first)
+        self._repair(handover, current, first, last, "lost")
 
     def _repair(self, handover: Handover, current: Try, first: int, last: int, reason: str) -> None:
         if current.repairs >= _MAX_REPAIRS:

@@ -136,7 +136,7 @@ def test_what_was_let_go_of_meanwhile_is_asked_for_again_c26() -> None:
     assert first.current.first == 2
     reading.rig.manager.yield_device(first.lease)
     reading.wait(0.0)
-    assert [m for m in reading.said if isinstance(m, Repair)] == [Repair("a-1", 1, 0, 2, "yielded")]
+    assert [m for m in reading.said if isinstance(m, Repair)] == [Repair("a-1", 1, 0, 2, "lost")]
     reading.asker.received("p", Offer("a-1", "full", 9, 0, 0, 2, 8))
     reading.asker.received("p", Complete("a-1", 8, 2, Found(), 1))
     reading.wait(0.0)
