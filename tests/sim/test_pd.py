@@ -31,6 +31,17 @@ FOUND = {
     8060525: "the same",
 }
 """Seeds that broke a rule once, with what was wrong."""
+FOUND_BY_SWARM = {
+    5010: "who waited for room held what those who had it needed",
+    6071: "the same",
+    6082: "the same",
+    77000083: "what a hand-over had yielded meanwhile was waited for, and asked for by nobody",
+    79000282: "a page that came twice was forgotten once",
+    990000025: "what came hung below what the device alone had, for one that had yielded that",
+    31000246: "more was on its way than the link moves in the time of one",
+    1207047763: "the same, and cancelled reads filled the link for ever",
+}
+"""The same, with what runs out drawn as the swarm does."""
 
 
 quire = pytest.fixture(command)
@@ -54,6 +65,12 @@ def test_a_cluster_with_faults_breaks_no_rule(seed: int, seen: Counter[str]) -> 
 @pytest.mark.parametrize("seed", FOUND)
 def test_what_was_found_once_stays_right(seed: int) -> None:
     assert simulate_pd(seed, 700).counters["finish length"] > 0
+
+
+@pytest.mark.parametrize("seed", FOUND_BY_SWARM)
+def test_what_a_swarm_found_once_stays_right(seed: int) -> None:
+    report = simulate_pd(seed, 700, SimPdOptions.for_swarm(seed))
+    assert report.counters["finish length"] > 0
 
 
 def test_the_runs_together_reach_every_path(seen: Counter[str]) -> None:

@@ -15,7 +15,7 @@ import pytest
 from quire.disagg.asker import Asker
 from quire.disagg.handover import Half, Handover, Stage
 from quire.disagg.holder import Holder
-from quire.manager import CacheManager
+from quire.manager import CacheManager, Lease
 from quire.manager.exports import Export, Exporter, Grant, _Wanted
 from quire.manager.fetches.base import Intake
 from quire.manager.fetches.intakes import Intakes
@@ -26,7 +26,6 @@ from quire.sim import ComponentMix, SimulationError
 from quire.sim.pd.options import SimPdOptions, Topology
 from quire.sim.pd.run import simulate_pd
 from quire.sim.peers import _Grant
-from quire.sim.workers import SimWorkers
 from quire.tree import Node
 from quire.types import PageStatus
 
@@ -87,8 +86,10 @@ def test_what_is_granted_is_not_locked(monkeypatch: Patch) -> None:
 
 
 def readers_are_slow(monkeypatch: Patch) -> None:
-    """They read at the last moment, and are not disturbed by what the leaders' lines are."""
-    monkeypatch.setattr(SimWorkers, "_moments", lambda self, whole_s: (whole_s, whole_s))
+    """They read at the last moment, all at once, and are not disturbed by what the leaders' lines
+    are."""
+    monkeypatch.setattr("quire.sim.reads._THREADS", 100)
+    monkeypatch.setattr("quire.sim.reads.moments", lambda rng, whole_s: (whole_s, whole_s))
     monkeypatch.setattr("quire.sim.network._SAME_FOR_PAGES", 0.0)
 
 
@@ -209,14 +210,14 @@ def test_state_is_offered_before_the_end_is_reached(monkeypatch: Patch) -> None:
             return [replace(grant, first=wanted.end - 1) for grant in found]
         return original(self, export, wanted, tail)
 
-    def advance_all(self: Exporter, export: Export, tail: Node) -> list[Grant]:
-        grants = [g for wanted in export.wanted for g in self._advance(export, wanted, tail)]
+    def grant_all(self: Exporter, export: Export, lease: Lease) -> list[Grant]:
+        grants = [g for wanted in export.wanted for g in self._advance(export, wanted, lease.tail)]
         export.wanted = [wanted for wanted in export.wanted if wanted.next < wanted.end]
         return grants
 
     original = Exporter._advance
     monkeypatch.setattr(Exporter, "_advance", advance)
-    monkeypatch.setattr(Exporter, "advance", advance_all)
+    monkeypatch.setattr(Exporter, "grant", grant_all)
     options = replace(HYBRID, mix=ComponentMix.RECURRENT, chunk_pages=1)
     assert_caught(WRONG_BYTES, options)
 

@@ -106,11 +106,25 @@ def test_a_lane_carries_one_after_the_other() -> None:
 
 def test_a_link_is_shared_by_all_who_send_over_it_and_all_who_get() -> None:
     links = Links(VirtualClock(), 10.0)
-    assert links.carry_s("a", "b", 10) == 1.0
-    assert links.carry_s("a", "c", 10) == 2.0  # behind what a sends to b
-    assert links.carry_s("d", "b", 10) == 2.0
-    assert links.carry_s("e", "f", 10) == 1.0
-    assert links.carry_s("b", "a", 10) == 1.0  # the other way there is nothing
+    assert links.enter("a", "b", 10).left_s() == 1.0
+    assert links.enter("a", "c", 10).left_s() == 2.0  # behind what a sends to b
+    assert links.enter("d", "b", 10).left_s() == 2.0
+    assert links.enter("e", "f", 10).left_s() == 1.0
+    assert links.enter("b", "a", 10).left_s() == 1.0  # the other way there is nothing
+
+
+def test_who_is_not_wanted_any_more_holds_up_nobody() -> None:
+    clock = VirtualClock()
+    links = Links(clock, 10.0)
+    first, second, third = (links.enter("a", "b", 10) for _ in range(3))
+    clock.advance(0.25)
+    second.leave()
+    assert [first.left_s(), third.left_s()] == [0.75, 1.75]
+    first.leave()
+    assert third.left_s() == 1.0
+    clock.advance(1.0)
+    assert third.left_s() == 0.0
+    assert links.enter("a", "b", 10).left_s() == 1.0
 
 
 # ---- arrivals that do not wait for answers -------------------------------------------------------

@@ -3,97 +3,62 @@ faults."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from enum import Enum
-from typing import Annotated, Any, Protocol
+from inspect import Parameter, Signature
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from quire.cli.output import EXIT_FOUND, AsJson, complain, progress_bar, show, show_json
 from quire.cli.swarm import swarm
-from quire.config import PrefetchPolicy, WritePolicy
-from quire.eviction import EvictionKind
-from quire.sim import ComponentMix, SimOptions, SimulationError, UnitMix, simulate
-from quire.sim.pd.options import SimPdOptions, Topology
+from quire.sim import SimOptions, SimulationError, simulate
+from quire.sim.options import CommonOptions
+from quire.sim.pd.options import SimPdOptions
+from quire.sim.pd.report import PdReport
+from quire.sim.report import SimReport
 
 app = typer.Typer(
     help="The real thing over simulated workers, stores and lines, in virtual time, with faults.",
     no_args_is_help=True,
 )
 
-CACHE = "The cache (by default all of it follows from the seed)"
-CLUSTER = "The engines (by default all of it follows from the seed)"
-HYBRID = "Windows and recurrent state"
-TROUBLE = "The trouble it is put through"
+_OWN: dict[str, tuple[Any, Any]] = {
+    "seed": (Annotated[int, typer.Option(help="Decides everything that is not given.")], 0),
+    "steps": (Annotated[int, typer.Option(min=1, help="Of the simulated loop.")], 20_000),
+    "as_json": (AsJson, False),
+}
+"""Options of both kinds of run, beside those of the simulations."""
 
 
-# Options of both kinds of run.
-WritePolicyGiven = Annotated[
-    WritePolicy | None, typer.Option(help="When pages go to the host.", rich_help_panel=CACHE)
-]
-PrefetchPolicyGiven = Annotated[
-    PrefetchPolicy | None,
-    typer.Option(help="How long requests wait for the store.", rich_help_panel=CACHE),
-]
-DevicePages = Annotated[
-    int | None, typer.Option(help="Size of the device tier.", rich_help_panel=CACHE)
-]
-HostPages = Annotated[
-    int | None, typer.Option(help="Size of the host tier.", rich_help_panel=CACHE)
-]
-Mix = Annotated[
-    ComponentMix | None,
-    typer.Option(help="What the model keeps beside full attention.", rich_help_panel=HYBRID),
-]
-WindowPages = Annotated[
-    int | None, typer.Option(help="Pages of a sliding window.", rich_help_panel=HYBRID)
-]
-DeviceWindows = Annotated[
-    int | None, typer.Option(help="Window pages on the device.", rich_help_panel=HYBRID)
-]
-HostWindows = Annotated[
-    int | None, typer.Option(help="Window pages on the host.", rich_help_panel=HYBRID)
-]
-DeviceSlots = Annotated[
-    int | None, typer.Option(help="Recurrent states on the device.", rich_help_panel=HYBRID)
-]
-HostSlots = Annotated[
-    int | None, typer.Option(help="Recurrent states on the host.", rich_help_panel=HYBRID)
-]
-ThresholdPages = Annotated[
-    int | None, typer.Option(min=1, help="Shorter hits are not fetched.", rich_help_panel=CACHE)
-]
-Concurrency = Annotated[
-    int | None, typer.Option(min=1, help="Requests alive at once.", rich_help_panel=TROUBLE)
-]
-FaultRate = Annotated[
-    float | None,
-    typer.Option(help="Share of backend calls that go wrong.", rich_help_panel=TROUBLE),
-]
-SlowShare = Annotated[
-    float | None,
-    typer.Option(help="Share that takes a hundred times longer.", rich_help_panel=TROUBLE),
-]
-StuckShare = Annotated[
-    float | None,
-    typer.Option(help="Share that outlives every deadline.", rich_help_panel=TROUBLE),
-]
-StorePages = Annotated[
-    int | None, typer.Option(help="Room in the store; 0: endless.", rich_help_panel=TROUBLE)
-]
-LanePagesS = Annotated[
-    float | None,
-    typer.Option(help="Pages a second of each rank's lanes; 0: any.", rich_help_panel=TROUBLE),
-]
-Arrivals = Annotated[
-    float | None,
-    typer.Option(help="Per step, whoever else waits; 0: by concurrency.", rich_help_panel=TROUBLE),
-]
-Strict = Annotated[
-    bool | None, typer.Option(help="Watch every call of the manager.", rich_help_panel=TROUBLE)
-]
-AbortRate = Annotated[float | None, typer.Option(help="Aborts per step.", rich_help_panel=TROUBLE)]
+def _options_of(kind: type[CommonOptions]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command that takes every field of `kind` as an option; those not given it does not get."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        hints, options = get_type_hints(kind), dict(_OWN)
+        common = {field.name: field.metadata for field in fields(CommonOptions)}
+        for field in fields(kind):
+            about = common.get(field.name, field.metadata)
+            info = typer.Option(
+                help=about["about"], rich_help_panel=about["panel"], min=about["least"]
+            )
+            options[field.name] = (Annotated[hints[field.name] | None, info], None)
+
+        @functools.wraps(command)
+        def with_options(**given: Any) -> None:
+            command(**{name: value for name, value in given.items() if value is not None})
+
+        parameters = [
+            Parameter(name, Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+            for name, (annotation, default) in options.items()
+        ]
+        with_options.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        with_options.__annotations__ = {name: given[0] for name, given in options.items()}
+        return with_options
+
+    return decorate
 
 
 @app.callback()
@@ -102,233 +67,57 @@ def _group() -> None:
 
 
 @app.command(epilog="Example: [bold]quire sim run --seed 7 --steps 20000 --ranks 2[/bold]")
-def run(
-    seed: Annotated[int, typer.Option(help="Decides everything that is not given.")] = 0,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of the scheduler loop.")] = 20_000,
-    as_json: AsJson = False,
-    ranks: Annotated[
-        int | None, typer.Option(min=1, help="Tensor-parallel ranks.", rich_help_panel=CACHE)
-    ] = None,
-    write_policy: WritePolicyGiven = None,
-    prefetch_policy: PrefetchPolicyGiven = None,
-    eviction: Annotated[
-        EvictionKind | None, typer.Option(help="What goes first.", rich_help_panel=CACHE)
-    ] = None,
-    units: Annotated[
-        UnitMix | None,
-        typer.Option(help="Token units, pair units, or namespaces of both.", rich_help_panel=CACHE),
-    ] = None,
-    page_size: Annotated[
-        int | None, typer.Option(help="Units per page.", rich_help_panel=CACHE)
-    ] = None,
-    device_pages: DevicePages = None,
-    host_pages: HostPages = None,
-    mix: Mix = None,
-    window_pages: WindowPages = None,
-    device_windows: DeviceWindows = None,
-    host_windows: HostWindows = None,
-    device_slots: DeviceSlots = None,
-    host_slots: HostSlots = None,
-    snapshot_every: Annotated[
-        int | None,
-        typer.Option(
-            help="Pages between two snapshots; 0: only where needed.", rich_help_panel=HYBRID
-        ),
-    ] = None,
-    snapshots_per_path: Annotated[
-        int | None, typer.Option(help="Snapshots kept along one prefix.", rich_help_panel=HYBRID)
-    ] = None,
-    threshold_pages: ThresholdPages = None,
-    events: Annotated[
-        bool | None,
-        typer.Option(help="Keep events and compare them with the tree.", rich_help_panel=CACHE),
-    ] = None,
-    cost_model: Annotated[
-        bool | None, typer.Option(help="Fetch only if it beats recomputing.", rich_help_panel=CACHE)
-    ] = None,
-    concurrency: Concurrency = None,
-    fault_rate: FaultRate = None,
-    slow_share: SlowShare = None,
-    stuck_share: StuckShare = None,
-    abort_rate: AbortRate = None,
-    admin_rate: Annotated[
-        float | None,
-        typer.Option(help="Changes of the store and flushes per step.", rich_help_panel=TROUBLE),
-    ] = None,
-    lose_rank: Annotated[
-        bool | None,
-        typer.Option(help="One rank dies after two thirds of the steps.", rich_help_panel=TROUBLE),
-    ] = None,
-    strict: Strict = None,
-    store_pages: StorePages = None,
-    lane_pages_s: LanePagesS = None,
-    arrivals: Arrivals = None,
-) -> None:
+@_options_of(SimOptions)
+def run(*, seed: int, steps: int, as_json: bool, **given: Any) -> None:
     """One run, checked at every step. The same seed and options repeat it exactly.
 
     A run that breaks a rule ends with exit code 1 and the command that repeats it.
     """
-    given = {name: value for name, value in locals().items() if value is not None}
-    overrides = {name: value for name, value in given.items() if name not in _OWN}
-    options = replace(SimOptions.from_seed(seed), **overrides)
-    _run(
-        lambda progress: simulate(seed, steps, options, progress=progress),
-        seed=seed,
-        steps=steps,
-        again=options.command(seed, steps),
-        as_json=as_json,
-    )
+    _run(simulate, seed, steps, replace(SimOptions.from_seed(seed), **given), as_json=as_json)
 
 
 @app.command(epilog="Example: [bold]quire sim pd --seed 7 --steps 20000 --kill-rate 0.01[/bold]")
-def pd(
-    seed: Annotated[int, typer.Option(help="Decides everything that is not given.")] = 0,
-    steps: Annotated[int, typer.Option(min=1, help="Turns of engines.")] = 20_000,
-    as_json: AsJson = False,
-    topology: Annotated[
-        Topology | None,
-        typer.Option(
-            help="Prefill and decode engines, or unified ones that share pages.",
-            rich_help_panel=CLUSTER,
-        ),
-    ] = None,
-    prefills: Annotated[
-        int | None, typer.Option(min=0, help="Prefill engines.", rich_help_panel=CLUSTER)
-    ] = None,
-    decodes: Annotated[
-        int | None,
-        typer.Option(min=1, help="Decode (or unified) engines.", rich_help_panel=CLUSTER),
-    ] = None,
-    prefill_ranks: Annotated[
-        int | None, typer.Option(min=1, help="Ranks of each prefill.", rich_help_panel=CLUSTER)
-    ] = None,
-    decode_ranks: Annotated[
-        int | None, typer.Option(min=1, help="Ranks of each other.", rich_help_panel=CLUSTER)
-    ] = None,
-    timeout_s: Annotated[
-        float | None,
-        typer.Option(help="Without progress, until a peer is given up.", rich_help_panel=CLUSTER),
-    ] = None,
-    restore: Annotated[
-        bool | None,
-        typer.Option(help="Decodes use their own host and the store.", rich_help_panel=CLUSTER),
-    ] = None,
-    write_policy: WritePolicyGiven = None,
-    prefetch_policy: PrefetchPolicyGiven = None,
-    page_size: Annotated[
-        int | None, typer.Option(help="Tokens per page.", rich_help_panel=CACHE)
-    ] = None,
-    device_pages: DevicePages = None,
-    host_pages: HostPages = None,
-    threshold_pages: ThresholdPages = None,
-    chunk_pages: Annotated[
-        int | None, typer.Option(min=1, help="Computed in one step.", rich_help_panel=CACHE)
-    ] = None,
-    mix: Mix = None,
-    window_pages: WindowPages = None,
-    device_windows: DeviceWindows = None,
-    host_windows: HostWindows = None,
-    device_slots: DeviceSlots = None,
-    host_slots: HostSlots = None,
-    concurrency: Concurrency = None,
-    fault_rate: FaultRate = None,
-    slow_share: SlowShare = None,
-    stuck_share: StuckShare = None,
-    abort_rate: AbortRate = None,
-    kill_rate: Annotated[
-        float | None, typer.Option(help="Deaths of engines per step.", rich_help_panel=TROUBLE)
-    ] = None,
-    cut_rate: Annotated[
-        float | None, typer.Option(help="Lines cut per step.", rich_help_panel=TROUBLE)
-    ] = None,
-    stall_rate: Annotated[
-        float | None, typer.Option(help="Lines stalled per step.", rich_help_panel=TROUBLE)
-    ] = None,
-    leap_rate: Annotated[
-        float | None, typer.Option(help="Standstills of all per step.", rich_help_panel=TROUBLE)
-    ] = None,
-    forget_rate: Annotated[
-        float | None, typer.Option(help="Losses in the store per step.", rich_help_panel=TROUBLE)
-    ] = None,
-    evict_rate: Annotated[
-        float | None, typer.Option(help="Flushes of a tier per step.", rich_help_panel=TROUBLE)
-    ] = None,
-    duplicated: Annotated[
-        float | None, typer.Option(help="Share of messages sent twice.", rich_help_panel=TROUBLE)
-    ] = None,
-    reordered: Annotated[
-        float | None, typer.Option(help="Share that may overtake.", rich_help_panel=TROUBLE)
-    ] = None,
-    delayed: Annotated[
-        float | None, typer.Option(help="Share that comes late.", rich_help_panel=TROUBLE)
-    ] = None,
-    strict: Strict = None,
-    store_pages: StorePages = None,
-    lane_pages_s: LanePagesS = None,
-    link_pages_s: Annotated[
-        float | None,
-        typer.Option(help="Pages a second of each engine's line; 0: any.", rich_help_panel=TROUBLE),
-    ] = None,
-    arrivals: Arrivals = None,
-) -> None:
+@_options_of(SimPdOptions)
+def pd(*, seed: int, steps: int, as_json: bool, **given: Any) -> None:
     """One run of a cluster: real engines, simulated workers and lines, checked at every step.
 
     A run that breaks a rule ends with exit code 1 and the command that repeats it.
     """
-    given = {name: value for name, value in locals().items() if value is not None}
-    overrides = {name: value for name, value in given.items() if name not in _OWN}
-    options = replace(SimPdOptions.from_seed(seed), **overrides)
-    from quire.sim.pd.run import simulate_pd
+    from quire.sim.pd.run import simulate_pd  # the engine, and with it torch
 
-    _run(
-        lambda progress: simulate_pd(seed, steps, options, progress=progress),
-        seed=seed,
-        steps=steps,
-        again=options.command(seed, steps),
-        as_json=as_json,
-    )
+    _run(simulate_pd, seed, steps, replace(SimPdOptions.from_seed(seed), **given), as_json=as_json)
 
 
 app.command(epilog="Example: [bold]quire sim swarm --minutes 10 --jobs 16[/bold]")(swarm)
 
-_OWN = ("seed", "steps", "as_json")
-
-
-class _Report(Protocol):
-    @property
-    def seed(self) -> int: ...
-
-    def rows(self) -> list[tuple[str, str]]: ...
-
 
 def _run(
-    simulation: Callable[[Callable[[int], None]], _Report],
-    *,
+    simulate: Callable[..., Any],
     seed: int,
     steps: int,
-    again: str,
+    options: SimOptions | SimPdOptions,
+    *,
     as_json: bool,
 ) -> None:
     try:
         with progress_bar() as progress:
-            report = simulation(lambda done: progress("simulating", done, steps))
+            report = simulate(
+                seed, steps, options, progress=lambda done: progress("simulating", done, steps)
+            )
     except SimulationError as error:
         if as_json:
+            again = options.command(seed, steps)
             show_json({"ok": False, "seed": seed, "error": str(error), "repeat": again})
         else:
             complain(str(error))
         raise typer.Exit(EXIT_FOUND) from error
     if as_json:
-        show_json(_plain({"ok": True, **_as_dict(report)}))
+        show_json(_plain({"ok": True, **asdict(report)}))
     else:
         show(_table(report))
 
 
-def _as_dict(report: Any) -> dict[str, Any]:
-    return asdict(report)
-
-
-def _table(report: _Report) -> Any:
+def _table(report: SimReport | PdReport) -> Any:
     from rich.table import Table
 
     table = Table("", "", title=f"seed {report.seed}: no rule was broken", show_header=False)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from quire.disagg.budget import HostBudget
 from quire.disagg.handover import DecodePrefixMatch, Half, Handover, Prompt, Stage, Try
 from quire.manager import CacheManager, Lease, PrefetchState
 from quire.messages import PeerSource
@@ -29,7 +30,7 @@ from quire.peer.messages import (
     ToAsker,
     Wait,
 )
-from quire.types import HOST, PageStatus
+from quire.types import PageStatus
 
 _MAX_REPAIRS = 4
 """Of one asking; after that another peer is asked, or the same one anew."""
@@ -92,8 +93,11 @@ class Asker:
         self._hellos: dict[str, Hello] = {}
         self._refusals: dict[str, tuple[float, str]] = {}
         """Links that could not be made: when, and why."""
+        self._budget = HostBudget(manager)
+        """What those that are not queued need."""
         self._num_asked = 0
-        self._num_ended = 0
+        self._moved_s = 0.0
+        """When a page last came, for whomever, or room was given back."""
         self.counters = AskerCounters()
 
     # ---- for the scheduler ----------------------------------------------------------------------
@@ -111,13 +115,20 @@ class Asker:
         """Start getting what the lease's prefix lacks; with `restore` from the own store first."""
         now = self._clock()
         handover = Handover(
-            owner, lease, prompt, lease.key.last, list(sources), now, compute, progress_s=now
+            owner,
+            lease,
+            prompt,
+            lease.key.last,
+            self._budget.need(0, lease.key.last),
+            list(sources),
+            now,
+            compute,
+            restore,
+            progress_s=now,
         )
         self.open[handover] = None
         for address in sources:
             self.links.connect(address)
-        if restore:
-            self._manager.prefetch(lease)
         return handover
 
     def cancel(self, handover: Handover) -> None:
@@ -131,14 +142,15 @@ class Asker:
         """Once per step: one look at every hand-over."""
         now = self._clock()
         is_short = False
+        for handover in self.open:
+            self._note_progress(handover, now)
         for handover in list(self.open):
-            if handover.stage is Stage.LOOKING:
-                self._look(handover)
-            if handover.stage is Stage.QUEUED and not is_short:
+            if handover.stage is Stage.QUEUED:
                 # In the order of their coming: a small one that overtakes may do so for ever.
-                is_short = not self._has_room(handover)
-                if not is_short:
-                    self._move(handover, now)
+                is_short = is_short or not self._has_room(handover)
+                self._queue(handover) if is_short else self._begin_looking(handover)
+            if handover.stage is Stage.LOOKING:
+                self._look(handover, now)
             if handover.stage is Stage.MOVING:
                 self._follow(handover, now)
 
@@ -181,7 +193,19 @@ class Asker:
 
     # ---- looking --------------------------------------------------------------------------------
 
-    def _look(self, handover: Handover) -> None:
+    def _queue(self, handover: Handover) -> None:
+        """Who waits for room takes none: those who move may need what it found."""
+        if not handover.lease.yielded:
+            self._manager.yield_device(handover.lease, host=True)
+
+    def _begin_looking(self, handover: Handover) -> None:
+        handover.stage = Stage.LOOKING
+        self._budget.take(handover.need)
+        self._manager.admit(handover.lease)
+        if handover.from_store:
+            self._manager.prefetch(handover.lease)
+
+    def _look(self, handover: Handover, now: float) -> None:
         """What do the own tiers have? Known once the store has answered, or was waited for."""
         manager, lease = self._manager, handover.lease
         prefetch = lease.prefetch
@@ -200,30 +224,14 @@ class Asker:
             store = prefetch.num_fetching
         host = lease.tail.end - device - (store if settled else 0)
         handover.match = DecodePrefixMatch(device, host, store, handover.wanted)
-        handover.stage = Stage.QUEUED
         self.counters.promised_pages += handover.promised
+        self._move(handover, now)
 
     def _has_room(self, handover: Handover) -> bool:
-        """Is there room for all of it, beside all that moves already? Those who move must be able
-        to finish: if several began and none fitted, each would wait for the others' pages. One
-        alone always may."""
-        moving = self._moving()
-        if not moving:
-            return True
-        wanted = [h.wanted for h in (*moving, handover)]
-        if self._room is not None and sum(wanted) > self._room():
-            return False
-        for component in self._manager.components:
-            size = 0
-            for last in wanted:
-                start, end = component.span(0, last)
-                size += end - start
-            if size > self._manager.pool_size(component, HOST):
-                return False
-        return True
-
-    def _moving(self) -> list[Handover]:
-        return [h for h in self.open if h.stage in (Stage.MOVING, Stage.READY)]
+        """Is there room for all of it, beside all that moves already? One alone always may."""
+        taken = self._budget.taken[0]
+        on_device = not taken or self._room is None or taken + handover.wanted <= self._room()
+        return on_device and self._budget.has(handover.need)
 
     # ---- moving ---------------------------------------------------------------------------------
 
@@ -270,6 +278,7 @@ class Asker:
             self._count_repair(handover, "restore", promised - handover.restored)
             handover.transfer = Half.PENDING
             if current is not None and current.first > handover.restored:
+                current.reached = handover.restored
                 self._repair(handover, current, handover.restored, current.first, "restore")
 
     def _follow_transfer(self, handover: Handover, now: float) -> None:
@@ -278,13 +287,13 @@ class Asker:
             self._ask(handover, now)
             return
         intake, lease = current.intake, handover.lease
-        if intake.num_received > current.received:
-            handover.received += intake.num_received - current.received
-            current.received = intake.num_received
-            handover.progress_s = now
         if intake.failed:
             self._repair_failed(handover, current)
             return
+        if handover.restore is not Half.PENDING and lease.tail.end < current.reached:
+            self._repair_lost(handover, current)
+            return
+        current.reached = max(current.reached, lease.tail.end)
         complete = current.complete
         if complete is not None and complete.repair >= current.repairs:
             all_offered = len(current.grants) >= complete.offers
@@ -299,9 +308,27 @@ class Asker:
             if complete.last < handover.wanted and handover.compute:
                 self._give_up(handover, "short", f"{current.link} computed too little")
                 return
-        if now - handover.progress_s > self._config.timeout_s:
-            where = f"{current.link}: nothing for {self._config.timeout_s:g} s"
-            self._give_up(handover, "silent", where)
+            is_over = all_offered and intake.idle and not any(intake.here)
+            if is_over and handover.restore is not Half.PENDING:
+                # What it has yielded it takes again, with what others have put there meanwhile; if
+                # that is not all, the rest was lost.
+                self._manager.admit(lease)
+                current.reached = handover.wanted
+        timeout_s = self._config.timeout_s
+        # Who stands in line behind others, for room or for the link, is late when nobody moves.
+        moved_s = handover.progress_s if intake.idle else max(handover.progress_s, self._moved_s)
+        if now - moved_s > timeout_s:
+            self._give_up(handover, "silent", f"{current.link}: nothing for {timeout_s:g} s")
+        elif now - current.said_s >= timeout_s / 4:
+            current.said_s = now
+            self.links.send(current.link, Wait(current.id))
+
+    def _note_progress(self, handover: Handover, now: float) -> None:
+        current = handover.current
+        if current is not None and current.intake.num_received > current.received:
+            handover.received += current.intake.num_received - current.received
+            current.received = current.intake.num_received
+            handover.progress_s = self._moved_s = now
 
     def _ask(self, handover: Handover, now: float) -> None:
         """Ask the peer whose turn it is, if it can be reached."""
@@ -343,7 +370,7 @@ class Asker:
             return
         handover.tries += 1
         handover.peer = link
-        handover.current = Try(name, link, first, intake)
+        handover.current = Try(name, link, first, intake, now, reached=first)
         handover.progress_s = now
         self._by_id[name] = handover
 
@@ -365,6 +392,17 @@ class Asker:
         reason = PageStatus(max(status for _, status in failed)).name.lower()
         self._count_repair(handover, reason, len(failed))
         self._repair(handover, current, min(pages), max(pages) + 1, reason)
+
+    def _repair_lost(self, handover: Handover, current: Try) -> None:
+        """It has let go of device pages that the host does not have."""
+        first, last = handover.lease.tail.end, current.reached
+        current.reached = first
+        full, *others = current.intake.known
+        full[first:last] = bytes(last - first)
+        for known in others if last == handover.wanted else ():  # of use at the end only
+            known[:] = bytes(len(known))
+        self._count_repair(handover, "lost", last - first)
+        self._repair(handover, current, first, last, "lost")
 
     def _repair(self, handover: Handover, current: Try, first: int, last: int, reason: str) -> None:
         if current.repairs >= _MAX_REPAIRS:
@@ -420,4 +458,7 @@ class Asker:
 
     def _end(self, handover: Handover) -> None:
         del self.open[handover]
+        if handover.stage is not Stage.QUEUED:
+            self._budget.give_back(handover.need)
+        self._moved_s = self._clock()
         self._on_end(handover)

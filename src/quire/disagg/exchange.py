@@ -85,7 +85,10 @@ class Exchange:
         match message:
             case Ask() | Repair() | Done() | Abort():
                 self.holder.received(link, message)
-            case Offer() | Complete() | Wait() | Refused():
+            case Offer() | Complete() | Refused():
                 self.asker.received(link, message)
+            case Wait():  # whoever knows it by its name
+                self.asker.received(link, message)
+                self.holder.received(link, message)
             case Beat():
                 pass

@@ -15,6 +15,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from quire.disagg.budget import Pages
 from quire.manager import Intake, Lease
 from quire.peer.messages import Complete, Found
 
@@ -28,10 +29,10 @@ class Half(enum.StrEnum):
 
 
 class Stage(enum.StrEnum):
+    QUEUED = "queued"
+    """For room; it holds nothing."""
     LOOKING = "looking"
     """In its own tiers."""
-    QUEUED = "queued"
-    """For room."""
     MOVING = "moving"
     READY = "ready"
     FAILED = "failed"
@@ -77,9 +78,13 @@ class Try:
     first: int
     """Page from which on the peer was asked."""
     intake: Intake
+    said_s: float
+    """When the peer last heard that it is still wanted."""
     grants: set[int] = field(default_factory=set)
     """Offers taken: one that comes twice is ignored."""
     complete: Complete | None = None
+    reached: int = 0
+    """Up to which page there was everything."""
     repairs: int = 0
     received: int = 0
     """Pages of its intake that are counted."""
@@ -92,13 +97,17 @@ class Handover:
     prompt: Prompt
     wanted: int
     """Pages of the prefix."""
+    need: Pages
+    """On the host."""
     sources: list[str]
     """Peers to ask, in this order."""
     began_s: float
     compute: bool
     """The peer is to compute what it lacks; without that it is only asked for what it has, and a
     hand-over that comes to nothing is no failure."""
-    stage: Stage = Stage.LOOKING
+    from_store: bool
+    """The own store is asked, before a peer is."""
+    stage: Stage = Stage.QUEUED
     restore: Half = Half.PENDING
     transfer: Half = Half.PENDING
     match: DecodePrefixMatch | None = None

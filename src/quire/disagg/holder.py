@@ -9,9 +9,10 @@ hand-over, and what is over is not begun again, nor what was given up before it 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
+from quire.disagg.budget import HostBudget, Pages
 from quire.keys import PrefixKey
 from quire.manager import CacheManager, Export, Lease
 from quire.peer.messages import (
@@ -26,7 +27,7 @@ from quire.peer.messages import (
     Repair,
     Wait,
 )
-from quire.types import HOST, RequestId
+from quire.types import RequestId
 
 _MAX_HOLDINGS = 4096
 _REMEMBERED = 8192
@@ -40,6 +41,9 @@ class Computes(Protocol):
         """Why it cannot be taken at all; empty: it can."""
 
     def key(self, ask: Ask) -> PrefixKey: ...
+
+    def is_full(self) -> bool:
+        """Has it as many to compute as it may? It will not stay so."""
 
     def begin(self, name: str, ask: Ask) -> str:
         """Start computing, under this name. A reason if that is not possible."""
@@ -69,17 +73,16 @@ class Holding:
     lease: Lease | None
     """Of its own, if nothing is computed for it."""
     found: Found
-    began_s: float
+    need: Pages
+    """On the host."""
     heard_s: float
     offers: int = 0
     repair: int = 0
     """Number of the last repair asked for."""
     completed: bool = False
     """Everything asked for so far was offered."""
-    sizes: list[int] = field(default_factory=list)
-    """Host pages that it needs, by component."""
     begun: bool = False
-    """It may have them: see Holder._may_begin."""
+    """It has them, and is computed if it is to be; those that wait have nothing."""
     said_s: float = 0.0
     """When the asker last heard of it."""
 
@@ -103,10 +106,14 @@ class Holder:
         self.open: dict[tuple[str, str], Holding] = {}
         self._over: dict[tuple[str, str], None] = {}
         self._outgoing: list[tuple[Holding, PeerMessage]] = []
+        self._budget = HostBudget(manager)
+        """What those that have begun need."""
+        self._moved_s = 0.0
+        """When anything was last granted, or given back."""
         self.served = 0
         """Hand-overs that ended with Done."""
 
-    def received(self, link: str, message: Ask | Repair | Done | Abort) -> None:
+    def received(self, link: str, message: Ask | Repair | Wait | Done | Abort) -> None:
         name = (link, message.id)
         holding = self.open.get(name)
         if holding is not None:
@@ -122,6 +129,8 @@ class Holder:
                     holding.repair = number
                     holding.completed = False
                     self._manager.exports.repair(holding.export, first, last)
+            case Wait():
+                pass
             case Done() | Abort():
                 if holding is None:
                     self._remember_over(link, message.id)
@@ -137,20 +146,25 @@ class Holder:
         """Once per step: grant what has become readable. What is to be said about it is kept until
         `flush`: first the workers must know."""
         now = self._clock()
+        is_short = False
         for holding in list(self.open.values()):
             if holding.completed and now - holding.heard_s > 2 * holding.ask.timeout_s:
-                self._refuse(holding.link, holding.ask.id, "it was held for too long")
-                self._end(holding)
+                self._give_up(holding, "it was held for too long")
             elif not holding.completed:
-                self._advance(holding)
+                if not holding.begun:
+                    # In the order of their coming: a small one that overtakes may do so for ever.
+                    is_short = is_short or not self._may_begin(holding)
+                    if not is_short:
+                        self._start(holding)
+                if holding.begun and self._is_open(holding):
+                    self._advance(holding)
                 self._reassure(holding, now)
 
     def flush(self) -> None:
         """Say what there is to say; the workers have been told."""
         outgoing, self._outgoing = self._outgoing, []
         for holding, message in outgoing:
-            is_open = (holding.link, holding.ask.id) in self.open
-            if is_open and not self._send(holding.link, message):
+            if self._is_open(holding) and not self._send(holding.link, message):
                 self._end(holding)  # it will not be missed: the link is gone, or as good as
 
     def next_deadline(self) -> float | None:
@@ -158,6 +172,9 @@ class Holder:
         return min(times, default=None)
 
     # ---- inside ---------------------------------------------------------------------------------
+
+    def _is_open(self, holding: Holding) -> bool:
+        return (holding.link, holding.ask.id) in self.open
 
     def _begin(self, link: str, ask: Ask) -> None:
         reason = self._computes.problem(ask)
@@ -170,21 +187,14 @@ class Holder:
             return
         name = f"{link}/{ask.id}"
         if ask.compute:
-            reason = self._computes.begin(name, ask)
-            if reason:
-                self._refuse(link, ask.id, reason)
-                return
             lease, found, last = None, Found(), ask.last
         else:
             lease, found = self._what_is_there(name, ask)
             last = max(ask.first, lease.tail.end)
         export = self._manager.exports.open(ask.first, last)
         now = self._clock()
-        holding = Holding(link, ask, name, export, lease, found, now, now, said_s=now)
-        holding.sizes = [0] * len(self._manager.components)
-        for component in self._manager.components:
-            start, end = component.span(ask.first, last)
-            holding.sizes[component.index] = end - start
+        need = self._budget.need(ask.first, last)
+        holding = Holding(link, ask, name, export, lease, found, need, now, said_s=now)
         self.open[link, ask.id] = holding
 
     def _what_is_there(self, name: str, ask: Ask) -> tuple[Lease, Found]:
@@ -193,24 +203,33 @@ class Holder:
         lease = self._manager.acquire(match, RequestId(name), priority=ask.priority)
         return lease, Found(lease.num_device, lease.num_host)
 
+    def _may_begin(self, holding: Holding) -> bool:
+        is_full = holding.ask.compute and self._computes.is_full()
+        return not is_full and self._budget.has(holding.need)
+
+    def _start(self, holding: Holding) -> None:
+        """It has the room that it needs; what is not begun takes none."""
+        holding.begun = True
+        self._budget.take(holding.need)
+        if holding.ask.compute:
+            reason = self._computes.begin(holding.name, holding.ask)
+            if reason:
+                self._give_up(holding, reason)
+
     def _advance(self, holding: Holding) -> None:
         ask, export = holding.ask, holding.export
         lease = holding.lease
         if lease is None:
             failure = self._computes.failure(holding.name)
             if failure:
-                self._refuse(holding.link, ask.id, failure)
-                self._end(holding)
+                self._give_up(holding, failure)
                 return
             lease = self._computes.lease(holding.name)
             if lease is None:
                 return
-        if not holding.begun and not self._may_begin(holding):
-            return
-        holding.begun = True
         for grant in self._manager.exports.grant(export, lease):
             holding.offers += 1
-            holding.said_s = self._clock()
+            holding.said_s = self._moved_s = self._clock()
             offer = Offer(
                 ask.id, grant.component, grant.op, 0, grant.first, grant.count, export.last
             )
@@ -226,27 +245,22 @@ class Holder:
             holding.heard_s = self._clock()
             self._outgoing.append((holding, complete))
 
-    def _may_begin(self, holding: Holding) -> bool:
-        """In the order of their coming, and only as many as the host has room for together: if more
-        began, each might wait for pages that the others hold. One alone always may."""
-        begun = [h for h in self.open.values() if h.begun]
-        if not begun:
-            return True
-        for index, size in enumerate(holding.sizes):
-            taken = sum(h.sizes[index] for h in begun)
-            if taken + size > self._manager.pool_size(self._manager.components[index], HOST):
-                return False
-        return True
-
     def _reassure(self, holding: Holding, now: float) -> None:
         """An asker that hears nothing for too long asks elsewhere. One whose prompt is queued or
-        being computed is told so; one whose pages are computed and find no room on the host is
-        not: it may have better luck elsewhere."""
-        pause = holding.ask.timeout_s / 4
-        is_waiting = holding.lease is None and self._computes.is_waiting(holding.name)
-        if now - holding.said_s >= pause and (is_waiting or not holding.begun):
+        being computed is told so, and one whose pages find no room on the host as long as any is
+        given back there; then it may have better luck elsewhere."""
+        timeout_s = holding.ask.timeout_s
+        if now - holding.said_s < timeout_s / 4:
+            return
+        computes = holding.begun and holding.ask.compute
+        is_waiting = not holding.begun or (computes and self._computes.is_waiting(holding.name))
+        if is_waiting or now - self._moved_s < timeout_s:
             holding.said_s = now
             self._outgoing.append((holding, Wait(holding.ask.id)))
+
+    def _give_up(self, holding: Holding, reason: str) -> None:
+        self._refuse(holding.link, holding.ask.id, reason)
+        self._end(holding)
 
     def _refuse(self, link: str, name: str, reason: str) -> None:
         self._remember_over(link, name)
@@ -259,6 +273,9 @@ class Holder:
 
     def _end(self, holding: Holding) -> None:
         del self.open[holding.link, holding.ask.id]
+        if holding.begun:
+            self._budget.give_back(holding.need)
+        self._moved_s = self._clock()
         self._remember_over(holding.link, holding.ask.id)
         self._manager.exports.close(holding.export)
         if holding.lease is not None:

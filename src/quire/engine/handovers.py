@@ -166,6 +166,9 @@ class Prefills:
     def key(self, ask: Ask) -> PrefixKey:
         return PrefixKey(self._namespace_of(ask.salt), np.frombuffer(ask.tokens, dtype="<i4"))
 
+    def is_full(self) -> bool:
+        return self._scheduler.is_full
+
     def begin(self, name: str, ask: Ask) -> str:
         if not self._scheduler.reuse:
             return "this engine reuses nothing: its model failed the check when it was loaded"

@@ -28,12 +28,15 @@ from quire.engine.handovers import Handovers
 from quire.engine.messages import Finish, Output
 from quire.engine.request import Origin, Request, State
 from quire.manager import CacheManager, Lease, LeaseState, LoadState
-from quire.types import NO_SLOT, PageIds, RequestId, num_pages
+from quire.types import NO_SLOT, PageIds, RequestId, Tier, num_pages
 
 _RETRY_STEPS = 8
 """Steps between two tries to admit a request that did not fit."""
 _LOOKUPS_PER_STEP = 8
 """Requests that were preempted, or begun again, and look again in one step."""
+
+_SLOTS_TO_KEEP = 3
+"""Of recurrent state: what a request begins from, works on, and leaves at the end of its prompt."""
 
 
 class Scheduler:
@@ -53,6 +56,8 @@ class Scheduler:
         self._manager = manager
         self.reuse = reuse
         self._page_size = manager.config.page_size
+        pools = [p for p in manager.pools() if (p.component, p.tier) == ("recurrent", Tier.DEVICE)]
+        self._num_slots = sum(pool.num_pages for pool in pools)
         self._max_running = max_running
         self._max_waiting = max_waiting
         self.chunk_tokens = chunk_tokens
@@ -76,12 +81,17 @@ class Scheduler:
 
     # ---- arrival and departure ------------------------------------------------------------------
 
+    @property
+    def is_full(self) -> bool:
+        """Has it as many requests as it may? Those that are computed for peers do not count."""
+        return len(self._requests) - len(self.holding) >= self._max_waiting + self._max_running
+
     def add(self, request: Request) -> Output | None:
         """Queue it and start looking for its prefix. An Output: it was turned away."""
         self.counters.arrived += 1
         if request.id in self._requests:
             return self._refused(request, Finish.ERROR, f"request {request.id} exists already")
-        if len(self._requests) - len(self.holding) >= self._max_waiting + self._max_running:
+        if self.is_full:
             reason = (
                 f"{len(self.running)} requests are running and {len(self.waiting)} waiting: "
                 "max_running and max_waiting allow no more"
@@ -277,7 +287,17 @@ class Scheduler:
         missing = request.missing_pages(end, self._page_size)
         if missing > 0 and not self._manager.extend(lease, missing):
             return False
-        return self._manager.cover(lease, -(-end // self._page_size))
+        if not self._manager.cover(lease, -(-end // self._page_size)):
+            return False
+        return not request.for_peer or end < request.length or self._can_keep(lease)
+
+    def _can_keep(self, lease: Lease) -> bool:
+        """Is there a place for the state at the end of a prompt? Without it a peer has no use for
+        the rest."""
+        can = lease.state is not None and self._num_slots >= _SLOTS_TO_KEEP
+        if not can or not self._manager.config.snapshots.per_path:
+            return True  # it never will be, or need not be
+        return self._manager.save_slot(lease) != NO_SLOT
 
     def _holding_device(self, but: Request | None = None) -> list[Request]:
         """Waiting requests that may hold device pages, the youngest first; but those that get pages

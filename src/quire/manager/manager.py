@@ -192,10 +192,10 @@ class CacheManager:
             self._advance(lease)
         return lease.num_device + lease.num_host
 
-    def yield_device(self, lease: Lease) -> None:
+    def yield_device(self, lease: Lease, *, host: bool = False) -> None:
         """Let go of the device pages of a request that has computed nothing yet: somebody else
-        needs them. It keeps what the host has of its prefix, and all that is on its way to the
-        host; `admit` looks again."""
+        needs them. It keeps what the host has of its prefix, unless it is to let go of the `host`
+        too, and all that is on its way to the host; `admit` looks again."""
         lease.require_live()
         if lease.private_pages:
             raise LeaseError(f"{lease.owner!r} has computed pages: they go only with its lease")
@@ -204,7 +204,11 @@ class CacheManager:
         lease.yielded = True
         if lease.state is not None:
             self._hybrid.release(lease.state, lease.device_tail)
-        self._hold_host(lease)
+        if host:
+            root = self._core.tree.root(lease.key)
+            self._move(lease, root, root, NO_PAGES, [])
+        else:
+            self._hold_host(lease)
 
     def load(self, lease: Lease) -> int:
         """Bring the host part to the device; returns the device pages gained.
@@ -386,10 +390,6 @@ class CacheManager:
     def inflight_pages(self) -> int:
         """Host pages held by fetches at this moment."""
         return self._fetches.inflight_pages
-
-    def pool_size(self, component: Component, tier: Tier) -> int:
-        """Pages of a component's pool in a tier."""
-        return self._core.allocators[slot_of(component.index, tier)].num_pages
 
     def pools(self) -> list[PoolUse]:
         """What is used of every pool, and what of it cannot be evicted."""

@@ -1,6 +1,6 @@
 """What two leaders say to each other about pages: typed, msgpack, nothing else.
 
-    asker → holder   Ask, Repair, Done, Abort, Beat
+    asker → holder   Ask, Repair, Wait, Done, Abort, Beat
     holder → asker   Wait and Offer, any number, then Complete; or Refused
 
 An asker wants the pages [first, last) of a prompt's prefix; the holder offers them as they become
@@ -102,7 +102,8 @@ class Complete(_Message, frozen=True, tag="complete"):
 
 
 class Wait(_Message, frozen=True, tag="wait"):
-    """It is queued, or being computed: there is nothing to offer yet, but there will be."""
+    """From the holder: it is queued, or being computed; there is nothing to offer yet, but there
+    will be. From the asker: it is still reading."""
 
     id: str
 
@@ -114,7 +115,7 @@ class Refused(_Message, frozen=True, tag="refused"):
     reason: str
 
 
-ToHolder = Ask | Repair | Done | Abort | Beat
+ToHolder = Ask | Repair | Wait | Done | Abort | Beat
 ToAsker = Offer | Complete | Wait | Refused
 PeerMessage = ToHolder | ToAsker
 

@@ -5,7 +5,14 @@ Knows time and numbers of pages; neither what they are nor where they go.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from quire.sim.clock import VirtualClock
+
+
+@dataclass(slots=True, eq=False)
+class _Load:
+    left_s: float
 
 
 class Lane:
@@ -13,15 +20,55 @@ class Lane:
         """`pages_per_s` = 0: any number at once."""
         self._clock = clock
         self._pages_per_s = pages_per_s
-        self._free_s = 0.0
+        self._loads: list[_Load] = []
+        """On their way, the first of them now."""
+        self._seen_s = 0.0
+
+    def enter(self, num_pages: int) -> _Load:
+        self._pass_time()
+        load = _Load(num_pages / self._pages_per_s if self._pages_per_s else 0.0)
+        self._loads.append(load)
+        return load
+
+    def left_s(self, load: _Load) -> float:
+        """How long it takes from now until it is through, behind those before it."""
+        self._pass_time()
+        if load not in self._loads:
+            return 0.0
+        return sum(other.left_s for other in self._loads[: self._loads.index(load) + 1])
+
+    def leave(self, load: _Load) -> None:
+        """It is not wanted any more: its time is the others'."""
+        self._pass_time()
+        if load in self._loads:
+            self._loads.remove(load)
 
     def carry_s(self, num_pages: int) -> float:
-        """How long it takes from now until the last of them is through; they are on their way."""
-        if not self._pages_per_s:
-            return 0.0
+        """How long it takes from now until the last of them is through; they are on their way, and
+        nothing stops them."""
+        return self.left_s(self.enter(num_pages))
+
+    def _pass_time(self) -> None:
         now = self._clock()
-        self._free_s = max(self._free_s, now) + num_pages / self._pages_per_s
-        return self._free_s - now
+        passed_s, self._seen_s = now - self._seen_s, now
+        while self._loads and self._loads[0].left_s <= passed_s:
+            passed_s -= self._loads.pop(0).left_s
+        if self._loads:
+            self._loads[0].left_s -= passed_s
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """Pages that need several lanes at once, until they leave them."""
+
+    loads: list[tuple[Lane, _Load]]
+
+    def left_s(self) -> float:
+        return max((lane.left_s(load) for lane, load in self.loads), default=0.0)
+
+    def leave(self) -> None:
+        for lane, load in self.loads:
+            lane.leave(load)
 
 
 class Links:
@@ -32,9 +79,9 @@ class Links:
         self._pages_per_s = pages_per_s
         self._lanes: dict[tuple[str, bool], Lane] = {}
 
-    def carry_s(self, sender: str, receiver: str, num_pages: int) -> float:
+    def enter(self, sender: str, receiver: str, num_pages: int) -> Passage:
         lanes = [self._lane(sender, is_sending=True), self._lane(receiver, is_sending=False)]
-        return max(lane.carry_s(num_pages) for lane in lanes)
+        return Passage([(lane, lane.enter(num_pages)) for lane in lanes])
 
     def _lane(self, address: str, *, is_sending: bool) -> Lane:
         name = address, is_sending

@@ -47,3 +47,10 @@ class Latency:
         seconds = _STUCK_S * (0.5 + rng.random()) if is_stuck else seconds * _SLOW_FACTOR
         self._tell(seconds)
         return seconds
+
+
+def moments(rng: Random, whole_s: float) -> tuple[float, float]:
+    """When a copy reads and when it writes: early, late or in between."""
+    first = rng.choice((0.0, 1.0, rng.random()))
+    second = rng.choice((0.0, 1.0, rng.random()))
+    return whole_s * min(first, second), whole_s * max(first, second)

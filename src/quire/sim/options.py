@@ -3,13 +3,14 @@
 By default everything follows from the seed, so that consecutive seeds cover the combinations; any
 field may be overridden, and `command` names exactly the overrides that a repetition needs.
 """
+# ruff: noqa: RUF009 - option() makes a field
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from random import Random
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 
 from quire.components import Component, FullAttention, PoolSize, Recurrent, SlidingWindow
 from quire.config import (
@@ -21,9 +22,6 @@ from quire.config import (
     WritePolicy,
 )
 from quire.eviction import EvictionKind
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 
 class UnitMix(enum.Enum):
@@ -42,54 +40,60 @@ class ComponentMix(enum.Enum):
     BOTH = "both"
 
 
+CACHE = "The cache (by default all of it follows from the seed)"
+HYBRID = "Windows and recurrent state"
+TROUBLE = "The trouble it is put through"
+
+
+def option(default: Any, about: str, panel: str, least: int | None = None) -> Any:
+    """A field, with what the command says about it, and where."""
+    return field(default=default, metadata={"about": about, "panel": panel, "least": least})
+
+
 @dataclass(frozen=True, slots=True)
-class SimOptions:
-    ranks: int = 1
-    write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
-    prefetch_policy: PrefetchPolicy = PrefetchPolicy.TIMEOUT
-    eviction: EvictionKind = EvictionKind.LRU
-    units: UnitMix = UnitMix.TOKEN
-    page_size: int = 4
-    device_pages: int = 40
-    host_pages: int = 60
-    mix: ComponentMix = ComponentMix.FULL
-    window_pages: int = 3
-    device_windows: int = 30
-    """Pages of the device's window pool."""
-    host_windows: int = 24
-    device_slots: int = 16
-    """Recurrent states that the device has room for."""
-    host_slots: int = 10
-    snapshot_every: int = 0
-    """Pages between two snapshots taken without a reason; 0: none are."""
-    snapshots_per_path: int = 4
-    threshold_pages: int = 2
-    """Shorter hits in the store are not fetched."""
-    concurrency: int = 4
-    """Requests alive at once."""
-    fault_rate: float = 0.05
-    """Share of backend calls that go wrong."""
-    slow_share: float = 0.02
-    """Share of backend calls that take a hundred times longer."""
-    stuck_share: float = 0.001
-    """Share of backend calls that outlive every deadline."""
-    abort_rate: float = 0.02
-    """Aborts per step."""
-    admin_rate: float = 0.02
-    """Attachments, detachments, clearings and flushes per step."""
-    lose_rank: bool = False
-    """One rank dies after two thirds of the steps."""
-    events: bool = False
-    cost_model: bool = False
-    strict: bool = False
-    """Every call of the manager is watched: see quire.sim.watch."""
-    store_pages: int = 0
-    """Pages that the store has room for, of all ranks and components; 0: as many as come."""
-    lane_pages_s: float = 0.0
-    """What each rank carries between device and host, and as much to the store; 0: everything."""
-    arrivals: float = 0.0
-    """Per step, alone or together, whether others are answered or not; 0: there are never more
-    requests than `concurrency`."""
+class CommonOptions:
+    """Of one cache, alone or in each engine of a cluster. Rates are per step."""
+
+    write_policy: WritePolicy = option(
+        WritePolicy.WRITE_THROUGH, "When pages go to the host.", CACHE
+    )
+    prefetch_policy: PrefetchPolicy = option(
+        PrefetchPolicy.TIMEOUT, "How long requests wait for the store.", CACHE
+    )
+    page_size: int = option(4, "Units per page.", CACHE)
+    device_pages: int = option(40, "Size of the device tier.", CACHE)
+    host_pages: int = option(60, "Size of the host tier.", CACHE)
+    threshold_pages: int = option(2, "Shorter hits are not fetched.", CACHE, 1)
+    mix: ComponentMix = option(
+        ComponentMix.FULL, "What the model keeps beside full attention.", HYBRID
+    )
+    window_pages: int = option(3, "Pages of a sliding window.", HYBRID)
+    device_windows: int = option(30, "Window pages on the device.", HYBRID)
+    host_windows: int = option(24, "Window pages on the host.", HYBRID)
+    device_slots: int = option(16, "Recurrent states on the device.", HYBRID)
+    host_slots: int = option(10, "Recurrent states on the host.", HYBRID)
+    concurrency: int = option(4, "Requests alive at once.", TROUBLE, 1)
+    fault_rate: float = option(0.05, "Share of backend calls that go wrong.", TROUBLE)
+    slow_share: float = option(0.02, "Share that takes a hundred times longer.", TROUBLE)
+    stuck_share: float = option(0.001, "Share that outlives every deadline.", TROUBLE)
+    abort_rate: float = option(0.02, "Aborts per step.", TROUBLE)
+    strict: bool = option(False, "Watch every call of the manager.", TROUBLE)
+    store_pages: int = option(0, "Room in the store; 0: endless.", TROUBLE)
+    lane_pages_s: float = option(0.0, "Pages a second of each rank's lanes; 0: any.", TROUBLE)
+    arrivals: float = option(0.0, "Per step, whoever else waits; 0: by concurrency.", TROUBLE)
+
+
+@dataclass(frozen=True, slots=True)
+class SimOptions(CommonOptions):
+    ranks: int = option(1, "Tensor-parallel ranks.", CACHE, 1)
+    eviction: EvictionKind = option(EvictionKind.LRU, "What goes first.", CACHE)
+    units: UnitMix = option(UnitMix.TOKEN, "Token units, pair units, or namespaces of both.", CACHE)
+    snapshot_every: int = option(0, "Pages between two snapshots; 0: only where needed.", HYBRID)
+    snapshots_per_path: int = option(4, "Snapshots kept along one prefix.", HYBRID)
+    events: bool = option(False, "Keep events and compare them with the tree.", CACHE)
+    cost_model: bool = option(False, "Fetch only if it beats recomputing.", CACHE)
+    admin_rate: float = option(0.02, "Changes of the store and flushes per step.", TROUBLE)
+    lose_rank: bool = option(False, "One rank dies after two thirds of the steps.", TROUBLE)
 
     @classmethod
     def from_seed(cls, seed: int) -> SimOptions:
@@ -185,16 +189,16 @@ class SimOptions:
         return command_line("run", self, SimOptions.from_seed(seed), seed, steps)
 
 
-T = TypeVar("T", bound="DataclassInstance")
+T = TypeVar("T", bound=CommonOptions)
 
 
-def command_line(name: str, options: T, default: T, seed: int, steps: int) -> str:
+def command_line(kind: str, options: T, default: T, seed: int, steps: int) -> str:
     """Names the options that are not as they follow from the seed."""
-    words = [f"quire sim {name} --seed {seed} --steps {steps}"]
-    for field in fields(options):
-        value = getattr(options, field.name)
-        if value != getattr(default, field.name):
-            words.append(_flag(field.name, value))
+    words = [f"quire sim {kind} --seed {seed} --steps {steps}"]
+    for name in [f.name for f in fields(options)]:
+        value = getattr(options, name)
+        if value != getattr(default, name):
+            words.append(_flag(name, value))
     return " ".join(words)
 
 

@@ -5,7 +5,7 @@
 
 Knows grants, readers and the pools behind them. A reader takes a page from all ranks of the
 holder, whatever their number: shards are turned back into the page they are cut from, and all
-ranks must agree on it. Does not know time: quire.sim.workers decides when a read happens.
+ranks must agree on it. Does not know time: quire.sim.reads decides when a read happens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from quire.messages import PeerSource
 from quire.sim.content import Pools, content_of
-from quire.sim.lanes import Links
+from quire.sim.lanes import Links, Passage
 from quire.types import OperationId, Tier
 
 OnFree = Callable[[int, OperationId, str, int], None]
@@ -123,12 +123,12 @@ class SimPeers:
         server = self.servers.get(source.epoch)
         return Line.CUT if server is None else self.reach(self.address, server.address)
 
-    def carry_s(self, source: PeerSource, num_pages: int) -> float:
-        """How long so many pages need from there, behind all that is on its way."""
+    def passage(self, source: PeerSource, num_pages: int) -> Passage:
+        """So many pages set out from there, behind all that is on its way."""
         server = self.servers.get(source.epoch)
         if self.links is None or server is None:
-            return 0.0
-        return self.links.carry_s(server.address, self.address, num_pages)
+            return Passage([])
+        return self.links.enter(server.address, self.address, num_pages)
 
     def enter(self, source: PeerSource, component: str) -> Reading | None:
         server = self.servers.get(source.epoch)

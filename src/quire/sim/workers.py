@@ -12,13 +12,12 @@ A copy is made as treacherous as the contract allows:
         target must not be used from submit until the report
 
 A fetch from a peer reads the peer's host pages in the same way, at a moment of its own, while it
-is counted as a reader of the grant (quire.sim.peers).
+is counted as a reader of the grant (quire.sim.reads).
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Generator
 from dataclasses import dataclass
 from inspect import GEN_CLOSED, getgeneratorstate
 from random import Random
@@ -35,7 +34,6 @@ from quire.messages import (
     DetachStore,
     Fetch,
     Load,
-    PeerSource,
     Probe,
     Probed,
     Serve,
@@ -49,18 +47,14 @@ from quire.sim.clock import VirtualClock
 from quire.sim.content import Pools
 from quire.sim.faults import Fault, Faults, statuses
 from quire.sim.lanes import Lane
-from quire.sim.latency import Latency
-from quire.sim.peers import Line, Serving, SimPeers
+from quire.sim.latency import Latency, moments
+from quire.sim.peers import Serving, SimPeers
+from quire.sim.reads import PeerReads, Process
 from quire.sim.store import SimStore, SimStores
 from quire.types import OperationId, PageKey, PageStatus, Tier, page_array, split_keys
 
-Process = Generator[float, None, None]
 _Stored = tuple[PageKey, int, PageKey | None]
 """Key, host page, and the key of the page before it, if the store is to know."""
-
-_LOOK_EVERY_S = 0.25
-"""How soon a read from a peer notices that it was cancelled or cut off."""
-
 
 _MAX_LOADS = 256
 """Known before those that have ended are forgotten."""
@@ -109,7 +103,10 @@ class SimWorkers:
         ranks = range(pools.num_ranks)
         self._copy_lanes = [Lane(clock, lane_pages_s) for _ in ranks]
         self._store_lanes = [Lane(clock, lane_pages_s) for _ in ranks]
-        self._peers = peers
+        self._reads = None if peers is None else PeerReads(
+            pools, peers, clock=clock, faults=faults, latency=latency, rng=rng,
+            batch_pages=batch_pages, run=self._resume, report=self._report_read,
+        )  # fmt: skip
         self._serving = serving
         self._attached: list[SimStore | None] = [None] * pools.num_ranks
         self._legs: dict[tuple[int, OperationId, str], _Leg] = {}
@@ -131,6 +128,10 @@ class SimWorkers:
                     continue
                 if isinstance(command, Cancel):
                     self._cancel(rank, command.op)
+                    continue
+                if isinstance(command, Fetch) and command.source is not None:
+                    assert self._reads is not None
+                    self._reads.start(rank, command, command.source)
                     continue
                 process = self._process(rank, command)
                 if isinstance(command, Load):
@@ -187,6 +188,8 @@ class SimWorkers:
     def _cancel(self, rank: int, op: OperationId) -> None:
         if self._serving is not None:
             self._serving.revoke(rank, op, self._served)
+        if self._reads is not None:
+            self._reads.cancel(rank, op)
         for leg in self._legs.values():
             if leg.rank == rank and leg.op == op:
                 leg.cancelled = True
@@ -207,11 +210,6 @@ class SimWorkers:
             case Backup(op, component, device, host):
                 leg = _Leg(rank, op, component)
                 return self._copy(leg, Kind.BACKUP, device, host)
-            case Fetch() if command.source is not None:
-                leg = _Leg(rank, command.op, command.component)
-                leg.deadline_s = self._clock() + command.timeout_s
-                self._legs[rank, leg.op, leg.component] = leg
-                return self._fetch_from_peer(leg, command, command.source)
             case Serve():
                 return self._serve(_Leg(rank, command.op, command.component), command)
             case Load(op, component, host, device):
@@ -241,7 +239,7 @@ class SimWorkers:
         pools.scribble(rank, there, targets, leg.component)
         outcome = statuses(self._faults.on_call(kind, rank), len(targets))
         whole_s = self._latency.copy_s(rank) + self._copy_lanes[rank].carry_s(len(targets))
-        read_s, write_s = self._moments(whole_s)
+        read_s, write_s = moments(self._rng, whole_s)
         yield read_s
         contents = pools.read(rank, here, sources, leg.component)
         yield write_s - read_s
@@ -252,12 +250,6 @@ class SimWorkers:
         if kind is Kind.LOAD and any(outcome):
             self._failed_loads.add(leg.op)
         self._report_pages(leg, 0, outcome, final=True, seconds=whole_s)
-
-    def _moments(self, whole_s: float) -> tuple[float, float]:
-        """When a copy reads and when it writes: early, late or in between."""
-        first = self._rng.choice((0.0, 1.0, self._rng.random()))
-        second = self._rng.choice((0.0, 1.0, self._rng.random()))
-        return whole_s * min(first, second), whole_s * max(first, second)
 
     def _transfer(self, leg: _Leg, command: Write | Fetch, store: SimStore | None) -> Process:
         """A write or a fetch: batch by batch, in order; a fetch ends at its first miss."""
@@ -288,6 +280,8 @@ class SimWorkers:
                 move = self._get if fetching else self._put
                 outcome = move(leg, store, batch[at:end], fault)
                 yield batch_s - move_s
+                if PageStatus.OK in outcome:  # what moves is not late
+                    leg.deadline_s = self._clock() + command.timeout_s
                 if fetching and any(outcome):
                     outcome += [PageStatus.MISS] * (len(pages) - end)
             last = at + len(outcome) == len(pages)
@@ -349,78 +343,6 @@ class SimWorkers:
         yield self._latency.copy_s(leg.rank) * self._rng.random()
         self._report_pages(leg, 0, [PageStatus.OK] * count, final=True, seconds=0.0)
 
-    def _fetch_from_peer(self, leg: _Leg, command: Fetch, source: PeerSource) -> Process:
-        """Batch by batch, in order; one that fails does not keep back those after it."""
-        pages = page_array(command.host).tolist()
-        self._pools.scribble(leg.rank, Tier.HOST, pages, leg.component)
-        at = 0
-        while at < len(pages):
-            end = min(at + self._batch_pages, len(pages))
-            stop = self._reason_to_stop_reading(leg)
-            if stop is not None:
-                outcome = [stop] * (len(pages) - at)
-            else:
-                outcome = yield from self._read(leg, source, source.first + at, pages[at:end])
-            last = at + len(outcome) == len(pages)
-            if last:
-                del self._legs[leg.rank, leg.op, leg.component]
-            self._report_pages(leg, at, outcome, final=last, seconds=0.0)
-            at += len(outcome)
-
-    def _read(
-        self, leg: _Leg, source: PeerSource, first: int, pages: list[int]
-    ) -> Generator[float, None, list[PageStatus]]:
-        """One batch: index `first` of the grant and those after it into host pages."""
-        assert self._peers is not None
-        fault = self._faults.on_call(Kind.FETCH, leg.rank)
-        outcome = statuses(fault, len(pages))
-        whole_s = self._latency.store_s(leg.rank) + self._peers.carry_s(source, len(pages))
-        reading = self._peers.enter(source, leg.component)
-        if reading is None:
-            yield whole_s * self._rng.random()
-            return [PageStatus.MISS] * len(pages)
-        try:
-            read_s, write_s = self._moments(whole_s)
-            stop = yield from self._wait(leg, source, read_s)
-            if stop is not None:
-                return [stop] * len(pages)
-            contents = reading.contents(range(first, first + len(pages)))
-            stop = yield from self._wait(leg, source, write_s - read_s)
-            if stop is not None:
-                return [stop] * len(pages)
-        finally:
-            reading.leave()
-        for index, (page, content) in enumerate(zip(pages, contents, strict=True)):
-            if outcome[index] is not PageStatus.OK:
-                continue
-            if content is not None:  # else what was read is garbage, and nobody could tell
-                self._pools.write_shard(leg.rank, page, content, leg.component)
-        yield whole_s - write_s
-        return outcome
-
-    def _wait(
-        self, leg: _Leg, source: PeerSource, seconds: float
-    ) -> Generator[float, None, PageStatus | None]:
-        """Let time pass within a read. A status: it comes to nothing."""
-        assert self._peers is not None
-        while True:
-            line = self._peers.line(source)
-            if line is Line.CUT:
-                return PageStatus.FAILED
-            stop = self._reason_to_stop_reading(leg)
-            if stop is not None:
-                return stop
-            if seconds <= 0 and line is Line.UP:
-                return None
-            wait_s = min(max(seconds, 0.01), _LOOK_EVERY_S, leg.deadline_s - self._clock())
-            yield wait_s
-            seconds -= wait_s
-
-    def _reason_to_stop_reading(self, leg: _Leg) -> PageStatus | None:
-        if leg.cancelled:
-            return PageStatus.CANCELLED
-        return PageStatus.TIMEOUT if self._clock() >= leg.deadline_s else None
-
     # ---- the store ------------------------------------------------------------------------------
 
     def _probe(self, leg: _Leg, command: Probe, store: SimStore | None) -> Process:
@@ -458,6 +380,12 @@ class SimWorkers:
         if store is not None and fault is None:
             store.clear()
         self._reports.append(StoreChanged(op, rank, "the store was not cleared" if fault else ""))
+
+    def _report_read(
+        self, rank: int, command: Fetch, first: int, outcome: list[PageStatus], final: bool
+    ) -> None:
+        leg = _Leg(rank, command.op, command.component)
+        self._report_pages(leg, first, outcome, final=final, seconds=0.0)
 
     def _report_pages(
         self,

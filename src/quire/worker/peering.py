@@ -83,7 +83,8 @@ class ServeTask:
 
 
 class PeerTask(PageTask):
-    """A fetch from a peer."""
+    """A fetch from a peer. Each piece has the whole time; what waits for a thread is not late: its
+    leader knows whether anything moves, and cancels it."""
 
     def __init__(
         self,
@@ -100,6 +101,16 @@ class PeerTask(PageTask):
         self._source = source
         self._region = region
         self._client = client
+
+    def _is_late(self, now: float) -> bool:
+        return self._num_running > 0 and super()._is_late(now)
+
+    def _next_piece(self) -> Callable[[], None] | None:
+        self._deadline = self._clock() + self._timeout_s
+        return super()._next_piece()
+
+    def _stops_at(self, statuses: list[PageStatus]) -> PageStatus | None:
+        return PageStatus.TIMEOUT if PageStatus.TIMEOUT in statuses else None
 
     def _move(self, first: int, end: int) -> list[PageStatus]:
         return self._client.read(

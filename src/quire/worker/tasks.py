@@ -83,7 +83,7 @@ class IoTask(ABC):
         with self._lock:
             if self._state is TaskState.FINISHED or self._stop is not None:
                 return None
-            work = self._next_piece() if self._clock() < self._deadline else None
+            work = None if self._is_late(self._clock()) else self._next_piece()
             if work is not None:
                 self._num_running += 1
                 self._state = TaskState.RUNNING
@@ -100,7 +100,7 @@ class IoTask(ABC):
 
     def expire(self, now: float) -> None:
         """End it if its deadline has passed, whether or not a thread was free to take it."""
-        if now >= self._deadline:
+        if self._is_late(now):
             self._halt(PageStatus.TIMEOUT)
 
     def fail(self, error: Exception) -> None:
@@ -116,6 +116,9 @@ class IoTask(ABC):
 
     def abandon(self) -> None:
         self._halt(PageStatus.CANCELLED)
+
+    def _is_late(self, now: float) -> bool:
+        return now >= self._deadline
 
     def _run(self, work: Callable[[], None]) -> None:
         work()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from quire.disagg.asker import Asker
-from quire.disagg.handover import Prompt, Stage
-from quire.peer.messages import PeerMessage
-from support import Rig
+from quire.config import WriteConfig, WritePolicy
+from quire.disagg.asker import Asker, AskerConfig
+from quire.disagg.handover import Handover, Prompt, Stage
+from quire.messages import Fetch
+from quire.peer.hub import Hello
+from quire.peer.identity import Identity
+from quire.peer.messages import Abort, Complete, Found, Offer, PeerMessage, Repair, Wait
+from quire.types import PageStatus
+from support import PAGE, Rig
 
 
 class NoLinks:
@@ -32,3 +37,127 @@ def test_room_is_given_in_the_order_of_arrival_c46() -> None:
     asker.cancel(handovers[0])
     asker.advance()
     assert [h.stage for h in handovers[1:]] == [Stage.MOVING, Stage.MOVING]
+
+
+def test_who_waits_for_room_holds_nothing_and_finds_it_again() -> None:
+    """Those who move may need what it found: if it kept that, they would wait for each other."""
+    rig = Rig(store=False)
+    asker = Asker(rig.manager, NoLinks(), name="a", clock=lambda: rig.now, room=lambda: 10)
+    docs = [rig.doc(8, seed=seed) for seed in (1, 2)]
+    rig.cache_on_host(docs[1][:4])
+    leases = [rig.acquire(doc) for doc in docs]
+    handovers = [
+        asker.begin(f"r{n}", lease, Prompt(lease.key.tokens.tobytes()), ["tcp://p:1"])
+        for n, lease in enumerate(leases)
+    ]
+    asker.advance()
+    assert [h.stage for h in handovers] == [Stage.MOVING, Stage.QUEUED]
+    assert leases[1].tail.end == 0
+    asker.cancel(handovers[0])
+    asker.advance()
+    assert leases[1].tail.end == 4
+    rig.manager.check_invariants()
+
+
+class Reading:
+    """Two hand-overs whose pages a peer has offered; the test answers the reads."""
+
+    def __init__(self, cached: int = 0) -> None:
+        """`cached`: pages of the first that are on the device alone."""
+        self.rig = Rig(store=False, write=WriteConfig(WritePolicy.WRITE_BACK))
+        self.said: list[PeerMessage] = []
+        self.asker = Asker(
+            self.rig.manager,
+            self,
+            name="a",
+            clock=lambda: self.rig.now,
+            config=AskerConfig(timeout_s=1.0),
+        )
+        if cached:
+            self.rig.cache(self.rig.doc(8, seed=1)[:cached])
+        self.asker.connected("p", Hello(Identity(1, "m", PAGE, "f", []), "p.1", "prefill", []))
+        self.handovers = [self._begin(seed) for seed in (1, 2)]
+        self.asker.advance()
+        for number, handover in enumerate(self.handovers, 1):
+            name = f"a-{number}"
+            first = handover.lease.tail.end
+            self.asker.received("p", Offer(name, "full", number, 0, first, 8 - first, 8))
+            self.asker.received("p", Complete(name, 8, 1, Found()))
+        self.rig.step()
+        self.reads = self.rig.take_all(Fetch)
+
+    def _begin(self, seed: int) -> Handover:
+        lease = self.rig.acquire(self.rig.doc(8, seed=seed))
+        prompt = Prompt(lease.key.tokens.tobytes())
+        return self.asker.begin(f"r{seed}", lease, prompt, ["p"], restore=False)
+
+    def connect(self, address: str) -> None:
+        pass
+
+    def send(self, link: str, message: PeerMessage) -> bool:
+        self.said.append(message)
+        return True
+
+    def wait(self, seconds: float) -> None:
+        self.rig.now += seconds
+        self.asker.advance()
+        self.rig.step()
+
+
+def test_who_stands_behind_others_is_late_only_when_nobody_moves_c45() -> None:
+    """More is on its way than the link moves in the time of one: the first moves, page by page."""
+    reading = Reading()
+    first, second = reading.handovers
+    for page in range(7):
+        reading.rig.answer(reading.reads[0], first=page, statuses=b"\0", final=False)
+        reading.wait(0.75)
+    assert not [m for m in reading.said if isinstance(m, Abort)]
+    assert (first.tries, second.tries) == (1, 1)
+    assert first.lease.tail.end == 7  # what has come is there, though its read goes on
+    reading.wait(1.25)
+    assert [m.id for m in reading.said if isinstance(m, Abort)] == ["a-1", "a-2"]
+    assert first.lease.tail.end == 7
+
+
+def test_a_peer_hears_that_it_is_still_read_from_c45() -> None:
+    reading = Reading()
+    for page in range(3):
+        reading.rig.answer(reading.reads[0], first=page, statuses=b"\0", final=False)
+        reading.wait(0.5)
+    waits = [m.id for m in reading.said if isinstance(m, Wait)]
+    assert waits == ["a-1", "a-2"] * 3
+
+
+def test_what_was_let_go_of_meanwhile_is_asked_for_again_c26() -> None:
+    """The first pages were on the device alone, and somebody needed the device."""
+    reading = Reading(cached=2)
+    first = reading.handovers[0]
+    assert first.current is not None
+    assert first.current.first == 2
+    reading.rig.manager.yield_device(first.lease)
+    reading.wait(0.0)
+    assert [m for m in reading.said if isinstance(m, Repair)] == [Repair("a-1", 1, 0, 2, "lost")]
+    reading.asker.received("p", Offer("a-1", "full", 9, 0, 0, 2, 8))
+    reading.asker.received("p", Complete("a-1", 8, 2, Found(), 1))
+    reading.wait(0.0)
+    for read in (*reading.rig.take_all(Fetch), reading.reads[0]):
+        reading.rig.answer(read, statuses=PageStatus.OK)
+    reading.wait(0.0)
+    assert first.stage is Stage.READY
+
+
+def test_a_page_that_was_asked_for_again_before_it_came_may_come_twice() -> None:
+    """Another had put it into the tree meanwhile, and it was let go of again."""
+    reading = Reading()
+    first = reading.handovers[0]
+    assert first.current is not None
+    first.current.reached = 2
+    reading.wait(0.0)
+    assert [m.first for m in reading.said if isinstance(m, Repair)] == [0]
+    reading.asker.received("p", Offer("a-1", "full", 9, 0, 0, 2, 8))
+    reading.rig.step()
+    again = reading.rig.take_all(Fetch)
+    rig, reads = reading.rig, [*again, reading.reads[0]]
+    rig.step([r for read in reads for r in rig.reports(read, statuses=PageStatus.OK)])
+    rig.manager.release(first.lease)
+    rig.run()

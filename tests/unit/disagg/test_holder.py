@@ -8,7 +8,17 @@ import pytest
 from quire.disagg.holder import Holder
 from quire.keys import PrefixKey
 from quire.manager import Lease
-from quire.peer.messages import Abort, Ask, Complete, Done, Found, Offer, PeerMessage, Refused
+from quire.peer.messages import (
+    Abort,
+    Ask,
+    Complete,
+    Done,
+    Found,
+    Offer,
+    PeerMessage,
+    Refused,
+    Wait,
+)
 from support import MIXES, Rig
 
 LINK = "in-1"
@@ -26,6 +36,9 @@ class NothingComputed:
 
     def key(self, ask: Ask) -> PrefixKey:
         return PrefixKey(self._rig.namespace, np.frombuffer(ask.tokens, dtype="<i4"))
+
+    def is_full(self) -> bool:
+        raise AssertionError("nothing is to be computed")
 
     def begin(self, name: str, ask: Ask) -> str:
         raise AssertionError(f"{name} is not to be computed: {ask}")
@@ -46,21 +59,53 @@ class NothingComputed:
         raise AssertionError(name)
 
 
+class Computing(NothingComputed):
+    """So many at a time, and each for as long as the test likes."""
+
+    def __init__(self, rig: Rig, at_once: int) -> None:
+        super().__init__(rig)
+        self._at_once = at_once
+        self.names: list[str] = []
+
+    def is_full(self) -> bool:
+        return len(self.names) >= self._at_once
+
+    def begin(self, name: str, ask: Ask) -> str:
+        assert not self.is_full()
+        self.names.append(name)
+        return ""
+
+    def lease(self, name: str) -> Lease | None:
+        return None
+
+    def is_waiting(self, name: str) -> bool:
+        return True
+
+    def failure(self, name: str) -> str:
+        return ""
+
+    def end(self, name: str) -> None:
+        if name in self.names:
+            self.names.remove(name)
+
+
 class Giving:
     """A holder over a scripted cache; what it says is kept."""
 
-    def __init__(self, mix: str = "full") -> None:
-        self.rig = Rig(mix=mix, store=False)
+    def __init__(self, mix: str = "full", *, at_once: int = 0, host: int = 64) -> None:
+        self.rig = Rig(mix=mix, store=False, host=host)
         self.said: list[PeerMessage] = []
+        self.computes = Computing(self.rig, at_once) if at_once else NothingComputed(self.rig)
         self.holder = Holder(
             self.rig.manager,
-            NothingComputed(self.rig),
+            self.computes,
             clock=lambda: self.rig.now,
             send=self._send,
         )
 
     def ask(self, key: PrefixKey, first: int, *, name: str = "a", priority: int = 0) -> Ask:
-        return Ask(name, key.tokens.tobytes(), "", first, key.num_pages, False, 1.0, priority)
+        compute = isinstance(self.computes, Computing)
+        return Ask(name, key.tokens.tobytes(), "", first, key.num_pages, compute, 1.0, priority)
 
     def _send(self, _link: str, message: PeerMessage) -> bool:
         self.said.append(message)
@@ -117,3 +162,47 @@ def test_what_is_remembered_of_refused_peers_is_bounded(monkeypatch: pytest.Monk
         giving.holder.received(LINK, giving.ask(key, 0, name=f"a{n}", priority=-1))
     assert [type(message) for message in giving.said] == [Refused] * 20
     assert len(giving.holder._over) == 8
+
+
+def computing(giving: Giving) -> list[str]:
+    assert isinstance(giving.computes, Computing)
+    return [name.removeprefix(f"{LINK}/") for name in giving.computes.names]
+
+
+def test_a_full_prefill_server_says_wait_and_begins_in_order_of_arrival_c47() -> None:
+    giving = Giving(at_once=2)
+    for name in "abcd":
+        giving.holder.received(LINK, giving.ask(giving.rig.doc(4, seed=ord(name)), 0, name=name))
+    assert giving.turn() == []
+    assert computing(giving) == ["a", "b"]
+    giving.rig.now += 0.5
+    assert giving.turn() == [Wait(name) for name in "abcd"]
+    giving.holder.received(LINK, Abort("a"))
+    giving.turn()
+    assert computing(giving) == ["b", "c"]
+
+
+def test_room_is_given_in_order_of_arrival_and_who_waits_for_it_takes_none_c46() -> None:
+    """A small one does not overtake a large one, and nothing is computed that cannot be kept."""
+    giving = Giving(at_once=9, host=8)
+    for name, pages in {"a": 5, "b": 6, "c": 1}.items():
+        giving.holder.received(LINK, giving.ask(giving.rig.doc(pages, seed=pages), 0, name=name))
+    giving.turn()
+    assert computing(giving) == ["a"]
+    giving.holder.received(LINK, Done("a"))
+    giving.turn()
+    assert computing(giving) == ["b", "c"]
+
+
+def test_what_is_still_read_is_kept_and_what_nobody_reads_is_not_c45() -> None:
+    giving = Giving()
+    key = giving.rig.doc(6, seed=1)
+    giving.rig.cache(key)
+    for name in "ab":
+        giving.holder.received(LINK, giving.ask(key, 0, name=name))
+    giving.turn()
+    for _ in range(10):
+        giving.rig.now += 0.5
+        giving.holder.received(LINK, Wait("a"))
+        giving.turn()
+    assert list(giving.holder.open) == [(LINK, "a")]

@@ -1,9 +1,11 @@
 """The scheduler with windows and recurrent state: where chunks end, what is kept and shared."""
 
+import numpy as np
 import pytest
 
 from engine_support import MIXES, PAGE, WINDOW, TinyEngine, oracle
 from quire.engine.messages import CachedTokens
+from quire.engine.request import Request
 from quire.keys import Namespace, PrefixKey
 from quire.types import NO_SLOT, RequestId, Tier
 
@@ -195,3 +197,36 @@ def test_requests_that_wait_on_every_state_there_is_all_get_one_in_turn(mix):
         for request, prompt in zip(requests, prompts, strict=True):
             assert tiny.tokens(request) == oracle(prompt, 3, mix=mix)
         manager.release(somebody)
+
+
+def of_peer(tiny, name, seed):
+    tokens = np.array(other(seed, 6 * PAGE), dtype="<i4").tobytes()
+    request = Request.of_peer(name, tokens, tiny.engine.namespace_of(""), priority=0, now=0.0)
+    assert tiny.scheduler.add(request) is None
+    return request
+
+
+@pytest.mark.parametrize("mix", RECURRENT)
+def test_what_is_computed_for_a_peer_waits_for_room_to_be_kept_c47(mix):
+    """A prompt without the state at its end is of no use to a peer, which asked for that. Slots
+    come back as peers take what they asked for."""
+    with TinyEngine(mix=mix, device_slots=4, host_slots=1, chunk_tokens=1000) as tiny:
+        requests = [of_peer(tiny, f"p{seed}", seed) for seed in range(6)]
+        taken = []
+        for _ in range(2_000):
+            tiny.step()
+            assert not any(request.failure for request in requests)
+            for request in [r for r in tiny.scheduler.holding if r.settled]:
+                assert request.lease.tail.end == 6
+                tiny.scheduler.abort(request.id)  # the peer has it
+                taken.append(request)
+                break
+        assert taken == requests
+
+
+@pytest.mark.parametrize("mix", RECURRENT)
+def test_a_peer_learns_that_what_it_asked_for_can_never_be_kept(mix):
+    with TinyEngine(mix=mix, device_slots=1, host_slots=1) as tiny:
+        request = of_peer(tiny, "p", 1)
+        tiny.step(40)
+        assert "no room" in request.failure

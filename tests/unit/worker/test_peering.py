@@ -26,7 +26,9 @@ from quire.worker import (
     WorkerConfig,
     build_worker,
 )
+from quire.worker.peering import PeerTask
 from quire.worker.remote import RemoteWorkers
+from quire.worker.tasks import Reporter, Terms
 from unit.peer.rig import Impostor, answer, ask, dial_in, wait_until
 from unit.worker.fakes import LAYOUT, WAIT_S, collect, content, finals, keys, make_worker, run
 from unit.worker.fakes import statuses as statuses_of
@@ -192,6 +194,42 @@ def test_a_fetch_can_be_cancelled_while_the_peer_stalls(engines):
 
 
 # ---- wrong commands -----------------------------------------------------------------------------
+
+
+class SlowClient:
+    """A read takes as long as it may; or longer."""
+
+    def __init__(self, seconds):
+        self.now, self._seconds = 0.0, seconds
+
+    def read(self, source, region, pages, *, offset, timeout_s, cancelled):
+        self.now += min(self._seconds, timeout_s)
+        return [PageStatus.TIMEOUT if self._seconds > timeout_s else OK] * len(pages)
+
+
+@pytest.mark.parametrize(("read_s", "expected"), [(0.9, [OK] * 4), (1.1, [PageStatus.TIMEOUT] * 4)])
+def test_a_fetch_that_waits_for_a_thread_is_not_late_a_piece_that_takes_too_long_is_c45(
+    read_s, expected
+):
+    """More is on its way than the link moves in the time of one."""
+    client, reports = SlowClient(read_s), []
+    source = PeerSource("e", 1, 0, [])
+    task = PeerTask(
+        Fetch(1, "full", b"", page_ids(range(4)), 1.0, source),
+        Terms(1.0, lambda: client.now, Reporter(0, reports.append, lambda error: None)),
+        source,
+        region=None,
+        client=client,
+        batch_pages=2,
+    )
+    while task.has_more:
+        client.now += 10.0  # others have their turn
+        task.expire(client.now)
+        piece = task.take()
+        assert piece is not None
+        piece()
+    assert statuses_of(reports, 1) == expected
+    assert [report.final for report in reports][-1]
 
 
 def test_wrong_commands_are_refused_with_one_report(engines):

@@ -139,10 +139,13 @@ class Intakes:
     # ---- arriving -------------------------------------------------------------------------------
 
     def _reported(self, op: Operation) -> None:
-        if op.state is OpState.RUNNING:
-            return  # progress is read when it is wanted
         intake = self._by_op[op.id]
         from_store = intake.lease is None
+        if op.state is OpState.RUNNING:
+            if not from_store:  # that of a store is read when it is wanted
+                self._unload(intake, op, intake.coming[op.id], final=False)
+                self.fresh[intake] = None
+            return
         if op.state is OpState.ENDED:
             pieces = intake.coming[op.id]
             received = self._unload(intake, op, pieces, final=True)
@@ -181,6 +184,8 @@ class Intakes:
                     lost.append(host)
                     intake.known[piece.component][page] = 0
                     intake.failed.append((page, PageStatus(status)))
+                elif page in here:  # it was asked for again before it came
+                    lost.append(host)
                 else:
                     here[page] = host
                     received += 1

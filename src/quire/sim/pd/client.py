@@ -23,9 +23,6 @@ from quire.types import RequestId
 _ARRIVAL_CHANCE = 0.4
 _HASTY_SHARE = 0.03
 """Calls that are given up by a deadline of their own."""
-_NO_ROOM = "there was no room to keep the state"
-"""A prefill engine that has computed a prompt for nothing: it could have waited for room, and does
-not yet."""
 _NOBODY = RequestId("")
 MAX_ATTEMPT_S = 240.0
 """In which an engine must have answered, or said that it cannot."""
@@ -115,9 +112,7 @@ class SimClients:
         assert node is not None
         if output.finish is Finish.REJECTED and not call.was_full:
             raise SimulationError(f"{call.id} was rejected by one that has room: {output.error}")
-        if _NO_ROOM in output.error:
-            self._count("failed for want of room")
-        elif output.finish is Finish.UNAVAILABLE:
+        if output.finish is Finish.UNAVAILABLE:
             could = [other.epoch for other in node.could_ask(nodes, call.sent_s)]
             if could or node.place.role is not Role.DECODE:
                 ways = ", ".join(could) or node.epoch
@@ -138,7 +133,7 @@ class SimClients:
         call.attempts += 1
         call.id = RequestId(f"r{self._num_sent}")
         call.node, call.got, call.sent_s = node, [], self._world.clock()
-        call.was_full = node.is_full
+        call.was_full = node.scheduler.is_full
         self._by_id[call.id] = call
         params = SamplingParams(max_tokens=len(call.expected), temperature=0.0)
         tokens = np.asarray(call.tokens, dtype="<i4").tobytes()

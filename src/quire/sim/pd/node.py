@@ -203,10 +203,7 @@ class SimNode:
         """One turn of the engine; what it has to say."""
         if self.manager.store.state is StoreState.DETACHED:
             self.manager.store.attach(f"sim://{self.place.ranks}-ranks")
-        was_full = self.is_full
         self.engine.step()
-        if was_full or self.is_full:
-            self._world.health.disturbed(self.epoch)  # who asks it may be sent away
         if self.model.broken is not None:
             raise self.model.broken
         outputs: list[Output] = []
@@ -214,12 +211,6 @@ class SimNode:
             if isinstance(message, Outputs):
                 outputs += message.outputs
         return outputs
-
-    @property
-    def is_full(self) -> bool:
-        """Has it as many requests as it may?"""
-        scheduler = self.scheduler
-        return len(scheduler) - len(scheduler.holding) >= _MAX_RUNNING + _MAX_WAITING
 
     def could_ask(self, others: list[SimNode], since_s: float) -> list[SimNode]:
         """Who could have computed for it all the time since then."""

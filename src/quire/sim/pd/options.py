@@ -3,15 +3,24 @@
 As SimOptions: everything follows from the seed, any field may be overridden, and `command` names
 the overrides that a repetition needs.
 """
+# ruff: noqa: RUF009 - option() makes a field
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from random import Random
 
 from quire.config import PrefetchPolicy, WritePolicy
-from quire.sim.options import ComponentMix, SimOptions, command_line
+from quire.sim.options import (
+    CACHE,
+    TROUBLE,
+    CommonOptions,
+    ComponentMix,
+    SimOptions,
+    command_line,
+    option,
+)
 
 
 class Topology(enum.Enum):
@@ -21,67 +30,43 @@ class Topology(enum.Enum):
     """Unified engines that use each other's pages."""
 
 
+CLUSTER = "The engines (by default all of it follows from the seed)"
+
+
 @dataclass(frozen=True, slots=True)
-class SimPdOptions:
-    topology: Topology = Topology.PD
-    prefills: int = 1
-    """Prefill engines; in the other topology there is none."""
-    decodes: int = 1
-    """Decode engines; in the other topology unified ones."""
-    prefill_ranks: int = 1
-    decode_ranks: int = 1
-    mix: ComponentMix = ComponentMix.FULL
-    write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
-    prefetch_policy: PrefetchPolicy = PrefetchPolicy.TIMEOUT
-    restore: bool = True
-    """Decode engines use their own host and the store."""
-    page_size: int = 4
-    device_pages: int = 40
-    host_pages: int = 60
+class SimPdOptions(CommonOptions):
+    topology: Topology = option(
+        Topology.PD, "Prefill and decode engines, or unified ones that share pages.", CLUSTER
+    )
+    prefills: int = option(1, "Prefill engines.", CLUSTER, 0)
+    decodes: int = option(1, "Decode (or unified) engines.", CLUSTER, 1)
+    prefill_ranks: int = option(1, "Ranks of each prefill.", CLUSTER, 1)
+    decode_ranks: int = option(1, "Ranks of each other.", CLUSTER, 1)
+    timeout_s: float = option(3.0, "Without progress, until a peer is given up.", CLUSTER)
+    restore: bool = option(True, "Decodes use their own host and the store.", CLUSTER)
+    chunk_pages: int = option(4, "Computed in one step.", CACHE, 1)
+    kill_rate: float = option(0.0, "Deaths of engines per step; a fresh one follows.", TROUBLE)
+    cut_rate: float = option(0.0, "Lines cut per step.", TROUBLE)
+    stall_rate: float = option(0.0, "Lines stalled per step.", TROUBLE)
+    leap_rate: float = option(0.0, "Standstills of all per step.", TROUBLE)
+    forget_rate: float = option(0.0, "Losses in the store per step.", TROUBLE)
+    evict_rate: float = option(0.0, "Flushes of a tier per step.", TROUBLE)
+    duplicated: float = option(0.0, "Share of messages sent twice.", TROUBLE)
+    reordered: float = option(0.0, "Share that may overtake.", TROUBLE)
+    delayed: float = option(0.0, "Share that comes late.", TROUBLE)
+    link_pages_s: float = option(0.0, "Pages a second of each engine's line; 0: any.", TROUBLE)
+
+    # Other than those of a cache alone, unless given:
+    threshold_pages: int = 1
     window_pages: int = 2
     device_windows: int = 40
     host_windows: int = 40
-    device_slots: int = 16
     host_slots: int = 16
-    threshold_pages: int = 1
-    chunk_pages: int = 4
-    """Prompt pages computed in one step."""
     concurrency: int = 5
-    """Requests alive at once."""
-    timeout_s: float = 3.0
-    """Without progress for so long, a peer is given up."""
     fault_rate: float = 0.0
-    """Share of backend calls that go wrong."""
     slow_share: float = 0.0
     stuck_share: float = 0.0
     abort_rate: float = 0.0
-    """Per step, as all rates."""
-    kill_rate: float = 0.0
-    """An engine dies, and a fresh one takes its place."""
-    cut_rate: float = 0.0
-    stall_rate: float = 0.0
-    leap_rate: float = 0.0
-    """Everybody is held up for a while: all that is due meanwhile is met at once."""
-    forget_rate: float = 0.0
-    """The store loses some pages."""
-    evict_rate: float = 0.0
-    """An engine's tier is flushed, so far as nobody uses it."""
-    duplicated: float = 0.0
-    """Share of messages, as the next two."""
-    reordered: float = 0.0
-    delayed: float = 0.0
-
-    strict: bool = False
-    """Every call of the managers is watched: see quire.sim.watch."""
-    store_pages: int = 0
-    """Pages that the store of all engines has room for; 0: as many as come."""
-    lane_pages_s: float = 0.0
-    """What each rank carries between device and host, and as much to the store; 0: everything."""
-    link_pages_s: float = 0.0
-    """What each engine sends to all others, and gets from them; 0: everything."""
-    arrivals: float = 0.0
-    """Per step, alone or together, whether others are answered or not; 0: there are never more
-    calls than `concurrency`."""
 
     @classmethod
     def from_seed(cls, seed: int) -> SimPdOptions:
@@ -151,21 +136,8 @@ class SimPdOptions:
 
     def engine(self, ranks: int) -> SimOptions:
         """What the cache of one engine is like."""
-        return SimOptions(
-            ranks=ranks,
-            write_policy=self.write_policy,
-            prefetch_policy=self.prefetch_policy,
-            page_size=self.page_size,
-            device_pages=self.device_pages,
-            host_pages=self.host_pages,
-            mix=self.mix,
-            window_pages=self.window_pages,
-            device_windows=self.device_windows,
-            host_windows=self.host_windows,
-            device_slots=self.device_slots,
-            host_slots=self.host_slots,
-            threshold_pages=self.threshold_pages,
-        )
+        common = {f.name: getattr(self, f.name) for f in fields(CommonOptions)}
+        return SimOptions(ranks=ranks, **common)
 
     def command(self, seed: int, steps: int) -> str:
         """The exact command that repeats a run with these options."""
