@@ -39,7 +39,8 @@ FOUND_BY_SWARM = {
     79000282: "a page that came twice was forgotten once",
     990000025: "what came hung below what the device alone had, for one that had yielded that",
     31000246: "more was on its way than the link moves in the time of one",
-    1207047763: "the same, and cancelled reads filled the link for ever",
+    2984898281: "pages were fetched again that others brought, behind some that nobody did",
+    1207047763: "more than the link moves, and cancelled reads filled the link for ever",
 }
 """The same, with what runs out drawn as the swarm does."""
 

@@ -29,7 +29,7 @@ Process = Generator[float, None, None]
 _Waiting = Generator[float, None, PageStatus | None]
 """It ends with a status if what it waited for comes to nothing."""
 
-_THREADS = 2
+_THREADS = 4
 _LOOK_EVERY_S = 0.25
 """How soon a read notices that it was cancelled or cut off."""
 

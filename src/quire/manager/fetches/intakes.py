@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from quire.keys import PrefixKey
 from quire.manager.core import Core
 from quire.manager.costs import CostModel
 from quire.manager.fetches.base import GRACE_S, Intake, Piece, PrefetchState, point_before
@@ -65,6 +66,13 @@ class Intakes:
     def bringing(self, key: bytes) -> Intake | None:
         """Who brings the full page of this key?"""
         return self._on_the_way.get(key)
+
+    def first_coming(self, key: PrefixKey, first: int, last: int) -> int:
+        """The first of these full pages that somebody brings; `last` if nobody brings any."""
+        if not self._on_the_way:
+            return last
+        keys = split_keys(key.page_keys(first, last))
+        return next((first + at for at, k in enumerate(keys) if k in self._on_the_way), last)
 
     def send(
         self,

@@ -173,10 +173,12 @@ class Prefetches:
                 self._share(prefetch, shared)
             return Turn.SERVED if shared.lease is None else Turn.PASSES
         least = 1 if prefetch.num_landed else min(self._core.config.threshold_pages, end - at)
-        last = self._point(prefetch, at, min(end, at + self._line.allowance(prefetch.key, at)))
+        coming = self._intakes.first_coming(prefetch.key, at, end)
+        last = self._point(prefetch, at, min(coming, at + self._line.allowance(prefetch.key, at)))
         if last - at < least:
-            if self._intakes.inflight_pages:
-                return Turn.WAITS
+            if coming < end or self._intakes.inflight_pages:
+                # Too little before what others bring: they first, and nobody else need wait.
+                return Turn.PASSES if coming < end else Turn.WAITS
             last = self._point(prefetch, at, min(end, at + self._core.config.max_inflight_pages))
         if last - at < least:
             prefetch.is_cut = True
