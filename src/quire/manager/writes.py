@@ -35,8 +35,8 @@ from quire.types import (
 )
 
 BACKUP_TIMEOUT_S = 60.0
-LOOK_AHEAD = 32
-"""Cold holdings looked at per step for copying out ahead of eviction."""
+LOOK_AHEAD = 128
+"""Cold holdings looked at, at most, for copying out ahead of eviction."""
 MAX_QUEUED_NODES = 1 << 16
 INFLIGHT_WRITE_SHARE = 0.25
 """Share of the host pool that writes in flight may pin: a slow store must not fill the host."""
@@ -100,6 +100,10 @@ class Writer:
                 self._touched.pop(next(iter(self._touched)))
         for line in self._lines:
             line.used(tail)
+
+    def expect(self, num_pages: int) -> None:
+        """A request has arrived that will take so many device pages once it is its turn."""
+        self._lines[0].expect(num_pages)
 
     def demand(self, component: int, node: Node) -> None:
         """A peer is to read it: it is copied to the host whatever the policy, evicting if need
@@ -183,7 +187,10 @@ class _Line:
         self._writing: set[Node] = set()
         self._inflight_pages = 0
         self._need = 0.0
-        """Device pages that a step takes, by the largest of the last ones."""
+        """Device pages that a step takes, by the largest of the last ones; or that a request will
+        take which has arrived."""
+        self._expected = 0
+        """By the largest request that has arrived since the last look at the cold end."""
         self._seen = 0
         """Pages committed and evicted up to the last look at the cold end."""
         config = core.config
@@ -214,6 +221,9 @@ class _Line:
             if stored != epoch and node.held[host] is not None:
                 self._want_write(node)
             node = parent
+
+    def expect(self, num_pages: int) -> None:
+        self._expected = max(self._expected, num_pages)
 
     def want_backup(self, node: Node, *, urgent: bool = False, cold: bool = False) -> None:
         span = self._to_back_up.get(node)
@@ -315,31 +325,28 @@ class _Line:
     # ---- device → host --------------------------------------------------------------------------
 
     def _clean_ahead(self) -> None:
-        """Short of device pages, by the watermarks and by what a step has taken lately: copy out
-        the coldest that the host lacks, before they must go. Every copy made too early is room on
-        the host that holds nothing new."""
+        """Short of device pages, by the watermarks and by what steps take: copy out the coldest
+        that the host lacks, before they must go. Every copy made too early is room on the host
+        that holds nothing new."""
         core = self._core
-        taken = core.taken[self._device]
-        self._need *= NEED_DECAY
-        if taken:
-            core.taken[self._device] = 0
-            self._need = max(taken, self._need)
+        need = max(core.taken[self._device], self._expected, self._need * NEED_DECAY)
         moved = core.counters.evicted_device_pages + core.counters.committed_pages
-        if moved == self._seen:
-            return  # the cold end is as it was
-        self._seen = moved
+        unchanged = moved == self._seen and not self._expected
+        core.taken[self._device] = self._expected = 0
+        self._need, self._seen = need, moved
         covered = core.allocators[self._device].num_free
-        if covered >= max(self._low_pages, self._need):
-            return
-        wanted = max(self._high_pages, self._need)
+        if unchanged or covered >= max(self._low_pages, need):
+            return  # the cold end is as it was, or there is enough
+        wanted = max(self._high_pages, need)
         for holding in islice(core.tree.standing.orders[self._device].coldest(), LOOK_AHEAD):
             if covered >= wanted:
                 break
-            covered += num_pages(holding.pages)
             node = holding.node
-            if holding.locks or node.held[self._host] is not None:
-                continue
-            if not self._selective or self._is_proven(node):
+            host = node.held[self._host]
+            if holding.reasons and (host is None or host.state is READY):
+                continue  # in use: it will not make room
+            covered += num_pages(holding.pages)
+            if host is None and (not self._selective or self._is_proven(node)):
                 self.want_backup(node, cold=True)
 
     def _start_backups(self) -> None:

@@ -125,7 +125,7 @@ class _Run:
         with manager.acquire(match, RequestId("replay")) as lease:
             if self._options.store_pages:
                 manager.prefetch(lease)
-                workers.settle()
+            workers.settle()  # an engine steps between a request's arrival and its admission
             manager.admit(lease)
             while manager.load(lease):
                 workers.settle()

@@ -55,6 +55,21 @@ def test_write_back_copies_the_coldest_only_when_the_device_runs_short_c10(mix: 
     assert rig.matched(docs[0]) == (0, 4)
 
 
+@pytest.mark.parametrize("policy", [WritePolicy.WRITE_THROUGH, WritePolicy.WRITE_BACK])
+def test_what_a_long_request_displaces_is_still_found_on_the_host_c10(policy: WritePolicy) -> None:
+    """Requests were short; the one that has come, and waits for its turn, is not."""
+    rig = Rig(device=32, host=24, store=False, write=WriteConfig(policy=policy))
+    rig.cache_on_host(rig.doc(24, seed=1))  # what nobody will miss
+    short = [rig.doc(4, seed=s) for s in range(2, 10)]
+    for doc in short:
+        rig.cache(doc)
+    long = rig.acquire(rig.doc(24, seed=99))
+    rig.run()
+    assert rig.manager.extend(long, 24)
+    assert sum(sum(rig.matched(doc)) for doc in short) == 32
+    rig.manager.release(long)
+
+
 def test_write_back_never_blocks_the_step_c10(mix: str) -> None:
     """An allocation does not wait for a backup: it takes what may go, or says no."""
     policy = WriteConfig(policy=WritePolicy.WRITE_BACK, low_watermark=0.5, high_watermark=1.0)
