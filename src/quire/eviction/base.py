@@ -122,15 +122,6 @@ def first_evictable(queue: Queue, evictable: Evictable) -> Holding | None:
     return None
 
 
-def last_evictable(queue: Queue, evictable: Evictable) -> Holding | None:
-    """Hottest holding of `queue` that may go; parks those behind it."""
-    while (holding := queue.hottest()) is not None:
-        if evictable(holding):
-            return holding
-        queue.remove(holding)
-    return None
-
-
 def discard(holding: Holding) -> None:
     """Out of whichever queue it is in; nothing if parked."""
     if holding.queue is not None:

@@ -60,6 +60,7 @@ class Node:
         "children",
         "device_below",
         "end",
+        "given_up",
         "held",
         "hits",
         "host_below",
@@ -92,6 +93,8 @@ class Node:
         """Children whose full pages the device holds."""
         self.host_below = 0
         """Children whose full pages the host holds."""
+        self.given_up = 0
+        """Pages that went from the host so that the copy of its own need not stay there."""
         self.named = 0
         """Leases and queues of work that know it as the end of something: it stays as it is."""
         self.hits = 0

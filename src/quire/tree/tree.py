@@ -164,7 +164,7 @@ class PrefixTree:
             parent, node.name, tokens[: count * step + width - step], node.start + count, 0
         )
         upper.hits, upper.priority, upper.stamp = node.hits, node.priority, node.stamp
-        upper.stored = node.stored
+        upper.stored, upper.given_up = node.stored, node.given_up
         if node.others_stored is not None:
             points = {slot // NUM_TIERS for slot in self.points}
             upper.others_stored = {c: e for c, e in node.others_stored.items() if c not in points}

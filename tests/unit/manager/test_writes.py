@@ -118,6 +118,32 @@ def test_full_host_without_redundant_copies_gives_up_its_leaves_c10(mix: str) ->
     assert rig.manager.counters.dropped_pages == rig.weight(4) + released_windows(rig, 3, 4)
 
 
+def test_an_end_nobody_comes_back_to_keeps_no_prompt_twice_c10() -> None:
+    """A talk went on another way than its last page: what others cached is worth more than that
+    page and, for its sake, a second copy of all before it."""
+    rig = Rig(device=64, host=16, store=False)
+    others, talk = rig.doc(5, seed=1), tokens_for(10, seed=2)
+    rig.cache_on_host(others)
+    rig.cache_on_host(rig.key(talk + tokens_for(1, seed=3)))
+    rig.cache(rig.key(talk))  # on the device again
+    rig.manager.core.evict(Tier.HOST, 5)
+    assert rig.matched(others) == (0, 5)
+    assert sum(rig.matched(rig.key(talk))) == 10
+
+
+def test_a_shared_prompt_keeps_its_copy_once_it_has_cost_as_much_c10() -> None:
+    """Ever new talks below one prompt come to the host: few of them go for its copy's sake."""
+    rig = Rig(device=64, host=64, store=False)
+    prompt = tokens_for(8, seed=1)
+    talks = [rig.key(prompt + tokens_for(3, seed=s)) for s in range(2, 12)]
+    for talk in talks:
+        rig.cache(talk)
+        rig.manager.core.evict(Tier.DEVICE, 3)  # its own pages; the prompt stays
+        rig.manager.core.evict(Tier.HOST, 1)
+    found = sum(sum(rig.matched(talk)) - 8 for talk in talks)
+    assert found >= 3 * len(talks) - 8 - len(talks)
+
+
 def test_hot_page_displaces_no_copy_until_it_grows_cold_c10(mix: str) -> None:
     policy = WriteConfig(low_watermark=0.25, high_watermark=0.5)
     rig = Rig(mix=mix, pools=AMPLE, device=16, host=4, store=False, write=policy)
