@@ -362,7 +362,9 @@ class _Line:
                 if held is None:  # what lies below would hang in the air
                     self._skip(missing[missing.index(node) :], due)
                     break
-                span = Span(node, cold=due.cold, urgent=due.urgent)
+                # What others have used since stays on the device: its copy is spare.
+                cold = due.cold and node.last_use <= due.tail.last_use
+                span = Span(node, cold=cold, urgent=due.urgent)
                 span.attempt = due.attempt
                 spans.append(span)
                 guards += held

@@ -65,6 +65,7 @@ class Node:
         "hits",
         "host_below",
         "is_mark",
+        "last_use",
         "name",
         "named",
         "others_stored",
@@ -98,6 +99,8 @@ class Node:
         self.named = 0
         """Leases and queues of work that know it as the end of something: it stays as it is."""
         self.hits = 0
+        self.last_use = 0
+        """Number of the use of a path, counted over the tree, that passed it last."""
         self.is_mark = False
         """Somebody will want to go on from its end: state behind it is kept."""
         self.priority = 0

@@ -69,6 +69,7 @@ class PrefixTree:
         self.roots: dict[bytes, Root] = {}
         self.standing = Standing(num_components, make_order)
         self.stays = Stays(self.num_slots, self.standing)
+        self._num_uses = 0
         self.changes = 0
         """Grows with every change that can make an earlier walk wrong."""
 
@@ -165,6 +166,7 @@ class PrefixTree:
         )
         upper.hits, upper.priority, upper.stamp = node.hits, node.priority, node.stamp
         upper.stored, upper.given_up = node.stored, node.given_up
+        upper.last_use = node.last_use
         if node.others_stored is not None:
             points = {slot // NUM_TIERS for slot in self.points}
             upper.others_stored = {c: e for c, e in node.others_stored.items() if c not in points}
@@ -488,7 +490,9 @@ class PrefixTree:
     def touch(self, tail: Node) -> None:
         """Everything on the path was used: children first, so that parents rank as hotter."""
         touch, node = self.standing.touch, tail
+        self._num_uses = use = self._num_uses + 1
         while node.parent is not None:
+            node.last_use = use
             touch(node)
             node = node.parent
 
