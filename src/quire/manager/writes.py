@@ -40,7 +40,7 @@ LOOK_AHEAD = 128
 MAX_QUEUED_NODES = 1 << 16
 INFLIGHT_WRITE_SHARE = 0.25
 """Share of the host pool that writes in flight may pin: a slow store must not fill the host."""
-NEED_DECAY = 0.98
+NEED_DECAY = 0.9
 """By which the most that a step took counts less after each step."""
 TOUCH_EVERY_S = 5.0
 TOUCHED_PAGES = 1 << 13
