@@ -39,9 +39,9 @@ class PrefetchPolicy(enum.Enum):
 class WriteConfig:
     policy: WritePolicy = WritePolicy.WRITE_THROUGH
     selective_hits: int = 2
-    low_watermark: float = 0.005
+    low_watermark: float = 0.001
     """Free share of the device below which cold pages are copied out ahead of eviction."""
-    high_watermark: float = 0.01
+    high_watermark: float = 0.002
     """Free or cheaply freeable share at which that stops."""
     max_attempts: int = 3
     """Tries per page to get it into the store, before it is left for the next use to repair."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 
-from quire.eviction.base import EvictionPolicy, Queue, last_evictable
+from quire.eviction.base import EvictionPolicy, Queue
 from quire.eviction.fifo import FIFO
 from quire.eviction.lfu import LFU
 from quire.eviction.lru import LRU
@@ -17,7 +17,6 @@ __all__ = [
     "EvictionKind",
     "EvictionPolicy",
     "Queue",
-    "last_evictable",
     "make_policy",
 ]
 

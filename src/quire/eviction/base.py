@@ -138,12 +138,3 @@ class EvictionPolicy:
     def coldest(self) -> Iterator[Holding]:
         """From the cold end on. The order must not change while iterating."""
         return chain.from_iterable(self._queues)
-
-
-def last_evictable(queue: Queue, evictable: Evictable) -> Holding | None:
-    """Hottest holding of `queue` that may go; parks those behind it."""
-    while (holding := queue.hottest()) is not None:
-        if evictable(holding):
-            return holding
-        queue.remove(holding)
-    return None

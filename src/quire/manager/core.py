@@ -12,14 +12,24 @@ from functools import partial
 
 from quire.components import Component, Guard, PoolSize
 from quire.config import CacheConfig
-from quire.eviction import last_evictable, make_policy
+from quire.eviction import make_policy
 from quire.manager.counters import Counters
 from quire.manager.events import CacheEvent, EventBuffer, EventKind
 from quire.manager.operations import Operation, Operations
 from quire.manager.upkeep import Upkeep
 from quire.memory.allocator import PageAllocator
 from quire.messages import Command
-from quire.tree import NUM_TIERS, Freed, Holding, Node, PrefixTree, Root, may_go, slot_of
+from quire.tree import (
+    NUM_TIERS,
+    Freed,
+    Holding,
+    Node,
+    PrefixTree,
+    Root,
+    may_go,
+    next_spare,
+    slot_of,
+)
 from quire.types import (
     DEVICE,
     HOST,
@@ -108,24 +118,25 @@ class Core:
     def evict(self, slot: int, count: int) -> int:
         """Free at least `count` pages of the slot if that many may go. Returns how many went.
 
-        Host: copies of what the device has too go first, most recently used first (the device
-        will keep those longest); then leaves that only the host has, in policy order.
+        Host: copies of what the device has too go first (see tree/spares.py), then leaves that
+        only the host has, in policy order.
         """
         gone: list[Freed] = []
         order, rule = self.tree.standing.orders[slot], self._may_go[slot]
-        spare = self.tree.standing.spare[slot // NUM_TIERS] if slot % NUM_TIERS == HOST else None
+        spares = self.tree.standing.spare[slot // NUM_TIERS] if slot % NUM_TIERS == HOST else None
         freed = num_spare = 0
         while freed < count:
-            victim = None if spare is None else last_evictable(spare, rule)
-            if victim is not None:
-                num_spare -= freed
-                freed += self._detach_end(victim, slot, count - freed, gone)
-                num_spare += freed
-            elif (victim := order.victim(rule)) is not None:
-                freed += self._detach_end(victim, slot, count - freed, gone)
-            else:
+            spare = None if spares is None else next_spare(spares, slot)
+            victim = order.victim(rule) if spare is None else spare.holding
+            if victim is None:
                 break
-        if spare is None:
+            size = self._detach_end(victim, slot, count - freed, gone)
+            freed += size
+            if spare is not None and spare.instead_of is None:
+                num_spare += size
+            elif spare is not None and spare.instead_of is not None:
+                spare.instead_of.given_up += size
+        if spares is None:
             self.counters.evicted_device_pages += freed
         else:
             self.counters.evicted_spare_pages += num_spare

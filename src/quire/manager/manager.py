@@ -131,6 +131,7 @@ class CacheManager:
                 node.priority = max(node.priority, priority)
             node = node.parent
         self._writer.used(tail)
+        self._writer.expect(match.key.last - match.num_device)
         guards = self._core.protect(tail, device_tail)
         lease = Lease(self, owner, match.key, priority, tail, device_tail, guards, table)
         if self._states is not None:

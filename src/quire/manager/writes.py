@@ -37,12 +37,12 @@ from quire.types import (
 )
 
 BACKUP_TIMEOUT_S = 60.0
-LOOK_AHEAD = 32
-"""Cold holdings looked at per step for copying out ahead of eviction."""
+LOOK_AHEAD = 128
+"""Cold holdings looked at, at most, for copying out ahead of eviction."""
 MAX_QUEUED_NODES = 1 << 16
 INFLIGHT_WRITE_SHARE = 0.25
 """Share of the host pool that writes in flight may pin: a slow store must not fill the host."""
-NEED_DECAY = 0.98
+NEED_DECAY = 0.9
 """By which the most that a step took counts less after each step that moves pages."""
 TOUCH_EVERY_S = 5.0
 TOUCHED_PAGES = 1 << 13
@@ -115,6 +115,10 @@ class Writer:
                 self._touched.pop(next(iter(self._touched)))
         for line in self._lines:
             line.used(tail)
+
+    def expect(self, num_pages: int) -> None:
+        """A request has arrived that will take so many device pages once it is its turn."""
+        self._lines[0].expect(num_pages)
 
     def demand(self, component: int, node: Node) -> None:
         """A peer is to read it: it is copied to the host whatever the policy, evicting if need
@@ -216,7 +220,10 @@ class _Line:
         """By what is being written: what hangs under it, and is written when that has ended."""
         self._inflight_pages = 0
         self._need = 0.0
-        """Device pages that a step takes, by the largest of the last ones."""
+        """Device pages that a step takes, by the largest of the last ones; or that a request will
+        take which has arrived."""
+        self._expected = 0
+        """By the largest request that has arrived since the last look at the cold end."""
         self._seen = 0
         """Pages committed and evicted up to the last look at the cold end."""
         config = core.config
@@ -247,6 +254,9 @@ class _Line:
             if stored != epoch and node.held[host] is not None:
                 self._want_write(node)
             node = parent
+
+    def expect(self, num_pages: int) -> None:
+        self._expected = max(self._expected, num_pages)
 
     def want_backup(self, node: Node, *, urgent: bool = False, cold: bool = False) -> None:
         span = self._to_back_up.get(node)
@@ -317,9 +327,10 @@ class _Line:
     def flush(self) -> None:
         counters = self._core.counters
         moved = counters.evicted_device_pages + counters.committed_pages
-        if self._keeps and (moved != self._seen or self._core.taken[self._device]):
+        if moved != self._seen or self._expected:  # else the cold end is as it was
             self._seen = moved
-            self._clean_ahead()
+            if self._keeps:
+                self._clean_ahead()
         if self._to_back_up:
             self._start_backups()
         if self._retries:
@@ -342,24 +353,26 @@ class _Line:
     # ---- device → host --------------------------------------------------------------------------
 
     def _clean_ahead(self) -> None:
-        """Short of device pages, by the watermarks and by what a step has taken lately: copy out
-        the coldest that the host lacks, before they must go. Every copy made too early is room on
-        the host that holds nothing new."""
+        """Short of device pages, by the watermarks and by what steps take: copy out the coldest
+        that the host lacks, before they must go. Every copy made too early is room on the host
+        that holds nothing new."""
         core = self._core
-        self._need = max(core.taken[self._device], self._need * NEED_DECAY)
-        core.taken[self._device] = 0
+        need = max(core.taken[self._device], self._expected, self._need * NEED_DECAY)
+        core.taken[self._device] = self._expected = 0
+        self._need = need
         covered = core.allocators[self._device].num_free
-        if covered >= max(self._low_pages, self._need):
+        if covered >= max(self._low_pages, need):
             return
-        wanted = max(self._high_pages, self._need)
+        wanted = max(self._high_pages, need)
         for holding in islice(core.tree.standing.orders[self._device].coldest(), LOOK_AHEAD):
             if covered >= wanted:
                 break
-            covered += num_pages(holding.pages)
             node = holding.node
-            if holding.locks or node.held[self._host] is not None:
-                continue
-            if not self._selective or self._is_proven(node):
+            host = node.held[self._host]
+            if holding.reasons and (host is None or host.state is READY):
+                continue  # in use: it will not make room
+            covered += num_pages(holding.pages)
+            if host is None and (not self._selective or self._is_proven(node)):
                 self.want_backup(node, cold=True)
 
     def _start_backups(self) -> None:
@@ -375,7 +388,10 @@ class _Line:
                 if held is None:  # what lies below would hang in the air
                     self._skip(missing[missing.index(node) :], due)
                     break
-                spans.append(due.of(node))
+                # What others have used since stays on the device: its copy is spare.
+                span = due.of(node)
+                span.cold = due.cold and node.last_use <= due.tail.last_use
+                spans.append(span)
                 guards += held
         if not spans:
             return

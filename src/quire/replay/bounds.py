@@ -7,7 +7,8 @@ Both hold single pages, in one tier, and lose nothing to the order in which they
     Belady      what will be used latest goes first, as if the future were known: no cache that has
                 to hold what it answers with finds more
 
-Hits are leading pages of a prompt: a page without those before it helps nobody.
+Hits are leading pages of a prompt: a page without those before it helps nobody. A request that the
+device has no room for is cut for them as it is for the cache: see `ReplayOptions.fitting`.
 """
 
 from __future__ import annotations

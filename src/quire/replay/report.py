@@ -82,7 +82,7 @@ def _notes(result: Result) -> list[str]:
     if cut:
         notes.append(
             f"Up to {cut:,} requests did not fit on the device beside what was in use: they count "
-            "as computed, and only in part as cached."
+            "as computed, and only in part as cached. The bounds are cut as they are."
         )
     if result["profile"] is None:
         notes.append("For times to the first token, measure a machine first: quire profile.")

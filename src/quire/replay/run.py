@@ -8,7 +8,7 @@ ends before the next begins; what many running requests would occupy is held by 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -46,6 +46,18 @@ class ReplayOptions:
         over. A store holds again what the tiers above it hold."""
         in_use = self.occupancy.pages(self.device_pages, progress)
         return max(self.device_pages - in_use + self.host_pages, self.store_pages)
+
+    def fitting(self, trace: Trace) -> Trace:
+        """The trace as far as there are device pages for it beside what is in use: no cache, and so
+        no bound either, can find or keep for a request what the device cannot hold for it."""
+
+        def cut(row: TraceRow) -> TraceRow:
+            in_use = self.occupancy.pages(self.device_pages, trace.progress(row))
+            room = self.device_pages - in_use
+            answer = row.answer_pages[: max(room - len(row.pages), 0)]
+            return replace(row, pages=row.pages[:room], answer_pages=answer)
+
+        return replace(trace, rows=[cut(row) for row in trace.rows])
 
     def cache_config(self) -> CacheConfig:
         return CacheConfig(
@@ -113,7 +125,7 @@ class _Run:
         with manager.acquire(match, RequestId("replay")) as lease:
             if self._options.store_pages:
                 manager.prefetch(lease)
-                workers.settle()
+            workers.settle()  # an engine steps between a request's arrival and its admission
             manager.admit(lease)
             while manager.load(lease):
                 workers.settle()

@@ -108,14 +108,14 @@ def _sized(base: ReplayOptions, tier: Tier, count: int) -> ReplayOptions:
 
 def _found(trace: Trace, options: ReplayOptions, outcome: Outcome) -> Result:
     """Shares of the pages of all prompts."""
-    asked = trace.num_asked
+    asked, fitting = trace.num_asked, options.fitting(trace)
     by_tier = {
         name: sum(getattr(each, name) for each in outcome.found) / asked
         for name in ("device", "host", "store")
     }
     bounds = {
-        name: hits_of(bound, trace, options.room) / asked
-        for name, bound in (("ideal_lru", IdealLru()), ("belady", Belady(trace)))
+        name: hits_of(bound, fitting, options.room) / asked
+        for name, bound in (("ideal_lru", IdealLru()), ("belady", Belady(fitting)))
     }
     hit = sum(by_tier.values())
     return {

@@ -1,6 +1,7 @@
 """The one prefix tree: nodes, what they hold, and in which order it goes."""
 
 from quire.tree.node import NUM_TIERS, Freed, Holding, Inserted, Node, Root, Walk, slot_of
+from quire.tree.spares import next_spare
 from quire.tree.standing import Standing
 from quire.tree.stays import Stays, may_go
 from quire.tree.tree import PrefixTree
@@ -17,5 +18,6 @@ __all__ = [
     "Stays",
     "Walk",
     "may_go",
+    "next_spare",
     "slot_of",
 ]

@@ -60,10 +60,12 @@ class Node:
         "children",
         "device_below",
         "end",
+        "given_up",
         "held",
         "hits",
         "host_below",
         "is_mark",
+        "last_use",
         "name",
         "named",
         "others_stored",
@@ -93,9 +95,13 @@ class Node:
         """Children whose full pages the device holds."""
         self.host_below = 0
         """Children whose full pages the host holds."""
+        self.given_up = 0
+        """Pages that went from the host so that the copy of its own need not stay there."""
         self.named = 0
         """Leases and queues of work that know it as the end of something: it stays as it is."""
         self.hits = 0
+        self.last_use = 0
+        """Number of the use of a path, counted over the tree, that passed it last."""
         self.is_mark = False
         """Somebody will want to go on from its end: state behind it is kept."""
         self.priority = 0

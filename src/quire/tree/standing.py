@@ -1,9 +1,9 @@
 """Standing: where each READY holding ranks when its tier needs room.
 
 Device holdings, and host holdings that the device lacks, stand in their slot's eviction policy. A
-host holding whose pages are READY on the device as well is *spare*: it goes before any other, most
-recently used first, because the device will keep those longest. Once the device is about to let
-go of a page, its host copy is ranked as if that had happened.
+host holding whose pages are READY on the device as well is *spare*: it goes before any other (see
+spares.py). Once the device is about to let go of a page, its host copy is ranked as if that had
+happened.
 """
 
 from __future__ import annotations

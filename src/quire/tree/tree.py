@@ -166,7 +166,8 @@ class PrefixTree:
             parent, node.name, tokens[: count * step + width - step], node.start + count, 0
         )
         upper.hits, upper.priority, upper.stamp = node.hits, node.priority, node.stamp
-        upper.stored = node.stored
+        upper.stored, upper.given_up = node.stored, node.given_up
+        upper.last_use = node.last_use
         if node.others_stored is not None:
             points = {slot // NUM_TIERS for slot in self.points}
             upper.others_stored = {c: e for c, e in node.others_stored.items() if c not in points}
@@ -307,6 +308,7 @@ class PrefixTree:
         for slot in (DEVICE, HOST):
             self._join_holdings(run, slot)
         tail.hits = max(node.hits for node in run)
+        tail.given_up, tail.last_use = top.given_up, top.last_use
         parent.children[top.name] = tail
         tail.parent, tail.name = parent, top.name
         self.changes += 1
@@ -473,8 +475,9 @@ class PrefixTree:
     def touch(self, tail: Node) -> None:
         """Everything on the path was used: children first, so that parents rank as hotter."""
         touch, node = self.standing.touch, tail
-        self.uses += 1
+        self.uses = use = self.uses + 1
         while node.parent is not None:
+            node.last_use = use
             touch(node)
             node = node.parent
 

@@ -58,6 +58,21 @@ def test_write_back_copies_the_coldest_only_when_the_device_runs_short_c10(mix: 
     assert rig.matched(docs[0]) == (0, 4)
 
 
+@pytest.mark.parametrize("policy", [WritePolicy.WRITE_THROUGH, WritePolicy.WRITE_BACK])
+def test_what_a_long_request_displaces_is_still_found_on_the_host_c10(policy: WritePolicy) -> None:
+    """Requests were short; the one that has come, and waits for its turn, is not."""
+    rig = Rig(device=32, host=24, store=False, write=WriteConfig(policy=policy))
+    rig.cache_on_host(rig.doc(24, seed=1))  # what nobody will miss
+    short = [rig.doc(4, seed=s) for s in range(2, 10)]
+    for doc in short:
+        rig.cache(doc)
+    long = rig.acquire(rig.doc(24, seed=99))
+    rig.run()
+    assert rig.manager.extend(long, 24)
+    assert sum(sum(rig.matched(doc)) for doc in short) == 32
+    rig.manager.release(long)
+
+
 def test_write_back_never_blocks_the_step_c10(mix: str) -> None:
     """An allocation does not wait for a backup: it takes what may go, or says no."""
     policy = WriteConfig(policy=WritePolicy.WRITE_BACK, low_watermark=0.5, high_watermark=1.0)
@@ -104,6 +119,32 @@ def test_full_host_without_redundant_copies_gives_up_its_leaves_c10(mix: str) ->
     # Without the part that holds its window the rest is dead weight, and goes uncounted.
     assert rig.manager.counters.evicted_host_pages == (rig.kept_window or 4)
     assert rig.manager.counters.dropped_pages == rig.weight(4) + released_windows(rig, 3, 4)
+
+
+def test_an_end_nobody_comes_back_to_keeps_no_prompt_twice_c10() -> None:
+    """A talk went on another way than its last page: what others cached is worth more than that
+    page and, for its sake, a second copy of all before it."""
+    rig = Rig(device=64, host=16, store=False)
+    others, talk = rig.doc(5, seed=1), tokens_for(10, seed=2)
+    rig.cache_on_host(others)
+    rig.cache_on_host(rig.key(talk + tokens_for(1, seed=3)))
+    rig.cache(rig.key(talk))  # on the device again
+    rig.manager._core.evict(Tier.HOST, 5)
+    assert rig.matched(others) == (0, 5)
+    assert sum(rig.matched(rig.key(talk))) == 10
+
+
+def test_a_shared_prompt_keeps_its_copy_once_that_has_cost_as_much_c10() -> None:
+    """Ever new talks below one prompt come to the host: only the first go for its copy's sake."""
+    rig = Rig(device=64, host=64, store=False)
+    rig.cache_on_host(rig.doc(30, seed=1))  # what nobody will miss
+    prompt = tokens_for(8, seed=2)
+    talks = [rig.key(prompt + tokens_for(3, seed=s)) for s in range(3, 9)]
+    for talk in talks:
+        rig.cache(talk)
+        rig.manager._core.evict(Tier.DEVICE, 3)  # its own pages; the prompt stays
+        rig.manager._core.evict(Tier.HOST, 4)
+    assert [rig.matched(talk) for talk in talks[2:]] == [(8, 3)] * 4
 
 
 def test_hot_page_displaces_no_copy_until_it_grows_cold_c10(mix: str) -> None:

@@ -95,6 +95,17 @@ def test_what_is_in_use_holds_nothing_and_a_burst_ends():
     assert 36 - 4 - 8 <= hits_of(IdealLru(), found, burst.room) < 36
 
 
+def test_what_the_device_cannot_hold_for_a_request_no_bound_finds_or_keeps():
+    found = trace([1, 2, 3, 4], [1, 2, 3, 4], [1])
+    options = ReplayOptions(device_pages=10, host_pages=90, occupancy=Occupancy(0.7))
+    fitting = options.fitting(found)
+    assert [row.pages for row in fitting.rows] == [row.pages[:3] for row in found.rows]
+    for bound in (IdealLru(), Belady(fitting)):
+        assert hits_of(bound, fitting, options.room) == 3 + 1
+    roomy = ReplayOptions(device_pages=10, host_pages=90)
+    assert roomy.fitting(found) == found
+
+
 def test_a_store_holds_again_what_is_above_it():
     sizes = ReplayOptions(device_pages=10, host_pages=20, store_pages=25, occupancy=Occupancy(0.5))
     assert sizes.room(0.0) == 25
