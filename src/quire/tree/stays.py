@@ -35,32 +35,30 @@ class Stays:
         """Node and device slot of every holding that owes the host a copy."""
 
     def hold_back(self, node: Node, slot: int) -> None:
-        """One more reason for a holding to stay."""
-        holding = node.held[slot]
-        while holding is not None:
-            holding.reasons += 1
-            if holding.reasons > 1:
-                return
-            self.movable[slot] -= len(holding.pages) // PAGE_ID_BYTES
-            parent = node.parent
-            if slot > HOST or parent is None:
-                return
-            node, holding = parent, parent.held[slot]
+        """One more reason for a holding to stay; and if it had none, for what it hangs under."""
+        at: Node | None = node
+        size, chained = 0, slot <= HOST
+        while at is not None and (holding := at.held[slot]) is not None:
+            holding.reasons = reasons = holding.reasons + 1
+            if reasons > 1:
+                break
+            size += len(holding.pages)
+            at = at.parent if chained else None
+        self.movable[slot] -= size // PAGE_ID_BYTES
 
     def let_go(self, node: Node, slot: int) -> None:
         """One reason less. What may go is found again by eviction."""
-        holding = node.held[slot]
-        while holding is not None:
-            holding.reasons -= 1
-            if holding.reasons:
-                return
-            self.movable[slot] += len(holding.pages) // PAGE_ID_BYTES
-            if holding.queue is None and is_leaf(node, slot):
+        at: Node | None = node
+        size, chained = 0, slot <= HOST
+        while at is not None and (holding := at.held[slot]) is not None:
+            holding.reasons = reasons = holding.reasons - 1
+            if reasons:
+                break
+            size += len(holding.pages)
+            if holding.queue is None and is_leaf(at, slot):
                 self._standing.unpark(holding, slot)
-            parent = node.parent
-            if slot > HOST or parent is None:
-                return
-            node, holding = parent, parent.held[slot]
+            at = at.parent if chained else None
+        self.movable[slot] += size // PAGE_ID_BYTES
 
     def enter(self, node: Node, slot: int, holding: Holding) -> None:
         """A holding was attached."""

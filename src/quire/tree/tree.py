@@ -287,6 +287,8 @@ class PrefixTree:
     def coalesce(self, tail: Node, least: int = 2) -> None:
         """Make one node of `tail` and those right above it that are like it, if these are at
         `least` so many together."""
+        if not _has_row(tail, least):
+            return
         if not _is_quiet(tail):
             return
         run, upper = [tail], tail.parent
@@ -486,6 +488,17 @@ class PrefixTree:
         if holding is None or holding.state is not DRAINING or holding.locks:
             return False
         return slot != DEVICE or node.device_below == 0
+
+
+def _has_row(tail: Node, least: int) -> bool:
+    """Do so many nodes hang in a row, its end included, that nobody names and without a fork?"""
+    node = tail
+    for _ in range(least - 1):
+        above = node.parent
+        if above is None or above.parent is None or above.named or len(above.children or ()) > 1:
+            return False
+        node = above
+    return True
 
 
 def _is_quiet(node: Node) -> bool:
