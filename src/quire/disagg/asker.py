@@ -201,7 +201,8 @@ class Asker:
     def _begin_looking(self, handover: Handover) -> None:
         handover.stage = Stage.LOOKING
         self._budget.take(handover.need)
-        self._manager.admit(handover.lease)
+        if handover.from_store or handover.lease.yielded:  # else it may use what it found, no more
+            self._manager.admit(handover.lease)
         if handover.from_store:
             self._manager.prefetch(handover.lease)
 

@@ -211,6 +211,7 @@ class Engine:
             running=len(scheduler.running),
             waiting_tokens=sum(request.length for request in scheduler.waiting),
             operations={k.value: n for k, n in manager.operations.num_running.items() if n},
+            waiting_writes=manager.waiting_writes,
             ended={
                 kind.value: Ended(ended.count, ended.seconds)
                 for kind, ended in manager.operations.ended.items()

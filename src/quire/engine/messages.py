@@ -242,6 +242,8 @@ class EngineStatus(msgspec.Struct, frozen=True):
     running: int
     waiting_tokens: int
     operations: dict[str, int]
+    waiting_writes: int
+    """Parts of prompts that the store is to take and that are not on their way there yet."""
     """In flight, by kind: backup, load, write, fetch, probe, store."""
     ended: dict[str, Ended]
     """By the same kinds."""

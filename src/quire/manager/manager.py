@@ -388,6 +388,12 @@ class CacheManager:
         return not (busy or waiting)
 
     @property
+    def waiting_writes(self) -> int:
+        """Nodes that the store is to take and that are not on their way there: they wait for others
+        or for their time to be tried again."""
+        return self._writer.num_waiting
+
+    @property
     def inflight_pages(self) -> int:
         """Host pages held by fetches at this moment."""
         return self._fetches.inflight_pages

@@ -3,7 +3,8 @@
 An operation has one *leg* per (rank, component). Pages count as done only when every leg says so:
 the agreed length is the minimum over the legs. An operation ends when every leg has sent its
 final report, or its rank is lost; only then may its pages be reused, whatever its deadline says.
-What moves is not late: every report that brings a page gives it its whole time again.
+What moves is not late: every report that brings a page gives a fetch or a write its whole time
+again. A copy is reported once by each leg, which says nothing of the other legs.
 
     RUNNING ──deadline──▶ OVERDUE ──┐
        └──────last final report─────┴▶ ENDED
@@ -34,6 +35,9 @@ class Kind(enum.StrEnum):
     SERVE = "serve"
     PROBE = "probe"
     STORE = "store"
+
+
+_IN_PIECES = (Kind.WRITE, Kind.FETCH)
 
 
 class OpState(enum.Enum):
@@ -158,7 +162,7 @@ class Operations:
         sensible = report.first >= 0 and end <= len(op.legs[leg])
         if sensible:  # else a confused worker: its pages stay unreported, hence not OK
             op.legs[leg][report.first : end] = report.statuses
-            if _OK in report.statuses:
+            if op.kind in _IN_PIECES and _OK in report.statuses:
                 op.deadline_s = self._clock() + op.timeout_s
             op.keys = op.keys or report.keys
         self._advance(op, leg if report.final else None)

@@ -163,6 +163,10 @@ class Writer:
     def has_work(self) -> bool:
         return any(line.has_work for line in self._lines)
 
+    @property
+    def num_waiting(self) -> int:
+        return sum(line.num_waiting for line in self._lines)
+
     def next_retry(self) -> float | None:
         times = [line.next_retry() for line in self._lines]
         return min((time for time in times if time is not None), default=None)
@@ -346,6 +350,10 @@ class _Line:
     @property
     def has_work(self) -> bool:
         return bool(self._to_back_up or self._to_write)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._to_write) + len(self._behind) + len(self._retries)
 
     def next_retry(self) -> float | None:
         return self._retries[0][0] if self._retries else None

@@ -321,6 +321,7 @@ class Node(Server):
             "requests": self.requests(),
             "leases": status["leases"],
             "operations": {kind: n for kind, n in status["operations"].items() if n},
+            "writes to come": status["waiting_writes"],
             "hand-overs": status["handover"]["open"],
             "locked pages": sum(tier["locked_pages"] for tier in status["tiers"]),
         }

@@ -149,3 +149,24 @@ def test_lost_rank_ends_everything_it_was_part_of_c24() -> None:
     after = rig.acquire(rig.doc(4, seed=9))
     assert rig.manager.prefetch(after).declined is Decline.WORKER_LOST
     rig.manager.release(after)
+
+
+def test_a_copy_that_one_rank_never_ends_is_late_in_its_own_time_c15() -> None:
+    """The others' ends say nothing of it: a request does not wait for each of them anew."""
+    rig = Rig(ranks=3, store=False)
+    key = rig.doc(4, seed=1)
+    rig.cache_on_host(key)
+    lease = rig.acquire(key)
+    assert rig.manager.load(lease) == 4
+    rig.step()
+    load = rig.take(Load)
+    for rank in (0, 1):
+        rig.now += 29.0
+        rig.answer(load, ranks=[rank])
+        assert lease.load_state is LoadState.LOADING
+    rig.now += 29.0
+    rig.step()
+    assert lease.load_state is LoadState.FAILED
+    rig.manager.release(lease)
+    rig.answer(load, ranks=[2])
+    rig.manager.check_invariants()

@@ -112,6 +112,7 @@ def status(**changes: Any) -> EngineStatus:
         "running": 1,
         "waiting_tokens": 64,
         "operations": {"load": 1},
+        "waiting_writes": 0,
         "ended": {"load": Ended(3, 0.25)},
         "leases": 4,
         "counters": {"loaded_pages": 5, "committed_pages": 7},
