@@ -58,7 +58,7 @@ with manager.acquire(manager.match(key), quire.RequestId("request-1")) as lease:
     manager.commit(lease, key)  # from here on other requests share them
 # Leaving the block released the lease. What it computed goes to host and store in the steps after.
 step()
-while not manager.idle:
+while not manager.idle or manager.waiting_writes:
     step()
 
 print(f"{reused} of {key.num_pages} pages reused, page table {table[:4]}…")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import random
+import threading
+import time
 import tracemalloc
 
 import pytest
 
 from quire.store.base import STEP_NS
 from quire.store.codec import object_name
+from quire.store.file import FileStore
 from quire.store.file.cold import Found
 from quire.store.memory import MemoryStore
 from quire.types import NO_PARENT, PageStatus
@@ -280,28 +283,51 @@ def test_what_a_scan_finds_goes_coldest_first(order):
         times.reverse()
     elif order == "mixed":
         random.Random(1).shuffle(times)
-    records = _in_order(times, scan_start_ns=10**9)
+    records = _in_order(times, scan_start_ns=10**9, now_ns=10**9)
     assert [time_ns for time_ns, _ in records] == sorted(times)
     assert len({name for _, name in records}) == 5000
     assert order == "equal" or all(_object_text(t) == name for t, name in records)
 
 
 def test_what_was_used_since_the_scan_began_does_not_go():
-    assert [t for t, _ in _in_order(range(1, 7), scan_start_ns=3)] == [1, 2]
+    assert [t for t, _ in _in_order(range(1, 7), scan_start_ns=3, now_ns=9)] == [1, 2]
+    assert _in_order(range(3, 7), scan_start_ns=3, now_ns=9) == []
 
 
 def test_a_clock_that_was_set_back_does_not_stop_eviction():
-    assert [t for t, _ in _in_order([103, 101, 102], scan_start_ns=3)] == [101, 102, 103]
+    later_ns = 3 * 10**9
+    times = [later_ns + 3, later_ns + 1, later_ns + 2]
+    assert [t for t, _ in _in_order(times, scan_start_ns=3, now_ns=9)] == sorted(times)
 
 
-def _in_order(times, scan_start_ns):
+def test_pages_written_while_the_first_scan_looks_can_be_continued(client, tmp_path, pages):
+    """In a new directory they are all that it finds, and none of them is cold."""
+    began, go_on = threading.Event(), threading.Event()
+
+    def wall_ns():
+        now_ns = time.time_ns()
+        began.set()
+        go_on.wait(60)
+        return now_ns
+
+    inner = FileStore(tmp_path / "store", wall_ns=wall_ns)
+    store = client(inner)
+    assert began.wait(60)
+    assert pages.put_path(store, *range(1, 17)) == [OK] * 16
+    go_on.set()
+    assert inner.wait_scanned(60)
+    assert pages.put_path(store, *range(17, 21), after=16) == [OK] * 4
+    inner.close()
+
+
+def _in_order(times, scan_start_ns, now_ns):
     """(time, name) of what would go; objects are named by their times, or else by their number."""
     found = Found()
     for i, time_ns in enumerate(times):
         found.add(_object_text(time_ns or i), time_ns)
     return [
         (int(time_ns), bytes(key).hex() + suffix.decode())
-        for piece in found.in_order(scan_start_ns)
+        for piece in found.in_order(scan_start_ns, now_ns)
         for time_ns, key, suffix in piece
     ]
 

@@ -37,6 +37,9 @@ PIECE = 1024
 """Records moved at a time: numpy holds the interpreter while it moves them, and a million at once
 would hold up every other thread."""
 
+FUTURE_NS = 10**9
+"""What was used so much later than now was used by a clock that has been set back since."""
+
 MAX_LOOKS = 64
 """Records looked at while the other processes wait."""
 
@@ -141,15 +144,15 @@ class Found:
         self._keys += bytes.fromhex(name[:KEY_DIGITS])
         self._kinds.append(self._suffixes.setdefault(name[KEY_DIGITS:], len(self._suffixes)))
 
-    def in_order(self, scan_start_ns: int) -> Iterator[Records]:
+    def in_order(self, scan_start_ns: int, now_ns: int) -> Iterator[Records]:
         """Those not used since the scan began, coldest first, in pieces."""
         times_ns = np.frombuffer(self._times_ns, np.int64)
         keys = np.frombuffer(self._keys, "V32")
         kinds = np.frombuffer(self._kinds, np.uint16)
         suffixes = np.array(list(self._suffixes), f"S{SUFFIX_BYTES}")
-        num_before = int((times_ns < scan_start_ns).sum())
-        # All of them are from the future when a clock was set back.
-        order = np.argsort(times_ns, kind="stable")[: num_before or None]
+        order = np.argsort(times_ns, kind="stable")
+        if len(order) and times_ns[order[0]] < now_ns + FUTURE_NS:  # else a clock was set back
+            order = order[: int((times_ns < scan_start_ns).sum())]
         for first in range(0, len(order), PIECE):
             some = order[first : first + PIECE]
             records = np.empty(len(some), RECORD)

@@ -141,7 +141,7 @@ class Scanner:
         if self._layout.objects_inode != which:  # cleared meanwhile, by somebody
             return 0
         self._ledger.correct(before, used)
-        return self._cold.replace(found.in_order(start_ns))
+        return self._cold.replace(found.in_order(start_ns, self._wall_ns()))
 
     def _empty_trash(self) -> int:
         """Objects deleted of those that were cleared."""

@@ -110,9 +110,6 @@ class Writer:
             begun[i] = self._open(pages[i], path, path in recycled)
         return begun
 
-    def _temporary_path(self, page: NewObject) -> str:
-        return self._layout.temporary_path(page.name.text, next(self._numbers))
-
     def _open(self, page: NewObject, path: str, is_recycled: bool) -> _Draft | PageStatus:
         try:
             if not is_recycled and not self._has_room(page.size_bytes):
