@@ -16,7 +16,7 @@ from quire.keys import PrefixKey
 from quire.manager.core import Core
 from quire.manager.costs import CostModel
 from quire.manager.fetches.base import GRACE_S, Intake, Piece, PrefetchState, point_before
-from quire.manager.fetches.landing import Arrival, land, obstacle
+from quire.manager.fetches.landing import Arrival, is_hindered, land, obstacle
 from quire.manager.lease import Lease
 from quire.manager.operations import Kind, Operation, OpState
 from quire.messages import Cancel, Fetch, PeerSource
@@ -229,15 +229,12 @@ class Intakes:
                 return  # what lies in front is still on its way
             if lease.private_pages:
                 return
-            intake.first = lease.tail.end
+            intake.first, intake.hindered = lease.tail.end, False
             self._drop_behind(intake)
-        first, anchor = intake.first, None
-        last = self.reach(intake)
-        if last > first and (anchor := self._anchor(intake)) is not None:
-            unhindered = obstacle(core, anchor, intake.key, last)
-            if unhindered < last and lease is not None:
-                self.fresh[intake] = None  # it will pass
-            last = self.reach(intake, unhindered)
+        first, last = intake.first, self.reach(intake)
+        anchor = self._anchor(intake) if last > first else None
+        if anchor is not None:
+            last = self._unhindered(intake, anchor, last)
         if anchor is None or last <= first:
             return
         pages = []
@@ -259,6 +256,18 @@ class Intakes:
             if not wanting.released and not wanting.private_pages:
                 self._advance(wanting)
         core.tidy((tail,))
+
+    def _unhindered(self, intake: Intake, anchor: Node, last: int) -> int:
+        """Up to which page, `last` at most, pages can be put into the tree now. Those of a peer
+        wait until all can."""
+        core, key = self._core, intake.key
+        free = obstacle(core, anchor, key, last)
+        if intake.lease is None:
+            return self.reach(intake, free)
+        intake.hindered = free < last or is_hindered(core, anchor, key, last)
+        if intake.hindered:
+            self.fresh[intake] = None
+        return intake.first if intake.hindered else last
 
     def reach(self, intake: Intake, limit: int | None = None) -> int:
         """Up to which page, after those in the tree, all that is needed is here."""
