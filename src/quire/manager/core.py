@@ -90,7 +90,10 @@ class Core:
 
     def room(self, slot: int) -> int:
         """Pages that could be had in a slot now: the free ones, and all that may be evicted."""
-        return self.allocators[slot].num_free + self.tree.stays.movable[slot]
+        stays = self.tree.stays
+        if stays.late:
+            stays.catch_up()
+        return self.allocators[slot].num_free + stays.movable[slot]
 
     def reserve(self, slot: int, count: int) -> PageIds | None:
         """Allocate, evicting the shortfall if need be. None: nothing was changed."""
@@ -126,6 +129,7 @@ class Core:
         spares = self.tree.standing.spare[slot // NUM_TIERS] if slot % NUM_TIERS == HOST else None
         freed = num_spare = 0
         while freed < count:
+            self.tree.stays.catch_up()
             spare = None if spares is None else next_spare(spares, slot)
             victim = order.victim(rule) if spare is None else spare.holding
             if victim is None:

@@ -123,6 +123,7 @@ class Loader:
         """
         if lease.tail is lease.device_tail:
             return 0
+        self._core.tree.stays.catch_up()
         before, limit = lease.num_device, lease.tail.end
         while limit > lease.device_tail.end:
             point = self._point_before(lease, limit)

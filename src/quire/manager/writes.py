@@ -374,6 +374,7 @@ class _Line:
         free, evicted = core.allocators[self._device].num_free, core.counters.evicted_device_pages
         if free + self._clean_until - evicted >= max(self._low_pages, need):
             return
+        core.tree.stays.catch_up()
         covered, wanted = free, max(self._high_pages, need)
         for holding in islice(core.tree.standing.orders[self._device].coldest(), LOOK_AHEAD):
             if covered >= wanted:

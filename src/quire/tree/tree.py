@@ -297,6 +297,7 @@ class PrefixTree:
             upper = upper.parent
         if len(run) < least:
             return
+        self.stays.catch_up()
         run.reverse()
         top, parent = run[0], run[0].parent
         assert parent is not None
@@ -408,6 +409,8 @@ class PrefixTree:
         assert holding is not None
         if holding.locks or (slot == DEVICE and node.device_below):
             raise InvariantError(f"{node} is freed while something uses it")
+        if self.stays.late:
+            self.stays.catch_up()
         self.standing.leave(holding, slot)
         held[slot] = None
         self.stays.leave(node, slot, holding)
