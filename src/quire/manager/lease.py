@@ -82,6 +82,8 @@ class Lease:
     """Windows and recurrent state, for models that have such."""
     yielded: bool = False
     """It waits, and has let go of the device: what the host has is all that it protects."""
+    looked: int = 0
+    """How often the tree had changed when it was acquired."""
     released: bool = False
 
     def __post_init__(self) -> None:

@@ -134,6 +134,7 @@ class CacheManager:
         self._writer.expect(match.key.last - match.num_device)
         guards = self._core.protect(tail, device_tail)
         lease = Lease(self, owner, match.key, priority, tail, device_tail, guards, table)
+        lease.looked = self._core.tree.changes
         if self._states is not None:
             seen = match.walk.num_pages
             branch = seen if seen > match.num_pages else 0
@@ -189,7 +190,7 @@ class CacheManager:
             self._fetches.prefetches.settle(lease.prefetch)
         if lease.yielded:
             self._take_back(lease)
-        elif not lease.private_pages:
+        elif not lease.private_pages and lease.looked != self._core.tree.changes:
             self._advance(lease)
         return lease.num_device + lease.num_host
 
@@ -373,12 +374,11 @@ class CacheManager:
 
     def next_wakeup(self) -> float | None:
         """Clock time at which something is due without any report from a worker; None: never."""
-        times = [
-            self._core.operations.next_deadline(),
-            self._writer.next_retry(),
-            self._fetches.prefetches.next_timeout(),
-        ]
-        return min((t for t in times if t is not None), default=None)
+        first = self._core.operations.next_deadline()
+        for due in (self._writer.next_retry(), self._fetches.prefetches.next_timeout()):
+            if due is not None and (first is None or due < first):
+                first = due
+        return first
 
     @property
     def idle(self) -> bool:

@@ -203,7 +203,9 @@ class Operations:
 
     def expire(self, now: float) -> int:
         """Mark overdue operations and tell their owners. Returns how many."""
-        count = 0
+        count, heap = 0, self._deadlines
+        if not heap or heap[0][0] > now:  # deadlines only ever move away
+            return 0
         while (due := self.next_deadline()) is not None and due <= now:
             op = self.running[heapq.heappop(self._deadlines)[1]]
             op.state = OpState.OVERDUE

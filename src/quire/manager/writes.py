@@ -168,8 +168,7 @@ class Writer:
         return sum(line.num_waiting for line in self._lines)
 
     def next_retry(self) -> float | None:
-        times = [line.next_retry() for line in self._lines]
-        return min((time for time in times if time is not None), default=None)
+        return min((line.retries[0][0] for line in self._lines if line.retries), default=None)
 
     def _touch(self) -> None:
         """Tell the store which paths were used here: what is hot in memory must not grow cold
@@ -212,7 +211,7 @@ class _Line:
         self._to_back_up: dict[Node, Span] = {}
         self._to_write: dict[Node, Span] = {}
         """Both by their lower end."""
-        self._retries: list[tuple[float, int, Span]] = []
+        self.retries: list[tuple[float, int, Span]] = []
         """Due time, a number to break ties, and what to write then."""
         self._sequence = 0
         self._spans: dict[OperationId, list[Span]] = {}
@@ -308,7 +307,7 @@ class _Line:
         return span
 
     def _next_retry(self) -> Span:
-        span = heapq.heappop(self._retries)[-1]
+        span = heapq.heappop(self.retries)[-1]
         span.tail.named -= 1
         return span
 
@@ -316,7 +315,7 @@ class _Line:
         """Nothing can be copied any more."""
         self._take_backups()
         self._clear_writes()
-        while self._retries:  # or next_retry() would stay in the past
+        while self.retries:  # or next_retry() would stay in the past
             self._next_retry()
 
     def _take_backups(self) -> dict[Node, Span]:
@@ -340,9 +339,9 @@ class _Line:
                 self._clean_ahead()
         if self._to_back_up:
             self._start_backups()
-        if self._retries:
+        if self.retries:
             now = self._core.clock()
-            while self._retries and self._retries[0][0] <= now:
+            while self.retries and self.retries[0][0] <= now:
                 self._queue_write(self._next_retry())
         if self._to_write:
             if self._core.store_epoch:
@@ -356,10 +355,7 @@ class _Line:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._to_write) + len(self._behind) + len(self._retries)
-
-    def next_retry(self) -> float | None:
-        return self._retries[0][0] if self._retries else None
+        return len(self._to_write) + len(self._behind) + len(self.retries)
 
     # ---- device → host --------------------------------------------------------------------------
 
@@ -628,7 +624,7 @@ class _Line:
         due = self._core.clock() + config.retry_delay_s * 2 ** (span.attempt - 1)
         self._sequence += 1
         span.tail.named += 1
-        heapq.heappush(self._retries, (due, self._sequence, span))
+        heapq.heappush(self.retries, (due, self._sequence, span))
 
     # ---- shared ---------------------------------------------------------------------------------
 

@@ -447,15 +447,15 @@ class PrefixTree:
             stop = tail.parent
         self.uses += 1
         node = tail
-        while node is not stop and node.parent is not None:
+        while node is not stop and (parent := node.parent) is not None:
             holding = node.held[slot]
             assert holding is not None
-            holding.locks += 1
-            if holding.locks == 1:
+            holding.locks = locks = holding.locks + 1
+            if locks == 1:
                 self.stays.hold_back(node, slot)
                 if slot > HOST:
                     self.stays.reckon(node, slot)
-            node = node.parent
+            node = parent
 
     def unlock(self, tail: Node, stop: Node | None, slot: int) -> list[Freed]:
         """Undo one lock. Frees what was only draining."""
@@ -467,8 +467,8 @@ class PrefixTree:
         while node is not stop and (parent := node.parent) is not None:
             holding = node.held[slot]
             assert holding is not None
-            holding.locks -= 1
-            if holding.locks == 0:
+            holding.locks = locks = holding.locks - 1
+            if locks == 0:
                 if slot > HOST:
                     self.stays.reckon(node, slot)
                 self.stays.let_go(node, slot)
