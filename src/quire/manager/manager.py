@@ -36,7 +36,7 @@ from quire.messages import (
     Transferred,
     WorkerLost,
 )
-from quire.tree import Node, Root, Walk, slot_of
+from quire.tree import Node, Root, Walk, rest, slot_of
 from quire.types import (
     DEVICE,
     HOST,
@@ -344,7 +344,7 @@ class CacheManager:
             self._core.tidy((lease.tail, lease.device_tail))
         lease.end()
         if not lease.tail.named:  # else whoever still works on it will
-            self._core.rest(lease.tail)
+            rest(self._core.tree, lease.tail)
 
     # ---- the step -------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from quire.manager.core import Core
 from quire.manager.operations import Kind, Operation, OpState
 from quire.manager.writes.spans import Outcome, Span, UnderWay, joined, size_of
 from quire.messages import Backup
-from quire.tree import Node, slot_of
+from quire.tree import Node, rest, slot_of
 from quire.types import DEVICE, FILLING, HOST, READY, num_pages
 
 TIMEOUT_S = 60.0
@@ -261,4 +261,4 @@ class Backups:
                 self.want(node, urgent=True).attempt = 1
         if not core.store_epoch:  # else they are on their way there
             for _, node, _, _ in outcomes:
-                core.rest(node)
+                rest(core.tree, node)

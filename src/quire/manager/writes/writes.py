@@ -17,7 +17,7 @@ from quire.manager.core import Core
 from quire.manager.operations import Kind, Operation, OpState
 from quire.manager.writes.spans import Span, UnderWay, joined, size_of
 from quire.messages import Run, Write
-from quire.tree import Node, slot_of
+from quire.tree import Node, rest, slot_of
 from quire.types import (
     HOST,
     NO_PARENT,
@@ -224,7 +224,7 @@ class Writes:
             self._let_follow(node)
         core.finish(op)
         for _, node, _, _ in outcomes:
-            core.rest(node)
+            rest(core.tree, node)
 
     def _write_prefix(self, node: Node) -> None:
         """The store has lost what a node hangs under: it is written again, top first."""
