@@ -316,6 +316,8 @@ class Asker:
                 self._manager.admit(lease)
                 current.reached = handover.wanted
         timeout_s = self._config.timeout_s
+        if intake.hindered:  # the peer has done its part
+            handover.progress_s = now
         # Who stands in line behind others, for room or for the link, is late when nobody moves.
         moved_s = handover.progress_s if intake.idle else max(handover.progress_s, self._moved_s)
         if now - moved_s > timeout_s:

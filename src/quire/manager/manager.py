@@ -207,7 +207,7 @@ class CacheManager:
             self._hybrid.release(lease.state, lease.device_tail)
         if host:
             root = self._core.tree.root(lease.key)
-            self._move(lease, root, root, NO_PAGES, [])
+            self._move(lease, root, root, NO_PAGES, self._core.protect(root, root))
         else:
             self._hold_host(lease)
 

@@ -228,6 +228,9 @@ class _Line:
         take which has arrived."""
         self._expected = 0
         """By the largest request that has arrived since the last look at the cold end."""
+        self._clean_until = 0
+        """So many pages will have been evicted when those are gone that were seen to at the last
+        look."""
         self._seen = 0
         """Pages committed and evicted up to the last look at the cold end."""
         config = core.config
@@ -368,10 +371,10 @@ class _Line:
         need = max(core.taken[self._device], self._expected, self._need * NEED_DECAY)
         core.taken[self._device] = self._expected = 0
         self._need = need
-        covered = core.allocators[self._device].num_free
-        if covered >= max(self._low_pages, need):
+        free, evicted = core.allocators[self._device].num_free, core.counters.evicted_device_pages
+        if free + self._clean_until - evicted >= max(self._low_pages, need):
             return
-        wanted = max(self._high_pages, need)
+        covered, wanted = free, max(self._high_pages, need)
         for holding in islice(core.tree.standing.orders[self._device].coldest(), LOOK_AHEAD):
             if covered >= wanted:
                 break
@@ -382,6 +385,7 @@ class _Line:
             covered += num_pages(holding.pages)
             if host is None and (not self._selective or self._is_proven(node)):
                 self.want_backup(node, cold=True)
+        self._clean_until = evicted + int(covered) - free
 
     def _start_backups(self) -> None:
         core = self._core

@@ -254,3 +254,30 @@ def test_window_pages_that_no_prefix_ends_behind_any_more_are_let_go(by: str) ->
     for each in (lease, other):
         rig.manager.release(each)
     rig.run()
+
+
+def test_pages_that_come_wait_for_own_copies_of_the_same_that_are_on_their_way_c26() -> None:
+    """The device has the prefix and is copying it; its request has yielded the device, and the
+    same pages come from a peer before the copy of their window has ended."""
+    rig = Rig(mix="full+window", store=False)
+    first = rig.acquire(rig.doc(LAST, seed=1))
+    assert rig.grow(first, first.key)
+    rig.manager.release(first)
+    rig.step()
+    copies = rig.take_all(Backup)
+    for command in [c for c in copies if c.component == "full"]:
+        rig.answer(command, statuses=OK)
+    lease = rig.acquire(rig.doc(LAST, seed=1))
+    rig.manager.yield_device(lease)
+    intake = rig.manager.offers.open(lease, LAST, 10.0)
+    offer_all(rig, intake)
+    rig.step()
+    for command in rig.take_all(Fetch):
+        rig.answer(command, statuses=OK)
+    assert intake.hindered
+    assert not intake.complete
+    for command in [c for c in copies if c.component == "window"]:
+        rig.answer(command, statuses=OK)
+    rig.step()
+    assert intake.complete
+    rig.manager.release(lease)

@@ -122,6 +122,9 @@ class Intake:
     num_landed: int = 0
     is_cut: bool = False
     """The host had no room for more."""
+    hindered: bool = False
+    """Of a peer: what is here waits for copies of the same pages that are on their way to the host
+    from the own device."""
     shares: bool = False
     """Of a peer: another intake brings what it needs next."""
     closed: bool = False

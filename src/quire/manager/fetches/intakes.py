@@ -16,7 +16,7 @@ from quire.keys import PrefixKey
 from quire.manager.core import Core
 from quire.manager.costs import CostModel
 from quire.manager.fetches.base import GRACE_S, Intake, Piece, PrefetchState, point_before
-from quire.manager.fetches.landing import Arrival, land, obstacle
+from quire.manager.fetches.landing import Arrival, is_hindered, land, obstacle
 from quire.manager.lease import Lease
 from quire.manager.operations import Kind, Operation, OpState
 from quire.messages import Cancel, Fetch, PeerSource
@@ -229,14 +229,17 @@ class Intakes:
                 return  # what lies in front is still on its way
             if lease.private_pages:
                 return
-            intake.first = lease.tail.end
+            intake.first, intake.hindered = lease.tail.end, False
             self._drop_behind(intake)
         first, anchor = intake.first, None
         last = self.reach(intake)
         if last > first and (anchor := self._anchor(intake)) is not None:
             unhindered = obstacle(core, anchor, intake.key, last)
-            if unhindered < last and lease is not None:
-                self.fresh[intake] = None  # it will pass
+            if lease is not None:
+                intake.hindered = unhindered < last or is_hindered(core, anchor, intake.key, last)
+                if intake.hindered:
+                    self.fresh[intake] = None
+                    return
             last = self.reach(intake, unhindered)
         if anchor is None or last <= first:
             return

@@ -44,13 +44,27 @@ def land(core: Core, anchor: Node, arrival: Arrival) -> Node:
 
 
 def obstacle(core: Core, anchor: Node, key: PrefixKey, last: int, tier: Tier = HOST) -> int:
-    """Page before which nothing hinders pages from being put under `anchor`: behind it a copy of
-    the same page is on its way to the tier, or on its way out."""
+    """Page before which nothing hinders full pages from being put under `anchor`: behind it a copy
+    of the same page is on its way to the tier, or on its way out."""
     for node in core.tree.walk(key, anchor).nodes:
-        holding = node.held[tier]
-        if holding is not None and holding.state is not READY:
+        if _is_moving(node, tier):
             return min(last, node.start)
     return last
+
+
+def is_hindered(core: Core, anchor: Node, key: PrefixKey, last: int) -> bool:
+    """Is a copy of other state that belongs to the point at page `last` on its way to the host?"""
+    nodes = core.tree.walk(key, anchor).nodes
+    for component in core.components[1:]:
+        slot, (start, end) = slot_of(component.index, HOST), component.span(anchor.end, last)
+        if any(_is_moving(n, slot) for n in nodes if n.end > start and n.start < end):
+            return True
+    return False
+
+
+def _is_moving(node: Node, slot: int) -> bool:
+    holding = node.held[slot]
+    return holding is not None and holding.state is not READY
 
 
 def _land_full(core: Core, anchor: Node, arrival: Arrival) -> Node:
