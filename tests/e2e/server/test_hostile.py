@@ -89,7 +89,7 @@ def test_paths_methods_and_types(http):
 
 
 def test_no_key(server):
-    response = httpx.post(server.url + COMPLETIONS, json=GOOD)
+    response = httpx.post(server.url + COMPLETIONS, json=GOOD, timeout=TIMEOUT_S)
     assert response.status_code == 401
     assert error_of(response)["code"] == "invalid_api_key"
 
