@@ -20,7 +20,9 @@ import msgspec
 from quire.errors import QuireError
 
 _MAX_STARTUP_BYTES = 1 << 20
-_ORPHAN_GRACE_S = 5.0
+_ORPHAN_GRACE_S = 30.0
+"""Longer than an engine waits for its ranks when it ends: else it would leave them, and the socket
+that it made for them, as they are."""
 _EXIT_ORPHAN = 3
 
 Message = TypeVar("Message", bound=msgspec.Struct)
@@ -44,17 +46,18 @@ def read_startup(kind: type[Message]) -> tuple[Message, BinaryIO]:
 
 
 def stop_when_orphaned(stream: BinaryIO, stop: threading.Event, address: str) -> None:
-    """Set `stop` when the parent is gone, and remove the socket that it made at `address`; if
-    stopping takes too long then, exit anyway."""
+    """Set `stop` when the parent is gone, and remove the socket that it made at `address`, also
+    when it had told us to stop before; if stopping takes too long then, exit anyway."""
 
     def watch() -> None:
         with contextlib.suppress(OSError):
             while stream.read(1):
                 pass
-        if stop.is_set():
-            return
+        was_told = stop.is_set()
         stop.set()
         _remove_socket(address)
+        if was_told:
+            return
         time.sleep(_ORPHAN_GRACE_S)
         os._exit(_EXIT_ORPHAN)
 

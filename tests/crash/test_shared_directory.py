@@ -55,7 +55,7 @@ def play(root: Path, seed: int, num_turns: int, num_kills: int, until_s: float =
 
 def check(root: Path) -> float:
     store = FileStore(root, max_bytes=NUM_PAGES * OBJECT_BYTES, reserve_bytes=0)
-    assert store.wait_scanned(60)
+    assert store.wait_scanned(300)
     assert store.stats().used_bytes == used_bytes(root)
     store.close()
     num_usable, num_there = usable_share(root)

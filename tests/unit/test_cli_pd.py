@@ -153,16 +153,20 @@ def test_pd_that_was_asked_wrongly_is_one_sentence(quire):
 # ---- how they live and end -----------------------------------------------------------------------
 
 
+WAIT_S = 120.0
+"""Only how long a broken test takes to fail."""
+
+
 def alive(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
         return False
-    return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return state != "Z"
 
 
 def until(condition) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.02)
@@ -213,9 +217,9 @@ def test_it_says_what_runs_where_answers_and_ends_with_ctrl_c(tmp_path):
         assert key_file.is_relative_to(tmp_path / "cache")
         url = out.partition("base_url=")[2].split()[0]
         body = {"model": "tiny", "prompt": "p"}
-        assert httpx.post(f"{url}/completions", json=body).status_code == 200
+        assert httpx.post(f"{url}/completions", json=body, timeout=WAIT_S).status_code == 200
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=WAIT_S)
         assert process.returncode == 0, err
         assert "prefill: loading for prefill" in err
         assert not key_file.exists()
@@ -226,7 +230,7 @@ def test_a_server_that_dies_ends_all_with_a_clear_error(tmp_path):
     with running(tmp_path) as process:
         read_until(process.stdout, "Stop it")
         os.kill(pids(tmp_path)[0], signal.SIGKILL)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=WAIT_S)
         assert process.returncode == 2
         assert "quire: the prefill server was killed by signal 9" in err
         assert "Traceback" not in err
@@ -236,7 +240,7 @@ def test_a_server_that_dies_ends_all_with_a_clear_error(tmp_path):
 def test_a_server_that_does_not_start_says_why(tmp_path):
     (tmp_path / "decode-fails").touch()
     with running(tmp_path) as process:
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=WAIT_S)
         assert process.returncode == 2
         assert "the decode server ended with code 2: device_memory holds 3 pages: give it" in err
         assert "Traceback" not in err

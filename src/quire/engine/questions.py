@@ -1,6 +1,8 @@
 """Questions: what an administrator asks, answered at once or when the workers are done.
 
-Knows the cache's manager. Nothing here waits: what takes time is looked at once per step.
+Knows the cache's manager. Nothing here waits: what takes time is looked at once per step. Nobody is
+answered before the step after their question: what an earlier answer made due has begun by then, so
+who asks after it whether pages are being moved is not told that all is quiet.
 """
 
 from __future__ import annotations
@@ -76,6 +78,7 @@ class Questions:
         self._status = status
         self._requests = requests
         self._events = EventLog()
+        self._asked: list[tuple[int, Question]] = []
         self._pending: dict[int, _Changing | _Warming] = {}
         self._answers: list[Answer] = []
 
@@ -85,15 +88,21 @@ class Questions:
 
     def ask(self, number: int, question: Question) -> None:
         """One Answer will come for it, sooner or later."""
-        try:
-            if len(self._pending) >= _MAX_PENDING:
-                raise ConfigError(f"{_MAX_PENDING} questions are being answered: try again later")
-            self._begin(number, question)
-        except QuireError as error:
-            self._answers.append(Answer(number, error=str(error)))
+        self._asked.append((number, question))
 
     def advance(self) -> None:
-        """Once per step: see what has come of those under way."""
+        """Once per step, after the manager's: begin what was asked, and see what has come of those
+        under way."""
+        asked, self._asked = self._asked, []
+        for number, question in asked:
+            try:
+                if len(self._pending) >= _MAX_PENDING:
+                    raise ConfigError(
+                        f"{_MAX_PENDING} questions are being answered: try again later"
+                    )
+                self._begin(number, question)
+            except QuireError as error:
+                self._answers.append(Answer(number, error=str(error)))
         for number, task in list(self._pending.items()):
             if isinstance(task, _Changing):
                 if task.change.done:

@@ -158,7 +158,7 @@ def starting(folder: Path) -> Iterator[Fleet]:
     options: dict[str, Any] = {
         "store": f"file://{folder}/store?max=256MiB",
         "prefetch_threshold": PAGE,
-        "handover_timeout": 2,
+        "handover_timeout": 5,
     }
     prefills = [
         Node(folder / f"prefill-{i}", SUBJECT, role="prefill", chunk_tokens=PAGE, **options)

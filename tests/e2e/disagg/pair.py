@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from e2e.exactness.oracle import Answer
-from e2e.exactness.rig import EngineRig
+from e2e.exactness.rig import PATIENCE_S, PAUSE_S, EngineRig
 from e2e.exactness.scenarios import check
 from e2e.exactness.subjects import PAGE, Prompt, Subject
 from quire.components import PoolSize
@@ -26,7 +26,6 @@ from quire.models import load_model
 from quire.types import Tier
 
 SECRET = "between us"
-_PATIENCE_S = 60.0
 
 
 @functools.cache
@@ -55,17 +54,17 @@ class Pair(EngineRig):
 
     def settle(self) -> None:
         """Until nothing is in flight anywhere; then everything must have been given back."""
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + PATIENCE_S
         while not all(self._is_quiet(engine) for engine in self.engines):
             assert time.monotonic() < deadline, [e.requests() for e in self.engines]
             self._steps(1)
-            time.sleep(0.0005)
+            time.sleep(PAUSE_S)
         for engine in self.engines:
             self.check_clean(engine)
 
     def _is_quiet(self, engine: Engine) -> bool:
         """Nor does a write wait for its time to be tried again."""
-        busy = len(engine.scheduler) or engine.manager._writer.next_retry() is not None
+        busy = len(engine.scheduler) or engine.manager.waiting_writes
         return engine.manager.idle and not busy
 
     def check_clean(self, engine: Engine) -> None:
@@ -101,7 +100,7 @@ class Pair(EngineRig):
                 if isinstance(message, Outputs):
                     outputs += message.outputs
             if not any(worked):
-                time.sleep(0.0005)
+                time.sleep(PAUSE_S)
         return outputs
 
 

@@ -140,10 +140,12 @@ def test_prefill_servers_killed_during_before_and_after_a_transfer_c28(fleet: Fl
 
     # Both live again, with nothing in their memory, and are used again.
     fleet.mend()
-    for _ in range(2):
+
+    def are_used() -> bool:
         is_right(mine := prompt(200), stream(fleet.http, mine, NUM_TOKENS))
-    for node in fleet.prefills:
-        assert node.handover()["sent_pages"] > 0
+        return all(node.handover()["sent_pages"] > 0 for node in fleet.prefills)
+
+    wait_until(are_used, "both are used again")
 
 
 def test_decode_killed_in_the_middle_of_answers_c28(fleet: Fleet) -> None:
@@ -218,6 +220,6 @@ def test_quire_pd_answers_a_chat_and_ends_with_ctrl_c(tmp_path: Path) -> None:
         expected = reference(SUBJECT, mine, NUM_TOKENS).tokens
         assert answer.choices[0].message.content == words(expected).replace(" ", "")
         assert pd.press_ctrl_c() == 0
-        _, alive = psutil.wait_procs(family, timeout=30)
+        _, alive = psutil.wait_procs(family, timeout=TIMEOUT_S)
         assert not alive
         assert "Traceback" not in pd.log

@@ -15,6 +15,7 @@ import pytest
 
 from e2e.disagg.servers import Node, Reply, check, pages_of, running
 from e2e.exactness.subjects import GEMMA, PAGE, SMOLLM2, TINY_SUBJECTS, Prompt, Subject
+from e2e.serving.server import wait_until
 
 HYBRID = next(subject for subject in TINY_SUBJECTS if subject.name == "falcon_h1")
 NUM_TOKENS = 6
@@ -40,12 +41,19 @@ class Conversation:
         self.answer = check(self.subject, self.prompt, reply)
         assert self.answer, "a tie within fp32 noise: choose another prompt"
         self._check_usage(reply)
-        after, sent_after = self.decode.handover(), self.prefill.handover()
+        after = self.decode.handover()
         pages, size = (
             after[f"received_{what}"] - before[f"received_{what}"] for what in ("pages", "bytes")
         )
-        assert pages == sent_after["sent_pages"] - sent_before["sent_pages"]
-        assert size == sent_after["sent_bytes"] - sent_before["sent_bytes"]
+
+        def is_counted() -> bool:
+            """Whoever sends counts afterwards, when the answer may have been given."""
+            sent = self.prefill.handover()
+            return (pages, size) == tuple(
+                sent[f"sent_{what}"] - sent_before[f"sent_{what}"] for what in ("pages", "bytes")
+            )
+
+        wait_until(is_counted, "what was received is what was sent")
         return reply, self._full_pages(pages, size)
 
     def go_on(self) -> int:

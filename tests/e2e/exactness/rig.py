@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,7 +22,10 @@ from quire.manager.costs import CostModel
 from quire.models import load_model
 from quire.types import RequestId, Tier
 
-MAX_STEPS = 200_000
+PATIENCE_S = 300.0
+"""Only how long a broken test takes to fail."""
+PAUSE_S = 0.0005
+"""After a step with nothing to compute: the cores are others' then."""
 NUM_LOGPROBS = 5
 WHOLE = 8192
 """Tokens in a step: more than any prompts together."""
@@ -56,12 +60,10 @@ class EngineRig:
             tokens = np.array(prompt, dtype="<i4").tobytes()
             self.engine.handle(Generate(ids[-1], tokens, params, salt))
             outputs += self._steps(stagger)
-        for _ in range(MAX_STEPS):
-            if sum(output.finish is not None for output in outputs) == len(ids):
-                break
+        deadline = time.monotonic() + PATIENCE_S
+        while sum(output.finish is not None for output in outputs) < len(ids):
+            assert time.monotonic() < deadline, "requests did not finish"
             outputs += self._steps(1)
-        else:
-            raise AssertionError("requests did not finish")
         assert not [output for output in outputs if output.error]
         self.cached = [
             next(o.cached for o in outputs if o.id == i and o.cached is not None) for i in ids
@@ -77,13 +79,13 @@ class EngineRig:
         return self.engine.status().counters.get(name, 0)
 
     def settle(self) -> None:
-        """Until nothing is in flight."""
-        for _ in range(MAX_STEPS):
-            if self.manager.idle:
-                self.manager.check_invariants()
-                return
-            self.engine.step()
-        raise AssertionError("the cache did not come to rest")
+        """Until nothing is in flight, nor waits to be written again."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not self.manager.idle or self.manager.waiting_writes:
+            assert time.monotonic() < deadline, "the cache did not come to rest"
+            if not self.engine.step():
+                time.sleep(PAUSE_S)
+        self.manager.check_invariants()
 
     def flush(self, *tiers: Tier) -> None:
         self.settle()
@@ -118,10 +120,12 @@ class EngineRig:
     def _steps(self, count: int) -> list[Output]:
         outputs = []
         for _ in range(count):
-            self.engine.step()
+            worked = self.engine.step()
             for message in self.engine.take_messages():
                 if isinstance(message, Outputs):
                     outputs += message.outputs
+            if not worked:
+                time.sleep(PAUSE_S)
         return outputs
 
 

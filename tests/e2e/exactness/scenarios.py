@@ -60,7 +60,7 @@ def every_tier(subject: Subject, store: str) -> None:
 def two_ranks(subject: Subject, store: str) -> None:
     """Heads on two processes: cold = host = store."""
     prompts = subject.ask()
-    with engine_rig(subject, tp=2, store=store, prefetch_threshold=16) as rig:
+    with engine_rig(subject, tp=2, store=store, **WAIT) as rig:
         ask(subject, rig, prompts, "two ranks, cold")
         rig.flush(Tier.DEVICE)
         ask(subject, rig, prompts, "two ranks, host")

@@ -68,7 +68,7 @@ def test_preempted_requests_are_restored_from_the_host_c32() -> None:
 def test_with_a_faulty_store_in_the_path_c32(tmp_path: Path) -> None:
     faults = "drop=0.02&truncate=0.02&corrupt=0.02&raise=0.1&seed=3"
     url = f"faulty+file://{tmp_path}/store?max=2GiB&{faults}"
-    with engine_rig(store=url, prefetch_threshold=16) as rig:
+    with engine_rig(store=url, **scenarios.WAIT) as rig:
         for turn in range(3):
             ask(rig, f"faulty store, turn {turn}")
             rig.flush(Tier.DEVICE, Tier.HOST)

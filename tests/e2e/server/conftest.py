@@ -4,18 +4,19 @@ import httpx
 import openai
 import pytest
 
-from e2e.server.harness import API_KEY, ServerProcess, running
+from e2e.server.harness import API_KEY, TIMEOUT_S, ServerProcess, running
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """One server for all tests that leave it as they found it."""
     store = tmp_path_factory.mktemp("store")
-    engine = {"store": f"file://{store}?max=200MB"}
+    engine = {"store": f"file://{store}?max=200MB", "prefetch_policy": "wait_complete"}
     options = {
         "api_key": API_KEY,
-        "head_timeout_s": 1.0,
-        "body_timeout_s": 1.0,
+        # Not so short that a test which is not meant ever is as slow.
+        "head_timeout_s": 10.0,
+        "body_timeout_s": 10.0,
         "max_body_bytes": 1 << 20,
     }
     with running(engine, options) as process:
@@ -31,7 +32,7 @@ def http(server: ServerProcess) -> Iterator[httpx.Client]:
 @pytest.fixture
 def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(
-        base_url=server.url + "/v1", api_key=API_KEY, max_retries=0, timeout=60.0
+        base_url=server.url + "/v1", api_key=API_KEY, max_retries=0, timeout=TIMEOUT_S
     ) as client:
         yield client
 

@@ -9,20 +9,20 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
 import httpx
 
+from e2e.serving.server import wait_until
 from quire.models import embedded_model
 
 RUNNER = Path(__file__).with_name("runner.py")
 MODEL = "SmolLM2-135M-Instruct"
 API_KEY = "sk-test"
-START_TIMEOUT_S = 180.0
-STOP_TIMEOUT_S = 60.0
+TIMEOUT_S = 300.0
+"""For anything: so that a broken test ends."""
 MAX_CONTEXT = 1024
 
 
@@ -79,7 +79,7 @@ class ServerProcess:
         return self.wait()
 
     def wait(self) -> int:
-        return self.process.wait(STOP_TIMEOUT_S)
+        return self.process.wait(TIMEOUT_S)
 
     def log(self) -> str:
         self._log.seek(0)
@@ -107,7 +107,7 @@ class ServerProcess:
 
     def client(self, **options: Any) -> httpx.Client:
         headers = {"Authorization": f"Bearer {API_KEY}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=60.0, **options)
+        return httpx.Client(base_url=self.url, headers=headers, timeout=TIMEOUT_S, **options)
 
 
 @contextlib.contextmanager
@@ -125,10 +125,3 @@ def is_running(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def wait_until(condition: Any, what: str, timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
-        time.sleep(0.02)

@@ -5,6 +5,8 @@ import json
 import logging
 import sys
 
+import msgspec
+
 from quire.engine.config import EngineConfig
 from quire.errors import QuireError
 from quire.server.config import ServerConfig
@@ -16,7 +18,7 @@ def main(engine: dict[str, object], server: dict[str, object]) -> int:
     try:
         return asyncio.run(
             serve(
-                EngineConfig(**engine),
+                msgspec.convert(engine, EngineConfig),
                 ServerConfig(**server),
                 on_ready=lambda url, info: print("READY", url, flush=True),
             )

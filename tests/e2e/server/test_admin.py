@@ -3,7 +3,8 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from e2e.server.harness import MODEL, wait_until
+from e2e.server.harness import MODEL
+from e2e.serving.server import is_moving, wait_until
 
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 12
 
@@ -25,10 +26,7 @@ def flush(http, *names):
 
 
 def wait_idle(http):
-    wait_until(
-        lambda: not any(http.get("/admin/cache").json()["operations"].values()),
-        "no operation is in flight",
-    )
+    wait_until(lambda: not is_moving(http.get("/admin/cache").json()), "no page is being moved")
 
 
 def test_a_prompt_comes_back_from_each_tier_with_the_same_answer(http):

@@ -10,7 +10,8 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from e2e.server.harness import API_KEY, MODEL, ServerProcess, wait_until
+from e2e.server.harness import API_KEY, MODEL, TIMEOUT_S, ServerProcess
+from e2e.serving.server import wait_until
 from unit.server.bodies import bodies, posted
 
 CHAT = "/v1/chat/completions"
@@ -30,7 +31,7 @@ def error_of(response: httpx.Response) -> dict:
 
 def exchange(server: ServerProcess, data: bytes) -> bytes:
     """Send bytes, and read until the server closes."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=TIMEOUT_S) as connection:
         with contextlib.suppress(ConnectionError):
             connection.sendall(data)
         answer = bytearray()
@@ -88,7 +89,7 @@ def test_paths_methods_and_types(http):
 
 
 def test_no_key(server):
-    response = httpx.post(server.url + COMPLETIONS, json=GOOD)
+    response = httpx.post(server.url + COMPLETIONS, json=GOOD, timeout=TIMEOUT_S)
     assert response.status_code == 401
     assert error_of(response)["code"] == "invalid_api_key"
 
@@ -141,7 +142,7 @@ def running(server: ServerProcess) -> int:
 def posting(server: ServerProcess, body: dict) -> Iterator[None]:
     """A client that has posted, and waits; it leaves with the block."""
     content = json.dumps(body).encode()
-    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=TIMEOUT_S) as connection:
         connection.sendall(HEAD + f"Content-Length: {len(content)}\r\n\r\n".encode() + content)
         yield
 
@@ -171,17 +172,19 @@ def test_more_requests_than_there_is_room_for(server, http):
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_any_body_gets_an_answer(server, http, path):
+    """Also one that asks for more tokens, or for less time, than this machine can give."""
     schema = posted(http.get("/openapi.json").json())[path]
 
     @settings(
         max_examples=25,
         deadline=None,
+        derandomize=True,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
     )
-    @given(bodies(schema, {"model": MODEL, "max_tokens": 2, "n": 1, "timeout": 60}))
+    @given(bodies(schema, {"model": MODEL, "max_tokens": 2, "n": 1, "timeout": 5}))
     def answered(body):
         response = http.post(path, content=body, headers={"content-type": "application/json"})
-        assert response.status_code in (200, 400, 404), response.text
+        assert response.status_code in (200, 400, 404, 504), response.text
         if response.status_code != 200:
             error_of(response)
 

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import openai
 
-from e2e.serving.server import MODEL, Server, wait_until
+from e2e.serving.server import MODEL, Server, is_moving, wait_until
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 
 Messages = list[dict[str, str]]
 
@@ -74,7 +74,7 @@ class Client:
         assert response.status_code == 200, response.text
 
     def wait_idle(self) -> None:
-        wait_until(lambda: not self.status()["operations"], "no page is being moved")
+        wait_until(lambda: not is_moving(self.status()), "no page is being moved")
 
     def used_pages(self) -> dict[str, int]:
         return {tier["name"]: tier["used_pages"] for tier in self.status()["tiers"]}

@@ -74,7 +74,7 @@ def test_a_rank_that_is_killed_while_nothing_happens(tmp_path):
     ):
         client.wait_idle()
         server.ranks[1].kill()
-        wait_until(lambda: server.ended, "the server has noticed", timeout_s=20)
+        wait_until(lambda: server.ended, "the server has noticed")
         assert server.wait() == 1
         server.wait_gone()
         assert "worker 1: killed by signal 9" in server.log
@@ -92,6 +92,7 @@ def kill_in_mid_load(folder, store, **options):
             chat = first_turn(place)
             answer = client.chat(chat, num_tokens=NUM_TOKENS)
             chats.append(next_turn(chat, answer.text))
+        client.wait_idle()  # these are in the store, whatever is not
         with reading(client, [*chats, *map(first_turn, PLACES[2:5])]) as streams:
             wait_for_a_write(store)
             server.process.kill()

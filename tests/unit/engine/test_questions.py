@@ -67,6 +67,15 @@ def test_status_tells_what_each_tier_holds(tiny, desk):
     assert status.counters["requests_finished"] == 1
 
 
+def test_who_asks_right_after_an_answer_hears_that_its_pages_are_being_moved(tiny, desk):
+    """However soon the question comes: here before the engine has made another step."""
+    tiny.ask(PROMPT[: PAGE + 1], 1)
+    while len(tiny.scheduler):
+        tiny.engine.step()
+    assert not tiny.manager.operations.running
+    assert desk.ask(GetStatus(), EngineStatus).operations == {"backup": 1}
+
+
 def test_a_running_requests_pages_count_as_locked(tiny, desk):
     tiny.ask(PROMPT, 40)
     while not tiny.scheduler.running:

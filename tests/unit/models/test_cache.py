@@ -11,7 +11,7 @@ import pytest
 from quire.errors import ModelError
 from quire.models.cache import build_once, cache_dir, no_progress
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 """Only how long a broken test takes to fail."""
 
 
@@ -27,18 +27,27 @@ def test_the_cache_directory_is_the_users(monkeypatch):
     assert cache_dir() == Path("/y")
 
 
-def write_slowly(part):
+def write_half(part):
     (part / "half").write_text("1")
     (part.parent / "started").touch()
+
+
+def write_slowly(part):
+    write_half(part)
     time.sleep(0.3)
     with (part.parent / "builds").open("a") as log:
         log.write(f"{os.getpid()}\n")
     (part / "rest").write_text("2")
 
 
+def write_when_told(part):
+    write_half(part)
+    wait_for(part.parent / "told")
+    (part / "rest").write_text("2")
+
+
 def hang(part):
-    (part / "half").write_text("1")
-    (part.parent / "started").touch()
+    write_half(part)
     time.sleep(WAIT_S)
 
 
@@ -96,10 +105,15 @@ def test_a_builder_killed_halfway_leaves_nothing_that_looks_complete(tmp_path):
 
 def test_who_waits_says_so(tmp_path):
     target = tmp_path / "models" / "m-1"
-    process = start(target, write_slowly)
+    process = start(target, write_when_told)
     wait_for(target.parent / "started")
     said = []
-    build_once(target, write_slowly, lambda what, done: said.append(what))
+
+    def tell(what, done):
+        said.append(what)
+        (target.parent / "told").touch()
+
+    build_once(target, write_slowly, tell)
     process.join(WAIT_S)
     assert any("waiting" in what for what in said)
 

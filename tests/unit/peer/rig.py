@@ -24,7 +24,7 @@ from quire.types import OperationId, page_ids
 
 SECRET, EPOCH = "quiet words", "life-1"
 GRANT = OperationId(7)
-WAIT_S = 20.0
+WAIT_S = 120.0
 """Only how long a broken test takes to fail."""
 LAYOUT = PageLayout("full", 3, 2, 8, "float32", 4)
 NUM_PAGES = 8

@@ -1,7 +1,6 @@
 """Peers that die, stall, lie or are strangers: a status per page, no hang, and service goes on."""
 
 import threading
-import time
 
 import pytest
 
@@ -267,8 +266,13 @@ def test_an_address_that_is_none_fails_its_pages():
 
 
 def test_closing_ends_reads_that_wait():
-    stop = threading.Event()
-    impostor = Impostor(lambda connection, read: stop.wait(WAIT_S) and False)
+    stop, began = threading.Event(), threading.Event()
+
+    def stall(connection, read):
+        began.set()
+        return stop.wait(WAIT_S) and False
+
+    impostor = Impostor(stall)
     client = connect()
     found = []
     region = Region(HostPool(LAYOUT, 4), 0, 2)
@@ -280,7 +284,7 @@ def test_closing_ends_reads_that_wait():
 
     thread = threading.Thread(target=read)
     thread.start()
-    time.sleep(0.05)
+    assert began.wait(WAIT_S)
     client.close()
     thread.join(WAIT_S)
     assert found == [PageStatus.CANCELLED]

@@ -22,6 +22,10 @@ GOOD = HEAD + f"Content-Length: {len(BODY)}\r\n\r\n".encode() + BODY
 GET = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
+WAIT_S = 120.0
+"""Only how long a broken test takes to fail."""
+
+
 @dataclass
 class Live:
     url: str
@@ -48,7 +52,7 @@ class Live:
                     writer.write(piece)
                     await writer.drain()
                 await asyncio.sleep(pause_s)
-            await asyncio.wait_for(listening, 10)
+            await asyncio.wait_for(listening, WAIT_S)
         head, _, body = answer.partition(b"\r\n\r\n")
         assert b"connection: close" in head.lower()
         return int(head.split()[1]), json.loads(body)["error"]
@@ -59,13 +63,15 @@ async def live(**options: Any) -> AsyncIterator[Live]:
     config = replace(ServerConfig(port=0, shutdown_grace_s=0.0), **options)
     rig = Rig(ScriptedEngine(), config)
     listener = bind(config)
-    server = Server(GuardedConfig(rig.app, config))
+    guarded = GuardedConfig(rig.app, config)
+    server = Server(guarded)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started:
         await asyncio.sleep(0.001)
     url = url_of(config, listener)
     try:
         yield Live(url, int(url.rpartition(":")[2]), rig)
+        guarded.server = ServerConfig()  # patient again
         async with httpx.AsyncClient(base_url=url) as client:  # it still answers
             assert (await client.get("/health")).status_code == 200
     finally:
@@ -108,7 +114,7 @@ async def slow_second_head() -> None:
             writer.write(GET)
             assert b'"status":"ok"' in await reader.readuntil(b"}")
             writer.write(b"GET /hea")
-            assert b" 408 " in await asyncio.wait_for(reader.read(), 10)
+            assert b" 408 " in await asyncio.wait_for(reader.read(), WAIT_S)
 
 
 async def slow_body() -> None:
@@ -229,7 +235,7 @@ async def a_reader_that_does_not_read() -> None:
         reader, writer = await server.open()
         with contextlib.closing(writer):
             writer.write(HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            await asyncio.wait_for(engine.aborted.wait(), 30)
+            await asyncio.wait_for(engine.aborted.wait(), WAIT_S)
         assert engine.num_requests == 0
 
 
@@ -242,9 +248,9 @@ async def a_client_that_leaves() -> None:
             body = json.dumps({"model": MODEL, "prompt": "x", "stream": stream}).encode()
             _, writer = await server.open()
             writer.write(HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            await asyncio.wait_for(server.rig.engine.held.wait(), 10)
+            await asyncio.wait_for(server.rig.engine.held.wait(), WAIT_S)
             writer.close()
-            await asyncio.wait_for(server.rig.engine.aborted.wait(), 10)
+            await asyncio.wait_for(server.rig.engine.aborted.wait(), WAIT_S)
 
 
 async def expecting_to_continue() -> None:

@@ -206,11 +206,11 @@ class StuckStore(MemoryStore):
 
     def get(self, names, into, *, deadline):
         self.entered.set()
-        assert self.release.wait(30)
+        assert self.release.wait(120)
         return super().get(names, into, deadline=deadline)
 
     def contains(self, names, *, deadline):
-        assert self.release.wait(30)
+        assert self.release.wait(120)
         return super().contains(names, deadline=deadline)
 
 
@@ -219,7 +219,7 @@ def test_stuck_call_makes_others_be_declined_at_once_c17(client, pages, clock):
     store = client(stuck, clock=clock)
     caller = threading.Thread(target=lambda: pages.get(store, 1, deadline=clock.now + 1))
     caller.start()
-    assert stuck.entered.wait(30)
+    assert stuck.entered.wait(120)
     clock.now += 3
     assert pages.get(store, 2, deadline=clock.now + 100) == [REJECTED]
     assert counted(store, "declined") == {"stalled": 1}

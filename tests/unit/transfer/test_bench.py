@@ -52,7 +52,7 @@ def test_a_layer_announced_too_early_is_noticed(monkeypatch):
     )
 
     def finish_late(copy, seconds, error=""):
-        assert looked.acquire(timeout=10)
+        assert looked.acquire(timeout=120)
         while late:
             copy_rows(*late.pop())
         finish(copy, seconds, error)

@@ -86,7 +86,7 @@ class HeldRows:
         self.permits = threading.Semaphore(0)
 
     def __call__(self, *args):
-        assert self.permits.acquire(timeout=10)
+        assert self.permits.acquire(timeout=120)
         self.real(*args)
 
     def allow_layers(self, count):
@@ -118,12 +118,12 @@ def test_load_and_backup_do_not_wait_for_each_other(rig, monkeypatch):
             held.append(threading.get_ident())
         if threading.get_ident() == held[0]:
             begun.set()
-            assert go_on.wait(timeout=10)
+            assert go_on.wait(timeout=120)
         real(*args)
 
     monkeypatch.setattr(cpu_module, "copy_rows", hold_the_first_thread)
     load = rig.engine.load(page_ids([5]), page_ids([1]))
-    assert begun.wait(timeout=10)
+    assert begun.wait(timeout=120)
     backup = rig.engine.backup(page_ids([2]), page_ids([3]))
     backup.wait()
     assert (backup.state, load.state) == (CopyState.DONE, CopyState.RUNNING)

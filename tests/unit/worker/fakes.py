@@ -13,7 +13,7 @@ from quire.worker.config import IoLimits
 from quire.worker.worker import CacheWorker, ComponentPools
 
 LAYOUT = PageLayout("full", 3, 2, 8, "float32", 4)
-WAIT_S = 20.0
+WAIT_S = 120.0
 """Only how long a broken test takes to fail."""
 
 

@@ -25,7 +25,7 @@ class Steps:
     def step(self):
         self.entered.set()
         if self.gate is not None:
-            assert self.gate.wait(10)
+            assert self.gate.wait(120)
         self.left -= 1
         self.log.append(self.name)
         if self.left == 0:
@@ -47,7 +47,7 @@ def test_tasks_take_turns():
     for task in tasks:
         assert lane.submit(task)
     gate.set()
-    assert all(task.ended.wait(10) for task in tasks)
+    assert all(task.ended.wait(120) for task in tasks)
     assert log == ["long", "short", "long", "long"]
     assert lane.close(10)
 
@@ -63,7 +63,7 @@ def test_a_raising_task_fails_alone():
     tasks = [Broken("a", 1, log), Steps("b", 1, log)]
     for task in tasks:
         lane.submit(task)
-    assert all(task.ended.wait(10) for task in tasks)
+    assert all(task.ended.wait(120) for task in tasks)
     assert log == ["a: broken", "b"]
     lane.close(10)
 
@@ -73,7 +73,7 @@ def test_a_full_lane_takes_no_more_unless_forced():
     lane = Lane("test", 1, 1)
     running = Steps("running", 1, log, gate)
     lane.submit(running)
-    assert running.entered.wait(10)
+    assert running.entered.wait(120)
     assert lane.submit(Steps("queued", 1, log))
     assert not lane.submit(Steps("refused", 1, log))
     assert lane.submit(Steps("forced", 1, log), force=True)
@@ -89,7 +89,7 @@ def test_closing_abandons_what_is_queued_and_what_is_not_finished():
     running = Steps("running", 2, log, gate)
     lane.submit(running)
     lane.submit(Steps("queued", 1, log))
-    assert running.entered.wait(10)
+    assert running.entered.wait(120)
     assert not lane.close(0.01)  # still inside a step
     gate.set()
     assert lane.close(10)
@@ -112,11 +112,11 @@ def test_all_threads_work_on_one_wide_task_if_there_is_no_other():
             return self.piece if self.left >= 0 else None
 
         def piece(self):
-            if self.together.wait(10) == 0:  # passes only with all three inside
+            if self.together.wait(120) == 0:  # passes only with all three inside
                 self.ended.set()
 
     lane = Lane("test", 3, 10)
     task = Wide()
     lane.submit(task)
-    assert task.ended.wait(10)
+    assert task.ended.wait(120)
     assert lane.close(10)

@@ -136,7 +136,7 @@ def test_a_copy_is_reported_only_when_the_last_byte_has_landed_c9(rig, monkeypat
     real = cpu_module.copy_rows
 
     def held(*args):
-        assert landed.wait(10)
+        assert landed.wait(120)
         real(*args)
 
     monkeypatch.setattr(cpu_module, "copy_rows", held)
@@ -291,7 +291,7 @@ def test_whichever_call_fails_everything_ends_once_and_the_store_comes_back_c17(
         assert len(statuses(done, 4)) == 10
         assert len(statuses(done, 3)) == 6
         run(rig.worker, DetachStore(5))
-        assert store.closed.wait(10)
+        assert store.closed.wait(120)
         num_calls = len(store.calls)
         rig.worker.close()
     assert n >= 6  # one probe, two batches of writes, three of fetches
@@ -307,7 +307,7 @@ def test_cancel_between_batches_and_only_then_the_final_report_c9(rig):
     store = rig.attach(held=["get"])
     store.stock(keys(10))
     rig.worker.submit([fetch(1, keys(10))])
-    assert store.entered.acquire(timeout=10)
+    assert store.entered.acquire(timeout=120)
     rig.worker.submit([Cancel(1)])
     assert rig.worker.poll() == []  # the store still holds the pages
     store.gates["get"].set()
@@ -319,7 +319,7 @@ def test_cancel_between_batches_and_only_then_the_final_report_c9(rig):
 def test_cancel_in_the_queue_ends_it_at_once(rig):
     store = rig.attach(held=["get"])
     rig.worker.submit([fetch(1, keys(4)), fetch(2, keys(4))])
-    assert store.entered.acquire(timeout=10)
+    assert store.entered.acquire(timeout=120)
     rig.worker.submit([Cancel(2), Cancel(99)])
     assert statuses(rig.worker.poll(), 2) == [CANCELLED] * 4
 
@@ -331,7 +331,7 @@ def test_past_its_deadline_the_rest_is_timed_out_even_if_no_thread_is_free(timeo
     store = rig.attach(held=["get"])
     store.stock(keys(10))
     rig.worker.submit([fetch(1, keys(10), timeout_s=10.0)])
-    assert store.entered.acquire(timeout=10)
+    assert store.entered.acquire(timeout=120)
     rig.worker.submit([fetch(2, keys(2), timeout_s=timeout_s)])
     clock.now += 5.0
     assert statuses(rig.worker.poll(), 2) == [TIMEOUT, TIMEOUT]
@@ -384,7 +384,7 @@ def test_a_full_queue_turns_operations_away():
     rig = Rig(limits=IoLimits(fetch_threads=1, max_queued=1))
     store = rig.attach(held=["get"])
     rig.worker.submit([fetch(1, keys(2))])
-    assert store.entered.acquire(timeout=10)
+    assert store.entered.acquire(timeout=120)
     rig.worker.submit([fetch(2, keys(2)), fetch(3, keys(2))])
     assert statuses(rig.worker.poll(), 3) == [REJECTED, REJECTED]
     store.gates["get"].set()
@@ -398,14 +398,14 @@ def test_a_hung_probe_is_answered_at_its_deadline_and_its_store_is_not_closed_c1
     rig = Rig(clock=clock)
     store = rig.attach(held=["contains"])
     rig.worker.submit([Probe(2, "full", keys(1), 5.0)])
-    assert store.entered.acquire(timeout=10)
+    assert store.entered.acquire(timeout=120)
     assert rig.worker.poll() == []
     clock.now += 6.0
     assert [probed.hits for probed in rig.worker.poll()] == [[0]]
     run(rig.worker, DetachStore(3))
     assert not store.closed.is_set()
     store.gates["contains"].set()
-    assert store.closed.wait(10)
+    assert store.closed.wait(120)
     assert rig.worker.poll() == []
     rig.worker.close()
 
@@ -417,7 +417,7 @@ def test_one_fetch_has_all_threads_and_is_reported_in_order(rig):
     store.stock(keys(6))
     rig.worker.submit([fetch(1, keys(6))])
     for _ in range(3):
-        assert store.entered.acquire(timeout=10)
+        assert store.entered.acquire(timeout=120)
     store.gates["get"].set()
     done = collect(rig.worker, lambda done: finals(done) == [1])
     assert statuses(done, 1) == [OK] * 6
@@ -432,7 +432,7 @@ def test_touched_pages_reach_the_store_and_nobody_is_told_c36(rig):
     store.touch = lambda *args, **options: (touch(*args, **options), seen.set())
     commands = [Touch("full", b"".join(keys(3))), Touch("none", keys(1)[0]), Touch("full", b"x")]
     rig.worker.submit(commands)
-    assert seen.wait(10)
+    assert seen.wait(120)
     assert store.touched == [(keys(3), False)]
     assert rig.worker.poll() == []
     assert rig.worker.counters() == {"touch_dropped": 2}
@@ -446,14 +446,14 @@ def test_in_flight_operations_finish_on_the_store_they_started_with_c18():
     old = rig.attach("fake://old", held=["get"])
     old.stock(keys(10))
     rig.worker.submit([fetch(1, keys(10))])
-    assert old.entered.acquire(timeout=10)
+    assert old.entered.acquire(timeout=120)
     new = rig.attach("fake://new")
     assert statuses(run(rig.worker, fetch(2, keys(1, "n"), pages=[50])), 2) == [MISS]
     assert not old.closed.is_set()
     old.gates["get"].set()
     done = collect(rig.worker, lambda done: 1 in finals(done))
     assert statuses(done, 1) == [OK] * 10
-    assert old.closed.wait(10)
+    assert old.closed.wait(120)
     assert not new.closed.is_set()
     rig.worker.close()
 
@@ -461,7 +461,7 @@ def test_in_flight_operations_finish_on_the_store_they_started_with_c18():
 def test_detach_closes_an_idle_store_and_operations_go_on_without_c18(rig):
     store = rig.attach()
     assert run(rig.worker, DetachStore(2)) == [StoreChanged(2, 0)]
-    assert store.closed.wait(10)
+    assert store.closed.wait(120)
     assert statuses(run(rig.worker, fetch(3, keys(1))), 3) == [MISS]
 
 
@@ -494,7 +494,7 @@ def test_close_ends_everything_and_closes_the_store():
     store = rig.attach(held=["get"])
     store.stock(keys(10))
     rig.worker.submit([fetch(1, keys(10)), fetch(2, keys(2)), AttachStore(3, "fake://late")])
-    assert store.entered.acquire(timeout=10)
+    assert store.entered.acquire(timeout=120)
     store.gates["get"].set()
     rig.worker.close()
     rig.worker.close()

@@ -307,7 +307,7 @@ class Rig:
 
 
 async def eventually(condition: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -344,7 +344,7 @@ async def rig(
         )
         url, fleet = await ready
         try:
-            async with httpx.AsyncClient(base_url=url, timeout=30, verify=False) as client:
+            async with httpx.AsyncClient(base_url=url, timeout=120, verify=False) as client:
                 yield Rig(sides[0], [*sides[1], *unified], fleet, client, stop)
         finally:
             if not stop.is_set():  # the long way has its tests

@@ -9,7 +9,7 @@ A, B, C = b"a", b"b", b"c"
 
 
 def run(main) -> None:
-    asyncio.run(asyncio.wait_for(main(), 30))
+    asyncio.run(asyncio.wait_for(main(), 120))
 
 
 def test_the_longest_prefix_without_a_gap_counts():

@@ -135,7 +135,7 @@ def attack(method: str, paths: list[str]) -> None:
             wrong = [each for each in way.seen if each[1] not in PASSED_ON | OWN or each[2]]
             assert not wrong
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), 120))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -161,4 +161,4 @@ def test_one_model_is_found_by_its_name_and_no_other_c49():
                 assert missing.status_code == 404
                 assert missing.json()["error"]["code"] == "model_not_found"
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    asyncio.run(asyncio.wait_for(main(), 120))

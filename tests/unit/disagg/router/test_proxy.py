@@ -10,7 +10,7 @@ from unit.disagg.router.fakes import FakeServer, chunks, eventually, rig, said, 
 
 
 def run(main) -> None:
-    asyncio.run(asyncio.wait_for(main(), 30))
+    asyncio.run(asyncio.wait_for(main(), 120))
 
 
 def error_of(response: httpx.Response) -> dict:
