@@ -36,7 +36,7 @@ class Copy(Protocol):
 
     @property
     def seconds(self) -> float:
-        """Time the bytes took to move, once DONE; 0 before."""
+        """Time the bytes took to move, once `state` has said DONE."""
 
     def layer_done(self, layer: int) -> bool:
         """Have all pages of this layer (and so of every earlier one) arrived?"""

@@ -20,106 +20,79 @@ overwrite pages that earlier work still reads.
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import torch
 
-from quire.errors import ConfigError, WorkerError
+from quire.errors import ConfigError
 from quire.memory.device import DevicePool
 from quire.memory.host import HostPool, plane_words
 from quire.transfer.base import CopyState
-from quire.transfer.reference import Side, copy_rows, staging_buffer
+from quire.transfer.reference import Direction, LayerCopy, Side, copy_rows
 from quire.types import PageIds, page_array
 
 _STAGING_BYTES = 32 << 20
 _TYPE_STRINGS = {8: "<i8", 4: "<i4", 2: "<i2", 1: "|u1"}
 
 
-class CudaCopy:
-    """A copy on a stream. Each layer's event exists from the start but counts once recorded."""
+class CudaCopy(LayerCopy):
+    """A copy on a stream. Each layer's event exists from the start but counts once recorded: a
+    layer is *moved* when it has been launched."""
 
     def __init__(self, num_layers: int, device: torch.device) -> None:
+        super().__init__(num_layers)
         self._device = device
         self._start = _new_event()
         self._arrived = [_new_event() for _ in range(num_layers)]
-        self._num_recorded = 0
-        self._error = ""
-        self._changed = threading.Condition()
+        self.fence = torch.cuda.current_stream(device).record_event()
+        """On the caller's stream: what was launched there before."""
 
     @property
     def state(self) -> CopyState:
-        if self._error:
-            return CopyState.FAILED
-        if self._num_recorded < len(self._arrived):
-            return CopyState.RUNNING
+        launched = super().state
+        if launched is not CopyState.DONE:
+            return launched
         try:
-            return CopyState.DONE if _passed(self._arrived[-1]) else CopyState.RUNNING
+            if not _passed(self._arrived[-1]):
+                return CopyState.RUNNING
         except RuntimeError as error:  # the device itself failed: sticky, and reported here
-            self.fail(str(error))
+            self.fail(error)
             return CopyState.FAILED
-
-    @property
-    def error(self) -> str:
-        return self._error
-
-    @property
-    def seconds(self) -> float:
-        if self.state is not CopyState.DONE:
-            return 0.0
-        return float(self._start.elapsed_time(self._arrived[-1])) / 1e3
+        self.seconds = float(self._start.elapsed_time(self._arrived[-1])) / 1e3
+        return CopyState.DONE
 
     def layer_done(self, layer: int) -> bool:
-        return self._num_recorded > layer and _passed(self._arrived[layer])
+        return super().layer_done(layer) and _passed(self._arrived[layer])
 
     def wait_layer(self, layer: int) -> None:
         # The thread waits only until the layer's copy has been *launched*.
-        with self._changed:
-            self._changed.wait_for(lambda: self._num_recorded > layer or bool(self._error))
-        if self._num_recorded <= layer:
-            raise WorkerError(f"copy failed before layer {layer} arrived: {self._error}")
+        super().wait_layer(layer)
         torch.cuda.current_stream(self._device).wait_event(self._arrived[layer])
 
     def wait(self) -> None:
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._num_recorded == len(self._arrived) or bool(self._error)
-            )
-        if self._error:
-            raise WorkerError(f"copy failed: {self._error}")
+        super().wait()
         self._arrived[-1].synchronize()
 
     def started(self, stream: torch.cuda.Stream) -> None:
         self._start.record(stream)
 
     def layer_launched(self, stream: torch.cuda.Stream) -> None:
-        self._arrived[self._num_recorded].record(stream)
-        with self._changed:
-            self._num_recorded += 1
-            self._changed.notify_all()
-
-    def fail(self, error: str) -> None:
-        with self._changed:
-            self._error = error or "unknown error"
-            self._changed.notify_all()
+        self._arrived[self._num_moved].record(stream)
+        self.layer_moved()
 
 
-class _Lane:
-    """One direction: its stream, its staging buffer, its launching thread."""
+class _StreamDirection(Direction):
+    """Its thread launches on a stream of its own."""
 
     def __init__(self, name: str, device: DevicePool) -> None:
+        super().__init__(name, device, _STAGING_BYTES)
         self.stream = _new_stream(device.device)
-        self.staging = staging_buffer(
-            device.layout, device.num_pages, _STAGING_BYTES, device.device
-        )
         # The buffer was made on another stream: its memory must be ours before the first copy.
         self.stream.wait_stream(torch.cuda.current_stream(device.device))
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix=f"quire-{name}")
 
     def close(self) -> None:
-        self.thread.shutdown()
+        super().close()
         self.stream.synchronize()
 
 
@@ -128,13 +101,12 @@ class CudaCopyEngine:
         if host.num_pages and not host.pinned:
             raise ConfigError("host pool is not pinned: build it with pin_for=the CUDA device")
         self._where = device.device
-        self._layout = device.layout
-        layers = range(self._layout.num_layers)
+        layers = range(device.layout.num_layers)
         pages = _on_device(host, self._where)
         self._device = [device.words(layer) for layer in layers]
-        self._host = [plane_words(self._layout, pages, layer) for layer in layers]
-        self._loads = _Lane("load", device)
-        self._backups = _Lane("backup", device)
+        self._host = [plane_words(device.layout, pages, layer) for layer in layers]
+        self._loads = _StreamDirection("load", device)
+        self._backups = _StreamDirection("backup", device)
 
     def load(self, host_pages: PageIds, device_pages: PageIds) -> CudaCopy:
         source, target = Side(self._host, host_pages), Side(self._device, device_pages)
@@ -148,26 +120,20 @@ class CudaCopyEngine:
         self._loads.close()
         self._backups.close()
 
-    def _submit(self, lane: _Lane, source: Side, target: Side) -> CudaCopy:
-        copy = CudaCopy(self._layout.num_layers, self._where)
-        fence = torch.cuda.current_stream(self._where).record_event()
-        lane.thread.submit(self._launch, copy, lane, fence, source, target)
+    def _submit(self, way: _StreamDirection, source: Side, target: Side) -> CudaCopy:
+        copy = CudaCopy(len(self._device), self._where)
+        way.submit(copy, lambda: self._move(copy, way, source, target))
         return copy
 
-    def _launch(
-        self, copy: CudaCopy, lane: _Lane, fence: torch.cuda.Event, source: Side, target: Side
-    ) -> None:
-        try:
-            with torch.cuda.stream(lane.stream):
-                lane.stream.wait_event(fence)
-                from_index, to_index = self._indices(source.pages, target.pages)
-                copy.started(lane.stream)
-                for planes_from, planes_to in zip(source.planes, target.planes, strict=True):
-                    for plane_from, plane_to in zip(planes_from, planes_to, strict=True):
-                        copy_rows(plane_from, from_index, plane_to, to_index, lane.staging)
-                    copy.layer_launched(lane.stream)
-        except Exception as error:  # thread boundary: this one copy fails, the engine lives on
-            copy.fail(f"{type(error).__name__}: {error}")
+    def _move(self, copy: CudaCopy, way: _StreamDirection, source: Side, target: Side) -> None:
+        with torch.cuda.stream(way.stream):
+            way.stream.wait_event(copy.fence)
+            from_index, to_index = self._indices(source.pages, target.pages)
+            copy.started(way.stream)
+            for planes_from, planes_to in zip(source.planes, target.planes, strict=True):
+                for plane_from, plane_to in zip(planes_from, planes_to, strict=True):
+                    copy_rows(plane_from, from_index, plane_to, to_index, way.staging)
+                copy.layer_launched(way.stream)
 
     def _indices(self, source: PageIds, target: PageIds) -> tuple[torch.Tensor, torch.Tensor]:
         # Pinned, so that sending them does not wait for the stream to drain; torch keeps the

@@ -1,8 +1,12 @@
-"""The gather and scatter both torch engines are made of. Knows tensors; no threads, no streams."""
+"""What both torch engines are made of: one thread per direction, which moves layer after layer by
+gather and scatter. Knows tensors and threads; no streams.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from quire.memory.device import word_dtype
-from quire.memory.layout import PageLayout
+from quire.errors import WorkerError
+from quire.memory.device import DevicePool, word_dtype
+from quire.transfer.base import CopyState
 from quire.types import PageIds
 
 Planes = Sequence[tuple[torch.Tensor, ...]]
@@ -24,6 +29,73 @@ class Side:
 
     planes: Planes
     pages: PageIds
+
+
+class LayerCopy:
+    """A copy that a thread of its engine moves, or launches, layer by layer."""
+
+    def __init__(self, num_layers: int) -> None:
+        self.error = ""
+        self.seconds = 0.0
+        self._num_layers = num_layers
+        self._num_moved = 0
+        self._changed = threading.Condition()
+
+    @property
+    def state(self) -> CopyState:
+        if self.error:
+            return CopyState.FAILED
+        return CopyState.DONE if self._num_moved == self._num_layers else CopyState.RUNNING
+
+    def layer_done(self, layer: int) -> bool:
+        return self._num_moved > layer
+
+    def wait_layer(self, layer: int) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._num_moved > layer or self.error)
+        if self._num_moved <= layer:
+            raise WorkerError(f"copy failed before layer {layer} arrived: {self.error}")
+
+    def wait(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._num_moved == self._num_layers or self.error)
+        if self.error:
+            raise WorkerError(f"copy failed: {self.error}")
+
+    def layer_moved(self) -> None:
+        with self._changed:
+            self._num_moved += 1
+            self._changed.notify_all()
+
+    def fail(self, error: Exception) -> None:
+        with self._changed:
+            self.error = f"{type(error).__name__}: {error}"
+            self._changed.notify_all()
+
+
+class Direction:
+    """Loads or backups: their thread, and the buffer that only this thread uses. The buffer is
+    kept, since touching fresh memory costs as much as the copy itself."""
+
+    def __init__(self, name: str, device: DevicePool, max_bytes: int) -> None:
+        """The buffer is [rows, chunk words]: up to a row per page, `max_bytes` or one row."""
+        layout = device.layout
+        rows = max(1, min(device.num_pages, max_bytes // layout.chunk_bytes))
+        words = layout.chunk_bytes // layout.word_bytes
+        self.staging = torch.empty(rows, words, dtype=word_dtype(layout), device=device.device)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"quire-{name}")
+
+    def submit(self, copy: LayerCopy, move: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                move()
+            except Exception as error:  # thread boundary: this one copy fails, the engine lives on
+                copy.fail(error)
+
+        self._thread.submit(run)
+
+    def close(self) -> None:
+        self._thread.shutdown()
 
 
 class Run(NamedTuple):
@@ -57,15 +129,6 @@ def copy_runs(source: torch.Tensor, target: torch.Tensor, runs: Sequence[Run]) -
     """Row by row as the runs say, without a stop in between."""
     for first, to, length in runs:
         target[to : to + length].copy_(source[first : first + length])
-
-
-def staging_buffer(
-    layout: PageLayout, num_pages: int, max_bytes: int, device: torch.device
-) -> torch.Tensor:
-    """[rows, chunk words] for up to `num_pages` chunks, bounded by `max_bytes` (at least one)."""
-    rows = max(1, min(num_pages, max_bytes // layout.chunk_bytes))
-    words = layout.chunk_bytes // layout.word_bytes
-    return torch.empty(rows, words, dtype=word_dtype(layout), device=device)
 
 
 def copy_rows(
