@@ -16,26 +16,27 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from quire.store.base import STEP_NS, Blob, NewObject, ObjectName, Part, Store
+from quire.store.base import (
+    MAX_OBJECTS,
+    STEP_NS,
+    Blob,
+    NewObject,
+    ObjectName,
+    Part,
+    Store,
+    pages_per_call,
+)
 from quire.store.breaker import Breaker, BreakerState
 from quire.store.codec import Mismatch, check, check_header, object_name, seal
 from quire.store.counters import Counters, by_outcome
 from quire.store.headers import HeaderPool
 from quire.types import NO_PARENT, PageKey, PageStatus
 
-CHUNK_PAGES, CHUNK_BYTES = 16, 16 << 20
-"""Of one call of the store, at most: enough to keep a disk busy, little enough that the checksums
-of one thread fall into the transfers of another."""
-
 STALL_GRACE_S = 1.0
 """A call this long past its deadline means that the store is stuck, not merely late."""
 
 _OK = PageStatus.OK
 _FAULTS = (PageStatus.FAILED, PageStatus.TIMEOUT)
-
-
-def _never() -> bool:
-    return False
 
 
 class PageStore:
@@ -53,7 +54,7 @@ class PageStore:
         self._clock = clock
         self._wall_ns = wall_ns
         self._breaker = breaker or Breaker(clock)
-        self._headers = HeaderPool(CHUNK_PAGES)
+        self._headers = HeaderPool(MAX_OBJECTS)
         self._counters = Counters(
             "read_bytes", "written_bytes", "skipped_pages", "probed_pages", "probe_hits"
         )
@@ -65,32 +66,34 @@ class PageStore:
     def url(self) -> str:
         return self._store.url
 
-    def contains_prefix(
-        self, part: Part, queries: Sequence[Sequence[PageKey]], *, deadline: float
-    ) -> list[int]:
-        """Leading pages present, per query; zeros when the store does not answer. They count as
-        used, since they are about to be fetched; those behind a hole do not.
+    def find(
+        self,
+        part: Part,
+        queries: Sequence[Sequence[PageKey]],
+        *,
+        deadline: float,
+        each: bool = False,
+    ) -> list[bytes]:
+        """Which pages are there, per query, one byte each; none when the store does not answer.
+        Those behind a missing one do not count as there, unless with `each`. What is found counts
+        as used, since it is about to be fetched.
 
         May be optimistic: get() decides.
         """
         present = self._present(part, queries, deadline)
-        hits = [_leading(query, present) for query in queries]
-        touched: set[PageKey] = set()
-        for query, hit in zip(queries, hits, strict=True):
-            if hit and query[hit - 1] not in touched:
-                touched.update(query[:hit])
-                self.touch(part, query[:hit])
-        self._probed(queries, sum(hits))
-        return hits
-
-    def contains_each(
-        self, part: Part, queries: Sequence[Sequence[PageKey]], *, deadline: float
-    ) -> list[bytes]:
-        """Which pages are present, per query, one byte each; otherwise as contains_prefix."""
-        present = self._present(part, queries, deadline)
-        self.touch(part, list(present), each=True)
         found = [bytes(key in present for key in query) for query in queries]
-        self._probed(queries, sum(map(sum, found)))
+        if each:
+            self.touch(part, list(present), each=True)
+        else:
+            touched: set[PageKey] = set()
+            for i, query in enumerate(queries):
+                hit = (found[i] + b"\0").index(b"\0")
+                found[i] = found[i][:hit].ljust(len(query), b"\0")
+                if hit and query[hit - 1] not in touched:
+                    touched.update(query[:hit])
+                    self.touch(part, query[:hit])
+        probed = {"probed_pages": sum(map(len, found)), "probe_hits": sum(map(sum, found))}
+        self._counters.add(probed)
         return found
 
     def touch(
@@ -117,22 +120,17 @@ class PageStore:
         pages: Sequence[memoryview],
         *,
         deadline: float,
-        cancelled: Callable[[], bool] = _never,
-        touch: bool = True,
     ) -> list[PageStatus]:
-        """Read each page in place. Only an OK page's bytes mean anything; those before the first
-        that is not OK count as used, unless the caller sees to that."""
+        """Read each page in place. Only an OK page's bytes mean anything. That pages were used is
+        for the caller to say, once all of a path have come."""
         _check_pages(part, keys, pages)
 
         def read(first: int, end: int) -> list[PageStatus]:
             return self._read(part, keys[first:end], pages[first:end], deadline)
 
-        statuses = self._run(part, len(keys), read, deadline, cancelled)
+        statuses = self._run(part, len(keys), read, deadline)
         num_bytes = statuses.count(_OK) * part.page_bytes
         self._counters.add(by_outcome("read", statuses) | {"read_bytes": num_bytes})
-        if touch:
-            came = next((i for i, s in enumerate(statuses) if s is not _OK), len(keys))
-            self.touch(part, keys[:came])
         return statuses
 
     def put(
@@ -144,7 +142,6 @@ class PageStore:
         deadline: float,
         parents: Sequence[PageKey] = (),
         used_ns: int | None = None,
-        cancelled: Callable[[], bool] = _never,
     ) -> list[PageStatus]:
         """Publish each page. One the store has already is OK, and is neither hashed nor sent.
 
@@ -172,7 +169,7 @@ class PageStore:
                 ]
                 return self._ask(lambda: self._put_new(part, objects, deadline), names[first:end])
 
-        statuses = self._run(part, len(keys), write, deadline, cancelled)
+        statuses = self._run(part, len(keys), write, deadline)
         self._counters.add(by_outcome("written", statuses))
         return statuses
 
@@ -197,9 +194,6 @@ class PageStore:
         self._store.close()
 
     # ---- one call ---------------------------------------------------------------------------
-
-    def _probed(self, queries: Sequence[Sequence[PageKey]], num_hits: int) -> None:
-        self._counters.add({"probed_pages": sum(map(len, queries)), "probe_hits": num_hits})
 
     def _present(
         self, part: Part, queries: Sequence[Sequence[PageKey]], deadline: float
@@ -227,27 +221,19 @@ class PageStore:
         num_pages: int,
         work: Callable[[int, int], list[PageStatus]],
         deadline: float,
-        cancelled: Callable[[], bool],
     ) -> list[PageStatus]:
         """Statuses from `work(first, end)`, minding breaker, stalls and deadline."""
         if not num_pages:
             return []
         if self._why_declined() or not self._enter_breaker():
             return [PageStatus.REJECTED] * num_pages
-        chunk = max(1, min(CHUNK_PAGES, CHUNK_BYTES // part.page_bytes))
+        size = pages_per_call(part.page_bytes)
         statuses: list[PageStatus] = []
-        rest: PageStatus | None = None
         with self._call(deadline):
-            for first in range(0, num_pages, chunk):
-                if cancelled():
-                    rest = PageStatus.CANCELLED
-                elif self._clock() >= deadline:
-                    rest = PageStatus.TIMEOUT
-                if rest is not None:
-                    break
-                statuses += work(first, min(first + chunk, num_pages))
+            while len(statuses) < num_pages and self._clock() < deadline:
+                statuses += work(len(statuses), min(len(statuses) + size, num_pages))
         self._judge(statuses)
-        return statuses + [rest or PageStatus.CANCELLED] * (num_pages - len(statuses))
+        return statuses + [PageStatus.TIMEOUT] * (num_pages - len(statuses))
 
     def _judge(self, answered: Sequence[PageStatus]) -> None:
         """Tell the breaker. A call failed when most of its pages got no answer: a slow store that
@@ -369,10 +355,3 @@ class PageStore:
 def _check_pages(part: Part, keys: Sequence[PageKey], pages: Sequence[memoryview]) -> None:
     if len(keys) != len(pages) or any(page.nbytes != part.page_bytes for page in pages):
         raise ValueError(f"need one page of {part.page_bytes} bytes for each of {len(keys)} keys")
-
-
-def _leading(query: Sequence[PageKey], present: set[PageKey]) -> int:
-    for i, key in enumerate(query):
-        if key not in present:
-            return i
-    return len(query)

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
-RING_SLOTS = 16
+from quire.store.base import MAX_OBJECTS
 
 # Not wrapped by libc. Numbers by machine: io_setup, io_destroy, io_getevents, io_submit.
 _NUMBERS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
@@ -60,7 +60,7 @@ class _Event(ctypes.Structure):
 
 
 class Ring:
-    """Up to RING_SLOTS transfers at a time. For one thread at a time; not to be used again once a
+    """Up to MAX_OBJECTS transfers at a time. For one thread at a time; not to be used again once a
     call has raised."""
 
     def __init__(self, libc: ctypes.CDLL, numbers: tuple[int, int, int, int]) -> None:
@@ -68,13 +68,13 @@ class Ring:
         self._libc = libc
         _, self._destroy_no, self._wait_no, self._submit_no = numbers
         self._context = ctypes.c_ulong(0)
-        if libc.syscall(numbers[0], RING_SLOTS, ctypes.byref(self._context)) != 0:
+        if libc.syscall(numbers[0], MAX_OBJECTS, ctypes.byref(self._context)) != 0:
             raise OSError(ctypes.get_errno(), "io_setup")
-        self._buffers = (_Buffer * (RING_SLOTS * _MAX_BUFFERS))()
-        self._controls = (_Control * RING_SLOTS)()
-        self._pointers = (ctypes.c_uint64 * RING_SLOTS)()
-        self._events = (_Event * RING_SLOTS)()
-        for i in range(RING_SLOTS):
+        self._buffers = (_Buffer * (MAX_OBJECTS * _MAX_BUFFERS))()
+        self._controls = (_Control * MAX_OBJECTS)()
+        self._pointers = (ctypes.c_uint64 * MAX_OBJECTS)()
+        self._events = (_Event * MAX_OBJECTS)()
+        for i in range(MAX_OBJECTS):
             first = ctypes.addressof(self._buffers) + i * _MAX_BUFFERS * ctypes.sizeof(_Buffer)
             self._controls[i].buffers = first
             self._controls[i].data = i

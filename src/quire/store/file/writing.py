@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from quire.store.base import STEP_NS, NewObject, ObjectName
 from quire.store.file.budget import Budget, Place
 from quire.store.file.cold import ColdQueue
-from quire.store.file.io import GROUP_OBJECTS, BulkIO
+from quire.store.file.io import BulkIO
 from quire.store.file.layout import Layout
 from quire.store.file.space import FreeSpace
 from quire.store.file.uses import renew_path_to, set_parent, set_time, time_of
@@ -64,17 +64,9 @@ class Writer:
 
     def put(self, pages: Sequence[NewObject], deadline: float) -> list[PageStatus]:
         """A parent comes before its child."""
+        if self._clock() >= deadline:
+            return [PageStatus.TIMEOUT] * len(pages)
         times: Times = {page.name: None for page in pages}
-        statuses: list[PageStatus] = []
-        for i in range(0, len(pages), GROUP_OBJECTS):
-            group = pages[i : i + GROUP_OBJECTS]
-            if self._clock() >= deadline:
-                statuses += [PageStatus.TIMEOUT] * len(group)
-            else:
-                statuses += self._put_group(group, times)
-        return statuses
-
-    def _put_group(self, pages: Sequence[NewObject], times: Times) -> list[PageStatus]:
         begun = self._begin(pages, times)
         drafts = [item for item in begun if isinstance(item, _Draft)]
         buffers = [(draft.page.blob.header, draft.page.blob.payload) for draft in drafts]
