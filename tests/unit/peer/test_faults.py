@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -67,7 +68,10 @@ def read_from(behave, *, pages=4, timeout_s=WAIT_S, cancelled=lambda: False, **l
     [
         ({"secret": "wrong"}, "the peer refused: the secrets differ"),
         ({"identity": identity_of(model="other")}, "the peer's model weights are m and ours"),
-        ({"identity": identity_of(LAYOUT.with_page_size(8))}, "the peer's page size is 4 and ours"),
+        (
+            {"identity": identity_of(replace(LAYOUT, page_size=8))},
+            "the peer's page size is 4 and ours",
+        ),
     ],
 )
 def test_who_is_refused_gets_no_page_and_knows_why(options, sentence):

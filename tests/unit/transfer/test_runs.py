@@ -1,5 +1,7 @@
 """Pairs of pages as runs: nothing lost, nothing twice, and the bytes the same either way."""
 
+from contextlib import closing
+
 import numpy as np
 import torch
 from hypothesis import given
@@ -57,7 +59,7 @@ def test_a_copy_there_and_back_brings_every_byte(pages):
             plane.copy_(torch.arange(plane.numel()).view_as(plane) + 1000 * layer)
     before = [plane.clone() for layer in range(2) for plane in device.planes(layer)]
     source, target = (page_ids(side) for side in pages)
-    with HostPool(layout, NUM_PAGES) as host:
+    with closing(HostPool(layout, NUM_PAGES)) as host:
         engine = CpuCopyEngine(device, host)
         try:
             engine.backup(source, target).wait()

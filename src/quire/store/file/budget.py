@@ -53,7 +53,7 @@ class Ledger:
     def total(self) -> Usage:
         """What everybody has said up to now."""
         with self._lock:
-            self._sync(lambda total: total.plus(self._unsaid))
+            self._sync()
             return self._shared
 
     @property
@@ -64,37 +64,27 @@ class Ledger:
     def reserve(self, size_bytes: int, max_bytes: int) -> bool:
         """Count one more object if that keeps the total within `max_bytes`."""
         one = Usage(size_bytes, 1)
-        fits = True
-
-        def change(total: Usage) -> Usage:
-            nonlocal fits
-            now = total.plus(self._unsaid)
-            fits = now.num_bytes + size_bytes <= max_bytes
-            return now.plus(one) if fits else now
-
+        limit = max_bytes - size_bytes
         with self._lock:
-            if (
-                self.known.num_bytes + size_bytes > max_bytes
-                or abs(self._unsaid.num_bytes + size_bytes) >= self._step_bytes
-            ):
-                self._sync(change)
-            else:
-                self._unsaid = self._unsaid.plus(one)
-            return fits
+            if self.known.num_bytes > limit or self._is_much(self._unsaid.plus(one)):
+                before = self._sync(lambda now: now.plus(one) if now.num_bytes <= limit else now)
+                return before.num_bytes <= limit
+            self._unsaid = self._unsaid.plus(one)
+            return True
 
     def remove(self, size_bytes: int) -> None:
         """One object is gone."""
         with self._lock:
             self._unsaid = self._unsaid.minus(Usage(size_bytes, 1))
-            if abs(self._unsaid.num_bytes) >= self._step_bytes:
-                self._sync(lambda total: total.plus(self._unsaid))
+            if self._is_much(self._unsaid):
+                self._sync()
 
     def correct(self, before: Usage, found: Usage) -> None:
         """A scan that began at `before` found `found`. What changed during the scan was seen or
         not, so half of it is counted. Absolute, so that two scans at once agree."""
 
-        def corrected(total: Usage) -> Usage:
-            change = total.plus(self._unsaid).minus(before)
+        def corrected(now: Usage) -> Usage:
+            change = now.minus(before)
             return found.plus(Usage(change.num_bytes // 2, change.num_objects // 2))
 
         with self._lock:
@@ -104,16 +94,21 @@ class Ledger:
         """Later calls raise OSError."""
         with self._lock:
             with contextlib.suppress(OSError):
-                self._sync(lambda total: total.plus(self._unsaid))
+                self._sync()
             self._file.close()
 
-    def _sync(self, change: Callable[[Usage], Usage]) -> None:
-        with self._file.locked() as fd:
-            data = os.pread(fd, _NUMBERS.size, 0).ljust(_NUMBERS.size, b"\0")
-            changed = change(Usage(*_NUMBERS.unpack(data)))
-            self._shared = Usage(max(0, changed.num_bytes), max(0, changed.num_objects))
-            os.pwrite(fd, _NUMBERS.pack(*self._shared), 0)
+    def _is_much(self, change: Usage) -> bool:
+        return abs(change.num_bytes) >= self._step_bytes
+
+    def _sync(self, change: Callable[[Usage], Usage] = lambda now: now) -> Usage:
+        """Say what was not said yet, and change the total. Returns it as it was before that."""
+        with self._file.locked():
+            data = os.pread(self._file.fd, _NUMBERS.size, 0).ljust(_NUMBERS.size, b"\0")
+            now = Usage(*_NUMBERS.unpack(data)).plus(self._unsaid)
+            self._shared = Usage(*(max(0, number) for number in change(now)))
+            os.pwrite(self._file.fd, _NUMBERS.pack(*self._shared), 0)
             self._unsaid = Usage()
+            return now
 
 
 class Place(NamedTuple):
