@@ -17,68 +17,63 @@ import torch
 
 from quire.memory.device import DevicePool
 from quire.memory.host import HostPool
+from quire.transfer.base import Copy
 from quire.transfer.reference import (
     Direction,
-    LayerCopy,
     Side,
+    TorchCopyEngine,
     copy_rows,
     copy_runs,
     runs,
 )
-from quire.types import PageIds, page_array
+from quire.types import page_array
 
 _STAGING_BYTES = 1 << 20
 _MIN_RUN = 4
 """Pages per run, on average, from which copying run by run is faster than gathering."""
 
 
-class CpuCopyEngine:
+class CpuCopyEngine(TorchCopyEngine):
     def __init__(
         self, device: DevicePool, host: HostPool, clock: Callable[[], float] = time.monotonic
     ) -> None:
         layers = range(device.layout.num_layers)
-        self._device = [device.words(layer) for layer in layers]
-        self._host = [host.words(layer) for layer in layers]
+        super().__init__(
+            [device.words(layer) for layer in layers],
+            [host.words(layer) for layer in layers],
+            _CpuDirection("load", device, clock),
+            _CpuDirection("backup", device, clock),
+        )
+
+
+class _CpuDirection(Direction):
+    def __init__(self, name: str, device: DevicePool, clock: Callable[[], float]) -> None:
+        super().__init__(name, device, _STAGING_BYTES)
         self._clock = clock
-        self._loads = Direction("load", device, _STAGING_BYTES)
-        self._backups = Direction("backup", device, _STAGING_BYTES)
 
-    def load(self, host_pages: PageIds, device_pages: PageIds) -> LayerCopy:
-        source, target = Side(self._host, host_pages), Side(self._device, device_pages)
-        return self._submit(self._loads, source, target)
-
-    def backup(self, device_pages: PageIds, host_pages: PageIds) -> LayerCopy:
-        source, target = Side(self._device, device_pages), Side(self._host, host_pages)
-        return self._submit(self._backups, source, target)
-
-    def close(self) -> None:
-        self._loads.close()
-        self._backups.close()
-
-    def _submit(self, way: Direction, source: Side, target: Side) -> LayerCopy:
-        copy = LayerCopy(len(self._device))
-        way.submit(copy, lambda: self._move(copy, way, source, target))
+    def start(self, source: Side, target: Side) -> Copy:
+        copy = Copy(len(source.planes))
+        self._submit(copy, lambda: self._move(copy, source, target))
         return copy
 
-    def _move(self, copy: LayerCopy, way: Direction, source: Side, target: Side) -> None:
+    def _move(self, copy: Copy, source: Side, target: Side) -> None:
         started = self._clock()
-        move = _mover(way, page_array(source.pages), page_array(target.pages))
+        move = self._mover(page_array(source.pages), page_array(target.pages))
         for planes_from, planes_to in zip(source.planes, target.planes, strict=True):
             for plane_from, plane_to in zip(planes_from, planes_to, strict=True):
                 move(plane_from, plane_to)
             copy.seconds = self._clock() - started
             copy.layer_moved()
 
-
-def _mover(
-    way: Direction, source: npt.NDArray[np.int32], target: npt.NDArray[np.int32]
-) -> Callable[[torch.Tensor, torch.Tensor], None]:
-    """How to copy one plane to another: in runs if they are long, else gathered."""
-    pieces = runs(source, target)
-    if len(pieces) * _MIN_RUN <= len(source):
-        return lambda plane_from, plane_to: copy_runs(plane_from, plane_to, pieces)
-    from_index = torch.tensor(source, dtype=torch.int64)
-    to_index = torch.tensor(target, dtype=torch.int64)
-    return lambda plane_from, plane_to: copy_rows(
-        plane_from, from_index, plane_to, to_index, way.staging
-    )
+    def _mover(
+        self, source: npt.NDArray[np.int32], target: npt.NDArray[np.int32]
+    ) -> Callable[[torch.Tensor, torch.Tensor], None]:
+        """How to copy one plane to another: in runs if they are long, else gathered."""
+        pieces = runs(source, target)
+        if len(pieces) * _MIN_RUN <= len(source):
+            return lambda plane_from, plane_to: copy_runs(plane_from, plane_to, pieces)
+        from_index = torch.tensor(source, dtype=torch.int64)
+        to_index = torch.tensor(target, dtype=torch.int64)
+        return lambda plane_from, plane_to: copy_rows(
+            plane_from, from_index, plane_to, to_index, self._staging
+        )

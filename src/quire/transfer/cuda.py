@@ -28,15 +28,15 @@ import torch
 from quire.errors import ConfigError
 from quire.memory.device import DevicePool
 from quire.memory.host import HostPool, plane_words
-from quire.transfer.base import CopyState
-from quire.transfer.reference import Direction, LayerCopy, Side, copy_rows
+from quire.transfer.base import Copy, CopyState
+from quire.transfer.reference import Direction, Side, TorchCopyEngine, copy_rows
 from quire.types import PageIds, page_array
 
 _STAGING_BYTES = 32 << 20
 _TYPE_STRINGS = {8: "<i8", 4: "<i4", 2: "<i2", 1: "|u1"}
 
 
-class CudaCopy(LayerCopy):
+class CudaCopy(Copy):
     """A copy on a stream. Each layer's event exists from the start but counts once recorded: a
     layer is *moved* when it has been launched."""
 
@@ -87,53 +87,29 @@ class _StreamDirection(Direction):
 
     def __init__(self, name: str, device: DevicePool) -> None:
         super().__init__(name, device, _STAGING_BYTES)
-        self.stream = _new_stream(device.device)
+        self._where = device.device
+        self._stream = torch.cuda.Stream(self._where)  # type: ignore[no-untyped-call]
         # The buffer was made on another stream: its memory must be ours before the first copy.
-        self.stream.wait_stream(torch.cuda.current_stream(device.device))
+        self._stream.wait_stream(torch.cuda.current_stream(self._where))
+
+    def start(self, source: Side, target: Side) -> Copy:
+        copy = CudaCopy(len(source.planes), self._where)
+        self._submit(copy, lambda: self._launch(copy, source, target))
+        return copy
 
     def close(self) -> None:
         super().close()
-        self.stream.synchronize()
+        self._stream.synchronize()
 
-
-class CudaCopyEngine:
-    def __init__(self, device: DevicePool, host: HostPool) -> None:
-        if host.num_pages and not host.pinned:
-            raise ConfigError("host pool is not pinned: build it with pin_for=the CUDA device")
-        self._where = device.device
-        layers = range(device.layout.num_layers)
-        pages = _on_device(host, self._where)
-        self._device = [device.words(layer) for layer in layers]
-        self._host = [plane_words(device.layout, pages, layer) for layer in layers]
-        self._loads = _StreamDirection("load", device)
-        self._backups = _StreamDirection("backup", device)
-
-    def load(self, host_pages: PageIds, device_pages: PageIds) -> CudaCopy:
-        source, target = Side(self._host, host_pages), Side(self._device, device_pages)
-        return self._submit(self._loads, source, target)
-
-    def backup(self, device_pages: PageIds, host_pages: PageIds) -> CudaCopy:
-        source, target = Side(self._device, device_pages), Side(self._host, host_pages)
-        return self._submit(self._backups, source, target)
-
-    def close(self) -> None:
-        self._loads.close()
-        self._backups.close()
-
-    def _submit(self, way: _StreamDirection, source: Side, target: Side) -> CudaCopy:
-        copy = CudaCopy(len(self._device), self._where)
-        way.submit(copy, lambda: self._move(copy, way, source, target))
-        return copy
-
-    def _move(self, copy: CudaCopy, way: _StreamDirection, source: Side, target: Side) -> None:
-        with torch.cuda.stream(way.stream):
-            way.stream.wait_event(copy.fence)
+    def _launch(self, copy: CudaCopy, source: Side, target: Side) -> None:
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(copy.fence)
             from_index, to_index = self._indices(source.pages, target.pages)
-            copy.started(way.stream)
+            copy.started(self._stream)
             for planes_from, planes_to in zip(source.planes, target.planes, strict=True):
                 for plane_from, plane_to in zip(planes_from, planes_to, strict=True):
-                    copy_rows(plane_from, from_index, plane_to, to_index, way.staging)
-                copy.layer_launched(way.stream)
+                    copy_rows(plane_from, from_index, plane_to, to_index, self._staging)
+                copy.layer_launched(self._stream)
 
     def _indices(self, source: PageIds, target: PageIds) -> tuple[torch.Tensor, torch.Tensor]:
         # Pinned, so that sending them does not wait for the stream to drain; torch keeps the
@@ -141,6 +117,20 @@ class CudaCopyEngine:
         pages = np.stack([page_array(source), page_array(target)]).astype(np.int64)
         both = torch.from_numpy(pages).pin_memory().to(self._where, non_blocking=True)
         return both[0], both[1]
+
+
+class CudaCopyEngine(TorchCopyEngine):
+    def __init__(self, device: DevicePool, host: HostPool) -> None:
+        if host.num_pages and not host.pinned:
+            raise ConfigError("host pool is not pinned: build it with pin_for=the CUDA device")
+        layers = range(device.layout.num_layers)
+        pages = _on_device(host, device.device)
+        super().__init__(
+            [device.words(layer) for layer in layers],
+            [plane_words(device.layout, pages, layer) for layer in layers],
+            _StreamDirection("load", device),
+            _StreamDirection("backup", device),
+        )
 
 
 class _PinnedMemory:
@@ -166,11 +156,7 @@ def _on_device(host: HostPool, device: torch.device) -> torch.Tensor:
     return pages
 
 
-# torch leaves these three untyped.
-
-
-def _new_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+# torch leaves these untyped.
 
 
 def _new_event() -> torch.cuda.Event:

@@ -4,7 +4,7 @@ gather and scatter. Knows tensors and threads; no streams.
 
 from __future__ import annotations
 
-import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from quire.errors import WorkerError
 from quire.memory.device import DevicePool, word_dtype
-from quire.transfer.base import CopyState
+from quire.transfer.base import Copy
 from quire.types import PageIds
 
 Planes = Sequence[tuple[torch.Tensor, ...]]
@@ -31,49 +30,7 @@ class Side:
     pages: PageIds
 
 
-class LayerCopy:
-    """A copy that a thread of its engine moves, or launches, layer by layer."""
-
-    def __init__(self, num_layers: int) -> None:
-        self.error = ""
-        self.seconds = 0.0
-        self._num_layers = num_layers
-        self._num_moved = 0
-        self._changed = threading.Condition()
-
-    @property
-    def state(self) -> CopyState:
-        if self.error:
-            return CopyState.FAILED
-        return CopyState.DONE if self._num_moved == self._num_layers else CopyState.RUNNING
-
-    def layer_done(self, layer: int) -> bool:
-        return self._num_moved > layer
-
-    def wait_layer(self, layer: int) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._num_moved > layer or self.error)
-        if self._num_moved <= layer:
-            raise WorkerError(f"copy failed before layer {layer} arrived: {self.error}")
-
-    def wait(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._num_moved == self._num_layers or self.error)
-        if self.error:
-            raise WorkerError(f"copy failed: {self.error}")
-
-    def layer_moved(self) -> None:
-        with self._changed:
-            self._num_moved += 1
-            self._changed.notify_all()
-
-    def fail(self, error: Exception) -> None:
-        with self._changed:
-            self.error = f"{type(error).__name__}: {error}"
-            self._changed.notify_all()
-
-
-class Direction:
+class Direction(ABC):
     """Loads or backups: their thread, and the buffer that only this thread uses. The buffer is
     kept, since touching fresh memory costs as much as the copy itself."""
 
@@ -82,10 +39,17 @@ class Direction:
         layout = device.layout
         rows = max(1, min(device.num_pages, max_bytes // layout.chunk_bytes))
         words = layout.chunk_bytes // layout.word_bytes
-        self.staging = torch.empty(rows, words, dtype=word_dtype(layout), device=device.device)
+        self._staging = torch.empty(rows, words, dtype=word_dtype(layout), device=device.device)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"quire-{name}")
 
-    def submit(self, copy: LayerCopy, move: Callable[[], None]) -> None:
+    @abstractmethod
+    def start(self, source: Side, target: Side) -> Copy:
+        """Called on the step's thread; `_submit` does the rest on the direction's."""
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+    def _submit(self, copy: Copy, move: Callable[[], None]) -> None:
         def run() -> None:
             try:
                 move()
@@ -94,11 +58,26 @@ class Direction:
 
         self._thread.submit(run)
 
+
+class TorchCopyEngine:
+    def __init__(self, device: Planes, host: Planes, loads: Direction, backups: Direction) -> None:
+        self._device = device
+        self._host = host
+        self._loads = loads
+        self._backups = backups
+
+    def load(self, host_pages: PageIds, device_pages: PageIds) -> Copy:
+        return self._loads.start(Side(self._host, host_pages), Side(self._device, device_pages))
+
+    def backup(self, device_pages: PageIds, host_pages: PageIds) -> Copy:
+        return self._backups.start(Side(self._device, device_pages), Side(self._host, host_pages))
+
     def close(self) -> None:
-        self._thread.shutdown()
+        self._loads.close()
+        self._backups.close()
 
 
-class Run(NamedTuple):
+class Rows(NamedTuple):
     """Rows [source, source + length) that go to [target, target + length)."""
 
     source: int
@@ -106,7 +85,7 @@ class Run(NamedTuple):
     length: int
 
 
-def runs(source: npt.NDArray[np.int32], target: npt.NDArray[np.int32]) -> list[Run]:
+def runs(source: npt.NDArray[np.int32], target: npt.NDArray[np.int32]) -> list[Rows]:
     """The pairs as runs, in the order of their sources.
 
     Pages are often handed out and given back in order, forwards or backwards: then a copy of
@@ -120,12 +99,12 @@ def runs(source: npt.NDArray[np.int32], target: npt.NDArray[np.int32]) -> list[R
     starts = [0, *breaks.tolist()]
     ends = [*breaks.tolist(), len(source)]
     return [
-        Run(int(source[first]), int(target[first]), last - first)
+        Rows(int(source[first]), int(target[first]), last - first)
         for first, last in zip(starts, ends, strict=True)
     ]
 
 
-def copy_runs(source: torch.Tensor, target: torch.Tensor, runs: Sequence[Run]) -> None:
+def copy_runs(source: torch.Tensor, target: torch.Tensor, runs: Sequence[Rows]) -> None:
     """Row by row as the runs say, without a stop in between."""
     for first, to, length in runs:
         target[to : to + length].copy_(source[first : first + length])

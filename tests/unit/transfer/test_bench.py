@@ -42,7 +42,7 @@ def test_a_copy_to_the_wrong_page_is_noticed(monkeypatch):
 def test_a_layer_announced_too_early_is_noticed(monkeypatch):
     """All bytes arrive, but only after the layers have been reported and looked at."""
     late = []
-    copy_rows, wait = cpu_module.copy_rows, cpu_module.LayerCopy.wait
+    copy_rows, wait = cpu_module.copy_rows, cpu_module.Copy.wait
 
     def wait_then_copy(copy):
         wait(copy)
@@ -50,7 +50,7 @@ def test_a_layer_announced_too_early_is_noticed(monkeypatch):
             copy_rows(*late.pop())
 
     monkeypatch.setattr(cpu_module, "copy_rows", lambda *args: late.append(args))
-    monkeypatch.setattr(cpu_module.LayerCopy, "wait", wait_then_copy)
+    monkeypatch.setattr(cpu_module.Copy, "wait", wait_then_copy)
     loads = [case for case in tiny_run()["cases"] if case["direction"] == "load"]
     assert all(case["correct"] for case in loads)
     assert not any(case["layers_in_order"] for case in loads)

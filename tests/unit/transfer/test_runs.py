@@ -11,7 +11,7 @@ from quire.memory.device import DevicePool
 from quire.memory.host import HostPool
 from quire.memory.layout import PageLayout
 from quire.transfer.cpu import CpuCopyEngine
-from quire.transfer.reference import Run, runs
+from quire.transfer.reference import Rows, runs
 from quire.types import page_ids
 
 NUM_PAGES = 40
@@ -47,7 +47,7 @@ def test_runs_are_the_same_pairs(pages):
 
 def test_pages_in_reverse_are_one_run():
     down = np.arange(9, 2, -1, dtype=np.int32)
-    assert runs(down, down + 20) == [Run(3, 23, 7)]
+    assert runs(down, down + 20) == [Rows(3, 23, 7)]
 
 
 @given(pairs())
