@@ -15,6 +15,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
 
 from quire.store.base import (
     MAX_OBJECTS,
@@ -34,6 +36,8 @@ from quire.types import NO_PARENT, PageKey, PageStatus
 
 STALL_GRACE_S = 1.0
 """A call this long past its deadline means that the store is stuck, not merely late."""
+
+Answer = TypeVar("Answer")
 
 _OK = PageStatus.OK
 _FAULTS = (PageStatus.FAILED, PageStatus.TIMEOUT)
@@ -167,7 +171,8 @@ class PageStore:
                     )
                     for i in range(first, end)
                 ]
-                return self._ask(lambda: self._put_new(part, objects, deadline), names[first:end])
+                put = partial(self._put_new, part, objects, deadline)
+                return self._ask(put, len(objects)) or [PageStatus.FAILED] * len(objects)
 
         statuses = self._run(part, len(keys), write, deadline)
         self._counters.add(by_outcome("written", statuses))
@@ -200,16 +205,12 @@ class PageStore:
     ) -> set[PageKey]:
         # Prompts of one group share their beginning: each page is asked for once.
         keys = list(dict.fromkeys(key for query in queries for key in query))
-        if not keys or self._why_declined() or not self._enter_breaker():
+        if not keys or not self._may_ask():
             return set()
-        there: list[bool] = []
+        names = [object_name(part, key) for key in keys]
         with self._call(deadline):
-            try:
-                names = [object_name(part, key) for key in keys]
-                there = list(self._store.contains(names, deadline=deadline))
-            except Exception as error:  # the boundary to a backend: see base.py
-                self._counters.error(error)
-        if len(there) != len(keys):
+            there = self._ask(partial(self._store.contains, names, deadline=deadline), len(keys))
+        if there is None:
             self._breaker.failure()
             return set()
         self._breaker.success()
@@ -225,7 +226,7 @@ class PageStore:
         """Statuses from `work(first, end)`, minding breaker, stalls and deadline."""
         if not num_pages:
             return []
-        if self._why_declined() or not self._enter_breaker():
+        if not self._may_ask():
             return [PageStatus.REJECTED] * num_pages
         size = pages_per_call(part.page_bytes)
         statuses: list[PageStatus] = []
@@ -246,20 +247,17 @@ class PageStore:
         else:
             self._breaker.success()
 
-    def _enter_breaker(self) -> bool:
-        if self._breaker.enter():
-            return True
-        self._counters.count("declined:breaker_open")
-        return False
-
-    def _why_declined(self) -> str:
+    def _may_ask(self) -> bool:
+        """If so, the breaker is told afterwards how it went."""
         with self._calls:
             overdue = self._clock() - STALL_GRACE_S
             stalled = any(deadline < overdue for deadline in self._deadlines.values())
             reason = "closed" if self._closed else "stalled" if stalled else ""
+        if not reason and not self._breaker.enter():
+            reason = "breaker_open"
         if reason:
             self._counters.count(f"declined:{reason}")
-        return reason
+        return not reason
 
     @contextmanager
     def _call(self, deadline: float) -> Iterator[None]:
@@ -283,7 +281,8 @@ class PageStore:
             blobs = [Blob(header, page) for header, page in zip(headers, pages, strict=False)]
             for blob in blobs:
                 blob.header[:8] = bytes(8)  # what an earlier page left there must not pass for new
-            statuses = self._ask(lambda: self._store.get(names, blobs, deadline=deadline), names)
+            get = partial(self._store.get, names, blobs, deadline=deadline)
+            statuses = self._ask(get, len(names)) or [PageStatus.FAILED] * len(names)
             for i, status in enumerate(statuses):
                 if status in (PageStatus.OK, PageStatus.CORRUPT):
                     statuses[i] = self._verify(part, keys[i], blobs[i], status)
@@ -341,15 +340,14 @@ class PageStore:
             known[name] = PageStatus.ORPHAN if not there else _OK if present[name] else None
         return [known[name] for name in names]
 
-    def _ask(
-        self, call: Callable[[], list[PageStatus]], names: Sequence[ObjectName]
-    ) -> list[PageStatus]:
+    def _ask(self, call: Callable[[], list[Answer]], count: int) -> list[Answer] | None:
+        """An answer per page; None: it failed all of them."""
         try:
-            statuses = list(call())
-        except Exception as error:  # the boundary to a backend: a raising store fails the chunk
+            answers = list(call())
+        except Exception as error:  # the boundary to a backend: see base.py
             self._counters.error(error)
-            return [PageStatus.FAILED] * len(names)
-        return statuses if len(statuses) == len(names) else [PageStatus.FAILED] * len(names)
+            return None
+        return answers if len(answers) == count else None
 
 
 def _check_pages(part: Part, keys: Sequence[PageKey], pages: Sequence[memoryview]) -> None:

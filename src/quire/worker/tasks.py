@@ -200,23 +200,18 @@ class PageTask(IoTask):
                 self._deadline = now + self._timeout_s
             self._statuses[first:end] = bytes(statuses)
             self._stop = self._stop or self._stops_at(statuses)
-            known = self._num_known()
+            unknown = self._statuses.find(_UNKNOWN, self._first)
+            known = len(self._pages) if unknown < 0 else unknown
             if known > self._first and known < len(self._pages) and self._stop is None:
                 self._send(known, final=False)
-
-    def _num_known(self) -> int:
-        """Leading pages whose status is known."""
-        known = self._statuses.find(_UNKNOWN, self._first)
-        return len(self._pages) if known < 0 else known
 
     @abstractmethod
     def _move(self, first: int, end: int) -> list[PageStatus]:
         """Move pages [first, end) of the command; a status for each."""
 
+    @abstractmethod
     def _stops_at(self, statuses: list[PageStatus]) -> PageStatus | None:
         """Not None: the pages behind these are not tried, and this is their status."""
-        del statuses
-        return None
 
     def _final_report(self) -> None:
         rest = self._stop if self._stop is not None else PageStatus.FAILED

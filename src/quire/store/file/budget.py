@@ -16,9 +16,11 @@ from typing import NamedTuple
 
 from quire.store.file.cold import ColdQueue
 from quire.store.file.shared import SharedFile
+from quire.store.file.space import FreeSpace
 
 MAX_EVICTIONS = 1024
-"""For one write at most: a bound on the wait, if files cannot be removed."""
+"""For one write at most: a bound on the wait, if files cannot be removed, or others fill the
+disk."""
 
 _NUMBERS = struct.Struct("<qq")
 
@@ -130,7 +132,9 @@ class Budget:
         self,
         max_bytes: int,
         ledger: Ledger,
+        space: FreeSpace,
         cold: ColdQueue,
+        *,
         remove: Remove,
         refill: Callable[[], bool],
     ) -> None:
@@ -138,19 +142,27 @@ class Budget:
         self.max_bytes = max_bytes
         self.num_evicted = 0
         self._ledger = ledger
+        self._space = space
         self._cold = cold
         self._remove = remove
         self._refill = refill
 
     def reserve(self, size_bytes: int) -> bool:
-        """Make room for an object, evicting as needed. False: it cannot be made."""
-        if size_bytes > self.max_bytes:
+        """Make room for an object, on the disk and within the budget, evicting as needed. False:
+        it cannot be made."""
+        lacking_bytes = self._space.lacking_bytes(size_bytes)
+        if lacking_bytes is None or size_bytes > self.max_bytes:
             return False
         for _ in range(MAX_EVICTIONS):
-            if self._ledger.reserve(size_bytes, self.max_bytes):
+            if lacking_bytes <= 0 and self._ledger.reserve(size_bytes, self.max_bytes):
+                self._space.took(size_bytes)
                 return True
-            if self.evict_one() is None:
+            freed = self._evict([None])
+            if not freed and self._cold.is_empty:
                 break
+            lacking_bytes -= sum(freed)
+        if lacking_bytes > 0:
+            self._space.too_little()
         return False
 
     def recycle(self, places: Sequence[Place]) -> set[str]:
@@ -163,44 +175,29 @@ class Budget:
             free_bytes -= place.size_bytes
             if free_bytes < 0:
                 wanted.append(place)
-        reused: set[str] = set()
-
-        def claim(name: str, bound_ns: int) -> bool:
-            place = wanted[len(reused)]
-            freed = self._remove(name, bound_ns, place)
-            if freed == place.size_bytes:
-                reused.add(place.path)
-            elif freed:
-                self._ledger.remove(freed)
-            return freed > 0
-
-        if wanted:
-            self._evict(len(wanted), claim)
-        return reused
+        gone = zip(wanted, self._evict(wanted), strict=False) if wanted else ()
+        return {place.path for place, freed in gone if freed == place.size_bytes}
 
     def release(self, size_bytes: int) -> None:
         """An object was not written after all, or is gone: its bytes are free again."""
         self._ledger.remove(size_bytes)
 
-    def evict_one(self) -> int | None:
-        """Evict the coldest object. Bytes freed, 0 if it was used or removed meanwhile, None when
-        none is known."""
-        freed = 0
+    def _evict(self, places: Sequence[Place | None]) -> list[int]:
+        """Let as many of the coldest objects go, each to its place if it fits there. The sizes of
+        those that went: fewer, if others were used or removed meanwhile, or none is known."""
+        gone: list[int] = []
 
         def claim(name: str, bound_ns: int) -> bool:
-            nonlocal freed
-            freed = self._remove(name, bound_ns, None)
+            place = places[len(gone)]
+            freed = self._remove(name, bound_ns, place)
             if freed:
+                gone.append(freed)
+            if freed and (place is None or freed != place.size_bytes):
                 self._ledger.remove(freed)
             return freed > 0
 
-        if not self._evict(1, claim) and self._cold.is_empty:
-            return None
-        return freed
-
-    def _evict(self, count: int, claim: Callable[[str, int], bool]) -> int:
-        num_gone = self._cold.take(count, claim)
-        if num_gone < count and self._cold.is_empty and self._refill():
-            num_gone += self._cold.take(count - num_gone, claim)
-        self.num_evicted += num_gone
-        return num_gone
+        self._cold.take(len(places), claim)
+        if len(gone) < len(places) and self._cold.is_empty and self._refill():
+            self._cold.take(len(places) - len(gone), claim)
+        self.num_evicted += len(gone)
+        return gone

@@ -71,7 +71,12 @@ class FileStore:
             raise unusable(root, error) from error
         self._space = FreeSpace(root, reserve_bytes, clock)
         self._budget = Budget(
-            max_bytes, self._ledger, self._cold, self._remove, self._scanner.refill
+            max_bytes,
+            self._ledger,
+            self._space,
+            self._cold,
+            remove=self._remove,
+            refill=self._scanner.refill,
         )
         self._writer = Writer(
             self._layout,

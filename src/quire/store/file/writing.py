@@ -104,7 +104,7 @@ class Writer:
 
     def _open(self, page: NewObject, path: str, is_recycled: bool) -> _Draft | PageStatus:
         try:
-            if not is_recycled and not self._has_room(page.size_bytes):
+            if not is_recycled and not self._budget.reserve(page.size_bytes):
                 return PageStatus.REJECTED
             try:
                 if is_recycled:
@@ -115,12 +115,6 @@ class Writer:
                 raise
         except OSError as error:
             return self._refusal(error)
-
-    def _has_room(self, size_bytes: int) -> bool:
-        """On the disk and within the budget: then it is reserved."""
-        return self._space.take(size_bytes, self._budget.evict_one) and self._budget.reserve(
-            size_bytes
-        )
 
     def _time_for(self, page: NewObject, times: Times) -> int | None:
         """A little before what it needs. None: that is not there, or about to go."""
