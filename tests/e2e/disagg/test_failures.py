@@ -369,7 +369,7 @@ def test_a_slow_restore_holds_back_nobody_else_c29(
         object.__setattr__(both.decode.manager.config.prefetch, "max_timeout_s", 600.0)
         answered, go_on = threading.Event(), threading.Event()
         worker = both.decode._executor.workers.workers[0]  # type: ignore[attr-defined]
-        lease = worker._admin.borrow()
+        lease = worker._attachment.borrow()
         store, get = lease.store, lease.store.get
         lease.release()
 
