@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from quire.components import Component, Guard
+from quire.components import Component
 from quire.manager.core import Core
 from quire.manager.lease import Lease
 from quire.manager.operations import Kind, Operation, OpState
@@ -49,7 +49,7 @@ class Export:
     """Pages of one prefix for one peer; `last` is the end of the prefix."""
 
     last: int
-    wanted: list[_Wanted]
+    wanted: list[_Wanted] = field(default_factory=list)
     grants: list[OperationId] = field(default_factory=list)
     closed: bool = False
 
@@ -67,17 +67,17 @@ class Exporter:
 
     def open(self, first: int, last: int) -> Export:
         """Begin to let a peer read pages [first, last) of a prefix; see `grant`."""
-        wanted = [_Wanted(c, *c.span(first, last)) for c in self._core.components]
-        return Export(last, [w for w in wanted if w.next < w.end])
+        export = Export(last)
+        self.repair(export, first, last)
+        return export
 
     def repair(self, export: Export, first: int, last: int) -> None:
         """Pages [first, last) are wanted (again), and the state at the end that this asks for."""
         for component in self._core.components:
-            start, end = (
-                (first, last) if component.index == 0 else component.span(first, export.last)
-            )
-            if start < end:
-                export.wanted.append(_Wanted(component, start, end))
+            end = last if component.index == 0 else export.last
+            wanted = _Wanted(component, *component.span(first, end))
+            if wanted.next < wanted.end:
+                export.wanted.append(wanted)
 
     def grant(self, export: Export, lease: Lease) -> list[Grant]:
         """What of an export can be read from now on. `lease` holds the prefix, or so much of it as
@@ -109,8 +109,7 @@ class Exporter:
         run: list[Node] = []
         pages: list[bytes] = []
         path = [n for n in core.tree.path(tail) if n.end > wanted.next and n.start < wanted.end]
-        at = wanted.next
-        whole = True
+        at, whole = wanted.next, True
         for node in reversed(path):
             if component.is_point and node.end != wanted.end:
                 continue
@@ -135,7 +134,7 @@ class Exporter:
             now=core.clock(),
             timeout_s=SERVE_TIMEOUT_S,
             on_report=self._reported,
-            guards=self._guards(run, host),
+            guards=core.protect(run[-1], run[-1], [(host, run[-1], run[0].parent)]),
         )
         core.outbox.append(Serve(op.id, component.name, PageIds(b"".join(pages))))
         export.grants.append(op.id)
@@ -143,15 +142,6 @@ class Exporter:
         grant = Grant(op.id, component.name, wanted.next, count)
         wanted.next = at
         return [grant]
-
-    def _guards(self, run: list[Node], host: int) -> list[Guard]:
-        guards: list[Guard] = [
-            (host, run[-1], run[0].parent),
-            *self._core.components[0].protection(run[-1]),
-        ]
-        for slot, end, stop in guards:
-            self._core.tree.lock(end, stop, slot)
-        return guards
 
     def _reported(self, op: Operation) -> None:
         if op.state is OpState.ENDED:

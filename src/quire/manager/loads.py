@@ -17,7 +17,7 @@ from quire.components import Component, Guard, usable_pages
 from quire.manager.core import Core
 from quire.manager.lease import Lease, LoadState
 from quire.manager.operations import Kind, Operation, OpState
-from quire.manager.states import States
+from quire.manager.states import States, held_pages
 from quire.messages import Load
 from quire.tree import NUM_TIERS, Node, slot_of
 from quire.types import (
@@ -189,7 +189,7 @@ class Loader:
         parts: list[Guard] = []
         commands: list[tuple[str, PageIds, PageIds]] = []
         for component, need, target in zip(core.components, needs, pages, strict=True):
-            hosts, at = [_pages(node, need.slot + HOST) for node in need.missing], 0
+            hosts, at = [held_pages(node, need.slot + HOST) for node in need.missing], 0
             for node, host in zip(need.missing, hosts, strict=True):
                 core.tree.attach(node, need.slot, PageIds(target[at : at + len(host)]), FILLING)
                 parts.append((need.slot, node, node.parent))
@@ -216,7 +216,7 @@ class Loader:
         """The lease's device part ends at `tail` now; never lets go before it has the new hold."""
         core = self._core
         new = reversed(list(core.tree.path(tail, lease.device_tail)))
-        table = b"".join(_pages(node, DEVICE) for node in new)
+        table = b"".join(held_pages(node, DEVICE) for node in new)
         lease.tree_pages = PageIds(lease.tree_pages + table)
         before, lease.device_tail = lease.device_tail, tail
         if lease.state is not None and self._states is not None:
@@ -233,7 +233,7 @@ class Loader:
 
     def _span_of(self, slot: int, node: Node) -> _Span:
         """The load that fills it; or that fills what it was split off."""
-        page = page_array(_pages(node, slot))[0]
+        page = page_array(held_pages(node, slot))[0]
         return self._spans[OperationId(int(self._loaded_by[slot // NUM_TIERS][page]))]
 
     # ---- ending ---------------------------------------------------------------------------------
@@ -310,9 +310,3 @@ class Loader:
                 if holding is not None and holding.state is DRAINING:
                     return True
         return False
-
-
-def _pages(node: Node, slot: int) -> PageIds:
-    holding = node.held[slot]
-    assert holding is not None
-    return holding.pages

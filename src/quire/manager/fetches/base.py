@@ -5,9 +5,9 @@ Intake     pages of one prefix on their way to the host. Of the store: whoever w
            shares one; of a peer: one lease's; of a stream: the part that is under way
 Stream     what the store has of a prefix and the host cannot hold at once
 
-QUEUED ──flush──▶ PROBING ──hit──▶ WAITING ──its turn──▶ FETCHING ──ended, or settled──▶ DONE
-   │                  ├─only asked─▶ PROBED ─fetch─▶ WAITING ◀──more to bring──┘          │
-   └───────declined───┴──miss, declined───────────────────────────────────────────────────┘
+PROBING ──hit──▶ WAITING ──its turn──▶ FETCHING ──ended, or settled──▶ DONE
+   ├─only asked─▶ PROBED ─fetch─▶ WAITING ◀──more to bring──┘           │
+   └──miss, declined────────────────────────────────────────────────────┘
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ Span = tuple[int, int, int]
 
 
 class PrefetchState(enum.Enum):
-    QUEUED = enum.auto()
     PROBING = enum.auto()
     PROBED = enum.auto()
     """The hit length is known, and nobody has asked for the pages yet."""
@@ -56,7 +55,7 @@ class Prefetch:
     known: list[bytearray]
     """Per component, by page, as far as the store was asked: 1 where it has it. Of full pages it
     is `num_asked` that says so."""
-    state: PrefetchState = PrefetchState.QUEUED
+    state: PrefetchState = PrefetchState.PROBING
     declined: Decline | None = None
     num_asked: int = 0
     """Pages that the store was asked about so far, and has."""
@@ -78,7 +77,8 @@ class Offer:
     first: int
     last: int
     source: PeerSource
-    """Where page `first` is, and those after it."""
+    """Where page `origin` is, and those after it."""
+    origin: int
 
 
 @dataclass(slots=True)

@@ -58,7 +58,7 @@ class Offers:
             until = known.find(1, at, stop)
             until = stop if until < 0 else until
             known[at:until] = b"\1" * (until - at)
-            intake.offers.append(Offer(index, at, until, _after(source, at - first)))
+            intake.offers.append(Offer(index, at, until, source, first))
             at = until
         if intake.offers and not in_line:
             self._line.join(intake.key, partial(self._serve, intake))
@@ -91,7 +91,8 @@ class Offers:
                 core.counters.intake_waits += 1
                 return Turn.PASSES
             span = (offer.component, offer.first, offer.first + count)
-            self._intakes.send(intake, [span], offer.source)
+            index = offer.source.first + offer.first - offer.origin
+            self._intakes.send(intake, [span], msgspec.structs.replace(offer.source, first=index))
             self._shorten(intake, count)
         return Turn.SERVED
 
@@ -106,11 +107,6 @@ class Offers:
     def _shorten(self, intake: Intake, count: int) -> None:
         """The first pages of its first offer are taken care of."""
         offer = intake.offers[0]
-        offer.first, offer.source = offer.first + count, _after(offer.source, count)
+        offer.first += count
         if offer.first >= offer.last:
             intake.offers.popleft()
-
-
-def _after(source: PeerSource, count: int) -> PeerSource:
-    """Where the pages after the first `count` of a source are."""
-    return msgspec.structs.replace(source, first=source.first + count)

@@ -28,6 +28,9 @@ from quire.manager.lease import Lease
 from quire.tree import slot_of
 from quire.types import HOST
 
+_UNSERVED = {PrefetchState.PROBING: Decline.ABORTED, PrefetchState.WAITING: Decline.BUDGET}
+"""Why nothing comes of a prefetch that is settled in these states."""
+
 
 class Prefetches:
     def __init__(
@@ -101,12 +104,7 @@ class Prefetches:
             intake.wanted_by.remove(prefetch)
             if not intake.wanted_by:
                 self._intakes.close(intake)
-            self._end(prefetch)
-        elif prefetch.state is PrefetchState.PROBED:
-            self._end(prefetch)
-        else:
-            waits = prefetch.state is PrefetchState.WAITING
-            self._end(prefetch, Decline.BUDGET if waits else Decline.ABORTED)
+        self._end(prefetch, _UNSERVED.get(prefetch.state))
 
     def _reason_not_to_probe(self, prefetch: Prefetch) -> Decline | None:
         config = self._core.config

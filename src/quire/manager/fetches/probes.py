@@ -38,7 +38,7 @@ class Probes:
 
     def flush(self) -> None:
         """Send the questions of this step."""
-        batch = [p for p in self.queued if p.state is PrefetchState.QUEUED]
+        batch = [p for p in self.queued if p.state is PrefetchState.PROBING]
         self.queued = []
         core = self._core
         if not batch:  # settled since
@@ -61,7 +61,6 @@ class Probes:
             end = min(prefetch.key.last, prefetch.first + max(1, prefetch.num_asked * _STRIDE))
             asked.append((prefetch, end))
             queries.append(prefetch.key.page_keys(start, end))
-            prefetch.state = PrefetchState.PROBING
         for component in core.components:
             each = component.index > 0
             core.outbox.append(Probe(op.id, component.name, queries, TIMEOUT_S, each))
@@ -89,7 +88,6 @@ class Probes:
             known.extend((answers[index] if answers else b"")[:size].ljust(size, b"\0"))
         prefetch.num_asked += max(0, min(hit, size))
         if hit >= size and end < prefetch.key.last:
-            prefetch.state = PrefetchState.QUEUED
             self.queued.append(prefetch)
             return
         point = point_before(components, prefetch.known, first, first + prefetch.num_asked)
