@@ -111,9 +111,9 @@ class States:
             surplus = (first - nodes[0].start) * PAGE_ID_BYTES if nodes else 0
             state.window = WindowTable(first, PageIds(pages[surplus:]))
         if state.recurrent is not None:
-            slot, restore = self._state_slot, NO_SLOT
+            restore = NO_SLOT
             if device_tail.parent is not None:
-                restore = int(page_array(held_pages(device_tail, slot))[0])
+                restore = int(page_array(held_pages(device_tail, self._state_slot))[0])
             state.recurrent.restore = restore
 
     # ---- computing ------------------------------------------------------------------------------

@@ -231,7 +231,7 @@ class Intakes:
                 continue  # the point that was brought is none of its own
             prefetch.num_landed = max(prefetch.num_landed, end - prefetch.first)
         for wanting in [lease] if lease is not None else [p.lease for p in intake.wanted_by]:
-            if not wanting.released and not wanting.private_pages:
+            if not wanting.private_pages:
                 self._advance(wanting)
         core.tidy((tail,))
 
