@@ -74,12 +74,12 @@ def test_store_pages_deleted_between_probe_and_fetch_c26(
         intakes = both.decode.manager._fetches._intakes
         send, deleted = intakes.send, []
 
-        def delete_and_send(*args: Any) -> None:
+        def delete_and_send(*args: Any) -> Any:
             if not deleted:
                 for path in _pages_of(folder)[::2]:
                     path.unlink()
                     deleted.append(path)
-            send(*args)
+            return send(*args)
 
         patch.setattr(intakes, "send", delete_and_send)
         both.ask(subject, turns, "deleted")
