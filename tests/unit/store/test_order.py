@@ -252,7 +252,7 @@ def _check_the_law(file_store, store):
     for n, time_ns in times.items():
         if n % 1000 != 1:
             assert times.get(n - 1, 0) >= time_ns + STEP_NS, f"page {n}"
-    assert len(times) <= 40
+    assert len(times) <= 50  # a scan that runs meanwhile may miss, or see twice, what is moved
 
 
 # ---- at scale -------------------------------------------------------------------------------
