@@ -59,8 +59,7 @@ class Fetches:
         """A lease ends: nothing more is brought for it."""
         if lease.prefetch is not None:
             self.prefetches.settle(lease.prefetch)
-        if lease.intake is not None:
-            self._intakes.close(lease.intake)
+        self.offers.close(lease)
         if lease.stream is not None:
             self.streams.close(lease.stream)
 
