@@ -126,7 +126,6 @@ class Exporter:
         op = core.operations.start(
             Kind.SERVE,
             {component.name: count},
-            now=core.clock(),
             timeout_s=SERVE_TIMEOUT_S,
             on_report=self._reported,
             guards=[guard for node in run for guard in core.hold(node, host)],

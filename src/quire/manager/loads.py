@@ -93,7 +93,6 @@ class Loader:
         """
         if lease.tail is lease.device_tail:
             return 0
-        self._core.tree.stays.catch_up()
         before, limit = lease.num_device, lease.tail.end
         while limit > lease.device_tail.end:
             point = self._point_before(lease, limit)
@@ -157,6 +156,7 @@ class Loader:
 
     def _needs(self, lease: Lease, node: Node, end: int) -> list[_Needs]:
         """By component. Only reads: nothing is split before it is known that all can be had."""
+        self._core.tree.stays.catch_up()
         found = []
         for component, slot in zip(self._core.components, self._slots, strict=True):
             need, at = _Needs(slot), node
@@ -201,7 +201,6 @@ class Loader:
         op = core.operations.start(
             Kind.LOAD,
             {name: num_pages(target) for name, _, target in commands},
-            now=core.clock(),
             timeout_s=TIMEOUT_S,
             on_report=self._reported,
             guards=core.protect(tail, tail, sources),

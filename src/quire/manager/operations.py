@@ -121,7 +121,6 @@ class Operations:
         kind: Kind,
         sizes: int | dict[str, int],
         *,
-        now: float,
         timeout_s: float,
         on_report: Callable[[Operation], None],
         guards: list[Guard] | None = None,
@@ -135,6 +134,7 @@ class Operations:
             for rank in self._ranks:
                 legs[rank, name] = bytearray(blank)
         self.num_started += 1
+        now = self._clock()
         op = Operation(
             OperationId(self.num_started),
             kind,

@@ -185,7 +185,7 @@ class States:
         window pages beside them."""
         for page in sorted(state.branches):
             if stop.end < page <= tail.end:
-                node = self._node_at(tail, page)
+                node = self._core.tree.node_at(tail, page)
                 node.is_mark = True
                 state.marks.append(node)
         if state.window is not None and self._window is not None:
@@ -242,7 +242,7 @@ class States:
         core, slot = self._core, self._state_slot
         if tail.end < recurrent.saved_at:
             return None  # its full pages are not shared (yet)
-        node = self._node_at(tail, recurrent.saved_at)
+        node = self._core.tree.node_at(tail, recurrent.saved_at)
         if node.held[slot] is not None:
             return None  # somebody was first; the slot is used again
         core.tree.attach(node, slot, page_ids([recurrent.saved_slot]), READY)
@@ -251,14 +251,6 @@ class States:
         recurrent.saved_slot, recurrent.saved_at = NO_SLOT, 0
         self._keep_within_budget(node)
         return node
-
-    def _node_at(self, tail: Node, end: int) -> Node:
-        """The node of the path to `tail` that ends at page `end`, split off if need be."""
-        node = tail
-        while node.start >= end:
-            assert node.parent is not None
-            node = node.parent
-        return node if node.end == end else self._core.tree.split(node, end - node.start)
 
     def _keep_within_budget(self, newest: Node) -> None:
         """Of the snapshots on a path only so many stay: forks and the newest before others, and

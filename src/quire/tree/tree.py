@@ -190,6 +190,14 @@ class PrefixTree:
         self.changes += 1
         return upper
 
+    def node_at(self, tail: Node, end: int) -> Node:
+        """The node of the path to `tail` that ends at page `end`, split off if need be."""
+        node = tail
+        while node.start >= end:
+            assert node.parent is not None
+            node = node.parent
+        return node if node.end == end else self.split(node, end - node.start)
+
     def _split_holding(self, slot: int, lower: Holding, upper: Node, count: int) -> Holding | None:
         if self.points and slot in self.points:
             return None

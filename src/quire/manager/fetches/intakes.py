@@ -66,7 +66,6 @@ class Intakes:
         op = core.operations.start(
             Kind.FETCH,
             {core.components[component].name: last - first for component, first, last in spans},
-            now=core.clock(),
             timeout_s=intake.timeout_s + GRACE_S,
             on_report=self._reported,
         )
@@ -269,7 +268,4 @@ class Intakes:
         if first == 0:
             return tree.root(intake.key)
         walk = tree.walk(intake.key[:first])
-        if walk.num_pages < first:
-            return None
-        node = walk.nodes[-1]
-        return node if node.end == first else tree.split(node, first - node.start)
+        return tree.node_at(walk.nodes[-1], first) if walk.num_pages == first else None

@@ -51,7 +51,6 @@ class Probes:
         op = core.operations.start(
             Kind.PROBE,
             len(batch),  # of every component
-            now=core.clock(),
             timeout_s=TIMEOUT_S + GRACE_S,
             on_report=self._reported,
         )

@@ -175,7 +175,6 @@ class Streams:
         op = core.operations.start(
             Kind.LOAD,
             {core.components[component].name: end - start for component, start, end in spans},
-            now=core.clock(),
             timeout_s=LOAD_TIMEOUT_S,
             on_report=partial(self._loaded, stream),
         )

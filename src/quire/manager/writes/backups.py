@@ -173,7 +173,6 @@ class Backups:
         op = core.operations.start(
             Kind.BACKUP,
             {self._component.name: num_pages(host)},
-            now=core.clock(),
             timeout_s=TIMEOUT_S,
             on_report=self._reported,
             guards=guards,

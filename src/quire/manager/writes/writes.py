@@ -151,7 +151,6 @@ class Writes:
         op = core.operations.start(
             Kind.WRITE,
             {self._component.name: num_pages(host)},
-            now=core.clock(),
             timeout_s=timeout_s * 2,  # the worker gives up first
             on_report=self._reported,
             guards=guards,
