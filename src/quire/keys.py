@@ -154,11 +154,6 @@ class PrefixKey:
         return self.last - self.first
 
     @property
-    def num_units(self) -> int:
-        """Units on full pages: what can be cached."""
-        return self.num_pages * self.namespace.page_size
-
-    @property
     def tokens(self) -> npt.NDArray[np.int32]:
         """Tokens of the pages held, overlap included; empty for an empty key. A read-only view.
         Pages with extra material show negative numbers instead."""
@@ -191,7 +186,7 @@ class PrefixKey:
         start, stop, step = pages.indices(self.num_pages)
         if step != 1:
             raise ValueError("a PrefixKey is sliced in steps of one page")
-        return self._view(self.first + start, self.first + max(start, stop))
+        return _key_on(self._path, self.first + start, self.first + max(start, stop))
 
     def page_keys(self, first: int | None = None, last: int | None = None) -> bytes:
         """Concatenated keys of pages [first, last) of the *path* (default: this key's pages)."""
@@ -217,9 +212,7 @@ class PrefixKey:
         if extra:
             path.data = _with_extra(path, extra, old.num_pages)
         path.seed, path.chain_first, path.chain = old.seed, old.chain_first, bytearray(old.chain)
-        key = object.__new__(PrefixKey)
-        key._path, key.first, key.last = path, self.first, path.num_pages
-        return key
+        return _key_on(path, self.first, path.num_pages)
 
     def continues(self, other: PrefixKey, num_pages: int) -> bool:
         """Do the first `num_pages` pages of both paths hold the same?"""
@@ -242,11 +235,6 @@ class PrefixKey:
             self.page_width,
         )
 
-    def _view(self, first: int, last: int) -> PrefixKey:
-        key = object.__new__(PrefixKey)
-        key._path, key.first, key.last = self._path, first, last
-        return key
-
     def __len__(self) -> int:
         return self.num_pages
 
@@ -265,6 +253,12 @@ class PrefixKey:
     def __repr__(self) -> str:
         unit = self.namespace.unit.value
         return f"PrefixKey(pages {self.first}..{self.last} of {unit} units)"
+
+
+def _key_on(path: _Path, first: int, last: int) -> PrefixKey:
+    key = object.__new__(PrefixKey)
+    key._path, key.first, key.last = path, first, last
+    return key
 
 
 def _with_extra(path: _Path, extra: Mapping[int, bytes], first: int) -> bytes:

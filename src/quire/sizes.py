@@ -7,31 +7,17 @@ import re
 from quire.errors import ConfigError
 
 # "20G" means GiB: memory and disks for caches are thought of in powers of two.
-_FACTORS = {
-    "": 1,
-    "b": 1,
-    "k": 1 << 10,
-    "kib": 1 << 10,
-    "kb": 10**3,
-    "m": 1 << 20,
-    "mib": 1 << 20,
-    "mb": 10**6,
-    "g": 1 << 30,
-    "gib": 1 << 30,
-    "gb": 10**9,
-    "t": 1 << 40,
-    "tib": 1 << 40,
-    "tb": 10**12,
-}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
+_LETTERS = "kmgt"
+_SIZE = re.compile(rf"(\d+(?:\.\d+)?)\s*(?:([{_LETTERS}])(ib|b)?|b)?", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:
     """ "20GiB" → bytes. Raises ConfigError in one sentence with an example."""
     match = _SIZE.fullmatch(text.strip())
-    factor = _FACTORS.get(match[2].lower()) if match else None
-    if match is None or factor is None:
+    if match is None:
         raise ConfigError(f"{text!r} is not a size: write a number and a unit, such as 20GiB")
+    step = 1000 if (match[3] or "").lower() == "b" else 1024
+    factor = step ** (_LETTERS.index(match[2].lower()) + 1) if match[2] else 1
     return round(float(match[1]) * factor) if "." in match[1] else int(match[1]) * factor
 
 

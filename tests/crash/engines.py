@@ -58,11 +58,11 @@ class Engine:
     def _read(self, path: Sequence[PageKey]) -> int:
         """How many of these pages came, which may be the end of a path."""
         deadline = time.monotonic() + 60
-        (hits,) = self._store.contains_prefix(PART, [path], deadline=deadline)
+        hits = sum(self._store.find(PART, [path], deadline=deadline)[0])
         for first in range(0, hits, OP_PAGES):
             keys = path[first : min(first + OP_PAGES, hits)]
             pages = self._pages[: len(keys)]
-            statuses = self._store.get(PART, keys, pages, deadline=deadline, touch=False)
+            statuses = self._store.get(PART, keys, pages, deadline=deadline)
             for page_key, page, status in zip(keys, pages, statuses, strict=True):
                 assert status in (PageStatus.OK, PageStatus.MISS), status
                 assert status is PageStatus.MISS or page[:32] == page_key

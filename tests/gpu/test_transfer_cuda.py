@@ -1,5 +1,7 @@
 """On a real device: exact bytes both ways, order between streams, a worker end to end."""
 
+from contextlib import closing
+
 import pytest
 import torch
 
@@ -74,7 +76,7 @@ def test_host_memory_is_pinned_and_let_go():
 
 def test_an_unpinned_host_pool_is_refused():
     device = DevicePool.allocate(LAYOUT, 2, "cuda")
-    with HostPool(LAYOUT, 2) as host, pytest.raises(ConfigError, match="pin_for"):
+    with closing(HostPool(LAYOUT, 2)) as host, pytest.raises(ConfigError, match="pin_for"):
         open_copy_engine(device, host)
 
 

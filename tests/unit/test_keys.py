@@ -29,7 +29,7 @@ def test_slices_agree_with_units_written_out_c1(unit: UnitKind) -> None:
             part = key[first:last]
             wanted = tokens[first * PAGE : last * PAGE + unit.overlap] if first < last else []
             assert part.tokens.tolist() == wanted
-            assert part.num_units == (last - first) * PAGE
+            assert part.num_pages == last - first
             assert part.page_keys() == key.page_keys(first, last)
 
 

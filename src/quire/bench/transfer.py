@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -62,7 +62,7 @@ def run(
     """`pages` per copy; None: as many as make 32 MiB on a CPU, 1 GiB on CUDA (at least two)."""
     where = torch.device(device)
     layouts = [
-        (shape, _layout(shape, page_size, where).with_inner(inner))
+        (shape, replace(_layout(shape, page_size, where), inner=inner))
         for shape in shapes
         for page_size in page_sizes
         for inner in InnerLayout

@@ -28,6 +28,7 @@ from quire.tree import (
     Root,
     may_go,
     next_spare,
+    rest_below,
     slot_of,
 )
 from quire.types import (
@@ -43,14 +44,11 @@ from quire.types import (
 
 Clock = Callable[[], float]
 WHOLE_SHARE = 16
+"""What is on the host too leaves the device whole if it is no more than this share of it."""
 EVICTED_SHARE = 512
 MAX_EVICTED_PAGES = 32
 """A node is evicted from its end: this share of the pool at a time and at most so many pages, or a
 quarter of the node, since cutting costs as much as the node is long."""
-COALESCED_NODES = 16
-RESTING_NODES = 4
-"""So many nodes that are alike become one: while a request still makes them longer, and when it has
-let go. Joining costs as much as they are long, so it is not done for every turn of a talk."""
 ROOT_SLOT = -1
 """In a Guard: not a holding but the root itself, which an empty namespace needs to stay."""
 
@@ -90,7 +88,10 @@ class Core:
 
     def room(self, slot: int) -> int:
         """Pages that could be had in a slot now: the free ones, and all that may be evicted."""
-        return self.allocators[slot].num_free + self.tree.stays.movable[slot]
+        stays = self.tree.stays
+        if stays.late:
+            stays.catch_up()
+        return self.allocators[slot].num_free + stays.movable[slot]
 
     def reserve(self, slot: int, count: int) -> PageIds | None:
         """Allocate, evicting the shortfall if need be. None: nothing was changed."""
@@ -126,6 +127,7 @@ class Core:
         spares = self.tree.standing.spare[slot // NUM_TIERS] if slot % NUM_TIERS == HOST else None
         freed = num_spare = 0
         while freed < count:
+            self.tree.stays.catch_up()
             spare = None if spares is None else next_spare(spares, slot)
             victim = order.victim(rule) if spare is None else spare.holding
             if victim is None:
@@ -152,7 +154,7 @@ class Core:
         size = num_pages(holding.pages)
         least = self._evicted_pages[slot]
         keep = size - max(wanted, least, size // 4)
-        if keep >= least and self.upkeep is None and not self._is_spared(node, slot, size):
+        if keep >= least and self.upkeep is None and not self._goes_whole(node, slot, size):
             self.tree.split(node, keep)
         detached = self.tree.detach(node, slot)
         gone += detached
@@ -160,11 +162,11 @@ class Core:
         if slot == DEVICE and len(detached) > 1:  # the host had no room for a copy of it
             lost = sum(num_pages(item.pages) for item in detached if item.slot == HOST)
             self.counters.evicted_host_pages += lost
-        if self.upkeep is None and node.children is not None and len(node.children) == 1:
-            self.tree.coalesce(next(iter(node.children.values())), RESTING_NODES)
+        if self.upkeep is None:
+            rest_below(self.tree, node)
         return sum(num_pages(item.pages) for item in detached if item.slot == slot)
 
-    def _is_spared(self, node: Node, slot: int, size: int) -> bool:
+    def _goes_whole(self, node: Node, slot: int, size: int) -> bool:
         """Is it a small part of the device, and on the host too? Then it goes as a whole: nothing
         is lost, and nothing need be cut, and joined again when it comes back."""
         host = node.held[HOST] if slot == DEVICE else None
@@ -182,18 +184,6 @@ class Core:
         if self.upkeep is not None:
             for node in nodes:
                 self._discard(self.upkeep.tidy(node))
-
-    def rest(self, node: Node) -> None:
-        """Nobody works on a node any more: what is alike around it becomes one node."""
-        if not any(node.held):
-            return  # it has left the tree, or become a part of another
-        if node.named:  # it stays as it is; what it hangs under need not
-            if node.parent is not None:
-                self.tree.coalesce(node.parent, COALESCED_NODES)
-            return
-        self.tree.coalesce(node, RESTING_NODES)
-        if node.children is not None and len(node.children) == 1:
-            self.tree.coalesce(next(iter(node.children.values())), RESTING_NODES)
 
     def drop(self, node: Node, component: int) -> None:
         """Give up what a node holds of a component, in every tier where nobody uses it."""

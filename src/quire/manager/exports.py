@@ -14,14 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import takewhile
 
-from quire.components import Component, Guard
+from quire.components import Component
+from quire.components.base import is_ready
 from quire.manager.core import Core
 from quire.manager.lease import Lease
 from quire.manager.operations import Kind, Operation, OpState
+from quire.manager.states import held_pages
 from quire.messages import Cancel, Serve
 from quire.tree import Node, slot_of
-from quire.types import DEVICE, HOST, PAGE_ID_BYTES, READY, OperationId, PageIds
+from quire.types import DEVICE, HOST, PAGE_ID_BYTES, OperationId, PageIds
 
 SERVE_TIMEOUT_S = 3600.0
 """Whoever opened an export closes it much sooner."""
@@ -49,7 +52,7 @@ class Export:
     """Pages of one prefix for one peer; `last` is the end of the prefix."""
 
     last: int
-    wanted: list[_Wanted]
+    wanted: list[_Wanted] = field(default_factory=list)
     grants: list[OperationId] = field(default_factory=list)
     closed: bool = False
 
@@ -67,17 +70,17 @@ class Exporter:
 
     def open(self, first: int, last: int) -> Export:
         """Begin to let a peer read pages [first, last) of a prefix; see `grant`."""
-        wanted = [_Wanted(c, *c.span(first, last)) for c in self._core.components]
-        return Export(last, [w for w in wanted if w.next < w.end])
+        export = Export(last)
+        self.repair(export, first, last)
+        return export
 
     def repair(self, export: Export, first: int, last: int) -> None:
         """Pages [first, last) are wanted (again), and the state at the end that this asks for."""
         for component in self._core.components:
-            start, end = (
-                (first, last) if component.index == 0 else component.span(first, export.last)
-            )
-            if start < end:
-                export.wanted.append(_Wanted(component, start, end))
+            end = last if component.index == 0 else export.last
+            wanted = _Wanted(component, *component.span(first, end))
+            if wanted.next < wanted.end:
+                export.wanted.append(wanted)
 
     def grant(self, export: Export, lease: Lease) -> list[Grant]:
         """What of an export can be read from now on. `lease` holds the prefix, or so much of it as
@@ -104,54 +107,34 @@ class Exporter:
         export.wanted.clear()
 
     def _advance(self, export: Export, wanted: _Wanted, tail: Node) -> list[Grant]:
-        core, component = self._core, wanted.component
+        core, component, first = self._core, wanted.component, wanted.next
         host, device = slot_of(component.index, HOST), slot_of(component.index, DEVICE)
-        run: list[Node] = []
-        pages: list[bytes] = []
-        path = [n for n in core.tree.path(tail) if n.end > wanted.next and n.start < wanted.end]
-        at = wanted.next
-        whole = True
-        for node in reversed(path):
-            if component.is_point and node.end != wanted.end:
-                continue
-            holding = node.held[host]
-            if holding is None or holding.state is not READY:
-                whole = False
-                own = node.held[device]
-                if holding is None and own is not None and own.state is READY:
-                    self._demand(component.index, node)
-            elif whole:
-                end = min(node.end, wanted.end)
-                skip = 0 if component.is_point else (at - node.start) * PAGE_ID_BYTES
-                pages.append(holding.pages[skip : skip + (end - at) * PAGE_ID_BYTES])
-                run.append(node)
-                at = end
+        path = [n for n in core.tree.path(tail) if n.end > first and n.start < wanted.end]
+        if component.is_point:
+            path = [node for node in path if node.end == wanted.end]
+        path.reverse()
+        run = list(takewhile(lambda node: is_ready(node, host, host=False), path))
+        for node in path[len(run) :]:
+            if node.held[host] is None and is_ready(node, device, host=False):
+                self._demand(component.index, node)
         if not run:
             return []
-        count = at - wanted.next
+        wanted.next = min(run[-1].end, wanted.end)
+        count = wanted.next - first
+        skip = 0 if component.is_point else (first - run[0].start) * PAGE_ID_BYTES
+        pages = b"".join(held_pages(node, host) for node in run)
         op = core.operations.start(
             Kind.SERVE,
             {component.name: count},
-            now=core.clock(),
             timeout_s=SERVE_TIMEOUT_S,
             on_report=self._reported,
-            guards=self._guards(run, host),
+            guards=[guard for node in run for guard in core.hold(node, host)],
         )
-        core.outbox.append(Serve(op.id, component.name, PageIds(b"".join(pages))))
+        served = PageIds(pages[skip : skip + count * PAGE_ID_BYTES])
+        core.outbox.append(Serve(op.id, component.name, served))
         export.grants.append(op.id)
         core.counters.exported_pages += count
-        grant = Grant(op.id, component.name, wanted.next, count)
-        wanted.next = at
-        return [grant]
-
-    def _guards(self, run: list[Node], host: int) -> list[Guard]:
-        guards: list[Guard] = [
-            (host, run[-1], run[0].parent),
-            *self._core.components[0].protection(run[-1]),
-        ]
-        for slot, end, stop in guards:
-            self._core.tree.lock(end, stop, slot)
-        return guards
+        return [Grant(op.id, component.name, first, count)]
 
     def _reported(self, op: Operation) -> None:
         if op.state is OpState.ENDED:

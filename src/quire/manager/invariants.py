@@ -37,6 +37,7 @@ PIECE = 256
 def checks(core: Core, leases: Iterable[Lease], fetches: Fetches) -> Iterator[None]:
     """Yields between pieces of the work; nothing may change until it is exhausted."""
     leases = list(leases)
+    core.tree.stays.catch_up()
     yield from _check_structure(core)
     yield from _check_locks(core, leases)
     yield from _check_owners(core, leases, fetches)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
-from quire.components import Component, Guard
+from quire.components import Guard
 from quire.errors import LeaseError
 from quire.keys import PrefixKey
 from quire.tree import Node, Walk
@@ -82,6 +82,8 @@ class Lease:
     """Windows and recurrent state, for models that have such."""
     yielded: bool = False
     """It waits, and has let go of the device: what the host has is all that it protects."""
+    looked: int = 0
+    """How often the tree had changed when it was acquired."""
     released: bool = False
 
     def __post_init__(self) -> None:
@@ -123,12 +125,6 @@ class Lease:
     def pages(self) -> PageIds:
         """The request's page table."""
         return PageIds(self.tree_pages + self.private_pages)
-
-    def pages_of(self, component: Component) -> PageIds:
-        """Device pages that it uses of a component, private ones included."""
-        if component.index == 0:
-            return self.pages
-        return NO_PAGES if self.state is None else self.state.pages(component)
 
     def end(self) -> None:
         """It was released: it names no node any more."""

@@ -9,15 +9,17 @@ others.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import numpy as np
 
 from quire.components import Component, Guard, usable_pages
 from quire.manager.core import Core
 from quire.manager.lease import Lease, LoadState
 from quire.manager.operations import Kind, Operation, OpState
-from quire.manager.states import States
+from quire.manager.states import States, held_pages
 from quire.messages import Load
-from quire.tree import NUM_TIERS, Node, PrefixTree, slot_of
+from quire.tree import NUM_TIERS, Node, slot_of
 from quire.types import (
     DEVICE,
     DRAINING,
@@ -33,73 +35,41 @@ from quire.types import (
 TIMEOUT_S = 60.0
 
 
+@dataclass(slots=True)
 class _Span:
-    """What a load fills, each as (slot, tail, stop): survives splits; and who waits for it."""
-
-    __slots__ = ("op", "parts", "waiting")
-
-    def __init__(self, op: Operation, parts: list[Guard]) -> None:
-        self.op = op
-        self.parts = parts
-        self.waiting: list[Lease] = []
+    op: Operation
+    parts: list[Guard]
+    """What it fills, a node each, as (slot, tail, stop): survives splits."""
+    waiting: list[Lease] = field(default_factory=list)
 
 
+@dataclass(slots=True)
 class _Needs:
-    """What going on after page `end`, in `node`, needs on the device, and what of it is there.
-    Only read: nothing is split before it is known that all of it can be had."""
+    """What of one component going on after a page needs on the device, and what of it is there."""
 
-    __slots__ = ("end", "filling", "found", "missing", "movable", "node", "sizes")
+    slot: int
+    missing: list[Node] = field(default_factory=list)
+    """Parents first."""
+    size: int = 0
+    """Pages of what is missing."""
+    movable: int = 0
+    """Pages of what is there that only this keeps from being evicted."""
+    filling: list[Node] = field(default_factory=list)
+    """What somebody else is loading."""
+    draining: Node | None = None
+    """What cannot be had now, since what the device has of it is condemned."""
 
-    def __init__(self, node: Node, end: int) -> None:
-        self.node = node
-        self.end = end
-        self.missing: list[list[Node]] = []
-        """Per component, parents first."""
-        self.sizes: list[int] = []
-        """Per component: pages of what is missing."""
-        self.movable: list[int] = []
-        """Per component: pages of what is there that only this keeps from being evicted."""
-        self.filling: list[tuple[int, Node]] = []
-        """Slot and node of what somebody else is loading."""
-        self.found = False
-
-    def add(self, component: Component, slot: int, start: int) -> Node | None:
-        """What one component needs from page `start` on. Returns a node that cannot be had now,
-        since what the device has of it is condemned."""
-        absent: list[Node] = []
-        size = movable = 0
-        node = self.node
-        while node.parent is not None and node.end > start:
-            holding = node.held[slot]
-            count = 1 if component.is_point else min(node.end, self.end) - node.start
-            if holding is None:
-                absent.append(node)
-                size += count
-            elif holding.state is DRAINING:
-                return node
-            else:
-                self.found = True
-                movable += 0 if holding.reasons else count
-                if holding.state is FILLING:
-                    self.filling.append((slot, node))
-            node = node.parent
-        absent.reverse()
-        self.missing.append(absent)
-        self.sizes.append(size)
-        self.movable.append(movable)
-        return None
-
-    def cut(self, tree: PrefixTree) -> Node:
-        """The node that ends at `end`, split off if need be."""
-        node = self.node
-        if node.end == self.end:
-            return node
-        self.node = tree.split(node, self.end - node.start)
-        self.filling = [(slot, self.node if n is node else n) for slot, n in self.filling]
-        for absent in self.missing:
-            if absent and absent[-1] is node:
-                absent[-1] = self.node
-        return self.node
+    def add(self, node: Node, count: int) -> None:
+        holding = node.held[self.slot]
+        if holding is None:
+            self.missing.insert(0, node)
+            self.size += count
+        elif holding.state is DRAINING:
+            self.draining = node
+        else:
+            self.movable += 0 if holding.reasons else count
+            if holding.state is FILLING:
+                self.filling.append(node)
 
 
 class Loader:
@@ -159,91 +129,94 @@ class Loader:
     def _try(self, lease: Lease, node: Node, end: int) -> int:
         """Make the lease's device part end at page `end`, in `node`. Returns 0 when it does, or the
         boundary before which to try next; nothing was changed then."""
-        core, needs = self._core, _Needs(node, end)
-        for component, slot in zip(core.components, self._slots, strict=True):
-            # Full pages above the device part are there; other state may be needed from there.
-            start = component.span(0 if slot else lease.device_tail.end, end)[0]
-            draining = needs.add(component, slot, start)
-            if draining is not None:
-                return end - 1 if component.is_point else draining.start
-        missing = needs.missing
-        if any(missing):
-            if not core.healthy:
-                return missing[0][0].start if missing[0] else 0
-            limit = self._limit(needs)
+        core, span = self._core, None
+        needs = self._needs(lease, node, end)
+        for component, need in zip(core.components, needs, strict=True):
+            limit = self._limit(component, need, end)
             if limit is not None:
                 return min(limit, end - 1)
-        tail, span = needs.cut(core.tree), None
-        if any(missing):
-            # What was found might have to go when room is made for the rest.
-            held = core.protect(tail, lease.device_tail) if needs.found else []
-            pages = core.reserve_all(list(zip(self._slots, needs.sizes, strict=True)))
+        if node.end > end:
+            node = core.tree.split(node, end - node.start)
+            needs = self._needs(lease, node, end)
+        if any(need.missing for need in needs):
+            # What is there might have to go when room is made for the rest.
+            at_risk = any(need.movable for need in needs)
+            held = core.protect(node, lease.device_tail) if at_risk else []
+            pages = core.reserve_all([(need.slot, need.size) for need in needs])
             assert pages is not None, "there was less room than it seemed"
-            span = self._start(tail, missing, pages)
+            span = self._start(node, needs, pages)
             core.unprotect(held)
-        self.enter(lease, tail)
-        for slot, filling in needs.filling:
-            self._wait(lease, self._span_of(slot, filling))
+        self.enter(lease, node)
+        for need in needs:
+            for filling in need.filling:
+                self._wait(lease, self._span_of(need.slot, filling))
         if span is not None:
             self._wait(lease, span)
         return 0
 
-    def _limit(self, needs: _Needs) -> int | None:
-        """The boundary before which to try next, if the device has no room for all that is
-        missing while what is there stays."""
-        core = self._core
-        for component, slot in zip(core.components, self._slots, strict=True):
-            size, missing = needs.sizes[component.index], needs.missing[component.index]
-            room = core.room(slot) - needs.movable[component.index]
-            if size <= room:
-                continue
-            core.refused[slot] = size
-            if component.index == 0:
-                return missing[0].start + room
-            # Nearer points need as much of a window, but perhaps not this one's snapshot.
-            return missing[-1].end - 1 if component.is_point else 0
-        return None
+    def _needs(self, lease: Lease, node: Node, end: int) -> list[_Needs]:
+        """By component. Only reads: nothing is split before it is known that all can be had."""
+        self._core.tree.stays.catch_up()
+        found = []
+        for component, slot in zip(self._core.components, self._slots, strict=True):
+            need, at = _Needs(slot), node
+            # Full pages above the device part are there; other state may be needed from there.
+            start = component.span(0 if slot else lease.device_tail.end, end)[0]
+            while at.parent is not None and at.end > start:
+                need.add(at, 1 if component.is_point else min(at.end, end) - at.start)
+                at = at.parent
+            found.append(need)
+        return found
 
-    def _start(self, tail: Node, missing: list[list[Node]], pages: list[PageIds]) -> _Span:
+    def _limit(self, component: Component, need: _Needs, end: int) -> int | None:
+        """The boundary before which to try next, if one component's needs for page `end` cannot be
+        met: the device has no room for what is missing while what is there stays."""
+        core = self._core
+        if need.draining is not None:
+            return end - 1 if component.is_point else need.draining.start
+        if need.missing and not core.healthy:
+            return need.missing[0].start if component.index == 0 else 0
+        room = core.room(need.slot) - need.movable
+        if need.size <= room:
+            return None
+        core.refused[need.slot] = need.size
+        if component.index == 0:
+            return need.missing[0].start + room
+        # Nearer points need as much of a window, but perhaps not this one's snapshot.
+        return end - 1 if component.is_point else 0
+
+    def _start(self, tail: Node, needs: list[_Needs], pages: list[PageIds]) -> _Span:
         core = self._core
         parts: list[Guard] = []
         commands: list[tuple[str, PageIds, PageIds]] = []
-        for component, nodes, target in zip(core.components, missing, pages, strict=True):
-            slot, at = self._slots[component.index], 0
-            source: list[bytes] = []
-            for node in nodes:
-                host = _pages(node, slot + HOST)
-                core.tree.attach(node, slot, PageIds(target[at : at + len(host)]), FILLING)
+        for component, need, target in zip(core.components, needs, pages, strict=True):
+            hosts, at = [held_pages(node, need.slot + HOST) for node in need.missing], 0
+            for node, host in zip(need.missing, hosts, strict=True):
+                core.tree.attach(node, need.slot, PageIds(target[at : at + len(host)]), FILLING)
+                parts.append((need.slot, node, node.parent))
                 at += len(host)
-                source.append(host)
-                if slot != DEVICE:
-                    parts.append((slot, node, node.parent))
-            if nodes:
-                if slot == DEVICE:  # one run, down to the tail
-                    parts.append((slot, tail, nodes[0].parent))
-                commands.append((component.name, PageIds(b"".join(source)), target))
+            if hosts:
+                commands.append((component.name, PageIds(b"".join(hosts)), target))
+        sources = [(slot + HOST, end, stop) for slot, end, stop in parts]
         op = core.operations.start(
             Kind.LOAD,
             {name: num_pages(target) for name, _, target in commands},
-            now=core.clock(),
             timeout_s=TIMEOUT_S,
             on_report=self._reported,
-            guards=core.protect(
-                tail, tail, [(slot + HOST, end, stop) for slot, end, stop in parts]
-            ),
+            guards=core.protect(tail, tail, sources),
         )
         span = self._spans[op.id] = _Span(op, parts)
         for loaded_by, target in zip(self._loaded_by, pages, strict=True):
             loaded_by[page_array(target)] = op.id
-        for name, host, device in commands:
-            core.outbox.append(Load(op.id, name, host, device))
+        for name, source, target in commands:
+            core.outbox.append(Load(op.id, name, source, target))
         return span
 
     def enter(self, lease: Lease, tail: Node) -> None:
         """The lease's device part ends at `tail` now; never lets go before it has the new hold."""
         core = self._core
         new = reversed(list(core.tree.path(tail, lease.device_tail)))
-        table = b"".join(_pages(node, DEVICE) for node in new)
+        table = b"".join(held_pages(node, DEVICE) for node in new)
         lease.tree_pages = PageIds(lease.tree_pages + table)
         before, lease.device_tail = lease.device_tail, tail
         if lease.state is not None and self._states is not None:
@@ -260,7 +233,7 @@ class Loader:
 
     def _span_of(self, slot: int, node: Node) -> _Span:
         """The load that fills it; or that fills what it was split off."""
-        page = page_array(_pages(node, slot))[0]
+        page = page_array(held_pages(node, slot))[0]
         return self._spans[OperationId(int(self._loaded_by[slot // NUM_TIERS][page]))]
 
     # ---- ending ---------------------------------------------------------------------------------
@@ -273,9 +246,8 @@ class Loader:
         if op.state is OpState.ENDED:
             together = len(self._slots) > 1
             arrived = op.num_pages * op.all_ok() if together else op.agreed_pages()
-        at, self._condemned = 0, False
-        for slot, tail, stop in span.parts:
-            at = self._settle(slot, tail, stop, at, arrived)
+        self._condemned = False
+        self._settle(span, arrived)
         self._tell(span)
         if op.state is OpState.ENDED:
             del self._spans[op.id]
@@ -283,22 +255,18 @@ class Loader:
             self._core.counters.load_failed_pages += op.num_pages - arrived
             self._core.finish(op)
 
-    def _settle(self, slot: int, tail: Node, stop: Node | None, at: int, arrived: int) -> int:
-        """A node, or what it was split into, whose first page is the load's page `at`: READY as
-        far as the pages have arrived, the rest is condemned. Returns where the next begins."""
-        tree = self._core.tree
-        if slot != DEVICE:  # all or nothing
+    def _settle(self, span: _Span, arrived: int) -> None:
+        """READY as far as its first pages have arrived, the rest is condemned. With several
+        components it is all or nothing."""
+        tree, at = self._core.tree, 0
+        for slot, tail, stop in span.parts:
             nodes = [tail] if slot in tree.points else list(tree.path(tail, stop))
-            for node in nodes:
-                self._settle_node(node, slot, good=arrived > 0)
-            return at
-        for node in reversed(list(tree.path(tail, stop))):
-            good_pages = arrived - at
-            at += node.num_pages
-            if 0 < good_pages < node.num_pages:
-                self._settle_node(tree.split(node, good_pages), slot, good=True)
-            self._settle_node(node, slot, good=at <= arrived)
-        return at
+            for node in reversed(nodes):
+                if slot == DEVICE:
+                    good_pages, at = arrived - at, at + node.num_pages
+                    if 0 < good_pages < node.num_pages:
+                        self._settle_node(tree.split(node, good_pages), slot, good=True)
+                self._settle_node(node, slot, good=arrived > 0 and at <= arrived)
 
     def _settle_node(self, node: Node, slot: int, *, good: bool) -> None:
         parent = node.parent
@@ -342,9 +310,3 @@ class Loader:
                 if holding is not None and holding.state is DRAINING:
                     return True
         return False
-
-
-def _pages(node: Node, slot: int) -> PageIds:
-    holding = node.held[slot]
-    assert holding is not None
-    return holding.pages

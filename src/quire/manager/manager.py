@@ -36,7 +36,7 @@ from quire.messages import (
     Transferred,
     WorkerLost,
 )
-from quire.tree import Node, Root, Walk, slot_of
+from quire.tree import Node, Walk, rest, slot_of
 from quire.types import (
     DEVICE,
     HOST,
@@ -134,6 +134,7 @@ class CacheManager:
         self._writer.expect(match.key.last - match.num_device)
         guards = self._core.protect(tail, device_tail)
         lease = Lease(self, owner, match.key, priority, tail, device_tail, guards, table)
+        lease.looked = self._core.tree.changes
         if self._states is not None:
             seen = match.walk.num_pages
             branch = seen if seen > match.num_pages else 0
@@ -147,13 +148,15 @@ class CacheManager:
 
     def _ends(self, match: PrefixMatch) -> tuple[Node, Node, PageIds]:
         """Where a match ends, at all and on the device, and its device pages."""
-        root = self._core.tree.root(match.key)
-        tail = self._cut(match.walk, match.num_pages) if match.num_pages else root
-        device_tail = self._cut(match.walk, match.num_device) if match.num_device else root
-        assert tail is not None
-        assert device_tail is not None
+        tree = self._core.tree
+        tail: Node = tree.root(match.key)
+        device_tail = tail
+        if match.num_pages:
+            tail = tree.node_at(match.walk.nodes[-1], match.num_pages)
+        if match.num_device:
+            device_tail = tree.node_at(tail, match.num_device)
         pages: list[bytes] = []
-        for node in self._core.tree.path(device_tail):
+        for node in tree.path(device_tail):
             holding = node.held[DEVICE]
             assert holding is not None
             pages.append(holding.pages)
@@ -189,7 +192,7 @@ class CacheManager:
             self._fetches.prefetches.settle(lease.prefetch)
         if lease.yielded:
             self._take_back(lease)
-        elif not lease.private_pages:
+        elif not lease.private_pages and lease.looked != self._core.tree.changes:
             self._advance(lease)
         return lease.num_device + lease.num_host
 
@@ -343,7 +346,7 @@ class CacheManager:
             self._core.tidy((lease.tail, lease.device_tail))
         lease.end()
         if not lease.tail.named:  # else whoever still works on it will
-            self._core.rest(lease.tail)
+            rest(self._core.tree, lease.tail)
 
     # ---- the step -------------------------------------------------------------------------------
 
@@ -373,12 +376,11 @@ class CacheManager:
 
     def next_wakeup(self) -> float | None:
         """Clock time at which something is due without any report from a worker; None: never."""
-        times = [
-            self._core.operations.next_deadline(),
-            self._writer.next_retry(),
-            self._fetches.prefetches.next_timeout(),
-        ]
-        return min((t for t in times if t is not None), default=None)
+        first = self._core.operations.next_deadline()
+        for due in (self._writer.next_retry(), self._fetches.prefetches.next_timeout()):
+            if due is not None and (first is None or due < first):
+                first = due
+        return first
 
     @property
     def idle(self) -> bool:
@@ -447,20 +449,6 @@ class CacheManager:
 
     # ---- inside ---------------------------------------------------------------------------------
 
-    def _cut(self, walk: Walk, end: int) -> Node | None:
-        """The node of a walk that ends at page `end`, split off if need be; None: before it."""
-        for node in walk.nodes:
-            if node.end >= end:
-                break
-        else:
-            return None
-        while node.start >= end:  # split off since the walk
-            assert node.parent is not None
-            node = node.parent
-        if isinstance(node, Root):
-            return None
-        return node if node.end == end else self._core.tree.split(node, end - node.start)
-
     def _advance(self, lease: Lease) -> None:
         """Extend a lease to what is now usable after its tail."""
         if lease.yielded:
@@ -469,9 +457,8 @@ class CacheManager:
         first = lease.tail.end
         walk = self._core.tree.walk(lease.key, lease.tail)
         reachable, _ = self._usable(walk, first)
-        tail = self._cut(walk, reachable) if reachable > first else None
-        if tail is not None:
-            self._repoint(lease, tail)
+        if reachable > first:
+            self._repoint(lease, self._core.tree.node_at(walk.nodes[-1], reachable))
 
     def _streamed(self, lease: Lease, tail: Node) -> None:
         """Its device part has come, by a stream, to end there."""

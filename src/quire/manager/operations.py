@@ -121,7 +121,6 @@ class Operations:
         kind: Kind,
         sizes: int | dict[str, int],
         *,
-        now: float,
         timeout_s: float,
         on_report: Callable[[Operation], None],
         guards: list[Guard] | None = None,
@@ -135,6 +134,7 @@ class Operations:
             for rank in self._ranks:
                 legs[rank, name] = bytearray(blank)
         self.num_started += 1
+        now = self._clock()
         op = Operation(
             OperationId(self.num_started),
             kind,
@@ -203,7 +203,9 @@ class Operations:
 
     def expire(self, now: float) -> int:
         """Mark overdue operations and tell their owners. Returns how many."""
-        count = 0
+        count, heap = 0, self._deadlines
+        if not heap or heap[0][0] > now:  # deadlines only ever move away
+            return 0
         while (due := self.next_deadline()) is not None and due <= now:
             op = self.running[heapq.heappop(self._deadlines)[1]]
             op.state = OpState.OVERDUE

@@ -28,6 +28,7 @@ from quire.types import (
     PageIds,
     num_pages,
     page_array,
+    page_ids,
 )
 
 
@@ -61,8 +62,7 @@ class WorkingState:
     """Page boundary whose state `saved_slot` holds; 0: it holds nothing."""
 
     def own_slots(self) -> PageIds:
-        slots = [slot for slot in (self.slot, self.saved_slot) if slot != NO_SLOT]
-        return _slots(slots)
+        return page_ids([slot for slot in (self.slot, self.saved_slot) if slot != NO_SLOT])
 
 
 @dataclass(slots=True)
@@ -75,12 +75,6 @@ class LeaseState:
     recurrent: WorkingState | None = None
     marks: list[Node] = field(default_factory=list)
     """Where branches were marked and the state is not yet taken care of."""
-
-    def pages(self, component: Component) -> PageIds:
-        """Device pages that the lease uses."""
-        if isinstance(component, SlidingWindow) and self.window is not None:
-            return self.window.pages
-        return self.private_pages(component)
 
     def private_pages(self, component: Component) -> PageIds:
         """Device pages that belong to the lease alone, for check_invariants()."""
@@ -112,14 +106,15 @@ class States:
         """The lease's device part ends here now: take what the tree has."""
         if self._window is not None and state.window is not None:
             nodes = self._window.needed(device_tail)[::-1]
-            pages = b"".join(_held(node, self._window_slot) for node in nodes)
+            pages = b"".join(held_pages(node, self._window_slot) for node in nodes)
             first = max(0, device_tail.end - self._window.num_pages)
             surplus = (first - nodes[0].start) * PAGE_ID_BYTES if nodes else 0
             state.window = WindowTable(first, PageIds(pages[surplus:]))
         if state.recurrent is not None:
-            state.recurrent.restore = NO_SLOT
+            restore = NO_SLOT
             if device_tail.parent is not None:
-                state.recurrent.restore = int(page_array(_held(device_tail, self._state_slot))[0])
+                restore = int(page_array(held_pages(device_tail, self._state_slot))[0])
+            state.recurrent.restore = restore
 
     # ---- computing ------------------------------------------------------------------------------
 
@@ -190,7 +185,7 @@ class States:
         window pages beside them."""
         for page in sorted(state.branches):
             if stop.end < page <= tail.end:
-                node = self._node_at(tail, page)
+                node = self._core.tree.node_at(tail, page)
                 node.is_mark = True
                 state.marks.append(node)
         if state.window is not None and self._window is not None:
@@ -208,7 +203,8 @@ class States:
         the host now, by component: that state, and the window at each new point."""
         due: list[tuple[int, Node]] = []
         recurrent, node = state.recurrent, None
-        if recurrent is not None and self._is_checkpoint(state, recurrent.saved_at):
+        at = recurrent.saved_at if recurrent is not None else 0
+        if recurrent is not None and at and self.next_stop(state, at - 1, at + 1) == at:
             node = self._publish(recurrent, device_tail)
             if node is not None and self._recurrent is not None:
                 due.append((self._recurrent.index, node))
@@ -241,33 +237,20 @@ class States:
         window.tree_pages = PageIds(pages[(first - window.first) * PAGE_ID_BYTES :])
         window.first = first
 
-    def _is_checkpoint(self, state: LeaseState, page: int) -> bool:
-        every = self._core.config.snapshots.every_pages
-        wanted = page == state.num_prompt or page in state.branches
-        return page > 0 and (wanted or bool(every and page % every == 0))
-
     def _publish(self, recurrent: WorkingState, tail: Node) -> Node | None:
         """Hang the saved state into the tree, on the path to `tail`; returns where."""
         core, slot = self._core, self._state_slot
         if tail.end < recurrent.saved_at:
             return None  # its full pages are not shared (yet)
-        node = self._node_at(tail, recurrent.saved_at)
+        node = self._core.tree.node_at(tail, recurrent.saved_at)
         if node.held[slot] is not None:
             return None  # somebody was first; the slot is used again
-        core.tree.attach(node, slot, _slots([recurrent.saved_slot]), READY)
+        core.tree.attach(node, slot, page_ids([recurrent.saved_slot]), READY)
         core.announce_stored(node, slot)
         core.counters.snapshots += 1
         recurrent.saved_slot, recurrent.saved_at = NO_SLOT, 0
         self._keep_within_budget(node)
         return node
-
-    def _node_at(self, tail: Node, end: int) -> Node:
-        """The node of the path to `tail` that ends at page `end`, split off if need be."""
-        node = tail
-        while node.start >= end:
-            assert node.parent is not None
-            node = node.parent
-        return node if node.end == end else self._core.tree.split(node, end - node.start)
 
     def _keep_within_budget(self, newest: Node) -> None:
         """Of the snapshots on a path only so many stay: forks and the newest before others, and
@@ -314,11 +297,8 @@ class States:
         return due
 
 
-def _slots(slots: list[int]) -> PageIds:
-    return PageIds(b"".join(slot.to_bytes(PAGE_ID_BYTES, "little") for slot in slots))
-
-
-def _held(node: Node, slot: int) -> PageIds:
+def held_pages(node: Node, slot: int) -> PageIds:
+    """What a node has in a slot where it has something."""
     holding = node.held[slot]
     assert holding is not None
     return holding.pages

@@ -83,7 +83,6 @@ class StoreControl:
         return self._core.operations.start(
             Kind.STORE,
             {"": 0},
-            now=self._core.clock(),
             timeout_s=TIMEOUT_S,
             on_report=on_report,
         )

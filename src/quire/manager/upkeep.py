@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quire.components import Component, SlidingWindow, recurrent_of, window_of
+from quire.components.base import is_ready
 from quire.tree import Freed, Node, PrefixTree, slot_of
 from quire.types import DEVICE, HOST, READY, Tier
 
@@ -99,29 +100,32 @@ class Upkeep:
     def _release_windows(self, node: Node, window: SlidingWindow) -> list[Freed]:
         """Detach window pages above `node` that no point needs."""
         freed: list[Freed] = []
-        device = slot_of(window.index, DEVICE)
-        size = window.kept_pages
-        # The nearest point at or below it; further away than a window it does not matter.
-        below = node
-        while not self._is_point(below) and below.end - node.end < size:
-            assert below.children is not None
-            below = next(iter(below.children.values()))
-        needed_from, at = below.end - size, node
+        size, slots = window.kept_pages, [slot_of(window.index, tier) for tier in Tier]
+        needed_from, at = self._point_below(node, node.end + size).end - size, node
         while at.parent is not None:
             if self._is_point(at):
                 needed_from = at.end - size
-            holds = at.held[device] is not None or at.held[device + HOST] is not None
+            held = [holding for slot in slots if (holding := at.held[slot]) is not None]
             # A gap ends it, beyond what `node` itself needed as long as it was a point.
-            if not holds and at.end <= min(needed_from, node.end - size):
+            if not held and at.end <= min(needed_from, node.end - size):
                 break
             above = at.parent
             # Who stands on one copy may want the other, should that one go.
-            if holds and at.start < needed_from and not self._is_locked(at, device):
+            if held and at.start < needed_from and not any(holding.locks for holding in held):
                 whole = at.end <= needed_from
                 unneeded = at if whole else self._tree.split(at, needed_from - at.start)
-                freed += self._detach(unneeded, device)
+                for slot in slots:
+                    if is_ready(unneeded, slot, host=False):
+                        freed += self._tree.detach(unneeded, slot)
             at = above
         return freed
+
+    def _point_below(self, node: Node, limit: int) -> Node:
+        """The nearest point at or below a node, or whatever ends at page `limit` or behind it."""
+        while not self._is_point(node) and node.end < limit:
+            assert node.children is not None
+            node = next(iter(node.children.values()))
+        return node
 
     def _is_point(self, node: Node) -> bool:
         children = node.children
@@ -132,26 +136,12 @@ class Upkeep:
             or any(node.held[slot] is not None for slot in self._snapshots)
         )
 
-    def _is_locked(self, node: Node, device: int) -> bool:
-        return any(h is not None and h.locks for h in (node.held[device], node.held[device + HOST]))
-
-    def _detach(self, node: Node, device: int) -> list[Freed]:
-        freed: list[Freed] = []
-        for slot in (device, device + HOST):
-            holding = node.held[slot]
-            if holding is not None and holding.state is READY:
-                freed += self._tree.detach(node, slot)
-        return freed
-
     def is_needed(self, node: Node) -> bool:
         """Is there a point that needs the node's window pages, all of them?"""
         window = self._window
         assert window is not None
-        below = node
-        while not self._is_point(below) and below.end - node.start <= window.kept_pages:
-            assert below.children is not None
-            below = next(iter(below.children.values()))
-        return below.end - node.start <= window.kept_pages
+        last = node.start + window.kept_pages
+        return self._point_below(node, last + 1).end <= last
 
 
 def _still_there(node: Node) -> Node:

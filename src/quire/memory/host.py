@@ -14,7 +14,6 @@ import mmap
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -99,17 +98,6 @@ class HostPool:
         if self._registered:
             self._registered = False
             torch.cuda.check_error(_cudart().cudaHostUnregister(self.data_ptr))
-
-    def __enter__(self) -> HostPool:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def plane_words(layout: PageLayout, pages: torch.Tensor, layer: int) -> tuple[torch.Tensor, ...]:

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from quire.errors import ConfigError
 
 BLOCK_BYTES = 4096
 """Host pages start and end on this boundary: one page is one direct-I/O object in L3."""
 
-_FORMAT = b"quire-page-layout-1"
+_FORMAT = "quire-page-layout-1"
 
 DTYPE_BYTES = {
     "float32": 4,
@@ -81,14 +81,9 @@ class PageLayout:
         return self.page_size * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
 
     @property
-    def layer_bytes(self) -> int:
-        """One page of one layer: all its planes."""
-        return self.num_planes * self.chunk_bytes
-
-    @property
     def page_bytes(self) -> int:
         """Bytes of one page that carry meaning."""
-        return self.num_layers * self.layer_bytes
+        return self.num_layers * self.num_planes * self.chunk_bytes
 
     @property
     def page_stride_bytes(self) -> int:
@@ -100,38 +95,27 @@ class PageLayout:
         """Widest machine word chunks divide into; copies move words, not elements."""
         return next(width for width in (8, 4, 2, 1) if self.chunk_bytes % width == 0)
 
-    def with_page_size(self, page_size: int) -> PageLayout:
-        return replace(self, page_size=page_size)
-
-    def with_inner(self, inner: InnerLayout) -> PageLayout:
-        return replace(self, inner=inner)
-
     def fingerprint(self, model_fingerprint: str) -> bytes:
         """32-byte digest of everything that gives a page's bytes their meaning.
 
         Every field is length-prefixed, so no two different layouts can spell the same input.
         """
-        fields = [
+        fields = (
             _FORMAT,
-            model_fingerprint.encode(),
-            self.component.encode(),
-            self.dtype.encode(),
-            self.inner.value.encode(),
-            *(
-                str(number).encode()
-                for number in (
-                    self.num_layers,
-                    self.num_planes,
-                    self.num_kv_heads,
-                    self.head_dim,
-                    self.page_size,
-                )
-            ),
-        ]
+            model_fingerprint,
+            self.component,
+            self.dtype,
+            self.inner.value,
+            self.num_layers,
+            self.num_planes,
+            self.num_kv_heads,
+            self.head_dim,
+            self.page_size,
+        )
         digest = hashlib.sha256()
         for field in fields:
-            digest.update(len(field).to_bytes(4, "little"))
-            digest.update(field)
+            raw = str(field).encode()
+            digest.update(len(raw).to_bytes(4, "little") + raw)
         return digest.digest()
 
 

@@ -5,6 +5,7 @@ Reads /proc and the cgroup files (v1 and v2) under an injectable root. Knows not
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -80,14 +81,16 @@ def check_host_budget(
 
 
 def _machine(root: Path) -> AvailableMemory:
-    fields = {}
-    for line in (root / "proc/meminfo").read_text().splitlines():
-        name, _, rest = line.partition(":")
-        if name in ("MemTotal", "MemAvailable"):
-            fields[name] = int(rest.split()[0]) * 1024
+    kib = _numbers(root / "proc/meminfo")
     return AvailableMemory(
-        fields["MemAvailable"], fields["MemTotal"], "the machine's memory (/proc/meminfo)"
+        kib["MemAvailable"] * 1024, kib["MemTotal"] * 1024, "the machine's memory (/proc/meminfo)"
     )
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    """A file of lines that are a name and a number."""
+    lines = [line.split() for line in file.read_text().splitlines()]
+    return {line[0].rstrip(":"): int(line[1]) for line in lines}
 
 
 def _cgroups(root: Path) -> Iterator[AvailableMemory]:
@@ -123,21 +126,12 @@ def _group_limit(folder: Path, controller: _Controller, name: str) -> AvailableM
         return None
     if limit >= _NO_LIMIT_BYTES:
         return None
-    available = max(0, limit - used + _reclaimable(folder, controller))
+    reclaimable = 0
+    with contextlib.suppress(OSError):
+        reclaimable = _numbers(folder / "memory.stat").get(controller.reclaimable, 0)
+    available = max(0, limit - used + reclaimable)
     origin = f"cgroup {controller.version} {controller.limit_file} of {name.replace('/.', '/')}"
     return AvailableMemory(min(available, limit), limit, origin)
-
-
-def _reclaimable(folder: Path, controller: _Controller) -> int:
-    try:
-        lines = (folder / "memory.stat").read_text().splitlines()
-    except OSError:
-        return 0
-    for line in lines:
-        name, _, value = line.partition(" ")
-        if name == controller.reclaimable:
-            return int(value)
-    return 0
 
 
 def _gib(size_bytes: int) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from quire.store.base import HEADER_BYTES, Blob, ObjectName, Part, Store, StoredObject
+from quire.store.base import HEADER_BYTES, Blob, Part, Store, StoredObject
 from quire.store.codec import Mismatch, check, open_header
 from quire.store.url import open_store
 from quire.types import PageStatus
@@ -98,7 +98,7 @@ def _fingerprint(header: memoryview) -> str:
     """Short name of the fingerprint in a header that has just been checked."""
     opened = open_header(header[:HEADER_BYTES])
     assert not isinstance(opened, Mismatch)
-    return opened.fingerprint.hex()[:12]
+    return opened.part.fingerprint.hex()[:12]
 
 
 def _largest(objects: list[StoredObject]) -> int:
@@ -122,9 +122,6 @@ def _verify_one(
     header = open_header(blob.header)
     if isinstance(header, Mismatch):
         return header
-    part = _part(item.name, header.fingerprint, blob.payload.nbytes)
-    return check(part, item.name.key, blob.header, blob.payload) or PageStatus.OK
-
-
-def _part(name: ObjectName, fingerprint: bytes, page_bytes: int) -> Part:
-    return Part(name.component, name.shard, name.num_shards, fingerprint, page_bytes)
+    key, component, shard, num_shards = item.name
+    part = Part(component, shard, num_shards, header.part.fingerprint, blob.payload.nbytes)
+    return check(part, key, blob.header, blob.payload) or PageStatus.OK

@@ -25,6 +25,14 @@ STEP_NS = 1000
 """By which a page counts as used before the page ahead of it: some file systems keep times no
 finer."""
 
+MAX_OBJECTS, MAX_BYTES = 16, 16 << 20
+"""Of one call that moves objects, at most: enough to keep a disk busy, little enough that the
+checksums of one thread fall into the transfers of another."""
+
+
+def pages_per_call(page_bytes: int) -> int:
+    return max(1, min(MAX_OBJECTS, MAX_BYTES // page_bytes))
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -111,7 +119,7 @@ class Store(Protocol):
     ) -> list[PageStatus]:
         """Read header and payload of each object: OK (exactly those bytes), MISS, FAILED, TIMEOUT.
 
-        An object shorter or longer than the blob is CORRUPT.
+        At most MAX_OBJECTS, as in put(). An object shorter or longer than the blob is CORRUPT.
         """
 
     def put(self, objects: Sequence[NewObject], *, deadline: float) -> list[PageStatus]:

@@ -15,27 +15,32 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
 
-from quire.store.base import STEP_NS, Blob, NewObject, ObjectName, Part, Store
+from quire.store.base import (
+    MAX_OBJECTS,
+    STEP_NS,
+    Blob,
+    NewObject,
+    ObjectName,
+    Part,
+    Store,
+    pages_per_call,
+)
 from quire.store.breaker import Breaker, BreakerState
 from quire.store.codec import Mismatch, check, check_header, object_name, seal
 from quire.store.counters import Counters, by_outcome
 from quire.store.headers import HeaderPool
 from quire.types import NO_PARENT, PageKey, PageStatus
 
-CHUNK_PAGES, CHUNK_BYTES = 16, 16 << 20
-"""Of one call of the store, at most: enough to keep a disk busy, little enough that the checksums
-of one thread fall into the transfers of another."""
-
 STALL_GRACE_S = 1.0
 """A call this long past its deadline means that the store is stuck, not merely late."""
 
+Answer = TypeVar("Answer")
+
 _OK = PageStatus.OK
 _FAULTS = (PageStatus.FAILED, PageStatus.TIMEOUT)
-
-
-def _never() -> bool:
-    return False
 
 
 class PageStore:
@@ -53,7 +58,7 @@ class PageStore:
         self._clock = clock
         self._wall_ns = wall_ns
         self._breaker = breaker or Breaker(clock)
-        self._headers = HeaderPool(CHUNK_PAGES)
+        self._headers = HeaderPool(MAX_OBJECTS)
         self._counters = Counters(
             "read_bytes", "written_bytes", "skipped_pages", "probed_pages", "probe_hits"
         )
@@ -65,32 +70,34 @@ class PageStore:
     def url(self) -> str:
         return self._store.url
 
-    def contains_prefix(
-        self, part: Part, queries: Sequence[Sequence[PageKey]], *, deadline: float
-    ) -> list[int]:
-        """Leading pages present, per query; zeros when the store does not answer. They count as
-        used, since they are about to be fetched; those behind a hole do not.
+    def find(
+        self,
+        part: Part,
+        queries: Sequence[Sequence[PageKey]],
+        *,
+        deadline: float,
+        each: bool = False,
+    ) -> list[bytes]:
+        """Which pages are there, per query, one byte each; none when the store does not answer.
+        Those behind a missing one do not count as there, unless with `each`. What is found counts
+        as used, since it is about to be fetched.
 
         May be optimistic: get() decides.
         """
         present = self._present(part, queries, deadline)
-        hits = [_leading(query, present) for query in queries]
-        touched: set[PageKey] = set()
-        for query, hit in zip(queries, hits, strict=True):
-            if hit and query[hit - 1] not in touched:
-                touched.update(query[:hit])
-                self.touch(part, query[:hit])
-        self._probed(queries, sum(hits))
-        return hits
-
-    def contains_each(
-        self, part: Part, queries: Sequence[Sequence[PageKey]], *, deadline: float
-    ) -> list[bytes]:
-        """Which pages are present, per query, one byte each; otherwise as contains_prefix."""
-        present = self._present(part, queries, deadline)
-        self.touch(part, list(present), each=True)
         found = [bytes(key in present for key in query) for query in queries]
-        self._probed(queries, sum(map(sum, found)))
+        if each:
+            self.touch(part, list(present), each=True)
+        else:
+            touched: set[PageKey] = set()
+            for i, query in enumerate(queries):
+                hit = (found[i] + b"\0").index(b"\0")
+                found[i] = found[i][:hit].ljust(len(query), b"\0")
+                if hit and query[hit - 1] not in touched:
+                    touched.update(query[:hit])
+                    self.touch(part, query[:hit])
+        probed = {"probed_pages": sum(map(len, found)), "probe_hits": sum(map(sum, found))}
+        self._counters.add(probed)
         return found
 
     def touch(
@@ -117,22 +124,17 @@ class PageStore:
         pages: Sequence[memoryview],
         *,
         deadline: float,
-        cancelled: Callable[[], bool] = _never,
-        touch: bool = True,
     ) -> list[PageStatus]:
-        """Read each page in place. Only an OK page's bytes mean anything; those before the first
-        that is not OK count as used, unless the caller sees to that."""
+        """Read each page in place. Only an OK page's bytes mean anything. That pages were used is
+        for the caller to say, once all of a path have come."""
         _check_pages(part, keys, pages)
 
         def read(first: int, end: int) -> list[PageStatus]:
             return self._read(part, keys[first:end], pages[first:end], deadline)
 
-        statuses = self._run(part, len(keys), read, deadline, cancelled)
+        statuses = self._run(part, len(keys), read, deadline)
         num_bytes = statuses.count(_OK) * part.page_bytes
         self._counters.add(by_outcome("read", statuses) | {"read_bytes": num_bytes})
-        if touch:
-            came = next((i for i, s in enumerate(statuses) if s is not _OK), len(keys))
-            self.touch(part, keys[:came])
         return statuses
 
     def put(
@@ -144,7 +146,6 @@ class PageStore:
         deadline: float,
         parents: Sequence[PageKey] = (),
         used_ns: int | None = None,
-        cancelled: Callable[[], bool] = _never,
     ) -> list[PageStatus]:
         """Publish each page. One the store has already is OK, and is neither hashed nor sent.
 
@@ -170,9 +171,10 @@ class PageStore:
                     )
                     for i in range(first, end)
                 ]
-                return self._ask(lambda: self._put_new(part, objects, deadline), names[first:end])
+                put = partial(self._put_new, part, objects, deadline)
+                return self._ask(put, len(objects)) or [PageStatus.FAILED] * len(objects)
 
-        statuses = self._run(part, len(keys), write, deadline, cancelled)
+        statuses = self._run(part, len(keys), write, deadline)
         self._counters.add(by_outcome("written", statuses))
         return statuses
 
@@ -198,24 +200,17 @@ class PageStore:
 
     # ---- one call ---------------------------------------------------------------------------
 
-    def _probed(self, queries: Sequence[Sequence[PageKey]], num_hits: int) -> None:
-        self._counters.add({"probed_pages": sum(map(len, queries)), "probe_hits": num_hits})
-
     def _present(
         self, part: Part, queries: Sequence[Sequence[PageKey]], deadline: float
     ) -> set[PageKey]:
         # Prompts of one group share their beginning: each page is asked for once.
         keys = list(dict.fromkeys(key for query in queries for key in query))
-        if not keys or self._why_declined() or not self._enter_breaker():
+        if not keys or not self._may_ask():
             return set()
-        there: list[bool] = []
+        names = [object_name(part, key) for key in keys]
         with self._call(deadline):
-            try:
-                names = [object_name(part, key) for key in keys]
-                there = list(self._store.contains(names, deadline=deadline))
-            except Exception as error:  # the boundary to a backend: see base.py
-                self._counters.error(error)
-        if len(there) != len(keys):
+            there = self._ask(partial(self._store.contains, names, deadline=deadline), len(keys))
+        if there is None:
             self._breaker.failure()
             return set()
         self._breaker.success()
@@ -227,27 +222,19 @@ class PageStore:
         num_pages: int,
         work: Callable[[int, int], list[PageStatus]],
         deadline: float,
-        cancelled: Callable[[], bool],
     ) -> list[PageStatus]:
         """Statuses from `work(first, end)`, minding breaker, stalls and deadline."""
         if not num_pages:
             return []
-        if self._why_declined() or not self._enter_breaker():
+        if not self._may_ask():
             return [PageStatus.REJECTED] * num_pages
-        chunk = max(1, min(CHUNK_PAGES, CHUNK_BYTES // part.page_bytes))
+        size = pages_per_call(part.page_bytes)
         statuses: list[PageStatus] = []
-        rest: PageStatus | None = None
         with self._call(deadline):
-            for first in range(0, num_pages, chunk):
-                if cancelled():
-                    rest = PageStatus.CANCELLED
-                elif self._clock() >= deadline:
-                    rest = PageStatus.TIMEOUT
-                if rest is not None:
-                    break
-                statuses += work(first, min(first + chunk, num_pages))
+            while len(statuses) < num_pages and self._clock() < deadline:
+                statuses += work(len(statuses), min(len(statuses) + size, num_pages))
         self._judge(statuses)
-        return statuses + [rest or PageStatus.CANCELLED] * (num_pages - len(statuses))
+        return statuses + [PageStatus.TIMEOUT] * (num_pages - len(statuses))
 
     def _judge(self, answered: Sequence[PageStatus]) -> None:
         """Tell the breaker. A call failed when most of its pages got no answer: a slow store that
@@ -260,20 +247,17 @@ class PageStore:
         else:
             self._breaker.success()
 
-    def _enter_breaker(self) -> bool:
-        if self._breaker.enter():
-            return True
-        self._counters.count("declined:breaker_open")
-        return False
-
-    def _why_declined(self) -> str:
+    def _may_ask(self) -> bool:
+        """If so, the breaker is told afterwards how it went."""
         with self._calls:
             overdue = self._clock() - STALL_GRACE_S
             stalled = any(deadline < overdue for deadline in self._deadlines.values())
             reason = "closed" if self._closed else "stalled" if stalled else ""
+        if not reason and not self._breaker.enter():
+            reason = "breaker_open"
         if reason:
             self._counters.count(f"declined:{reason}")
-        return reason
+        return not reason
 
     @contextmanager
     def _call(self, deadline: float) -> Iterator[None]:
@@ -297,7 +281,8 @@ class PageStore:
             blobs = [Blob(header, page) for header, page in zip(headers, pages, strict=False)]
             for blob in blobs:
                 blob.header[:8] = bytes(8)  # what an earlier page left there must not pass for new
-            statuses = self._ask(lambda: self._store.get(names, blobs, deadline=deadline), names)
+            get = partial(self._store.get, names, blobs, deadline=deadline)
+            statuses = self._ask(get, len(names)) or [PageStatus.FAILED] * len(names)
             for i, status in enumerate(statuses):
                 if status in (PageStatus.OK, PageStatus.CORRUPT):
                     statuses[i] = self._verify(part, keys[i], blobs[i], status)
@@ -355,24 +340,16 @@ class PageStore:
             known[name] = PageStatus.ORPHAN if not there else _OK if present[name] else None
         return [known[name] for name in names]
 
-    def _ask(
-        self, call: Callable[[], list[PageStatus]], names: Sequence[ObjectName]
-    ) -> list[PageStatus]:
+    def _ask(self, call: Callable[[], list[Answer]], count: int) -> list[Answer] | None:
+        """An answer per page; None: it failed all of them."""
         try:
-            statuses = list(call())
-        except Exception as error:  # the boundary to a backend: a raising store fails the chunk
+            answers = list(call())
+        except Exception as error:  # the boundary to a backend: see base.py
             self._counters.error(error)
-            return [PageStatus.FAILED] * len(names)
-        return statuses if len(statuses) == len(names) else [PageStatus.FAILED] * len(names)
+            return None
+        return answers if len(answers) == count else None
 
 
 def _check_pages(part: Part, keys: Sequence[PageKey], pages: Sequence[memoryview]) -> None:
     if len(keys) != len(pages) or any(page.nbytes != part.page_bytes for page in pages):
         raise ValueError(f"need one page of {part.page_bytes} bytes for each of {len(keys)} keys")
-
-
-def _leading(query: Sequence[PageKey], present: set[PageKey]) -> int:
-    for i, key in enumerate(query):
-        if key not in present:
-            return i
-    return len(query)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import xxhash
 
@@ -35,10 +35,7 @@ FORMAT_VERSION = 1
 MAX_COMPONENT_BYTES = 32
 
 _IDENTITY = struct.Struct("<8sI4x32s32s32sIIQ")
-_DIGEST_AT = _IDENTITY.size
-_DIGEST_BYTES = 16
 _SEAL_AT = HEADER_BYTES - 16
-_BLANK = bytes(HEADER_BYTES)
 
 
 class Mismatch(enum.StrEnum):
@@ -59,18 +56,11 @@ class Mismatch(enum.StrEnum):
         return self in (Mismatch.VERSION, Mismatch.FINGERPRINT)
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
-    """A header whose own checksum holds. Says nothing about the payload yet."""
+class Header(NamedTuple):
+    """What an undamaged header says of its page."""
 
-    version: int
-    fingerprint: bytes
+    part: Part
     key: PageKey
-    component: str
-    shard: int
-    num_shards: int
-    payload_bytes: int
-    payload_digest: bytes
 
 
 def object_name(part: Part, key: PageKey) -> ObjectName:
@@ -111,9 +101,8 @@ def open_header(header: memoryview) -> Header | Mismatch:
         return Mismatch.HEADER
     if version != FORMAT_VERSION:
         return Mismatch.VERSION
-    digest = bytes(header[_DIGEST_AT : _DIGEST_AT + _DIGEST_BYTES])
     text = component.rstrip(b"\0").decode(errors="replace")
-    return Header(version, fingerprint, PageKey(key), text, shard, num_shards, length, digest)
+    return Header(Part(text, shard, num_shards, fingerprint, length), PageKey(key))
 
 
 def check_header(part: Part, key: PageKey, header: memoryview) -> Header | Mismatch:
@@ -121,17 +110,13 @@ def check_header(part: Part, key: PageKey, header: memoryview) -> Header | Misma
     found = open_header(header)
     if isinstance(found, Mismatch):
         return found
-    if found.fingerprint != part.fingerprint:
+    if found.part.fingerprint != part.fingerprint:
         return Mismatch.FINGERPRINT
     if found.key != key:
         return Mismatch.KEY
-    if (found.component, found.shard, found.num_shards) != (
-        part.component,
-        part.shard,
-        part.num_shards,
-    ):
+    if object_name(found.part, key) != object_name(part, key):
         return Mismatch.COMPONENT
-    return found if found.payload_bytes == part.page_bytes else Mismatch.LENGTH
+    return found if found.part.page_bytes == part.page_bytes else Mismatch.LENGTH
 
 
 def check(part: Part, key: PageKey, header: memoryview, payload: memoryview) -> Mismatch | None:

@@ -30,12 +30,7 @@ class _Object:
 
 
 class MemoryStore:
-    def __init__(
-        self,
-        max_bytes: int = DEFAULT_MAX_BYTES,
-        *,
-        url: str = "memory://",
-    ) -> None:
+    def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES, *, url: str = "memory://") -> None:
         self.url = url
         self.max_bytes = max_bytes
         self._lock = threading.Lock()
@@ -162,33 +157,26 @@ class MemoryStore:
             self._used_bytes -= len(item.data)
 
 
-class SharedStores:
-    """Memory stores by name."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._stores: dict[str, MemoryStore] = {}
-
-    def open(self, name: str, max_bytes: int | None, url: str) -> MemoryStore:
-        """The store of that name, made on first use. Raises if the sizes contradict each other."""
-        with self._lock:
-            store = self._stores.get(name)
-            if store is None:
-                store = MemoryStore(max_bytes or DEFAULT_MAX_BYTES, url=url)
-                self._stores[name] = store
-            elif max_bytes not in (None, store.max_bytes):
-                raise StoreURLError(
-                    f"{url!r} is open already with max={format_bytes(store.max_bytes)}: "
-                    f"leave max out or give the same"
-                )
-            return store
-
-
 # The one table that lives as long as the process. Two engines in a process have nothing in
 # common but the URL they were given; a name can lead both to the same object only through a
 # process-wide table. It stays empty unless somebody opens memory://name, and nothing else in
 # the package reads it.
-_shared = SharedStores()
+_named: dict[str, MemoryStore] = {}
+_named_lock = threading.Lock()
+
+
+def _open_named(name: str, max_bytes: int, url: str) -> MemoryStore:
+    """The store of that name, made on first use. Raises if the sizes contradict each other."""
+    with _named_lock:
+        if name not in _named:
+            _named[name] = MemoryStore(max_bytes or DEFAULT_MAX_BYTES, url=url)
+        store = _named[name]
+    if max_bytes not in (0, store.max_bytes):
+        raise StoreURLError(
+            f"{url!r} is open already with max={format_bytes(store.max_bytes)}: "
+            f"leave max out or give the same"
+        )
+    return store
 
 
 def open_url(url: StoreURL) -> MemoryStore:
@@ -200,5 +188,5 @@ def open_url(url: StoreURL) -> MemoryStore:
     if "max" in url.options and asked == 0:
         raise StoreURLError(f"option 'max' in {url.text!r} must be above 0")
     if url.host:
-        return _shared.open(url.host, asked or None, url.text)
+        return _open_named(url.host, asked, url.text)
     return MemoryStore(asked or DEFAULT_MAX_BYTES, url=url.text)

@@ -1,4 +1,4 @@
-"""What a copy engine promises. Knows no torch: results and protocols only.
+"""What a copy engine promises, and how a copy comes to its end. Knows no torch.
 
 A copy moves whole pages between one component's host and device pools and arrives layer by layer,
 layer 0 first. Engines are asynchronous: load() and backup() return at once, on the step's thread,
@@ -12,8 +12,10 @@ sure that no two of them write the same page and that nothing reads a page that 
 from __future__ import annotations
 
 import enum
+import threading
 from typing import Protocol
 
+from quire.errors import WorkerError
 from quire.types import PageIds
 
 
@@ -23,23 +25,28 @@ class CopyState(enum.Enum):
     FAILED = "failed"
 
 
-class Copy(Protocol):
-    """One load or backup under way."""
+class Copy:
+    """One load or backup under way, which a thread of its engine moves layer by layer."""
+
+    def __init__(self, num_layers: int) -> None:
+        self.error = ""
+        """Why it failed."""
+        self.seconds = 0.0
+        """Time the bytes took to move, once `state` has said DONE."""
+        self._num_layers = num_layers
+        self._num_moved = 0
+        self._changed = threading.Condition()
 
     @property
     def state(self) -> CopyState:
         """Asks the device, without waiting."""
-
-    @property
-    def error(self) -> str:
-        """Why it failed; empty otherwise."""
-
-    @property
-    def seconds(self) -> float:
-        """Time the bytes took to move, once DONE; 0 before."""
+        if self.error:
+            return CopyState.FAILED
+        return CopyState.DONE if self._num_moved == self._num_layers else CopyState.RUNNING
 
     def layer_done(self, layer: int) -> bool:
         """Have all pages of this layer (and so of every earlier one) arrived?"""
+        return self._num_moved > layer
 
     def wait_layer(self, layer: int) -> None:
         """Work that this thread does or launches from here on sees the layer's bytes.
@@ -47,9 +54,27 @@ class Copy(Protocol):
         On CUDA the current stream waits, not the thread; on a CPU the thread waits. Raises
         WorkerError when the copy failed.
         """
+        with self._changed:
+            self._changed.wait_for(lambda: self._num_moved > layer or self.error)
+        if self._num_moved <= layer:
+            raise WorkerError(f"copy failed before layer {layer} arrived: {self.error}")
 
     def wait(self) -> None:
         """Block this thread until every byte is there. Raises WorkerError when the copy failed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._num_moved == self._num_layers or self.error)
+        if self.error:
+            raise WorkerError(f"copy failed: {self.error}")
+
+    def layer_moved(self) -> None:
+        with self._changed:
+            self._num_moved += 1
+            self._changed.notify_all()
+
+    def fail(self, error: Exception) -> None:
+        with self._changed:
+            self.error = f"{type(error).__name__}: {error}"
+            self._changed.notify_all()
 
 
 class CopyEngine(Protocol):

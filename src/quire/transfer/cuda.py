@@ -20,154 +20,96 @@ overwrite pages that earlier work still reads.
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import torch
 
-from quire.errors import ConfigError, WorkerError
+from quire.errors import ConfigError
 from quire.memory.device import DevicePool
 from quire.memory.host import HostPool, plane_words
-from quire.transfer.base import CopyState
-from quire.transfer.reference import Side, copy_rows, staging_buffer
+from quire.transfer.base import Copy, CopyState
+from quire.transfer.reference import Direction, Side, TorchCopyEngine, copy_rows
 from quire.types import PageIds, page_array
 
 _STAGING_BYTES = 32 << 20
 _TYPE_STRINGS = {8: "<i8", 4: "<i4", 2: "<i2", 1: "|u1"}
 
 
-class CudaCopy:
-    """A copy on a stream. Each layer's event exists from the start but counts once recorded."""
+class CudaCopy(Copy):
+    """A copy on a stream. Each layer's event exists from the start but counts once recorded: a
+    layer is *moved* when it has been launched."""
 
     def __init__(self, num_layers: int, device: torch.device) -> None:
+        super().__init__(num_layers)
         self._device = device
         self._start = _new_event()
         self._arrived = [_new_event() for _ in range(num_layers)]
-        self._num_recorded = 0
-        self._error = ""
-        self._changed = threading.Condition()
+        self.fence = torch.cuda.current_stream(device).record_event()
+        """On the caller's stream: what was launched there before."""
 
     @property
     def state(self) -> CopyState:
-        if self._error:
-            return CopyState.FAILED
-        if self._num_recorded < len(self._arrived):
-            return CopyState.RUNNING
+        launched = super().state
+        if launched is not CopyState.DONE:
+            return launched
         try:
-            return CopyState.DONE if _passed(self._arrived[-1]) else CopyState.RUNNING
+            if not _passed(self._arrived[-1]):
+                return CopyState.RUNNING
         except RuntimeError as error:  # the device itself failed: sticky, and reported here
-            self.fail(str(error))
+            self.fail(error)
             return CopyState.FAILED
-
-    @property
-    def error(self) -> str:
-        return self._error
-
-    @property
-    def seconds(self) -> float:
-        if self.state is not CopyState.DONE:
-            return 0.0
-        return float(self._start.elapsed_time(self._arrived[-1])) / 1e3
+        self.seconds = float(self._start.elapsed_time(self._arrived[-1])) / 1e3
+        return CopyState.DONE
 
     def layer_done(self, layer: int) -> bool:
-        return self._num_recorded > layer and _passed(self._arrived[layer])
+        return super().layer_done(layer) and _passed(self._arrived[layer])
 
     def wait_layer(self, layer: int) -> None:
         # The thread waits only until the layer's copy has been *launched*.
-        with self._changed:
-            self._changed.wait_for(lambda: self._num_recorded > layer or bool(self._error))
-        if self._num_recorded <= layer:
-            raise WorkerError(f"copy failed before layer {layer} arrived: {self._error}")
+        super().wait_layer(layer)
         torch.cuda.current_stream(self._device).wait_event(self._arrived[layer])
 
     def wait(self) -> None:
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._num_recorded == len(self._arrived) or bool(self._error)
-            )
-        if self._error:
-            raise WorkerError(f"copy failed: {self._error}")
+        super().wait()
         self._arrived[-1].synchronize()
 
     def started(self, stream: torch.cuda.Stream) -> None:
         self._start.record(stream)
 
     def layer_launched(self, stream: torch.cuda.Stream) -> None:
-        self._arrived[self._num_recorded].record(stream)
-        with self._changed:
-            self._num_recorded += 1
-            self._changed.notify_all()
-
-    def fail(self, error: str) -> None:
-        with self._changed:
-            self._error = error or "unknown error"
-            self._changed.notify_all()
+        self._arrived[self._num_moved].record(stream)
+        self.layer_moved()
 
 
-class _Lane:
-    """One direction: its stream, its staging buffer, its launching thread."""
+class _StreamDirection(Direction):
+    """Its thread launches on a stream of its own."""
 
     def __init__(self, name: str, device: DevicePool) -> None:
-        self.stream = _new_stream(device.device)
-        self.staging = staging_buffer(
-            device.layout, device.num_pages, _STAGING_BYTES, device.device
-        )
-        # The buffer was made on another stream: its memory must be ours before the first copy.
-        self.stream.wait_stream(torch.cuda.current_stream(device.device))
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix=f"quire-{name}")
-
-    def close(self) -> None:
-        self.thread.shutdown()
-        self.stream.synchronize()
-
-
-class CudaCopyEngine:
-    def __init__(self, device: DevicePool, host: HostPool) -> None:
-        if host.num_pages and not host.pinned:
-            raise ConfigError("host pool is not pinned: build it with pin_for=the CUDA device")
+        super().__init__(name, device, _STAGING_BYTES)
         self._where = device.device
-        self._layout = device.layout
-        layers = range(self._layout.num_layers)
-        pages = _on_device(host, self._where)
-        self._device = [device.words(layer) for layer in layers]
-        self._host = [plane_words(self._layout, pages, layer) for layer in layers]
-        self._loads = _Lane("load", device)
-        self._backups = _Lane("backup", device)
+        self._stream = torch.cuda.Stream(self._where)  # type: ignore[no-untyped-call]
+        # The buffer was made on another stream: its memory must be ours before the first copy.
+        self._stream.wait_stream(torch.cuda.current_stream(self._where))
 
-    def load(self, host_pages: PageIds, device_pages: PageIds) -> CudaCopy:
-        source, target = Side(self._host, host_pages), Side(self._device, device_pages)
-        return self._submit(self._loads, source, target)
-
-    def backup(self, device_pages: PageIds, host_pages: PageIds) -> CudaCopy:
-        source, target = Side(self._device, device_pages), Side(self._host, host_pages)
-        return self._submit(self._backups, source, target)
-
-    def close(self) -> None:
-        self._loads.close()
-        self._backups.close()
-
-    def _submit(self, lane: _Lane, source: Side, target: Side) -> CudaCopy:
-        copy = CudaCopy(self._layout.num_layers, self._where)
-        fence = torch.cuda.current_stream(self._where).record_event()
-        lane.thread.submit(self._launch, copy, lane, fence, source, target)
+    def start(self, source: Side, target: Side) -> Copy:
+        copy = CudaCopy(len(source.planes), self._where)
+        self._submit(copy, lambda: self._launch(copy, source, target))
         return copy
 
-    def _launch(
-        self, copy: CudaCopy, lane: _Lane, fence: torch.cuda.Event, source: Side, target: Side
-    ) -> None:
-        try:
-            with torch.cuda.stream(lane.stream):
-                lane.stream.wait_event(fence)
-                from_index, to_index = self._indices(source.pages, target.pages)
-                copy.started(lane.stream)
-                for planes_from, planes_to in zip(source.planes, target.planes, strict=True):
-                    for plane_from, plane_to in zip(planes_from, planes_to, strict=True):
-                        copy_rows(plane_from, from_index, plane_to, to_index, lane.staging)
-                    copy.layer_launched(lane.stream)
-        except Exception as error:  # thread boundary: this one copy fails, the engine lives on
-            copy.fail(f"{type(error).__name__}: {error}")
+    def close(self) -> None:
+        super().close()
+        self._stream.synchronize()
+
+    def _launch(self, copy: CudaCopy, source: Side, target: Side) -> None:
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(copy.fence)
+            from_index, to_index = self._indices(source.pages, target.pages)
+            copy.started(self._stream)
+            for planes_from, planes_to in zip(source.planes, target.planes, strict=True):
+                for plane_from, plane_to in zip(planes_from, planes_to, strict=True):
+                    copy_rows(plane_from, from_index, plane_to, to_index, self._staging)
+                copy.layer_launched(self._stream)
 
     def _indices(self, source: PageIds, target: PageIds) -> tuple[torch.Tensor, torch.Tensor]:
         # Pinned, so that sending them does not wait for the stream to drain; torch keeps the
@@ -175,6 +117,20 @@ class CudaCopyEngine:
         pages = np.stack([page_array(source), page_array(target)]).astype(np.int64)
         both = torch.from_numpy(pages).pin_memory().to(self._where, non_blocking=True)
         return both[0], both[1]
+
+
+class CudaCopyEngine(TorchCopyEngine):
+    def __init__(self, device: DevicePool, host: HostPool) -> None:
+        if host.num_pages and not host.pinned:
+            raise ConfigError("host pool is not pinned: build it with pin_for=the CUDA device")
+        layers = range(device.layout.num_layers)
+        pages = _on_device(host, device.device)
+        super().__init__(
+            [device.words(layer) for layer in layers],
+            [plane_words(device.layout, pages, layer) for layer in layers],
+            _StreamDirection("load", device),
+            _StreamDirection("backup", device),
+        )
 
 
 class _PinnedMemory:
@@ -200,11 +156,7 @@ def _on_device(host: HostPool, device: torch.device) -> torch.Tensor:
     return pages
 
 
-# torch leaves these three untyped.
-
-
-def _new_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+# torch leaves these untyped.
 
 
 def _new_event() -> torch.cuda.Event:

@@ -1,8 +1,12 @@
-"""The gather and scatter both torch engines are made of. Knows tensors; no threads, no streams."""
+"""What both torch engines are made of: one thread per direction, which moves layer after layer by
+gather and scatter. Knows tensors and threads; no streams.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from quire.memory.device import word_dtype
-from quire.memory.layout import PageLayout
+from quire.memory.device import DevicePool, word_dtype
+from quire.transfer.base import Copy
 from quire.types import PageIds
 
 Planes = Sequence[tuple[torch.Tensor, ...]]
@@ -26,7 +30,54 @@ class Side:
     pages: PageIds
 
 
-class Run(NamedTuple):
+class Direction(ABC):
+    """Loads or backups: their thread, and the buffer that only this thread uses. The buffer is
+    kept, since touching fresh memory costs as much as the copy itself."""
+
+    def __init__(self, name: str, device: DevicePool, max_bytes: int) -> None:
+        """The buffer is [rows, chunk words]: up to a row per page, `max_bytes` or one row."""
+        layout = device.layout
+        rows = max(1, min(device.num_pages, max_bytes // layout.chunk_bytes))
+        words = layout.chunk_bytes // layout.word_bytes
+        self._staging = torch.empty(rows, words, dtype=word_dtype(layout), device=device.device)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"quire-{name}")
+
+    @abstractmethod
+    def start(self, source: Side, target: Side) -> Copy:
+        """Called on the step's thread; `_submit` does the rest on the direction's."""
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+    def _submit(self, copy: Copy, move: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                move()
+            except Exception as error:  # thread boundary: this one copy fails, the engine lives on
+                copy.fail(error)
+
+        self._thread.submit(run)
+
+
+class TorchCopyEngine:
+    def __init__(self, device: Planes, host: Planes, loads: Direction, backups: Direction) -> None:
+        self._device = device
+        self._host = host
+        self._loads = loads
+        self._backups = backups
+
+    def load(self, host_pages: PageIds, device_pages: PageIds) -> Copy:
+        return self._loads.start(Side(self._host, host_pages), Side(self._device, device_pages))
+
+    def backup(self, device_pages: PageIds, host_pages: PageIds) -> Copy:
+        return self._backups.start(Side(self._device, device_pages), Side(self._host, host_pages))
+
+    def close(self) -> None:
+        self._loads.close()
+        self._backups.close()
+
+
+class Rows(NamedTuple):
     """Rows [source, source + length) that go to [target, target + length)."""
 
     source: int
@@ -34,7 +85,7 @@ class Run(NamedTuple):
     length: int
 
 
-def runs(source: npt.NDArray[np.int32], target: npt.NDArray[np.int32]) -> list[Run]:
+def runs(source: npt.NDArray[np.int32], target: npt.NDArray[np.int32]) -> list[Rows]:
     """The pairs as runs, in the order of their sources.
 
     Pages are often handed out and given back in order, forwards or backwards: then a copy of
@@ -48,24 +99,15 @@ def runs(source: npt.NDArray[np.int32], target: npt.NDArray[np.int32]) -> list[R
     starts = [0, *breaks.tolist()]
     ends = [*breaks.tolist(), len(source)]
     return [
-        Run(int(source[first]), int(target[first]), last - first)
+        Rows(int(source[first]), int(target[first]), last - first)
         for first, last in zip(starts, ends, strict=True)
     ]
 
 
-def copy_runs(source: torch.Tensor, target: torch.Tensor, runs: Sequence[Run]) -> None:
+def copy_runs(source: torch.Tensor, target: torch.Tensor, runs: Sequence[Rows]) -> None:
     """Row by row as the runs say, without a stop in between."""
     for first, to, length in runs:
         target[to : to + length].copy_(source[first : first + length])
-
-
-def staging_buffer(
-    layout: PageLayout, num_pages: int, max_bytes: int, device: torch.device
-) -> torch.Tensor:
-    """[rows, chunk words] for up to `num_pages` chunks, bounded by `max_bytes` (at least one)."""
-    rows = max(1, min(num_pages, max_bytes // layout.chunk_bytes))
-    words = layout.chunk_bytes // layout.word_bytes
-    return torch.empty(rows, words, dtype=word_dtype(layout), device=device)
 
 
 def copy_rows(

@@ -1,5 +1,6 @@
 """The one prefix tree: nodes, what they hold, and in which order it goes."""
 
+from quire.tree.joining import rest, rest_below
 from quire.tree.node import NUM_TIERS, Freed, Holding, Inserted, Node, Root, Walk, slot_of
 from quire.tree.spares import next_spare
 from quire.tree.standing import Standing
@@ -19,5 +20,7 @@ __all__ = [
     "Walk",
     "may_go",
     "next_spare",
+    "rest",
+    "rest_below",
     "slot_of",
 ]

@@ -15,7 +15,10 @@ use, and of which the host has no copy, *owes* that copy and stays until the hos
 forgiven: then the pages go for want of host memory, and for no other reason.
 
 `movable` counts, slot by slot, the pages that may go: it is known before anything is evicted
-whether that would be enough. Locking costs a walk up to the first ancestor that stays already.
+whether that would be enough. Locking costs a walk up to the first ancestor that stays already, and
+so does letting go. What is let go by one is soon held by the next, a request's pages by their
+backup and that by their write: so letting go is put off until somebody wants to know what may go
+(`catch_up`), and holding it again before then costs no walk at all.
 """
 
 from __future__ import annotations
@@ -33,9 +36,14 @@ class Stays:
         """Pages by slot that eviction could free now."""
         self.owing: dict[tuple[Node, int], None] = {}
         """Node and device slot of every holding that owes the host a copy."""
+        self.late: dict[Holding, int] = {}
+        """With their slot: full pages whose last reason is gone and still counted."""
 
     def hold_back(self, node: Node, slot: int) -> None:
         """One more reason for a holding to stay; and if it had none, for what it hangs under."""
+        if self.late and (first := node.held[slot]) in self.late:
+            del self.late[first]
+            return
         at: Node | None = node
         size, chained = 0, slot <= HOST
         while at is not None and (holding := at.held[slot]) is not None:
@@ -48,6 +56,19 @@ class Stays:
 
     def let_go(self, node: Node, slot: int) -> None:
         """One reason less. What may go is found again by eviction."""
+        holding = node.held[slot]
+        if holding is not None and slot <= HOST and holding.reasons == 1:
+            self.late[holding] = slot
+        else:
+            self._let_go(node, slot)
+
+    def catch_up(self) -> None:
+        """From here on `reasons` and `movable` are as they should be."""
+        late, self.late = self.late, {}
+        for holding, slot in late.items():
+            self._let_go(holding.node, slot)
+
+    def _let_go(self, node: Node, slot: int) -> None:
         at: Node | None = node
         size, chained = 0, slot <= HOST
         while at is not None and (holding := at.held[slot]) is not None:

@@ -11,7 +11,7 @@ Splits. `split(node, n)` puts a *new* node above `node`; the object itself keeps
     parent ── node [0 ······ 9]          parent ── upper [0 ·· n) ── node [n ·· 9]
 
 so whoever remembers a node as the end of what it uses (a lease, an operation) need not be told:
-walking up from it still passes exactly the same pages. `coalesce` is the way back: neighbours
+walking up from it still passes exactly the same pages. The way back is in joining.py: neighbours
 that are alike in everything, and that nobody names, become one node again. And a leaf that only
 the device has, used by one request, grows in place. So a tree has forks and ends, and not a node
 for each commit.
@@ -37,7 +37,7 @@ from quire.eviction import EvictionPolicy
 from quire.keys import PrefixKey, chain_keys, common_pages
 from quire.tree.node import NUM_TIERS, Freed, Holding, Inserted, Node, Root, Walk, slot_of
 from quire.tree.standing import Standing
-from quire.tree.stays import Stays, is_leaf
+from quire.tree.stays import Stays
 from quire.types import (
     DEVICE,
     DRAINING,
@@ -190,6 +190,14 @@ class PrefixTree:
         self.changes += 1
         return upper
 
+    def node_at(self, tail: Node, end: int) -> Node:
+        """The node of the path to `tail` that ends at page `end`, split off if need be."""
+        node = tail
+        while node.start >= end:
+            assert node.parent is not None
+            node = node.parent
+        return node if node.end == end else self.split(node, end - node.start)
+
     def _split_holding(self, slot: int, lower: Holding, upper: Node, count: int) -> Holding | None:
         if self.points and slot in self.points:
             return None
@@ -284,74 +292,6 @@ class PrefixTree:
         self.changes += 1
         return True
 
-    def coalesce(self, tail: Node, least: int = 2) -> None:
-        """Make one node of `tail` and those right above it that are like it, if these are at
-        `least` so many together."""
-        if not _has_row(tail, least):
-            return
-        if not _is_quiet(tail):
-            return
-        run, upper = [tail], tail.parent
-        while upper is not None and self._are_alike(upper, run[-1]) and _is_quiet(upper):
-            run.append(upper)
-            upper = upper.parent
-        if len(run) < least:
-            return
-        run.reverse()
-        top, parent = run[0], run[0].parent
-        assert parent is not None
-        assert parent.children is not None
-        overlap = len(tail.tokens) - tail.num_pages * self.root_of(tail).page_bytes
-        tail.tokens = b"".join([*(_cut(n.tokens, overlap) for n in run[:-1]), tail.tokens])
-        if all(node.page_keys is not None for node in run):
-            tail.page_keys = b"".join(node.page_keys or b"" for node in run)
-        else:
-            tail.page_keys = None
-        for slot in (DEVICE, HOST):
-            self._join_holdings(run, slot)
-        tail.hits = max(node.hits for node in run)
-        tail.given_up, tail.last_use = top.given_up, top.last_use
-        parent.children[top.name] = tail
-        tail.parent, tail.name = parent, top.name
-        self.changes += 1
-
-    def _join_holdings(self, run: list[Node], slot: int) -> None:
-        kept = run[-1].held[slot]
-        if kept is None:
-            return
-        pages: list[bytes] = []
-        for node in run:
-            holding = node.held[slot]
-            assert holding is not None
-            pages.append(holding.pages)
-            if holding is not kept:
-                self.standing.leave(holding, slot)
-                node.held[slot] = None
-        kept.pages = PageIds(b"".join(pages))
-        if not kept.reasons and is_leaf(run[-1], slot):
-            self.standing.unpark(kept, slot)
-
-    def _are_alike(self, upper: Node, lower: Node) -> bool:
-        """Could they be one node? Nobody stands between them, and all that is known of one holds
-        for the other; state of other components, but for what is at the lower's end, they have
-        none."""
-        if upper.named or upper.parent is None or upper.children is None:
-            return False
-        if (
-            len(upper.children) > 1
-            or upper.stored != lower.stored
-            or upper.priority != lower.priority
-            or upper.is_mark
-            or upper.others_stored
-        ):
-            return False
-        for slot in range(NUM_TIERS, self.num_slots):
-            if upper.held[slot] is not None:
-                return False
-            if lower.held[slot] is not None and slot not in self.points:
-                return False
-        return _where(upper) == _where(lower)
-
     # ---- holdings -------------------------------------------------------------------------------
 
     def attach(self, node: Node, slot: int, pages: PageIds, state: Residency) -> Holding:
@@ -408,6 +348,8 @@ class PrefixTree:
         assert holding is not None
         if holding.locks or (slot == DEVICE and node.device_below):
             raise InvariantError(f"{node} is freed while something uses it")
+        if self.stays.late:
+            self.stays.catch_up()
         self.standing.leave(holding, slot)
         held[slot] = None
         self.stays.leave(node, slot, holding)
@@ -444,15 +386,15 @@ class PrefixTree:
             stop = tail.parent
         self.uses += 1
         node = tail
-        while node is not stop and node.parent is not None:
+        while node is not stop and (parent := node.parent) is not None:
             holding = node.held[slot]
             assert holding is not None
-            holding.locks += 1
-            if holding.locks == 1:
+            holding.locks = locks = holding.locks + 1
+            if locks == 1:
                 self.stays.hold_back(node, slot)
                 if slot > HOST:
                     self.stays.reckon(node, slot)
-            node = node.parent
+            node = parent
 
     def unlock(self, tail: Node, stop: Node | None, slot: int) -> list[Freed]:
         """Undo one lock. Frees what was only draining."""
@@ -464,8 +406,8 @@ class PrefixTree:
         while node is not stop and (parent := node.parent) is not None:
             holding = node.held[slot]
             assert holding is not None
-            holding.locks -= 1
-            if holding.locks == 0:
+            holding.locks = locks = holding.locks - 1
+            if locks == 0:
                 if slot > HOST:
                     self.stays.reckon(node, slot)
                 self.stays.let_go(node, slot)
@@ -488,32 +430,3 @@ class PrefixTree:
         if holding is None or holding.state is not DRAINING or holding.locks:
             return False
         return slot != DEVICE or node.device_below == 0
-
-
-def _has_row(tail: Node, least: int) -> bool:
-    """Do so many nodes hang in a row, its end included, that nobody names and without a fork?"""
-    node = tail
-    for _ in range(least - 1):
-        above = node.parent
-        if above is None or above.parent is None or above.named or len(above.children or ()) > 1:
-            return False
-        node = above
-    return True
-
-
-def _is_quiet(node: Node) -> bool:
-    """Nobody reads, fills or waits for its very pages; what hangs below may be in use."""
-    device, host = node.held[DEVICE], node.held[HOST]
-    if device is not None and (device.locks or device.state is not READY or device.owes):
-        return False
-    return host is None or (host.locks == 0 and host.state is READY)
-
-
-def _where(node: Node) -> tuple[bool | None, bool]:
-    """Which tiers have its full pages, and whether the device may let go of them uncopied."""
-    device = node.held[DEVICE]
-    return None if device is None else device.forgiven, node.held[HOST] is None
-
-
-def _cut(tokens: bytes | bytearray, overlap: int) -> bytes | bytearray:
-    return tokens[:-overlap] if overlap else tokens

@@ -43,16 +43,7 @@ class IoLimits(msgspec.Struct, frozen=True):
     """How long close() waits for a thread that is inside a store."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "probe_threads",
-            "fetch_threads",
-            "write_threads",
-            "peer_threads",
-            "max_queued",
-            "max_touches",
-            "batch_pages",
-            "peer_batch_pages",
-        ):
+        for name in set(self.__struct_fields__) - {"close_timeout_s"}:
             if getattr(self, name) < 1:
                 raise ConfigError(f"io.{name} is {getattr(self, name)}: it must be at least 1")
 

@@ -1,6 +1,6 @@
 """CopyTracker: the backups and loads of a worker that are under way, and how they ended.
 
-Knows copy engines and the page numbers they may touch; no I/O. Used by one thread, the step's.
+Knows copy engines; no I/O. Used by one thread, the step's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from quire.memory.device import DevicePool
 from quire.memory.host import HostPool
 from quire.messages import Backup, Load, Transferred
 from quire.transfer.base import Copy, CopyEngine, CopyState
-from quire.types import PAGE_ID_BYTES, OperationId, PageIds, PageStatus, num_pages, page_array
+from quire.types import OperationId, PageIds, PageStatus, num_pages
 
 _REMEMBERED_FAILURES = 1024
 
@@ -102,22 +102,3 @@ class CopyTracker:
         for failed, reason in self._failed:
             if failed == key:
                 raise WorkerError(f"load {key[0]} of '{key[1]}' failed: {reason}")
-
-
-def makes_sense(command: Backup | Load, pools: ComponentPools) -> bool:
-    """Do its page numbers?"""
-    return (
-        len(command.host) == len(command.device)
-        and pages_within(command.host, pools.host.num_pages)
-        and pages_within(command.device, pools.device.num_pages)
-    )
-
-
-def pages_within(pages: PageIds, pool_pages: int) -> bool:
-    """Are these whole page numbers, all of them inside the pool?"""
-    if len(pages) % PAGE_ID_BYTES:
-        return False
-    if not pages:
-        return True
-    array = page_array(pages)
-    return bool(array.min() >= 0 and array.max() < pool_pages)

@@ -11,11 +11,11 @@ from typing import Any
 
 from quire.memory.host import HostPool
 from quire.messages import Fetch, Probe, Probed, Touch, Write
-from quire.store.base import STEP_NS, Part
-from quire.types import PAGE_KEY_BYTES, PageKey, PageStatus, num_pages, split_keys
+from quire.store.base import STEP_NS, Part, pages_per_call
+from quire.types import PAGE_KEY_BYTES, PageKey, PageStatus, split_keys
 from quire.worker.attachment import StoreLease
 from quire.worker.lanes import Once
-from quire.worker.tasks import IoTask, PageTask, Reporter, TaskState, Terms
+from quire.worker.tasks import IoTask, PageTask, Reporter
 
 
 class StoreTask(PageTask):
@@ -25,7 +25,7 @@ class StoreTask(PageTask):
     def __init__(
         self,
         command: Write | Fetch,
-        terms: Terms,
+        reporter: Reporter,
         *,
         part: Part,
         host: HostPool,
@@ -34,7 +34,8 @@ class StoreTask(PageTask):
         used_ns: int,
     ) -> None:
         """The command's pages and keys have been checked."""
-        super().__init__(command, terms, batch_pages=batch_pages, let_go=lease.release)
+        batch_pages = min(batch_pages, pages_per_call(part.page_bytes))
+        super().__init__(command, reporter, batch_pages=batch_pages, let_go=lease.release)
         self.wide = isinstance(command, Fetch)
         self._part = part
         self._host = host
@@ -46,17 +47,11 @@ class StoreTask(PageTask):
     def _move(self, first: int, end: int) -> list[PageStatus]:
         if isinstance(self._command, Write) and not self._keys:
             self._keys, self._parents = self._command.keys_and_parents()
+            self._found_keys = b"" if self._command.has_keys else b"".join(self._keys)
         keys = self._keys[first:end]
         views = [self._host.page_view(page) for page in self._pages[first:end].tolist()]
         if isinstance(self._command, Fetch):
-            return self._store.get(
-                self._part,
-                keys,
-                views,
-                deadline=self._deadline,
-                cancelled=lambda: self.is_cancelled,
-                touch=False,
-            )
+            return self._store.get(self._part, keys, views, deadline=self._deadline)
         return self._store.put(
             self._part,
             keys,
@@ -64,7 +59,6 @@ class StoreTask(PageTask):
             deadline=self._deadline,
             parents=self._parents[first:end],
             used_ns=self._used_ns - first * STEP_NS,
-            cancelled=lambda: self.is_cancelled,
         )
 
     def _used(self) -> None:
@@ -81,27 +75,16 @@ class StoreTask(PageTask):
             return bad
         return PageStatus.MISS
 
-    def _found_keys(self) -> bytes:
-        known = isinstance(self._command, Fetch) or self._command.has_keys
-        return b"" if known else b"".join(self._keys)
-
-
-def is_named(command: Write | Fetch) -> bool:
-    """Has every page of it a key, or tokens to compute it from?"""
-    if isinstance(command, Fetch):
-        return len(command.keys) == num_pages(command.host) * PAGE_KEY_BYTES
-    if not all(run.makes_sense for run in command.runs):
-        return False
-    return sum(run.num_pages for run in command.runs) == num_pages(command.host)
-
 
 class ProbeTask(IoTask):
     """What of each query is in L3: one question to the store for all of them."""
 
     holds_pages = False
 
-    def __init__(self, command: Probe, terms: Terms, *, part: Part, lease: StoreLease) -> None:
-        super().__init__(terms, lease.release)
+    def __init__(
+        self, command: Probe, reporter: Reporter, *, part: Part, lease: StoreLease
+    ) -> None:
+        super().__init__(reporter, command.timeout_s, lease.release)
         self._command = command
         self._part = part
         self._lease = lease
@@ -119,24 +102,13 @@ class ProbeTask(IoTask):
 
     def _ask(self) -> None:
         queries = [split_keys(query) for query in self._command.queries]
-        answer = self._for_each(queries) if self._command.each else self._for_prefix(queries)
+        each = self._command.each
+        found = self._lease.store.find(self._part, queries, deadline=self._deadline, each=each)
+        if list(map(len, found)) != list(map(len, queries)):
+            raise ValueError(f"store answered {len(found)} of {len(queries)} queries")
         with self._lock:
-            if self._state is TaskState.RUNNING:
-                self._answer = answer
-
-    def _for_prefix(self, queries: list[list[PageKey]]) -> dict[str, Any]:
-        hits = self._lease.store.contains_prefix(self._part, queries, deadline=self._deadline)
-        if len(hits) != len(queries):
-            raise ValueError(f"store answered {len(hits)} of {len(queries)} queries")
-        return {
-            "hits": [max(0, min(hit, len(query))) for hit, query in zip(hits, queries, strict=True)]
-        }
-
-    def _for_each(self, queries: list[list[PageKey]]) -> dict[str, Any]:
-        present = self._lease.store.contains_each(self._part, queries, deadline=self._deadline)
-        if list(map(len, present)) != list(map(len, queries)):
-            raise ValueError(f"store answered {len(present)} of {len(queries)} queries")
-        return {"present": present}
+            if not self._is_over:
+                self._answer = {"present": found} if each else {"hits": list(map(sum, found))}
 
     def _final_report(self) -> None:
         # No answer in time, or none wanted any more: nothing is promised.
@@ -147,7 +119,7 @@ class ProbeTask(IoTask):
 
 
 def touch_task(
-    command: Touch, *, part: Part, lease: StoreLease, used_ns: int, reporter: Reporter
+    command: Touch, reporter: Reporter, *, part: Part, lease: StoreLease, used_ns: int
 ) -> Once:
     """Pages used in other tiers. Nobody is told."""
 
@@ -158,7 +130,7 @@ def touch_task(
         finally:
             lease.release()
 
-    return Once(touch, fail=reporter.count_error, abandon=lease.release)
+    return Once(touch, fail=reporter.count_error, cancel=lease.release)
 
 
 def nothing_there(command: Probe) -> dict[str, Any]:

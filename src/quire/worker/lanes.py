@@ -30,12 +30,12 @@ class Task(Protocol):
     def fail(self, error: Exception) -> None:
         """A piece raised: end, and report it."""
 
-    def abandon(self) -> None:
-        """The lane is closing and will take no further piece: end, and report it."""
+    def cancel(self) -> None:
+        """No further piece will be taken: end, and report it."""
 
 
 class Once:
-    """A task of one piece: `act`, unless it is abandoned before."""
+    """A task of one piece: `act`, unless it is cancelled before."""
 
     wide = False
     has_more = False
@@ -45,11 +45,11 @@ class Once:
         act: Callable[[], None],
         *,
         fail: Callable[[Exception], None],
-        abandon: Callable[[], None] = lambda: None,
+        cancel: Callable[[], None] = lambda: None,
     ) -> None:
         self._act = act
         self._fail = fail
-        self._abandon = abandon
+        self._cancel = cancel
         self._is_taken = False
 
     def take(self) -> Callable[[], None] | None:
@@ -61,10 +61,10 @@ class Once:
     def fail(self, error: Exception) -> None:
         self._fail(error)
 
-    def abandon(self) -> None:
+    def cancel(self) -> None:
         if not self._is_taken:
             self._is_taken = True
-            self._abandon()
+            self._cancel()
 
 
 class Lane:
@@ -91,15 +91,15 @@ class Lane:
         return True
 
     def close(self, timeout_s: float, *, drain: bool = False) -> bool:
-        """Stop, after what is queued (drain) or abandoning it. False if a thread hangs on."""
+        """Stop, after what is queued (drain) or cancelling it. False if a thread hangs on."""
         with self._changed:
             self._closing = True
-            abandoned = [] if drain else list(self._queue)
+            cancelled = [] if drain else list(self._queue)
             if not drain:
                 self._queue.clear()
             self._changed.notify_all()
-        for task in abandoned:
-            task.abandon()
+        for task in cancelled:
+            task.cancel()
         for thread in self._threads:
             thread.join(timeout_s)
         return not any(thread.is_alive() for thread in self._threads)
@@ -125,4 +125,4 @@ class Lane:
 
     def _requeue(self, task: Task) -> None:
         if not self.submit(task, force=True):
-            task.abandon()
+            task.cancel()

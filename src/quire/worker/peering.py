@@ -20,7 +20,7 @@ from quire.peer.region import Region
 from quire.peer.server import PageServer
 from quire.types import PageStatus, num_pages
 from quire.worker.config import PeerServing
-from quire.worker.tasks import PageTask, Reporter, Terms
+from quire.worker.tasks import PageTask, Reporter
 
 
 class Peering:
@@ -89,7 +89,7 @@ class PeerTask(PageTask):
     def __init__(
         self,
         command: Fetch,
-        terms: Terms,
+        reporter: Reporter,
         source: PeerSource,
         *,
         region: Region,
@@ -97,7 +97,7 @@ class PeerTask(PageTask):
         batch_pages: int,
     ) -> None:
         """The command's pages have been checked."""
-        super().__init__(command, terms, batch_pages=batch_pages)
+        super().__init__(command, reporter, batch_pages=batch_pages)
         self._source = source
         self._region = region
         self._client = client

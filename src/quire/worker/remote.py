@@ -107,10 +107,11 @@ class RemoteWorkers:
         self._children: dict[bytes, _Child] = {}
         self._early: list[Completion] = []
         self._parcels: list[tuple[int, bytes]] = []
-        self._dropped = 0
+        self.dropped_messages = 0
+        """Messages that were not ours, or that a rank sent in another's name."""
         self._closed = False
         self._folder = Path(tempfile.mkdtemp(prefix="quire-"))  # mode 0700
-        self._address = f"ipc://{self._folder / 'leader'}"
+        self.address = f"ipc://{self._folder / 'leader'}"
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         try:
@@ -133,15 +134,6 @@ class RemoteWorkers:
 
     def peer_counters(self) -> dict[str, int]:
         return total(child.peer_counters for child in self._children.values())
-
-    @property
-    def address(self) -> str:
-        return self._address
-
-    @property
-    def dropped_messages(self) -> int:
-        """Messages that were not ours, or that a rank sent in another's name."""
-        return self._dropped
 
     def submit(self, commands: list[Command]) -> None:
         if commands:
@@ -197,7 +189,7 @@ class RemoteWorkers:
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.SNDHWM, _MAX_QUEUED_MESSAGES)
         self._socket.setsockopt(zmq.RCVHWM, _MAX_QUEUED_MESSAGES)
-        self._socket.bind(self._address)
+        self._socket.bind(self.address)
 
     def _spawn(self, config: WorkerConfig) -> None:
         identity = f"rank-{config.rank}-{secrets.token_hex(16)}".encode()
@@ -211,7 +203,7 @@ class RemoteWorkers:
             config.rank, identity, process, ChildState.STARTING, self._clock()
         )
         startup = wire.Startup(
-            self._address, identity, self._liveness.heartbeat_s, config, program.extra
+            self.address, identity, self._liveness.heartbeat_s, config, program.extra
         )
         send_startup(process, startup)
 
@@ -282,7 +274,7 @@ class RemoteWorkers:
             child = self._children.get(frames[0])
             message = wire.decode(wire.to_leader, frames[1]) if len(frames) == 2 else None
             if child is None or message is None or child.state is ChildState.LOST:
-                self._dropped += 1
+                self.dropped_messages += 1
                 continue
             child.last_seen = self._clock()
             completions += self._handle(child, message)
@@ -297,7 +289,7 @@ class RemoteWorkers:
             case wire.Report(completions=completions, peer_counters=counters):
                 child.peer_counters = counters
                 own = [c for c in completions if c.rank == child.rank]
-                self._dropped += len(completions) - len(own)
+                self.dropped_messages += len(completions) - len(own)
                 return own
             case wire.Parcel(data=data):
                 self._parcels.append((child.rank, data))

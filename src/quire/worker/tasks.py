@@ -2,19 +2,19 @@
 
 Does not know what moves the bytes (io.py: the store; peering.py: a peer), nor queues (lanes.py).
 
-    QUEUED ──a thread takes a piece──▶ RUNNING ──last thread out, more left──▶ QUEUED
-       │                                  └──last thread out, nothing left or stopped──▶ FINISHED
-       └──cancelled, past its deadline, lane closed──▶ FINISHED
+    waiting ──a thread takes a piece──▶ running ──last thread out, more left──▶ waiting
+       │                                  └──last thread out, nothing left or stopped──▶ over
+       └──cancelled, past its deadline, lane closed──▶ over
 
-Stopped: at a fetch's first miss, by an error, when cancelled or past the deadline. Entering
-FINISHED gives back what was borrowed (the store) and sends the one final report. While RUNNING the
-store or peer may be writing into the pages, so stopping waits for the pieces under way: only the
-final report says that the pages may be reused.
+Stopped: at a fetch's first miss, by an error, when cancelled or past the deadline. When it is over,
+what was borrowed (the store) is given back and the one final report is sent. While threads are
+inside, the store or peer may be writing into the pages, so stopping waits for the pieces under way:
+only the final report says that the pages may be reused.
 """
 
 from __future__ import annotations
 
-import enum
+import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -30,30 +30,15 @@ _UNKNOWN = 255
 """In place of a status: not moved yet."""
 
 
-class TaskState(enum.Enum):
-    QUEUED = "queued"
-    RUNNING = "running"
-    FINISHED = "finished"
-
-
 @dataclass(frozen=True, slots=True)
 class Reporter:
-    """Where an operation's news go."""
+    """Where the news of a worker's operations go, and the clock they go by."""
 
     rank: int
+    clock: Clock
     report: Callable[[Completion], None]
     count_error: Callable[[Exception], None]
     """An exception ended an operation."""
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What every operation is given."""
-
-    deadline: float
-    """On `clock`."""
-    clock: Clock
-    reporter: Reporter
 
 
 class IoTask(ABC):
@@ -63,13 +48,17 @@ class IoTask(ABC):
     holds_pages = True
     """False: nobody minds if a thread is still inside when it is over."""
 
-    def __init__(self, terms: Terms, let_go: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, reporter: Reporter, timeout_s: float, let_go: Callable[[], None] = lambda: None
+    ) -> None:
         """`let_go` gives back what was borrowed for the operation."""
         self._let_go = let_go
-        self._deadline = terms.deadline
-        self._clock = terms.clock
-        self._reporter = terms.reporter
-        self._state = TaskState.QUEUED
+        self._reporter = reporter
+        self._clock = reporter.clock
+        # NaN compares false with everything and would never expire.
+        self._timeout_s = 0.0 if math.isnan(timeout_s) else timeout_s
+        self._deadline = self._clock() + self._timeout_s
+        self._is_over = False
         self._num_running = 0
         self._stop: PageStatus | None = None
         """Why no further piece is taken, and the status of what is left."""
@@ -81,12 +70,11 @@ class IoTask(ABC):
 
     def take(self) -> Callable[[], None] | None:
         with self._lock:
-            if self._state is TaskState.FINISHED or self._stop is not None:
+            if self._is_over or self._stop is not None:
                 return None
             work = None if self._is_late(self._clock()) else self._next_piece()
             if work is not None:
                 self._num_running += 1
-                self._state = TaskState.RUNNING
                 return lambda: self._run(work)
         self.expire(self._clock())
         return None
@@ -114,9 +102,6 @@ class IoTask(ABC):
         """No room in the queue: it was never taken on."""
         self._halt(PageStatus.REJECTED)
 
-    def abandon(self) -> None:
-        self._halt(PageStatus.CANCELLED)
-
     def _is_late(self, now: float) -> bool:
         return now >= self._deadline
 
@@ -127,39 +112,31 @@ class IoTask(ABC):
     def _halt(self, rest: PageStatus) -> None:
         """Take no further piece, and end it unless pages are in use."""
         with self._lock:
-            if self._state is TaskState.FINISHED:
+            if self._is_over:
                 return
             self._stop = self._stop or rest
             if self._num_running and self.holds_pages:
                 return
-            self._state = TaskState.FINISHED
+            self._is_over = True
             idle = self._num_running == 0
-        self._end(idle=idle)
-
-    def _leave(self) -> None:
-        """A thread is done with its piece. The last one out ends the operation, or queues it."""
-        with self._lock:
-            self._num_running -= 1
-            idle = self._num_running == 0
-            over = self._state is TaskState.FINISHED
-            if not over and not (idle and (self._stop is not None or self._is_complete())):
-                self._state = TaskState.QUEUED if idle else self._state
-                return
-            self._state = TaskState.FINISHED
-        if over:  # it was reported while this thread was inside
-            self._give_back(idle=idle)
-            return
-        self._used()
-        self._end(idle=idle)
-
-    def _end(self, *, idle: bool) -> None:
         # What is held goes first: whoever sees the final report may count on it being free.
-        self._give_back(idle=idle)
+        if idle:
+            self._let_go()
         self._final_report()
 
-    def _give_back(self, *, idle: bool) -> None:
-        if idle and self._let_go is not None:
-            self._let_go()
+    def _leave(self) -> None:
+        """A thread is done with its piece. The last one out ends the operation, or leaves it to
+        the lane."""
+        with self._lock:
+            self._num_running -= 1
+            if self._num_running or self.has_more:
+                return
+            was_reported, self._is_over = self._is_over, True
+        if not was_reported:
+            self._used()
+        self._let_go()
+        if not was_reported:
+            self._final_report()
 
     def _used(self) -> None:  # noqa: B027 - most use none
         """It is over, and a thread of the lane is here: say which pages were used."""
@@ -183,15 +160,14 @@ class PageTask(IoTask):
     def __init__(
         self,
         command: Write | Fetch,
-        terms: Terms,
+        reporter: Reporter,
         *,
         batch_pages: int,
-        let_go: Callable[[], None] | None = None,
+        let_go: Callable[[], None] = lambda: None,
     ) -> None:
         """The command's pages have been checked."""
-        super().__init__(terms, let_go)
+        super().__init__(reporter, command.timeout_s, let_go)
         self._command = command
-        self._timeout_s = terms.deadline - terms.clock()
         self._batch_pages = batch_pages
         self._pages = page_array(command.host)
         # Pages [0, first) have been reported, [0, taken) were given to threads.
@@ -199,6 +175,8 @@ class PageTask(IoTask):
         self._first = 0
         self._taken = 0
         self._reported_at: float | None = None
+        self._found_keys = b""
+        """Keys of its pages, if it had to compute them."""
 
     def _next_piece(self) -> Callable[[], None] | None:
         first = self._taken
@@ -222,27 +200,18 @@ class PageTask(IoTask):
                 self._deadline = now + self._timeout_s
             self._statuses[first:end] = bytes(statuses)
             self._stop = self._stop or self._stops_at(statuses)
-            known = self._num_known()
+            unknown = self._statuses.find(_UNKNOWN, self._first)
+            known = len(self._pages) if unknown < 0 else unknown
             if known > self._first and known < len(self._pages) and self._stop is None:
                 self._send(known, final=False)
-
-    def _num_known(self) -> int:
-        """Leading pages whose status is known."""
-        known = self._statuses.find(_UNKNOWN, self._first)
-        return len(self._pages) if known < 0 else known
 
     @abstractmethod
     def _move(self, first: int, end: int) -> list[PageStatus]:
         """Move pages [first, end) of the command; a status for each."""
 
+    @abstractmethod
     def _stops_at(self, statuses: list[PageStatus]) -> PageStatus | None:
         """Not None: the pages behind these are not tried, and this is their status."""
-        del statuses
-        return None
-
-    def _found_keys(self) -> bytes:
-        """Keys of its pages, if it had to compute them."""
-        return b""
 
     def _final_report(self) -> None:
         rest = self._stop if self._stop is not None else PageStatus.FAILED
@@ -260,7 +229,7 @@ class PageTask(IoTask):
                 statuses=bytes(self._statuses[self._first : end]),
                 final=final,
                 seconds=0.0 if self._reported_at is None else now - self._reported_at,
-                keys=self._found_keys() if final else b"",
+                keys=self._found_keys if final else b"",
             )
         )
         self._first = end

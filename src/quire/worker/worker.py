@@ -1,25 +1,24 @@
 """CacheWorker: one rank's hands. Takes commands, moves bytes, reports page by page.
 
 Knows its pools, its copies, its lanes of I/O threads and the attached store. Decides nothing:
-which pages, when and why is the leader's business. It may sit in another process, so every page
-number and length in a command is checked before any byte moves.
+which pages, when and why is the leader's business.
 
     Backup, Load          → copy engine   asked for news in poll()
     Probe | Fetch | Write → a lane each   so that a probe never waits behind a queue of writes
     Fetch from a peer     → its own lane  so that a slow peer does not hold up the store
     Touch                 → a short lane  dropped when that is full
     Serve                 → page server   until it is cancelled
-    Attach, Detach, Clear → StoreAdmin    in the order given
+    Attach, Detach, Clear → Attachment    in the order given
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from quire.memory.host import HostPool
 from quire.messages import (
     AttachStore,
     Backup,
@@ -42,20 +41,15 @@ from quire.messages import (
 from quire.store.base import Part
 from quire.store.client import PageStore
 from quire.store.counters import Counters
-from quire.types import PAGE_KEY_BYTES, OperationId, PageStatus, num_pages
-from quire.worker.admin import StoreAdmin
+from quire.types import OperationId, PageStatus, num_pages
+from quire.worker.attachment import Attachment
+from quire.worker.checks import PageCommand, makes_sense
 from quire.worker.config import IoLimits, PeerServing
-from quire.worker.copies import (
-    ComponentPools,
-    CopyTracker,
-    TaskKey,
-    makes_sense,
-    pages_within,
-)
-from quire.worker.io import ProbeTask, StoreTask, is_named, nothing_there, touch_task
+from quire.worker.copies import ComponentPools, CopyTracker, TaskKey
+from quire.worker.io import ProbeTask, StoreTask, nothing_there, touch_task
 from quire.worker.lanes import Lane
 from quire.worker.peering import Peering, PeerTask, ServeTask
-from quire.worker.tasks import Clock, IoTask, Reporter, Terms
+from quire.worker.tasks import Clock, IoTask, Reporter
 
 __all__ = ["CacheWorker", "ComponentPools"]
 
@@ -103,7 +97,7 @@ class CacheWorker:
         self._wall_ns = wall_ns
         self._counters = Counters()
         self._done: deque[Completion] = deque()
-        self._reporter = Reporter(rank, self._done.append, self._counters.error)
+        self._reporter = Reporter(rank, clock, self._done.append, self._counters.error)
         self._copies = CopyTracker(rank)
         self._loads: dict[TaskKey, Load] = {}
         """Submitted and not begun: they are begun together."""
@@ -118,7 +112,7 @@ class CacheWorker:
         self._writes = Lane("write", limits.write_threads, limits.max_queued)
         self._from_peers = Lane("peer", limits.peer_threads, limits.max_queued)
         self._touches = Lane("touch", 1, limits.max_touches)
-        self._admin = StoreAdmin(open_store, self._reporter, limits.max_queued)
+        self._attachment = Attachment(open_store, self._reporter, limits.max_queued)
         self._closed = False
 
     @property
@@ -141,7 +135,7 @@ class CacheWorker:
 
     def store_counters(self) -> dict[str, int]:
         """What the attached store's client has counted; empty when there is none."""
-        lease = self._admin.borrow()
+        lease = self._attachment.borrow()
         if lease is None:
             return {}
         try:
@@ -198,7 +192,7 @@ class CacheWorker:
             self._peering.client.interrupt()
         lanes = (self._probes, self._fetches, self._writes, self._from_peers, self._touches)
         ended = [lane.close(timeout_s) for lane in lanes]
-        ended.append(self._admin.close(timeout_s))
+        ended.append(self._attachment.close(timeout_s))
         if self._peering is not None:
             ended.append(self._peering.close(timeout_s))
         for pools in self.components.values():
@@ -212,37 +206,38 @@ class CacheWorker:
     def _start(self, command: Command) -> None:
         if isinstance(command, Cancel):
             self._cancel(command.op)
-        elif isinstance(command, Touch):
-            self._start_touch(command)
         elif isinstance(command, AttachStore | DetachStore | ClearStore):
             self._num_changes += 1
-            self._admin.start(command)
-        elif self._under_way((command.op, command.component)):
+            self._attachment.start(command)
+        elif not isinstance(command, Touch) and self._under_way((command.op, command.component)):
             # The same operation twice: the first one's final report is the only one.
             self._counters.count("duplicate_command")
-        elif command.component not in self.components:
-            self._malformed(command)
-        elif isinstance(command, Backup | Load):
-            self._start_copy(command)
-        elif isinstance(command, Probe):
-            self._start_probe(command)
-        elif isinstance(command, Serve):
-            self._start_serve(command)
-        elif isinstance(command, Fetch) and command.source is not None:
-            self._start_from_peer(command, command.source)
+        elif (pools := self.components.get(command.component)) is None or not makes_sense(
+            command, pools
+        ):
+            self._counters.count("malformed_command")
+            self._refuse(command, PageStatus.FAILED)
         else:
-            self._start_pages(command)
+            self._start_checked(command, pools)
 
-    def _start_copy(self, command: Backup | Load) -> None:
-        pools = self.components[command.component]
-        if not command.host and not command.device:
-            self._refuse(command, PageStatus.OK)  # no page, no status: only the final report
-        elif not makes_sense(command, pools):
-            self._malformed(command)
-        elif isinstance(command, Load):
-            self._loads[command.op, command.component] = command
-        else:
-            self._copies.back_up(command, pools)
+    def _start_checked(self, command: PageCommand, pools: ComponentPools) -> None:
+        match command:
+            case Backup() | Load() if not command.host:
+                self._refuse(command, PageStatus.OK)  # no page, no status: only the final report
+            case Backup():
+                self._copies.back_up(command, pools)
+            case Load():
+                self._loads[command.op, command.component] = command
+            case Probe():
+                self._start_probe(command)
+            case Serve():
+                self._start_serve(command)
+            case Touch():
+                self._start_touch(command)
+            case Fetch(source=source) if source is not None:
+                self._start_from_peer(command, source)
+            case Fetch() | Write():
+                self._start_pages(command, pools.host)
 
     def _start_loads(self) -> None:
         """Those that were submitted together, each component's as one copy."""
@@ -257,19 +252,15 @@ class CacheWorker:
                 for load in loads:
                     self._refuse(load, PageStatus.FAILED)
 
-    def _start_pages(self, command: Write | Fetch) -> None:
-        host = self.components[command.component].host
+    def _start_pages(self, command: Write | Fetch, host: HostPool) -> None:
         is_fetch = isinstance(command, Fetch)
-        if not pages_within(command.host, host.num_pages) or not is_named(command):
-            self._malformed(command)
-            return
-        lease = self._admin.borrow() if command.host else None
+        lease = self._attachment.borrow() if command.host else None
         if lease is None:
             self._refuse(command, PageStatus.MISS if is_fetch else PageStatus.REJECTED)
             return
         task = StoreTask(
             command,
-            self._terms(command.timeout_s),
+            self._reporter,
             part=self._parts[command.component],
             host=host,
             batch_pages=self._limits.batch_pages,
@@ -280,39 +271,23 @@ class CacheWorker:
 
     def _start_touch(self, command: Touch) -> None:
         """Dropped when there is no store, or more of them than it can keep up with."""
-        lease = self._admin.borrow() if command.component in self.components else None
-        if lease is None or len(command.keys) % PAGE_KEY_BYTES:
+        lease = self._attachment.borrow()
+        if lease is None:
             self._counters.count("touch_dropped")
-            if lease is not None:
-                lease.release()
             return
-        task = touch_task(
-            command,
-            part=self._parts[command.component],
-            lease=lease,
-            used_ns=self._wall_ns(),
-            reporter=self._reporter,
-        )
+        part = self._parts[command.component]
+        task = touch_task(command, self._reporter, part=part, lease=lease, used_ns=self._wall_ns())
         if not self._touches.submit(task):
             self._counters.count("touch_dropped")
-            task.abandon()
+            task.cancel()
 
     def _start_from_peer(self, command: Fetch, source: PeerSource) -> None:
-        """Keys are not needed: the grant says which pages these are."""
-        host = self.components[command.component].host
-        if (
-            not pages_within(command.host, host.num_pages)
-            or len(command.keys) not in (0, num_pages(command.host) * PAGE_KEY_BYTES)
-            or source.first < 0
-        ):
-            self._malformed(command)
-            return
         if self._peering is None or not command.host:
             self._refuse(command, PageStatus.FAILED)
             return
         task = PeerTask(
             command,
-            self._terms(command.timeout_s),
+            self._reporter,
             source,
             region=self._peering.regions[command.component],
             client=self._peering.client,
@@ -321,25 +296,19 @@ class CacheWorker:
         self._enqueue(self._from_peers, command, task)
 
     def _start_serve(self, command: Serve) -> None:
-        host = self.components[command.component].host
-        if not pages_within(command.host, host.num_pages):
-            self._malformed(command)
-        elif self._peering is None:
+        if self._peering is None:
             self._refuse(command, PageStatus.FAILED)
         else:
             task = ServeTask(command, self._peering.server, self._reporter)
             self._serving[command.op, command.component] = task
 
     def _start_probe(self, command: Probe) -> None:
-        if any(len(query) % PAGE_KEY_BYTES for query in command.queries):
-            self._malformed(command)
-            return
-        lease = self._admin.borrow() if any(command.queries) else None
+        lease = self._attachment.borrow() if any(command.queries) else None
         if lease is None:
             self._refuse(command, PageStatus.MISS)
             return
         part = self._parts[command.component]
-        task = ProbeTask(command, self._terms(command.timeout_s), part=part, lease=lease)
+        task = ProbeTask(command, self._reporter, part=part, lease=lease)
         self._enqueue(self._probes, command, task)
 
     def _enqueue(self, lane: Lane, command: Write | Fetch | Probe, task: IoTask) -> None:
@@ -360,12 +329,6 @@ class CacheWorker:
         known = (self._tasks, self._copies, self._serving, self._loads)
         return any(key in tasks for tasks in known)
 
-    # ---- refusing and counting ------------------------------------------------------------------
-
-    def _malformed(self, command: Backup | Load | Write | Fetch | Serve | Probe) -> None:
-        self._counters.count("malformed_command")
-        self._refuse(command, PageStatus.FAILED)
-
     def _refuse(self, command: Command, status: PageStatus) -> None:
         """The one, final report of a command that was not started."""
         match command:
@@ -377,10 +340,3 @@ class CacheWorker:
             case Probe():
                 answer = nothing_there(command)
                 self._done.append(Probed(command.op, self.rank, command.component, **answer))
-            case _:
-                pass
-
-    def _terms(self, timeout_s: float) -> Terms:
-        # NaN compares false with everything and would never expire.
-        deadline = self._clock() + (0.0 if math.isnan(timeout_s) else timeout_s)
-        return Terms(deadline, self._clock, self._reporter)

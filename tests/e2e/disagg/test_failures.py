@@ -74,12 +74,12 @@ def test_store_pages_deleted_between_probe_and_fetch_c26(
         intakes = both.decode.manager._fetches._intakes
         send, deleted = intakes.send, []
 
-        def delete_and_send(*args: Any) -> None:
+        def delete_and_send(*args: Any) -> Any:
             if not deleted:
                 for path in _pages_of(folder)[::2]:
                     path.unlink()
                     deleted.append(path)
-            send(*args)
+            return send(*args)
 
         patch.setattr(intakes, "send", delete_and_send)
         both.ask(subject, turns, "deleted")
@@ -369,7 +369,7 @@ def test_a_slow_restore_holds_back_nobody_else_c29(
         object.__setattr__(both.decode.manager.config.prefetch, "max_timeout_s", 600.0)
         answered, go_on = threading.Event(), threading.Event()
         worker = both.decode._executor.workers.workers[0]  # type: ignore[attr-defined]
-        lease = worker._admin.borrow()
+        lease = worker._attachment.borrow()
         store, get = lease.store, lease.store.get
         lease.release()
 

@@ -25,7 +25,7 @@ def test_host_pages_are_whole_blocks():
 
 def test_inner_shape_follows_the_layout():
     assert SMALL.inner_shape == (4, 2, 8)
-    assert SMALL.with_inner(InnerLayout.HND).inner_shape == (2, 4, 8)
+    assert replace(SMALL, inner=InnerLayout.HND).inner_shape == (2, 4, 8)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+from contextlib import closing
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,9 +18,9 @@ LAYOUT = PageLayout("full", 3, 2, 8, "float32", 4)
 
 @pytest.mark.parametrize("inner", InnerLayout)
 def test_device_pool_is_layer_first(inner):
-    pool = DevicePool.allocate(LAYOUT.with_inner(inner), 5)
+    pool = DevicePool.allocate(replace(LAYOUT, inner=inner), 5)
     pool.k(1)[3, 0, 0, 0] = 7.0
-    assert pool.k(1).shape == (5, *LAYOUT.with_inner(inner).inner_shape)
+    assert pool.k(1).shape == (5, *replace(LAYOUT, inner=inner).inner_shape)
     assert pool.words(1)[0].shape == (5, LAYOUT.chunk_bytes // 8)
     assert pool.words(1)[0][3].any()
     assert not pool.v(1).any()
@@ -48,7 +50,7 @@ def test_device_pool_refuses_tensors_that_do_not_fit_the_layout(planes, complain
 
 
 def test_host_pages_are_aligned_writable_and_zero_copy():
-    with HostPool(LAYOUT, 5) as pool:
+    with closing(HostPool(LAYOUT, 5)) as pool:
         assert pool.data_ptr % BLOCK_BYTES == 0
         view = pool.page_view(3)
         assert len(view) == LAYOUT.page_stride_bytes
@@ -59,7 +61,7 @@ def test_host_pages_are_aligned_writable_and_zero_copy():
 
 
 def test_host_page_holds_layers_then_planes():
-    with HostPool(LAYOUT, 2) as pool:
+    with closing(HostPool(LAYOUT, 2)) as pool:
         pool.pages()[1, 2, 1] = 3.0  # layer 2, plane V
         words = pool.words(2)
         assert words[1][1].any()
@@ -83,7 +85,7 @@ def test_page_views_are_bounds_checked_and_outlive_close():
 def test_prefault_tells_how_far_it_is():
     seen = []
     layout = PageLayout("full", 1, 1, 1 << 20, "uint8", 1, num_planes=1)
-    with HostPool(layout, 150, progress=lambda done, total: seen.append((done, total))):
+    with closing(HostPool(layout, 150, progress=lambda *so_far: seen.append(so_far))):
         pass
     assert seen[-1] == (150 << 20, 150 << 20)
     assert seen == sorted(seen)
@@ -95,7 +97,7 @@ def test_a_pool_beyond_the_machine_is_refused_before_anything_is_taken():
 
 
 def test_an_empty_pool_is_a_pool():
-    with HostPool(LAYOUT, 0) as pool, pytest.raises(IndexError):
+    with closing(HostPool(LAYOUT, 0)) as pool, pytest.raises(IndexError):
         pool.page_view(0)
 
 

@@ -1,6 +1,7 @@
 """Peers that die, stall, lie or are strangers: a status per page, no hang, and service goes on."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -66,7 +67,10 @@ def read_from(behave, *, pages=4, timeout_s=WAIT_S, cancelled=lambda: False, **l
     [
         ({"secret": "wrong"}, "the peer refused: the secrets differ"),
         ({"identity": identity_of(model="other")}, "the peer's model weights are m and ours"),
-        ({"identity": identity_of(LAYOUT.with_page_size(8))}, "the peer's page size is 4 and ours"),
+        (
+            {"identity": identity_of(replace(LAYOUT, page_size=8))},
+            "the peer's page size is 4 and ours",
+        ),
     ],
 )
 def test_who_is_refused_gets_no_page_and_knows_why(options, sentence):

@@ -36,7 +36,7 @@ ALL_OK = [OK] * NUM_PAGES
 
 LAYOUTS = [
     LAYOUT,
-    LAYOUT.with_inner(InnerLayout.HND),
+    replace(LAYOUT, inner=InnerLayout.HND),
     PageLayout("window", 5, 2, 24, "bfloat16", 4),
     PageLayout("full", 2, 2, 3, "uint8", 5, InnerLayout.HND, num_planes=1),
 ]

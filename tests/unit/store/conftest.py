@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import time
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ class Pages:
 
     def usable(self, store: PageStore, *numbers: int) -> int:
         """How many pages of a path would be found."""
-        return store.contains_prefix(self.part, [self.keys(*numbers)], deadline=soon())[0]
+        return sum(store.find(self.part, [self.keys(*numbers)], deadline=soon())[0])
 
     def there(self, store: PageStore, *numbers: int) -> list[int]:
         """Those that the store has; asking does not count as use."""
@@ -70,14 +71,12 @@ class Pages:
         present = store._store.contains(names, deadline=soon())
         return [n for n, is_there in zip(numbers, present, strict=True) if is_there]
 
-    def get(
-        self, store: PageStore, *numbers: int, deadline: float = 0, **options: Any
-    ) -> list[PageStatus]:
-        """Statuses; also proves that whatever is OK is right."""
-        into = [self.empty() for _ in numbers]
-        statuses = store.get(
-            self.part, self.keys(*numbers), into, deadline=deadline or soon(), **options
-        )
+    def get(self, store: PageStore, *numbers: int, deadline: float = 0) -> list[PageStatus]:
+        """Statuses; also proves that whatever is OK is right. What came counts as used."""
+        into, keys = [self.empty() for _ in numbers], self.keys(*numbers)
+        statuses = store.get(self.part, keys, into, deadline=deadline or soon())
+        num_came = len(list(takewhile(lambda status: status is PageStatus.OK, statuses)))
+        store.touch(self.part, keys[:num_came])
         for n, status, page in zip(numbers, statuses, into, strict=True):
             assert status is not PageStatus.OK or page == self.full(n)
         return statuses

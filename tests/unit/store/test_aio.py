@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from quire.store.file.aio import RING_SLOTS, open_ring
+from quire.store.base import MAX_OBJECTS
+from quire.store.file.aio import open_ring
 from quire.types import PageStatus
 
 
@@ -21,7 +22,7 @@ def ring():
 
 @pytest.fixture
 def fds(tmp_path):
-    opened = [os.open(tmp_path / str(i), os.O_RDWR | os.O_CREAT) for i in range(RING_SLOTS)]
+    opened = [os.open(tmp_path / str(i), os.O_RDWR | os.O_CREAT) for i in range(MAX_OBJECTS)]
     yield opened
     for fd in opened:
         os.close(fd)
@@ -32,10 +33,10 @@ def blocks(byte):
 
 
 def test_what_is_written_is_read(ring, fds):
-    assert ring.write(fds, [blocks(i) for i in range(RING_SLOTS)]) == [12288] * RING_SLOTS
+    assert ring.write(fds, [blocks(i) for i in range(MAX_OBJECTS)]) == [12288] * MAX_OBJECTS
     into = [blocks(50) for _ in fds]
-    assert ring.read(fds, into) == [12288] * RING_SLOTS
-    assert into == [blocks(i) for i in range(RING_SLOTS)]
+    assert ring.read(fds, into) == [12288] * MAX_OBJECTS
+    assert into == [blocks(i) for i in range(MAX_OBJECTS)]
 
 
 def test_ring_is_used_again_and_again(ring, fds):

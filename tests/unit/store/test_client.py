@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from quire.store import Breaker, Mismatch
+from quire.store.base import MAX_OBJECTS
 from quire.store.faulty import Faults, FaultyStore
 from quire.store.memory import MemoryStore
 from quire.types import PageStatus
@@ -35,7 +36,7 @@ def test_empty_batches_are_fine(client, pages, deadline):
     store = client(MemoryStore())
     assert pages.put(store, deadline=deadline) == []
     assert pages.get(store, deadline=deadline) == []
-    assert store.contains_prefix(pages.part, [[], []], deadline=deadline) == [0, 0]
+    assert store.find(pages.part, [[], []], deadline=deadline) == [b"", b""]
 
 
 def test_known_pages_are_skipped(client, pages, deadline):
@@ -50,7 +51,7 @@ def test_probe_counts_leading_pages_per_query_c16(client, pages, deadline):
     store = client(MemoryStore())
     pages.put(store, 1, 2, 4, deadline=deadline)
     queries = [pages.keys(1, 2, 3, 4), pages.keys(4), pages.keys(9, 1)]
-    assert store.contains_prefix(pages.part, queries, deadline=deadline) == [2, 1, 0]
+    assert store.find(pages.part, queries, deadline=deadline) == [b"\1\1\0\0", b"\1", b"\0\0"]
 
 
 def test_wrong_page_length_is_an_error_of_the_caller(client, pages, deadline):
@@ -60,16 +61,21 @@ def test_wrong_page_length_is_an_error_of_the_caller(client, pages, deadline):
         )
 
 
-def test_cancelled_call_moves_nothing(client, pages, deadline):
-    store = client(MemoryStore())
-    pages.put(store, 1, deadline=deadline)
-    assert pages.get(store, 1, deadline=deadline, cancelled=lambda: True) == [CANCELLED]
-
-
 def test_passed_deadline_is_a_timeout_that_does_not_blame_the_store_c17(client, pages, clock):
     store = client(MemoryStore(), clock=clock, breaker=Breaker(clock, max_failures=1))
     assert pages.get(store, 1, 2, deadline=clock.now) == [TIMEOUT, TIMEOUT]
     assert not store.counters()["breaker_is_open"]
+
+
+def test_deadline_is_checked_between_calls_of_the_store_c17(client, pages, clock):
+    class Ticking(MemoryStore):
+        def get(self, *args, **options):
+            clock.now += 1
+            return super().get(*args, **options)
+
+    store = client(Ticking(), clock=clock)
+    statuses = pages.get(store, *range(3 * MAX_OBJECTS), deadline=clock.now + 2)
+    assert statuses == [MISS] * 2 * MAX_OBJECTS + [TIMEOUT] * MAX_OBJECTS
 
 
 # ---- faults: each ends as a miss with a counted reason, and later requests work --------------
@@ -105,7 +111,7 @@ def test_nth_call_fails_and_everything_finishes_c17(client, pages, deadline):
         faulty = FaultyStore(MemoryStore(), Faults(fail_nth=n))
         store = client(faulty)
         first = pages.put(store, *range(6), deadline=deadline)
-        store.contains_prefix(pages.part, [pages.keys(*range(6))], deadline=deadline)
+        store.find(pages.part, [pages.keys(*range(6))], deadline=deadline)
         second = pages.get(store, *range(6), deadline=deadline)
         assert {*first, *second} <= {OK, MISS, FAILED}
         assert pages.put(store, *range(6), deadline=deadline)
@@ -154,7 +160,7 @@ def test_store_that_answers_nonsense_is_a_failure_c17(client, pages, deadline):
     store = client(BrokenStore())
     assert pages.get(store, 1, 2, 3, deadline=deadline) == [FAILED] * 3
     query = [pages.keys(1, 2, 3)]
-    assert store.contains_prefix(pages.part, query, deadline=deadline) == [0]
+    assert store.find(pages.part, query, deadline=deadline) == [bytes(3)]
 
 
 def test_breaker_opens_declines_and_recovers_c17(client, pages, clock):
@@ -167,7 +173,7 @@ def test_breaker_opens_declines_and_recovers_c17(client, pages, clock):
     calls = faulty.num_calls
     assert pages.get(store, 1, deadline=deadline) == [REJECTED]
     assert pages.put(store, 1, deadline=deadline) == [REJECTED]
-    assert store.contains_prefix(pages.part, [pages.keys(1)], deadline=deadline) == [0]
+    assert store.find(pages.part, [pages.keys(1)], deadline=deadline) == [b"\0"]
     assert faulty.num_calls == calls
     assert counted(store, "declined") == {"breaker_open": 3}
     faulty.faults = Faults()
@@ -233,7 +239,7 @@ def test_closed_store_declines_c18(client, pages, deadline):
     pages.put(store, 1, deadline=deadline)
     store.close()
     assert pages.get(store, 1, deadline=deadline) == [REJECTED]
-    assert store.contains_prefix(pages.part, [pages.keys(1)], deadline=deadline) == [0]
+    assert store.find(pages.part, [pages.keys(1)], deadline=deadline) == [b"\0"]
     store.close()
 
 

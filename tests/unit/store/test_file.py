@@ -12,10 +12,8 @@ from pathlib import Path
 import pytest
 
 from quire.errors import StoreError
-from quire.store import HEADER_BYTES, Blob, Mismatch, admin, open_store
-from quire.store.codec import object_name
+from quire.store import HEADER_BYTES, Mismatch, admin, open_store
 from quire.store.file import FileStore
-from quire.store.file.io import GROUP_OBJECTS
 from quire.store.file.layout import Layout
 from quire.types import PageStatus
 from unit.store.conftest import counted
@@ -99,7 +97,7 @@ def test_file_system_without_direct_io_is_served_buffered(client, file_store, pa
 def test_two_stores_on_one_directory_see_each_other(client, file_store, pages, deadline):
     one, two = client(file_store()), client(file_store())
     pages.put(one, 1)
-    assert two.contains_prefix(pages.part, [pages.keys(1, 2)], deadline=deadline) == [1]
+    assert two.find(pages.part, [pages.keys(1, 2)], deadline=deadline) == [b"\1\0"]
     assert pages.get(two, 1) == [OK]
     pages.put(two, 1, 2)
     assert two.counters()["skipped_pages"] == 1
@@ -312,18 +310,6 @@ def test_read_error_fails_that_page_only_c17(serial, pages, monkeypatch):
 
     monkeypatch.setattr(os, "preadv", flaky)
     assert pages.get(store, 1, 2) == [FAILED, OK]
-
-
-def test_deadline_is_checked_between_groups_c17(file_store, pages, clock):
-    def ticking():
-        clock.now += 1
-        return clock.now
-
-    store = file_store(clock=ticking)
-    names = [object_name(pages.part, pages.key(n)) for n in range(3 * GROUP_OBJECTS)]
-    blobs = [Blob(pages.empty()[:HEADER_BYTES], pages.empty()) for _ in names]
-    statuses = store.get(names, blobs, deadline=clock.now + 3)
-    assert statuses == [MISS] * 2 * GROUP_OBJECTS + [TIMEOUT] * GROUP_OBJECTS
 
 
 # ---- what is ours ---------------------------------------------------------------------------

@@ -15,13 +15,13 @@ def room_for_three(pages):
 
 def present(store, pages, deadline, *numbers):
     queries = [[key] for key in pages.keys(*numbers)]
-    return store.contains_prefix(pages.part, queries, deadline=deadline)
+    return list(b"".join(store.find(pages.part, queries, deadline=deadline)))
 
 
 def test_least_recently_used_goes_first(client, pages, deadline, room_for_three):
     store = client(room_for_three)
     pages.put(store, 3, 2, 1, deadline=deadline)
-    store.get(pages.part, pages.keys(1), [pages.empty()], deadline=deadline)
+    pages.get(store, 1, deadline=deadline)
     pages.put(store, 4, deadline=deadline)
     assert present(store, pages, deadline, 1, 2, 3, 4) == [1, 0, 1, 1]
     assert store._store.stats().evicted_objects == 1

@@ -79,7 +79,7 @@ def test_pages_that_need_no_other_are_kept_behind_a_hole(room_for, pages, deadli
     pages.put(store, 2)
     pages.put(store, 11, 12, 13)
     query = [pages.keys(1, 2)]
-    assert store.contains_each(pages.part, query, deadline=deadline) == [b"\0\1"]
+    assert store.find(pages.part, query, deadline=deadline, each=True) == [b"\0\1"]
     pages.put(store, 21)
     assert pages.there(store, 2, 11, 12, 13) == [2, 11, 12]
 
@@ -252,7 +252,7 @@ def _check_the_law(file_store, store):
     for n, time_ns in times.items():
         if n % 1000 != 1:
             assert times.get(n - 1, 0) >= time_ns + STEP_NS, f"page {n}"
-    assert len(times) <= 40
+    assert len(times) <= 50  # a scan that runs meanwhile may miss, or see twice, what is moved
 
 
 # ---- at scale -------------------------------------------------------------------------------

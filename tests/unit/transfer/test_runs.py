@@ -1,5 +1,7 @@
 """Pairs of pages as runs: nothing lost, nothing twice, and the bytes the same either way."""
 
+from contextlib import closing
+
 import numpy as np
 import torch
 from hypothesis import given
@@ -9,7 +11,7 @@ from quire.memory.device import DevicePool
 from quire.memory.host import HostPool
 from quire.memory.layout import PageLayout
 from quire.transfer.cpu import CpuCopyEngine
-from quire.transfer.reference import Run, runs
+from quire.transfer.reference import Rows, runs
 from quire.types import page_ids
 
 NUM_PAGES = 40
@@ -45,7 +47,7 @@ def test_runs_are_the_same_pairs(pages):
 
 def test_pages_in_reverse_are_one_run():
     down = np.arange(9, 2, -1, dtype=np.int32)
-    assert runs(down, down + 20) == [Run(3, 23, 7)]
+    assert runs(down, down + 20) == [Rows(3, 23, 7)]
 
 
 @given(pairs())
@@ -57,7 +59,7 @@ def test_a_copy_there_and_back_brings_every_byte(pages):
             plane.copy_(torch.arange(plane.numel()).view_as(plane) + 1000 * layer)
     before = [plane.clone() for layer in range(2) for plane in device.planes(layer)]
     source, target = (page_ids(side) for side in pages)
-    with HostPool(layout, NUM_PAGES) as host:
+    with closing(HostPool(layout, NUM_PAGES)) as host:
         engine = CpuCopyEngine(device, host)
         try:
             engine.backup(source, target).wait()

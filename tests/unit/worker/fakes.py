@@ -59,18 +59,16 @@ class FakeStore:
     def counters(self):
         return {}
 
-    def contains_prefix(self, part, queries, *, deadline):
+    def find(self, part, queries, *, deadline, each):
         self._call("contains", queries)
-        hits = []
-        for query in queries:
-            present = [key in self.pages for key in query]
-            hits.append(present.index(False) if False in present else len(present))
-        return hits
+        assert not each
+        found = [bytes(key in self.pages for key in query) for query in queries]
+        return [there.partition(b"\0")[0].ljust(len(there), b"\0") for there in found]
 
     def touch(self, part, page_keys, *, used_ns, each=False):
         self.touched.append((list(page_keys), each))
 
-    def get(self, part, page_keys, pages, *, deadline, cancelled, touch):
+    def get(self, part, page_keys, pages, *, deadline):
         self._call("get", list(page_keys))
         statuses = []
         for key, page in zip(page_keys, pages, strict=True):
@@ -81,7 +79,7 @@ class FakeStore:
             statuses.append(PageStatus.OK)
         return statuses
 
-    def put(self, part, page_keys, pages, *, deadline, parents, used_ns, cancelled):
+    def put(self, part, page_keys, pages, *, deadline, parents, used_ns):
         self._call("put", list(page_keys))
         for key, page in zip(page_keys, pages, strict=True):
             self.pages[key] = bytes(page)

@@ -35,8 +35,8 @@ class Steps:
         self.log.append(f"{self.name}: {error}")
         self.ended.set()
 
-    def abandon(self):
-        self.log.append(f"{self.name} abandoned")
+    def cancel(self):
+        self.log.append(f"{self.name} cancelled")
         self.ended.set()
 
 
@@ -83,7 +83,7 @@ def test_a_full_lane_takes_no_more_unless_forced():
     assert not lane.submit(Steps("late", 1, log), force=True)
 
 
-def test_closing_abandons_what_is_queued_and_what_is_not_finished():
+def test_closing_cancels_what_is_queued_and_what_is_not_finished():
     log, gate = [], threading.Event()
     lane = Lane("test", 1, 10)
     running = Steps("running", 2, log, gate)
@@ -93,7 +93,7 @@ def test_closing_abandons_what_is_queued_and_what_is_not_finished():
     assert not lane.close(0.01)  # still inside a step
     gate.set()
     assert lane.close(10)
-    assert log == ["queued abandoned", "running", "running abandoned"]
+    assert log == ["queued cancelled", "running", "running cancelled"]
 
 
 def test_all_threads_work_on_one_wide_task_if_there_is_no_other():

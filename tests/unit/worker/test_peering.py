@@ -28,7 +28,7 @@ from quire.worker import (
 )
 from quire.worker.peering import PeerTask
 from quire.worker.remote import RemoteWorkers
-from quire.worker.tasks import Reporter, Terms
+from quire.worker.tasks import Reporter
 from unit.peer.rig import Impostor, answer, ask, dial_in, wait_until
 from unit.worker.fakes import LAYOUT, WAIT_S, collect, content, finals, keys, make_worker, run
 from unit.worker.fakes import statuses as statuses_of
@@ -216,7 +216,7 @@ def test_a_fetch_that_waits_for_a_thread_is_not_late_a_piece_that_takes_too_long
     source = PeerSource("e", 1, 0, [])
     task = PeerTask(
         Fetch(1, "full", b"", page_ids(range(4)), 1.0, source),
-        Terms(1.0, lambda: client.now, Reporter(0, reports.append, lambda error: None)),
+        Reporter(0, lambda: client.now, reports.append, lambda error: None),
         source,
         region=None,
         client=client,

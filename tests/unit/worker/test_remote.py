@@ -174,7 +174,7 @@ def test_rubbish_from_the_leader_changes_nothing(tmp_path):
 
 def test_a_rank_cannot_report_for_another():
     group = object.__new__(RemoteWorkers)
-    group._dropped = 0
+    group.dropped_messages = 0
 
     class Child:
         rank = 1

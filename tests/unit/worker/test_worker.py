@@ -435,7 +435,7 @@ def test_touched_pages_reach_the_store_and_nobody_is_told_c36(rig):
     assert seen.wait(120)
     assert store.touched == [(keys(3), False)]
     assert rig.worker.poll() == []
-    assert rig.worker.counters() == {"touch_dropped": 2}
+    assert rig.worker.counters() == {"malformed_command": 2}
 
 
 # ---- changing the store at run time -------------------------------------------------------------

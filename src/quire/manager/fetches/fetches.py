@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from quire.manager.core import Core
 from quire.manager.costs import CostModel
-from quire.manager.fetches.base import Intake
 from quire.manager.fetches.intakes import Intakes
 from quire.manager.fetches.line import Line
 from quire.manager.fetches.offers import Offers
@@ -32,7 +31,7 @@ class Fetches:
     ) -> None:
         """`advance`: extend a lease to what is there now. `enter`: its device part ends there.
         `let_go`: leases protect no host copies of what has come to the device since."""
-        self._intakes = Intakes(core, costs, advance, self._ended)
+        self._intakes = Intakes(core, costs, advance)
         self._line = Line(core.config, self._intakes)
         self.prefetches = Prefetches(core, costs, self._intakes, self._line, advance)
         self.offers = Offers(core, self._intakes, self._line, advance)
@@ -60,8 +59,7 @@ class Fetches:
         """A lease ends: nothing more is brought for it."""
         if lease.prefetch is not None:
             self.prefetches.settle(lease.prefetch)
-        if lease.intake is not None:
-            self._intakes.close(lease.intake)
+        self.offers.close(lease)
         if lease.stream is not None:
             self.streams.close(lease.stream)
 
@@ -72,10 +70,3 @@ class Fetches:
     def count_inflight(self) -> int:
         """`inflight_pages` from scratch, for check_invariants()."""
         return self._intakes.count_inflight()
-
-    def _ended(self, intake: Intake) -> None:
-        """What was sent for an intake of the store has come, or not, or is overdue."""
-        if intake.stream is not None:
-            self.streams.arrived(intake.stream, intake)
-        else:
-            self.prefetches.ended(intake)

@@ -15,40 +15,22 @@ from collections.abc import Callable, Iterable, Sequence
 from quire.keys import PrefixKey
 from quire.manager.core import Core
 from quire.manager.costs import CostModel
-from quire.manager.fetches.base import GRACE_S, Intake, Piece, PrefetchState, point_before
+from quire.manager.counters import Fit
+from quire.manager.fetches.base import GRACE_S, Intake, Piece, PrefetchState, Span, point_before
 from quire.manager.fetches.landing import Arrival, is_hindered, land, obstacle
 from quire.manager.lease import Lease
 from quire.manager.operations import Kind, Operation, OpState
 from quire.messages import Cancel, Fetch, PeerSource
 from quire.tree import NUM_TIERS, Node, slot_of
-from quire.types import (
-    HOST,
-    NO_SLOT,
-    PAGE_KEY_BYTES,
-    OperationId,
-    PageIds,
-    PageStatus,
-    num_pages,
-    page_array,
-    page_ids,
-    split_keys,
-)
+from quire.types import HOST, OperationId, PageIds, PageStatus, page_array, page_ids, split_keys
 
 
 class Intakes:
-    def __init__(
-        self,
-        core: Core,
-        costs: CostModel,
-        advance: Callable[[Lease], None],
-        ended: Callable[[Intake], None],
-    ) -> None:
-        """`advance`: extend a lease to what is there now. `ended`: told when what was sent for an
-        intake of the store has come, or not, or is overdue."""
+    def __init__(self, core: Core, costs: CostModel, advance: Callable[[Lease], None]) -> None:
+        """`advance`: extend a lease to what is there now."""
         self._core = core
         self._costs = costs
         self._advance = advance
-        self._ended = ended
         self._open: dict[Intake, None] = {}
         self._by_op: dict[OperationId, Intake] = {}
         self._on_the_way: dict[bytes, Intake] = {}
@@ -58,10 +40,6 @@ class Intakes:
         """Of peers: something has come, or what lies in front has."""
         self.inflight_pages = 0
         """Full pages on the host that operations hold."""
-
-    def open(self, intake: Intake) -> Intake:
-        self._open[intake] = None
-        return intake
 
     def bringing(self, key: bytes) -> Intake | None:
         """Who brings the full page of this key?"""
@@ -75,53 +53,59 @@ class Intakes:
         return next((first + at for at, k in enumerate(keys) if k in self._on_the_way), last)
 
     def send(
-        self,
-        intake: Intake,
-        spans: Sequence[tuple[int, int]],
-        pages: Sequence[PageIds],
-        source: PeerSource | None = None,
-    ) -> None:
-        """Have pages brought: for each (component, first page) into so many host pages."""
+        self, intake: Intake, spans: Sequence[Span], source: PeerSource | None = None
+    ) -> Fit | None:
+        """Have pages brought into host pages that are reserved for them. Returns how these were
+        got; None: there is no room, and nothing was changed."""
         core, key = self._core, intake.key
-        names = [core.components[component].name for component, _ in spans]
+        sizes = [(slot_of(component, HOST), last - first) for component, first, last in spans]
+        is_free = all(core.allocators[slot].num_free >= size for slot, size in sizes)
+        pages = core.reserve_all(sizes)
+        if pages is None:
+            return None
         op = core.operations.start(
             Kind.FETCH,
-            {name: num_pages(host) for name, host in zip(names, pages, strict=True)},
-            now=core.clock(),
+            {core.components[component].name: last - first for component, first, last in spans},
             timeout_s=intake.timeout_s + GRACE_S,
             on_report=self._reported,
         )
-        pieces = intake.coming[op.id] = []
+        self._open[intake] = None
         self._by_op[op.id] = intake
-        for name, (component, first), host in zip(names, spans, pages, strict=True):
-            keys = key.page_keys(first, first + num_pages(host))
-            pieces.append(Piece(component, first, page_array(host).tolist(), keys))
+        pieces = intake.coming[op.id] = []
+        for (component, first, last), host in zip(spans, pages, strict=True):
+            hosts = dict(zip(range(first, last), page_array(host).tolist(), strict=True))
+            pieces.append(Piece(component, first, last, hosts))
+            keys, name = key.page_keys(first, last), core.components[component].name
             core.outbox.append(Fetch(op.id, name, keys, host, intake.timeout_s, source))
             if component == 0:
-                if intake.stream is None:
+                self.inflight_pages += last - first
+                if not intake.is_part:
                     self._on_the_way.update(dict.fromkeys(split_keys(keys), intake))
-                intake.num_coming += num_pages(host)
-                self.inflight_pages += num_pages(host)
+        return Fit.EXACT if is_free else Fit.EVICTED
 
     def flush(self) -> None:
         """Once per step: put into the tree what has come from peers."""
         fresh, self.fresh = self.fresh, {}
         for intake in fresh:
-            if not intake.closed:
+            if not intake.stopped:
                 self.publish(intake)
 
-    def close(self, intake: Intake) -> None:
-        """No more is wanted: what is here and not in the tree is freed, what is on its way is
-        stopped, and freed when it has stopped."""
-        intake.closed = True
-        self._open.pop(intake, None)
+    def stop(self, intake: Intake) -> None:
+        """No more is wanted: what is on its way is stopped, and freed when it has stopped."""
+        intake.stopped = True
         intake.offers.clear()
         for op, pieces in intake.coming.items():
             self._core.outbox.append(Cancel(op))
             for piece in pieces:
-                self._forget(intake, piece.keys)
-        for page in intake.here[0] if intake.lease is None else ():
-            self._forget(intake, intake.key.page_keys(page, page + 1))
+                self._forget(intake, piece.first, piece.last)
+
+    def close(self, intake: Intake) -> None:
+        """As `stop`, and what is here and not in the tree is freed."""
+        if not intake.stopped:
+            self.stop(intake)
+        self._open.pop(intake, None)
+        for page in intake.here[0]:
+            self._forget(intake, page, page + 1)
         for component, here in enumerate(intake.here):
             self.free(component, here.values())
             here.clear()
@@ -134,43 +118,40 @@ class Intakes:
         index, tier = divmod(slot, NUM_TIERS)
         if tier != HOST:
             return []
-        here = [page_ids(list(intake.here[index].values())) for intake in self._open]
-        pieces = [p for op, intake in self._by_op.items() for p in intake.coming[op]]
-        coming = [[h for h in p.hosts if h != NO_SLOT] for p in pieces if p.component == index]
-        return here + [page_ids(hosts) for hosts in coming]
+        held = [intake.here[index] for intake in self._open]
+        held += [piece.hosts for piece in self._pieces() if piece.component == index]
+        return [page_ids(list(hosts.values())) for hosts in held]
 
     def count_inflight(self) -> int:
         """`inflight_pages` from scratch, for check_invariants()."""
-        pieces = [p for op, intake in self._by_op.items() for p in intake.coming[op]]
-        return sum(len(p.hosts) - p.hosts.count(NO_SLOT) for p in pieces if not p.component)
+        return sum(len(piece.hosts) for piece in self._pieces() if piece.component == 0)
+
+    def _pieces(self) -> list[Piece]:
+        return [piece for op, intake in self._by_op.items() for piece in intake.coming[op]]
 
     # ---- arriving -------------------------------------------------------------------------------
 
     def _reported(self, op: Operation) -> None:
-        intake = self._by_op[op.id]
+        intake, core = self._by_op[op.id], self._core
         from_store = intake.lease is None
-        if op.state is OpState.RUNNING:
-            if not from_store:  # that of a store is read when it is wanted
-                self._unload(intake, op, intake.coming[op.id], final=False)
-                self.fresh[intake] = None
-            return
         if op.state is OpState.ENDED:
-            pieces = intake.coming[op.id]
-            received = self._unload(intake, op, pieces, final=True)
+            received = self._unload(intake, op, intake.coming[op.id], final=True)
             del self._by_op[op.id], intake.coming[op.id]
             if not op.all_ok():
-                self._core.count_faults(op.kind if from_store else "peer", op.page_statuses())
+                core.count_faults(op.kind if from_store else "peer", op.page_statuses())
             observe = self._costs.observe_fetch if from_store else self._costs.observe_peer
-            observe(received, self._core.clock() - op.started_s)
-            self._core.finish(op)
+            observe(received, core.clock() - op.started_s)
+            core.finish(op)
+        elif op.state is OpState.RUNNING and not from_store:
+            # That of a store is read when it is wanted.
+            self._unload(intake, op, intake.coming[op.id], final=False)
         if not from_store:
             self.fresh[intake] = None
-            return
-        if not intake.closed:
-            self._ended(intake)
-        if not intake.coming:
-            missed = intake.num_wanted - intake.num_landed
-            self._core.counters.fetch_missed_pages += missed
+        elif op.state is not OpState.RUNNING:
+            if intake.on_end is not None and not intake.stopped:
+                intake.on_end(intake)
+            if not intake.coming:
+                core.counters.fetch_missed_pages += intake.last - intake.first
 
     def take_out(self, intake: Intake) -> None:
         """Take what every rank has out of operations that still run."""
@@ -182,39 +163,33 @@ class Intakes:
         how many have come."""
         statuses, at, received = op.page_statuses(), 0, 0
         for piece in pieces:
-            here, lost, num_gone = intake.here[piece.component], [], 0
-            gone: list[bytes] = []
-            for index, host in enumerate(piece.hosts):
-                page, status = piece.first + index, statuses[at + index]
-                if host == NO_SLOT or (status and not final):
+            here, lost, before = intake.here[piece.component], [], len(piece.hosts)
+            for page, host in list(piece.hosts.items()):
+                status = statuses[at + page - piece.first]
+                if status and not final:
                     continue
-                if status or intake.closed:
-                    lost.append(host)
+                del piece.hosts[page]
+                if status or intake.stopped:
                     intake.known[piece.component][page] = 0
                     intake.failed.append((page, PageStatus(status)))
-                elif page in here:  # it was asked for again before it came
+                if status or intake.stopped or page in here:  # asked for again before it came
                     lost.append(host)
                 else:
                     here[page] = host
                     received += 1
-                piece.hosts[index] = NO_SLOT
-                if piece.component == 0:
-                    num_gone += 1
-                    if status or intake.lease is not None:
-                        key_at = index * PAGE_KEY_BYTES
-                        gone.append(piece.keys[key_at : key_at + PAGE_KEY_BYTES])
-            at += len(piece.hosts)
+                if piece.component == 0 and (status or intake.lease is not None):
+                    self._forget(intake, page, page + 1)
+            at += piece.last - piece.first
             self.free(piece.component, lost)
-            self._forget(intake, b"".join(gone))
-            intake.num_coming -= num_gone
-            self.inflight_pages -= num_gone
+            if piece.component == 0:
+                self.inflight_pages -= before - len(piece.hosts)
         intake.num_received += received
         if intake.lease is not None:
             self._core.counters.received_pages += received
         return received
 
-    def _forget(self, intake: Intake, keys: bytes) -> None:
-        for key in split_keys(keys):
+    def _forget(self, intake: Intake, first: int, last: int) -> None:
+        for key in split_keys(intake.key.page_keys(first, last)):
             if self._on_the_way.get(key) is intake:
                 del self._on_the_way[key]
 
@@ -231,16 +206,10 @@ class Intakes:
                 return
             intake.first, intake.hindered = lease.tail.end, False
             self._drop_behind(intake)
-        first, anchor = intake.first, None
-        last = self.reach(intake)
-        if last > first and (anchor := self._anchor(intake)) is not None:
-            unhindered = obstacle(core, anchor, intake.key, last)
-            if lease is not None:
-                intake.hindered = unhindered < last or is_hindered(core, anchor, intake.key, last)
-                if intake.hindered:
-                    self.fresh[intake] = None
-                    return
-            last = self.reach(intake, unhindered)
+        first, last = intake.first, self.reach(intake)
+        anchor = self._anchor(intake) if last > first else None
+        if anchor is not None:
+            last = self._unhindered(intake, anchor, last)
         if anchor is None or last <= first:
             return
         pages = []
@@ -248,9 +217,8 @@ class Intakes:
             span = range(*component.span(first, last))
             pages.append(page_ids([here.pop(page) for page in span]))
         tail = land(core, anchor, Arrival(intake.key, first, last, pages, intake.epoch))
-        self._forget(intake, intake.key.page_keys(first, last))
+        self._forget(intake, first, last)
         intake.first = tail.end
-        intake.num_landed += tail.end - first
         if lease is None:
             core.counters.fetched_pages += tail.end - first
         for prefetch in intake.wanted_by:
@@ -258,21 +226,31 @@ class Intakes:
             if end < tail.end and len(core.components) > 1:
                 continue  # the point that was brought is none of its own
             prefetch.num_landed = max(prefetch.num_landed, end - prefetch.first)
-        for wanting in intake.leases:
-            if not wanting.released and not wanting.private_pages:
+        for wanting in [lease] if lease is not None else [p.lease for p in intake.wanted_by]:
+            if not wanting.private_pages:
                 self._advance(wanting)
         core.tidy((tail,))
+
+    def _unhindered(self, intake: Intake, anchor: Node, last: int) -> int:
+        """Up to which page, `last` at most, pages can be put into the tree now. Those of a peer
+        wait until all can."""
+        core, key = self._core, intake.key
+        free = obstacle(core, anchor, key, last)
+        if intake.lease is None:
+            return self.reach(intake, free)
+        intake.hindered = free < last or is_hindered(core, anchor, key, last)
+        if intake.hindered:
+            self.fresh[intake] = None
+        return intake.first if intake.hindered else last
 
     def reach(self, intake: Intake, limit: int | None = None) -> int:
         """Up to which page, after those in the tree, all that is needed is here."""
         first, here = intake.first, intake.here
-        last, limit = first, intake.last if limit is None else limit
-        while last < limit and last in here[0]:
-            last += 1
+        last = intake.run_here(0, first, intake.last if limit is None else limit)
         if last == first or not all(here):
             return first
-        present = [bytes(page in mine for page in range(first, last)) for mine in here[1:]]
-        return point_before(self._core.components, present, first, last)
+        known = [bytes(first) + bytes(page in mine for page in range(first, last)) for mine in here]
+        return point_before(self._core.components, known, first, last)
 
     def _drop_behind(self, intake: Intake) -> None:
         """What others put into the tree meanwhile is not needed again."""
@@ -290,7 +268,4 @@ class Intakes:
         if first == 0:
             return tree.root(intake.key)
         walk = tree.walk(intake.key[:first])
-        if walk.num_pages < first:
-            return None
-        node = walk.nodes[-1]
-        return node if node.end == first else tree.split(node, first - node.start)
+        return tree.node_at(walk.nodes[-1], first) if walk.num_pages == first else None

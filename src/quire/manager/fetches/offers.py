@@ -17,7 +17,7 @@ from quire.manager.fetches.line import Line, Turn
 from quire.manager.lease import Lease
 from quire.messages import PeerSource
 from quire.tree import slot_of
-from quire.types import HOST, PAGE_KEY_BYTES
+from quire.types import HOST
 
 
 class Offers:
@@ -33,11 +33,9 @@ class Offers:
         """Prepare for pages of the lease's prefix, up to page `last`, that a peer will offer."""
         lease.require_live()
         self.close(lease)
-        num = len(self._core.components)
-        known = [bytearray(last) for _ in range(num)]
-        intake = Intake(lease.key, lease.tail.end, last, timeout_s, 0, known, lease)
-        lease.intake = self._intakes.open(intake)
-        return intake
+        known = [bytearray(last) for _ in self._core.components]
+        lease.intake = Intake(lease.key, lease.tail.end, last, timeout_s, known, lease=lease)
+        return lease.intake
 
     def close(self, lease: Lease) -> None:
         """No more is wanted from the peer; what has come and fits stays."""
@@ -51,7 +49,7 @@ class Offers:
         """Pages [first, first + count) can be had at `source`. What is there, or on its way, is
         not fetched again."""
         index = next((c.index for c in self._core.components if c.name == component), None)
-        if intake.closed or index is None:
+        if intake.stopped or index is None:
             return
         start, end = self._core.components[index].span(0, intake.last)
         known, at, stop = intake.known[index], max(first, start), min(first + count, end)
@@ -60,8 +58,7 @@ class Offers:
             until = known.find(1, at, stop)
             until = stop if until < 0 else until
             known[at:until] = b"\1" * (until - at)
-            piece = msgspec.structs.replace(source, first=source.first + at - first)
-            intake.offers.append(Offer(index, at, until, piece))
+            intake.offers.append(Offer(index, at, until, source, first))
             at = until
         if intake.offers and not in_line:
             self._line.join(intake.key, partial(self._serve, intake))
@@ -70,11 +67,12 @@ class Offers:
         """Its turn: fetch as much of what was offered as budget and host have room for."""
         core, lease = self._core, intake.lease
         assert lease is not None
-        if not intake.closed and not core.healthy:
+        if intake.stopped:
+            return Turn.SERVED
+        if not core.healthy:
             return Turn.PASSES
-        if intake.shares and not intake.closed and not lease.private_pages:
+        if not lease.private_pages:
             self._advance(lease)
-        intake.shares = False
         while intake.offers:
             offer = intake.offers[0]
             count = offer.last - offer.first
@@ -88,14 +86,13 @@ class Offers:
                 if allowed <= 0:
                     return Turn.WAITS if self._line.is_spent else Turn.PASSES
                 count = min(count, allowed)
-            slot = slot_of(offer.component, HOST)
-            count = min(count, core.room(slot))
-            host = core.reserve(slot, count) if count else None
-            if host is None:
+            count = min(count, core.room(slot_of(offer.component, HOST)))
+            if not count:
                 core.counters.intake_waits += 1
                 return Turn.PASSES
-            span = (offer.component, offer.first)
-            self._intakes.send(intake, [span], [host], offer.source)
+            span = (offer.component, offer.first, offer.first + count)
+            index = offer.source.first + offer.first - offer.origin
+            self._intakes.send(intake, [span], msgspec.structs.replace(offer.source, first=index))
             self._shorten(intake, count)
         return Turn.SERVED
 
@@ -103,16 +100,13 @@ class Offers:
         """If so, it is not read twice: it is in the tree soon, or else is read then."""
         lease, key = intake.lease, intake.key
         assert lease is not None
-        if lease.tail.end and key.first == 0:
-            key.anchor(lease.tail.end, self._core.tree.keys_of(lease.tail)[-PAGE_KEY_BYTES:])
-        other = self._intakes.bringing(key.page_keys(page, page + 1))
-        intake.shares = other is not None and other is not intake
-        return intake.shares
+        if lease.tail.end:
+            key.anchor(lease.tail.end, self._core.tree.last_key_of(lease.tail))
+        return self._intakes.bringing(key.page_keys(page, page + 1)) not in (None, intake)
 
     def _shorten(self, intake: Intake, count: int) -> None:
         """The first pages of its first offer are taken care of."""
         offer = intake.offers[0]
         offer.first += count
-        offer.source = msgspec.structs.replace(offer.source, first=offer.source.first + count)
         if offer.first >= offer.last:
             intake.offers.popleft()

@@ -20,13 +20,16 @@ from quire.config import PrefetchPolicy
 from quire.manager.core import Core
 from quire.manager.costs import CostModel
 from quire.manager.counters import Decline, Fit
-from quire.manager.fetches.base import Intake, Prefetch, PrefetchState, point_before
+from quire.manager.fetches.base import Intake, Prefetch, PrefetchState, Span, point_before
 from quire.manager.fetches.intakes import Intakes
 from quire.manager.fetches.line import Line, Turn
 from quire.manager.fetches.probes import Probes
 from quire.manager.lease import Lease
 from quire.tree import slot_of
-from quire.types import HOST, PAGE_KEY_BYTES
+from quire.types import HOST
+
+_UNSERVED = {PrefetchState.PROBING: Decline.ABORTED, PrefetchState.WAITING: Decline.BUDGET}
+"""Why nothing comes of a prefetch that is settled in these states."""
 
 
 class Prefetches:
@@ -51,13 +54,14 @@ class Prefetches:
     def start(self, lease: Lease, *, fetch: bool) -> Prefetch:
         """Begin looking for what comes after the lease's tail; `fetch` it when found."""
         core, first = self._core, lease.tail.end
-        prefetch = Prefetch(lease, lease.key, first, core.clock(), fetch)
+        known = [bytearray(first) for _ in core.components]
+        prefetch = Prefetch(lease, lease.key, first, core.clock(), fetch, known)
         reason = self._reason_not_to_probe(prefetch)
         if reason is not None:
             self._end(prefetch, reason)
             return prefetch
         if first:
-            prefetch.key.anchor(first, core.tree.keys_of(lease.tail)[-PAGE_KEY_BYTES:])
+            prefetch.key.anchor(first, core.tree.last_key_of(lease.tail))
         self.probes.queued.append(prefetch)
         self._remember_timeout(prefetch)
         return prefetch
@@ -100,12 +104,7 @@ class Prefetches:
             intake.wanted_by.remove(prefetch)
             if not intake.wanted_by:
                 self._intakes.close(intake)
-            self._end(prefetch)
-        elif prefetch.state is PrefetchState.PROBED:
-            self._end(prefetch)
-        else:
-            waits = prefetch.state is PrefetchState.WAITING
-            self._end(prefetch, Decline.BUDGET if waits else Decline.ABORTED)
+        self._end(prefetch, _UNSERVED.get(prefetch.state))
 
     def _reason_not_to_probe(self, prefetch: Prefetch) -> Decline | None:
         config = self._core.config
@@ -197,44 +196,40 @@ class Prefetches:
         self._remember_timeout(prefetch)
 
     def _point(self, prefetch: Prefetch, at: int, limit: int) -> int:
-        present = [mine[at - prefetch.first :] for mine in prefetch.present]
-        return point_before(self._core.components, present, at, max(at, limit))
-
-    def _sizes(self, at: int, last: int) -> list[tuple[int, int]]:
-        """Host pages needed in each component's slot to go on at page `last`."""
-        spans = [(c.index, *c.span(at, last)) for c in self._core.components]
-        return [(slot_of(index, HOST), end - start) for index, start, end in spans]
+        return point_before(self._core.components, prefetch.known, at, max(at, limit))
 
     def _reserve_and_send(self, prefetch: Prefetch, at: int, last: int, least: int) -> None:
         """Exact fit, else evict the shortfall, else cut to what fits, else decline."""
-        core, fit = self._core, Fit.EVICTED
-        sizes = self._sizes(at, last)
-        if all(core.allocators[slot].num_free >= size for slot, size in sizes):
-            fit = Fit.EXACT
-        pages = core.reserve_all(sizes)
-        if pages is None:
+        core = self._core
+        fit = self._send(prefetch, at, last)
+        if fit is None:
             fit, prefetch.is_cut = Fit.TRUNCATED, True
             last = self._point(prefetch, at, min(last, at + core.room(HOST)))
             if last - at < least:
                 self._end(prefetch, Decline.HOST_FULL)
                 return
-            sizes = self._sizes(at, last)
-            pages = core.reserve_all(sizes)
-        if pages is None:
-            no_slot = any(core.room(slot) < size for slot, size in sizes[1:])
-            self._end(prefetch, Decline.NO_SLOT if no_slot else Decline.ALLOCATION_FAILED)
-            return
+            if self._send(prefetch, at, last) is None:
+                sizes = [(slot_of(c, HOST), end - start) for c, start, end in self._spans(at, last)]
+                no_slot = any(core.room(slot) < size for slot, size in sizes)
+                self._end(prefetch, Decline.NO_SLOT if no_slot else Decline.ALLOCATION_FAILED)
+                return
         core.counters.fetched[fit] += 1
-        full = bytearray(b"\1" * last)
-        known = [full, *(bytearray(prefetch.first) + mine for mine in prefetch.present)]
-        timeout_s = core.config.prefetch.max_timeout_s
-        intake = Intake(prefetch.key, at, last, timeout_s, core.store_epoch, known)
-        intake.is_cut = prefetch.is_cut
-        self._share(prefetch, self._intakes.open(intake))
-        spans = [(c.index, c.span(at, last)[0]) for c in core.components]
-        self._intakes.send(intake, spans, pages)
 
-    def ended(self, intake: Intake) -> None:
+    def _send(self, prefetch: Prefetch, at: int, last: int) -> Fit | None:
+        """Fetch pages [at, last), and the state to go on at `last`. None: nothing was changed."""
+        core = self._core
+        timeout_s = core.config.prefetch.max_timeout_s
+        intake = Intake(prefetch.key, at, last, timeout_s, prefetch.known, core.store_epoch)
+        intake.on_end, intake.is_cut = self._ended, prefetch.is_cut
+        fit = self._intakes.send(intake, self._spans(at, last))
+        if fit is not None:
+            self._share(prefetch, intake)
+        return fit
+
+    def _spans(self, at: int, last: int) -> list[Span]:
+        return [(c.index, *c.span(at, last)) for c in self._core.components]
+
+    def _ended(self, intake: Intake) -> None:
         """What was sent for it has come, or not, or is overdue."""
         if intake.coming:
             self._intakes.take_out(intake)
@@ -255,23 +250,16 @@ class Prefetches:
     def _fetch_state(self, intake: Intake) -> bool:
         """Not all has come: fetch the state of the deepest point that can still be had, if there
         is one and its state is not here."""
-        core, first, last = self._core, intake.first, intake.first
+        core, first = self._core, intake.first
         if len(core.components) == 1 or self._reason_not_to_fetch() is not None:
             return False
-        while last in intake.here[0]:
-            last += 1
-        last = point_before(core.components, [k[first:] for k in intake.known[1:]], first, last)
-        spans, sizes = [], []
-        for component in core.components[1:] if last > first else ():
-            start, end = component.span(first, last)
-            if not intake.here[component.index].keys() >= set(range(start, end)):
-                spans.append((component.index, start))
-                sizes.append((slot_of(component.index, HOST), end - start))
-        pages = core.reserve_all(sizes) if spans else None
-        if pages is None:
+        last = intake.run_here(0, first, intake.last)
+        last = point_before(core.components, intake.known, first, last)
+        others = self._spans(first, last)[1:] if last > first else []
+        lacking = [span for span in others if intake.run_here(*span) < span[2]]
+        if not lacking or self._intakes.send(intake, lacking) is None:
             return False
-        for index, _ in spans:
-            self._intakes.free(index, intake.here[index].values())
-            intake.here[index].clear()
-        self._intakes.send(intake, spans, pages)
+        for component, _, _ in lacking:
+            self._intakes.free(component, intake.here[component].values())
+            intake.here[component].clear()
         return True

@@ -38,7 +38,7 @@ class Probes:
 
     def flush(self) -> None:
         """Send the questions of this step."""
-        batch = [p for p in self.queued if p.state is PrefetchState.QUEUED]
+        batch = [p for p in self.queued if p.state is PrefetchState.PROBING]
         self.queued = []
         core = self._core
         if not batch:  # settled since
@@ -51,7 +51,6 @@ class Probes:
         op = core.operations.start(
             Kind.PROBE,
             len(batch),  # of every component
-            now=core.clock(),
             timeout_s=TIMEOUT_S + GRACE_S,
             on_report=self._reported,
         )
@@ -61,7 +60,6 @@ class Probes:
             end = min(prefetch.key.last, prefetch.first + max(1, prefetch.num_asked * _STRIDE))
             asked.append((prefetch, end))
             queries.append(prefetch.key.page_keys(start, end))
-            prefetch.state = PrefetchState.PROBING
         for component in core.components:
             each = component.index > 0
             core.outbox.append(Probe(op.id, component.name, queries, TIMEOUT_S, each))
@@ -84,15 +82,13 @@ class Probes:
     def _answered(self, prefetch: Prefetch, end: int, hit: int, op: Operation, index: int) -> None:
         components, first = self._core.components, prefetch.first
         size = end - first - prefetch.num_asked
-        prefetch.present = prefetch.present or [bytearray() for _ in components[1:]]
-        for component, present in zip(components[1:], prefetch.present, strict=True):
+        for component, known in zip(components, prefetch.known, strict=True):
             answers = (op.present or {}).get(component.name)
-            present.extend((answers[index] if answers else b"")[:size].ljust(size, b"\0"))
+            known.extend((answers[index] if answers else b"")[:size].ljust(size, b"\0"))
         prefetch.num_asked += max(0, min(hit, size))
         if hit >= size and end < prefetch.key.last:
-            prefetch.state = PrefetchState.QUEUED
             self.queued.append(prefetch)
             return
-        point = point_before(components, prefetch.present, first, first + prefetch.num_asked)
+        point = point_before(components, prefetch.known, first, first + prefetch.num_asked)
         prefetch.num_hit = point - first
         self._found(prefetch)

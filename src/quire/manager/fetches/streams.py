@@ -5,20 +5,19 @@
 Begins when a request has its device pages, all of them, and the store was found to have more than
 the host had room for. The device pages belong to the stream until its end; then as much as has come
 in full enters the tree, and the lease goes on from there. What has not come is computed: a part
-that fails, or comes short, is the last. With several components the state at the end comes first,
-since without it the rest is of no use; and it is all or nothing.
+that fails, or comes short, is the last. With several components the state at the end comes with the
+first part, since without it the rest is of no use; and it is all or nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from quire.manager.core import Core
 from quire.manager.costs import CostModel
 from quire.manager.counters import Decline
-from quire.manager.fetches.base import Intake, Stream, point_before
+from quire.manager.fetches.base import Intake, Span, Stream, point_before
 from quire.manager.fetches.intakes import Intakes
 from quire.manager.fetches.landing import Arrival, land, obstacle
 from quire.manager.fetches.line import Line, Turn
@@ -26,28 +25,12 @@ from quire.manager.lease import Lease, LoadState
 from quire.manager.operations import Kind, Operation, OpState
 from quire.messages import Load
 from quire.tree import NUM_TIERS, Node, slot_of
-from quire.types import (
-    DEVICE,
-    HOST,
-    PAGE_ID_BYTES,
-    OperationId,
-    PageIds,
-    num_pages,
-    page_ids,
-)
+from quire.types import DEVICE, HOST, PAGE_ID_BYTES, PageIds, num_pages, page_ids
 
 PART_PAGES = 64
 """Full pages in a part, at most: so much of the host a stream holds, twice, while one part is
 fetched and the one before it is loaded."""
 LOAD_TIMEOUT_S = 60.0
-
-
-@dataclass(slots=True)
-class _Loading:
-    """A part that is copied to the device: per component, its first page and its host pages."""
-
-    stream: Stream
-    spans: list[tuple[int, int, list[int]]]
 
 
 class Streams:
@@ -68,7 +51,6 @@ class Streams:
         self._enter = enter
         self._let_go = let_go
         self._open: dict[Stream, None] = {}
-        self._loading: dict[OperationId, _Loading] = {}
 
     def start(self, lease: Lease) -> bool:
         """Begin to bring what the store has after the lease's device part. False: there is no more
@@ -89,10 +71,8 @@ class Streams:
         cut = (last - first) * PAGE_ID_BYTES
         full = PageIds(lease.private_pages[:cut])
         lease.private_pages = PageIds(lease.private_pages[cut:])
-        stream = Stream(
-            lease, first, last, core.store_epoch, [full, *others], first, last, bool(others)
-        )
-        stream.moved_s = core.clock()
+        pages = [full, *others]
+        stream = Stream(lease, first, last, core.store_epoch, pages, first, last, core.clock())
         lease.stream = stream
         self._open[stream] = None
         core.counters.streams += 1
@@ -101,20 +81,15 @@ class Streams:
 
     def close(self, stream: Stream) -> None:
         """Its lease ends, or waits no longer: what it holds is freed when nothing uses it."""
-        stream.ended = stream.closed = True
         stream.lease.stream = None
         if stream.intake is not None:
             self._intakes.close(stream.intake)
-            stream.intake = None
         self._free_if_unused(stream)
 
     def reserved_pages(self, slot: int) -> list[PageIds]:
-        """Pages that streams own, for check_invariants()."""
+        """Device pages that streams own, for check_invariants()."""
         index, tier = divmod(slot, NUM_TIERS)
-        if tier == DEVICE:
-            return [stream.device[index] for stream in self._open]
-        spans = [span for loading in self._loading.values() for span in loading.spans]
-        return [page_ids(hosts) for component, _, hosts in spans if component == index]
+        return [stream.device[index] for stream in self._open] if tier == DEVICE else []
 
     def _reach(self, lease: Lease) -> int:
         """Up to which point the store has what the host had no room for."""
@@ -127,121 +102,116 @@ class Streams:
         if prefetch.first + prefetch.num_fetching > first or not core.store_epoch:
             return 0
         limit = min(prefetch.first + prefetch.num_hit, first + num_pages(lease.private_pages))
-        present = [mine[first - prefetch.first :] for mine in prefetch.present]
-        return point_before(core.components, present, first, max(first, limit))
+        return point_before(core.components, prefetch.known, first, max(first, limit))
 
     # ---- part by part ---------------------------------------------------------------------------
 
     def _serve(self, stream: Stream) -> Turn:
         """Its turn: ask for the next part, as large as there is room for."""
-        core, at = self._core, stream.next
+        core, at, key = self._core, stream.next, stream.lease.key
         if stream.closed:
             return Turn.SERVED
-        if stream.ended or not core.healthy or core.store_epoch != stream.epoch:
+        if at >= stream.end or not core.healthy or core.store_epoch != stream.epoch:
             self._end(stream)
             return Turn.SERVED
-        spans = [(c.index, *c.span(stream.first, stream.last)) for c in core.components[1:]]
-        if not stream.needs_state:
-            count = min(stream.last - at, PART_PAGES, self._line.allowance(stream.lease.key, at))
-            if count <= 0:
-                return Turn.WAITS if self._line.is_spent else Turn.PASSES
-            spans = [(0, at, at + min(count, core.room(HOST)))]
-        pages = core.reserve_all([(slot_of(c, HOST), end - start) for c, start, end in spans])
-        if pages is None or not all(pages):
-            busy = stream.num_loads or stream.lease.loads  # these will make room
-            if not busy and not stream.lets_go:
-                stream.lets_go = True
-                self._let_go()
-            if busy or core.clock() < stream.moved_s + core.config.prefetch.max_timeout_s:
-                return Turn.PASSES
-            self._end(stream)
-            return Turn.SERVED
-        stream.needs_state, stream.moved_s = False, core.clock()
-        stream.next = spans[0][2] if spans[0][0] == 0 else at
-        known = [bytearray(stream.last) for _ in core.components]
+        count = min(stream.last - at, PART_PAGES, self._line.allowance(key, at))
+        if count <= 0:
+            return Turn.WAITS if self._line.is_spent else Turn.PASSES
         timeout_s = core.config.prefetch.max_timeout_s
-        intake = Intake(stream.lease.key, at, stream.next, timeout_s, stream.epoch, known)
-        intake.stream, stream.intake = stream, self._intakes.open(intake)
-        self._intakes.send(intake, [(c, start) for c, start, _ in spans], pages)
+        last = at + min(count, core.room(HOST))
+        known = [bytearray(stream.last) for _ in core.components]
+        part = Intake(key, at, last, timeout_s, known, stream.epoch, is_part=True)
+        part.on_end = partial(self._arrived, stream)
+        if last == at or self._intakes.send(part, self._spans(stream, at, last)) is None:
+            return self._wait_for_room(stream, timeout_s)
+        stream.intake, stream.next, stream.moved_s = part, last, core.clock()
         return Turn.SERVED
 
-    def arrived(self, stream: Stream, intake: Intake) -> None:
+    def _wait_for_room(self, stream: Stream, timeout_s: float) -> Turn:
+        busy = stream.loading or stream.lease.loads  # these will make room
+        if not busy and not stream.lets_go:
+            stream.lets_go = True
+            self._let_go()
+        if busy or self._core.clock() < stream.moved_s + timeout_s:
+            return Turn.PASSES
+        self._end(stream)
+        return Turn.SERVED
+
+    def _spans(self, stream: Stream, first: int, last: int) -> list[Span]:
+        """Of the part [first, last): its full pages and, in the first part, the state that belongs
+        to the end of the stream."""
+        others = self._core.components[1:] if first == stream.first else []
+        state = [(c.index, *c.span(stream.first, stream.last)) for c in others]
+        return [(0, first, last), *state]
+
+    def _arrived(self, stream: Stream, part: Intake) -> None:
         """A part has come to the host, in full or not, or is overdue."""
-        self._intakes.take_out(intake)
+        first = part.first
+        self._intakes.take_out(part)
+        self._intakes.stop(part)
         stream.intake = None
-        spans: list[tuple[int, int, list[int]]] = []
-        if intake.num_wanted:
-            at = intake.first
-            while at in intake.here[0]:
-                at += 1
-            spans.append(
-                (0, intake.first, [intake.here[0].pop(p) for p in range(intake.first, at)])
-            )
-            intake.num_landed = at - intake.first
-            stream.end = min(stream.end, at) if at < intake.last else stream.end
+        for component, start, end in self._spans(stream, first, part.last):
+            reached = part.run_here(component, start, end)
+            if component == 0:
+                part.first = reached
+            if reached < end:
+                self._cut(stream, reached)
+        if stream.end > first:
+            self._load(stream, part, self._spans(stream, first, part.first))
         else:
-            for component in self._core.components[1:]:
-                here = intake.here[component.index]
-                pages = range(*component.span(stream.first, stream.last))
-                if len(here) < len(pages):
-                    stream.end = stream.first
-                else:
-                    spans.append((component.index, pages[0], [here.pop(p) for p in pages]))
-        self._intakes.close(intake)
-        self._load(stream, [span for span in spans if span[2]])
-        if stream.end < stream.last or stream.next == stream.last:
+            self._intakes.close(part)
+        if stream.next >= stream.end:
             self._end(stream)
         else:
             self._line.join(stream.lease.key, partial(self._serve, stream))
 
-    def _load(self, stream: Stream, spans: list[tuple[int, int, list[int]]]) -> None:
+    def _cut(self, stream: Stream, page: int) -> None:
+        """It cannot go beyond this page; nowhere, if without its state nothing is of use."""
+        plain = len(self._core.components) == 1
+        stream.end = min(stream.end, page if plain else stream.first)
+
+    def _load(self, stream: Stream, part: Intake, spans: list[Span]) -> None:
         core = self._core
-        if not spans:
-            return
         op = core.operations.start(
             Kind.LOAD,
-            {core.components[c].name: len(hosts) for c, _, hosts in spans},
-            now=core.clock(),
+            {core.components[component].name: end - start for component, start, end in spans},
             timeout_s=LOAD_TIMEOUT_S,
-            on_report=self._loaded,
+            on_report=partial(self._loaded, stream),
         )
-        self._loading[op.id] = _Loading(stream, spans)
-        stream.num_loads += 1
-        for component, first, hosts in spans:
-            start = core.components[component].span(stream.first, stream.last)[0]
-            at = (first - start) * PAGE_ID_BYTES
-            target = stream.device[component][at : at + len(hosts) * PAGE_ID_BYTES]
-            name = core.components[component].name
-            core.outbox.append(Load(op.id, name, page_ids(hosts), PageIds(target)))
+        stream.loading[op.id] = part
+        for index, start, end in spans:
+            component, here = core.components[index], part.here[index]
+            origin = component.span(stream.first, stream.last)[0]
+            cut = slice((start - origin) * PAGE_ID_BYTES, (end - origin) * PAGE_ID_BYTES)
+            host, device = page_ids([here[p] for p in range(start, end)]), stream.device[index]
+            core.outbox.append(Load(op.id, component.name, host, PageIds(device[cut])))
 
-    def _loaded(self, op: Operation) -> None:
-        stream = self._loading[op.id].stream
+    def _loaded(self, stream: Stream, op: Operation) -> None:
         if op.state is OpState.OVERDUE and not stream.closed:
             self.close(stream)
         if op.state is not OpState.ENDED:
             return
-        for component, first, hosts in self._loading.pop(op.id).spans:
-            self._intakes.free(component, hosts)
-            if not op.all_ok():
-                arrived = first + op.agreed_pages() if component == 0 else stream.first
-                stream.end = min(stream.end, arrived)
-        stream.num_loads -= 1
+        part = stream.loading.pop(op.id)
+        if not op.all_ok():
+            start = part.first - op.num_pages  # its full pages end at `part.first`
+            self._cut(stream, start + op.agreed_pages())
+        self._intakes.close(part)
         self._core.finish(op)
         if stream.closed:
             self._free_if_unused(stream)
-        elif stream.end < stream.last or stream.ended:
+        elif stream.next >= stream.end:
             self._end(stream)
 
     # ---- ending ---------------------------------------------------------------------------------
 
     def _end(self, stream: Stream) -> None:
         """Ask for no more; when all that was asked for is settled, the lease goes on."""
-        stream.ended = True
-        intake = stream.intake
-        if intake is not None and stream.end <= intake.first < intake.last:
-            self._intakes.close(intake)
-            stream.intake = intake = None
-        busy = stream.num_loads or intake is not None or stream.closed
+        stream.end = min(stream.end, stream.next)
+        part = stream.intake
+        if part is not None and stream.end <= part.first:
+            self._intakes.close(part)
+            stream.intake = None
+        busy = stream.loading or stream.intake is not None or stream.closed
         if not busy and self._settle(stream) is not Turn.SERVED:
             self._line.join(stream.lease.key, partial(self._settle, stream))
 
@@ -251,29 +221,26 @@ class Streams:
             return Turn.SERVED
         if lease.loads:  # what lies in front is still on its way
             return Turn.PASSES
-        reached = min(stream.next, stream.end)
-        unhindered = obstacle(core, lease.device_tail, lease.key, reached, DEVICE)
-        if len(core.components) > 1 and unhindered < stream.last:
-            unhindered = first
-        reached = first if lease.load_state is LoadState.FAILED else min(reached, unhindered)
+        reached = obstacle(core, lease.device_tail, lease.key, stream.end, DEVICE)
+        is_short = len(core.components) > 1 and reached < stream.last
+        if is_short or lease.load_state is LoadState.FAILED:
+            reached = first
         cut = (reached - first) * PAGE_ID_BYTES
         full, lease.stream = stream.device[0], None
         lease.private_pages = PageIds(full[cut:] + lease.private_pages)
         stream.device[0] = PageIds(full[:cut])
-        if reached > first:
-            arrival = Arrival(lease.key, first, reached, stream.device, stream.epoch, DEVICE)
-            tail = land(core, lease.device_tail, arrival)
-            core.counters.streamed_pages += tail.end - first
-            stream.closed = True
-            del self._open[stream]
-            self._enter(lease, tail)
-        else:
-            stream.closed = True
+        if reached == first:
             self._free_if_unused(stream)
+            return Turn.SERVED
+        del self._open[stream]
+        arrival = Arrival(lease.key, first, reached, stream.device, stream.epoch, DEVICE)
+        tail = land(core, lease.device_tail, arrival)
+        core.counters.streamed_pages += tail.end - first
+        self._enter(lease, tail)
         return Turn.SERVED
 
     def _free_if_unused(self, stream: Stream) -> None:
-        if stream.num_loads == 0:
+        if not stream.loading:
             del self._open[stream]
             for component, pages in enumerate(stream.device):
                 self._core.allocators[slot_of(component, DEVICE)].free(pages)

@@ -11,11 +11,12 @@ from __future__ import annotations
 import ctypes
 import errno
 import platform
+import struct
 import sys
 import threading
 from collections.abc import Sequence
 
-RING_SLOTS = 16
+from quire.store.base import MAX_OBJECTS
 
 # Not wrapped by libc. Numbers by machine: io_setup, io_destroy, io_getevents, io_submit.
 _NUMBERS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
@@ -23,44 +24,17 @@ _PREADV, _PWRITEV = 7, 8
 _MAX_BUFFERS = 3
 
 
-class _Buffer(ctypes.Structure):
-    """struct iovec"""
-
-    _fields_ = (("base", ctypes.c_uint64), ("length", ctypes.c_uint64))
-
-
-class _Control(ctypes.Structure):
-    """struct iocb, little-endian"""
-
-    _fields_ = (
-        ("data", ctypes.c_uint64),
-        ("key", ctypes.c_uint32),
-        ("rw_flags", ctypes.c_uint32),
-        ("opcode", ctypes.c_uint16),
-        ("priority", ctypes.c_int16),
-        ("fd", ctypes.c_uint32),
-        ("buffers", ctypes.c_uint64),
-        ("num_buffers", ctypes.c_uint64),
-        ("offset", ctypes.c_int64),
-        ("reserved", ctypes.c_uint64),
-        ("flags", ctypes.c_uint32),
-        ("event_fd", ctypes.c_uint32),
-    )
-
-
-class _Event(ctypes.Structure):
-    """struct io_event"""
-
-    _fields_ = (
-        ("data", ctypes.c_uint64),
-        ("control", ctypes.c_uint64),
-        ("result", ctypes.c_int64),
-        ("result2", ctypes.c_int64),
-    )
+_BUFFER = struct.Struct("<QQ")
+"""struct iovec: address, length."""
+_CONTROL = struct.Struct("<QIIHhIQQqQII")
+"""struct iocb: data, key, flags, opcode, priority, descriptor, buffers, their number, offset, three
+more."""
+_EVENT = struct.Struct("<QQqq")
+"""struct io_event: data, control, result, a second one."""
 
 
 class Ring:
-    """Up to RING_SLOTS transfers at a time. For one thread at a time; not to be used again once a
+    """Up to MAX_OBJECTS transfers at a time. For one thread at a time; not to be used again once a
     call has raised."""
 
     def __init__(self, libc: ctypes.CDLL, numbers: tuple[int, int, int, int]) -> None:
@@ -68,17 +42,15 @@ class Ring:
         self._libc = libc
         _, self._destroy_no, self._wait_no, self._submit_no = numbers
         self._context = ctypes.c_ulong(0)
-        if libc.syscall(numbers[0], RING_SLOTS, ctypes.byref(self._context)) != 0:
+        if libc.syscall(numbers[0], MAX_OBJECTS, ctypes.byref(self._context)) != 0:
             raise OSError(ctypes.get_errno(), "io_setup")
-        self._buffers = (_Buffer * (RING_SLOTS * _MAX_BUFFERS))()
-        self._controls = (_Control * RING_SLOTS)()
-        self._pointers = (ctypes.c_uint64 * RING_SLOTS)()
-        self._events = (_Event * RING_SLOTS)()
-        for i in range(RING_SLOTS):
-            first = ctypes.addressof(self._buffers) + i * _MAX_BUFFERS * ctypes.sizeof(_Buffer)
-            self._controls[i].buffers = first
-            self._controls[i].data = i
-            self._pointers[i] = ctypes.addressof(self._controls) + i * ctypes.sizeof(_Control)
+        self._buffers = ctypes.create_string_buffer(MAX_OBJECTS * _MAX_BUFFERS * _BUFFER.size)
+        self._controls = ctypes.create_string_buffer(MAX_OBJECTS * _CONTROL.size)
+        self._events = ctypes.create_string_buffer(MAX_OBJECTS * _EVENT.size)
+        first = ctypes.addressof(self._controls)
+        self._pointers = (ctypes.c_uint64 * MAX_OBJECTS)(
+            *range(first, first + len(self._controls), _CONTROL.size)
+        )
 
     def read(self, fds: Sequence[int], buffers: Sequence[Sequence[memoryview]]) -> list[int]:
         return self._move(_PREADV, fds, buffers)
@@ -116,14 +88,13 @@ class Ring:
                 _wait_for_ever()
 
     def _fill(self, i: int, opcode: int, fd: int, views: Sequence[memoryview]) -> None:
-        control = self._controls[i]
-        control.opcode = opcode
-        control.fd = fd
-        control.num_buffers = len(views)
+        at = i * _MAX_BUFFERS * _BUFFER.size
         for j, view in enumerate(views):
-            buffer = self._buffers[i * _MAX_BUFFERS + j]
-            buffer.base = ctypes.addressof(ctypes.c_char.from_buffer(view))
-            buffer.length = view.nbytes
+            address = ctypes.addressof(ctypes.c_char.from_buffer(view))
+            _BUFFER.pack_into(self._buffers, at + j * _BUFFER.size, address, view.nbytes)
+        first, count = ctypes.addressof(self._buffers) + at, len(views)
+        control = (i, 0, 0, opcode, 0, fd, first, count, 0, 0, 0, 0)
+        _CONTROL.pack_into(self._controls, i * _CONTROL.size, *control)
 
     def _submit(self, count: int, results: list[int]) -> int:
         """How many are under way. The kernel may take fewer than offered, and refuses the first
@@ -159,8 +130,9 @@ class Ring:
             if ctypes.get_errno() == errno.EINTR:
                 return 0
             raise OSError(ctypes.get_errno(), "io_getevents")
-        for event in self._events[:done]:
-            results[event.data] = event.result
+        for i in range(done):
+            which, _, result, _ = _EVENT.unpack_from(self._events, i * _EVENT.size)
+            results[which] = result
         return done
 
 

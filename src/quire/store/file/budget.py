@@ -16,9 +16,11 @@ from typing import NamedTuple
 
 from quire.store.file.cold import ColdQueue
 from quire.store.file.shared import SharedFile
+from quire.store.file.space import FreeSpace
 
 MAX_EVICTIONS = 1024
-"""For one write at most: a bound on the wait, if files cannot be removed."""
+"""For one write at most: a bound on the wait, if files cannot be removed, or others fill the
+disk."""
 
 _NUMBERS = struct.Struct("<qq")
 
@@ -53,7 +55,7 @@ class Ledger:
     def total(self) -> Usage:
         """What everybody has said up to now."""
         with self._lock:
-            self._sync(lambda total: total.plus(self._unsaid))
+            self._sync()
             return self._shared
 
     @property
@@ -64,37 +66,27 @@ class Ledger:
     def reserve(self, size_bytes: int, max_bytes: int) -> bool:
         """Count one more object if that keeps the total within `max_bytes`."""
         one = Usage(size_bytes, 1)
-        fits = True
-
-        def change(total: Usage) -> Usage:
-            nonlocal fits
-            now = total.plus(self._unsaid)
-            fits = now.num_bytes + size_bytes <= max_bytes
-            return now.plus(one) if fits else now
-
+        limit = max_bytes - size_bytes
         with self._lock:
-            if (
-                self.known.num_bytes + size_bytes > max_bytes
-                or abs(self._unsaid.num_bytes + size_bytes) >= self._step_bytes
-            ):
-                self._sync(change)
-            else:
-                self._unsaid = self._unsaid.plus(one)
-            return fits
+            if self.known.num_bytes > limit or self._is_much(self._unsaid.plus(one)):
+                before = self._sync(lambda now: now.plus(one) if now.num_bytes <= limit else now)
+                return before.num_bytes <= limit
+            self._unsaid = self._unsaid.plus(one)
+            return True
 
     def remove(self, size_bytes: int) -> None:
         """One object is gone."""
         with self._lock:
             self._unsaid = self._unsaid.minus(Usage(size_bytes, 1))
-            if abs(self._unsaid.num_bytes) >= self._step_bytes:
-                self._sync(lambda total: total.plus(self._unsaid))
+            if self._is_much(self._unsaid):
+                self._sync()
 
     def correct(self, before: Usage, found: Usage) -> None:
         """A scan that began at `before` found `found`. What changed during the scan was seen or
         not, so half of it is counted. Absolute, so that two scans at once agree."""
 
-        def corrected(total: Usage) -> Usage:
-            change = total.plus(self._unsaid).minus(before)
+        def corrected(now: Usage) -> Usage:
+            change = now.minus(before)
             return found.plus(Usage(change.num_bytes // 2, change.num_objects // 2))
 
         with self._lock:
@@ -104,16 +96,21 @@ class Ledger:
         """Later calls raise OSError."""
         with self._lock:
             with contextlib.suppress(OSError):
-                self._sync(lambda total: total.plus(self._unsaid))
+                self._sync()
             self._file.close()
 
-    def _sync(self, change: Callable[[Usage], Usage]) -> None:
-        with self._file.locked() as fd:
-            data = os.pread(fd, _NUMBERS.size, 0).ljust(_NUMBERS.size, b"\0")
-            changed = change(Usage(*_NUMBERS.unpack(data)))
-            self._shared = Usage(max(0, changed.num_bytes), max(0, changed.num_objects))
-            os.pwrite(fd, _NUMBERS.pack(*self._shared), 0)
+    def _is_much(self, change: Usage) -> bool:
+        return abs(change.num_bytes) >= self._step_bytes
+
+    def _sync(self, change: Callable[[Usage], Usage] = lambda now: now) -> Usage:
+        """Say what was not said yet, and change the total. Returns it as it was before that."""
+        with self._file.locked():
+            data = os.pread(self._file.fd, _NUMBERS.size, 0).ljust(_NUMBERS.size, b"\0")
+            now = Usage(*_NUMBERS.unpack(data)).plus(self._unsaid)
+            self._shared = Usage(*(max(0, number) for number in change(now)))
+            os.pwrite(self._file.fd, _NUMBERS.pack(*self._shared), 0)
             self._unsaid = Usage()
+            return now
 
 
 class Place(NamedTuple):
@@ -135,7 +132,9 @@ class Budget:
         self,
         max_bytes: int,
         ledger: Ledger,
+        space: FreeSpace,
         cold: ColdQueue,
+        *,
         remove: Remove,
         refill: Callable[[], bool],
     ) -> None:
@@ -143,19 +142,27 @@ class Budget:
         self.max_bytes = max_bytes
         self.num_evicted = 0
         self._ledger = ledger
+        self._space = space
         self._cold = cold
         self._remove = remove
         self._refill = refill
 
     def reserve(self, size_bytes: int) -> bool:
-        """Make room for an object, evicting as needed. False: it cannot be made."""
-        if size_bytes > self.max_bytes:
+        """Make room for an object, on the disk and within the budget, evicting as needed. False:
+        it cannot be made."""
+        lacking_bytes = self._space.lacking_bytes(size_bytes)
+        if lacking_bytes is None or size_bytes > self.max_bytes:
             return False
         for _ in range(MAX_EVICTIONS):
-            if self._ledger.reserve(size_bytes, self.max_bytes):
+            if lacking_bytes <= 0 and self._ledger.reserve(size_bytes, self.max_bytes):
+                self._space.took(size_bytes)
                 return True
-            if self.evict_one() is None:
+            freed = self._evict([None])
+            if not freed and self._cold.is_empty:
                 break
+            lacking_bytes -= sum(freed)
+        if lacking_bytes > 0:
+            self._space.too_little()
         return False
 
     def recycle(self, places: Sequence[Place]) -> set[str]:
@@ -168,44 +175,29 @@ class Budget:
             free_bytes -= place.size_bytes
             if free_bytes < 0:
                 wanted.append(place)
-        reused: set[str] = set()
-
-        def claim(name: str, bound_ns: int) -> bool:
-            place = wanted[len(reused)]
-            freed = self._remove(name, bound_ns, place)
-            if freed == place.size_bytes:
-                reused.add(place.path)
-            elif freed:
-                self._ledger.remove(freed)
-            return freed > 0
-
-        if wanted:
-            self._evict(len(wanted), claim)
-        return reused
+        gone = zip(wanted, self._evict(wanted), strict=False) if wanted else ()
+        return {place.path for place, freed in gone if freed == place.size_bytes}
 
     def release(self, size_bytes: int) -> None:
         """An object was not written after all, or is gone: its bytes are free again."""
         self._ledger.remove(size_bytes)
 
-    def evict_one(self) -> int | None:
-        """Evict the coldest object. Bytes freed, 0 if it was used or removed meanwhile, None when
-        none is known."""
-        freed = 0
+    def _evict(self, places: Sequence[Place | None]) -> list[int]:
+        """Let as many of the coldest objects go, each to its place if it fits there. The sizes of
+        those that went: fewer, if others were used or removed meanwhile, or none is known."""
+        gone: list[int] = []
 
         def claim(name: str, bound_ns: int) -> bool:
-            nonlocal freed
-            freed = self._remove(name, bound_ns, None)
+            place = places[len(gone)]
+            freed = self._remove(name, bound_ns, place)
             if freed:
+                gone.append(freed)
+            if freed and (place is None or freed != place.size_bytes):
                 self._ledger.remove(freed)
             return freed > 0
 
-        if not self._evict(1, claim) and self._cold.is_empty:
-            return None
-        return freed
-
-    def _evict(self, count: int, claim: Callable[[str, int], bool]) -> int:
-        num_gone = self._cold.take(count, claim)
-        if num_gone < count and self._cold.is_empty and self._refill():
-            num_gone += self._cold.take(count - num_gone, claim)
-        self.num_evicted += num_gone
-        return num_gone
+        self._cold.take(len(places), claim)
+        if len(gone) < len(places) and self._cold.is_empty and self._refill():
+            self._cold.take(len(places) - len(gone), claim)
+        self.num_evicted += len(gone)
+        return gone

@@ -61,34 +61,34 @@ class ColdQueue:
     @property
     def scan_start_ns(self) -> int:
         """When the latest scan began; 0: never."""
-        return self._read(self._file.fd).scan_start_ns
+        return self._read().scan_start_ns
 
     @property
     def bound_ns(self) -> int:
-        return self._read(self._file.fd).bound_ns
+        return self._read().bound_ns
 
     @property
     def is_empty(self) -> bool:
-        header = self._read(self._file.fd)
+        header = self._read()
         return header.next >= header.num_records
 
     def begin(self, scan_start_ns: int) -> None:
         """A scan begins: whoever uses an object now must make it newer than this."""
-        with self._file.locked() as fd:
-            self._write(fd, self._read(fd)._replace(scan_start_ns=scan_start_ns))
+        with self._file.locked():
+            self._write(self._read()._replace(scan_start_ns=scan_start_ns))
 
     def replace(self, pieces: Iterable[Records]) -> int:
         """What a scan found, coldest first. Returns how many these are."""
-        with self._file.locked() as fd:
-            header = self._read(fd)._replace(bound_ns=0, next=0, num_records=0)
-            self._write(fd, header)
+        with self._file.locked():
+            header = self._read()._replace(bound_ns=0, next=0, num_records=0)
+            self._write(header)
             end, bound_ns = _HEADER.size, 0
             for records in pieces:
-                end += os.pwrite(fd, records.view(np.uint8).data, end)
+                end += os.pwrite(self._file.fd, records.view(np.uint8).data, end)
                 bound_ns = int(records["time_ns"][-1]) + 1
             num_records = (end - _HEADER.size) // _RECORD.size
-            self._write(fd, header._replace(bound_ns=bound_ns, num_records=num_records))
-            os.ftruncate(fd, end)
+            self._write(header._replace(bound_ns=bound_ns, num_records=num_records))
+            os.ftruncate(self._file.fd, end)
         self.is_low = False
         return num_records
 
@@ -98,13 +98,13 @@ class ColdQueue:
 
         In order over all processes: nobody takes the next before these are gone.
         """
-        with self._file.locked() as fd:
-            header = self._read(fd)
+        with self._file.locked():
+            header = self._read()
             at, end = header.next, header.num_records
             if at >= end:
                 return 0
             first = _HEADER.size + at * _RECORD.size
-            data = os.pread(fd, min(MAX_LOOKS, end - at) * _RECORD.size, first)
+            data = os.pread(self._file.fd, min(MAX_LOOKS, end - at) * _RECORD.size, first)
             # A shorter piece than asked for was torn by a crash of the machine.
             whole = data[: len(data) // _RECORD.size * _RECORD.size]
             num_gone = 0
@@ -114,19 +114,19 @@ class ColdQueue:
                 at += 1
                 name = key.hex() + suffix.rstrip(b"\0").decode(errors="replace")
                 num_gone += claim(name, header.bound_ns)
-            self._write(fd, header._replace(next=at if whole else end))
+            self._write(header._replace(next=at if whole else end))
             self.is_low = 4 * at > 3 * end
         return num_gone
 
     def close(self) -> None:
         self._file.close()
 
-    def _read(self, fd: int) -> _Header:
-        data = os.pread(fd, _HEADER.size, 0)
+    def _read(self) -> _Header:
+        data = os.pread(self._file.fd, _HEADER.size, 0)
         return _Header(*_HEADER.unpack(data)) if len(data) == _HEADER.size else _Header()
 
-    def _write(self, fd: int, header: _Header) -> None:
-        os.pwrite(fd, _HEADER.pack(*header), 0)
+    def _write(self, header: _Header) -> None:
+        os.pwrite(self._file.fd, _HEADER.pack(*header), 0)
 
 
 class Found:

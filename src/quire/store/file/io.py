@@ -14,10 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from quire.store.base import HEADER_BYTES
-from quire.store.file.aio import RING_SLOTS, Ring, open_ring
-
-GROUP_OBJECTS = RING_SLOTS
-"""Objects moved at a time by one call."""
+from quire.store.file.aio import Ring, open_ring
 
 _O_DIRECT = getattr(os, "O_DIRECT", 0)
 

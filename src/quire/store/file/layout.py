@@ -3,10 +3,10 @@
     root/
       quire-store.json              marker with the format version
       objects/ab/<key hex>.<component>.<shard>of<shards>      published objects, by first key byte
-      objects/ab/.<slot>.<generation>.<n>.tmp                 being written by the slot's holder
+      objects/ab/.<writer>.<generation>.<n>.tmp               being written by that writer
       quarantine/<object name>      objects that failed verification, for a person to look at
       trash/<token>.objects/ab/…    what was cleared, until it is deleted; <token>.quarantine
-      state/<slot>.lock             held (flock) by one open store for as long as it lives;
+      state/<writer>.lock           held (flock) by one open store for as long as it lives;
                                     counts its holders: the generation
       state/used_bytes              what all openers together account for
       state/coldest, state/scan     what goes next; held by whoever scans
@@ -58,7 +58,7 @@ def unusable(root: Path, error: OSError) -> StoreError:
 
 
 class Layout:
-    """An opened store directory, with a writer slot of its own until `close()`."""
+    """An opened store directory, with a writer number of its own until `close()`."""
 
     def __init__(self, root: Path, *, must_exist: bool) -> None:
         """Raises StoreError: one sentence with the fix."""
@@ -67,34 +67,22 @@ class Layout:
         self._quarantine = f"{root}/quarantine"
         self._trash = f"{root}/trash"
         self._state = f"{root}/state"
+        self.usage_path = f"{self._state}/used_bytes"
+        self.cold_path = f"{self._state}/coldest"
+        self.scan_path = f"{self._state}/scan"
         try:
             _claim(root, must_exist=must_exist)
             self.make_folders()
-            self._slot, self._lock_fd = self._take_slot()
+            self._writer, self._lock_fd = self._take_number()
             self._generation = _count_up(self._lock_fd)
         except OSError as error:
             raise unusable(root, error) from error
-
-    @property
-    def usage_path(self) -> str:
-        return f"{self._state}/used_bytes"
-
-    @property
-    def cold_path(self) -> str:
-        return f"{self._state}/coldest"
-
-    @property
-    def scan_path(self) -> str:
-        return f"{self._state}/scan"
+        self.scratch_path = f"{self._state}/{self._writer}.scratch"
 
     @property
     def objects_inode(self) -> int:
         """Changes when the store is cleared, by whomever."""
         return os.stat(self._objects).st_ino
-
-    @property
-    def scratch_path(self) -> str:
-        return f"{self._state}/{self._slot}.scratch"
 
     def object_path(self, text: str) -> str:
         return f"{self._objects}/{text[:2]}/{text}"
@@ -105,7 +93,7 @@ class Layout:
     def temporary_path(self, text: str, number: int) -> str:
         """In the directory of the object itself: the file system allocates a file's inode and
         blocks near its directory, so writers of different shards stay out of each other's way."""
-        return f"{self._objects}/{text[:2]}/.{self._slot}.{self._generation}.{number}.tmp"
+        return f"{self._objects}/{text[:2]}/.{self._writer}.{self._generation}.{number}.tmp"
 
     def make_folders(self) -> None:
         """Those that are missing: at the first opening, and after a clearing. Raises OSError."""
@@ -159,7 +147,7 @@ class Layout:
         yield from self._scan(self._quarantine, clean=False)
 
     def close(self) -> None:
-        """Give the writer slot back. Once."""
+        """Give the writer number back. Once."""
         os.close(self._lock_fd)
 
     def _scan(self, folder: str, *, clean: bool) -> Iterator[tuple[str, os.stat_result]]:
@@ -177,38 +165,33 @@ class Layout:
                     continue
 
     def _is_being_written(self, entry: os.DirEntry[str]) -> bool:
-        """By a living writer; what a dead one left is removed."""
+        """By a living writer; what a dead one left is removed. Holding the writer's lock while
+        doing so keeps a new one from starting under the same number."""
         match = _TEMPORARY.fullmatch(entry.name)
-        return match is not None and not self._remove_if_stale(
-            entry.path, int(match[1]), int(match[2])
-        )
-
-    def _remove_if_stale(self, path: str, slot: int, generation: int) -> bool:
-        """Remove a temporary file unless its writer lives. Holding the slot's lock while doing so
-        keeps a new writer from starting under the same number."""
-        if slot == self._slot:
-            if generation == self._generation:
-                return False
-            os.unlink(path)  # of an earlier holder, dead since we hold it
-            return True
-        fd = self._try_lock(slot)
-        if fd is None:
+        if match is None:
             return False
-        try:
-            os.unlink(path)
-        finally:
-            os.close(fd)
-        return True
+        writer, generation = int(match[1]), int(match[2])
+        if writer == self._writer:  # of an earlier holder, dead since we hold it; or ours
+            if generation != self._generation:
+                os.unlink(entry.path)
+            return generation == self._generation
+        fd = self._try_lock(writer)
+        if fd is not None:
+            try:
+                os.unlink(entry.path)
+            finally:
+                os.close(fd)
+        return fd is None
 
-    def _take_slot(self) -> tuple[int, int]:
-        for slot in range(MAX_WRITERS):
-            fd = self._try_lock(slot)
+    def _take_number(self) -> tuple[int, int]:
+        for writer in range(MAX_WRITERS):
+            fd = self._try_lock(writer)
             if fd is not None:
-                return slot, fd
+                return writer, fd
         raise OSError(errno.EMFILE, f"{MAX_WRITERS} stores are open on it already")
 
-    def _try_lock(self, slot: int) -> int | None:
-        fd = os.open(f"{self._state}/{slot}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    def _try_lock(self, writer: int) -> int | None:
+        fd = os.open(f"{self._state}/{writer}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

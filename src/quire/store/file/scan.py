@@ -77,12 +77,7 @@ class Scanner:
         if self._ledger.known.num_objects > MAX_WAIT_OBJECTS:
             self.ask(at_once=True)
             return False
-        while not self._closed.is_set():
-            with self._only_one.locked_unless_busy() as mine:
-                if mine:
-                    return not self._cold.is_empty or self._scan(0.0) > 0
-            self._closed.wait(BUSY_S)
-        return False
+        return self._alone(lambda: not self._cold.is_empty or self._scan(0.0) > 0)
 
     def clear(self) -> int:
         """Delete every object, and say how many: nobody else scans, or deletes, meanwhile."""
@@ -112,13 +107,16 @@ class Scanner:
     def _scan_unless_others_did(self) -> None:
         """Ends when a scan has ended that began after this call."""
         before_ns = self._cold.scan_start_ns
+        self._alone(lambda: self._cold.scan_start_ns == before_ns and self._scan(PAUSE_S) > 0)
+
+    def _alone(self, work: Callable[[], bool]) -> bool:
+        """What `work` says, once no other thread or process scans. False: the store is closed."""
         while not self._closed.is_set():
-            with self._only_one.locked_unless_busy() as mine:
+            with self._only_one.locked(wait=False) as mine:
                 if mine:
-                    if self._cold.scan_start_ns == before_ns:
-                        self._scan(PAUSE_S)
-                    return
+                    return work()
             self._closed.wait(BUSY_S)
+        return False
 
     def _scan(self, pause_s: float) -> int:
         """0: nothing may go."""

@@ -28,25 +28,15 @@ class SharedFile:
         return self._fd
 
     @contextmanager
-    def locked(self) -> Iterator[int]:
-        """Nobody else is inside. Gives the descriptor. For short work only."""
-        with self._mutex:
-            fd = self.fd
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            try:
-                yield fd
-            finally:
-                fcntl.flock(fd, fcntl.LOCK_UN)
-
-    @contextmanager
-    def locked_unless_busy(self) -> Iterator[bool]:
-        """For work that takes long: False at once when somebody else is inside."""
-        if not self._mutex.acquire(blocking=False):
+    def locked(self, *, wait: bool = True) -> Iterator[bool]:
+        """Nobody else is inside. Without `wait`, for work that takes long: False at once when
+        somebody is."""
+        if not self._mutex.acquire(blocking=wait):
             yield False
             return
         try:
             try:
-                fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(self.fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 yield False
                 return

@@ -2,8 +2,8 @@
 
     writable ──ENOSPC, EDQUOT, EROFS──▶ read-only for RETRY_AFTER_S ──▶ writable (tried again)
 
-Space below the reserve is first won back by evicting our own objects: a cache yields the disk to
-whoever fills it. When there is nothing left to evict, writes are declined.
+Space below the reserve is first won back by evicting our own objects (budget.py): a cache yields
+the disk to whoever fills it. When there is nothing left to evict, writes are declined.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from quire.sizes import format_bytes
 
 RETRY_AFTER_S = 30.0
 REFRESH_AFTER_S = 0.5
-MAX_EVICTIONS = 64
-"""Objects evicted on behalf of one write at most, so that no single write pays for all."""
 
 
 def default_reserve(root: Path) -> int:
@@ -46,30 +44,33 @@ class FreeSpace:
         with self._lock:
             return self._reason
 
-    def take(self, size_bytes: int, evict_one: Callable[[], int | None]) -> bool:
-        """Count on `size_bytes` for a write, if there is room. Evicts to keep the reserve free."""
+    def lacking_bytes(self, size_bytes: int) -> int | None:
+        """What must be freed to write so much and keep the reserve: 0 or less, nothing. None: the
+        disk refuses writes."""
         with self._lock:
             now = self._clock()
             if now < self._refused_until:
-                return False
+                return None
             if now >= self._known_until:
-                self._look(now)
-            shortfall = self._reserve_bytes + size_bytes - self._free_bytes
-            if shortfall <= 0:
-                self._free_bytes -= size_bytes
-                self._reason = ""
-                return True
-        for _ in range(MAX_EVICTIONS):
-            freed = evict_one()
-            if freed is None:
-                break
-            shortfall -= freed
-            if shortfall <= 0:
-                break
+                disk = os.statvfs(self._root)
+                self._free_bytes = disk.f_bavail * disk.f_frsize
+                self._known_until = now + REFRESH_AFTER_S
+            lacking = self._reserve_bytes + size_bytes - self._free_bytes
+            if lacking > 0:  # if it is freed, there is more than we know
+                self._known_until = float("-inf")
+            return lacking
+
+    def took(self, size_bytes: int) -> None:
+        """So much will be written."""
         with self._lock:
-            self._known_until = float("-inf")
-            self._reason = "" if shortfall <= 0 else self._low()
-            return shortfall <= 0
+            self._free_bytes -= size_bytes
+            self._reason = ""
+
+    def too_little(self) -> None:
+        """Not enough could be freed."""
+        with self._lock:
+            reserve = format_bytes(self._reserve_bytes)
+            self._reason = f"less than the reserve of {reserve} is free on the disk"
 
     def refused(self, error: OSError) -> None:
         """The disk would not take a write."""
@@ -77,11 +78,3 @@ class FreeSpace:
             self._refused_until = self._clock() + RETRY_AFTER_S
             self._known_until = float("-inf")
             self._reason = f"the disk refuses writes: {error.strerror}"
-
-    def _look(self, now: float) -> None:
-        disk = os.statvfs(self._root)
-        self._free_bytes = disk.f_bavail * disk.f_frsize
-        self._known_until = now + REFRESH_AFTER_S
-
-    def _low(self) -> str:
-        return f"less than the reserve of {format_bytes(self._reserve_bytes)} is free on the disk"

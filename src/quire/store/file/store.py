@@ -27,7 +27,7 @@ from quire.errors import StoreURLError
 from quire.store.base import HEADER_BYTES, Blob, NewObject, ObjectName, StoredObject, StoreStats
 from quire.store.file.budget import Budget, Ledger, Place
 from quire.store.file.cold import ColdQueue
-from quire.store.file.io import GROUP_OBJECTS, BulkIO
+from quire.store.file.io import BulkIO
 from quire.store.file.layout import Layout, parse_name, unusable
 from quire.store.file.scan import Scanner
 from quire.store.file.space import FreeSpace, default_reserve
@@ -71,7 +71,12 @@ class FileStore:
             raise unusable(root, error) from error
         self._space = FreeSpace(root, reserve_bytes, clock)
         self._budget = Budget(
-            max_bytes, self._ledger, self._cold, self._remove, self._scanner.refill
+            max_bytes,
+            self._ledger,
+            self._space,
+            self._cold,
+            remove=self._remove,
+            refill=self._scanner.refill,
         )
         self._writer = Writer(
             self._layout,
@@ -94,13 +99,29 @@ class FileStore:
     def get(
         self, names: Sequence[ObjectName], into: Sequence[Blob], *, deadline: float
     ) -> list[PageStatus]:
-        statuses: list[PageStatus] = []
-        for i in range(0, len(names), GROUP_OBJECTS):
-            texts = [name.text for name in names[i : i + GROUP_OBJECTS]]
-            if self._clock() >= deadline:
-                statuses += [PageStatus.TIMEOUT] * len(texts)
-            else:
-                statuses += self._get_group(texts, into[i : i + GROUP_OBJECTS])
+        if self._clock() >= deadline:
+            return [PageStatus.TIMEOUT] * len(names)
+        statuses = [PageStatus.MISS] * len(names)
+        fds: list[int] = []
+        opened: list[int] = []
+        try:
+            for i, name in enumerate(names):
+                try:
+                    fds.append(os.open(self._layout.object_path(name.text), self._read_flags))
+                    opened.append(i)
+                except FileNotFoundError:
+                    pass
+                except OSError:
+                    statuses[i] = PageStatus.FAILED
+            # The spill is a block nobody looks at: a file longer than it should be runs over
+            # into it, which tells its length without another system call per page.
+            buffers = [(into[i].header, into[i].payload, self._spill) for i in opened]
+            results = self._io.read(fds, buffers)
+            for i, result in zip(opened, results, strict=True):
+                statuses[i] = _got(into[i], result)
+        finally:
+            for fd in fds:
+                os.close(fd)
         return statuses
 
     def put(self, objects: Sequence[NewObject], *, deadline: float) -> list[PageStatus]:
@@ -160,30 +181,6 @@ class FileStore:
         self._cold.close()
         self._io.close()
         self._layout.close()
-
-    def _get_group(self, texts: list[str], blobs: Sequence[Blob]) -> list[PageStatus]:
-        statuses = [PageStatus.MISS] * len(texts)
-        fds: list[int] = []
-        opened: list[int] = []
-        try:
-            for i, text in enumerate(texts):
-                try:
-                    fds.append(os.open(self._layout.object_path(text), self._read_flags))
-                    opened.append(i)
-                except FileNotFoundError:
-                    pass
-                except OSError:
-                    statuses[i] = PageStatus.FAILED
-            # The spill is a block nobody looks at: a file longer than it should be runs over
-            # into it, which tells its length without another system call per page.
-            buffers = [(blobs[i].header, blobs[i].payload, self._spill) for i in opened]
-            results = self._io.read(fds, buffers)
-            for i, result in zip(opened, results, strict=True):
-                statuses[i] = _got(blobs[i], result)
-        finally:
-            for fd in fds:
-                os.close(fd)
-        return statuses
 
     def _remove(self, text: str, bound_ns: int, place: Place | None) -> int:
         path = self._layout.object_path(text)

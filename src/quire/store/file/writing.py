@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from quire.store.base import STEP_NS, NewObject, ObjectName
 from quire.store.file.budget import Budget, Place
 from quire.store.file.cold import ColdQueue
-from quire.store.file.io import GROUP_OBJECTS, BulkIO
+from quire.store.file.io import BulkIO
 from quire.store.file.layout import Layout
 from quire.store.file.space import FreeSpace
 from quire.store.file.uses import renew_path_to, set_parent, set_time, time_of
@@ -64,17 +64,9 @@ class Writer:
 
     def put(self, pages: Sequence[NewObject], deadline: float) -> list[PageStatus]:
         """A parent comes before its child."""
+        if self._clock() >= deadline:
+            return [PageStatus.TIMEOUT] * len(pages)
         times: Times = {page.name: None for page in pages}
-        statuses: list[PageStatus] = []
-        for i in range(0, len(pages), GROUP_OBJECTS):
-            group = pages[i : i + GROUP_OBJECTS]
-            if self._clock() >= deadline:
-                statuses += [PageStatus.TIMEOUT] * len(group)
-            else:
-                statuses += self._put_group(group, times)
-        return statuses
-
-    def _put_group(self, pages: Sequence[NewObject], times: Times) -> list[PageStatus]:
         begun = self._begin(pages, times)
         drafts = [item for item in begun if isinstance(item, _Draft)]
         buffers = [(draft.page.blob.header, draft.page.blob.payload) for draft in drafts]
@@ -112,7 +104,7 @@ class Writer:
 
     def _open(self, page: NewObject, path: str, is_recycled: bool) -> _Draft | PageStatus:
         try:
-            if not is_recycled and not self._has_room(page.size_bytes):
+            if not is_recycled and not self._budget.reserve(page.size_bytes):
                 return PageStatus.REJECTED
             try:
                 if is_recycled:
@@ -123,12 +115,6 @@ class Writer:
                 raise
         except OSError as error:
             return self._refusal(error)
-
-    def _has_room(self, size_bytes: int) -> bool:
-        """On the disk and within the budget: then it is reserved."""
-        return self._space.take(size_bytes, self._budget.evict_one) and self._budget.reserve(
-            size_bytes
-        )
 
     def _time_for(self, page: NewObject, times: Times) -> int | None:
         """A little before what it needs. None: that is not there, or about to go."""

@@ -1,0 +1,94 @@
+"""Span: one node of a backup or a write, which the tree may cut while it is under way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from quire.components import Component
+from quire.manager.core import Core
+from quire.manager.operations import Operation
+from quire.tree import Node
+from quire.types import OperationId, PageIds
+
+
+class Span:
+    """Remembered as (its end, its first page): survives splits."""
+
+    __slots__ = ("attempt", "cold", "first", "tail", "urgent")
+
+    def __init__(self, node: Node, *, attempt: int = 0) -> None:
+        self.tail = node
+        self.first = node.start
+        self.cold = False
+        """Backups: due because the device will soon let go of it."""
+        self.urgent = False
+        """Backups: somebody waits for it, or the host cannot do without it."""
+        self.attempt = attempt
+        """Tries made before this one."""
+
+    def of(self, node: Node) -> Span:
+        """The same for one of its nodes, or one above it."""
+        if node is self.tail and node.start == self.first:
+            return self
+        span = Span(node, attempt=self.attempt)
+        span.cold, span.urgent = self.cold, self.urgent
+        return span
+
+    def nodes(self, component: Component) -> list[Node]:
+        """The node, or what it was split into, parents first; of a point, its end."""
+        nodes, above = [self.tail], None if component.is_point else self.tail.parent
+        while above is not None and above.end > self.first:
+            nodes.insert(0, above)
+            above = above.parent
+        return nodes
+
+
+class Outcome(NamedTuple):
+    """A node of an operation, its pages, and what became of them; no statuses: all is well."""
+
+    span: Span
+    node: Node
+    size: int
+    statuses: bytes
+
+
+class UnderWay:
+    """The spans of a component's operations of one kind."""
+
+    def __init__(self, core: Core, component: Component) -> None:
+        self._core = core
+        self._component = component
+        self._spans: dict[OperationId, list[Span]] = {}
+
+    def put(self, op: Operation, spans: list[Span]) -> None:
+        self._spans[op.id] = spans
+
+    def take(self, op: Operation) -> list[Outcome]:
+        """Every node of an operation that has ended, as it is cut now."""
+        statuses, at = b"" if op.all_ok() else op.page_statuses(), 0
+        outcomes: list[Outcome] = []
+        for span in self._spans.pop(op.id):
+            for node in span.nodes(self._component):
+                size = size_of(self._component, node)
+                mine = statuses[at : at + size]
+                if mine:
+                    self._core.count_faults(op.kind, mine)
+                outcomes.append(Outcome(span, node, size, mine))
+                at += size
+        return outcomes
+
+
+def size_of(component: Component, node: Node) -> int:
+    """Pages that a component has of a node."""
+    return 1 if component.is_point else node.num_pages
+
+
+def joined(spans: Iterable[Span], slot: int) -> PageIds:
+    """Their pages in a slot."""
+    pages = []
+    for span in spans:
+        holding = span.tail.held[slot]
+        assert holding is not None
+        pages.append(holding.pages)
+    return PageIds(b"".join(pages))

@@ -1,0 +1,154 @@
+"""Writer: keeps computed pages alive, once per step, whatever the component.
+
+Knows the backups and writes of every component, what the host owes to whom, and which paths were
+used; each runs over everything that became due, in one operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+from quire.components import Component
+from quire.manager.core import Core
+from quire.manager.writes.backups import Backups, Forgiven
+from quire.manager.writes.writes import Writes
+from quire.messages import Touch
+from quire.tree import NUM_TIERS, Node
+from quire.types import HOST, PAGE_KEY_BYTES, num_pages
+
+TOUCH_EVERY_S = 5.0
+TOUCHED_PAGES = 1 << 13
+"""Pages, and a path more, of which the store is told at a time that they were used."""
+
+
+class Writer:
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._forgiven: Forgiven = {}
+        self._backups: list[Backups] = []
+        """By component, as the writes."""
+        self._writes: list[Writes] = []
+        for component in core.components:
+            self._add(component)
+        self._touched: dict[Node, None] = {}
+        """Ends of paths that were used and that the store may have, oldest use first."""
+        self._next_touch_s = 0.0
+
+    def _add(self, component: Component) -> None:
+        def backed_up(node: Node) -> None:
+            if node.stored_in(component.index) != self._core.store_epoch:
+                writes.want(node)
+
+        backups = Backups(self._core, component, self._forgiven, backed_up)
+        writes = Writes(self._core, component, partial(backups.want, urgent=True))
+        self._backups.append(backups)
+        self._writes.append(writes)
+
+    def committed(self, node: Node) -> None:
+        """Full pages that were computed are on the device now, for others to use."""
+        self._backups[0].committed(node)
+
+    def settled(self, due: Iterable[tuple[int, Node]]) -> None:
+        """State of other components, by their index, that is there to stay."""
+        for component, node in due:
+            self._backups[component].committed(node)
+
+    def used(self, tail: Node) -> None:
+        """A request has hit a path."""
+        if self._core.store_epoch:
+            self._touched.pop(tail, None)
+            self._touched[tail] = None
+            if len(self._touched) > TOUCHED_PAGES:
+                self._touched.pop(next(iter(self._touched)))
+        for backups in self._backups:
+            backups.used(tail)
+        for writes in self._writes:
+            writes.used(tail)
+
+    def expect(self, num_pages: int) -> None:
+        """A request has arrived that will take so many device pages once it is its turn."""
+        self._backups[0].expect(num_pages)
+
+    def demand(self, component: int, node: Node) -> None:
+        """A peer is to read it: it is copied to the host whatever the policy, evicting if need
+        be. Asked for again until it is there."""
+        self._backups[component].want(node, urgent=True)
+
+    def flush(self) -> None:
+        """Start what is due. Called at the end of each step."""
+        core = self._core
+        if core.config.host_pages == 0 or core.operations.lost_ranks:
+            self._clear()
+            return
+        if core.tree.stays.owing or self._forgiven:
+            self._settle_debts()
+        if core.refused:
+            core.refused.clear()
+        for backups in self._backups:
+            backups.flush()
+        for writes in self._writes:
+            writes.flush()
+        if self._touched and core.clock() >= self._next_touch_s:
+            self._touch()
+
+    def _clear(self) -> None:
+        """Nothing can be copied any more."""
+        stays = self._core.tree.stays
+        for node, slot in list(stays.owing):
+            stays.forgive(node, slot)
+        for backups in self._backups:
+            backups.take_due()
+        for writes in self._writes:
+            writes.clear()
+
+    def _settle_debts(self) -> None:
+        """Have copied what the host lacks and needs; what it has no room for may go without, until
+        there is room for it that is nobody else's."""
+        stays = self._core.tree.stays
+        for node, slot in list(self._forgiven):
+            held = node.held[slot]
+            if held is None or not held.forgiven:
+                del self._forgiven[node, slot]
+            elif self._core.allocators[slot + HOST].num_free >= num_pages(held.pages):
+                del self._forgiven[node, slot]
+                stays.claim(node, slot)
+        for node, slot in stays.owing:
+            self._backups[slot // NUM_TIERS].owed(node)
+        for node, slot in self._forgiven:
+            stays.forgive(node, slot)
+
+    @property
+    def has_work(self) -> bool:
+        return any(b.due for b in self._backups) or any(w.due for w in self._writes)
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(writes.num_waiting for writes in self._writes)
+
+    def next_retry(self) -> float | None:
+        return min((w.retries[0][0] for w in self._writes if w.retries), default=None)
+
+    def _touch(self) -> None:
+        """Tell the store which paths were used here: what is hot in memory must not grow cold
+        there."""
+        core, used, room = self._core, self._touched, TOUCHED_PAGES
+        self._touched, self._next_touch_s = {}, core.clock() + TOUCH_EVERY_S
+        if not core.store_epoch:
+            return
+        seen: set[Node] = set()
+        for tail in reversed(used):
+            if tail in seen or not any(tail.held):
+                continue  # a longer path passes it, or it is gone
+            path = list(core.tree.path(tail))
+            seen.update(path)
+            keys = b""
+            for node in reversed(path):
+                if node.stored != core.store_epoch or node.page_keys is None:
+                    break
+                keys += node.page_keys
+            if keys:
+                core.outbox.append(Touch(core.components[0].name, keys))
+            room -= len(keys) // PAGE_KEY_BYTES
+            if room < 0:
+                break
