@@ -69,12 +69,16 @@ def test_with_a_faulty_store_in_the_path_c32(tmp_path: Path) -> None:
     faults = "drop=0.02&truncate=0.02&corrupt=0.02&raise=0.1&seed=3"
     url = f"faulty+file://{tmp_path}/store?max=2GiB&{faults}"
     with engine_rig(store=url, **scenarios.WAIT) as rig:
-        for turn in range(3):
+        # Which call meets which fault depends on the threads: go on until there was one, and a hit.
+        for turn in range(50):
             ask(rig, f"faulty store, turn {turn}")
             rig.flush(Tier.DEVICE, Tier.HOST)
-        counters = rig.engine.status().counters
-        assert counters.get("fetched_pages"), counters
-        assert any(name.startswith(("fetch:", "write:")) for name in counters), "no fault met"
+            counters = rig.engine.status().counters
+            met = [name for name in counters if name.startswith(("fetch:", "write:"))]
+            if turn >= 2 and met and counters.get("fetched_pages"):
+                break
+        else:
+            pytest.fail(f"no fault was met, or nothing came from the store: {counters}")
 
 
 def test_two_ranks_give_the_same_tokens_c32(store: str) -> None:
