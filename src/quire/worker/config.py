@@ -15,10 +15,10 @@ from quire.errors import ConfigError
 from quire.memory.layout import PageLayout
 from quire.memory.sizing import check_host_budget
 from quire.peer.identity import Identity
+from quire.store import PageStore, open_store
 
 if TYPE_CHECKING:
     from quire.memory.host import Progress
-    from quire.store.client import PageStore
     from quire.worker.worker import CacheWorker, ComponentPools
 
 
@@ -131,7 +131,7 @@ def build_worker(
             config.num_ranks,
             components,
             model_fingerprint=config.model_fingerprint,
-            open_store=lambda url: _open_page_store(url, clock),
+            open_store=lambda url: PageStore(open_store(url), clock=clock),
             limits=config.io,
             peer=config.peer,
             clock=clock,
@@ -163,10 +163,3 @@ def _pools(component: ComponentConfig, device: str, progress: Progress | None) -
     except BaseException:
         host_pool.close()
         raise
-
-
-def _open_page_store(url: str, clock: Callable[[], float]) -> PageStore:
-    """Raises StoreError, with a sentence for the person who gave the URL."""
-    from quire.store import PageStore, open_store
-
-    return PageStore(open_store(url), clock=clock)
