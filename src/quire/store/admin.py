@@ -72,7 +72,8 @@ def verify(
         counts: Counter[PageStatus | Mismatch] = Counter()
         fingerprints: Counter[str] = Counter()
         num_quarantined = 0
-        view = memoryview(mmap.mmap(-1, _largest(objects)))
+        largest = max((o.size_bytes for o in objects if _is_ours(o)), default=HEADER_BYTES)
+        view = memoryview(mmap.mmap(-1, largest))
         for i, item in enumerate(objects):
             outcome = _verify_one(store, item, view, clock() + _READ_TIMEOUT_S)
             counts[outcome] += 1
@@ -101,15 +102,14 @@ def _fingerprint(header: memoryview) -> str:
     return opened.part.fingerprint.hex()[:12]
 
 
-def _largest(objects: list[StoredObject]) -> int:
-    sizes = [o.size_bytes for o in objects if o.size_bytes <= MAX_OBJECT_BYTES]
-    return max(sizes, default=HEADER_BYTES) + HEADER_BYTES
+def _is_ours(item: StoredObject) -> bool:
+    return HEADER_BYTES < item.size_bytes <= MAX_OBJECT_BYTES
 
 
 def _verify_one(
     store: Store, item: StoredObject, view: memoryview, deadline: float
 ) -> PageStatus | Mismatch:
-    if not HEADER_BYTES < item.size_bytes <= MAX_OBJECT_BYTES:
+    if not _is_ours(item):
         return Mismatch.LENGTH
     blob = Blob(view[:HEADER_BYTES], view[HEADER_BYTES : item.size_bytes])
     (status,) = store.get([item.name], [blob], deadline=deadline)

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import compress
 from typing import TypeVar
 
 from quire.store.base import (
@@ -93,7 +94,20 @@ class PageStore:
 
         May be optimistic: get() decides.
         """
-        present = self._present(part, queries, deadline)
+        # Prompts of one group share their beginning: each page is asked for once.
+        keys = list(dict.fromkeys(key for query in queries for key in query))
+        names = [object_name(part, key) for key in keys]
+        present: set[PageKey] = set()
+        if keys and self._may_ask():
+            with self._call(deadline):
+                there = self._ask(
+                    partial(self._store.contains, names, deadline=deadline), len(keys)
+                )
+            if there is None:
+                self._breaker.failure()
+            else:
+                self._breaker.success()
+                present.update(compress(keys, there))
         found = [bytes(key in present for key in query) for query in queries]
         if each:
             self.touch(part, list(present), each=True)
@@ -203,22 +217,6 @@ class PageStore:
         self._store.close()
 
     # ---- one call ---------------------------------------------------------------------------
-
-    def _present(
-        self, part: Part, queries: Sequence[Sequence[PageKey]], deadline: float
-    ) -> set[PageKey]:
-        # Prompts of one group share their beginning: each page is asked for once.
-        keys = list(dict.fromkeys(key for query in queries for key in query))
-        if not keys or not self._may_ask():
-            return set()
-        names = [object_name(part, key) for key in keys]
-        with self._call(deadline):
-            there = self._ask(partial(self._store.contains, names, deadline=deadline), len(keys))
-        if there is None:
-            self._breaker.failure()
-            return set()
-        self._breaker.success()
-        return {key for key, is_there in zip(keys, there, strict=True) if is_there}
 
     def _run(
         self,

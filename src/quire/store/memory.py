@@ -12,6 +12,7 @@ import heapq
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from quire.errors import StoreURLError
 from quire.sizes import format_bytes
@@ -54,7 +55,8 @@ class MemoryStore:
 
     def touch(self, names: Sequence[ObjectName], *, used_ns: int, each: bool = False) -> None:
         with self._lock:
-            usable = self._usable(names, each=each)
+            is_there = self._objects.__contains__
+            usable = list(filter(is_there, names) if each else takewhile(is_there, names))
             parent = self._objects[usable[0]].parent if usable and not each else None
             if parent is not None:
                 if parent not in self._objects:
@@ -130,12 +132,6 @@ class MemoryStore:
             self._used_bytes += new.size_bytes
             self._use(name, used_ns)
         return PageStatus.OK
-
-    def _usable(self, names: Sequence[ObjectName], *, each: bool) -> list[ObjectName]:
-        there = [name in self._objects for name in names]
-        if not each and False in there:
-            return list(names[: there.index(False)])
-        return [name for name, is_there in zip(names, there, strict=True) if is_there]
 
     def _use(self, name: ObjectName, used_ns: int) -> None:
         self._objects[name].used_ns = used_ns

@@ -117,8 +117,10 @@ class FileStore:
             # into it, which tells its length without another system call per page.
             buffers = [(into[i].header, into[i].payload, self._spill) for i in opened]
             results = self._io.read(fds, buffers)
-            for i, result in zip(opened, results, strict=True):
-                statuses[i] = _got(into[i], result)
+            for i, num_bytes in zip(opened, results, strict=True):
+                whole = num_bytes == into[i].header.nbytes + into[i].payload.nbytes
+                unread = PageStatus.FAILED if num_bytes < 0 else PageStatus.CORRUPT
+                statuses[i] = PageStatus.OK if whole else unread
         finally:
             for fd in fds:
                 os.close(fd)
@@ -205,13 +207,6 @@ class FileStore:
             if total > self._budget.max_bytes // 16:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(self._layout.quarantine_path(text))
-
-
-def _got(blob: Blob, num_bytes: int) -> PageStatus:
-    if num_bytes < 0:
-        return PageStatus.FAILED
-    whole = num_bytes == blob.header.nbytes + blob.payload.nbytes
-    return PageStatus.OK if whole else PageStatus.CORRUPT
 
 
 def open_url(url: StoreURL) -> FileStore:
