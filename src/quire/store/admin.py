@@ -113,12 +113,10 @@ def _verify_one(
         return Mismatch.LENGTH
     blob = Blob(view[:HEADER_BYTES], view[HEADER_BYTES : item.size_bytes])
     (status,) = store.get([item.name], [blob], deadline=deadline)
-    if status is PageStatus.MISS:
-        return PageStatus.MISS
     if status is PageStatus.CORRUPT:
         return Mismatch.LENGTH
     if status is not PageStatus.OK:
-        return PageStatus.FAILED
+        return status if status is PageStatus.MISS else PageStatus.FAILED
     header = open_header(blob.header)
     if isinstance(header, Mismatch):
         return header

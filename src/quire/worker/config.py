@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -123,10 +124,12 @@ def build_worker(
 
     check_host_budget(config.host_bytes, what=f"worker {config.rank}", option="host_pages")
     components: dict[str, ComponentPools] = {}
-    try:
+    with ExitStack() as undo:
         for component in config.components:
-            components[component.layout.component] = _pools(component, config.device, progress)
-        return CacheWorker(
+            pools = _pools(component, config.device, progress)
+            components[component.layout.component] = pools
+            undo.callback(pools.close)
+        worker = CacheWorker(
             config.rank,
             config.num_ranks,
             components,
@@ -136,10 +139,8 @@ def build_worker(
             peer=config.peer,
             clock=clock,
         )
-    except BaseException:
-        for pools in components.values():
-            pools.close()
-        raise
+        undo.pop_all()
+    return worker
 
 
 def _pools(component: ComponentConfig, device: str, progress: Progress | None) -> ComponentPools:

@@ -44,10 +44,6 @@ class Peering:
         )
         self.client = PageClient(config.identity, config.secret, on_error=count_error)
 
-    @property
-    def address(self) -> str:
-        return self.server.address
-
     def counters(self) -> dict[str, int]:
         return {**self.server.counters(), **self.client.counters()}
 
@@ -117,5 +113,5 @@ class PeerTask(PageTask):
             self._pages[first:end].tolist(),
             offset=first,
             timeout_s=self._deadline - self._clock(),
-            cancelled=lambda: self.is_cancelled,
+            cancelled=lambda: self._stop is PageStatus.CANCELLED,
         )

@@ -72,10 +72,6 @@ class IoTask(ABC):
         """Why no further piece is taken, and the status of what is left."""
         self._lock = threading.Lock()
 
-    @property
-    def is_cancelled(self) -> bool:
-        return self._stop is PageStatus.CANCELLED
-
     def take(self) -> Callable[[], None] | None:
         with self._lock:
             if self._is_over or self._stop is not None:

@@ -114,7 +114,7 @@ class CacheWorker:
     @property
     def peer_address(self) -> str:
         """Where the page server listens; empty when there is none."""
-        return self._peering.address if self._peering is not None else ""
+        return self._peering.server.address if self._peering is not None else ""
 
     def peer_counters(self) -> dict[str, int]:
         """Pages and bytes exchanged with peers; empty when none are."""
