@@ -31,8 +31,7 @@ class _Object:
 
 
 class MemoryStore:
-    def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES, *, url: str = "memory://") -> None:
-        self.url = url
+    def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         self.max_bytes = max_bytes
         self._lock = threading.Lock()
         self._objects: dict[ObjectName, _Object] = {}
@@ -165,7 +164,7 @@ def _open_named(name: str, max_bytes: int, url: str) -> MemoryStore:
     """The store of that name, made on first use. Raises if the sizes contradict each other."""
     with _named_lock:
         if name not in _named:
-            _named[name] = MemoryStore(max_bytes or DEFAULT_MAX_BYTES, url=url)
+            _named[name] = MemoryStore(max_bytes or DEFAULT_MAX_BYTES)
         store = _named[name]
     if max_bytes not in (0, store.max_bytes):
         raise StoreURLError(
@@ -185,4 +184,4 @@ def open_url(url: StoreURL) -> MemoryStore:
         raise StoreURLError(f"option 'max' in {url.text!r} must be above 0")
     if url.host:
         return _open_named(url.host, asked, url.text)
-    return MemoryStore(asked or DEFAULT_MAX_BYTES, url=url.text)
+    return MemoryStore(asked or DEFAULT_MAX_BYTES)
