@@ -32,14 +32,7 @@ class EvictionKind(enum.Enum):
 def make_policy(
     kind: EvictionKind, clock: Callable[[], float], retention_decay_s: float = 60.0
 ) -> EvictionPolicy:
-    match kind:
-        case EvictionKind.LRU:
-            return LRU()
-        case EvictionKind.LFU:
-            return LFU()
-        case EvictionKind.SLRU:
-            return SLRU()
-        case EvictionKind.FIFO:
-            return FIFO()
-        case EvictionKind.PRIORITY:
-            return Priority(clock, retention_decay_s)
+    if kind is EvictionKind.PRIORITY:
+        return Priority(clock, retention_decay_s)
+    plain = {"lru": LRU, "lfu": LFU, "slru": SLRU, "fifo": FIFO}
+    return plain[kind.value]()

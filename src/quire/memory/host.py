@@ -58,14 +58,9 @@ class HostPool:
         self._bytes = torch.frombuffer(mapping, dtype=torch.uint8)[: self.size_bytes].view(
             num_pages, layout.page_stride_bytes
         )
-        self._registered = False
-        if pin_for is not None and self.size_bytes:
+        self.pinned = pin_for is not None and self.size_bytes > 0
+        if pin_for is not None and self.pinned:
             _register(self._bytes, pin_for)
-            self._registered = True
-
-    @property
-    def pinned(self) -> bool:
-        return self._registered
 
     @property
     def data_ptr(self) -> int:
@@ -95,8 +90,8 @@ class HostPool:
 
     def close(self) -> None:
         """Unregister from CUDA. The caller makes sure that no copy is under way."""
-        if self._registered:
-            self._registered = False
+        if self.pinned:
+            self.pinned = False
             torch.cuda.check_error(_cudart().cudaHostUnregister(self.data_ptr))
 
 

@@ -61,7 +61,6 @@ def verify(
     *,
     quarantine: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
-    clock: Callable[[], float] = time.monotonic,
 ) -> VerifyReport:
     """Read and check every object. `progress(done, total)` after each. Raises StoreError.
 
@@ -72,9 +71,10 @@ def verify(
         counts: Counter[PageStatus | Mismatch] = Counter()
         fingerprints: Counter[str] = Counter()
         num_quarantined = 0
-        view = memoryview(mmap.mmap(-1, _largest(objects)))
+        largest = max((o.size_bytes for o in objects if _is_ours(o)), default=HEADER_BYTES)
+        view = memoryview(mmap.mmap(-1, largest))
         for i, item in enumerate(objects):
-            outcome = _verify_one(store, item, view, clock() + _READ_TIMEOUT_S)
+            outcome = _verify_one(store, item, view, time.monotonic() + _READ_TIMEOUT_S)
             counts[outcome] += 1
             if outcome is PageStatus.OK:
                 fingerprints[_fingerprint(view)] += 1
@@ -101,24 +101,21 @@ def _fingerprint(header: memoryview) -> str:
     return opened.part.fingerprint.hex()[:12]
 
 
-def _largest(objects: list[StoredObject]) -> int:
-    sizes = [o.size_bytes for o in objects if o.size_bytes <= MAX_OBJECT_BYTES]
-    return max(sizes, default=HEADER_BYTES) + HEADER_BYTES
+def _is_ours(item: StoredObject) -> bool:
+    return HEADER_BYTES < item.size_bytes <= MAX_OBJECT_BYTES
 
 
 def _verify_one(
     store: Store, item: StoredObject, view: memoryview, deadline: float
 ) -> PageStatus | Mismatch:
-    if not HEADER_BYTES < item.size_bytes <= MAX_OBJECT_BYTES:
+    if not _is_ours(item):
         return Mismatch.LENGTH
     blob = Blob(view[:HEADER_BYTES], view[HEADER_BYTES : item.size_bytes])
     (status,) = store.get([item.name], [blob], deadline=deadline)
-    if status is PageStatus.MISS:
-        return PageStatus.MISS
     if status is PageStatus.CORRUPT:
         return Mismatch.LENGTH
     if status is not PageStatus.OK:
-        return PageStatus.FAILED
+        return status if status is PageStatus.MISS else PageStatus.FAILED
     header = open_header(blob.header)
     if isinstance(header, Mismatch):
         return header

@@ -109,8 +109,6 @@ class StoreStats:
 class Store(Protocol):
     """One L3 backend. Thread-safe. `deadline` is absolute, on time.monotonic's clock."""
 
-    url: str
-
     def contains(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         """Is each object published? May be optimistic: get() decides."""
 

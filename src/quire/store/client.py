@@ -11,14 +11,17 @@ objects; a store stuck inside one object holds that call, and other calls are de
 
 from __future__ import annotations
 
+import mmap
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import compress
 from typing import TypeVar
 
 from quire.store.base import (
+    HEADER_BYTES,
     MAX_OBJECTS,
     STEP_NS,
     Blob,
@@ -31,7 +34,6 @@ from quire.store.base import (
 from quire.store.breaker import Breaker, BreakerState
 from quire.store.codec import Mismatch, check, check_header, object_name, seal
 from quire.store.counters import Counters, by_outcome
-from quire.store.headers import HeaderPool
 from quire.types import NO_PARENT, PageKey, PageStatus
 
 STALL_GRACE_S = 1.0
@@ -41,6 +43,18 @@ Answer = TypeVar("Answer")
 
 _OK = PageStatus.OK
 _FAULTS = (PageStatus.FAILED, PageStatus.TIMEOUT)
+
+
+class _Headers(threading.local):
+    """Header buffers, of each thread its own: a thread is in one call at a time."""
+
+    def __init__(self) -> None:
+        # An anonymous mapping starts on a page, which is what direct I/O asks for.
+        self._view = memoryview(mmap.mmap(-1, MAX_OBJECTS * HEADER_BYTES))
+
+    def blobs(self, pages: Sequence[memoryview]) -> list[Blob]:
+        size = HEADER_BYTES
+        return [Blob(self._view[i * size : (i + 1) * size], page) for i, page in enumerate(pages)]
 
 
 class PageStore:
@@ -58,17 +72,13 @@ class PageStore:
         self._clock = clock
         self._wall_ns = wall_ns
         self._breaker = breaker or Breaker(clock)
-        self._headers = HeaderPool(MAX_OBJECTS)
+        self._headers = _Headers()
         self._counters = Counters(
             "read_bytes", "written_bytes", "skipped_pages", "probed_pages", "probe_hits"
         )
         self._calls = threading.Condition()
         self._deadlines: dict[object, float] = {}
         self._closed = False
-
-    @property
-    def url(self) -> str:
-        return self._store.url
 
     def find(
         self,
@@ -84,7 +94,20 @@ class PageStore:
 
         May be optimistic: get() decides.
         """
-        present = self._present(part, queries, deadline)
+        # Prompts of one group share their beginning: each page is asked for once.
+        keys = list(dict.fromkeys(key for query in queries for key in query))
+        names = [object_name(part, key) for key in keys]
+        present: set[PageKey] = set()
+        if keys and self._may_ask():
+            with self._call(deadline):
+                there = self._ask(
+                    partial(self._store.contains, names, deadline=deadline), len(keys)
+                )
+            if there is None:
+                self._breaker.failure()
+            else:
+                self._breaker.success()
+                present.update(compress(keys, there))
         found = [bytes(key in present for key in query) for query in queries]
         if each:
             self.touch(part, list(present), each=True)
@@ -161,18 +184,13 @@ class PageStore:
         ]
 
         def write(first: int, end: int) -> list[PageStatus]:
-            with self._headers.borrow() as headers:
-                objects = [
-                    NewObject(
-                        names[i],
-                        Blob(headers[i - first], pages[i]),
-                        needed[i],
-                        began_ns - i * STEP_NS,
-                    )
-                    for i in range(first, end)
-                ]
-                put = partial(self._put_new, part, objects, deadline)
-                return self._ask(put, len(objects)) or [PageStatus.FAILED] * len(objects)
+            blobs = self._headers.blobs(pages[first:end])
+            objects = [
+                NewObject(names[i], blobs[i - first], needed[i], began_ns - i * STEP_NS)
+                for i in range(first, end)
+            ]
+            put = partial(self._put_new, part, objects, deadline)
+            return self._ask(put, len(objects)) or [PageStatus.FAILED] * len(objects)
 
         statuses = self._run(part, len(keys), write, deadline)
         self._counters.add(by_outcome("written", statuses))
@@ -199,22 +217,6 @@ class PageStore:
         self._store.close()
 
     # ---- one call ---------------------------------------------------------------------------
-
-    def _present(
-        self, part: Part, queries: Sequence[Sequence[PageKey]], deadline: float
-    ) -> set[PageKey]:
-        # Prompts of one group share their beginning: each page is asked for once.
-        keys = list(dict.fromkeys(key for query in queries for key in query))
-        if not keys or not self._may_ask():
-            return set()
-        names = [object_name(part, key) for key in keys]
-        with self._call(deadline):
-            there = self._ask(partial(self._store.contains, names, deadline=deadline), len(keys))
-        if there is None:
-            self._breaker.failure()
-            return set()
-        self._breaker.success()
-        return {key for key, is_there in zip(keys, there, strict=True) if is_there}
 
     def _run(
         self,
@@ -277,15 +279,14 @@ class PageStore:
         self, part: Part, keys: Sequence[PageKey], pages: Sequence[memoryview], deadline: float
     ) -> list[PageStatus]:
         names = [object_name(part, key) for key in keys]
-        with self._headers.borrow() as headers:
-            blobs = [Blob(header, page) for header, page in zip(headers, pages, strict=False)]
-            for blob in blobs:
-                blob.header[:8] = bytes(8)  # what an earlier page left there must not pass for new
-            get = partial(self._store.get, names, blobs, deadline=deadline)
-            statuses = self._ask(get, len(names)) or [PageStatus.FAILED] * len(names)
-            for i, status in enumerate(statuses):
-                if status in (PageStatus.OK, PageStatus.CORRUPT):
-                    statuses[i] = self._verify(part, keys[i], blobs[i], status)
+        blobs = self._headers.blobs(pages)
+        for blob in blobs:
+            blob.header[:8] = bytes(8)  # what an earlier page left there must not pass for new
+        get = partial(self._store.get, names, blobs, deadline=deadline)
+        statuses = self._ask(get, len(names)) or [PageStatus.FAILED] * len(names)
+        for i, status in enumerate(statuses):
+            if status in (PageStatus.OK, PageStatus.CORRUPT):
+                statuses[i] = self._verify(part, keys[i], blobs[i], status)
         return statuses
 
     def _verify(self, part: Part, key: PageKey, blob: Blob, status: PageStatus) -> PageStatus:
@@ -293,9 +294,8 @@ class PageStore:
         if status is PageStatus.OK:
             reason = check(part, key, blob.header, blob.payload)
         else:  # the object was too short or too long; its header may tell whose it is
-            found = check_header(part, key, blob.header)
-            foreign = isinstance(found, Mismatch) and found.is_foreign
-            reason = found if isinstance(found, Mismatch) and foreign else Mismatch.LENGTH
+            reason = check_header(part, key, blob.header)
+            reason = reason if reason and reason.is_foreign else Mismatch.LENGTH
         if reason is None:
             return PageStatus.OK
         if reason.is_foreign:

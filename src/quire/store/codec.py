@@ -105,8 +105,8 @@ def open_header(header: memoryview) -> Header | Mismatch:
     return Header(Part(text, shard, num_shards, fingerprint, length), PageKey(key))
 
 
-def check_header(part: Part, key: PageKey, header: memoryview) -> Header | Mismatch:
-    """The header, if it is the one of this very page."""
+def check_header(part: Part, key: PageKey, header: memoryview) -> Mismatch | None:
+    """None when it is the header of this very page."""
     found = open_header(header)
     if isinstance(found, Mismatch):
         return found
@@ -116,7 +116,7 @@ def check_header(part: Part, key: PageKey, header: memoryview) -> Header | Misma
         return Mismatch.KEY
     if object_name(found.part, key) != object_name(part, key):
         return Mismatch.COMPONENT
-    return found if found.part.page_bytes == part.page_bytes else Mismatch.LENGTH
+    return None if found.part.page_bytes == part.page_bytes else Mismatch.LENGTH
 
 
 def check(part: Part, key: PageKey, header: memoryview, payload: memoryview) -> Mismatch | None:
@@ -124,7 +124,5 @@ def check(part: Part, key: PageKey, header: memoryview, payload: memoryview) -> 
     # A header has exactly one right value: only when it differs is it taken apart.
     if payload.nbytes == part.page_bytes and header.tobytes() == _expected(part, key, payload):
         return None
-    found = check_header(part, key, header)
-    if isinstance(found, Mismatch):
-        return found
-    return Mismatch.LENGTH if payload.nbytes != part.page_bytes else Mismatch.CHECKSUM
+    wrong = Mismatch.LENGTH if payload.nbytes != part.page_bytes else Mismatch.CHECKSUM
+    return check_header(part, key, header) or wrong

@@ -60,10 +60,8 @@ class FaultyStore:
         faults: Faults,
         *,
         seed: int = 0,
-        url: str = "",
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.url = url or f"faulty+{inner.url}"
         self.inner = inner
         self.faults = faults
         self.num_calls = 0
@@ -168,5 +166,4 @@ def open_url(url: StoreURL) -> FaultyStore:
     )
     seed = options.integer("seed", 0)
     inner = url.without_options(url.inner, set(options.known))
-    store = open_store(inner, must_exist=url.must_exist)
-    return FaultyStore(store, faults, seed=seed, url=url.text)
+    return FaultyStore(open_store(inner, must_exist=url.must_exist), faults, seed=seed)

@@ -12,6 +12,7 @@ import heapq
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from quire.errors import StoreURLError
 from quire.sizes import format_bytes
@@ -30,8 +31,7 @@ class _Object:
 
 
 class MemoryStore:
-    def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES, *, url: str = "memory://") -> None:
-        self.url = url
+    def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         self.max_bytes = max_bytes
         self._lock = threading.Lock()
         self._objects: dict[ObjectName, _Object] = {}
@@ -54,7 +54,8 @@ class MemoryStore:
 
     def touch(self, names: Sequence[ObjectName], *, used_ns: int, each: bool = False) -> None:
         with self._lock:
-            usable = self._usable(names, each=each)
+            is_there = self._objects.__contains__
+            usable = list(filter(is_there, names) if each else takewhile(is_there, names))
             parent = self._objects[usable[0]].parent if usable and not each else None
             if parent is not None:
                 if parent not in self._objects:
@@ -131,12 +132,6 @@ class MemoryStore:
             self._use(name, used_ns)
         return PageStatus.OK
 
-    def _usable(self, names: Sequence[ObjectName], *, each: bool) -> list[ObjectName]:
-        there = [name in self._objects for name in names]
-        if not each and False in there:
-            return list(names[: there.index(False)])
-        return [name for name, is_there in zip(names, there, strict=True) if is_there]
-
     def _use(self, name: ObjectName, used_ns: int) -> None:
         self._objects[name].used_ns = used_ns
         if len(self._order) > 2 * len(self._objects) + 64:
@@ -169,7 +164,7 @@ def _open_named(name: str, max_bytes: int, url: str) -> MemoryStore:
     """The store of that name, made on first use. Raises if the sizes contradict each other."""
     with _named_lock:
         if name not in _named:
-            _named[name] = MemoryStore(max_bytes or DEFAULT_MAX_BYTES, url=url)
+            _named[name] = MemoryStore(max_bytes or DEFAULT_MAX_BYTES)
         store = _named[name]
     if max_bytes not in (0, store.max_bytes):
         raise StoreURLError(
@@ -189,4 +184,4 @@ def open_url(url: StoreURL) -> MemoryStore:
         raise StoreURLError(f"option 'max' in {url.text!r} must be above 0")
     if url.host:
         return _open_named(url.host, asked, url.text)
-    return MemoryStore(asked or DEFAULT_MAX_BYTES, url=url.text)
+    return MemoryStore(asked or DEFAULT_MAX_BYTES)

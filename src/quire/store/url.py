@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from quire.errors import ConfigError, StoreError, StoreURLError
@@ -119,15 +119,11 @@ def open_store(text: str, *, must_exist: bool = False) -> Store:
             f"unknown store scheme {url.scheme!r} in {text!r}: "
             f"known schemes are {', '.join(sorted(known)) or 'none (is quire installed?)'}"
         )
-    return _load(known[url.scheme])(url)
-
-
-def _load(entry: EntryPoint) -> Callable[[StoreURL], Store]:
     try:
-        opener: Callable[[StoreURL], Store] = entry.load()
+        opener: Callable[[StoreURL], Store] = known[url.scheme].load()
     except (ImportError, AttributeError) as error:
         raise StoreError(
-            f"the plug-in for {entry.name!r} stores cannot be loaded ({error}): "
+            f"the plug-in for {url.scheme!r} stores cannot be loaded ({error}): "
             f"install what it needs"
         ) from error
-    return opener
+    return opener(url)

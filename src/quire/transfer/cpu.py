@@ -34,35 +34,29 @@ _MIN_RUN = 4
 
 
 class CpuCopyEngine(TorchCopyEngine):
-    def __init__(
-        self, device: DevicePool, host: HostPool, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, device: DevicePool, host: HostPool) -> None:
         layers = range(device.layout.num_layers)
         super().__init__(
             [device.words(layer) for layer in layers],
             [host.words(layer) for layer in layers],
-            _CpuDirection("load", device, clock),
-            _CpuDirection("backup", device, clock),
+            _CpuDirection("load", device, _STAGING_BYTES),
+            _CpuDirection("backup", device, _STAGING_BYTES),
         )
 
 
 class _CpuDirection(Direction):
-    def __init__(self, name: str, device: DevicePool, clock: Callable[[], float]) -> None:
-        super().__init__(name, device, _STAGING_BYTES)
-        self._clock = clock
-
     def start(self, source: Side, target: Side) -> Copy:
         copy = Copy(len(source.planes))
         self._submit(copy, lambda: self._move(copy, source, target))
         return copy
 
     def _move(self, copy: Copy, source: Side, target: Side) -> None:
-        started = self._clock()
+        started = time.monotonic()
         move = self._mover(page_array(source.pages), page_array(target.pages))
         for planes_from, planes_to in zip(source.planes, target.planes, strict=True):
             for plane_from, plane_to in zip(planes_from, planes_to, strict=True):
                 move(plane_from, plane_to)
-            copy.seconds = self._clock() - started
+            copy.seconds = time.monotonic() - started
             copy.layer_moved()
 
     def _mover(

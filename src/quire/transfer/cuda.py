@@ -43,7 +43,7 @@ class CudaCopy(Copy):
     def __init__(self, num_layers: int, device: torch.device) -> None:
         super().__init__(num_layers)
         self._device = device
-        self._start = _new_event()
+        self.start = _new_event()
         self._arrived = [_new_event() for _ in range(num_layers)]
         self.fence = torch.cuda.current_stream(device).record_event()
         """On the caller's stream: what was launched there before."""
@@ -59,7 +59,7 @@ class CudaCopy(Copy):
         except RuntimeError as error:  # the device itself failed: sticky, and reported here
             self.fail(error)
             return CopyState.FAILED
-        self.seconds = float(self._start.elapsed_time(self._arrived[-1])) / 1e3
+        self.seconds = float(self.start.elapsed_time(self._arrived[-1])) / 1e3
         return CopyState.DONE
 
     def layer_done(self, layer: int) -> bool:
@@ -73,9 +73,6 @@ class CudaCopy(Copy):
     def wait(self) -> None:
         super().wait()
         self._arrived[-1].synchronize()
-
-    def started(self, stream: torch.cuda.Stream) -> None:
-        self._start.record(stream)
 
     def layer_launched(self, stream: torch.cuda.Stream) -> None:
         self._arrived[self._num_moved].record(stream)
@@ -105,7 +102,7 @@ class _StreamDirection(Direction):
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(copy.fence)
             from_index, to_index = self._indices(source.pages, target.pages)
-            copy.started(self._stream)
+            copy.start.record(self._stream)
             for planes_from, planes_to in zip(source.planes, target.planes, strict=True):
                 for plane_from, plane_to in zip(planes_from, planes_to, strict=True):
                     copy_rows(plane_from, from_index, plane_to, to_index, self._staging)

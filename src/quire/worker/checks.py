@@ -39,9 +39,9 @@ def _is_whole(command: Backup | Load | Write | Fetch | Serve, pools: ComponentPo
 
 def _within(pages: PageIds, pool_pages: int) -> bool:
     """Are these whole page numbers, all of them inside the pool?"""
-    if len(pages) % PAGE_ID_BYTES:
-        return False
     if not pages:
         return True
+    if len(pages) % PAGE_ID_BYTES:
+        return False
     array = page_array(pages)
     return bool(array.min() >= 0 and array.max() < pool_pages)

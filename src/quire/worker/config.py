@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,10 +16,10 @@ from quire.errors import ConfigError
 from quire.memory.layout import PageLayout
 from quire.memory.sizing import check_host_budget
 from quire.peer.identity import Identity
+from quire.store import PageStore, open_store
 
 if TYPE_CHECKING:
     from quire.memory.host import Progress
-    from quire.store.client import PageStore
     from quire.worker.worker import CacheWorker, ComponentPools
 
 
@@ -123,23 +124,23 @@ def build_worker(
 
     check_host_budget(config.host_bytes, what=f"worker {config.rank}", option="host_pages")
     components: dict[str, ComponentPools] = {}
-    try:
+    with ExitStack() as undo:
         for component in config.components:
-            components[component.layout.component] = _pools(component, config.device, progress)
-        return CacheWorker(
+            pools = _pools(component, config.device, progress)
+            components[component.layout.component] = pools
+            undo.callback(pools.close)
+        worker = CacheWorker(
             config.rank,
             config.num_ranks,
             components,
             model_fingerprint=config.model_fingerprint,
-            open_store=lambda url: _open_page_store(url, clock),
+            open_store=lambda url: PageStore(open_store(url), clock=clock),
             limits=config.io,
             peer=config.peer,
             clock=clock,
         )
-    except BaseException:
-        for pools in components.values():
-            pools.close()
-        raise
+        undo.pop_all()
+    return worker
 
 
 def _pools(component: ComponentConfig, device: str, progress: Progress | None) -> ComponentPools:
@@ -163,10 +164,3 @@ def _pools(component: ComponentConfig, device: str, progress: Progress | None) -
     except BaseException:
         host_pool.close()
         raise
-
-
-def _open_page_store(url: str, clock: Callable[[], float]) -> PageStore:
-    """Raises StoreError, with a sentence for the person who gave the URL."""
-    from quire.store import PageStore, open_store
-
-    return PageStore(open_store(url), clock=clock)

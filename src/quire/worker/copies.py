@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from quire.errors import WorkerError
 from quire.memory.device import DevicePool
 from quire.memory.host import HostPool
-from quire.messages import Backup, Load, Transferred
+from quire.messages import Backup, Load
 from quire.transfer.base import Copy, CopyEngine, CopyState
-from quire.types import OperationId, PageIds, PageStatus, num_pages
+from quire.types import OperationId, PageIds, PageStatus
+from quire.worker.tasks import Reporter
 
 _REMEMBERED_FAILURES = 1024
 
@@ -44,8 +45,8 @@ class RunningCopy:
 
 
 class CopyTracker:
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
         self._running: dict[TaskKey, RunningCopy] = {}
         self._failed: deque[tuple[TaskKey, str]] = deque(maxlen=_REMEMBERED_FAILURES)
 
@@ -68,9 +69,8 @@ class CopyTracker:
         for command in commands:
             self._running[command.op, command.component] = RunningCopy(command, copy)
 
-    def finished(self) -> list[Transferred]:
-        """Final reports of the copies that have ended since the last call."""
-        reports = []
+    def poll(self) -> None:
+        """Report the copies that have ended since the last call."""
         for key, running in list(self._running.items()):
             state = running.copy.state
             if state is CopyState.RUNNING:
@@ -79,19 +79,7 @@ class CopyTracker:
             if state is CopyState.FAILED:
                 self._failed.append((key, running.copy.error))
             status = PageStatus.OK if state is CopyState.DONE else PageStatus.FAILED
-            command = running.command
-            reports.append(
-                Transferred(
-                    op=command.op,
-                    rank=self._rank,
-                    component=command.component,
-                    first=0,
-                    statuses=bytes([status]) * num_pages(command.host),
-                    final=True,
-                    seconds=running.copy.seconds,
-                )
-            )
-        return reports
+            self._reporter.finish(running.command, status, running.copy.seconds)
 
     def wait_layer(self, key: TaskKey, layer: int) -> None:
         """See Copy.wait_layer; a copy that has ended well needs no waiting."""

@@ -7,7 +7,6 @@ Knows one operation at a time and its store; how it comes to an end is tasks.py'
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from quire.memory.host import HostPool
 from quire.messages import Fetch, Probe, Probed, Touch, Write
@@ -89,7 +88,7 @@ class ProbeTask(IoTask):
         self._part = part
         self._lease = lease
         self._asked = False
-        self._answer = nothing_there(command)
+        self._found = nothing_of(command)
 
     def _next_piece(self) -> Callable[[], None] | None:
         if self._asked:
@@ -102,20 +101,18 @@ class ProbeTask(IoTask):
 
     def _ask(self) -> None:
         queries = [split_keys(query) for query in self._command.queries]
-        each = self._command.each
-        found = self._lease.store.find(self._part, queries, deadline=self._deadline, each=each)
+        found = self._lease.store.find(
+            self._part, queries, deadline=self._deadline, each=self._command.each
+        )
         if list(map(len, found)) != list(map(len, queries)):
             raise ValueError(f"store answered {len(found)} of {len(queries)} queries")
         with self._lock:
             if not self._is_over:
-                self._answer = {"present": found} if each else {"hits": list(map(sum, found))}
+                self._found = found
 
     def _final_report(self) -> None:
         # No answer in time, or none wanted any more: nothing is promised.
-        command = self._command
-        self._reporter.report(
-            Probed(command.op, self._reporter.rank, command.component, **self._answer)
-        )
+        self._reporter.report(probed(self._command, self._reporter.rank, self._found))
 
 
 def touch_task(
@@ -133,8 +130,12 @@ def touch_task(
     return Once(touch, fail=reporter.count_error, cancel=lease.release)
 
 
-def nothing_there(command: Probe) -> dict[str, Any]:
-    """The answer to a probe that finds nothing."""
+def probed(command: Probe, rank: int, found: list[bytes]) -> Probed:
+    """The answer to a probe: per query, one byte for each of its pages."""
     if command.each:
-        return {"present": [bytes(len(q) // PAGE_KEY_BYTES) for q in command.queries]}
-    return {"hits": [0] * len(command.queries)}
+        return Probed(command.op, rank, command.component, present=found)
+    return Probed(command.op, rank, command.component, hits=list(map(sum, found)))
+
+
+def nothing_of(command: Probe) -> list[bytes]:
+    return [bytes(len(query) // PAGE_KEY_BYTES) for query in command.queries]

@@ -11,14 +11,15 @@ comes in commands.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from quire.memory.host import HostPool
-from quire.messages import Fetch, PeerSource, Serve, Transferred
+from quire.messages import Fetch, PeerSource, Serve
 from quire.peer.address import join_address
 from quire.peer.client import PageClient
 from quire.peer.region import Region
 from quire.peer.server import PageServer
-from quire.types import PageStatus, num_pages
+from quire.types import PageStatus
 from quire.worker.config import PeerServing
 from quire.worker.tasks import PageTask, Reporter
 
@@ -42,10 +43,6 @@ class Peering:
             regions=self.regions.values(),
         )
         self.client = PageClient(config.identity, config.secret, on_error=count_error)
-
-    @property
-    def address(self) -> str:
-        return self.server.address
 
     def counters(self) -> dict[str, int]:
         return {**self.server.counters(), **self.client.counters()}
@@ -72,11 +69,8 @@ class ServeTask:
             return
         self._is_cancelled = True
         command = self._command
-        statuses = bytes([PageStatus.OK]) * num_pages(command.host)
-        report = Transferred(
-            command.op, self._reporter.rank, command.component, 0, statuses, final=True
-        )
-        self._server.revoke(command.op, command.component, lambda: self._reporter.report(report))
+        ended = partial(self._reporter.finish, command, PageStatus.OK)
+        self._server.revoke(command.op, command.component, ended)
 
     def expire(self, now: float) -> None:
         """It has no deadline of its own."""
@@ -119,5 +113,5 @@ class PeerTask(PageTask):
             self._pages[first:end].tolist(),
             offset=first,
             timeout_s=self._deadline - self._clock(),
-            cancelled=lambda: self.is_cancelled,
+            cancelled=lambda: self._stop is PageStatus.CANCELLED,
         )

@@ -253,16 +253,14 @@ class RemoteWorkers:
     def _tell_all(self, message: wire.ToWorker) -> None:
         data = wire.encode(message)
         for child in self._children.values():
-            if child.state is ChildState.READY:
-                self._send(child, data)
-
-    def _send(self, child: _Child, data: bytes) -> None:
-        try:
-            self._socket.send_multipart([child.identity, data], zmq.NOBLOCK)
-        except zmq.ZMQError as error:
-            # Unreachable, or so far behind that its queue is full. A command that is lost would
-            # never be reported on, so the rank cannot go on.
-            self._give_up(child, f"does not take commands ({error})")
+            if child.state is not ChildState.READY:
+                continue
+            try:
+                self._socket.send_multipart([child.identity, data], zmq.NOBLOCK)
+            except zmq.ZMQError as error:
+                # Unreachable, or so far behind that its queue is full. A command that is lost
+                # would never be reported on, so the rank cannot go on.
+                self._give_up(child, f"does not take commands ({error})")
 
     def _receive(self) -> list[Completion]:
         completions, self._early = self._early, []

@@ -20,11 +20,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quire.messages import Completion, Fetch, Transferred, Write
-from quire.types import PageStatus, page_array
+from quire.messages import Backup, Completion, Fetch, Load, Serve, Transferred, Write
+from quire.types import PageStatus, num_pages, page_array
 
 Clock = Callable[[], float]
 """Monotonic seconds."""
+
+PagesCommand = Backup | Load | Write | Fetch | Serve
 
 _UNKNOWN = 255
 """In place of a status: not moved yet."""
@@ -39,6 +41,12 @@ class Reporter:
     report: Callable[[Completion], None]
     count_error: Callable[[Exception], None]
     """An exception ended an operation."""
+
+    def finish(self, command: PagesCommand, status: PageStatus, seconds: float = 0.0) -> None:
+        """The one report of a command whose pages all have this status."""
+        op, component, statuses = command.op, command.component, bytes([status])
+        statuses *= num_pages(command.host)
+        self.report(Transferred(op, self.rank, component, 0, statuses, final=True, seconds=seconds))
 
 
 class IoTask(ABC):
@@ -64,10 +72,6 @@ class IoTask(ABC):
         """Why no further piece is taken, and the status of what is left."""
         self._lock = threading.Lock()
 
-    @property
-    def is_cancelled(self) -> bool:
-        return self._stop is PageStatus.CANCELLED
-
     def take(self) -> Callable[[], None] | None:
         with self._lock:
             if self._is_over or self._stop is not None:
@@ -84,12 +88,12 @@ class IoTask(ABC):
         return self._stop is None and not self._is_complete()
 
     def cancel(self) -> None:
-        self._halt(PageStatus.CANCELLED)
+        self.stop(PageStatus.CANCELLED)
 
     def expire(self, now: float) -> None:
         """End it if its deadline has passed, whether or not a thread was free to take it."""
         if self._is_late(now):
-            self._halt(PageStatus.TIMEOUT)
+            self.stop(PageStatus.TIMEOUT)
 
     def fail(self, error: Exception) -> None:
         """A piece raised."""
@@ -98,10 +102,6 @@ class IoTask(ABC):
             self._stop = self._stop or PageStatus.FAILED
         self._leave()
 
-    def reject(self) -> None:
-        """No room in the queue: it was never taken on."""
-        self._halt(PageStatus.REJECTED)
-
     def _is_late(self, now: float) -> bool:
         return now >= self._deadline
 
@@ -109,7 +109,7 @@ class IoTask(ABC):
         work()
         self._leave()
 
-    def _halt(self, rest: PageStatus) -> None:
+    def stop(self, rest: PageStatus) -> None:
         """Take no further piece, and end it unless pages are in use."""
         with self._lock:
             if self._is_over:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from quire.memory.host import HostPool
 from quire.messages import (
@@ -41,25 +40,17 @@ from quire.messages import (
 from quire.store.base import Part
 from quire.store.client import PageStore
 from quire.store.counters import Counters
-from quire.types import OperationId, PageStatus, num_pages
+from quire.types import OperationId, PageStatus
 from quire.worker.attachment import Attachment
 from quire.worker.checks import PageCommand, makes_sense
 from quire.worker.config import IoLimits, PeerServing
 from quire.worker.copies import ComponentPools, CopyTracker, TaskKey
-from quire.worker.io import ProbeTask, StoreTask, nothing_there, touch_task
+from quire.worker.io import ProbeTask, StoreTask, nothing_of, probed, touch_task
 from quire.worker.lanes import Lane
 from quire.worker.peering import Peering, PeerTask, ServeTask
 from quire.worker.tasks import Clock, IoTask, Reporter
 
 __all__ = ["CacheWorker", "ComponentPools"]
-
-
-class Running(Protocol):
-    """An operation that has not had its final report."""
-
-    def cancel(self) -> None: ...
-
-    def expire(self, now: float) -> None: ...
 
 
 class CacheWorker:
@@ -98,10 +89,10 @@ class CacheWorker:
         self._counters = Counters()
         self._done: deque[Completion] = deque()
         self._reporter = Reporter(rank, clock, self._done.append, self._counters.error)
-        self._copies = CopyTracker(rank)
+        self._copies = CopyTracker(self._reporter)
         self._loads: dict[TaskKey, Load] = {}
         """Submitted and not begun: they are begun together."""
-        self._tasks: dict[TaskKey, Running] = {}
+        self._tasks: dict[TaskKey, IoTask | ServeTask] = {}
         self._serving: dict[TaskKey, ServeTask] = {}
         """Not cancelled yet; then they are tasks that will end."""
         hosts = {name: pools.host for name, pools in components.items()}
@@ -123,7 +114,7 @@ class CacheWorker:
     @property
     def peer_address(self) -> str:
         """Where the page server listens; empty when there is none."""
-        return self._peering.address if self._peering is not None else ""
+        return self._peering.server.address if self._peering is not None else ""
 
     def peer_counters(self) -> dict[str, int]:
         """Pages and bytes exchanged with peers; empty when none are."""
@@ -159,7 +150,7 @@ class CacheWorker:
         now = self._clock()
         for task in self._tasks.values():
             task.expire(now)
-        self._done.extend(self._copies.finished())
+        self._copies.poll()
         completions: list[Completion] = []
         while self._done:
             completion = self._done.popleft()
@@ -315,7 +306,7 @@ class CacheWorker:
         self._tasks[command.op, command.component] = task
         if not lane.submit(task):
             self._counters.count("queue_full")
-            task.reject()
+            task.stop(PageStatus.REJECTED)
 
     def _cancel(self, op: OperationId) -> None:
         # Copies are left to finish: they take milliseconds, and on a stream nothing can stop them.
@@ -333,10 +324,6 @@ class CacheWorker:
         """The one, final report of a command that was not started."""
         match command:
             case Backup() | Load() | Write() | Fetch() | Serve():
-                statuses = bytes([status]) * num_pages(command.host)
-                self._done.append(
-                    Transferred(command.op, self.rank, command.component, 0, statuses, final=True)
-                )
+                self._reporter.finish(command, status)
             case Probe():
-                answer = nothing_there(command)
-                self._done.append(Probed(command.op, self.rank, command.component, **answer))
+                self._reporter.report(probed(command, self.rank, nothing_of(command)))

@@ -99,8 +99,7 @@ class Ring:
     def _submit(self, count: int, results: list[int]) -> int:
         """How many are under way. The kernel may take fewer than offered, and refuses the first
         of the rest with an error, which is then that transfer's result."""
-        first = 0
-        accepted = 0
+        first = accepted = 0
         while first < count:
             address = ctypes.addressof(self._pointers) + 8 * first
             taken = self._libc.syscall(

@@ -19,16 +19,14 @@ RETRY_AFTER_S = 30.0
 REFRESH_AFTER_S = 0.5
 
 
-def default_reserve(root: Path) -> int:
-    """5 GiB, or 5 % of a file system smaller than 100 GiB."""
-    disk = os.statvfs(root)
-    return min(5 << 30, disk.f_blocks * disk.f_frsize // 20)
-
-
 class FreeSpace:
     """Thread-safe."""
 
-    def __init__(self, root: Path, reserve_bytes: int, clock: Callable[[], float]) -> None:
+    def __init__(self, root: Path, reserve_bytes: int | None, clock: Callable[[], float]) -> None:
+        """The default reserve is 5 GiB, or 5 % of a smaller file system. Raises OSError."""
+        if reserve_bytes is None:
+            disk = os.statvfs(root)
+            reserve_bytes = min(5 << 30, disk.f_blocks * disk.f_frsize // 20)
         self._root = root
         self._reserve_bytes = reserve_bytes
         self._clock = clock

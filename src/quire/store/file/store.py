@@ -30,7 +30,7 @@ from quire.store.file.cold import ColdQueue
 from quire.store.file.io import BulkIO
 from quire.store.file.layout import Layout, parse_name, unusable
 from quire.store.file.scan import Scanner
-from quire.store.file.space import FreeSpace, default_reserve
+from quire.store.file.space import FreeSpace
 from quire.store.file.uses import renew
 from quire.store.file.writing import Writer
 from quire.store.url import Options, StoreURL
@@ -51,14 +51,13 @@ class FileStore:
         wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         """Raises StoreError when the directory cannot be used: one sentence with the fix."""
-        self.url = root.absolute().as_uri()
         self._clock = clock
         self._layout = Layout(root, must_exist=must_exist)
         try:
             self._io = BulkIO(self._layout.scratch_path)
             self._ledger = Ledger(self._layout.usage_path, max_bytes // 1024)
             self._cold = ColdQueue(self._layout.cold_path)
-            reserve_bytes = default_reserve(root) if reserve_bytes is None else reserve_bytes
+            self._space = FreeSpace(root, reserve_bytes, clock)
             self._scanner = Scanner(
                 self._layout,
                 self._ledger,
@@ -69,7 +68,6 @@ class FileStore:
         except OSError as error:
             self._layout.close()
             raise unusable(root, error) from error
-        self._space = FreeSpace(root, reserve_bytes, clock)
         self._budget = Budget(
             max_bytes,
             self._ledger,
@@ -117,8 +115,10 @@ class FileStore:
             # into it, which tells its length without another system call per page.
             buffers = [(into[i].header, into[i].payload, self._spill) for i in opened]
             results = self._io.read(fds, buffers)
-            for i, result in zip(opened, results, strict=True):
-                statuses[i] = _got(into[i], result)
+            for i, num_bytes in zip(opened, results, strict=True):
+                whole = num_bytes == into[i].header.nbytes + into[i].payload.nbytes
+                unread = PageStatus.FAILED if num_bytes < 0 else PageStatus.CORRUPT
+                statuses[i] = PageStatus.OK if whole else unread
         finally:
             for fd in fds:
                 os.close(fd)
@@ -207,13 +207,6 @@ class FileStore:
                     os.unlink(self._layout.quarantine_path(text))
 
 
-def _got(blob: Blob, num_bytes: int) -> PageStatus:
-    if num_bytes < 0:
-        return PageStatus.FAILED
-    whole = num_bytes == blob.header.nbytes + blob.payload.nbytes
-    return PageStatus.OK if whole else PageStatus.CORRUPT
-
-
 def open_url(url: StoreURL) -> FileStore:
     if url.host not in ("", "localhost") or not url.path.startswith("/"):
         raise StoreURLError(
@@ -225,11 +218,9 @@ def open_url(url: StoreURL) -> FileStore:
     options.finish()
     if max_bytes == 0:
         raise StoreURLError(f"option 'max' in {url.text!r} must be above 0")
-    store = FileStore(
+    return FileStore(
         Path(url.path),
         max_bytes=max_bytes,
         reserve_bytes=None if reserve_bytes < 0 else reserve_bytes,
         must_exist=url.must_exist,
     )
-    store.url = url.text
-    return store

@@ -21,7 +21,7 @@ import os
 from collections.abc import Sequence
 
 from quire.store.base import STEP_NS, ObjectName
-from quire.types import PAGE_KEY_BYTES
+from quire.store.file.cold import KEY_DIGITS
 
 SLACK = 16
 """A time counts as now while it is younger than a sixteenth of the time since the last scan began:
@@ -29,7 +29,6 @@ what is used all the time is not renewed all the time."""
 
 _PARENT = "user.quire"
 """Short, and the key as bytes: it fits into the inode."""
-_KEY_DIGITS = 2 * PAGE_KEY_BYTES
 
 
 def renew(paths: Sequence[str], used_ns: int, scan_start_ns: int, *, each: bool) -> None:
@@ -116,4 +115,4 @@ def _parent_of(path: str) -> str | None:
         return None
     folder, _, text = path.rpartition("/")
     root = folder.rpartition("/")[0]
-    return f"{root}/{key.hex()[:2]}/{key.hex()}{text[_KEY_DIGITS:]}" if key else ""
+    return f"{root}/{key.hex()[:2]}/{key.hex()}{text[KEY_DIGITS:]}" if key else ""
