@@ -110,11 +110,11 @@ def test_a_fetch_that_raises_when_it_starts_c26(
         worker = both.decode._executor.workers.workers[0]  # type: ignore[attr-defined]
         start, raised = worker._start_pages, []
 
-        def failing(command: Any) -> None:
+        def failing(command: Any, *rest: Any) -> None:
             if isinstance(command, Fetch) and command.source is None:
                 raised.append(command.op)
                 raise OSError("no more files can be opened")
-            start(command)
+            start(command, *rest)
 
         patch.setattr(worker, "_start_pages", failing)
         both.ask(subject, turns, "raising")

@@ -128,6 +128,8 @@ class Intake:
     hindered: bool = False
     """Of a peer: what is here waits for copies of the same pages that are on their way to the host
     from the own device."""
+    shares: bool = False
+    """Of a peer: another intake brings what it needs next."""
     stopped: bool = False
     """No more is wanted."""
 

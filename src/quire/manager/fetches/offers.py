@@ -71,8 +71,9 @@ class Offers:
             return Turn.SERVED
         if not core.healthy:
             return Turn.PASSES
-        if not lease.private_pages:
+        if intake.shares and not lease.private_pages:  # else it may use what it found, no more
             self._advance(lease)
+        intake.shares = False
         while intake.offers:
             offer = intake.offers[0]
             count = offer.last - offer.first
@@ -81,6 +82,7 @@ class Offers:
                     self._shorten(intake, min(count, lease.tail.end - offer.first))
                     continue
                 if self._is_coming_for_another(intake, offer.first):
+                    intake.shares = True
                     return Turn.PASSES
                 allowed = self._line.allowance(intake.key, offer.first, intake.num_coming)
                 if allowed <= 0:
