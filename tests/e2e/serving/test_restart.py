@@ -47,7 +47,7 @@ def test_two_ranks_killed_in_mid_load_then_one_of_the_next_two(tmp_path, store, 
         check_told(streams)
         assert server.wait() == 1
         server.wait_gone()
-        assert "the engine process ended with code" in server.log.splitlines()[-1]
+        assert "the engine process ended with code" in server.log
         assert server.leftovers() == []
     check_store(store)
 
@@ -62,7 +62,7 @@ def test_an_engine_that_is_killed_takes_its_ranks_and_the_server_along(tmp_path,
         check_told(streams)
         assert server.wait() == 1
         server.wait_gone()
-        assert "the engine process was killed by signal 9" in server.log.splitlines()[-1]
+        assert "the engine process was killed by signal 9" in server.log
         assert server.leftovers() == []
     check_store(store)
 
