@@ -29,10 +29,17 @@ class EvictionKind(enum.Enum):
     PRIORITY = "priority"
 
 
+_PLAIN: dict[EvictionKind, type[EvictionPolicy]] = {
+    EvictionKind.LRU: LRU,
+    EvictionKind.LFU: LFU,
+    EvictionKind.SLRU: SLRU,
+    EvictionKind.FIFO: FIFO,
+}
+
+
 def make_policy(
     kind: EvictionKind, clock: Callable[[], float], retention_decay_s: float = 60.0
 ) -> EvictionPolicy:
     if kind is EvictionKind.PRIORITY:
         return Priority(clock, retention_decay_s)
-    plain = {"lru": LRU, "lfu": LFU, "slru": SLRU, "fifo": FIFO}
-    return plain[kind.value]()
+    return _PLAIN[kind]()

@@ -89,8 +89,7 @@ class Core:
     def room(self, slot: int) -> int:
         """Pages that could be had in a slot now: the free ones, and all that may be evicted."""
         stays = self.tree.stays
-        if stays.late:
-            stays.catch_up()
+        stays.catch_up()
         return self.allocators[slot].num_free + stays.movable[slot]
 
     def reserve(self, slot: int, count: int) -> PageIds | None:
@@ -232,9 +231,7 @@ class Core:
                 if device_tail is not tail:
                     guards += component.protection(device_tail)
         guards += self.components[0].protection(tail)
-        for slot, end, stop in guards:
-            self.tree.lock(end, stop, slot)
-        return guards
+        return self.lock(guards)
 
     def protect_host(self, tail: Node) -> list[Guard]:
         """Keep the host's copies of the path to `tail`, all of which it has."""
@@ -245,21 +242,22 @@ class Core:
             slot = slot_of(component.index, HOST)
             guards += [(slot, node, node.parent) for node in component.needed(tail)]
         guards.append((HOST, tail, None))
-        for slot, end, stop in guards:
-            self.tree.lock(end, stop, slot)
-        return guards
+        return self.lock(guards)
 
     def hold(self, node: Node, slot: int) -> list[Guard]:
         """For an operation: keep the path to `node`, and what it has READY in this slot."""
         guards = self.components[0].protection(node)
         if slot != DEVICE:  # else it is among them
             guards.insert(0, (slot, node, node.parent))
-        for guarded, end, stop in guards:
-            self.tree.lock(end, stop, guarded)
+        return self.lock(guards)
+
+    def lock(self, guards: list[Guard]) -> list[Guard]:
+        for slot, end, stop in guards:
+            self.tree.lock(end, stop, slot)
         return guards
 
     def unprotect(self, guards: list[Guard]) -> None:
-        """Undo `protect` or `hold`; the list is emptied, so that it cannot be undone twice."""
+        """Undo `protect`, `hold` or `lock`; the list is emptied, so that it cannot be undone twice."""
         for slot, end, stop in guards:
             if slot == ROOT_SLOT:
                 assert isinstance(end, Root)

@@ -21,9 +21,8 @@ from quire.components.base import is_ready
 from quire.manager.core import Core
 from quire.manager.lease import Lease
 from quire.manager.operations import Kind, Operation, OpState
-from quire.manager.states import held_pages
 from quire.messages import Cancel, Serve
-from quire.tree import Node, slot_of
+from quire.tree import Node, held_pages, slot_of
 from quire.types import DEVICE, HOST, PAGE_ID_BYTES, OperationId, PageIds
 
 SERVE_TIMEOUT_S = 3600.0
@@ -123,12 +122,13 @@ class Exporter:
         count = wanted.next - first
         skip = 0 if component.is_point else (first - run[0].start) * PAGE_ID_BYTES
         pages = b"".join(held_pages(node, host) for node in run)
+        kept = [(host, run[-1], run[0].parent), *core.components[0].protection(run[-1])]
         op = core.operations.start(
             Kind.SERVE,
             {component.name: count},
             timeout_s=SERVE_TIMEOUT_S,
             on_report=self._reported,
-            guards=[guard for node in run for guard in core.hold(node, host)],
+            guards=core.lock(kept),
         )
         served = PageIds(pages[skip : skip + count * PAGE_ID_BYTES])
         core.outbox.append(Serve(op.id, component.name, served))

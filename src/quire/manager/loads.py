@@ -17,9 +17,9 @@ from quire.components import Component, Guard, usable_pages
 from quire.manager.core import Core
 from quire.manager.lease import Lease, LoadState
 from quire.manager.operations import Kind, Operation, OpState
-from quire.manager.states import States, held_pages
+from quire.manager.states import States
 from quire.messages import Load
-from quire.tree import NUM_TIERS, Node, slot_of
+from quire.tree import NUM_TIERS, Node, held_pages, slot_of
 from quire.types import (
     DEVICE,
     DRAINING,

@@ -36,7 +36,7 @@ from quire.messages import (
     Transferred,
     WorkerLost,
 )
-from quire.tree import Node, Walk, rest, slot_of
+from quire.tree import Node, Walk, held_pages, rest, slot_of
 from quire.types import (
     DEVICE,
     HOST,
@@ -155,11 +155,7 @@ class CacheManager:
             tail = tree.node_at(match.walk.nodes[-1], match.num_pages)
         if match.num_device:
             device_tail = tree.node_at(tail, match.num_device)
-        pages: list[bytes] = []
-        for node in tree.path(device_tail):
-            holding = node.held[DEVICE]
-            assert holding is not None
-            pages.append(holding.pages)
+        pages = [held_pages(node, DEVICE) for node in tree.path(device_tail)]
         pages.reverse()
         return tail, device_tail, PageIds(b"".join(pages))
 

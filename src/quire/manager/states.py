@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from quire.components import Component, Recurrent, SlidingWindow, recurrent_of, window_of
 from quire.keys import PrefixKey
 from quire.manager.core import Core
-from quire.tree import Node, slot_of
+from quire.tree import Node, held_pages, slot_of
 from quire.types import (
     DEVICE,
     NO_PAGES,
@@ -295,10 +295,3 @@ class States:
             path = self._core.tree.path(tail)
             due += [(self._recurrent.index, node) for node in path if node.held[self._state_slot]]
         return due
-
-
-def held_pages(node: Node, slot: int) -> PageIds:
-    """What a node has in a slot where it has something."""
-    holding = node.held[slot]
-    assert holding is not None
-    return holding.pages

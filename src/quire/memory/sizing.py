@@ -88,9 +88,11 @@ def _machine(root: Path) -> AvailableMemory:
 
 
 def _numbers(file: Path) -> dict[str, int]:
-    """A file of lines that are a name and a number."""
+    """Of a file's lines, those that are a name and a number."""
     lines = [line.split() for line in file.read_text().splitlines()]
-    return {line[0].rstrip(":"): int(line[1]) for line in lines}
+    return {
+        line[0].rstrip(":"): int(line[1]) for line in lines if len(line) > 1 and line[1].isdigit()
+    }
 
 
 def _cgroups(root: Path) -> Iterator[AvailableMemory]:

@@ -1,7 +1,17 @@
 """The one prefix tree: nodes, what they hold, and in which order it goes."""
 
 from quire.tree.joining import rest, rest_below
-from quire.tree.node import NUM_TIERS, Freed, Holding, Inserted, Node, Root, Walk, slot_of
+from quire.tree.node import (
+    NUM_TIERS,
+    Freed,
+    Holding,
+    Inserted,
+    Node,
+    Root,
+    Walk,
+    held_pages,
+    slot_of,
+)
 from quire.tree.spares import next_spare
 from quire.tree.standing import Standing
 from quire.tree.stays import Stays, may_go
@@ -18,6 +28,7 @@ __all__ = [
     "Standing",
     "Stays",
     "Walk",
+    "held_pages",
     "may_go",
     "next_spare",
     "rest",

@@ -179,3 +179,10 @@ class Freed(NamedTuple):
     was_ready: bool
     was_last: bool
     """The node holds that component nowhere else."""
+
+
+def held_pages(node: Node, slot: int) -> PageIds:
+    """What a node has in a slot where it has something."""
+    holding = node.held[slot]
+    assert holding is not None
+    return holding.pages

@@ -36,13 +36,13 @@ class Stays:
         """Pages by slot that eviction could free now."""
         self.owing: dict[tuple[Node, int], None] = {}
         """Node and device slot of every holding that owes the host a copy."""
-        self.late: dict[Holding, int] = {}
+        self._late: dict[Holding, int] = {}
         """With their slot: full pages whose last reason is gone and still counted."""
 
     def hold_back(self, node: Node, slot: int) -> None:
         """One more reason for a holding to stay; and if it had none, for what it hangs under."""
-        if self.late and (first := node.held[slot]) in self.late:
-            del self.late[first]
+        if self._late and (first := node.held[slot]) in self._late:
+            del self._late[first]
             return
         at: Node | None = node
         size, chained = 0, slot <= HOST
@@ -58,13 +58,15 @@ class Stays:
         """One reason less. What may go is found again by eviction."""
         holding = node.held[slot]
         if holding is not None and slot <= HOST and holding.reasons == 1:
-            self.late[holding] = slot
+            self._late[holding] = slot
         else:
             self._let_go(node, slot)
 
     def catch_up(self) -> None:
         """From here on `reasons` and `movable` are as they should be."""
-        late, self.late = self.late, {}
+        if not self._late:
+            return
+        late, self._late = self._late, {}
         for holding, slot in late.items():
             self._let_go(holding.node, slot)
 

@@ -348,8 +348,7 @@ class PrefixTree:
         assert holding is not None
         if holding.locks or (slot == DEVICE and node.device_below):
             raise InvariantError(f"{node} is freed while something uses it")
-        if self.stays.late:
-            self.stays.catch_up()
+        self.stays.catch_up()
         self.standing.leave(holding, slot)
         held[slot] = None
         self.stays.leave(node, slot, holding)

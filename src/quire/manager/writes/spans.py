@@ -8,7 +8,7 @@ from typing import NamedTuple
 from quire.components import Component
 from quire.manager.core import Core
 from quire.manager.operations import Operation
-from quire.tree import Node
+from quire.tree import Node, held_pages
 from quire.types import OperationId, PageIds
 
 
@@ -86,9 +86,4 @@ def size_of(component: Component, node: Node) -> int:
 
 def joined(spans: Iterable[Span], slot: int) -> PageIds:
     """Their pages in a slot."""
-    pages = []
-    for span in spans:
-        holding = span.tail.held[slot]
-        assert holding is not None
-        pages.append(holding.pages)
-    return PageIds(b"".join(pages))
+    return PageIds(b"".join(held_pages(span.tail, slot) for span in spans))
