@@ -135,7 +135,7 @@ class DenseForward:
     def _mlp(self, layer: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
         """[row, hidden] → [row, this rank's part of the MLP]"""
         gate, up = _linear(self._normed(hidden, layer.mlp_norm), layer.gate_up).chunk(2, -1)
-        return _activated(gate, self._spec.activation) * up
+        return _activated(gate, self._spec.activation).mul_(up)
 
     def _added(
         self,
@@ -148,13 +148,13 @@ class DenseForward:
         output = _linear(inner, linear)
         if self._all_reduce is not None:
             self._all_reduce(output)
-        return hidden + (output if norm is None else self._normed(output, norm))
+        return (output if norm is None else self._normed(output, norm)).add_(hidden)
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """RMS norm over the last dimension, in float32; the weight in its own dtype."""
         wide = x.to(torch.float32)
         inverse = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._spec.norm_eps)
-        return ((wide * inverse).to(weight.dtype) * weight).to(x.dtype)
+        return (wide * inverse).to(weight.dtype).mul_(weight).to(x.dtype)
 
 
 def _num_kv_heads(model: DenseModel) -> int:

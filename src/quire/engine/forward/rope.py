@@ -86,7 +86,7 @@ def turned(heads: torch.Tensor, by: Turn) -> torch.Tensor:
     """`heads` [row, any number, dim] → the same, with their positions worked in."""
     half = heads.shape[-1] // 2
     swapped = torch.cat((heads[..., half:], heads[..., :half]), -1)
-    return torch.addcmul(heads * by.cos, swapped, by.sin)
+    return (heads * by.cos).addcmul_(swapped, by.sin)
 
 
 def _parameters(text: Any, kind: str | None) -> dict[str, Any]:
