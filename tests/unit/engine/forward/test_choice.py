@@ -12,9 +12,10 @@ from hybrid_models import TINY
 from quire.engine.build import build_engine
 from quire.engine.config import EngineConfig, ForwardKind
 from quire.engine.forward import choose
-from quire.engine.forward.dense import DenseForward
+from quire.engine.forward.dense import DenseForward, load_dense
 from quire.engine.forward.transformers import TransformersForward
 from quire.errors import ConfigError
+from unit.engine.hybrid_rank import stock_model
 from unit.engine.test_build_hybrid import answer
 
 AUTO, OWN, THEIRS = ForwardKind.AUTO, ForwardKind.DENSE, ForwardKind.TRANSFORMERS
@@ -23,6 +24,16 @@ AUTO, OWN, THEIRS = ForwardKind.AUTO, ForwardKind.DENSE, ForwardKind.TRANSFORMER
 def change_config(directory, **changes):
     path = directory / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def change_weights(directory, change):
+    tensors = {}
+    for file in sorted(directory.glob("*.safetensors")):
+        tensors |= load_file(file)
+        file.unlink()
+    (directory / "model.safetensors.index.json").unlink()
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
 
 
 @pytest.mark.parametrize("name", DENSE)
@@ -81,18 +92,24 @@ def test_files_that_hold_something_else_go_to_transformers_which_says_what(
     change, reason, tmp_path
 ):
     directory = DENSE["llama"](tmp_path)
-    tensors = {}
-    for file in sorted(directory.glob("*.safetensors")):
-        tensors |= load_file(file)
-        file.unlink()
-    (directory / "model.safetensors.index.json").unlink()
-    change(tensors)
-    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    change_weights(directory, change)
     kind, said = choose(directory, AUTO)
     assert kind is THEIRS
     with pytest.raises(ConfigError, match=reason):
         choose(directory, OWN)
     assert said
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+def test_a_head_in_the_files_counts_although_it_is_said_to_be_tied(factor, tmp_path):
+    """As transformers reads them; if it is the embedding after all it is there once."""
+    directory = DENSE["qwen3"](tmp_path)
+    embedding = "model.embed_tokens.weight"
+    change_weights(directory, lambda t: t.update({"lm_head.weight": factor * t[embedding]}))
+    weights = load_dense(directory, dtype=torch.float32, device=torch.device("cpu")).weights
+    assert (weights.head is weights.embedding) == (factor == 1)
+    assert torch.equal(weights.head, stock_model(directory).lm_head.weight)
+    assert torch.equal(weights.head, factor * weights.embedding)
 
 
 def run(directory, forward):
