@@ -41,6 +41,7 @@ def _flag(name: str, panel: str | None = None) -> Any:
 Model = Annotated[str | None, _flag("model")]
 Device = Annotated[str | None, _flag("device")]
 Dtype = Annotated[str | None, _flag("dtype")]
+Forward = Annotated[str | None, _flag("forward")]
 Tp = Annotated[str | None, _flag("tp")]
 PageSize = Annotated[str | None, _flag("page_size", TIERS)]
 DeviceMemory = Annotated[str | None, _flag("device_memory", TIERS)]

@@ -166,6 +166,7 @@ def profile(
     model: flags.Model = None,
     device: flags.Device = None,
     dtype: flags.Dtype = None,
+    forward: flags.Forward = None,
     tp: flags.Tp = None,
     device_memory: flags.DeviceMemory = None,
     host_memory: flags.HostMemory = None,

@@ -34,6 +34,7 @@ def serve(
     model: flags.Model = None,
     device: flags.Device = None,
     dtype: flags.Dtype = None,
+    forward: flags.Forward = None,
     tp: flags.Tp = None,
     page_size: flags.PageSize = None,
     device_memory: flags.DeviceMemory = None,

@@ -27,6 +27,7 @@ def directions(url: str, info: EngineInfo, settings: Settings, key_file: Path | 
         f"{info.name} is ready at {url}",
         *([f"REUSE IS OFF    {info.no_reuse}"] if info.no_reuse else []),
         f"{info.dtype} on {info.device}{ranks}, up to {info.max_context:,} tokens per request",
+        f"Computed by {_decoder(info)}",
         "",
         *([f"Store           {OPTIONS['store'].show(info.store)}"] if info.store else []),
         f"OpenAI clients  base_url={url}/v1",
@@ -74,6 +75,13 @@ def tiers(info: EngineInfo, settings: Settings) -> Table:
             pages = size_bytes // page_bytes
             table.add_row("L3 store", *_amounts(size_bytes, pages, info.page_size), note)
     return table
+
+
+def _decoder(info: EngineInfo) -> str:
+    """What computes the model, and why not our own if nobody asked for another."""
+    if info.forward == "dense":
+        return "Quire's own decoder"
+    return f"transformers: {info.no_dense}" if info.no_dense else "transformers"
 
 
 def store_bytes(url: str) -> int | None:

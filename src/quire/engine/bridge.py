@@ -1,7 +1,7 @@
-"""AttentionBridge: from the attention modules of a transformers model to our backends and pages.
+"""AttentionBridge: from the attention layers of a model to our backends and pages.
 
-Every attention module is given a reference to the bridge, which knows the batch under way. It
-knows which layer keeps its keys and values in which pool, and waits for what is still being loaded.
+It knows the batch under way, which layer keeps its keys and values in which pool, and waits for
+what is still being loaded. It knows no model: forward/ calls it, layer by layer.
 """
 
 from __future__ import annotations
@@ -17,25 +17,6 @@ from quire.engine.layouts import FULL, WINDOW, Place, attention_places
 from quire.errors import ModelError, WorkerError
 from quire.models import ModelShape
 from quire.types import OperationId
-
-ATTENTION = "quire"
-"""Our name in transformers' attention interface."""
-_BRIDGE = "_quire_bridge"
-
-_HARMLESS = frozenset(
-    (
-        "attention_mask",
-        "cache_position",
-        "dropout",
-        "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-        "past_key_values",
-        "position_ids",
-        "use_cache",
-    )
-)
-"""What models pass along with their queries that changes nothing in our attention."""
 
 
 class LayerWaiter(Protocol):
@@ -130,76 +111,3 @@ class AttentionBridge:
                 f"layer {layer} attends to a window of {window} tokens, its configuration says "
                 f"{expected or 'all'}: models of this kind cannot be served yet"
             )
-
-
-def register_attention() -> None:
-    """Make our attention known to transformers. Harmless to repeat."""
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(ATTENTION, _attention)
-
-
-def _attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *_mask: object,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    s_aux: torch.Tensor | None = None,
-    is_causal: bool | None = None,
-    **options: object,
-) -> tuple[torch.Tensor, None]:
-    """query [sequences, heads, tokens, dim], key and value alike but of kv heads
-    → [sequences, tokens, heads, dim]; the tokens of all sequences are one packed row."""
-    if is_causal is False or options.keys() - _HARMLESS:
-        _check_options(is_causal, options)
-    bridge: AttentionBridge = getattr(module, _BRIDGE)
-    layer: int = module.layer_idx  # type: ignore[assignment]
-    attended = bridge.attend(
-        layer,
-        _row(query),
-        _row(key),
-        _row(value),
-        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        window=sliding_window,
-        sinks=s_aux,
-    )
-    return attended.view(query.shape[0], query.shape[2], *attended.shape[1:]), None
-
-
-def _row(tensor: torch.Tensor) -> torch.Tensor:
-    """[sequences, heads, tokens, dim] → [heads, sequences × tokens, dim]"""
-    return tensor[0] if tensor.shape[0] == 1 else tensor.transpose(0, 1).flatten(1, 2)
-
-
-def _check_options(is_causal: bool | None, options: Mapping[str, object]) -> None:
-    """Raises ModelError rather than leave something out of the computation."""
-    if is_causal is False:
-        raise ModelError("the model's attention looks ahead: it cannot be served")
-    for name in sorted(options.keys() - _HARMLESS):
-        # Flags say what a caller wants to have returned.
-        if options[name] is not None and not isinstance(options[name], bool):
-            raise ModelError(f"the model's attention needs {name!r}, which is not supported yet")
-
-
-def connect(model: torch.nn.Module, bridge: AttentionBridge) -> None:
-    """Give every attention module its bridge. Raises ModelError if the model has others."""
-    layers = [module for module in model.modules() if _attends(module)]
-    found = sorted(module.layer_idx for module in layers)  # type: ignore[type-var]
-    expected = sorted(bridge.places)
-    if found != expected:
-        raise ModelError(
-            f"the model has attention in layers {found}, its configuration says {expected}: "
-            "models of this kind cannot be served yet"
-        )
-    for module in layers:
-        setattr(module, _BRIDGE, bridge)
-
-
-def _attends(module: torch.nn.Module) -> bool:
-    """Whether it may call the attention interface, which looks at these in the module."""
-    return isinstance(getattr(module, "layer_idx", None), int) and any(
-        hasattr(module, name) for name in ("is_causal", "num_key_value_groups", "k_proj")
-    )

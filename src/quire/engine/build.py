@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -12,6 +13,7 @@ from quire.config import CacheConfig, PrefetchConfig, SnapshotConfig, WriteConfi
 from quire.engine.config import EngineConfig, Role
 from quire.engine.engine import Engine
 from quire.engine.executor import RankConfig, open_executor
+from quire.engine.forward import choose
 from quire.engine.layouts import FULL, layouts
 from quire.engine.messages import EngineInfo
 from quire.engine.parallel import head_share
@@ -28,6 +30,8 @@ from quire.worker import ComponentConfig, WorkerConfig
 
 Progress = Callable[[str, float], None]
 
+_logger = logging.getLogger(__name__)
+
 _MAX_INFLIGHT_SHARE = 0.5
 _EVENTS = 1 << 15
 """Kept for a router that asks which prefixes are here."""
@@ -39,6 +43,9 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
     directory = Path(config.model)
     shape = describe(directory)
     ranks = [_layouts(config, shape, rank) for rank in range(config.tp)]
+    forward = choose(directory, config.forward)
+    if forward.reason:
+        _logger.info("computed by transformers, not by our own decoder: %s", forward.reason)
     tell("reading the weights", 0.0)
     print_of_weights = fingerprint(directory)
     usage = Usage(print_of_weights) if len(ranks[0]) > 1 else None
@@ -48,7 +55,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
     peering = Peering.of(config, shape, ranks[0], print_of_weights)
     tell("loading the model", 0.2)
     executor = open_executor(
-        RankConfig(config.model, config.dtype, _threads(config)),
+        RankConfig(config.model, config.dtype, _threads(config), forward=forward.kind),
         [
             WorkerConfig(
                 rank,
@@ -127,6 +134,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
         no_reuse=no_reuse,
         role=config.role.value,
         peer=engine.exchange.hub.address if engine.exchange is not None else "",
+        forward=forward.kind,
+        no_dense=forward.reason,
     )
     tell("ready", 1.0)
     return engine

@@ -25,6 +25,16 @@ class Role(enum.StrEnum):
     """Generates, from prompts that prefill servers computed."""
 
 
+class ForwardKind(enum.StrEnum):
+    """What computes a model."""
+
+    AUTO = "auto"
+    """DENSE where it can."""
+    DENSE = "dense"
+    """Our own decoder."""
+    TRANSFORMERS = "transformers"
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     """Directory of a model as transformers saves it: config.json, *.safetensors, tokenizer."""
@@ -33,6 +43,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "cpu"
     """"cpu" or "cuda"."""
     dtype: str = "float32"
+    forward: ForwardKind = ForwardKind.AUTO
     page_size: int = 16
     device_bytes: int
     """For the pages of the device tier, all ranks together."""

@@ -353,6 +353,10 @@ class EngineInfo(msgspec.Struct, frozen=True):
     role: str = "unified"
     peer: str = ""
     """Address of the page server, as peers are given it; empty: there is none."""
+    forward: str = "transformers"
+    """What computes the model."""
+    no_dense: str = ""
+    """Why that is not our own decoder although nobody asked for another."""
 
 
 class Starting(_Message, frozen=True, tag="starting"):

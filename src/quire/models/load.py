@@ -87,9 +87,21 @@ def resolve(
     return path
 
 
+def read_config(directory: Path) -> PretrainedConfig:
+    """Raises ModelError if the directory is not a model that can be served."""
+    from transformers import AutoConfig
+
+    with _quiet(), _model_errors(directory):
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False
+        )
+    check_supported(config)
+    return config
+
+
 def describe(directory: Path) -> ModelShape:
     """Raises ModelError if the directory is not a model that can be served."""
-    config = _config(directory)
+    config = read_config(directory)
     text: Any = config.get_text_config()
     totals = weight_totals(directory)
     q_heads = text.num_attention_heads
@@ -119,7 +131,7 @@ def load_model(
     with transformers' attention interface. Raises ModelError."""
     from transformers import AutoModelForCausalLM
 
-    config = _config(directory)
+    config = read_config(directory)
     weight_totals(directory)  # finds a file that was cut short, and says which
     load: Any = AutoModelForCausalLM.from_pretrained  # its types do not know the second result
     with _quiet(), _model_errors(directory):
@@ -167,17 +179,6 @@ def _tokenizer_class(directory: Path) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer
-
-
-def _config(directory: Path) -> PretrainedConfig:
-    from transformers import AutoConfig
-
-    with _quiet(), _model_errors(directory):
-        config: PretrainedConfig = AutoConfig.from_pretrained(
-            directory, local_files_only=True, trust_remote_code=False
-        )
-    check_supported(config)
-    return config
 
 
 def _missing(model: str) -> str:

@@ -27,6 +27,17 @@ class WeightTotals:
     size_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor of a weight file, as its header says."""
+
+    file: Path
+    dtype: str
+    """In safetensors' words: F32, BF16, …"""
+    shape: tuple[int, ...]
+    size_bytes: int
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Raises ModelError unless it is a JSON object."""
     try:
@@ -69,13 +80,18 @@ def weight_files(directory: Path) -> list[Path]:
 
 def weight_totals(directory: Path) -> WeightTotals:
     """What is in the weight files, read from their headers. Raises ModelError."""
-    num_parameters = size_bytes = 0
-    for file in weight_files(directory):
-        for tensor in _tensors(file):
-            start, end = tensor["data_offsets"]
-            num_parameters += math.prod(tensor["shape"])
-            size_bytes += end - start
-    return WeightTotals(num_parameters, size_bytes)
+    tensors = stored_tensors(directory).values()
+    return WeightTotals(
+        sum(math.prod(tensor.shape) for tensor in tensors),
+        sum(tensor.size_bytes for tensor in tensors),
+    )
+
+
+def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
+    """All tensors of the model by name, from the headers. Raises ModelError, also for a file that
+    was cut short."""
+    files = weight_files(directory)
+    return {name: tensor for file in files for name, tensor in _tensors(file).items()}
 
 
 def _shards(directory: Path) -> list[Path]:
@@ -91,16 +107,17 @@ def _shards(directory: Path) -> list[Path]:
     return files
 
 
-def _tensors(file: Path) -> list[dict[str, list[int]]]:
-    """Shapes and places of the tensors; checks that the file is as long as they say."""
+def _tensors(file: Path) -> dict[str, StoredTensor]:
+    """Checks that the file is as long as they say."""
     try:
         with file.open("rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
             if size > _MAX_HEADER_BYTES:
                 raise ValueError("no header")
             header = json.loads(stream.read(size))
-        tensors = [entry for name, entry in header.items() if name != "__metadata__"]
-        data_bytes = max((entry["data_offsets"][1] for entry in tensors), default=0)
+        header.pop("__metadata__", None)
+        tensors = {name: _stored(file, entry) for name, entry in header.items()}
+        data_bytes = max((entry["data_offsets"][1] for entry in header.values()), default=0)
         if file.stat().st_size < 8 + size + data_bytes:
             raise ValueError("cut short")
     except OSError as error:
@@ -108,3 +125,8 @@ def _tensors(file: Path) -> list[dict[str, list[int]]]:
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise ModelError(f"{file} is damaged or cut short: get the file again") from error
     return tensors
+
+
+def _stored(file: Path, entry: dict[str, Any]) -> StoredTensor:
+    start, end = entry["data_offsets"]
+    return StoredTensor(file, entry["dtype"], tuple(entry["shape"]), end - start)

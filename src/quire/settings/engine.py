@@ -32,6 +32,7 @@ def engine_config(
         name=name,
         device=effective.device,
         dtype=effective.dtype,
+        forward=effective.forward,
         page_size=effective.page_size,
         device_bytes=device_bytes,
         host_bytes=effective.host_memory,

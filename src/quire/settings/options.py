@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from quire.config import PrefetchPolicy, WritePolicy
-from quire.engine.config import Role
+from quire.engine.config import ForwardKind, Role
 from quire.settings.kinds import (
     AUTO,
     Choice,
@@ -99,6 +99,14 @@ class Settings:
         "Of weights and KV cache.",
         auto="float32 on a CPU, bfloat16 on CUDA",
         example="bfloat16",
+        flag=True,
+    )
+    forward: ForwardKind = _option(  # noqa: RUF009  # it is a dataclasses.field
+        ForwardKind.AUTO,
+        Choice(list(ForwardKind)),
+        "What computes the model. dense: Quire's own decoder, for Llama, Mistral, Qwen2, Qwen3 and "
+        "Gemma 3. transformers: that library's modules, for all models. auto: dense where it can.",
+        example="transformers",
         flag=True,
     )
     page_size: int = _option(

@@ -20,6 +20,7 @@ from quire.components import PoolSize
 from quire.engine import build, executor
 from quire.engine.config import EngineConfig, Role
 from quire.engine.engine import Engine
+from quire.engine.forward.dense import load_dense
 from quire.engine.messages import CachedTokens, Output, Outputs
 from quire.manager.costs import CostModel
 from quire.models import load_model
@@ -32,6 +33,11 @@ SECRET = "between us"
 def loaded(_side: str, *args: Any, **options: Any) -> Any:
     """One model for each engine that lives at the same time."""
     return load_model(*args, **options)
+
+
+@functools.cache
+def loaded_dense(_side: str, *args: Any, **options: Any) -> Any:
+    return load_dense(*args, **options)
 
 
 class Pair(EngineRig):
@@ -131,6 +137,7 @@ def engines(
             number += 1
             side = f"{role.value}-{number}"
             patch.setattr(executor.rank, "load_model", functools.partial(loaded, side))
+            patch.setattr(executor.rank, "load_dense", functools.partial(loaded_dense, side))
             config = EngineConfig(
                 model=str(subject.find()),
                 name=subject.name,

@@ -17,6 +17,7 @@ from quire.engine import build, executor
 from quire.engine.batch import Batch, BatchResult, Segment
 from quire.engine.config import EngineConfig
 from quire.engine.engine import Engine
+from quire.engine.forward.dense import load_dense
 from quire.engine.messages import CachedTokens, Generate, Output, Outputs, SamplingParams
 from quire.manager.costs import CostModel
 from quire.models import load_model
@@ -37,6 +38,11 @@ Tamper = Callable[[list[Segment]], list[Segment] | None]
 @functools.cache
 def loaded(*args: Any, **options: Any) -> Any:
     return load_model(*args, **options)
+
+
+@functools.cache
+def loaded_dense(*args: Any, **options: Any) -> Any:
+    return load_dense(*args, **options)
 
 
 class EngineRig:
@@ -169,6 +175,7 @@ def engine_rig(
             build, "plan_pools", lambda *_: {name: sizes[name] for name in subject.components}
         )
         patch.setattr(executor.rank, "load_model", loaded)
+        patch.setattr(executor.rank, "load_dense", loaded_dense)
         # A tiny model computes faster than any store delivers.
         patch.setattr(CostModel, "worth_fetching", lambda _self, _num_pages: True)
         engine = build.build_engine(config)

@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from quire.engine.batch import Batch, Segment
+from quire.engine.config import ForwardKind
 from quire.engine.executor.rank import Rank, RankConfig, build_rank
 from quire.engine.layouts import layouts
 from quire.engine.messages import SamplingParams
@@ -21,15 +22,23 @@ NUM_SLOTS = 16
 ROW = Row(params=SamplingParams(max_tokens=1, temperature=0), position=0)
 
 
-def build(directory: Path, *, num_pages: int = NUM_PAGES, num_slots: int = NUM_SLOTS) -> Rank:
+def build(
+    directory: Path,
+    *,
+    num_pages: int = NUM_PAGES,
+    num_slots: int = NUM_SLOTS,
+    forward: ForwardKind = ForwardKind.AUTO,
+    dtype: str = "float32",
+) -> Rank:
     shape = describe(directory)
-    found = layouts(shape, dtype="float32", page_size=PAGE, kv_heads=shape.num_kv_heads)
+    found = layouts(shape, dtype=dtype, page_size=PAGE, kv_heads=shape.num_kv_heads)
     components = [
         ComponentConfig(layout, num_slots if layout.component == "recurrent" else num_pages, 0)
         for layout in found
     ]
     return build_rank(
-        RankConfig(str(directory), "float32", 1), WorkerConfig(0, 1, "test", components)
+        RankConfig(str(directory), dtype, 1, forward=forward),
+        WorkerConfig(0, 1, "test", components),
     )
 
 

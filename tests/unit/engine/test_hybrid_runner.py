@@ -227,7 +227,7 @@ class Waiter:
 @pytest.fixture
 def waiter(hybrid, monkeypatch):
     waiter = Waiter()
-    monkeypatch.setattr(hybrid.rank.runner._bridge, "_waiter", waiter)
+    monkeypatch.setattr(hybrid.rank.runner._forward._bridge, "_waiter", waiter)
     return waiter
 
 
@@ -323,7 +323,7 @@ def test_the_check_finds_a_model_that_forgets_between_two_parts(hybrid, monkeypa
 
 @window_models
 def test_the_check_finds_a_window_that_is_not_kept(hybrid, monkeypatch):
-    bridge = hybrid.rank.runner._bridge
+    bridge = hybrid.rank.runner._forward._bridge
     backend = bridge._backends["window"]
     real = backend.plan
 
@@ -351,7 +351,7 @@ def test_the_check_says_what_a_model_could_not_do(ranks, monkeypatch):
 def test_a_state_of_another_shape_than_the_configuration_says_is_refused(ranks):
     rank, _ = ranks("lfm2")
     hybrid = Hybrid(rank, None)
-    states = rank.runner._states
+    states = rank.runner._forward._states
     states.begin([Sequence(hybrid, hybrid.tokens(3)).segment(3)])
     with pytest.raises(ModelError, match=r"state is \[1, 3, 1\]"):
         states.update_conv_state(torch.zeros(1, 3, 9), 0)

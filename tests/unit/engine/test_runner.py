@@ -7,7 +7,13 @@ from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
 from quire.engine.attention import open_attention
 from quire.engine.batch import Batch, Segment, decode_batch, decode_result, encode
-from quire.engine.bridge import ATTENTION, AttentionBridge, connect, register_attention
+from quire.engine.bridge import AttentionBridge
+from quire.engine.forward.transformers import (
+    ATTENTION,
+    TransformersForward,
+    connect,
+    register_attention,
+)
 from quire.engine.messages import SamplingParams
 from quire.engine.runner import ModelRunner
 from quire.engine.sampling import Row
@@ -66,8 +72,7 @@ def bridge(waiter):
 
 @pytest.fixture
 def runner(model, bridge):
-    connect(model, bridge)
-    return ModelRunner(model, bridge, device=torch.device("cpu"))
+    return ModelRunner(TransformersForward(model, bridge, device=torch.device("cpu")))
 
 
 def segment(name: str, start: int, tokens: list[int], first_page: int, *, loads=(), last=True):

@@ -14,9 +14,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from quire.engine.attention import open_attention
-from quire.engine.bridge import ATTENTION, AttentionBridge, connect, register_attention
+from quire.engine.bridge import AttentionBridge
+from quire.engine.config import ForwardKind
+from quire.engine.forward import Forward, choose
+from quire.engine.forward.dense import DenseForward, DenseModel, load_dense
+from quire.engine.forward.transformers import ATTENTION, TransformersForward, register_attention
 from quire.engine.layouts import FULL, RECURRENT, WINDOW
-from quire.engine.parallel import shard
+from quire.engine.parallel import AllReduce, shard
 from quire.engine.runner import ModelRunner
 from quire.engine.states import States
 from quire.models import ModelShape, describe, load_model
@@ -41,6 +45,7 @@ class RankConfig(msgspec.Struct, frozen=True):
     rendezvous: str = ""
     """File through which the ranks find each other; empty: there is only one."""
     attention: str = "torch"
+    forward: ForwardKind = ForwardKind.AUTO
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +66,14 @@ def build_rank(
     import torch
 
     torch.set_num_threads(config.threads)
-    device = torch.device(worker_config.device)
-    rank, num_ranks = worker_config.rank, worker_config.num_ranks
-    directory = Path(config.model)
-    shape = describe(directory)
-    register_attention()
-    dtype = getattr(torch, config.dtype)
-    alone = num_ranks == 1
-    # A model that is to be split is read into main memory first, so that no device holds it whole.
-    model = load_model(
-        directory, dtype=dtype, device=device if alone else torch.device("cpu"), attention=ATTENTION
-    )
-    if not alone:
-        shard(model, shape, rank, num_ranks, _join(config, rank, num_ranks, device))
-        torch.nn.Module.to(model, device)
+    shape = describe(Path(config.model))
+    model = _load(config, worker_config)
+    all_reduce = None
+    if worker_config.num_ranks > 1:
+        all_reduce = _join(config, worker_config)
+        if not isinstance(model, DenseModel):
+            shard(model, shape, worker_config.rank, worker_config.num_ranks, all_reduce)
+            torch.nn.Module.to(model, worker_config.device)
     worker = build_worker(
         worker_config,
         progress=None
@@ -82,19 +81,39 @@ def build_rank(
         else (lambda done, total: progress("memory", done / total)),
     )
     try:
-        runner = _runner(config, model, shape, worker)
+        bridge = _bridge(config, shape, worker)
+        forward: Forward
+        if isinstance(model, DenseModel):
+            forward = DenseForward(model, bridge, all_reduce)
+        else:
+            forward = _through_transformers(config, model, bridge, shape, worker)
     except BaseException:
         worker.close()
         raise
+    runner = ModelRunner(forward, samples=worker.rank == 0)
     return Rank(worker, runner, shape, worker.components[FULL].device.layout.page_size)
 
 
-def _runner(
-    config: RankConfig, model: torch.nn.Module, shape: ModelShape, worker: CacheWorker
-) -> ModelRunner:
+def _load(config: RankConfig, worker_config: WorkerConfig) -> DenseModel | torch.nn.Module:
+    """Our own model in its share; transformers' whole, in main memory if it is to be split, so
+    that no device holds it whole."""
+    import torch
+
+    directory, num_ranks = Path(config.model), worker_config.num_ranks
+    dtype, device = getattr(torch, config.dtype), torch.device(worker_config.device)
+    if choose(directory, config.forward).kind is ForwardKind.DENSE:
+        return load_dense(
+            directory, dtype=dtype, device=device, rank=worker_config.rank, num_ranks=num_ranks
+        )
+    register_attention()
+    where = device if num_ranks == 1 else torch.device("cpu")
+    return load_model(directory, dtype=dtype, device=where, attention=ATTENTION)
+
+
+def _bridge(config: RankConfig, shape: ModelShape, worker: CacheWorker) -> AttentionBridge:
     pools = {name: pools.device for name, pools in worker.components.items()}
     windows = {FULL: 0, WINDOW: shape.window}
-    bridge = AttentionBridge(
+    return AttentionBridge(
         {
             name: open_attention(config.attention, pools[name], window)
             for name, window in windows.items()
@@ -104,32 +123,38 @@ def _runner(
         worker,
         page_size=pools[FULL].layout.page_size,
     )
-    connect(model, bridge)
+
+
+def _through_transformers(
+    config: RankConfig,
+    model: torch.nn.Module,
+    bridge: AttentionBridge,
+    shape: ModelShape,
+    worker: CacheWorker,
+) -> TransformersForward:
     states = None
     if shape.recurrent_layers:
         states = States(
-            pools[RECURRENT],
+            worker.components[RECURRENT].device,
             shape.state_layout(config.dtype),
             shape.recurrent_layers,
             lambda layer: bridge.wait(RECURRENT, layer),
         )
-    return ModelRunner(
-        model, bridge, device=pools[FULL].device, states=states, samples=worker.rank == 0
-    )
+    device = worker.components[FULL].device.device
+    return TransformersForward(model, bridge, device=device, states=states)
 
 
-def _join(
-    config: RankConfig, rank: int, num_ranks: int, device: torch.device
-) -> Callable[[torch.Tensor], None]:
+def _join(config: RankConfig, worker_config: WorkerConfig) -> AllReduce:
     """Meet the other ranks; returns how to add up a tensor over all of them."""
     import torch
     from torch import distributed
 
+    device = torch.device(worker_config.device)
     distributed.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         init_method=f"file://{config.rendezvous}",
-        rank=rank,
-        world_size=num_ranks,
+        rank=worker_config.rank,
+        world_size=worker_config.num_ranks,
         timeout=timedelta(seconds=_COLLECTIVE_TIMEOUT_S),
     )
     # Connections are made now, not with the first request; the file is not needed any more then.
