@@ -29,7 +29,7 @@ class EvictionKind(enum.Enum):
     PRIORITY = "priority"
 
 
-_PLAIN: dict[EvictionKind, type[EvictionPolicy]] = {
+_PLAIN: dict[EvictionKind, Callable[[], EvictionPolicy]] = {
     EvictionKind.LRU: LRU,
     EvictionKind.LFU: LFU,
     EvictionKind.SLRU: SLRU,

@@ -257,7 +257,7 @@ class Core:
         return guards
 
     def unprotect(self, guards: list[Guard]) -> None:
-        """Undo `protect`, `hold` or `lock`; the list is emptied, so that it cannot be undone twice."""
+        """Undo what was locked; the list is emptied, so that it cannot be undone twice."""
         for slot, end, stop in guards:
             if slot == ROOT_SLOT:
                 assert isinstance(end, Root)
