@@ -56,7 +56,9 @@ class AttentionBridge:
         """A new batch begins: what failed before is not its business."""
         self.failed = {}
 
-    def begin(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def begin(
+        self, batch: Batch, drawn: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Prepare for a batch, or a part of one; returns its tokens and positions, each [row]."""
         packing = pack(batch, self._page_size)
         self._plans = {
@@ -68,7 +70,14 @@ class AttentionBridge:
             for component, backend in self._backends.items()
         }
         self._loads = {op for segment in batch.segments for op in segment.loads}
-        return torch.from_numpy(packing.tokens), torch.from_numpy(packing.positions)
+        tokens = torch.from_numpy(packing.tokens)
+        if drawn is not None:
+            first = 0
+            for segment in batch.segments:
+                if segment.follows >= 0:
+                    tokens[first] = drawn[segment.follows]
+                first += segment.num_tokens
+        return tokens, torch.from_numpy(packing.positions)
 
     def wait(self, component: str, layer: int) -> None:
         """Until the loads of this batch have filled `layer` of a component's pool, or failed."""

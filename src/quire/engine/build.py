@@ -55,7 +55,14 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
     peering = Peering.of(config, shape, ranks[0], print_of_weights)
     tell("loading the model", 0.2)
     executor = open_executor(
-        RankConfig(config.model, config.dtype, _threads(config), forward=forward.kind),
+        RankConfig(
+            config.model,
+            config.dtype,
+            _threads(config),
+            forward=forward.kind,
+            overlap=config.overlap,
+            max_rows=running_limit(config, sizes),
+        ),
         [
             WorkerConfig(
                 rank,

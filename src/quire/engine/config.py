@@ -44,6 +44,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """"cpu" or "cuda"."""
     dtype: str = "float32"
     forward: ForwardKind = ForwardKind.AUTO
+    overlap: bool | None = None
+    """Choose and launch a batch before the one ahead of it has ended; None: on an accelerator."""
     page_size: int = 16
     device_bytes: int
     """For the pages of the device tier, all ranks together."""

@@ -63,6 +63,27 @@ class Sampled(msgspec.Struct, frozen=True):
     """The row's logits are unusable; the token means nothing."""
 
 
+class Drawn:
+    def __init__(self, sampled: list[Sampled], tokens: torch.Tensor) -> None:
+        self._sampled = sampled
+        self.tokens = tokens
+
+    def collect(self) -> list[Sampled]:
+        return self._sampled
+
+
+class Sampler:
+    def draw(self, logits: torch.Tensor, rows: Sequence[Row], ids: Sequence[Any]) -> Drawn:
+        import torch
+
+        sampled = sample(logits, rows)
+        return Drawn(sampled, torch.tensor([s.token for s in sampled], device=logits.device))
+
+
+def open_sampler(device: torch.device, vocab_size: int, max_rows: int) -> Sampler:
+    return Sampler()
+
+
 def needs_history(params: SamplingParams) -> bool:
     """Whether a row with these parameters must carry `prompt` and `output`."""
     return (

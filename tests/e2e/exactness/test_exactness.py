@@ -81,6 +81,17 @@ def test_with_a_faulty_store_in_the_path_c32(tmp_path: Path) -> None:
             pytest.fail(f"no fault was met, or nothing came from the store: {counters}")
 
 
+def test_batches_chosen_ahead_of_those_under_way_give_the_same_tokens_c32(store: str) -> None:
+    """As on an accelerator: cold, from every tier, together, and short of device pages."""
+    with engine_rig(store=store, overlap=True, **scenarios.WAIT) as rig:
+        for turn, tiers in enumerate([(), (Tier.DEVICE,), (Tier.DEVICE, Tier.HOST)]):
+            rig.flush(*tiers)
+            ask(rig, f"ahead, turn {turn}", stagger=turn)
+            assert turn == 0 or rig.reused() > 0
+    with engine_rig(device_pages=48, overlap=True) as rig:
+        ask(rig, "ahead, short of pages")
+
+
 def test_two_ranks_give_the_same_tokens_c32(store: str) -> None:
     """3 key-value heads on 2 ranks: one has two of them."""
     scenarios.two_ranks(SMOLLM2, store)

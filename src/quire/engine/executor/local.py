@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from quire.engine.batch import Batch, BatchResult
+from quire.engine.executor.base import RankLost
 from quire.engine.executor.rank import Rank
+from quire.engine.runner import Flight
 from quire.engine.selfcheck import check_resume
 from quire.worker import LocalWorkers
 
 
 class LocalExecutor:
-    def __init__(self, rank: Rank) -> None:
+    def __init__(self, rank: Rank, *, overlaps: bool) -> None:
         self._rank = rank
         self.workers = LocalWorkers([rank.worker])
+        self.overlaps = overlaps
+        self._flights: deque[Flight] = deque()
 
-    def run(self, batch: Batch) -> BatchResult:
-        return self._rank.runner.run(batch)
+    def launch(self, batch: Batch) -> None:
+        try:
+            self._flights.append(self._rank.runner.launch(batch))
+        except Exception as error:
+            raise_if_broken(error)
+            raise
+
+    def collect(self) -> BatchResult:
+        try:
+            return self._flights.popleft().collect()
+        except Exception as error:
+            raise_if_broken(error)
+            raise
 
     def self_check(self) -> str:
         return check_resume(self._rank)
@@ -24,3 +41,16 @@ class LocalExecutor:
 
     def close(self) -> None:
         self._rank.close()
+
+
+def raise_if_broken(error: Exception) -> None:
+    """After some errors an accelerator answers nothing any more: what it has computed since it was
+    last heard of is not to be trusted. Then RankLost, so that nothing of it is shared."""
+    import torch
+
+    if torch.cuda.is_available():
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            reason = " ".join(str(error).split())[:300]
+            raise RankLost(f"the accelerator is broken: {reason}") from error

@@ -14,8 +14,9 @@ from quire.types import OperationId
 class Forward(Protocol):
     """One rank's share of a model, its weights loaded and its attention on the pages."""
 
-    def logits(self, batch: Batch) -> torch.Tensor:
-        """After the last token of each segment with a row: [those, vocabulary]; of a batch
+    def logits(self, batch: Batch, drawn: torch.Tensor | None = None) -> torch.Tensor:
+        """`drawn`: what the batch before drew; see Segment.follows.
+        After the last token of each segment with a row: [those, vocabulary]; of a batch
         without any, whatever. On all ranks alike."""
 
     @property

@@ -85,11 +85,11 @@ class DenseForward:
     def failed(self) -> Mapping[OperationId, str]:
         return self._bridge.failed
 
-    def logits(self, batch: Batch) -> torch.Tensor:
+    def logits(self, batch: Batch, drawn: torch.Tensor | None = None) -> torch.Tensor:
         spec, weights = self._spec, self._weights
         device = weights.embedding.device
         self._bridge.forget()
-        tokens, positions = (row.to(device) for row in self._bridge.begin(batch))
+        tokens, positions = (row.to(device) for row in self._bridge.begin(batch, drawn))
         hidden = functional.embedding(tokens, weights.embedding)
         if spec.embedding_scale != 1:
             hidden = hidden * self._embedding_scale

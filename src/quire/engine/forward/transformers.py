@@ -60,14 +60,14 @@ class TransformersForward:
     def failed(self) -> Mapping[OperationId, str]:
         return self._bridge.failed
 
-    def logits(self, batch: Batch) -> torch.Tensor:
+    def logits(self, batch: Batch, drawn: torch.Tensor | None = None) -> torch.Tensor:
         self._bridge.forget()
         if self._states is None:
-            return self._packed(batch)
+            return self._packed(batch, drawn)
         return self._in_parts(batch, self._states)
 
-    def _packed(self, batch: Batch) -> torch.Tensor:
-        tokens, positions = self._bridge.begin(batch)
+    def _packed(self, batch: Batch, drawn: torch.Tensor | None) -> torch.Tensor:
+        tokens, positions = self._bridge.begin(batch, drawn)
         output = self._model(
             input_ids=tokens[None].to(self._device),
             position_ids=positions[None].to(self._device),
