@@ -2,6 +2,7 @@
 
 import time
 
+import httpx
 import openai
 
 from e2e.serving.chats import PLACES, first_turn, next_turn
@@ -79,6 +80,23 @@ def test_a_rank_that_is_killed_while_nothing_happens(tmp_path):
         server.wait_gone()
         assert "worker 1: killed by signal 9" in server.log
         assert server.leftovers() == []
+
+
+def test_an_engine_that_hangs_is_not_healthy(tmp_path):
+    options = {"device_memory": "48MiB", "host_memory": "48MiB", "engine_silence": 3}
+    with Server(tmp_path, **options) as server:
+
+        def health() -> httpx.Response:
+            return httpx.get(f"{server.url}/health", timeout=60)
+
+        assert health().status_code == 200
+        server.engine.suspend()
+        try:
+            wait_until(lambda: health().status_code == 503, "it is seen to hang")
+            assert "said nothing for" in health().text
+        finally:
+            server.engine.resume()
+        wait_until(lambda: health().status_code == 200, "it is well again")
 
 
 def kill_in_mid_load(folder, store, **options):
