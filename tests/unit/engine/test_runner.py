@@ -72,7 +72,7 @@ def bridge(waiter):
 
 @pytest.fixture
 def runner(model, bridge):
-    return ModelRunner(TransformersForward(model, bridge, device=torch.device("cpu")))
+    return ModelRunner(TransformersForward(model, bridge))
 
 
 def segment(name: str, start: int, tokens: list[int], first_page: int, *, loads=(), last=True):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from quire.engine.attention.base import AttentionBackend, Packing, Span, pack
+from quire.engine.attention.base import AttentionBackend, Packing, Span, Target, pack
 from quire.errors import ConfigError
 from quire.memory.device import DevicePool
 
-__all__ = ["AttentionBackend", "Packing", "Span", "open_attention", "pack"]
+__all__ = ["AttentionBackend", "Packing", "Span", "Target", "open_attention", "pack"]
 
 
 def open_attention(name: str, pool: DevicePool, window: int = 0) -> AttentionBackend:
