@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from attention_cases import Sequences
 from kernel_cases import (
+    TOLERANCES,
     Where,
     check_activation,
     check_append,
@@ -77,3 +79,36 @@ def test_decode_of_many_sequences(where):
 @pytest.mark.parametrize(("rows", "heads", "dim"), [(1, 3, 16), (7, 6, 40), (300, 32, 128)])
 def test_merge(where, rows, heads, dim):
     check_merge(where, rows, heads, dim)
+
+
+@pytest.mark.parametrize("window", [0, 24])
+@pytest.mark.parametrize("sinks", [True, False])
+def test_attention_of_mixed_batches(where, window, sinks):
+    from quire.engine.attention.triton import TritonAttention
+
+    shapes = [(40, 1), (0, 20), (33, 9), (7, 1), (0, 1), (64, 70)]
+    dtype = str(where.dtype).removeprefix("torch.")
+    case = Sequences(shapes, 5, window, sinks, backend=TritonAttention, device="cuda", dtype=dtype)
+    case.check(2 * TOLERANCES[where.dtype])
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_every_way_to_compute_a_part_gives_the_same(dtype, is_causal):
+    """What a way refuses is no failure here, and is printed."""
+    from quire.engine.attention import parts
+
+    torch.manual_seed(1)
+    heads = torch.randn(2048, 48, 128, device="cuda", dtype=dtype).transpose(0, 1)
+    query, key, value = heads[:32], heads[32:40], heads[40:]
+    options = {"is_causal": is_causal, "scaling": 0.1}
+    expected = parts.by_definition(query.float(), key.float(), value.float(), **options)
+    for way in (parts._flash, parts._cudnn, parts._cudnn_repeated):
+        try:
+            part = way(query, key, value, **options)
+        except RuntimeError as error:
+            print(f"{way.__name__} refuses: {error}")
+            continue
+        limit = TOLERANCES[dtype]
+        torch.testing.assert_close(part.out.float(), expected.out, rtol=limit, atol=limit)
+        torch.testing.assert_close(part.lse, expected.lse, rtol=1e-3, atol=1e-3)
