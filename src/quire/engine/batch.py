@@ -46,8 +46,8 @@ class Segment(msgspec.Struct, frozen=True):
     save: int = NO_SLOT
     """Where to put a snapshot of the state after the last token."""
     follows: int = -1
-    """Its only token is not known here yet: it is the one at this place of `drawn`, the tokens
-    that the batch before drew, one per row, on the device. −1: `tokens` has it."""
+    """Its only token is not known here yet: it is the one at this place of `drawn`, the tokens that
+    the batch before drew, one per row, on the device. −1: `tokens` has it."""
 
     @property
     def num_tokens(self) -> int:

@@ -7,22 +7,36 @@ what is still being loaded. It knows no model: forward/ calls it, layer by layer
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from quire.engine.attention import AttentionBackend, pack
+from quire.engine.attention import AttentionBackend, Target, pack
+from quire.engine.attention.staging import send
 from quire.engine.batch import Batch
 from quire.engine.layouts import FULL, WINDOW, Place, attention_places
 from quire.errors import ModelError, WorkerError
 from quire.models import ModelShape
 from quire.types import OperationId
 
+_CPU = torch.device("cpu")
+
 
 class LayerWaiter(Protocol):
     """The part of CacheWorker that the model needs."""
 
     def wait_layer(self, op: OperationId, layer: int, component: str = "full") -> None: ...
+
+
+class Inputs(NamedTuple):
+    """A batch as one packed row, on the device."""
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    ends: torch.Tensor | None
+    """Places in the row of the tokens whose logits are wanted; None: all of them."""
 
 
 class AttentionBridge:
@@ -35,11 +49,14 @@ class AttentionBridge:
         waiter: LayerWaiter,
         *,
         page_size: int,
+        device: torch.device = _CPU,
     ) -> None:
         """`backends`: by component, those that the model has attention for."""
         self._backends = backends
+        self._device = device
         self._places = attention_places(shape)
-        self._windows = {FULL: 0, WINDOW: shape.window}
+        self.windows = {FULL: 0, WINDOW: shape.window}
+        """Tokens that a component's layers see; 0: all."""
         self._max_positions = shape.max_position_embeddings
         self._waiter = waiter
         self._page_size = page_size
@@ -56,28 +73,35 @@ class AttentionBridge:
         """A new batch begins: what failed before is not its business."""
         self.failed = {}
 
-    def begin(
-        self, batch: Batch, drawn: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Prepare for a batch, or a part of one; returns its tokens and positions, each [row]."""
+    def begin(self, batch: Batch, drawn: torch.Tensor | None = None) -> Inputs:
+        """Prepare for a batch, or a part of one. `drawn`: the tokens that some segments follow.
+
+        Nothing waits for the device.
+        """
         packing = pack(batch, self._page_size)
-        self._plans = {
+        plans = {
             component: backend.plan(
                 pack(batch, self._page_size, window)
-                if (window := self._windows[component])
+                if (window := self.windows[component])
                 else packing
             )
             for component, backend in self._backends.items()
         }
-        self._loads = {op for segment in batch.segments for op in segment.loads}
-        tokens = torch.from_numpy(packing.tokens)
-        if drawn is not None:
-            first = 0
-            for segment in batch.segments:
-                if segment.follows >= 0:
-                    tokens[first] = drawn[segment.follows]
-                first += segment.num_tokens
-        return tokens, torch.from_numpy(packing.positions)
+        self.enter(plans, {op for segment in batch.segments for op in segment.loads})
+        ends = np.array(row_ends(batch), dtype=np.int64)
+        arrays = [packing.tokens, packing.positions, ends]
+        sources = _sources(batch, packing.tokens)
+        if sources is not None:
+            arrays.append(sources)
+        tokens, positions, *rest = send(arrays, self._device)
+        if sources is not None:
+            assert drawn is not None
+            tokens = torch.cat((tokens, drawn)).index_select(0, rest[1])
+        return Inputs(tokens, positions, None if len(ends) == len(packing.tokens) else rest[0])
+
+    def enter(self, plans: dict[str, Any], loads: set[OperationId]) -> None:
+        """Prepare for a batch by its backends' own plans."""
+        self._plans, self._loads = plans, loads
 
     def wait(self, component: str, layer: int) -> None:
         """Until the loads of this batch have filled `layer` of a component's pool, or failed."""
@@ -87,6 +111,14 @@ class AttentionBridge:
             except WorkerError as error:
                 self.failed[op] = str(error)
         self._loads -= self.failed.keys()
+
+    def target(self, layer: int) -> Target | None:
+        """As of the layer's backend."""
+        place = self._places[layer]
+        found = self._backends[place.component].target(self._plans[place.component], place.layer)
+        if found is not None and self._loads:
+            self.wait(place.component, place.layer)
+        return found
 
     def attend(
         self,
@@ -98,11 +130,12 @@ class AttentionBridge:
         scaling: float,
         window: int | None,
         sinks: torch.Tensor | None,
+        is_appended: bool = False,
     ) -> torch.Tensor:
         place = self._places[layer]
-        if (window or 0) != self._windows[place.component]:
-            self._check_window(layer, window, self._windows[place.component])
-        if self._loads:
+        if (window or 0) != self.windows[place.component]:
+            self._check_window(layer, window, self.windows[place.component])
+        if self._loads and not is_appended:
             self.wait(place.component, place.layer)
         return self._backends[place.component].attend(
             self._plans[place.component],
@@ -112,6 +145,7 @@ class AttentionBridge:
             value,
             scaling=scaling,
             sinks=sinks,
+            is_appended=is_appended,
         )
 
     def _check_window(self, layer: int, window: int | None, expected: int) -> None:
@@ -120,3 +154,28 @@ class AttentionBridge:
                 f"layer {layer} attends to a window of {window} tokens, its configuration says "
                 f"{expected or 'all'}: models of this kind cannot be served yet"
             )
+
+
+def row_ends(batch: Batch) -> list[int]:
+    """The last token's place of each segment with a row, in the packed row of the batch."""
+    ends: list[int] = []
+    end = 0
+    for segment in batch.segments:
+        end += segment.num_tokens
+        if segment.row is not None:
+            ends.append(end - 1)
+    return ends
+
+
+def _sources(batch: Batch, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
+    """Where each token is found among those known here and, after them, those drawn; None: all
+    are known."""
+    if all(segment.follows < 0 for segment in batch.segments):
+        return None
+    sources = np.arange(len(tokens))
+    place = 0
+    for segment in batch.segments:
+        if segment.follows >= 0:
+            sources[place] = len(tokens) + segment.follows
+        place += segment.num_tokens
+    return sources

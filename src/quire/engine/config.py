@@ -35,6 +35,15 @@ class ForwardKind(enum.StrEnum):
     TRANSFORMERS = "transformers"
 
 
+class AttentionKind(enum.StrEnum):
+    """What computes attention over the pages."""
+
+    AUTO = "auto"
+    """TRITON on CUDA, if it is installed."""
+    TORCH = "torch"
+    TRITON = "triton"
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     """Directory of a model as transformers saves it: config.json, *.safetensors, tokenizer."""
@@ -46,6 +55,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     forward: ForwardKind = ForwardKind.AUTO
     overlap: bool | None = None
     """Choose and launch a batch before the one ahead of it has ended; None: on an accelerator."""
+    attention: AttentionKind = AttentionKind.AUTO
+    cuda_graphs: bool = True
+    """On CUDA with one rank and our own decoder: steps that only decode are replayed, not
+    launched kernel by kernel."""
     page_size: int = 16
     device_bytes: int
     """For the pages of the device tier, all ranks together."""

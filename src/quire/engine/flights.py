@@ -55,8 +55,11 @@ class Flights:
 
     @property
     def is_due(self) -> bool:
-        """Is the first of them to be waited for before another is launched?"""
-        return len(self._under_way) > (1 if self._overlaps else 0)
+        """Is the first of them to be waited for before another is launched? Nothing can follow a
+        batch that could not be launched."""
+        if not self._under_way:
+            return False
+        return len(self._under_way) > self._overlaps or self._under_way[-1].error is not None
 
     def land(self) -> Landed:
         """Wait for the first of them. Raises RankLost."""

@@ -73,8 +73,9 @@ def bridge(waiter):
 @pytest.fixture
 def runner(model, bridge):
     device = torch.device("cpu")
-    forward = TransformersForward(model, bridge, device=device)
-    return ModelRunner(forward, open_sampler(device, vocab_size=100, max_rows=8))
+    return ModelRunner(
+        TransformersForward(model, bridge), open_sampler(device, vocab_size=100, max_rows=8)
+    )
 
 
 def segment(name: str, start: int, tokens: list[int], first_page: int, *, loads=(), last=True):

@@ -48,9 +48,25 @@ class Packing:
     spans: list[Span]
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a layer's new keys and values go."""
+
+    keys: torch.Tensor
+    """The layer's pages, [pages, page_size, kv heads, dim]; so are `values`."""
+    values: torch.Tensor
+    slots: torch.Tensor
+    """[row]; −1: nowhere."""
+
+
 class AttentionBackend(Protocol):
     def plan(self, packing: Packing) -> Any:
-        """Whatever `attend` needs for this batch, made once for all layers."""
+        """Whatever `attend` needs for this batch, made once for all layers. Does not wait for the
+        device."""
+
+    def target(self, plan: Any, layer: int) -> Target | None:
+        """For a caller who writes keys and values into the pages himself and then says so to
+        `attend`; None: that is not possible here."""
 
     def attend(
         self,
@@ -62,11 +78,12 @@ class AttentionBackend(Protocol):
         *,
         scaling: float,
         sinks: torch.Tensor | None = None,
+        is_appended: bool = False,
     ) -> torch.Tensor:
         """query [heads, row, dim], key and value [kv heads, row, dim] → [row, heads, dim].
 
         `sinks` [heads] are logits that take part in each softmax and have no value.
-        Keys and values are in the pages when it returns.
+        Keys and values are in the pages when it returns; `is_appended`: they already were.
         """
 
 

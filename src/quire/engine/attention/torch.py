@@ -13,6 +13,7 @@ With a window, only the pages that hold some of it are gathered, and a long prom
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,8 @@ import numpy.typing as npt
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from quire.engine.attention.base import Packing, Span
+from quire.engine.attention.base import Packing, Span, Target
+from quire.engine.attention.staging import Array, send
 from quire.memory.device import DevicePool
 
 _MAX_GROUP_PADDING = 2
@@ -32,7 +34,7 @@ _SINK_DIMS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class _Prompt:
+class Prompt:
     """Several tokens of one sequence."""
 
     rows: slice
@@ -57,7 +59,7 @@ class _Decodes:
 class _Plan:
     slots: torch.Tensor
     fresh: torch.Tensor | None
-    prompts: list[_Prompt]
+    prompts: list[Prompt]
     decodes: list[_Decodes]
 
 
@@ -69,17 +71,21 @@ class TorchAttention:
         self._page_size = pool.layout.page_size
 
     def plan(self, packing: Packing) -> _Plan:
-        spans = packing.spans
-        if self._window:
-            spans = [block for span in spans for block in self._blocks(span)]
-        prompts = [self._prompt(span) for span in spans if span.num_tokens > 1]
-        singles = [span for span in spans if span.num_tokens == 1]
+        parts = self._blocks(packing.spans)
+        singles = [span for span in parts if span.num_tokens == 1]
         return _Plan(
             self._tensor(packing.slots),
             self._tensor(packing.fresh) if len(packing.fresh) else None,
-            prompts,
+            [self._prompt(span) for span in parts if span.num_tokens > 1],
             [self._decodes(group) for group in _groups(singles)],
         )
+
+    def prompts(self, spans: Sequence[Span]) -> list[Prompt]:
+        """A part of a plan, for `attend_prompts`."""
+        return [self._prompt(span) for span in self._blocks(spans)]
+
+    def target(self, plan: _Plan, layer: int) -> Target | None:
+        return None
 
     def attend(
         self,
@@ -91,7 +97,9 @@ class TorchAttention:
         *,
         scaling: float,
         sinks: torch.Tensor | None = None,
+        is_appended: bool = False,
     ) -> torch.Tensor:
+        assert not is_appended
         keys, values = self._pool.k(layer), self._pool.v(layer)  # [pages, page_size, kv, dim]
         if plan.fresh is not None:
             keys.index_fill_(0, plan.fresh, 0)
@@ -100,18 +108,7 @@ class TorchAttention:
         values.flatten(0, 1).index_copy_(0, plan.slots, value.transpose(0, 1))
         heads, row, dim = query.shape
         output = query.new_empty((row, heads, dim))
-        for prompt in plan.prompts:
-            k, v = _gather(keys, prompt.pages), _gather(values, prompt.pages)
-            attended = _attend(
-                query[None, :, prompt.rows],
-                k[None, :, : prompt.length],
-                v[None, :, : prompt.length],
-                prompt.mask,
-                is_causal=prompt.mask is None,
-                scaling=scaling,
-                sinks=None if sinks is None else sinks[:, None, None],
-            )  # [1, heads, tokens, dim]
-            output[prompt.rows] = attended[0].transpose(0, 1)
+        self.attend_prompts(plan.prompts, layer, query, output, scaling=scaling, sinks=sinks)
         for group in plan.decodes:
             count, kv = len(group.rows), keys.shape[2]
             k, v = _gather_many(keys, group.pages), _gather_many(values, group.pages)
@@ -127,8 +124,38 @@ class TorchAttention:
             output[group.rows] = attended.reshape(count, heads, dim)
         return output
 
-    def _blocks(self, span: Span) -> list[Span]:
-        """A span cut up, each part with only the pages that its queries see."""
+    def attend_prompts(
+        self,
+        prompts: Sequence[Prompt],
+        layer: int,
+        query: torch.Tensor,
+        output: torch.Tensor,
+        *,
+        scaling: float,
+        sinks: torch.Tensor | None,
+    ) -> None:
+        """Into their rows of `output`. Nothing past a prompt's last token is read."""
+        keys, values = self._pool.k(layer), self._pool.v(layer)
+        for prompt in prompts:
+            k, v = gather(keys, prompt.pages), gather(values, prompt.pages)
+            attended = _attend(
+                query[None, :, prompt.rows],
+                k[None, :, : prompt.length],
+                v[None, :, : prompt.length],
+                prompt.mask,
+                is_causal=prompt.mask is None,
+                scaling=scaling,
+                sinks=None if sinks is None else sinks[:, None, None],
+            )  # [1, heads, tokens, dim]
+            output[prompt.rows] = attended[0].transpose(0, 1)
+
+    def _blocks(self, spans: Sequence[Span]) -> list[Span]:
+        """With a window: spans cut up, each part with only the pages that its queries see."""
+        if not self._window:
+            return list(spans)
+        return [block for span in spans for block in self._cut(span)]
+
+    def _cut(self, span: Span) -> list[Span]:
         size, page_size = max(self._window, _MIN_BLOCK), self._page_size
         blocks = []
         for done in range(0, span.num_tokens, size):
@@ -139,7 +166,7 @@ class TorchAttention:
             blocks.append(Span(span.first + done, count, start - first * page_size, pages))
         return blocks
 
-    def _prompt(self, span: Span) -> _Prompt:
+    def _prompt(self, span: Span) -> Prompt:
         mask = None
         slides = 0 < self._window < span.length
         if span.start or slides:
@@ -147,28 +174,22 @@ class TorchAttention:
         if mask is not None and slides:
             mask = mask.triu(span.start - self._window + 1)
         rows = slice(span.first, span.first + span.num_tokens)
-        return _Prompt(rows, self._tensor(span.pages), span.length, mask)
+        return Prompt(rows, self._tensor(span.pages), span.length, mask)
 
     def _decodes(self, group: list[Span]) -> _Decodes:
         longest = max(len(span.pages) for span in group)
         table = np.stack([_padded(span.pages, longest) for span in group])
-        rows = torch.tensor([span.first for span in group])
-        lengths = torch.tensor([span.length for span in group])
-        places = torch.arange(longest * self._page_size)
-        seen = places < lengths[:, None]
+        rows = np.array([span.first for span in group])
+        lengths = np.array([[span.length] for span in group])
+        places = np.arange(longest * self._page_size)
+        seen = places < lengths
         if self._window:
-            seen &= places >= lengths[:, None] - self._window
-        mask = seen[:, None, None]
-        device = self._pool.device
-        hides_nothing = bool(mask.all())
-        return _Decodes(
-            rows.to(device),
-            torch.from_numpy(table).to(device),
-            None if hides_nothing else mask.to(device),
-        )
+            seen &= places >= lengths - self._window
+        there = send([rows, table, seen[:, None, None]], self._pool.device)
+        return _Decodes(there[0], there[1], None if seen.all() else there[2])
 
-    def _tensor(self, array: object) -> torch.Tensor:
-        return torch.tensor(array, device=self._pool.device)
+    def _tensor(self, array: Array) -> torch.Tensor:
+        return send([array], self._pool.device)[0]
 
 
 def _attend(
@@ -233,7 +254,7 @@ def _padded(pages: npt.NDArray[np.int32], count: int) -> npt.NDArray[np.int32]:
     return np.pad(pages, (0, count - len(pages)), constant_values=pages[0])
 
 
-def _gather(plane: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
+def gather(plane: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
     """Pages of one sequence as [kv heads, tokens, dim]."""
     return plane.index_select(0, pages).flatten(0, 1).transpose(0, 1)
 

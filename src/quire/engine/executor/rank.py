@@ -131,6 +131,7 @@ def _bridge(config: RankConfig, shape: ModelShape, worker: CacheWorker) -> Atten
         shape,
         worker,
         page_size=pools[FULL].layout.page_size,
+        device=pools[FULL].device,
     )
 
 
@@ -149,8 +150,7 @@ def _through_transformers(
             shape.recurrent_layers,
             lambda layer: bridge.wait(RECURRENT, layer),
         )
-    device = worker.components[FULL].device.device
-    return TransformersForward(model, bridge, device=device, states=states)
+    return TransformersForward(model, bridge, states=states)
 
 
 def _join(config: RankConfig, worker_config: WorkerConfig) -> AllReduce:

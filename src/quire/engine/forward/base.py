@@ -15,21 +15,14 @@ class Forward(Protocol):
     """One rank's share of a model, its weights loaded and its attention on the pages."""
 
     def logits(self, batch: Batch, drawn: torch.Tensor | None = None) -> torch.Tensor:
-        """`drawn`: what the batch before drew; see Segment.follows.
-        After the last token of each segment with a row: [those, vocabulary]; of a batch
-        without any, whatever. On all ranks alike."""
+        """After the last token of each segment with a row: [those, vocabulary]; of a batch
+        without any, whatever. On all ranks alike.
+
+        `drawn` [rows of the batch before], int64, on the device: see Segment.follows. On CUDA the
+        work is launched, and nothing waits for it; what is returned may be overwritten by the next
+        call's work.
+        """
 
     @property
     def failed(self) -> Mapping[OperationId, str]:
         """Loads that did not arrive for the last batch, and why."""
-
-
-def row_ends(batch: Batch) -> list[int]:
-    """The last token's place of each segment with a row, in the packed row of the batch."""
-    ends: list[int] = []
-    end = 0
-    for segment in batch.segments:
-        end += segment.num_tokens
-        if segment.row is not None:
-            ends.append(end - 1)
-    return ends

@@ -1,8 +1,8 @@
 """DenseForward: a decoder of our own, for the families that spec.py knows.
 
-Computes a batch as one packed row, the same on CPU and CUDA. After the last attention only the
-tokens whose logits are wanted go on. Norms, positions and activations are rounded where
-transformers' modules round them, so that in any dtype the two differ by the order of sums only.
+Computes a batch as one packed row. After the last attention only the tokens whose logits are
+wanted go on. Matrices are torch's everywhere; what lies between them is the business of `Ops`:
+torch's operations, or fused kernels on CUDA.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 from torch.nn import functional
 
 from quire.engine.batch import Batch
-from quire.engine.bridge import AttentionBridge
-from quire.engine.forward.base import row_ends
-from quire.engine.forward.rope import Turn, Turner, turned
+from quire.engine.bridge import AttentionBridge, Inputs
+from quire.engine.forward.ops import Ops, TorchOps
+from quire.engine.forward.rope import Turn, Turner
 from quire.engine.forward.spec import DenseSpec, dense_refusal, dense_spec
 from quire.engine.forward.weights import (
     DenseWeights,
@@ -68,96 +68,81 @@ def load_dense(
 
 class DenseForward:
     def __init__(
-        self, model: DenseModel, bridge: AttentionBridge, all_reduce: AllReduce | None = None
+        self,
+        model: DenseModel,
+        bridge: AttentionBridge,
+        all_reduce: AllReduce | None = None,
+        ops: Ops | None = None,
     ) -> None:
-        """`all_reduce` adds up over ranks; None: there is only one."""
+        """`all_reduce` adds up over ranks; None: there is only one. `ops`: None: torch's."""
         self._spec = model.spec
         self._weights = model.weights
         self._bridge = bridge
         self._all_reduce = all_reduce
+        self._ops = ops or TorchOps(model.spec, num_kv_heads(model))
         dtype, device = model.weights.embedding.dtype, model.weights.embedding.device
-        self._turner = Turner(model.spec.ropes, dtype=dtype, device=device)
+        self._turner = Turner(model.spec.ropes, device)
         # transformers rounds it to the model's dtype before it multiplies.
         self._embedding_scale = float(torch.tensor(model.spec.embedding_scale).to(dtype))
-        self._num_kv_heads = _num_kv_heads(model)
 
     @property
     def failed(self) -> Mapping[OperationId, str]:
         return self._bridge.failed
 
     def logits(self, batch: Batch, drawn: torch.Tensor | None = None) -> torch.Tensor:
-        spec, weights = self._spec, self._weights
-        device = weights.embedding.device
         self._bridge.forget()
-        tokens, positions = (row.to(device) for row in self._bridge.begin(batch, drawn))
-        hidden = functional.embedding(tokens, weights.embedding)
+        return self.compute(self._bridge.begin(batch, drawn))
+
+    def compute(self, inputs: Inputs, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits of a batch for which the bridge has been prepared; into `out`, if there is one."""
+        spec, weights, ops = self._spec, self._weights, self._ops
+        hidden = functional.embedding(inputs.tokens, weights.embedding)
         if spec.embedding_scale != 1:
             hidden = hidden * self._embedding_scale
-        turns = self._turner.turns(positions)
-        ends = row_ends(batch)
+        turns = [ops.prepared(by, hidden.dtype) for by in self._turner.turns(inputs.positions)]
+        norms = [layer.attention_norm for layer in weights.layers[1:]] + [weights.norm]
+        normed = ops.norm(hidden, weights.layers[0].attention_norm)
         for number, layer in enumerate(weights.layers):
-            attended = self._attend(number, layer, hidden, turns[number])
-            if number == spec.num_layers - 1:
-                if not ends:
+            attended = self._attend(number, layer, normed, turns[self._turner.kind_of[number]])
+            if inputs.ends is not None and number == spec.num_layers - 1:
+                if not len(inputs.ends):
                     return hidden.new_empty((0, spec.vocab_size))
-                if len(ends) < len(hidden):
-                    hidden, attended = hidden[ends], attended[ends]
-            hidden = self._added(hidden, attended, layer.o, layer.attention_post_norm)
-            inner = self._mlp(layer, hidden)
-            hidden = self._added(hidden, inner, layer.down, layer.mlp_post_norm)
-        logits = functional.linear(self._normed(hidden, weights.norm), weights.head)
+                hidden, attended = hidden[inputs.ends], attended[inputs.ends]
+            output = self._summed(attended, layer.o)
+            hidden, normed = ops.add_norm(output, hidden, layer.mlp_norm, layer.attention_post_norm)
+            inner = ops.activated(_linear(normed, layer.gate_up))
+            output = self._summed(inner, layer.down)
+            hidden, normed = ops.add_norm(output, hidden, norms[number], layer.mlp_post_norm)
+        logits = torch.mm(normed, weights.head.t(), out=out)
         if spec.logit_cap is not None:
-            logits = torch.tanh(logits / spec.logit_cap) * spec.logit_cap
+            logits.div_(spec.logit_cap).tanh_().mul_(spec.logit_cap)
         return logits
 
     def _attend(
-        self, number: int, layer: LayerWeights, hidden: torch.Tensor, by: Turn
+        self, number: int, layer: LayerWeights, normed: torch.Tensor, by: Turn
     ) -> torch.Tensor:
         """[row, hidden] → [row, query heads × dim]"""
-        spec, kv_heads = self._spec, self._num_kv_heads
-        normed = self._normed(hidden, layer.attention_norm)
-        heads = _linear(normed, layer.qkv).view(len(hidden), -1, spec.head_dim)
-        queries_and_keys, values = heads[:, :-kv_heads], heads[:, -kv_heads:]
-        if layer.qk_norm is not None:
-            queries_and_keys = self._normed(queries_and_keys, layer.qk_norm)
-        queries_and_keys = turned(queries_and_keys, by).transpose(0, 1)
+        target = self._bridge.target(number)
+        heads = self._ops.heads(_linear(normed, layer.qkv), layer.qk_norm, by, target)
         attended = self._bridge.attend(
             number,
-            queries_and_keys[:-kv_heads],
-            queries_and_keys[-kv_heads:],
-            values.transpose(0, 1),
-            scaling=spec.scaling,
-            window=spec.windows[number],
+            *heads,
+            scaling=self._spec.scaling,
+            window=self._spec.windows[number],
             sinks=None,
+            is_appended=target is not None,
         )
         return attended.flatten(1)
 
-    def _mlp(self, layer: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
-        """[row, hidden] → [row, this rank's part of the MLP]"""
-        gate, up = _linear(self._normed(hidden, layer.mlp_norm), layer.gate_up).chunk(2, -1)
-        return _activated(gate, self._spec.activation).mul_(up)
-
-    def _added(
-        self,
-        hidden: torch.Tensor,
-        inner: torch.Tensor,
-        linear: Linear,
-        norm: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """`hidden`, and what all ranks' parts of `inner` come to."""
+    def _summed(self, inner: torch.Tensor, linear: Linear) -> torch.Tensor:
+        """What all ranks' parts of `inner` come to."""
         output = _linear(inner, linear)
         if self._all_reduce is not None:
             self._all_reduce(output)
-        return (output if norm is None else self._normed(output, norm)).add_(hidden)
-
-    def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """RMS norm over the last dimension, in float32; the weight in its own dtype."""
-        wide = x.to(torch.float32)
-        inverse = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._spec.norm_eps)
-        return (wide * inverse).to(weight.dtype).mul_(weight).to(x.dtype)
+        return output
 
 
-def _num_kv_heads(model: DenseModel) -> int:
+def num_kv_heads(model: DenseModel) -> int:
     """Of this rank: heads of queries, keys and values lie in one matrix."""
     spec = model.spec
     group = spec.num_q_heads // spec.num_kv_heads
@@ -166,9 +151,3 @@ def _num_kv_heads(model: DenseModel) -> int:
 
 def _linear(x: torch.Tensor, linear: Linear) -> torch.Tensor:
     return functional.linear(x, linear.weight, linear.bias)
-
-
-def _activated(gate: torch.Tensor, activation: str) -> torch.Tensor:
-    if activation == "silu":
-        return functional.silu(gate)
-    return functional.gelu(gate, approximate="tanh" if activation != "gelu" else "none")

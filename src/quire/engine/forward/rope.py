@@ -27,11 +27,15 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a row of positions does to queries and keys; each [row, 1, dim]."""
+    """What a row of positions does to queries and keys; each [row, dim / 2], float32."""
 
     cos: torch.Tensor
     sin: torch.Tensor
-    """The first half negated."""
+
+    def widened(self, dtype: torch.dtype) -> Turn:
+        """For `turned`: each [row, 1, dim], with the first half of the sines negated."""
+        cos, sin = self.cos.to(dtype)[:, None], self.sin.to(dtype)[:, None]
+        return Turn(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
 
 
 def refusal(text: Any, kind: str | None = None) -> str | None:
@@ -60,30 +64,31 @@ def rope_of(text: Any, head_dim: int, kind: str | None = None) -> Rope:
 class Turner:
     """From positions to turns, for all layers of a model."""
 
-    def __init__(self, ropes: Sequence[Rope], *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, ropes: Sequence[Rope], device: torch.device) -> None:
         """`ropes`: of each layer; layers with the same one share their turn."""
         self._kinds = list(dict.fromkeys(ropes))
-        self._kind_of = [self._kinds.index(rope) for rope in ropes]
+        self.kind_of = [self._kinds.index(rope) for rope in ropes]
+        """Which of the turns is a layer's."""
         self._frequencies = [
             torch.tensor(rope.frequencies, dtype=torch.float32, device=device)
             for rope in self._kinds
         ]
-        self._dtype = dtype
 
     def turns(self, positions: torch.Tensor) -> list[Turn]:
-        """`positions` [row], on the device → for each layer."""
-        wide = positions.to(torch.float32)[:, None, None]
+        """`positions` [row], on the device → by kind."""
+        wide = positions.to(torch.float32)[:, None]
         made = []
         for rope, frequencies in zip(self._kinds, self._frequencies, strict=True):
             angles = wide * frequencies
-            cos, sin = angles.cos() * rope.factor, angles.sin() * rope.factor
-            both = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-            made.append(Turn(*(half.to(self._dtype) for half in both)))
-        return [made[kind] for kind in self._kind_of]
+            cos, sin = angles.cos(), angles.sin()
+            if rope.factor != 1:
+                cos, sin = cos.mul_(rope.factor), sin.mul_(rope.factor)
+            made.append(Turn(cos, sin))
+        return made
 
 
 def turned(heads: torch.Tensor, by: Turn) -> torch.Tensor:
-    """`heads` [row, any number, dim] → the same, with their positions worked in."""
+    """`heads` [row, any number, dim] → the same, with their positions worked in; `by` widened."""
     half = heads.shape[-1] // 2
     swapped = torch.cat((heads[..., half:], heads[..., :half]), -1)
     return (heads * by.cos).addcmul_(swapped, by.sin)

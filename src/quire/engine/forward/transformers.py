@@ -14,7 +14,6 @@ import torch
 
 from quire.engine.batch import Batch
 from quire.engine.bridge import AttentionBridge
-from quire.engine.forward.base import row_ends
 from quire.engine.states import States
 from quire.errors import ModelError
 from quire.types import OperationId
@@ -45,7 +44,6 @@ class TransformersForward:
         model: torch.nn.Module,
         bridge: AttentionBridge,
         *,
-        device: torch.device,
         states: States | None = None,
     ) -> None:
         """`states`: of the recurrent layers, if there are any. Raises ModelError if the model has
@@ -53,7 +51,6 @@ class TransformersForward:
         connect(model, bridge)
         self._model = model
         self._bridge = bridge
-        self._device = device
         self._states = states
 
     @property
@@ -64,29 +61,30 @@ class TransformersForward:
         self._bridge.forget()
         if self._states is None:
             return self._packed(batch, drawn)
-        return self._in_parts(batch, self._states)
+        return self._in_parts(batch, drawn, self._states)
 
     def _packed(self, batch: Batch, drawn: torch.Tensor | None) -> torch.Tensor:
-        tokens, positions = self._bridge.begin(batch, drawn)
+        tokens, positions, ends = self._bridge.begin(batch, drawn)
         output = self._model(
-            input_ids=tokens[None].to(self._device),
-            position_ids=positions[None].to(self._device),
+            input_ids=tokens[None],
+            position_ids=positions[None],
             use_cache=False,
-            logits_to_keep=torch.tensor(row_ends(batch) or [0], device=self._device),
+            # To transformers 0 is all; of a batch without rows we need none, and get the last.
+            logits_to_keep=0 if ends is None else ends if len(ends) else 1,
         )
         logits: torch.Tensor = output.logits[0]
         return logits
 
-    def _in_parts(self, batch: Batch, states: States) -> torch.Tensor:
+    def _in_parts(self, batch: Batch, drawn: torch.Tensor | None, states: States) -> torch.Tensor:
         found: dict[int, torch.Tensor] = {}
         for members in _parts(batch):
             segments = [batch.segments[i] for i in members]
-            tokens, positions = self._bridge.begin(Batch(batch.number, segments))
+            tokens, positions, _ = self._bridge.begin(Batch(batch.number, segments), drawn)
             shape = (len(segments), -1)  # either has one token each, or there is only one
             states.begin(segments)
             output = self._model(
-                input_ids=tokens.view(shape).to(self._device),
-                position_ids=positions.view(shape).to(self._device),
+                input_ids=tokens.view(shape),
+                position_ids=positions.view(shape),
                 past_key_values=states,
                 use_cache=True,
                 logits_to_keep=1,

@@ -1,0 +1,164 @@
+"""Attention over a part of the keys, with its log-sum-exp: what it takes to merge parts.
+
+Who computes a part, on CUDA in half precision:
+
+    cuDNN    twice as fast as the others. But it builds a plan for every new pair of lengths, which
+             takes it up to half a second: so it gets powers of two only, and lengths are cut up
+    flash    the rest: short parts, what is left over, whatever cuDNN refuses
+
+Everything else, and what both refuse, is computed by the definition. Knows tensors only.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+import torch
+
+_logger = logging.getLogger(__name__)
+
+_MIN_PIECE = 2048
+"""Queries or keys: with fewer, cuDNN is not faster."""
+_MAX_SCORES = 1 << 26
+"""Held at once when computing by the definition."""
+
+
+class Part(NamedTuple):
+    out: torch.Tensor
+    """[heads, queries, dim]"""
+    lse: torch.Tensor
+    """[heads, queries], float32: log Σ e^score"""
+
+
+class Way(Protocol):
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        is_causal: bool,
+        scaling: float,
+    ) -> Part:
+        """query [heads, queries, dim], key and value [kv heads, keys, dim]; contiguous in dim.
+
+        `is_causal`: as many keys as queries, and none looks ahead. Raises RuntimeError for what it
+        cannot compute.
+        """
+
+
+class Parts:
+    """The ways there are for one device and dtype."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        on_cuda = device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
+        self._fast: list[Way] = [_cudnn, _cudnn_repeated] if on_cuda else []
+        self._others: list[Way] = [_flash, by_definition] if on_cuda else [by_definition]
+
+    def cut(self, length: int) -> Iterator[int]:
+        """Into lengths that the fast way takes, and at most one that it does not."""
+        if self._fast:
+            while length >= _MIN_PIECE:
+                piece = 1 << (length.bit_length() - 1)
+                yield piece
+                length -= piece
+        if length:
+            yield length
+
+    def is_fast(self, length: int) -> bool:
+        return bool(self._fast) and length >= _MIN_PIECE and length & (length - 1) == 0
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        is_causal: bool,
+        scaling: float,
+    ) -> Part:
+        if self.is_fast(query.shape[1]) and self.is_fast(key.shape[1]):
+            ways = (*self._fast, *self._others)
+        else:
+            ways = (*self._others,)
+        for way in ways[:-1]:
+            try:
+                return way(query, key, value, is_causal=is_causal, scaling=scaling)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                _logger.info("attention: %s refuses: %s", getattr(way, "__name__", way), error)
+                for those in (self._fast, self._others):
+                    if way in those:
+                        those.remove(way)
+        return ways[-1](query, key, value, is_causal=is_causal, scaling=scaling)
+
+
+def by_definition(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    is_causal: bool,
+    scaling: float,
+) -> Part:
+    """In float32, some queries at a time."""
+    heads, num_queries, _ = query.shape
+    group = heads // key.shape[0]
+    k, v = (x.float().repeat_interleave(group, 0) for x in (key, value))
+    out = query.new_empty((num_queries, heads, value.shape[2])).transpose(0, 1)
+    lse = torch.empty((heads, num_queries), dtype=torch.float32, device=query.device)
+    size = max(1, _MAX_SCORES // (heads * key.shape[1]))
+    for first in range(0, num_queries, size):
+        some = slice(first, min(num_queries, first + size))
+        scores = query[:, some].float() @ k.transpose(1, 2) * scaling
+        if is_causal:
+            ahead = torch.ones(scores.shape[1:], dtype=torch.bool, device=query.device)
+            scores = scores.masked_fill(ahead.triu(first + 1), float("-inf"))
+        lse[:, some] = scores.logsumexp(-1)
+        out[:, some] = ((scores - lse[:, some, None]).exp() @ v).to(query.dtype)
+    return Part(out, lse)
+
+
+def _flash(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    is_causal: bool,
+    scaling: float,
+) -> Part:
+    out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
+        query[None], key[None], value[None], 0.0, is_causal, False, scale=scaling
+    )
+    return Part(out[0], lse[0])
+
+
+def _cudnn(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    is_causal: bool,
+    scaling: float,
+) -> Part:
+    out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        query[None], key[None], value[None], None, True, 0.0, is_causal, False, scale=scaling
+    )
+    return Part(out[0], lse[0].flatten(1))
+
+
+def _cudnn_repeated(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    is_causal: bool,
+    scaling: float,
+) -> Part:
+    """Where it does not take fewer heads of keys than of queries."""
+    group = query.shape[0] // key.shape[0]
+    key, value = (x.repeat_interleave(group, 0) for x in (key, value))
+    return _cudnn(query, key, value, is_causal=is_causal, scaling=scaling)

@@ -1,0 +1,187 @@
+"""TritonAttention: kernels of our own for single queries, torch's for prompts. For CUDA.
+
+Single tokens (decoding) are computed in one go, over their page tables. A prompt that goes on from
+a prefix is computed in parts, whose results are merged:
+
+    key        0 ·············· start ······ start + n
+    queries                      [ ··········)
+    sees       [ from the pages )                        everything: no mask
+                                 [ ··········)           causal
+
+With a window, prompts go the way of TorchAttention. Nothing beyond a sequence's length is read, so
+what an earlier owner left in a page does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from quire.engine.attention.base import Packing, Span, Target
+from quire.engine.attention.parts import Part, Parts
+from quire.engine.attention.staging import Array, send
+from quire.engine.attention.torch import Prompt, TorchAttention, gather
+from quire.engine.kernels.append import append
+from quire.engine.kernels.decode import Tables, decode
+from quire.engine.kernels.merge import merge
+from quire.memory.device import DevicePool, torch_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Several tokens of one sequence, of which a layer sees everything before."""
+
+    rows: slice
+    start: int
+    before: torch.Tensor
+    """Pages of what comes before."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    slots: torch.Tensor
+    tables: Tables | None
+    """Of the single tokens; None: there are none."""
+    chunks: Sequence[_Chunk] = ()
+    windowed: Sequence[Prompt] = ()
+
+
+class TritonAttention:
+    def __init__(self, pool: DevicePool, window: int = 0) -> None:
+        """`window`: tokens a query sees, its own included; 0: all before it."""
+        assert all(plane.is_contiguous() for plane in pool.planes(0))
+        self._pool = pool
+        self._window = window
+        self._parts = Parts(pool.device, torch_dtype(pool.layout))
+        self._torch = TorchAttention(pool, window)
+
+    def plan(self, packing: Packing) -> _Plan:
+        singles = [span for span in packing.spans if span.num_tokens == 1]
+        prompts = [span for span in packing.spans if span.num_tokens > 1]
+        chunks = [] if self._window else prompts
+        page_size = self._pool.layout.page_size
+        slots, *rest = send(
+            [
+                packing.slots.astype(np.int32),
+                *_tables(singles),
+                *(span.pages[: -(-span.start // page_size)] for span in chunks),
+            ],
+            self._pool.device,
+        )
+        return _Plan(
+            slots,
+            Tables(*rest[:4]) if singles else None,
+            [
+                _Chunk(slice(span.first, span.first + span.num_tokens), span.start, before)
+                for span, before in zip(chunks, rest[4:], strict=True)
+            ],
+            self._torch.prompts(prompts) if self._window else (),
+        )
+
+    def decoding(self, slots: torch.Tensor, tables: Tables) -> _Plan:
+        """A plan of single tokens only, from what is on the device already."""
+        return _Plan(slots, tables)
+
+    def target(self, plan: _Plan, layer: int) -> Target | None:
+        return Target(self._pool.k(layer), self._pool.v(layer), plan.slots)
+
+    def attend(
+        self,
+        plan: _Plan,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scaling: float,
+        sinks: torch.Tensor | None = None,
+        is_appended: bool = False,
+    ) -> torch.Tensor:
+        keys, values = self._pool.k(layer), self._pool.v(layer)  # [pages, page_size, kv, dim]
+        if not is_appended:
+            append(key, value, plan.slots, keys, values)
+        heads, row, dim = query.shape
+        if query.stride(2) != 1:
+            query = query.contiguous()
+        output = query.new_empty((row, heads, dim))
+        if plan.tables is not None:
+            decode(
+                query,
+                keys,
+                values,
+                plan.tables,
+                output,
+                scaling=scaling,
+                window=self._window,
+                sinks=sinks,
+            )
+        for chunk in plan.chunks:
+            before = gather(keys, chunk.before), gather(values, chunk.before)
+            parts = self._attended(
+                query[:, chunk.rows],
+                (key[:, chunk.rows], value[:, chunk.rows]),
+                (before[0][:, : chunk.start], before[1][:, : chunk.start]),
+                scaling,
+            )
+            first = chunk.rows.start
+            for part in parts:
+                attended = part.out.transpose(0, 1)
+                if sinks is not None:
+                    attended = attended * torch.sigmoid(part.lse.t() - sinks)[..., None]
+                if len(attended) == row:
+                    return attended.to(query.dtype)
+                output[first : first + len(attended)] = attended
+                first += len(attended)
+        if plan.windowed:
+            self._torch.attend_prompts(
+                plan.windowed, layer, query, output, scaling=scaling, sinks=sinks
+            )
+        return output
+
+    def _attended(
+        self,
+        query: torch.Tensor,
+        own: tuple[torch.Tensor, torch.Tensor],
+        before: tuple[torch.Tensor, torch.Tensor],
+        scaling: float,
+    ) -> Iterator[Part]:
+        """Of a chunk, cut up, one after the other; `own` and `before`: keys and values."""
+        done = 0
+        for size in self._parts.cut(query.shape[1]):
+            some = slice(done, done + size)
+            queries = query[:, some]
+            key, value = own[0][:, some], own[1][:, some]
+            part = self._parts(queries, key, value, is_causal=True, scaling=scaling)
+            for keys, values in (before, (own[0][:, :done], own[1][:, :done])):
+                for seen in self._cut(size, keys.shape[1]):
+                    other = self._parts(
+                        queries, keys[:, seen], values[:, seen], is_causal=False, scaling=scaling
+                    )
+                    merge(*part, *other)
+            yield part
+            done += size
+
+    def _cut(self, num_queries: int, num_keys: int) -> Iterator[slice]:
+        if not num_keys:
+            return
+        if not self._parts.is_fast(num_queries):
+            yield slice(0, num_keys)
+            return
+        first = 0
+        for size in self._parts.cut(num_keys):
+            yield slice(first, first + size)
+            first += size
+
+
+def _tables(singles: Sequence[Span]) -> tuple[Array, Array, Array, Array]:
+    """As Tables has them."""
+    counts = np.array([len(span.pages) for span in singles], dtype=np.int32)
+    return (
+        np.array([span.first for span in singles], dtype=np.int32),
+        np.array([span.length for span in singles], dtype=np.int32),
+        np.cumsum(counts, dtype=np.int32) - counts,
+        np.concatenate([span.pages for span in singles]) if singles else counts,
+    )

@@ -1,0 +1,67 @@
+"""The kernels in Triton's interpreter. bfloat16 is left to tests/gpu: it cannot multiply those."""
+
+import pytest
+import torch
+
+from kernel_cases import (
+    Where,
+    check_activation,
+    check_append,
+    check_decode,
+    check_merge,
+    check_norms,
+    check_turn,
+    interpreted,
+)
+
+pytestmark = interpreted
+
+
+@pytest.fixture(params=[torch.float32, torch.float16], ids=str)
+def where(request):
+    return Where("cpu", request.param)
+
+
+@pytest.mark.parametrize(("rows", "size"), [(1, 48), (3, 64), (2, 1152)])
+def test_norms(where, rows, size):
+    check_norms(where, rows, size)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_pytorch_tanh"])
+def test_activations(where, activation):
+    check_activation(where, activation, 2, 1100)
+
+
+@pytest.mark.parametrize(("kv", "dim"), [(1, 16), (3, 40)])
+def test_append(where, kv, dim):
+    check_append(where, kv, dim)
+
+
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize("appends", [True, False])
+@pytest.mark.parametrize("shape", [(1, 2, 1, 16), (5, 6, 3, 40), (256, 2, 1, 16)])
+def test_turn(where, shape, normed, appends):
+    check_turn(where, *shape, normed=normed, appends=appends)
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 48, 64, 256])
+@pytest.mark.parametrize("splits", [1, 4])
+def test_decode_over_pages_of_any_size(where, page_size, splits):
+    check_decode(where, [1, 0, 64, 65, 200], page_size=page_size, splits=splits)
+
+
+@pytest.mark.parametrize(("window", "sinks"), [(0, True), (1, False), (50, True), (64, False)])
+@pytest.mark.parametrize("splits", [1, 4])
+def test_decode_with_windows_and_sinks(where, window, sinks, splits):
+    check_decode(where, [1, 63, 0, 64, 130], window=window, sinks=sinks, splits=splits)
+
+
+@pytest.mark.parametrize(("heads", "kv"), [(1, 1), (8, 1), (20, 1), (3, 3)])
+@pytest.mark.parametrize("dim", [8, 80, 96, 256])
+def test_decode_with_heads_of_any_kind(where, heads, kv, dim):
+    check_decode(where, [70, 3], heads=heads, kv=kv, dim=dim, splits=2)
+
+
+@pytest.mark.parametrize(("rows", "heads", "dim"), [(1, 3, 16), (7, 6, 40)])
+def test_merge(where, rows, heads, dim):
+    check_merge(where, rows, heads, dim)

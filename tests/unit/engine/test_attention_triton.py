@@ -1,0 +1,80 @@
+"""Attention through our kernels, in Triton's interpreter; and how long prompts are cut up."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attention_cases import Sequences, sequences
+from kernel_cases import interpreted
+from quire.engine.attention import parts
+from quire.engine.attention.parts import Parts, by_definition
+
+
+def cut_into(length: int, smallest: int) -> list[int]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "_MIN_PIECE", smallest)
+        return list(Parts(torch.device("cuda"), torch.bfloat16).cut(length))
+
+
+def test_lengths_are_cut_into_powers_of_two_and_a_rest():
+    assert cut_into(30000, 2048) == [16384, 8192, 4096, 1328]
+    assert cut_into(8192, 2048) == [8192]
+    assert cut_into(2047, 2048) == [2047]
+    assert cut_into(0, 2048) == []
+
+
+def test_what_a_way_refuses_is_done_by_the_next_and_not_tried_again():
+    tried = []
+
+    def refuses(*_tensors, **_options):
+        tried.append(1)
+        raise RuntimeError("not today")
+
+    ways = Parts(torch.device("cpu"), torch.float32)
+    ways._fast, ways._others = [refuses], [by_definition]
+    query, key = torch.randn(2, 2048, 4), torch.randn(1, 2048, 4)
+    for _ in range(2):
+        part = ways(query, key, key, is_causal=False, scaling=1.0)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        query, *(key.expand(2, -1, -1),) * 2, scale=1.0
+    )
+    torch.testing.assert_close(part.out, expected)
+    assert tried == [1]
+    assert list(ways.cut(5000)) == [5000]
+
+
+@pytest.fixture(autouse=True)
+def few_scores(monkeypatch):
+    """By the definition, but in many blocks of queries."""
+    monkeypatch.setattr(parts, "_MAX_SCORES", 100)
+
+
+class TestInterpreted:
+    pytestmark = interpreted
+
+    @settings(max_examples=25, deadline=None)
+    @given(
+        shapes=sequences,
+        seed=st.integers(0, 1000),
+        window=st.sampled_from([0, 0, 1, 3, 9, 24]),
+        sinks=st.booleans(),
+    )
+    def test_every_packing_gives_what_the_definition_says(self, shapes, seed, window, sinks):
+        from quire.engine.attention.triton import TritonAttention
+
+        Sequences(shapes, seed, window, sinks, backend=TritonAttention).check()
+
+    @settings(max_examples=15, deadline=None)
+    @given(shapes=sequences, seed=st.integers(0, 1000), sinks=st.booleans())
+    def test_chunks_in_pieces_on_prefixes_in_pieces(self, shapes, seed, sinks):
+        from quire.engine.attention.triton import TritonAttention
+
+        def backend(pool, window):
+            found = TritonAttention(pool, window)
+            found._parts._fast = [by_definition]
+            return found
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(parts, "_MIN_PIECE", 2)
+            Sequences(shapes, seed, 0, sinks, backend=backend).check()
