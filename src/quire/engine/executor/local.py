@@ -9,6 +9,7 @@ from quire.engine.executor.base import RankLost
 from quire.engine.executor.rank import Rank
 from quire.engine.runner import Flight
 from quire.engine.selfcheck import check_resume
+from quire.errors import EngineError
 from quire.worker import LocalWorkers
 
 
@@ -23,15 +24,13 @@ class LocalExecutor:
         try:
             self._flights.append(self._rank.runner.launch(batch))
         except Exception as error:
-            raise_if_broken(error)
-            raise
+            raise explained(error) from error
 
     def collect(self) -> BatchResult:
         try:
             return self._flights.popleft().collect()
         except Exception as error:
-            raise_if_broken(error)
-            raise
+            raise explained(error) from error
 
     def self_check(self) -> str:
         return check_resume(self._rank)
@@ -43,9 +42,12 @@ class LocalExecutor:
         self._rank.close()
 
 
-def raise_if_broken(error: Exception) -> None:
-    """After some errors an accelerator answers nothing any more: what it has computed since it was
-    last heard of is not to be trusted. Then RankLost, so that nothing of it is shared."""
+def explained(error: Exception) -> Exception:
+    """What an error of the model means to the engine.
+
+    After some errors an accelerator answers nothing any more, and what it has computed since it was
+    last heard of is not to be trusted: then RankLost, so that nothing of it is shared.
+    """
     import torch
 
     if torch.cuda.is_available():
@@ -53,4 +55,11 @@ def raise_if_broken(error: Exception) -> None:
             torch.cuda.synchronize()
         except RuntimeError:
             reason = " ".join(str(error).split())[:300]
-            raise RankLost(f"the accelerator is broken: {reason}") from error
+            return RankLost(f"the accelerator is broken: {reason}")
+    if isinstance(error, torch.OutOfMemoryError):
+        torch.cuda.empty_cache()
+        return EngineError(
+            "the device had no memory left to compute it in: lower device_memory, chunk_tokens or "
+            "max_running"
+        )
+    return error
