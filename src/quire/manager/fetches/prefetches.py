@@ -88,7 +88,7 @@ class Prefetches:
     def next_timeout(self) -> float | None:
         """When the policy will next stop waiting for something, if it is time that decides."""
         heap = self._timeouts
-        while heap and (heap[0][0] != self._timeout_at(heap[0][2]) or self.is_over(heap[0][2])):
+        while heap and (self.is_over(heap[0][2]) or heap[0][0] != self._timeout_at(heap[0][2])):
             heapq.heappop(heap)
         return heap[0][0] if heap else None
 
