@@ -4,6 +4,7 @@ import time
 
 import httpx
 import openai
+import pytest
 
 from e2e.serving.chats import PLACES, first_turn, next_turn
 from e2e.serving.client import client_of, reading
@@ -36,6 +37,7 @@ def test_kill_9_in_mid_load_then_the_conversations_go_on(tmp_path, store, oracle
     check_store(store)
 
 
+@pytest.mark.long
 def test_two_ranks_killed_in_mid_load_then_one_of_the_next_two(tmp_path, store, oracle):
     chats = kill_in_mid_load(tmp_path / "first", store, tp=2)
     with (
