@@ -18,6 +18,8 @@ def config(
     device: flags.Device = None,
     dtype: flags.Dtype = None,
     forward: flags.Forward = None,
+    attention: flags.Attention = None,
+    cuda_graphs: flags.CudaGraphs = None,
     tp: flags.Tp = None,
     page_size: flags.PageSize = None,
     device_memory: flags.DeviceMemory = None,

@@ -59,7 +59,7 @@ class AttentionBridge:
         """Tokens that a component's layers see; 0: all."""
         self._max_positions = shape.max_position_embeddings
         self._waiter = waiter
-        self._page_size = page_size
+        self.page_size = page_size
         self._plans: dict[str, Any] = {}
         self._loads: set[OperationId] = set()
         self.failed: dict[OperationId, str] = {}
@@ -78,10 +78,10 @@ class AttentionBridge:
 
         Nothing waits for the device.
         """
-        packing = pack(batch, self._page_size)
+        packing = pack(batch, self.page_size)
         plans = {
             component: backend.plan(
-                pack(batch, self._page_size, window)
+                pack(batch, self.page_size, window)
                 if (window := self.windows[component])
                 else packing
             )

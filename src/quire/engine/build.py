@@ -6,9 +6,10 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from quire.components import PoolSize
 from quire.config import CacheConfig, PrefetchConfig, SnapshotConfig, WriteConfig
 from quire.engine.config import EngineConfig, Role
 from quire.engine.engine import Engine
@@ -59,9 +60,11 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
             config.model,
             config.dtype,
             _threads(config),
+            attention=config.attention,
             forward=forward.kind,
             overlap=config.overlap,
             max_rows=running_limit(config, sizes),
+            graph_batch=_graph_batch(config, sizes),
         ),
         [
             WorkerConfig(
@@ -181,6 +184,12 @@ def _cache_config(config: EngineConfig, device_pages: int, host_pages: int) -> C
 
 def _device(config: EngineConfig, rank: int) -> str:
     return f"cuda:{rank}" if config.device == "cuda" else config.device
+
+
+def _graph_batch(config: EngineConfig, sizes: Mapping[str, PoolSize]) -> int:
+    """Ranks that add up their parts on the way are not captured."""
+    wanted = config.cuda_graphs and config.device == "cuda" and config.tp == 1
+    return running_limit(config, sizes) if wanted else 0
 
 
 def _threads(config: EngineConfig) -> int:

@@ -33,6 +33,8 @@ def engine_config(
         device=effective.device,
         dtype=effective.dtype,
         forward=effective.forward,
+        attention=effective.attention,
+        cuda_graphs=effective.cuda_graphs,
         page_size=effective.page_size,
         device_bytes=device_bytes,
         host_bytes=effective.host_memory,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from quire.config import PrefetchPolicy, WritePolicy
-from quire.engine.config import ForwardKind, Role
+from quire.engine.config import AttentionKind, ForwardKind, Role
 from quire.settings.kinds import (
     AUTO,
     Choice,
@@ -107,6 +107,22 @@ class Settings:
         "What computes the model. dense: Quire's own decoder, for Llama, Mistral, Qwen2, Qwen3 and "
         "Gemma 3. transformers: that library's modules, for all models. auto: dense where it can.",
         example="transformers",
+        flag=True,
+    )
+    attention: AttentionKind = _option(  # noqa: RUF009
+        AttentionKind.AUTO,
+        Choice(list(AttentionKind)),
+        "What computes attention. triton: Quire's own kernels, for CUDA. torch: that library's, "
+        "everywhere. auto: triton where it can.",
+        example="torch",
+        flag=True,
+    )
+    cuda_graphs: bool = _option(
+        True,
+        Switch(),
+        "On CUDA, with one rank and Quire's own decoder: replay steps that only decode as CUDA "
+        "graphs, captured at start.",
+        example="false",
         flag=True,
     )
     page_size: int = _option(

@@ -29,6 +29,8 @@ def build(
     num_slots: int = NUM_SLOTS,
     forward: ForwardKind = ForwardKind.AUTO,
     dtype: str = "float32",
+    device: str = "cpu",
+    graph_batch: int = 0,
 ) -> Rank:
     shape = describe(directory)
     found = layouts(shape, dtype=dtype, page_size=PAGE, kv_heads=shape.num_kv_heads)
@@ -37,8 +39,8 @@ def build(
         for layout in found
     ]
     return build_rank(
-        RankConfig(str(directory), dtype, 1, forward=forward),
-        WorkerConfig(0, 1, "test", components),
+        RankConfig(str(directory), dtype, 1, forward=forward, graph_batch=graph_batch),
+        WorkerConfig(0, 1, "test", components, device=device),
     )
 
 

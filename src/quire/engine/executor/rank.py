@@ -8,16 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from quire.engine.attention import open_attention
+from quire.engine.attention import AttentionBackend, open_attention
 from quire.engine.bridge import AttentionBridge
-from quire.engine.config import ForwardKind
+from quire.engine.config import AttentionKind, ForwardKind
 from quire.engine.forward import Forward, choose
-from quire.engine.forward.dense import DenseForward, DenseModel, load_dense
+from quire.engine.forward.dense import DenseForward, DenseModel, load_dense, num_kv_heads
+from quire.engine.forward.ops import Ops, TorchOps
 from quire.engine.forward.transformers import ATTENTION, TransformersForward, register_attention
 from quire.engine.layouts import FULL, RECURRENT, WINDOW
 from quire.engine.parallel import AllReduce, shard
@@ -45,12 +47,14 @@ class RankConfig(msgspec.Struct, frozen=True):
     threads: int
     rendezvous: str = ""
     """File through which the ranks find each other; empty: there is only one."""
-    attention: str = "torch"
+    attention: AttentionKind = AttentionKind.AUTO
     forward: ForwardKind = ForwardKind.AUTO
     overlap: bool | None = None
     """Launch a batch before the one ahead of it has ended; None: where that is faster."""
     max_rows: int = 32
     """Tokens drawn together, at most."""
+    graph_batch: int = 0
+    """Sequences in the largest batch that is replayed as a CUDA graph; 0: none is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +90,13 @@ def build_rank(
         else (lambda done, total: progress("memory", done / total)),
     )
     try:
-        bridge = _bridge(config, shape, worker)
+        backends = _backends(config, shape, worker)
+        bridge = _bridge(backends, shape, worker)
         forward: Forward
         if isinstance(model, DenseModel):
-            forward = DenseForward(model, bridge, all_reduce)
+            dense = DenseForward(model, bridge, all_reduce, _ops(model, worker_config))
+            graphs = _in_graphs(config, dense, bridge, backends, shape=shape, progress=progress)
+            forward = graphs or dense
         else:
             forward = _through_transformers(config, model, bridge, shape, worker)
     except BaseException:
@@ -119,19 +126,65 @@ def _load(config: RankConfig, worker_config: WorkerConfig) -> DenseModel | torch
     return load_model(directory, dtype=dtype, device=where, attention=ATTENTION)
 
 
-def _bridge(config: RankConfig, shape: ModelShape, worker: CacheWorker) -> AttentionBridge:
-    pools = {name: pools.device for name, pools in worker.components.items()}
+def _backends(
+    config: RankConfig, shape: ModelShape, worker: CacheWorker
+) -> dict[str, AttentionBackend]:
     windows = {FULL: 0, WINDOW: shape.window}
-    return AttentionBridge(
-        {
-            name: open_attention(config.attention, pools[name], window)
-            for name, window in windows.items()
-            if name in pools
-        },
-        shape,
-        worker,
-        page_size=pools[FULL].layout.page_size,
-        device=pools[FULL].device,
+    return {
+        name: open_attention(config.attention, worker.components[name].device, window)
+        for name, window in windows.items()
+        if name in worker.components
+    }
+
+
+def _bridge(
+    backends: dict[str, AttentionBackend], shape: ModelShape, worker: CacheWorker
+) -> AttentionBridge:
+    pool = worker.components[FULL].device
+    page_size = pool.layout.page_size
+    return AttentionBridge(backends, shape, worker, page_size=page_size, device=pool.device)
+
+
+def _ops(model: DenseModel, worker_config: WorkerConfig) -> Ops:
+    from quire.engine.kernels import available
+
+    if worker_config.device.startswith("cuda") and available():
+        from quire.engine.forward.fused import FusedOps
+
+        return FusedOps(model.spec, num_kv_heads(model))
+    return TorchOps(model.spec, num_kv_heads(model))
+
+
+def _in_graphs(
+    config: RankConfig,
+    dense: DenseForward,
+    bridge: AttentionBridge,
+    backends: dict[str, AttentionBackend],
+    *,
+    shape: ModelShape,
+    progress: Progress | None,
+) -> Forward | None:
+    """None: there are to be none, or attention is not ours."""
+    if not config.graph_batch or config.attention is AttentionKind.TORCH:
+        return None
+    from quire.engine.kernels import available
+
+    if not available():
+        return None
+    from quire.engine.attention.triton import TritonAttention
+    from quire.engine.forward.graphs import CudaCapture, GraphForward
+
+    ours = {name: found for name, found in backends.items() if isinstance(found, TritonAttention)}
+    if len(ours) < len(backends):
+        return None
+    return GraphForward(
+        dense,
+        bridge,
+        ours,
+        max_batch=config.graph_batch,
+        max_pages=-(-shape.max_position_embeddings // bridge.page_size),
+        capture=CudaCapture(),
+        progress=None if progress is None else partial(progress, "graphs"),
     )
 
 

@@ -1,0 +1,137 @@
+"""Our own decoder through fused kernels and graphs, in Triton's interpreter: what transformers
+computes. A graph is here a function that is called again; what it reads and writes is the same."""
+
+import functools
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from dense_models import DENSE
+from kernel_cases import interpreted
+from quire.engine.attention import pack
+from quire.engine.attention.columns import columns
+from quire.engine.batch import Batch
+from quire.engine.bridge import AttentionBridge
+from quire.engine.executor.rank import Rank
+from quire.engine.forward.dense import DenseForward, load_dense, num_kv_heads
+from quire.engine.runner import ModelRunner
+from unit.engine.hybrid_rank import PAGE, Hybrid, Sequence, build, poison, stock_model
+
+LENGTH = 40
+LARGEST = 5
+close = functools.partial(torch.testing.assert_close, rtol=1e-5, atol=3e-5)
+
+
+def fused(rank: Rank, directory, dtype=torch.float32) -> Rank:
+    """The same pools under another forward."""
+    from quire.engine.attention.triton import TritonAttention
+    from quire.engine.forward.fused import FusedOps
+    from quire.engine.forward.graphs import GraphForward
+
+    model = load_dense(directory, dtype=dtype, device=torch.device("cpu"))
+    backends = {
+        name: TritonAttention(pools.device, rank.shape.window if name == "window" else 0)
+        for name, pools in rank.worker.components.items()
+    }
+    bridge = AttentionBridge(backends, rank.shape, rank.worker, page_size=PAGE)
+    dense = DenseForward(model, bridge, ops=FusedOps(model.spec, num_kv_heads(model)))
+    graphs = GraphForward(
+        dense, bridge, backends, max_batch=LARGEST, max_pages=32, capture=lambda work: work
+    )
+    return Rank(rank.worker, ModelRunner(graphs), rank.shape, rank.page_size)
+
+
+class TestInterpreted:
+    pytestmark = interpreted
+
+    @pytest.fixture(autouse=True)
+    def few_splits(self, monkeypatch):
+        """As many as fill a GPU would take minutes."""
+        from quire.engine.kernels import decode
+
+        monkeypatch.setattr(decode, "num_splits", lambda *_: 2)
+
+    @pytest.fixture(params=["llama_biases", "mistral", "qwen3_biases", "gemma3"])
+    def model(self, request, tmp_path):
+        directory = DENSE[request.param](tmp_path, num_hidden_layers=3)
+        rank = fused(build(directory), directory)
+        poison(rank)
+        return Hybrid(rank, stock_model(directory))
+
+    def test_pieces_of_prompts_and_decodes_give_the_logits_of_transformers(self, model):
+        first = Sequence(model, model.tokens(LENGTH, seed=1))
+        second = Sequence(model, model.tokens(LENGTH, seed=2))
+        for sizes in ((9, 30), (1, 1), (20, 1), (1, 1), (1, 2), (1, 1)):
+            running = [(s, n) for s, n in zip((first, second), sizes, strict=True)]
+            logits = model.run(*(sequence.segment(size) for sequence, size in running))
+            for found, (sequence, _) in zip(logits, running, strict=True):
+                close(found, model.expected(sequence.tokens[: sequence.done])[-1])
+
+    def test_tokens_that_are_only_on_the_device_are_followed(self, model):
+        """Alone in a graph, and beside a prompt; more of them than the batch before had."""
+        sequences = [Sequence(model, model.tokens(11 + i, seed=i)) for i in range(3)]
+        for sequence in sequences:
+            model.run(sequence.segment(10))
+        tokens = torch.tensor([7, sequences[1].tokens[10], sequences[0].tokens[10]])
+        segments = [sequence.segment(1) for sequence in sequences]
+        unknown = np.zeros(1, "<i4").tobytes()
+        for i, follows in ((0, 2), (1, 1)):
+            segments[i] = msgspec.structs.replace(segments[i], tokens=unknown, follows=follows)
+        forward = model.rank.runner._forward
+        expected = [model.expected(s.tokens[:11])[-1] for s in sequences]
+        for batch in (segments, [segments[1], prompt(model), segments[0]]):
+            with torch.inference_mode():
+                logits = forward.logits(Batch(1, list(batch)), tokens)
+            for found, part in zip(logits, batch, strict=True):
+                if part in segments:
+                    close(found, expected[segments.index(part)])
+
+
+def prompt(model):
+    return Sequence(model, model.tokens(9, seed=9)).segment(9)
+
+
+@pytest.mark.parametrize("window", [0, 6])
+def test_columns_are_what_packing_says(window):
+    hybrid_pages = np.random.default_rng(1).permutation(200).astype("<i4")
+    segments = []
+    for i, start in enumerate((0, 3, 4, 17, 30)):
+        table = hybrid_pages[i * 20 : i * 20 + start // PAGE + 2]
+        first = max(0, start - 6 + 1) // PAGE
+        segments.append(segment(i, start, table.tobytes(), table[first:].tobytes(), first))
+    packing = pack(Batch(1, segments), PAGE, window)
+    found = columns(segments, PAGE, window)
+    assert found.slots.tolist() == packing.slots.tolist()
+    assert found.lengths.tolist() == [span.length for span in packing.spans]
+    for first, span in zip(found.firsts, packing.spans, strict=True):
+        assert found.pages[first : first + len(span.pages)].tolist() == span.pages.tolist()
+
+
+def segment(number, start, pages, window, window_first):
+    from quire.engine.batch import Segment
+    from quire.types import RequestId
+
+    token = np.zeros(1, "<i4").tobytes()
+    return Segment(RequestId(f"r{number}"), token, start, pages, [], None, window, window_first)
+
+
+def test_columns_refuse_what_packing_refuses():
+    short = segment(0, 8, np.zeros(2, "<i4").tobytes(), b"", 0)
+    with pytest.raises(ValueError, match="r0: its page table is too short"):
+        columns([short], PAGE)
+    late = segment(1, 20, b"", np.array([1, 2], "<i4").tobytes(), 4)
+    assert columns([late], PAGE, 5).slots.tolist() == [2 * 4]
+    with pytest.raises(ValueError, match="r1: its window begins too late"):
+        columns([late], PAGE, 6)
+
+
+def test_batch_sizes_end_with_the_largest():
+    pytest.importorskip("triton")
+    from quire.engine.forward.graphs import batch_sizes
+
+    assert batch_sizes(1) == [1]
+    assert batch_sizes(5) == [1, 2, 4, 5]
+    assert batch_sizes(32) == [1, 2, 4, 8, 16, 24, 32]
+    assert batch_sizes(100) == [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 100]
