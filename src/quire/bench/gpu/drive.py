@@ -41,15 +41,19 @@ class Drive:
     def decode_ms(
         self, prompts: Sequence[Tokens], params: SamplingParams, num_tokens: int
     ) -> float:
-        """Between two tokens of one request, while all of them decode; the median."""
+        """Between two tokens of one request, while all of them decode; the median. Raises
+        EngineError if one ends before that."""
         began = [self._begin(prompt, params) for prompt in prompts]
         heard = [self._heard[name] for name in began]
         while any(len(one.times_s) < _WARM_TOKENS for one in heard):
             self._step()
-        self.settle()
+        while not self.engine.manager.idle and not heard[0].is_over:  # copies of the prompts
+            self._step()
         first = heard[0]
         start = len(first.times_s)
         while len(first.times_s) < start + num_tokens + 1:
+            if any(one.is_over for one in heard):
+                raise EngineError("a request ended before all were measured: give it more tokens")
             self._step()
         for name in began:
             self.engine.scheduler.abort(RequestId(name))

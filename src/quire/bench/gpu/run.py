@@ -117,7 +117,6 @@ class _Run:
                 page_size=plan.page_size,
                 device_bytes=plan.device_bytes,
                 host_bytes=plan.host_bytes,
-                store=f"file://{self._folder}/store?max=40GiB",
                 max_running=max(batch for batch, _ in plan.decode),
                 chunk_tokens=max(chunk for _, chunk in plan.prompts),
             ),
@@ -143,7 +142,7 @@ class _Run:
             row: Result = {"batch": batch, "context": context, "floor_ms": floor_ms}
             for name, options in (("greedy_ms", _GREEDY), ("drawn_ms", _DRAWN)):
                 prompts = [self._prompt(context) for _ in range(batch)]
-                most = 4 * plan.decode_tokens + batch
+                most = drive.engine.info.max_context - context
                 params = msgspec.structs.replace(options, max_tokens=most)
                 row[name] = drive.decode_ms(prompts, params, plan.decode_tokens)
                 drive.forget(Tier.DEVICE, Tier.HOST)
@@ -175,6 +174,7 @@ class _Run:
 
     def _hits(self, drive: Drive, machine: Machine, needs: Needs) -> list[Result]:
         plan, rows = self._plan, []
+        drive.engine.attach_and_wait(f"file://{self._folder}/store?max=40GiB")
         step_s = needs.decode_s(machine, 1, 0)
         for i, tokens in enumerate(plan.hits):
             self._progress("hits", i, len(plan.hits))
