@@ -13,7 +13,10 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """`make test` has two processes. A file goes to one of them; a folder of end-to-end tests too,
-    since its files share the models and servers that they have started."""
+    since its files share the models and servers that they have started.
+
+    In the order of collection, and not by the number of tests: folders of end-to-end tests have few
+    and take minutes, so they come first, and many short files fill both processes to the end."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
@@ -21,4 +24,5 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             file = nodeid.partition("::")[0]
             return file.rpartition("/")[0] if file.startswith("tests/e2e/") else file
 
+    config.option.loadscopereorder = False
     return Scheduling(config, log)

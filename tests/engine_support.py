@@ -11,6 +11,7 @@ changes what follows. The workers, pools, copies and stores around it are the re
 """
 
 import time
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -79,7 +80,9 @@ class SumModel:
         host_pages: int,
         fingerprint: str = "sum",
         components: Sequence[Component] = (FullAttention(),),
+        overlaps: bool = False,
     ) -> None:
+        self.overlaps = overlaps
         full = PoolSize(device_pages, host_pages)
         configs = [ComponentConfig(LAYOUTS[c.name], *(c.pool or full)) for c in components]
         self.worker = build_worker(WorkerConfig(0, 1, fingerprint, configs))
@@ -87,12 +90,30 @@ class SumModel:
         self.pools = {name: pools.device for name, pools in self.worker.components.items()}
         self.num_computed = 0
         """Tokens, over all batches."""
-        self.fail_next = False
+        self.fail_next = ""
+        """At `launch` or at `collect`."""
+        self._landing: deque[BatchResult] = deque()
+        self._drawn: list[int] = []
+        """By the last batch launched, one per row."""
 
-    def run(self, batch: Batch) -> BatchResult:
-        if self.fail_next:
-            self.fail_next = False
+    def launch(self, batch: Batch) -> None:
+        self._fail("launch")
+        result = self._run_all(batch)
+        self._landing.append(result)
+        rows = zip(batch.segments, result.results, strict=True)
+        self._drawn = [r.sampled.token if r.sampled else 0 for s, r in rows if s.row is not None]
+
+    def collect(self) -> BatchResult:
+        result = self._landing.popleft()
+        self._fail("collect")
+        return result
+
+    def _fail(self, where: str) -> None:
+        if self.fail_next == where:
+            self.fail_next = ""
             raise RuntimeError("out of luck")
+
+    def _run_all(self, batch: Batch) -> BatchResult:
         own = [s.state for s in batch.segments if s.state != NO_SLOT]
         own += [s.save for s in batch.segments if s.save != NO_SLOT]
         assert len(own) == len(set(own)), "two requests write one slot"
@@ -123,9 +144,12 @@ class SumModel:
         if "window" in self.pools:
             window = _Numbers(self.pools["window"], segment.window, segment.window_first)
         state = self._restored(segment)
-        for position, token in enumerate(np.frombuffer(segment.tokens, dtype="<i4"), start):
+        tokens = np.frombuffer(segment.tokens, dtype="<i4").tolist()
+        if segment.follows >= 0:
+            tokens = [self._drawn[segment.follows]]
+        for position, token in enumerate(tokens, start):
             recent = sum(window.read(max(0, position - WINDOW + 1), position)) if window else 0
-            x = (int(token) * 31 + position + total + 3 * recent + 5 * state) % MODULUS
+            x = (token * 31 + position + total + 3 * recent + 5 * state) % MODULUS
             full.write(position, x)
             if window is not None:
                 window.write(position, x)
@@ -208,7 +232,9 @@ class TinyEngine:
         device_slots: int = 24,
         host_slots: int = 24,
         reuse: bool = True,
+        ahead: bool = False,
     ) -> None:
+        """`ahead`: batches are chosen before those ahead of them are taken in."""
         self.clock = Clock()
         pool, slots = PoolSize(device_pages, host_pages), PoolSize(device_slots, host_slots)
         components: list[Component] = [FullAttention()]
@@ -216,7 +242,7 @@ class TinyEngine:
             components.append(SlidingWindow(len(components), WINDOW, PAGE, pool))
         if "recurrent" in mix:
             components.append(Recurrent(len(components), slots))
-        self.model = SumModel(device_pages, host_pages, components=components)
+        self.model = SumModel(device_pages, host_pages, components=components, overlaps=ahead)
         config = CacheConfig(
             PAGE,
             device_pages,

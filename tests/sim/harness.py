@@ -22,11 +22,12 @@ from quire.sim.audit import audit
 from quire.sim.clock import VirtualClock
 from quire.sim.compute import Compute
 from quire.sim.content import Oracle, Pools
-from quire.sim.faults import Faults, NoFaults
+from quire.sim.faults import Faults
 from quire.sim.latency import Latency
 from quire.sim.store import SimStores
 from quire.sim.workers import SimWorkers
 from quire.types import RequestId, Tier
+from sim.scripted_faults import NoFaults
 
 PAGE = 2
 WINDOW_PAGES = 2

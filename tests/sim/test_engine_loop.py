@@ -22,7 +22,7 @@ FAULTY = "faulty+memory://?max=200KiB&drop=0.05&corrupt=0.05&raise=0.05&truncate
 class Load:
     """What happens to the engine, by chance."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, ahead: bool = False) -> None:
         self.random = random.Random(seed)
         self.mix = MIXES[seed % len(MIXES)]
         self.tiny = TinyEngine(
@@ -37,9 +37,10 @@ class Load:
             write=self.random.choice(list(WritePolicy)),
             prefetch=self.random.choice(list(PrefetchPolicy)),
             store=FAULTY.format(seed=seed),
+            ahead=ahead,
         )
         self.families = [self._tokens(40) for _ in range(4)]
-        self.asked: dict[str, tuple[list[int], int]] = {}
+        self.asked: dict[str, tuple[list[int], int, list[int]]] = {}
         self.aborted: set[str] = set()
         self.seed = seed
 
@@ -57,7 +58,7 @@ class Load:
         elif chance < 0.23:
             self._question()
         elif chance < 0.235:
-            self.tiny.model.fail_next = True
+            self.tiny.model.fail_next = self.random.choice(["launch", "collect"])
         self.tiny.step()
 
     def _arrive(self) -> None:
@@ -67,8 +68,9 @@ class Load:
         num_tokens = self.random.randint(1, 18)
         salt = self.random.choice(["", "", "", "a"])
         timeout_s = self.random.choice([600.0] * 9 + [0.01])
-        request = self.tiny.ask(prompt, num_tokens, salt=salt, timeout_s=timeout_s)
-        self.asked[request] = prompt, num_tokens
+        stops = [self.random.randrange(50) for _ in range(self.random.choice([0, 0, 4]))]
+        request = self.tiny.ask(prompt, num_tokens, salt=salt, timeout_s=timeout_s, stop_ids=stops)
+        self.asked[request] = prompt, num_tokens, stops
 
     def _abort(self) -> None:
         alive = [r.id for r in self.tiny.scheduler.running + self.tiny.scheduler.waiting]
@@ -94,17 +96,20 @@ class Load:
         return [self.random.randrange(50) for _ in range(count)]
 
 
-@pytest.mark.parametrize("seed", range(16))
-def test_every_answer_is_right_and_everything_comes_back_c32(seed, capsys):
-    load = Load(seed)
+@pytest.mark.parametrize(
+    ("seed", "ahead"),
+    [(seed, False) for seed in range(12)] + [(seed, True) for seed in range(12, 28)],
+)
+def test_every_answer_is_right_and_everything_comes_back_c32(seed, ahead, capsys):
+    load = Load(seed, ahead=ahead)
     with load.tiny as tiny:
         for _ in range(STEPS):
             load.turn()
         tiny.run()
         tiny.step(20)
         finishes = dict.fromkeys(Finish, 0)
-        for request, (prompt, num_tokens) in load.asked.items():
-            right, tokens = oracle(prompt, num_tokens, mix=load.mix), tiny.tokens(request)
+        for request, (prompt, num_tokens, stops) in load.asked.items():
+            right, tokens = oracle(prompt, num_tokens, stops, mix=load.mix), tiny.tokens(request)
             assert tokens == right[: len(tokens)], request
             ends = [o.finish for o in tiny.of(request) if o.finish is not None]
             if request in load.aborted:
@@ -112,7 +117,7 @@ def test_every_answer_is_right_and_everything_comes_back_c32(seed, capsys):
                 continue
             assert len(ends) == 1, f"{request} ended {len(ends)} times"
             finishes[ends[0]] += 1
-            if ends[0] is Finish.LENGTH:
+            if ends[0] in (Finish.LENGTH, Finish.STOP):
                 assert tokens == right
         assert finishes[Finish.LENGTH] > 20
         tiny.manager.check_invariants()

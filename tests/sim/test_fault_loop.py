@@ -11,9 +11,10 @@ from quire.keys import UnitKind
 from quire.manager.operations import Kind
 from quire.messages import Backup, Fetch, Load, Probe, Write
 from quire.sim import ComponentMix
-from quire.sim.faults import FAULTS_OF, NthCallFails
+from quire.sim.faults import FAULTS_OF
 from quire.types import Tier
 from sim.harness import BOTH, FULL, RECURRENT, WINDOW, Rig, with_each_mix
+from sim.scripted_faults import NthCallFails
 
 SYSTEM = list(range(8))
 FIRST = [*SYSTEM, 20, 21, 22, 23, 24]

@@ -14,7 +14,7 @@ from quire.manager import Decline, LoadState, PrefetchState
 from quire.manager.operations import Kind
 from quire.messages import Cancel, Fetch, Load, Probe, Probed
 from quire.sim import ComponentMix
-from quire.sim.faults import Fault, RankFails
+from quire.sim.faults import Fault
 from quire.sim.latency import Latency
 from quire.types import Tier, page_ids
 from sim.harness import (
@@ -28,6 +28,7 @@ from sim.harness import (
     Rig,
     with_each_mix,
 )
+from sim.scripted_faults import RankFails
 
 PROMPT = list(range(12))  # six pages
 PAGES = len(PROMPT) // PAGE

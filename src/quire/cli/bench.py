@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -172,6 +173,55 @@ def hybrid(
     with progress_bar() as progress:
         result = bench.run(plan, progress)
     conclude(result, hybrid_report.tables, as_json=as_json)
+
+
+@app.command(epilog="Example: [bold]quire bench gpu --shape llama-3.1-8b --json[/bold]")
+def gpu(
+    shape: Annotated[
+        str, typer.Option(help="Of the model: qwen3-8b, llama-3.1-8b or tiny.")
+    ] = "qwen3-8b",
+    device: Annotated[str, typer.Option(help="Where it runs: cuda or cpu.")] = "cuda",
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Keep the random weights there, or use those that are there.",
+            show_default=False,
+        ),
+    ] = None,
+    device_memory: Annotated[str, typer.Option(metavar="SIZE", help="For pages.")] = "60GiB",
+    host_memory: Annotated[str, typer.Option(metavar="SIZE", help="For pages.")] = "16GiB",
+    page_size: Annotated[int, typer.Option(min=1, help="Tokens per page.")] = 64,
+    seed: Annotated[int, typer.Option(help="Decides every prompt.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """The engine beside what the hardware could do: decoding, prompts, hits in every tier.
+
+    In this process, on a model of a real shape with random weights. Every figure stands beside its
+    floor: bytes over the measured bandwidth, operations over the measured rate.
+    """
+    needs("serve", SERVE)
+    _check_device(device)
+    from quire.bench.gpu import report as gpu_report
+    from quire.bench.gpu import run as bench
+
+    plan = bench.Plan(
+        shape=shape,
+        device=device,
+        page_size=page_size,
+        device_bytes=parse_size(device_memory),
+        host_bytes=parse_size(host_memory),
+        seed=seed,
+        model=keep,
+    )
+    if shape == "tiny":
+        plan = replace(plan, **bench.SMALL)
+    with progress_bar() as progress:
+        result = bench.run(plan, progress)
+    if as_json:
+        show_json(result)
+    else:
+        show(*gpu_report.tables(result))
 
 
 @app.command(epilog="Example: [bold]quire bench disagg --stall-rounds 0 --json[/bold]")

@@ -119,7 +119,7 @@ class Asker:
             lease,
             prompt,
             lease.key.last,
-            self._budget.need(0, lease.key.last),
+            self._budget.most(lease.key.last),
             list(sources),
             now,
             compute,
@@ -315,16 +315,27 @@ class Asker:
                 # that is not all, the rest was lost.
                 self._manager.admit(lease)
                 current.reached = handover.wanted
-        timeout_s = self._config.timeout_s
-        if intake.hindered:  # the peer has done its part
+        self._check_time(handover, current, now)
+
+    def _check_time(self, handover: Handover, current: Try, now: float) -> None:
+        """A peer that has said and sent nothing for too long is given up; one that is waited for
+        hears so."""
+        intake, timeout_s = current.intake, self._config.timeout_s
+        if intake.is_hindered(now):  # the peer has done its part
             handover.progress_s = now
         # Who stands in line behind others, for room or for the link, is late when nobody moves.
         moved_s = handover.progress_s if intake.idle else max(handover.progress_s, self._moved_s)
-        if now - moved_s > timeout_s:
+        if now - moved_s <= timeout_s:
+            if now - current.said_s >= timeout_s / 4:
+                current.said_s = now
+                self.links.send(current.link, Wait(current.id))
+        elif intake.hindered_by is not None:
+            self._give_up(handover, "copies", "copies to the own host do not end")
+        elif intake.offers and not intake.coming:
+            self._give_up(handover, "room", f"no room on the own host for {timeout_s:g} s")
+            self._forgo_found(handover)
+        else:
             self._give_up(handover, "silent", f"{current.link}: nothing for {timeout_s:g} s")
-        elif now - current.said_s >= timeout_s / 4:
-            current.said_s = now
-            self.links.send(current.link, Wait(current.id))
 
     def _note_progress(self, handover: Handover, now: float) -> None:
         current = handover.current
@@ -350,8 +361,10 @@ class Asker:
             elif now - handover.progress_s > config.connect_s:
                 self._next(handover, refused[1] if refused else f"{link}: not reached in time")
             return
-        lease = handover.lease
-        first = handover.promised if handover.restore is Half.PENDING else lease.tail.end
+        lease, is_restored = handover.lease, handover.restore is not Half.PENDING
+        if is_restored and not self._budget.fits(handover.need):
+            self._forgo_found(handover)
+        first = lease.tail.end if is_restored else handover.promised
         intake = self._manager.offers.open(lease, handover.wanted, config.timeout_s)
         self._num_asked += 1
         name = f"{self._name}-{self._num_asked}"
@@ -412,11 +425,18 @@ class Asker:
             self._give_up(handover, "repairs", f"{current.link}: pages fail again and again")
             return
         current.repairs += 1
+        handover.progress_s = self._clock()  # it has its time again
         sent = self.links.send(
             current.link, Repair(current.id, current.repairs, first, last, reason)
         )
         if not sent:
             self._give_up(handover, "link", f"{current.link}: takes no messages")
+
+    def _forgo_found(self, handover: Handover) -> None:
+        """The host has no room for what was found beside what is to come: then all is to come."""
+        if handover.compute and handover.restore is not Half.PENDING:
+            self._manager.yield_device(handover.lease, host=True)
+            handover.restored = handover.landed = 0
 
     def _count_repair(self, handover: Handover, reason: str, count: int) -> None:
         handover.repaired[reason] = handover.repaired.get(reason, 0) + count

@@ -24,10 +24,28 @@ class HostBudget:
         spans = [component.span(first, last) for component in self._components]
         return tuple(end - start for start, end in spans)
 
+    def most(self, last: int) -> Pages:
+        """The most of what is to come up to page `last` and of what was found before it, wherever
+        that ends: both are held until all is there.
+
+            ···[ state where the found part ends )[ state at the end )
+                                                                     last
+        """
+        total = []
+        for component, end in zip(self._components, self.need(0, last), strict=True):
+            start, stop = component.span(0, last - end)
+            spare = start > 0 and not component.is_point  # windows are kept with a page to spare
+            total.append(end + stop - start + spare)
+        return tuple(total)
+
+    def fits(self, pages: Pages) -> bool:
+        """Do they fit at all?"""
+        return all(map(int.__le__, pages, self._sizes))
+
     def has(self, pages: Pages) -> bool:
-        """Do they fit beside what is taken? One alone always does."""
-        together = map(sum, zip(self.taken, pages, strict=True))
-        return not any(self.taken) or all(map(int.__le__, together, self._sizes))
+        """Do they fit beside what is taken? One alone always may."""
+        together = tuple(map(sum, zip(self.taken, pages, strict=True)))
+        return not any(self.taken) or self.fits(together)
 
     def take(self, pages: Pages) -> None:
         self.taken = tuple(map(sum, zip(self.taken, pages, strict=True)))

@@ -62,6 +62,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
             _threads(config),
             attention=config.attention,
             forward=forward.kind,
+            overlap=config.overlap,
+            max_rows=running_limit(config, sizes),
             graph_batch=_graph_batch(config, sizes),
         ),
         [

@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -74,6 +75,8 @@ class EngineClient:
         """The latest report; renewed about twice a second while the engine works."""
         self.failure: str | None = None
         """Why the engine is gone, once it is."""
+        self.heard_s = time.monotonic()
+        """When it last said something; it does so twice a second, and after every step."""
         self._folder = Path(tempfile.mkdtemp(prefix="quire-"))  # mode 0700
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.PAIR)
@@ -237,6 +240,7 @@ class EngineClient:
                 self._handle(decode_to_server(frame))
 
     def _handle(self, message: ToServer) -> None:
+        self.heard_s = time.monotonic()
         match message:
             case Outputs(outputs):
                 for output in outputs:

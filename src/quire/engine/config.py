@@ -53,6 +53,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """"cpu" or "cuda"."""
     dtype: str = "float32"
     forward: ForwardKind = ForwardKind.AUTO
+    overlap: bool | None = None
+    """Choose and launch a batch before the one ahead of it has ended; None: on an accelerator."""
     attention: AttentionKind = AttentionKind.AUTO
     cuda_graphs: bool = True
     """On CUDA with one rank and our own decoder: steps that only decode are replayed, not

@@ -15,10 +15,9 @@ from dataclasses import replace
 import numpy as np
 
 from quire.disagg.exchange import Exchange
-from quire.engine.batch import Batch
 from quire.engine.config import Role
-from quire.engine.executor import Executor
-from quire.engine.executor.base import RankLost
+from quire.engine.executor import Executor, RankLost
+from quire.engine.flights import Flights, Landed
 from quire.engine.messages import (
     Abort,
     Ask,
@@ -83,10 +82,11 @@ class Engine:
         self._debug = debug
         self._clock = clock
         self._questions = Questions(manager, self.namespace_of, self.status, self.requests)
+        self._flights = Flights(
+            executor, overlaps=executor.overlaps and scheduler.can_go_ahead, clock=clock
+        )
         self._outputs: list[Output] = []
         self._seconds = {"step": 0.0, "model": 0.0}
-        self._unobserved_tokens = 0
-        self._unobserved_s = 0.0
         self._next_report_s = 0.0
         self._unchecked = False
         self._checking: Iterator[None] | None = None
@@ -134,7 +134,10 @@ class Engine:
     # ---- the step -------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """One turn. False: there was nothing to compute. Raises RankLost, InvariantError."""
+        """One turn. False: there was nothing to compute. Raises RankLost, InvariantError.
+
+        A batch is chosen and launched; then the one before it is waited for, if there is one.
+        """
         began = self._clock()
         workers, manager, scheduler = self._executor.workers, self.manager, self.scheduler
         workers.submit(manager.step(workers.poll()))
@@ -150,28 +153,17 @@ class Engine:
         workers.submit(manager.step())  # the loads that the batch will wait for
         if self.exchange is not None:
             self.exchange.tell()  # of what the workers know by now
+        worked = batch is not None or len(self._flights) > 0
         if batch is not None:
-            chosen = self._clock()
-            try:
-                result = self._executor.run(batch)
-            except RankLost:
-                raise
-            except Exception as error:  # request boundary: these requests fail, the loop goes on
-                traceback.print_exc()
-                reason = f"the model failed: {type(error).__name__}: {error}"
-                self._outputs += scheduler.fail([s.id for s in batch.segments], reason)
-            else:
-                self._observe(batch, self._clock() - chosen)
-                self._outputs += scheduler.complete(batch, result)
-                self._observe_lengths()
-            self._seconds["model"] += self._clock() - chosen
-            self._unchecked = True
+            self._flights.launch(batch)
+        while self._flights.is_due or (batch is None and self._flights):
+            self._take_in(self._flights.land())
         self._seconds["step"] += self._clock() - began
         if self._debug:
             manager.check_invariants()
-        elif batch is None:
+        elif not worked:
             self._check_when_idle()
-        return batch is not None
+        return worked
 
     def patience_s(self) -> float:
         """How long the loop may sleep, if no message comes, when a step found nothing to do."""
@@ -313,20 +305,22 @@ class Engine:
             return str(error)
         return ""
 
-    def _observe(self, batch: Batch, seconds: float) -> None:
-        """Tell the cost model how fast prompts are computed.
-
-        Only a batch that picks a token is known to have ended when it returns: on an accelerator
-        those before it are only launched by then, so their time is counted with it. And only what
-        fills at least half a batch counts: decoding, and the short tail after a hit, take much
-        longer per token and say nothing about a prompt that would be recomputed.
-        """
-        self._unobserved_tokens += batch.num_tokens
-        self._unobserved_s += seconds
-        if any(segment.row is not None for segment in batch.segments):
-            if 2 * self._unobserved_tokens >= self.scheduler.chunk_tokens:
-                self.manager.costs.observe_prefill(self._unobserved_tokens, self._unobserved_s)
-            self._unobserved_tokens, self._unobserved_s = 0, 0.0
+    def _take_in(self, landed: Landed) -> None:
+        """What the model computed. If it could not, those requests fail and the loop goes on."""
+        batch, outcome = landed.batch, landed.outcome
+        self._seconds["model"] += landed.seconds
+        self._unchecked = True
+        if isinstance(outcome, Exception):
+            traceback.print_exception(outcome)
+            reason = f"the model failed: {type(outcome).__name__}: {outcome}"
+            self._outputs += self.scheduler.fail(batch, reason)
+            return
+        # Decoding, and the short tail after a hit, take much longer per token and say nothing
+        # about a prompt that would be recomputed.
+        if 2 * batch.num_tokens >= self.scheduler.chunk_tokens:
+            self.manager.costs.observe_prefill(batch.num_tokens, landed.seconds)
+        self._outputs += self.scheduler.complete(batch, outcome)
+        self._observe_lengths()
 
     def _observe_lengths(self) -> None:
         lengths = self.scheduler.take_lengths()

@@ -7,6 +7,9 @@
 
 The last token's key and value are computed only when the token after it is wanted; so `computed`
 stays below `length` for as long as the request lives.
+
+Both tell what is known here. Batches under way add to them: `flying` tokens, and as many drawn
+ones as `draws` says, which nobody has seen yet.
 """
 
 from __future__ import annotations
@@ -91,6 +94,12 @@ class Request:
     origin: Origin | None = None
     """None: it has not looked yet."""
     computed: int = 0
+    flying: int = 0
+    """Tokens that batches under way compute."""
+    draws: int = 0
+    """Tokens that they will have drawn."""
+    place: int = -1
+    """Of its token among those that the last of them draws."""
     cached: CachedTokens | None = None
     """What was found when it was first admitted; not changed by preemption."""
     reported: bool = False
@@ -147,8 +156,21 @@ class Request:
 
     @property
     def remaining(self) -> int:
-        """Tokens to compute before the next one can be picked."""
-        return self.length - self.computed
+        """Tokens to compute, after those under way, before the next one can be picked. 0: it ends
+        with what is under way."""
+        if self.draws and (self.for_peer or self.next_position >= self.params.max_tokens):
+            return 0
+        return self.length + self.draws - self.next_start
+
+    @property
+    def next_start(self) -> int:
+        """Where the next batch goes on."""
+        return self.computed + self.flying
+
+    @property
+    def next_position(self) -> int:
+        """In the output, of the token that is drawn next."""
+        return self.num_output + self.draws
 
     @property
     def num_output(self) -> int:
@@ -187,7 +209,16 @@ class Request:
         if needs_history(self.params):
             prompt = self.tokens[: self.num_prompt].tobytes()
             output = self.tokens[self.num_prompt : self.length].tobytes()
-        return Row(params=self.params, position=self.num_output, prompt=prompt, output=output)
+        return Row(params=self.params, position=self.next_position, prompt=prompt, output=output)
+
+    def land(self, num_tokens: int, *, drew: bool) -> None:
+        """A batch that it was part of has ended."""
+        self.flying -= num_tokens
+        self.draws -= drew
+
+    def ground(self) -> None:
+        """What is under way will not be taken in."""
+        self.flying = self.draws = 0
 
 
 def request_status(request: Request, role: str, now: float) -> RequestStatus:

@@ -6,6 +6,10 @@ Knows requests and the cache's manager; neither the model nor the client. One st
                  what is left of the step's budget goes to waiting ones
     complete()   take in what the model computed: share full pages, append tokens, end requests
 
+A batch may be chosen while the one before it is still under way: it goes on from there, with
+tokens that only the device knows yet. What was computed for a request that has ended meanwhile, or
+begins again, is dropped. Nobody is preempted while a batch is under way.
+
 A waiting request holds a lease, taken at arrival so that its prefetch could start at once. Under
 pressure the youngest of them yields its device pages first, never what is on its way to the host;
 then the youngest running request is preempted: its pages stay in the tree, are copied to the host
@@ -75,9 +79,19 @@ class Scheduler:
         self._held_back: set[RequestId] = set()
         self._deadlines: list[tuple[float, RequestId]] = []
         self._lengths: list[int] = []
+        self._under_way: dict[int, dict[RequestId, Request]] = {}
+        """By number of the batch: whose results will be taken in."""
+        self._must_land = False
+        """Somebody is to be preempted, when no batch is under way."""
 
     def __len__(self) -> int:
         return len(self._requests)
+
+    @property
+    def can_go_ahead(self) -> bool:
+        """May a batch be chosen before the one ahead of it was taken in? A recurrent state is kept
+        or not by what came of the batch that it was computed in."""
+        return not self._num_slots
 
     # ---- arrival and departure ------------------------------------------------------------------
 
@@ -160,10 +174,10 @@ class Scheduler:
             outputs.append(Output(request.id, [], finish=Finish.UNAVAILABLE, error=reason))
         return outputs
 
-    def fail(self, ids: Iterable[RequestId], reason: str) -> list[Output]:
-        """End these requests: the model could not compute them."""
+    def fail(self, batch: Batch, reason: str) -> list[Output]:
+        """End the requests of a batch: the model could not compute it."""
         outputs = []
-        for request in [self._requests[i] for i in ids if i in self._requests]:
+        for request in list(self._under_way.pop(batch.number).values()):
             output = self._finish(request, [], Finish.ERROR, reason)
             if not request.for_peer:
                 outputs.append(output)
@@ -172,8 +186,10 @@ class Scheduler:
     # ---- the step -------------------------------------------------------------------------------
 
     def schedule(self) -> Batch | None:
-        """The next batch; None: nothing can be computed now."""
+        """The next batch; None: nothing can be computed now, or before what is under way has
+        ended."""
         self._num_batches += 1
+        self._must_land = False
         for request in [r for r in self.holding if not r.settled]:
             self._settle(request)
         for request in list(self.running):
@@ -191,15 +207,32 @@ class Scheduler:
                 budget -= self._continue(request, budget, chosen)
         if budget > 0 and self.waiting and self._num_batches >= self._retry_at:
             self._admit_waiting(budget, chosen)
-        if not chosen:
+        if not chosen or self._must_land:
             return None
-        return Batch(self._num_batches, list(chosen.values()))
+        return self._begun(Batch(self._num_batches, list(chosen.values())))
+
+    def _begun(self, batch: Batch) -> Batch:
+        self._under_way[batch.number] = under_way = {}
+        num_rows = 0
+        for segment in batch.segments:
+            request = self._requests[segment.id]
+            under_way[request.id] = request
+            request.flying += segment.num_tokens
+            if segment.row is not None:
+                request.draws += 1
+                request.place = num_rows
+                num_rows += 1
+        return batch
 
     def complete(self, batch: Batch, result: BatchResult) -> list[Output]:
         """Take in what was computed. Every token of it is shared, reported, or thrown away."""
         outputs = []
+        under_way = self._under_way.pop(batch.number)
         for segment, computed in zip(batch.segments, result.results, strict=True):
-            request = self._requests[segment.id]
+            request = under_way.pop(segment.id, None)
+            if request is None:  # it ended, or begins again
+                continue
+            request.land(segment.num_tokens, drew=segment.row is not None)
             output = self._take_in(request, segment, computed)
             if output is not None:
                 outputs.append(output)
@@ -232,23 +265,26 @@ class Scheduler:
         assert lease is not None
         if lease.state is None or lease.state.recurrent is None:
             return count
-        first, last = request.computed // size, (request.computed + count) // size
+        start = request.next_start
+        first, last = start // size, (start + count) // size
         if last == first:
             return count
-        return self._manager.next_stop(lease, first, last) * size - request.computed
+        return self._manager.next_stop(lease, first, last) * size - start
 
     def _segment(self, request: Request, count: int) -> Segment:
         lease = request.lease
         assert lease is not None
-        start, end = request.computed, request.computed + count
+        start, end = request.next_start, request.next_start + count
+        follows = request.place if start == request.length else -1
         pages = lease.pages[: -(-end // self._page_size) * 4]
         segment = Segment(
             id=request.id,
-            tokens=request.tokens[start:end].tobytes(),
+            tokens=request.tokens[start:end].tobytes() if follows < 0 else bytes(4),
             start=start,
             pages=PageIds(pages),
             loads=sorted(lease.loads),
-            row=request.row() if end == request.length else None,
+            row=request.row() if end == request.length + request.draws else None,
+            follows=follows,
         )
         return segment if lease.state is None else self._with_state(segment, lease, lease.state)
 
@@ -277,12 +313,15 @@ class Scheduler:
         victim = next(r for r in reversed(self.running) if r.state is State.RUNNING)
         if victim is request or victim.id in chosen:
             return False
+        if self._under_way:
+            self._must_land = True
+            return False
         self._preempt(victim)
         return self._extend(request, count)
 
     def _extend(self, request: Request, count: int) -> bool:
         """Have pages for the next `count` tokens."""
-        lease, end = request.lease, request.computed + count
+        lease, end = request.lease, request.next_start + count
         assert lease is not None
         missing = request.missing_pages(end, self._page_size)
         if missing > 0 and not self._manager.extend(lease, missing):
@@ -599,6 +638,9 @@ class Scheduler:
     def _let_go(self, request: Request) -> None:
         if self.remote is not None:
             self.remote.cancel(request)
+        request.ground()
+        for under_way in self._under_way.values():
+            under_way.pop(request.id, None)
         if request.lease is not None:
             if request.origin is not None:
                 request.origin.look(request.lease)

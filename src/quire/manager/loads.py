@@ -16,7 +16,7 @@ import numpy as np
 from quire.components import Component, Guard, usable_pages
 from quire.manager.core import Core
 from quire.manager.lease import Lease, LoadState
-from quire.manager.operations import Kind, Operation, OpState
+from quire.manager.operations import COPY_TIMEOUT_S, Kind, Operation, OpState
 from quire.manager.states import States
 from quire.messages import Load
 from quire.tree import NUM_TIERS, Node, held_pages, slot_of
@@ -31,8 +31,6 @@ from quire.types import (
     num_pages,
     page_array,
 )
-
-TIMEOUT_S = 60.0
 
 
 @dataclass(slots=True)
@@ -201,7 +199,7 @@ class Loader:
         op = core.operations.start(
             Kind.LOAD,
             {name: num_pages(target) for name, _, target in commands},
-            timeout_s=TIMEOUT_S,
+            timeout_s=COPY_TIMEOUT_S,
             on_report=self._reported,
             guards=core.protect(tail, tail, sources),
         )

@@ -22,6 +22,8 @@ from quire.components import Guard
 from quire.messages import Probed, Transferred
 from quire.types import OperationId, PageStatus
 
+COPY_TIMEOUT_S = 60.0
+"""In which a copy between device and host ends, or is overdue."""
 _UNREPORTED = 255
 _OK = PageStatus.OK
 Leg = tuple[int, str]

@@ -62,8 +62,8 @@ def open_router(service: Service) -> APIRouter:
     @router.get("/health")
     async def health() -> Response:
         """Whether server and engine live; what it is, and how busy."""
-        if service.engine.failure is not None:
-            raise engine_gone(service.engine.failure)
+        if service.ailment is not None:
+            raise engine_gone(service.ailment)
         return _json(
             {
                 "status": "ok",
@@ -77,8 +77,8 @@ def open_router(service: Service) -> APIRouter:
     @router.get("/ready")
     async def ready() -> Response:
         """Whether requests are taken."""
-        if service.engine.failure is not None:
-            raise engine_gone(service.engine.failure)
+        if service.ailment is not None:
+            raise engine_gone(service.ailment)
         if service.draining:
             raise shutting_down()
         return _json({"status": "ok"})

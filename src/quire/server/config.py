@@ -25,6 +25,8 @@ class ServerConfig:
     """For /admin; None: nobody can use it."""
     request_timeout_s: float = 600.0
     """The longest that one request may take; a request may ask for less."""
+    engine_silence_s: float = 120.0
+    """After which the engine counts as hung."""
     max_body_bytes: int = 16 * _MIB
     max_head_bytes: int = 32 * 1024
     """Request line and headers."""
@@ -48,6 +50,7 @@ class ServerConfig:
             raise ConfigError(f"port is {self.port}: it must be from 0 (any free one) to 65535")
         for option in (
             "request_timeout_s",
+            "engine_silence_s",
             "max_body_bytes",
             "max_head_bytes",
             "max_connections",

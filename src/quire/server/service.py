@@ -53,6 +53,7 @@ class Engine(Protocol):
     info: EngineInfo
     status: EngineStatus | None
     failure: str | None
+    heard_s: float
 
     @property
     def num_requests(self) -> int: ...
@@ -99,6 +100,19 @@ class Service:
     @property
     def info(self) -> EngineInfo:
         return self.engine.info
+
+    @property
+    def ailment(self) -> str | None:
+        """Why the engine cannot be relied on: it is gone, or it says nothing any more."""
+        if self.engine.failure is not None:
+            return self.engine.failure
+        silent_s = time.monotonic() - self.engine.heard_s
+        if silent_s <= self.config.engine_silence_s:
+            return None
+        return (
+            f"the engine has said nothing for {silent_s:.0f} s: if no step can take so long, it "
+            "hangs; start the server again"
+        )
 
     @contextlib.contextmanager
     def admit(self, num_sequences: int, model: str) -> Iterator[None]:

@@ -328,6 +328,13 @@ class Settings:
     request_timeout: float = _option(
         600.0, Seconds(), "A request that takes longer is ended.", example="120"
     )
+    engine_silence: float = _option(
+        120.0,
+        Seconds(),
+        "An engine that says nothing for so long counts as hung, and `/health` says so. One step "
+        "must take less: a chunk of a prompt on a slow machine.",
+        example="30",
+    )
     prefetch_threshold: int = _option(
         64,
         Integer(1, example=64),

@@ -65,11 +65,6 @@ class Faults(Protocol):
         """A backend call begins; what shall go wrong with it?"""
 
 
-class NoFaults:
-    def on_call(self, kind: Kind, rank: int) -> Fault | None:
-        return None
-
-
 class RandomFaults:
     """Each call fails with probability `rate` times its rank's weight."""
 
@@ -94,33 +89,3 @@ class RandomFaults:
         self.injected[f"{kind}:{fault.value}"] += 1
         self._tell()
         return fault
-
-
-class NthCallFails:
-    """Exactly the n-th backend call fails (n counts from 1), in the way numbered `variant`."""
-
-    def __init__(self, n: int, variant: int = 0) -> None:
-        self._n = n
-        self._variant = variant
-        self.num_calls = 0
-        self.hit: Kind | None = None
-
-    def on_call(self, kind: Kind, rank: int) -> Fault | None:
-        self.num_calls += 1
-        if self.num_calls != self._n:
-            return None
-        self.hit = kind
-        possible = FAULTS_OF[kind]
-        return possible[self._variant % len(possible)]
-
-
-class RankFails:
-    """One rank fails in every call of the kinds given; the others never do."""
-
-    def __init__(self, rank: int, kinds: Sequence[Kind], fault: Fault = Fault.FAIL) -> None:
-        self._rank = rank
-        self._kinds = frozenset(kinds)
-        self._fault = fault
-
-    def on_call(self, kind: Kind, rank: int) -> Fault | None:
-        return self._fault if rank == self._rank and kind in self._kinds else None

@@ -173,9 +173,7 @@ class WatchedManager(CacheManager):
                     self._coming.clear()  # what it brings may not be what is there now
                 case Cancel(op):
                     self._coming.pop(op, None)
-                case Fetch(source=None, op=op) if is_awaited(self, op) and not is_streamed(
-                    self, op
-                ):
+                case Fetch(source=None, op=op) if self._is_for_all(op):
                     what = {(command.component, key) for key in split_keys(command.keys)}
                     for op, others in self._coming.items():
                         if op != command.op and (twice := what & others):

@@ -4,7 +4,15 @@ import pytest
 
 from e2e.disagg.pair import pair
 from e2e.exactness.scenarios import WAIT
-from e2e.exactness.subjects import GEMMA, PAGE, SMOLLM2, TINY_SUBJECTS, Prompt, Subject
+from e2e.exactness.subjects import (
+    GEMMA,
+    PAGE,
+    SMOLLM2,
+    TINY_LLAMA,
+    TINY_SUBJECTS,
+    Prompt,
+    Subject,
+)
 from quire.types import Tier
 
 QUICK = [s for s in TINY_SUBJECTS if s.name in ("falcon_h1", "qwen3_next", "gemma3", "gpt_oss")]
@@ -20,9 +28,15 @@ def _next_turn(subject: Subject, prompt: Prompt, answer: list[int], number: int)
     return [*prompt, *answer, *subject.cut(300 + 60 * number, 3 * PAGE + 5)]
 
 
-# Gemma's real weights: in test_servers.py every time, here in `make test-long`.
+# Real weights: one model in test_servers.py every time; here in `make test-long`.
 @pytest.mark.parametrize(
-    "subject", [SMOLLM2, pytest.param(GEMMA, marks=pytest.mark.long), *QUICK], ids=str
+    "subject",
+    [
+        *(pytest.param(real, marks=pytest.mark.long) for real in (SMOLLM2, GEMMA)),
+        TINY_LLAMA,
+        *QUICK,
+    ],
+    ids=str,
 )
 def test_every_tier_and_side_gives_the_same_answer_c25_c30_c31_c32(
     subject: Subject, store: str

@@ -127,7 +127,11 @@ SWITCHED_OFF: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(
     ("subject", "variants"),
-    [(SMOLLM2, {}), (GEMMA, {}), (HYBRID, SWITCHED_OFF)],
+    [
+        (SMOLLM2, {}),
+        pytest.param(GEMMA, {}, marks=pytest.mark.long),
+        (HYBRID, SWITCHED_OFF),
+    ],
     ids=["smollm2", "gemma3_270m", "falcon_h1"],
 )
 def test_a_conversation_through_every_tier_and_side_c25_c30_c31_c32(

@@ -14,7 +14,7 @@ from e2e.exactness.oracle import Answer
 from e2e.exactness.subjects import PAGE, SMOLLM2, Subject
 from quire.components import PoolSize
 from quire.engine import build, executor
-from quire.engine.batch import Batch, BatchResult, Segment
+from quire.engine.batch import Batch, Segment
 from quire.engine.config import EngineConfig
 from quire.engine.engine import Engine
 from quire.engine.forward.dense import load_dense
@@ -108,18 +108,18 @@ class EngineRig:
     @contextlib.contextmanager
     def tampering(self, change: Tamper) -> Iterator[None]:
         """Once, the first batch for which `change` gives other segments is computed with those."""
-        run, done = self.engine._executor.run, False
+        launch, done = self.engine._executor.launch, False
 
-        def tampered(batch: Batch) -> BatchResult:
+        def tampered(batch: Batch) -> None:
             nonlocal done
             changed = None if done else change(batch.segments)
             if changed is None:
-                return run(batch)
+                return launch(batch)
             done = True
-            return run(msgspec.structs.replace(batch, segments=changed))
+            return launch(msgspec.structs.replace(batch, segments=changed))
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(self.engine._executor, "run", tampered)
+            patch.setattr(self.engine._executor, "launch", tampered)
             yield
         assert done, "there was nothing to tamper with"
 

@@ -8,7 +8,7 @@ import pytest
 from e2e.exactness import scenarios
 from e2e.exactness.oracle import Answer, differences, references
 from e2e.exactness.rig import WHOLE, EngineRig, engine_rig
-from e2e.exactness.subjects import SMOLLM2
+from e2e.exactness.subjects import PAGE, SMOLLM2, TINY_LLAMA, Subject
 from quire.config import WritePolicy
 from quire.types import Tier
 
@@ -16,8 +16,8 @@ PROMPTS = SMOLLM2.ask()
 NUM_TOKENS = SMOLLM2.num_tokens
 
 
-def ask(rig: EngineRig, what: str, stagger: int = 0) -> list[Answer]:
-    return scenarios.ask(SMOLLM2, rig, PROMPTS, what, stagger=stagger)
+def ask(rig: EngineRig, what: str) -> list[Answer]:
+    return scenarios.ask(SMOLLM2, rig, PROMPTS, what)
 
 
 def tokens_of(answers: list[Answer]) -> list[list[int]]:
@@ -44,12 +44,25 @@ def test_chunk_sizes_and_mixed_batches_c32(chunk_tokens: int) -> None:
     scenarios.chunks_and_mixed_batches(SMOLLM2, PROMPTS, chunk_tokens)
 
 
-@pytest.mark.parametrize("policy", list(WritePolicy), ids=lambda policy: policy.value)
-def test_under_eviction_and_preemption_c32(store: str, policy: WritePolicy) -> None:
+@pytest.mark.parametrize(
+    ("subject", "policy"),
+    [
+        (SMOLLM2, WritePolicy.WRITE_THROUGH),
+        pytest.param(SMOLLM2, WritePolicy.WRITE_BACK, marks=pytest.mark.long),
+        pytest.param(SMOLLM2, WritePolicy.WRITE_THROUGH_SELECTIVE, marks=pytest.mark.long),
+        *((TINY_LLAMA, policy) for policy in WritePolicy),
+    ],
+    ids=str,
+)
+def test_under_eviction_and_preemption_c32(
+    store: str, subject: Subject, policy: WritePolicy
+) -> None:
     """The device holds less than the requests need together: they take turns."""
-    longest = max(map(len, PROMPTS)) + NUM_TOKENS
+    prompts = subject.ask()
+    longest = max(map(len, prompts)) + subject.num_tokens
     with engine_rig(
-        device_pages=longest // 16 + 4,
+        subject,
+        device_pages=longest // PAGE + 4,
         host_pages=96,
         store=store,
         chunk_tokens=64,
@@ -57,7 +70,7 @@ def test_under_eviction_and_preemption_c32(store: str, policy: WritePolicy) -> N
         prefetch_threshold=32,
     ) as rig:
         for turn in range(2):
-            ask(rig, f"{policy.value}, turn {turn}", stagger=turn)
+            scenarios.ask(subject, rig, prompts, f"{policy.value}, turn {turn}", stagger=turn)
         assert rig.counter("evicted_device_pages") > 0
 
 
@@ -79,6 +92,17 @@ def test_with_a_faulty_store_in_the_path_c32(tmp_path: Path) -> None:
                 break
         else:
             pytest.fail(f"no fault was met, or nothing came from the store: {counters}")
+
+
+def test_batches_chosen_ahead_of_those_under_way_give_the_same_tokens_c32(store: str) -> None:
+    """As on an accelerator: cold, from every tier, together, and short of device pages."""
+    with engine_rig(store=store, overlap=True, **scenarios.WAIT) as rig:
+        for turn, tiers in enumerate([(), (Tier.DEVICE,), (Tier.DEVICE, Tier.HOST)]):
+            rig.flush(*tiers)
+            ask(rig, f"ahead, turn {turn}", stagger=turn)
+            assert turn == 0 or rig.reused() > 0
+    with engine_rig(device_pages=48, overlap=True) as rig:
+        ask(rig, "ahead, short of pages")
 
 
 def test_two_ranks_give_the_same_tokens_c32(store: str) -> None:

@@ -126,7 +126,10 @@ def assert_all_differ(subject: Subject, prompts: list[Prompt], answers: list[Ans
     [
         *((subject, withheld) for subject in recurrent),
         *((subject, exchanged_snapshots) for subject in recurrent),
-        *((subject, exchanged_window_pages) for subject in windowed),
+        *(
+            pytest.param(subject, exchanged_window_pages, marks=LONG.get(subject.name, []))
+            for subject in windowed
+        ),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )

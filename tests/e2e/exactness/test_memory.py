@@ -162,7 +162,7 @@ def bytes_of_pages(subject: Subject) -> dict[str, int]:
 PLANS = [
     *(Plan(subject, hybrid_models.WINDOW, 165, 37, 90, 4) for subject in TINY_WINDOWED),
     *(Plan(subject, hybrid_models.WINDOW, 165, 37, 60, 3, 3) for subject in TINY_WINDOWED),
-    Plan(GEMMA, gemma.WINDOW, 600, 25, 40, 2),
+    pytest.param(Plan(GEMMA, gemma.WINDOW, 600, 25, 40, 2), marks=pytest.mark.long),
 ]
 
 

@@ -15,8 +15,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     options = {
         "api_key": API_KEY,
         # Not so short that a test which is not meant ever is as slow.
-        "head_timeout_s": 10.0,
-        "body_timeout_s": 10.0,
+        "head_timeout_s": 5.0,
+        "body_timeout_s": 5.0,
         "max_body_bytes": 1 << 20,
     }
     with running(engine, options) as process:

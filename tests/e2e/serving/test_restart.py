@@ -2,7 +2,9 @@
 
 import time
 
+import httpx
 import openai
+import pytest
 
 from e2e.serving.chats import PLACES, first_turn, next_turn
 from e2e.serving.client import client_of, reading
@@ -35,6 +37,7 @@ def test_kill_9_in_mid_load_then_the_conversations_go_on(tmp_path, store, oracle
     check_store(store)
 
 
+@pytest.mark.long
 def test_two_ranks_killed_in_mid_load_then_one_of_the_next_two(tmp_path, store, oracle):
     chats = kill_in_mid_load(tmp_path / "first", store, tp=2)
     with (
@@ -79,6 +82,23 @@ def test_a_rank_that_is_killed_while_nothing_happens(tmp_path):
         server.wait_gone()
         assert "worker 1: killed by signal 9" in server.log
         assert server.leftovers() == []
+
+
+def test_an_engine_that_hangs_is_not_healthy(tmp_path):
+    options = {"device_memory": "48MiB", "host_memory": "48MiB", "engine_silence": 3}
+    with Server(tmp_path, **options) as server:
+
+        def health() -> httpx.Response:
+            return httpx.get(f"{server.url}/health", timeout=60)
+
+        assert health().status_code == 200
+        server.engine.suspend()
+        try:
+            wait_until(lambda: health().status_code == 503, "it is seen to hang")
+            assert "said nothing for" in health().text
+        finally:
+            server.engine.resume()
+        wait_until(lambda: health().status_code == 200, "it is well again")
 
 
 def kill_in_mid_load(folder, store, **options):

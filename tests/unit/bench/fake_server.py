@@ -94,7 +94,9 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/admin/cache":
             busy = fake.busy_polls > 0
             fake.busy_polls -= busy
-            self._json({"operations": {"write": int(busy), "load": 0}})
+            to_come = int(busy and fake.busy_polls % 2)
+            operations = {"write": int(busy) - to_come, "load": 0}
+            self._json({"operations": operations, "waiting_writes": to_come})
         else:
             self._json({"error": {"message": "no such page"}}, 404)
 

@@ -111,7 +111,9 @@ class FakeEngine:
 
     async def ask(self, _question, _kind):
         moved = SimpleNamespace(received_bytes=self._received)
-        return SimpleNamespace(operations={}, running=0, waiting=0, handover=moved)
+        return SimpleNamespace(
+            operations={}, waiting_writes=0, running=0, waiting=0, handover=moved
+        )
 
     async def close(self):
         pass

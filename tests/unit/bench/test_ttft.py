@@ -222,8 +222,9 @@ def test_waiting_for_writes_ends(fake, url):
         async with httpx.AsyncClient(base_url=url, verify=False) as client:
             await AdminClient(client, "k").wait_idle(timeout_s)
 
-    fake.busy_polls = 3
+    fake.busy_polls = 4
     asyncio.run(wait(10.0))
+    assert fake.busy_polls == 0
     fake.busy_polls = 10**6
     with pytest.raises(EngineError, match="still moves pages"):
         asyncio.run(wait(0.01))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
+
+from quire.components import PoolSize
 from quire.config import WriteConfig, WritePolicy
 from quire.disagg.asker import Asker, AskerConfig
 from quire.disagg.handover import Handover, Prompt, Stage
-from quire.messages import Fetch
+from quire.manager.operations import COPY_TIMEOUT_S
+from quire.messages import Backup, Fetch
 from quire.peer.hub import Hello
 from quire.peer.identity import Identity
-from quire.peer.messages import Abort, Complete, Found, Offer, PeerMessage, Repair, Wait
+from quire.peer.messages import Abort, Ask, Complete, Found, Offer, PeerMessage, Repair, Wait
 from quire.types import PageStatus
-from support import PAGE, Rig
+from support import MIXES, PAGE, WINDOW_PAGES, Rig
 
 
 class NoLinks:
@@ -161,3 +165,122 @@ def test_a_page_that_was_asked_for_again_before_it_came_may_come_twice() -> None
     rig.step([r for read in reads for r in rig.reports(read, statuses=PageStatus.OK)])
     rig.manager.release(first.lease)
     rig.run()
+
+
+class Giving:
+    """Hand-overs of prompts whose head the own host has; a peer offers all that is asked for, and
+    every read goes well."""
+
+    def __init__(self, mix: str, *, num_prompts: int, slots: int, windows: int) -> None:
+        """`slots`, `windows`: on the host."""
+        pools = {"recurrent": PoolSize(64, slots), "window": PoolSize(64, windows)}
+        self.rig = Rig(
+            store=False, mix=mix, pools={name: pools[name] for name in mix.split("+")[1:]}
+        )
+        self.asked: list[Ask] = []
+        self.asker = Asker(
+            self.rig.manager,
+            self,
+            name="a",
+            clock=lambda: self.rig.now,
+            config=AskerConfig(timeout_s=1.0),
+        )
+        self.asker.connected("p", Hello(Identity(1, "m", PAGE, "f", []), "p.1", "prefill", []))
+        docs = [self.rig.doc(8, seed=seed) for seed in range(1, num_prompts + 1)]
+        for doc in docs:
+            self.rig.cache_on_host(doc[:4])
+        self.handovers = [
+            self.asker.begin(
+                f"r{n}", lease, Prompt(lease.key.tokens.tobytes()), ["p"], restore=False
+            )
+            for n, lease in enumerate(map(self.rig.acquire, docs))
+        ]
+
+    def connect(self, address: str) -> None:
+        pass
+
+    def send(self, link: str, message: PeerMessage) -> bool:
+        if isinstance(message, Ask):
+            self.asked.append(message)
+        return True
+
+    def turn(self) -> None:
+        """One step: what is asked for is offered, what is read comes, what is ready goes on."""
+        self.rig.now += 0.3
+        self.asker.advance()
+        asked, self.asked = self.asked, []
+        components = self.rig.manager.components
+        for ask in asked:
+            spans = [(c.name, *c.span(ask.first, ask.last)) for c in components]
+            for number, (name, first, last) in enumerate(spans, 1):
+                offer = Offer(ask.id, name, number, 0, first, last - first, ask.last)
+                self.asker.received("p", offer)
+            self.asker.received("p", Complete(ask.id, ask.last, len(spans), Found()))
+        self.rig.step()
+        for read in self.rig.take_all(Fetch):
+            self.rig.answer(read, statuses=PageStatus.OK)
+        self.rig.run()
+        for handover in self.handovers:
+            if handover.stage is Stage.READY and not handover.lease.released:
+                self.asker.cancel(handover)
+                self.rig.manager.release(handover.lease)
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_those_who_move_together_have_room_for_what_they_found_and_for_their_end(mix: str) -> None:
+    """Each holds the state where its own part ends until that at the end has come. If only the
+    latter counted, all would move, and wait for room that the others hold."""
+    giving = Giving(mix, num_prompts=4, slots=4, windows=8)
+    for _ in range(16):
+        giving.turn()
+    assert [(h.stage, h.tries) for h in giving.handovers] == [(Stage.READY, 1)] * 4
+    assert [h.received > 0 for h in giving.handovers] == [True] * 4
+
+
+@pytest.mark.parametrize("mix", ["full+window", "full+recurrent"])
+def test_on_a_host_too_small_for_both_what_was_found_goes(mix: str) -> None:
+    giving = Giving(mix, num_prompts=2, slots=1, windows=WINDOW_PAGES + 1)
+    for _ in range(16):
+        giving.turn()
+    assert [(h.stage, h.tries) for h in giving.handovers] == [(Stage.READY, 1)] * 2
+
+
+def test_a_peer_has_its_time_for_a_repair() -> None:
+    """A read was long in failing while others moved: that is no silence of the peer."""
+    reading = Reading()
+    for page in range(3):
+        reading.rig.answer(reading.reads[0], first=page, statuses=b"\0", final=False)
+        reading.wait(0.75)
+    reading.rig.answer(reading.reads[1], statuses=PageStatus.FAILED)
+    reading.wait(0.0)
+    assert [m.id for m in reading.said if isinstance(m, Repair)] == ["a-2"]
+    reading.wait(0.5)
+    assert not [m for m in reading.said if isinstance(m, Abort)]
+
+
+def test_own_copies_are_not_waited_for_for_ever() -> None:
+    """What has come waits for copies of the same pages from the own device. While those have their
+    time that is not the peer's fault; but they may never end."""
+    giving = Giving("full+window", num_prompts=1, slots=0, windows=64)
+    rig, (handover,) = giving.rig, giving.handovers
+    giving.asker.advance()
+    assert handover.stage is Stage.MOVING
+    rig.manager.release(rig.compute(rig.doc(8, seed=1)))
+    rig.step()
+    copies = rig.take_all(Backup)
+    giving.turn()
+    assert handover.current is not None
+    hindrance = handover.current.intake.hindered_by
+    assert hindrance is not None
+    end_s = rig.now + COPY_TIMEOUT_S
+    while rig.now < end_s:
+        giving.turn()
+        assert (handover.stage, handover.tries) == (Stage.MOVING, 1)
+    for _ in range(5):
+        giving.turn()
+    assert (handover.tries, handover.repaired.keys()) == (2, {"copies"})
+    for copy in copies:
+        rig.answer(copy)
+    giving.turn()
+    giving.turn()
+    assert handover.stage is Stage.READY

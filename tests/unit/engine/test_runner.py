@@ -16,7 +16,7 @@ from quire.engine.forward.transformers import (
 )
 from quire.engine.messages import SamplingParams
 from quire.engine.runner import ModelRunner
-from quire.engine.sampling import Row
+from quire.engine.sampling import Row, open_sampler
 from quire.errors import ModelError, WorkerError
 from quire.memory.device import DevicePool
 from quire.memory.layout import PageLayout
@@ -72,7 +72,10 @@ def bridge(waiter):
 
 @pytest.fixture
 def runner(model, bridge):
-    return ModelRunner(TransformersForward(model, bridge))
+    device = torch.device("cpu")
+    return ModelRunner(
+        TransformersForward(model, bridge), open_sampler(device, vocab_size=100, max_rows=8)
+    )
 
 
 def segment(name: str, start: int, tokens: list[int], first_page: int, *, loads=(), last=True):

@@ -187,11 +187,13 @@ def test_deadlines_end_running_and_waiting_requests():
         assert not tiny.manager.leases
 
 
-def test_a_model_that_fails_fails_its_batch_only(capsys):
-    with TinyEngine() as tiny:
+@pytest.mark.parametrize("where", ["launch", "collect"])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_model_that_fails_fails_its_batch_only(where, ahead, capsys):
+    with TinyEngine(ahead=ahead) as tiny:
         first = tiny.ask(other(1), 2)
-        tiny.model.fail_next = True
-        tiny.step()
+        tiny.model.fail_next = where
+        tiny.step(2)
         assert tiny.last(first).finish is Finish.ERROR
         assert "out of luck" in tiny.last(first).error
         assert tiny.answer(other(2), 2) == oracle(other(2), 2)
@@ -255,6 +257,6 @@ def test_the_cost_model_hears_of_full_batches_only(monkeypatch):
     with TinyEngine(chunk_tokens=16) as tiny:
         monkeypatch.setattr(tiny.manager.costs, "observe_prefill", lambda n, _: observed.append(n))
         tiny.answer(PROMPT, 3)
-        assert observed == [30]
+        assert observed == [16, 14]
         tiny.answer(PROMPT, 3)
-        assert observed == [30]
+        assert observed == [16, 14]

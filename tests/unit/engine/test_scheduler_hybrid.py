@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from engine_support import MIXES, PAGE, WINDOW, TinyEngine, oracle
+from quire.engine.batch import Batch
 from quire.engine.messages import CachedTokens
 from quire.engine.request import Request
 from quire.keys import Namespace, PrefixKey
@@ -22,8 +23,13 @@ def other(seed: int, length: int = 30) -> list[int]:
 def segments(tiny: TinyEngine, monkeypatch: pytest.MonkeyPatch) -> list:
     """Every segment from now on."""
     seen: list = []
-    run = tiny.model.run
-    monkeypatch.setattr(tiny.model, "run", lambda batch: seen.extend(batch.segments) or run(batch))
+    launch = tiny.model.launch
+
+    def launched(batch: Batch) -> None:
+        seen.extend(batch.segments)
+        launch(batch)
+
+    monkeypatch.setattr(tiny.model, "launch", launched)
     return seen
 
 

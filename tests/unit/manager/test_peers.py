@@ -274,7 +274,7 @@ def test_pages_that_come_wait_for_own_copies_of_the_same_that_are_on_their_way_c
     rig.step()
     for command in rig.take_all(Fetch):
         rig.answer(command, statuses=OK)
-    assert intake.hindered
+    assert intake.is_hindered(rig.now)
     assert lease.tail.end < LAST
     for command in [c for c in copies if c.component == "window"]:
         rig.answer(command, statuses=OK)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -139,6 +140,7 @@ class ScriptedEngine:
         )
         self.status: EngineStatus | None = None
         self.failure: str | None = None
+        self.heard_s = math.inf
         self.eos = self.backend.token_to_id("<|im_end|>")
         self.replies: Callable[[Call], Sequence[int]] = lambda call: self.backend.encode(reply).ids
         """Token ids to answer with; EOS follows by itself."""

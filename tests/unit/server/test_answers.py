@@ -1,6 +1,7 @@
 """Good requests: what goes to the engine, and what comes back, whole and streamed."""
 
 import json
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -434,6 +435,13 @@ def test_health_and_readiness(rig):
     rig.service.draining = True
     assert rig.request("GET", "/health").status_code == 200
     assert rig.request("GET", "/ready").status_code == 503
+
+
+def test_an_engine_that_says_nothing_any_more_is_not_healthy(rig):
+    rig.service.engine.heard_s = time.monotonic() - 1e6
+    for path in ("/health", "/ready"):
+        assert rig.request("GET", path).status_code == 503
+    assert "said nothing" in rig.request("GET", "/health").text
 
 
 def test_every_answer_has_an_id_of_its_own(rig):

@@ -393,6 +393,23 @@ def test_what_was_cleared_is_deleted_by_the_next_and_counts_until_then_c18(
     assert pages.put(second, *range(6)) == [OK] * 6
 
 
+def test_a_full_store_that_is_being_cleared_takes_writes_within_its_budget_c18(
+    serial, file_store, pages, monkeypatch
+):
+    """Mock: it holds so much that nobody waits until all that was cleared is deleted."""
+    monkeypatch.setattr("quire.store.file.scan.Scanner._scan", lambda self, pause_s: 0)
+    monkeypatch.setattr("quire.store.file.scan.MAX_WAIT_OBJECTS", 0)
+    limit = 6 * pages.object_bytes
+    store = serial(max_bytes=limit)
+    pages.put(store, *range(6))
+    store.clear()
+    for page in range(6):
+        assert pages.put(store, page) == [OK]
+        left = [path for path in (file_store.root / "trash").rglob("*") if path.is_file()]
+        assert len(left) == 5 - page
+    assert store._store.stats().used_bytes == limit
+
+
 def test_a_page_being_written_while_the_store_is_cleared_fails_alone_c18(client, file_store, pages):
     files = file_store()
     store = client(files)

@@ -173,7 +173,9 @@ async def _at_rest(fleet: Fleet) -> None:
     while time.monotonic() < deadline:
         clients = (fleet.prefill, *fleet.sides.values())
         statuses = [await client.ask(GetStatus(), EngineStatus) for client in clients]
-        if not any(sum(s.operations.values()) + s.running + s.waiting for s in statuses):
+        if not any(
+            sum(s.operations.values()) + s.waiting_writes + s.running + s.waiting for s in statuses
+        ):
             return
         await asyncio.sleep(0.05)
 

@@ -24,17 +24,17 @@ class AdminClient:
         await self._call("POST", "/admin/cache/flush", {"tiers": list(tiers)})
 
     async def wait_idle(self, timeout_s: float = 120.0) -> float:
-        """Until no operation (copy, write, fetch) is in flight; seconds it took. Raises
-        EngineError."""
+        """Until no operation (copy, write, fetch) is in flight and no write is still to come;
+        seconds it took. Raises EngineError."""
         start = time.perf_counter()
         while time.perf_counter() - start < timeout_s:
             status = await self._call("GET", "/admin/cache")
-            if not any(status["operations"].values()):
+            moving = status["operations"] | {"writes to come": status["waiting_writes"]}
+            if not any(moving.values()):
                 return time.perf_counter() - start
             await asyncio.sleep(_POLL_S)
         raise EngineError(
-            f"the server still moves pages after {timeout_s:g} s ({status['operations']}): "
-            "is the disk very slow?"
+            f"the server still moves pages after {timeout_s:g} s ({moving}): is the disk very slow?"
         )
 
     async def _call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quire.engine.executor.base import Executor
+from quire.engine.executor.base import Executor, RankLost
 from quire.engine.executor.rank import Progress, RankConfig
 from quire.worker import WorkerConfig
 
-__all__ = ["Executor", "RankConfig", "open_executor"]
+__all__ = ["Executor", "RankConfig", "RankLost", "open_executor"]
 
 
 def open_executor(
@@ -19,7 +19,8 @@ def open_executor(
         from quire.engine.executor.local import LocalExecutor
         from quire.engine.executor.rank import build_rank
 
-        return LocalExecutor(build_rank(config, worker_configs[0], progress))
+        overlaps = worker_configs[0].device != "cpu" if config.overlap is None else config.overlap
+        return LocalExecutor(build_rank(config, worker_configs[0], progress), overlaps=overlaps)
     from quire.engine.executor.ranks import RankExecutor
 
     return RankExecutor(config, worker_configs)

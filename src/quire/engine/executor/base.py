@@ -20,12 +20,20 @@ class Executor(Protocol):
     def workers(self) -> WorkerGroup:
         """The cache's hands, one per rank."""
 
-    def run(self, batch: Batch) -> BatchResult:
-        """Compute a batch on all ranks; returns when it is done.
+    @property
+    def overlaps(self) -> bool:
+        """Is it worth launching a batch before the one ahead of it is collected?"""
+
+    def launch(self, batch: Batch) -> None:
+        """Begin to compute a batch on all ranks, after those launched before.
 
         Commands submitted to the workers before are begun before. Raises RankLost when a rank is
-        gone; anything else concerns this batch only.
+        gone, or its device broken; anything else concerns this batch only, which is then not to be
+        collected.
         """
+
+    def collect(self) -> BatchResult:
+        """Wait for the first batch launched that was not collected; raises as `launch`."""
 
     def self_check(self) -> str:
         """Does the model go on from saved state as if it had not stopped? Empty, or why not. For

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from quire.engine.batch import Batch, BatchResult
+from quire.engine.executor.base import RankLost
 from quire.engine.executor.rank import Rank
+from quire.engine.runner import Flight
 from quire.engine.selfcheck import check_resume
+from quire.errors import EngineError
 from quire.worker import LocalWorkers
 
 
 class LocalExecutor:
-    def __init__(self, rank: Rank) -> None:
+    def __init__(self, rank: Rank, *, overlaps: bool) -> None:
         self._rank = rank
         self.workers = LocalWorkers([rank.worker])
+        self.overlaps = overlaps
+        self._flights: deque[Flight] = deque()
 
-    def run(self, batch: Batch) -> BatchResult:
-        return self._rank.runner.run(batch)
+    def launch(self, batch: Batch) -> None:
+        try:
+            self._flights.append(self._rank.runner.launch(batch))
+        except Exception as error:
+            raise explained(error) from error
+
+    def collect(self) -> BatchResult:
+        try:
+            return self._flights.popleft().collect()
+        except Exception as error:
+            raise explained(error) from error
 
     def self_check(self) -> str:
         return check_resume(self._rank)
@@ -24,3 +40,26 @@ class LocalExecutor:
 
     def close(self) -> None:
         self._rank.close()
+
+
+def explained(error: Exception) -> Exception:
+    """What an error of the model means to the engine.
+
+    After some errors an accelerator answers nothing any more, and what it has computed since it was
+    last heard of is not to be trusted: then RankLost, so that nothing of it is shared.
+    """
+    import torch
+
+    if torch.cuda.is_available():
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            reason = " ".join(str(error).split())[:300]
+            return RankLost(f"the accelerator is broken: {reason}")
+    if isinstance(error, torch.OutOfMemoryError):
+        torch.cuda.empty_cache()
+        return EngineError(
+            "the device had no memory left to compute it in: lower device_memory, chunk_tokens or "
+            "max_running"
+        )
+    return error

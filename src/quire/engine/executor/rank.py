@@ -24,6 +24,7 @@ from quire.engine.forward.transformers import ATTENTION, TransformersForward, re
 from quire.engine.layouts import FULL, RECURRENT, WINDOW
 from quire.engine.parallel import AllReduce, shard
 from quire.engine.runner import ModelRunner
+from quire.engine.sampling import open_sampler
 from quire.engine.states import States
 from quire.models import ModelShape, describe, load_model
 from quire.worker import WorkerConfig, build_worker
@@ -48,6 +49,10 @@ class RankConfig(msgspec.Struct, frozen=True):
     """File through which the ranks find each other; empty: there is only one."""
     attention: AttentionKind = AttentionKind.AUTO
     forward: ForwardKind = ForwardKind.AUTO
+    overlap: bool | None = None
+    """Launch a batch before the one ahead of it has ended; None: where that is faster."""
+    max_rows: int = 32
+    """Tokens drawn together, at most."""
     graph_batch: int = 0
     """Sequences in the largest batch that is replayed as a CUDA graph; 0: none is."""
 
@@ -97,7 +102,11 @@ def build_rank(
     except BaseException:
         worker.close()
         raise
-    runner = ModelRunner(forward, samples=worker.rank == 0)
+    sampler = None
+    if worker.rank == 0:
+        device = worker.components[FULL].device.device
+        sampler = open_sampler(device, shape.vocab_size, config.max_rows)
+    runner = ModelRunner(forward, sampler)
     return Rank(worker, runner, shape, worker.components[FULL].device.layout.page_size)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,6 +45,7 @@ class RankExecutor:
         finally:  # they have met, or never will
             shutil.rmtree(folder, ignore_errors=True)
         self._early: list[Completion] = []
+        self._launched: deque[Batch] = deque()
 
     @property
     def workers(self) -> RankExecutor:
@@ -68,8 +70,14 @@ class RankExecutor:
         early, self._early = self._early, []
         return early + self._ranks.poll()
 
-    def run(self, batch: Batch) -> BatchResult:
+    overlaps = False
+
+    def launch(self, batch: Batch) -> None:
         self._ranks.send(encode(batch))
+        self._launched.append(batch)
+
+    def collect(self) -> BatchResult:
+        batch = self._launched.popleft()
         results: dict[int, BatchResult] = {}
         deadline = time.monotonic() + _BATCH_TIMEOUT_S
         while len(results) < self._ranks.num_ranks:

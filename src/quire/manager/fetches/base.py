@@ -21,13 +21,15 @@ from quire.components import Component
 from quire.keys import PrefixKey
 from quire.manager.counters import Decline
 from quire.manager.lease import Lease
+from quire.manager.operations import COPY_TIMEOUT_S
 from quire.messages import PeerSource
+from quire.tree import Holding
 from quire.types import OperationId, PageIds, PageStatus
 
 GRACE_S = 5.0
 """How much longer than the worker the manager waits before it goes on without it."""
 
-Span = tuple[int, int, int]
+PageRange = tuple[int, int, int]
 """Pages [first, last) of a component: (component, first, last)."""
 
 
@@ -125,9 +127,11 @@ class Intake:
     """Pages that have come, of all components."""
     is_cut: bool = False
     """The host had no room for more."""
-    hindered: bool = False
-    """Of a peer: what is here waits for copies of the same pages that are on their way to the host
-    from the own device."""
+    hindered_by: Holding | None = None
+    """Of a peer: what is here waits for this copy of the same pages, which is on its way to the
+    host from the own device."""
+    hindered_s: float = 0.0
+    """Since when."""
     shares: bool = False
     """Of a peer: another intake brings what it needs next."""
     stopped: bool = False
@@ -140,6 +144,10 @@ class Intake:
     def idle(self) -> bool:
         """Nothing is on its way or waiting to be."""
         return not (self.offers or self.coming)
+
+    def is_hindered(self, now: float) -> bool:
+        """Does it wait for a copy that has not had its time yet?"""
+        return self.hindered_by is not None and now - self.hindered_s <= COPY_TIMEOUT_S
 
     @property
     def num_coming(self) -> int:

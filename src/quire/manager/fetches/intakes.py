@@ -16,8 +16,15 @@ from quire.keys import PrefixKey
 from quire.manager.core import Core
 from quire.manager.costs import CostModel
 from quire.manager.counters import Fit
-from quire.manager.fetches.base import GRACE_S, Intake, Piece, PrefetchState, Span, point_before
-from quire.manager.fetches.landing import Arrival, is_hindered, land, obstacle
+from quire.manager.fetches.base import (
+    GRACE_S,
+    Intake,
+    PageRange,
+    Piece,
+    PrefetchState,
+    point_before,
+)
+from quire.manager.fetches.landing import Arrival, hindrance, land, obstacle
 from quire.manager.lease import Lease
 from quire.manager.operations import Kind, Operation, OpState
 from quire.messages import Cancel, Fetch, PeerSource
@@ -53,7 +60,7 @@ class Intakes:
         return next((first + at for at, k in enumerate(keys) if k in self._on_the_way), last)
 
     def send(
-        self, intake: Intake, spans: Sequence[Span], source: PeerSource | None = None
+        self, intake: Intake, spans: Sequence[PageRange], source: PeerSource | None = None
     ) -> Fit | None:
         """Have pages brought into host pages that are reserved for them. Returns how these were
         got; None: there is no room, and nothing was changed."""
@@ -204,12 +211,11 @@ class Intakes:
                 return  # what lies in front is still on its way
             if lease.private_pages:
                 return
-            intake.first, intake.hindered = lease.tail.end, False
+            intake.first = lease.tail.end
             self._drop_behind(intake)
         first, last = intake.first, self.reach(intake)
         anchor = self._anchor(intake) if last > first else None
-        if anchor is not None:
-            last = self._unhindered(intake, anchor, last)
+        last = self._unhindered(intake, anchor, last)
         if anchor is None or last <= first:
             return
         pages = []
@@ -231,17 +237,19 @@ class Intakes:
                 self._advance(wanting)
         core.tidy((tail,))
 
-    def _unhindered(self, intake: Intake, anchor: Node, last: int) -> int:
+    def _unhindered(self, intake: Intake, anchor: Node | None, last: int) -> int:
         """Up to which page, `last` at most, pages can be put into the tree now. Those of a peer
         wait until all can."""
         core, key = self._core, intake.key
-        free = obstacle(core, anchor, key, last)
         if intake.lease is None:
-            return self.reach(intake, free)
-        intake.hindered = free < last or is_hindered(core, anchor, key, last)
-        if intake.hindered:
-            self.fresh[intake] = None
-        return intake.first if intake.hindered else last
+            return last if anchor is None else self.reach(intake, obstacle(core, anchor, key, last))
+        copy = None if anchor is None else hindrance(core, anchor, key, last)
+        if copy is not intake.hindered_by:
+            intake.hindered_by, intake.hindered_s = copy, core.clock()
+        if copy is None:
+            return last
+        self.fresh[intake] = None
+        return intake.first
 
     def reach(self, intake: Intake, limit: int | None = None) -> int:
         """Up to which page, after those in the tree, all that is needed is here."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from quire.components import Component
 from quire.keys import PrefixKey
 from quire.manager.core import Core
-from quire.tree import NUM_TIERS, Node, slot_of
+from quire.tree import NUM_TIERS, Holding, Node, slot_of
 from quire.types import HOST, NO_PAGES, PAGE_ID_BYTES, READY, PageIds, Tier, num_pages
 
 
@@ -52,14 +52,16 @@ def obstacle(core: Core, anchor: Node, key: PrefixKey, last: int, tier: Tier = H
     return last
 
 
-def is_hindered(core: Core, anchor: Node, key: PrefixKey, last: int) -> bool:
-    """Is a copy of other state that belongs to the point at page `last` on its way to the host?"""
+def hindrance(core: Core, anchor: Node, key: PrefixKey, last: int) -> Holding | None:
+    """A copy of state that belongs to the point at page `last`, or of full pages before it, that is
+    on its way to the host, or out; None: nothing hinders."""
     nodes = core.tree.walk(key, anchor).nodes
-    for component in core.components[1:]:
+    for component in core.components:
         slot, (start, end) = slot_of(component.index, HOST), component.span(anchor.end, last)
-        if any(_is_moving(n, slot) for n in nodes if n.end > start and n.start < end):
-            return True
-    return False
+        for node in nodes:
+            if node.end > start and node.start < end and _is_moving(node, slot):
+                return node.held[slot]
+    return None
 
 
 def _is_moving(node: Node, slot: int) -> bool:

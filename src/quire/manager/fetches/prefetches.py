@@ -20,7 +20,7 @@ from quire.config import PrefetchPolicy
 from quire.manager.core import Core
 from quire.manager.costs import CostModel
 from quire.manager.counters import Decline, Fit
-from quire.manager.fetches.base import Intake, Prefetch, PrefetchState, Span, point_before
+from quire.manager.fetches.base import Intake, PageRange, Prefetch, PrefetchState, point_before
 from quire.manager.fetches.intakes import Intakes
 from quire.manager.fetches.line import Line, Turn
 from quire.manager.fetches.probes import Probes
@@ -88,7 +88,7 @@ class Prefetches:
     def next_timeout(self) -> float | None:
         """When the policy will next stop waiting for something, if it is time that decides."""
         heap = self._timeouts
-        while heap and (heap[0][0] != self._timeout_at(heap[0][2]) or self.is_over(heap[0][2])):
+        while heap and (self.is_over(heap[0][2]) or heap[0][0] != self._timeout_at(heap[0][2])):
             heapq.heappop(heap)
         return heap[0][0] if heap else None
 
@@ -226,7 +226,7 @@ class Prefetches:
             self._share(prefetch, intake)
         return fit
 
-    def _spans(self, at: int, last: int) -> list[Span]:
+    def _spans(self, at: int, last: int) -> list[PageRange]:
         return [(c.index, *c.span(at, last)) for c in self._core.components]
 
     def _ended(self, intake: Intake) -> None:

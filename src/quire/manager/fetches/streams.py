@@ -17,12 +17,12 @@ from functools import partial
 from quire.manager.core import Core
 from quire.manager.costs import CostModel
 from quire.manager.counters import Decline
-from quire.manager.fetches.base import Intake, Span, Stream, point_before
+from quire.manager.fetches.base import Intake, PageRange, Stream, point_before
 from quire.manager.fetches.intakes import Intakes
 from quire.manager.fetches.landing import Arrival, land, obstacle
 from quire.manager.fetches.line import Line, Turn
 from quire.manager.lease import Lease, LoadState
-from quire.manager.operations import Kind, Operation, OpState
+from quire.manager.operations import COPY_TIMEOUT_S, Kind, Operation, OpState
 from quire.messages import Load
 from quire.tree import NUM_TIERS, Node, slot_of
 from quire.types import DEVICE, HOST, PAGE_ID_BYTES, PageIds, num_pages, page_ids
@@ -30,7 +30,6 @@ from quire.types import DEVICE, HOST, PAGE_ID_BYTES, PageIds, num_pages, page_id
 PART_PAGES = 64
 """Full pages in a part, at most: so much of the host a stream holds, twice, while one part is
 fetched and the one before it is loaded."""
-LOAD_TIMEOUT_S = 60.0
 
 
 class Streams:
@@ -137,7 +136,7 @@ class Streams:
         self._end(stream)
         return Turn.SERVED
 
-    def _spans(self, stream: Stream, first: int, last: int) -> list[Span]:
+    def _spans(self, stream: Stream, first: int, last: int) -> list[PageRange]:
         """Of the part [first, last): its full pages and, in the first part, the state that belongs
         to the end of the stream."""
         others = self._core.components[1:] if first == stream.first else []
@@ -170,12 +169,12 @@ class Streams:
         plain = len(self._core.components) == 1
         stream.end = min(stream.end, page if plain else stream.first)
 
-    def _load(self, stream: Stream, part: Intake, spans: list[Span]) -> None:
+    def _load(self, stream: Stream, part: Intake, spans: list[PageRange]) -> None:
         core = self._core
         op = core.operations.start(
             Kind.LOAD,
             {core.components[component].name: end - start for component, start, end in spans},
-            timeout_s=LOAD_TIMEOUT_S,
+            timeout_s=COPY_TIMEOUT_S,
             on_report=partial(self._loaded, stream),
         )
         stream.loading[op.id] = part

@@ -14,13 +14,12 @@ from itertools import islice
 from quire.components import Component, Guard
 from quire.config import WritePolicy
 from quire.manager.core import Core
-from quire.manager.operations import Kind, Operation, OpState
+from quire.manager.operations import COPY_TIMEOUT_S, Kind, Operation, OpState
 from quire.manager.writes.spans import Outcome, Span, UnderWay, joined, size_of
 from quire.messages import Backup
 from quire.tree import Node, rest, slot_of
 from quire.types import DEVICE, FILLING, HOST, READY, num_pages
 
-TIMEOUT_S = 60.0
 LOOK_AHEAD = 128
 """Cold holdings looked at, at most, for copying out ahead of eviction."""
 NEED_DECAY = 0.9
@@ -173,7 +172,7 @@ class Backups:
         op = core.operations.start(
             Kind.BACKUP,
             {self._component.name: num_pages(host)},
-            timeout_s=TIMEOUT_S,
+            timeout_s=COPY_TIMEOUT_S,
             on_report=self._reported,
             guards=guards,
         )

@@ -8,6 +8,7 @@ model that failed.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
@@ -79,6 +80,7 @@ class SimModel:
         page_size: int,
         window_tokens: int,
         computes_prompts: bool,
+        overlaps: bool,
         trace: Callable[[bytes], None],
     ) -> None:
         """`window_tokens`: those before a token that it sees in window layers; 0: no such.
@@ -89,14 +91,27 @@ class SimModel:
         self._page_size = page_size
         self._window_tokens = window_tokens
         self._computes_prompts = computes_prompts
+        self.overlaps = overlaps
         self.workers = TracedWorkers(workers, pools.num_ranks, trace)
         self.request: Callable[[RequestId], Request | None] = lambda _: None
         """What the scheduler knows of a request; set once there is one."""
         self.broken: SimulationError | None = None
+        self._landing: deque[BatchResult] = deque()
+        self._drawn: list[int] = []
+        """By the last batch launched, one per row."""
         self.checked_pages = 0
         self.computed_tokens = 0
 
-    def run(self, batch: Batch) -> BatchResult:
+    def launch(self, batch: Batch) -> None:
+        result = self._run_all(batch)
+        self._landing.append(result)
+        rows = zip(batch.segments, result.results, strict=True)
+        self._drawn = [r.sampled.token if r.sampled else 0 for s, r in rows if s.row is not None]
+
+    def collect(self) -> BatchResult:
+        return self._landing.popleft()
+
+    def _run_all(self, batch: Batch) -> BatchResult:
         own = [s.state for s in batch.segments if s.state != NO_SLOT]
         own += [s.save for s in batch.segments if s.save != NO_SLOT]
         try:
@@ -128,7 +143,12 @@ class SimModel:
             raise SimulationError(f"{segment.id} is computed and nobody asked for it")
         start, end = segment.start, segment.start + segment.num_tokens
         tokens = request.tokens[:end].tobytes()
-        if tokens[start * _TOKEN_BYTES :] != segment.tokens:
+        if segment.follows >= 0:
+            if start != request.length:
+                raise SimulationError(f"{segment.id} does not go on where it is")
+            last = self._drawn[segment.follows].to_bytes(_TOKEN_BYTES, "little")
+            tokens = tokens[: start * _TOKEN_BYTES] + last
+        elif tokens[start * _TOKEN_BYTES :] != segment.tokens:
             raise SimulationError(f"{segment.id} computes other tokens than its own")
         if segment.num_tokens > self._page_size and not self._computes_prompts:
             raise SimulationError(f"{segment.id} computes what others should have computed for it")

@@ -131,6 +131,7 @@ class SimNode:
             page_size=options.page_size,
             window_tokens=options.window_pages * options.page_size if has_window else 0,
             computes_prompts=place.role is not Role.DECODE,
+            overlaps=options.ahead,
             trace=world.trace,
         )
         self.scheduler = Scheduler(

@@ -45,6 +45,7 @@ class SimPdOptions(CommonOptions):
     timeout_s: float = option(3.0, "Without progress, until a peer is given up.", CLUSTER)
     restore: bool = option(True, "Decodes use their own host and the store.", CLUSTER)
     chunk_pages: int = option(4, "Computed in one step.", CACHE, 1)
+    ahead: bool = option(False, "Batches are chosen before those ahead of them ended.", CACHE)
     kill_rate: float = option(0.0, "Deaths of engines per step; a fresh one follows.", TROUBLE)
     cut_rate: float = option(0.0, "Lines cut per step.", TROUBLE)
     stall_rate: float = option(0.0, "Lines stalled per step.", TROUBLE)
@@ -123,6 +124,7 @@ class SimPdOptions(CommonOptions):
             lane_pages_s=rng.choice((0.0, 100.0, 400.0)),
             link_pages_s=rng.choice((0.0, 50.0, 200.0)),
             arrivals=rng.choice((0.0, 0.05, 0.15)),
+            ahead=rng.random() < 0.5,
         )
 
     @property

@@ -137,8 +137,10 @@ class Budget:
         *,
         remove: Remove,
         refill: Callable[[], bool],
+        delete_cleared: Callable[[], int],
     ) -> None:
-        """`refill()` is asked when the queue is empty. True: look again."""
+        """`refill()` is asked when the queue is empty. True: look again. `delete_cleared()`
+        deletes an object that was cleared, and says how large it was; 0: there is none."""
         self.max_bytes = max_bytes
         self.num_evicted = 0
         self._ledger = ledger
@@ -146,6 +148,7 @@ class Budget:
         self._cold = cold
         self._remove = remove
         self._refill = refill
+        self._delete_cleared = delete_cleared
 
     def reserve(self, size_bytes: int) -> bool:
         """Make room for an object, on the disk and within the budget, evicting as needed. False:
@@ -157,10 +160,11 @@ class Budget:
             if lacking_bytes <= 0 and self._ledger.reserve(size_bytes, self.max_bytes):
                 self._space.took(size_bytes)
                 return True
-            freed = self._evict([None])
-            if not freed and self._cold.is_empty:
+            # Of a store that was cleared the queue knows nothing that is still there.
+            freed_bytes = sum(self._evict([None])) or self._delete_cleared()
+            if not freed_bytes and self._cold.is_empty:
                 break
-            lacking_bytes -= sum(freed)
+            lacking_bytes -= freed_bytes
         if lacking_bytes > 0:
             self._space.too_little()
         return False

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from quire.store.file.budget import Ledger, Usage
 from quire.store.file.cold import ColdQueue, Found
@@ -54,6 +54,8 @@ class Scanner:
         self._at_once = threading.Event()
         self._closed = threading.Event()
         self._written_bytes = 0
+        self._cleared: Iterator[int] = iter(())
+        self._clearing = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="quire-store-scan", daemon=True)
         self._thread.start()
 
@@ -87,6 +89,18 @@ class Scanner:
             while self._layout.has_trash:
                 count += self._empty_trash()
         return count
+
+    def delete_cleared(self) -> int:
+        """Room is needed: delete one of the objects that were cleared. Its size; 0: there is
+        none."""
+        with self._clearing:
+            size_bytes = next(self._cleared, 0)
+            if not size_bytes and self._layout.has_trash:
+                self._cleared = self._layout.empty_trash()
+                size_bytes = next(self._cleared, 0)
+        if size_bytes:
+            self._ledger.remove(size_bytes)
+        return size_bytes
 
     def close(self) -> None:
         self._closed.set()

@@ -75,6 +75,7 @@ class FileStore:
             self._cold,
             remove=self._remove,
             refill=self._scanner.refill,
+            delete_cleared=self._scanner.delete_cleared,
         )
         self._writer = Writer(
             self._layout,

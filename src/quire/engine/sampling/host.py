@@ -1,27 +1,13 @@
-"""From logits to tokens: biases, penalties, temperature, top-k, top-p, min-p, and the draw.
+"""The way through numpy on the host: on the CPU, and what every other way is measured by.
 
-A token is a function of its row's logits, parameters, histories and position alone: not of the
-other rows, of the device, or of what was drawn before. So a request that was preempted, or whose
-beginning came from the cache, goes on as if it had not been.
-
-Per row, in this order:
-
-    raw logits → + logit_bias → repetition penalty → − presence and frequency penalties
-      temperature 0:  the likeliest, the lowest id among equals
-      else:           ÷ temperature → top_k → top_p → min_p → draw
-
-top_p looks at what top_k left, renormalised. Log probabilities are those of the raw logits.
-
-The draw inverts the cumulative distribution over tokens from the likeliest down, in double
-precision on the host. Mostly it ends among the first thousand, so only those (the *head*) are
-sorted and leave the device, with the sum over all; when they do not settle it, the whole row is.
+The draw mostly ends among the first thousand tokens, so only those (the *head*) are sorted and
+leave the device, with the sum over all; when they do not settle it, the whole row is.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,47 +15,26 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from quire.engine.messages import SamplingParams, TokenLogprobs
+from quire.engine.messages import TokenLogprobs
+from quire.engine.sampling.base import (
+    NOT_FINITE,
+    Row,
+    Sampled,
+    is_greedy,
+    needs_history,
+    uniform,
+)
+from quire.types import RequestId
 
 if TYPE_CHECKING:
     import torch
 
-_GREEDY_BELOW = 1e-5
-"""Temperatures this low leave one token anyway, and overflow on the way there."""
 _HEAD_TOKENS = 1024
 _CHUNK_ROWS = 64
 """Rows worked on together on an accelerator: bounds the memory that takes."""
 
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
-
-
-class Row(msgspec.Struct, frozen=True):
-    """How to pick the token after one sequence."""
-
-    params: SamplingParams
-    position: int
-    """Of the token to pick, in the output: 0 for the first."""
-    prompt: bytes = b""
-    """Token ids, int32; with `output`, given when `needs_history`."""
-    output: bytes = b""
-
-
-class Sampled(msgspec.Struct, frozen=True):
-    token: int
-    logprobs: TokenLogprobs | None = None
-    """If the row asked for them."""
-    error: str = ""
-    """The row's logits are unusable; the token means nothing."""
-
-
-def needs_history(params: SamplingParams) -> bool:
-    """Whether a row with these parameters must carry `prompt` and `output`."""
-    return (
-        params.repetition_penalty != 1.0
-        or params.presence_penalty != 0.0
-        or params.frequency_penalty != 0.0
-    )
 
 
 def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[Sampled]:
@@ -81,28 +46,68 @@ def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[Sampled]:
     adjusted = _adjust(logits, rows)
     peaks, tokens = _likeliest(adjusted)
     usable = [math.isfinite(peak) for peak in peaks]
-    drawn = [i for i, row in enumerate(rows) if usable[i] and not _is_greedy(row.params)]
+    drawn = [i for i, row in enumerate(rows) if usable[i] and not is_greedy(row.params)]
     temperatures = [rows[i].params.temperature for i in drawn]
     heads = _heads(adjusted, drawn, temperatures, _HEAD_TOKENS) if drawn else []
     for i, head in zip(drawn, heads, strict=True):
         tokens[i] = _draw(head, rows[i], adjusted[i])
     logprobs = _logprobs(logits, tokens, rows, usable)
     return [
-        Sampled(token, logprobs.get(i))
-        if usable[i]
-        else Sampled(0, error="the model computed logits that are not finite")
+        Sampled(token, logprobs.get(i)) if usable[i] else Sampled(0, error=NOT_FINITE)
         for i, token in enumerate(tokens)
     ]
 
 
-def uniform(seed: int, position: int) -> float:
-    """In [0, 1), 53 bits, from nothing but these two."""
-    digest = hashlib.sha256(f"{seed} {position}".encode()).digest()
-    return (int.from_bytes(digest[:8], "little") >> 11) * 2.0**-53
+class HostDrawn:
+    def __init__(self, sampled: list[Sampled], device: torch.device) -> None:
+        self._sampled = sampled
+        self._device = device
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        import torch
+
+        return torch.tensor([s.token for s in self._sampled], dtype=torch.int64).to(self._device)
+
+    def collect(self) -> list[Sampled]:
+        return self._sampled
 
 
-def _is_greedy(params: SamplingParams) -> bool:
-    return params.temperature < _GREEDY_BELOW
+@dataclass(frozen=True, slots=True)
+class _Last:
+    """The last token drawn for a request that needs its history."""
+
+    position: int
+    token: int
+
+
+class HostSampler:
+    """Draws at once: it waits for the logits."""
+
+    def __init__(self) -> None:
+        self._last: dict[RequestId, _Last] = {}
+
+    def draw(
+        self, logits: torch.Tensor, rows: Sequence[Row], ids: Sequence[RequestId]
+    ) -> HostDrawn:
+        whole = [self._completed(row, id) for row, id in zip(rows, ids, strict=True)]
+        sampled = sample(logits, whole)
+        for row, id, result in zip(rows, ids, sampled, strict=True):
+            if needs_history(row.params):
+                self._last[id] = _Last(row.position, result.token)
+        return HostDrawn(sampled, logits.device)
+
+    def forget(self, ids: Iterable[RequestId]) -> None:
+        for id in ids:
+            self._last.pop(id, None)
+
+    def _completed(self, row: Row, id: RequestId) -> Row:
+        if not (needs_history(row.params) and row.lacks_last):
+            return row
+        last = self._last[id]
+        assert last.position == row.position - 1, f"{id}: the token before was not drawn here"
+        output = row.output + np.int32(last.token).tobytes()
+        return msgspec.structs.replace(row, output=output)
 
 
 def _likeliest(logits: torch.Tensor) -> tuple[list[float], list[int]]:

@@ -1,0 +1,103 @@
+"""Drive: an engine in this process, with many requests at once; tokens by the time they came."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.engine.engine import Engine
+from quire.engine.messages import CachedTokens, Generate, Outputs, SamplingParams
+from quire.errors import EngineError
+from quire.types import RequestId, Tier
+
+Tokens = npt.NDArray[np.int32]
+_SETTLE_TIMEOUT_S = 120.0
+_WARM_TOKENS = 8
+"""Of each request, before anything is measured."""
+
+
+@dataclass(slots=True)
+class Heard:
+    """Of one request."""
+
+    times_s: list[float] = field(default_factory=list)
+    """When each of its tokens came."""
+    cached: CachedTokens | None = None
+    is_over: bool = False
+
+
+class Drive:
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._num_asked = 0
+        self._heard: dict[str, Heard] = {}
+
+    def decode_ms(
+        self, prompts: Sequence[Tokens], params: SamplingParams, num_tokens: int
+    ) -> float:
+        """Between two tokens of one request, while all of them decode; the median."""
+        began = [self._begin(prompt, params) for prompt in prompts]
+        heard = [self._heard[name] for name in began]
+        while any(len(one.times_s) < _WARM_TOKENS for one in heard):
+            self._step()
+        self.settle()
+        first = heard[0]
+        start = len(first.times_s)
+        while len(first.times_s) < start + num_tokens + 1:
+            self._step()
+        for name in began:
+            self.engine.scheduler.abort(RequestId(name))
+        times = first.times_s[start:]
+        gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+        self.settle()
+        return statistics.median(gaps) * 1e3
+
+    def first_token_s(self, prompt: Tokens) -> tuple[float, CachedTokens]:
+        """From asking until it came, and what of the prompt was reused."""
+        began = time.perf_counter()
+        heard = self._heard[self._begin(prompt, SamplingParams(max_tokens=1, temperature=0))]
+        while not heard.is_over:
+            self._step()
+        took = heard.times_s[0] - began
+        self.settle()
+        assert heard.cached is not None, "a token, and nothing said of the cache"
+        return took, heard.cached
+
+    def settle(self) -> None:
+        """Until copies and writes have ended. Raises EngineError."""
+        deadline = time.perf_counter() + _SETTLE_TIMEOUT_S
+        while not self.engine.manager.idle or self.engine.manager.waiting_writes:
+            self._step()
+            if time.perf_counter() > deadline:
+                raise EngineError(f"pages still move after {_SETTLE_TIMEOUT_S:.0f} s")
+
+    def forget(self, *tiers: Tier) -> None:
+        self.settle()
+        for tier in tiers:
+            self.engine.manager.flush(tier)
+
+    def _begin(self, prompt: Tokens, params: SamplingParams) -> str:
+        self._num_asked += 1
+        name = f"bench-{self._num_asked}"
+        self._heard[name] = Heard()
+        self.engine.handle(Generate(RequestId(name), prompt.astype("<i4").tobytes(), params))
+        return name
+
+    def _step(self) -> None:
+        if not self.engine.step():
+            time.sleep(self.engine.patience_s())
+        now = time.perf_counter()
+        for message in self.engine.take_messages():
+            for output in message.outputs if isinstance(message, Outputs) else []:
+                if output.error:
+                    raise EngineError(f"a request went wrong: {output.error}")
+                heard = self._heard[output.id]
+                heard.times_s += [now] * len(output.tokens)
+                heard.cached = heard.cached or output.cached
+                heard.is_over = output.finish is not None

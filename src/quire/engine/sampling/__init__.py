@@ -1,0 +1,34 @@
+"""From logits to tokens: what is drawn (base.py), on the host (host.py), on the device (device.py,
+slots.py, and the kernels in engine/kernels/sampling.py)."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+from quire.engine.sampling.base import Drawn, Row, Sampled, Sampler, needs_history, uniform
+from quire.engine.sampling.host import HostSampler, sample
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "Drawn",
+    "Row",
+    "Sampled",
+    "Sampler",
+    "needs_history",
+    "open_sampler",
+    "sample",
+    "uniform",
+]
+
+
+def open_sampler(device: torch.device, vocab_size: int, max_rows: int) -> Sampler:
+    """The fastest there is for this device. On CUDA it takes its memory now, ten bytes for each
+    token of the vocabulary and row, and no more later."""
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return HostSampler()
+    from quire.engine.sampling.device import DeviceSampler
+
+    return DeviceSampler(device, vocab_size, max_rows)

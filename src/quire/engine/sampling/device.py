@@ -1,0 +1,268 @@
+"""The way through kernels on the device: nothing here waits for it.
+
+    rows ─ one table of columns ─▶ edit (biases, penalties) ─▶ draw ─▶ likeliest (log probabilities)
+                                     ▲                           │             │
+           histories (see slots.py) ─┘◀── counts its token ──────┤             │
+                                                                 ▼             ▼
+                                                       a copy to pinned memory, and an event
+
+What goes to the device goes through pinned memory of torch's allocator, which gives none of it out
+again before the copy is over. Knows requests by their ids; not what becomes of their tokens.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from quire.engine.kernels.histories import edit, note
+from quire.engine.kernels.likeliest import likeliest
+from quire.engine.kernels.rows import BLOCK, NUM_COLUMNS
+from quire.engine.kernels.sampling import draw
+from quire.engine.messages import SamplingParams, TokenLogprobs
+from quire.engine.sampling.base import (
+    NOT_FINITE,
+    Row,
+    Sampled,
+    is_greedy,
+    needs_history,
+    uniform,
+)
+from quire.engine.sampling.slots import Slot, Slots
+from quire.types import RequestId
+
+
+def to_device(values: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    tensor = torch.from_numpy(values)
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True, copy=True)
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Its copy in pinned memory, under way."""
+    if tensor.device.type != "cuda":
+        return tensor.clone()
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return copy.copy_(tensor, non_blocking=True)
+
+
+def _record_event() -> torch.cuda.Event:
+    event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+class DeviceDrawn:
+    def __init__(
+        self, record: torch.Tensor, found: torch.Tensor | None, asked: dict[int, int]
+    ) -> None:
+        """`record`, `found`: as the kernels gave them; `asked`: rows → number of likeliest."""
+        self._tokens = record[0]
+        self._record = to_host(record)
+        self._found = None if found is None else to_host(found)
+        self._asked = asked
+        self._copied = _record_event() if record.device.type == "cuda" else None
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        return self._tokens
+
+    def collect(self) -> list[Sampled]:
+        if self._copied is not None:
+            self._copied.synchronize()
+        logprobs = self._logprobs()
+        tokens, usable = self._record.tolist()
+        return [
+            Sampled(token, logprobs.get(i)) if fine else Sampled(0, error=NOT_FINITE)
+            for i, (token, fine) in enumerate(zip(tokens, usable, strict=True))
+        ]
+
+    def _logprobs(self) -> dict[int, TokenLogprobs]:
+        if self._found is None:
+            return {}
+        logprobs = {}
+        for (i, count), (chosen, peak, total, *top) in zip(
+            self._asked.items(), self._found.tolist(), strict=True
+        ):
+            base = peak + math.log(total) if total > 0 else math.nan  # NaN: the row is unusable
+            ids = [int(token) for token in top[: 2 * count : 2]]
+            logprobs[i] = TokenLogprobs(
+                chosen - base, ids, [value - base for value in top[1 : 2 * count : 2]]
+            )
+        return logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """The draw before: of whom, at which positions, and what."""
+
+    places: dict[RequestId, int]
+    positions: list[int]
+    tokens: torch.Tensor
+
+
+class DeviceSampler:
+    def __init__(
+        self, device: torch.device, vocab_size: int, max_rows: int, *, block: int = BLOCK
+    ) -> None:
+        """`block`: tokens that a program looks at together, for tests."""
+        self._device = device
+        self._vocab_size = vocab_size
+        self._block = block
+        self._slots = Slots(max_rows)
+        self._seen = torch.zeros(max_rows, vocab_size, dtype=torch.int32, device=device)
+        self._adjusted = torch.empty(max_rows, vocab_size, dtype=torch.float32, device=device)
+        num_places = -(-vocab_size // block) * block
+        self._places = torch.empty(max_rows, num_places, dtype=torch.int16, device=device)
+        self._biases = _Biases(device, max_rows)
+        self._before = _Before({}, [], torch.zeros(1, dtype=torch.int64, device=device))
+
+    def draw(
+        self, logits: torch.Tensor, rows: Sequence[Row], ids: Sequence[RequestId]
+    ) -> DeviceDrawn:
+        assert logits.shape == (len(rows), self._vocab_size), f"{logits.shape} for {len(rows)} rows"
+        slots = self._take_slots(rows, ids)
+        if not slots and all(is_greedy(row.params) for row in rows):
+            peaks, tokens = logits.max(dim=-1)  # of equals the first; NaN wins over all
+            record = torch.stack([tokens, peaks.isfinite()])
+        else:
+            columns = to_device(_columns(rows, slots), self._device)
+            if slots:
+                biased = any(slot.num_biases for slot in slots.values())
+                biases = self._biases.tensors if biased else None
+                edit(logits, self._adjusted, self._seen, biases, columns, block=self._block)
+            record = draw(
+                logits, self._adjusted, self._seen, self._places, columns, block=self._block
+            )
+        places = {id: place for place, id in enumerate(ids)}
+        self._before = _Before(places, [row.position for row in rows], record[0])
+        asked, found = self._find_logprobs(logits, record, rows)
+        return DeviceDrawn(record, found, asked)
+
+    def forget(self, ids: Iterable[RequestId]) -> None:
+        for id in ids:
+            self._slots.drop(id)
+
+    def _take_slots(self, rows: Sequence[Row], ids: Sequence[RequestId]) -> dict[int, Slot]:
+        """By row, for those with biases or penalties; histories and biases are sent if need be."""
+        edited = [
+            i for i, row in enumerate(rows) if row.params.logit_bias or needs_history(row.params)
+        ]
+        if not edited:
+            return {}
+        batch = {ids[i] for i in edited}
+        slots = {i: self._slots.take(ids[i], batch) for i in edited}
+        histories = {}
+        for i, slot in slots.items():
+            row = rows[i]
+            if slot.num_biases is None:
+                slot.num_biases = self._biases.send(slot.number, row.params, self._vocab_size)
+            if needs_history(row.params):
+                if slot.position is None or slot.position != row.position - 1:
+                    histories[i] = slot
+                slot.position = row.position
+        if histories:
+            self._send_histories(rows, ids, histories)
+        return slots
+
+    def _send_histories(
+        self, rows: Sequence[Row], ids: Sequence[RequestId], slots: dict[int, Slot]
+    ) -> None:
+        tokens, parts, start = [], [], 0
+        for i, slot in slots.items():
+            row = rows[i]
+            prompt = row.prompt if row.params.repetition_penalty != 1.0 else b""
+            middle = start + len(prompt) // 4
+            end = middle + len(row.output) // 4
+            follows = self._place_before(row, ids[i]) if row.lacks_last else -1
+            parts.append((slot.number, start, middle, end, follows))
+            tokens += [prompt, row.output]
+            start = end
+            self._seen[slot.number].zero_()
+        flat = np.frombuffer(b"".join(tokens) or bytes(4), dtype="<i4").copy()
+        table = np.array(parts, dtype=np.int64).T.copy()
+        longest = int((table[3] - table[1]).max())
+        note(
+            self._seen,
+            to_device(flat, self._device),
+            to_device(table, self._device),
+            longest,
+            self._before.tokens,
+        )
+
+    def _place_before(self, row: Row, id: RequestId) -> int:
+        """Where its last token is in the draw before."""
+        place = self._before.places[id]
+        assert self._before.positions[place] == row.position - 1, f"{id}: a token is missing"
+        return place
+
+    def _find_logprobs(
+        self, logits: torch.Tensor, record: torch.Tensor, rows: Sequence[Row]
+    ) -> tuple[dict[int, int], torch.Tensor | None]:
+        asked = {
+            i: min(row.params.logprobs, self._vocab_size)
+            for i, row in enumerate(rows)
+            if row.params.logprobs is not None
+        }
+        if not asked:
+            return {}, None
+        table = to_device(np.array([list(asked), list(asked.values())]), self._device)
+        most = max(asked.values())
+        return asked, likeliest(logits, record, table, most, block=self._block)
+
+
+class _Biases:
+    """By slot, tokens and values as columns; room grows with the longest there has been."""
+
+    def __init__(self, device: torch.device, capacity: int) -> None:
+        self._device = device
+        self._tokens = torch.empty(capacity, 64, dtype=torch.int32, device=device)
+        self._values = torch.empty(capacity, 64, dtype=torch.float32, device=device)
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._tokens, self._values
+
+    def send(self, slot: int, params: SamplingParams, vocab_size: int) -> int:
+        """Number of those that there is a logit for."""
+        biases = {t: value for t, value in params.logit_bias.items() if 0 <= t < vocab_size}
+        number = len(biases)
+        if not number:
+            return 0
+        while self._tokens.shape[1] < number:
+            self._tokens = torch.cat([self._tokens, torch.empty_like(self._tokens)], dim=1)
+            self._values = torch.cat([self._values, torch.empty_like(self._values)], dim=1)
+        tokens = to_device(np.fromiter(biases, dtype=np.int32), self._device)
+        values = to_device(np.fromiter(biases.values(), dtype=np.float32), self._device)
+        self._tokens[slot, :number] = tokens
+        self._values[slot, :number] = values
+        return number
+
+
+def _columns(rows: Sequence[Row], slots: dict[int, Slot]) -> npt.NDArray[np.float64]:
+    """The table that kernels/rows.py describes."""
+    by_row = [
+        (
+            0.0 if is_greedy(p := row.params) else p.temperature,
+            p.top_k,
+            p.top_p,
+            p.min_p,
+            uniform(p.seed, row.position) if not is_greedy(p) else 0.0,
+            slots[i].number if i in slots else -1,
+            p.repetition_penalty,
+            p.presence_penalty,
+            p.frequency_penalty,
+            (slots[i].num_biases or 0) if i in slots else 0,
+        )
+        for i, row in enumerate(rows)
+    ]
+    flat = itertools.chain.from_iterable(by_row)
+    table = np.fromiter(flat, dtype=np.float64, count=len(rows) * NUM_COLUMNS)
+    return np.ascontiguousarray(table.reshape(len(rows), -1).T)

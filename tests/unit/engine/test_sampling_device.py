@@ -1,0 +1,54 @@
+"""The kernels that draw, in Triton's interpreter, with small vocabularies."""
+
+import pytest
+import torch
+
+from sampling_cases import (
+    KINDS,
+    Place,
+    check_extremes,
+    check_histories,
+    check_late_restart,
+    check_random_rows,
+    check_strange_rows,
+    interpreted,
+)
+
+pytestmark = interpreted
+
+SMALL = Place("cpu", vocab_size=150, block=64)
+"""Three places per lane: lists and registers both have their part."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_host_draws_the_same(kind):
+    check_random_rows(SMALL, kind, num_rows=10, seed=1)
+
+
+def test_one_block_is_enough_for_a_short_vocabulary():
+    check_random_rows(Place("cpu", vocab_size=50, block=64), "equals", num_rows=8, seed=2)
+
+
+def test_a_long_vocabulary_goes_through_lists():
+    check_random_rows(Place("cpu", vocab_size=1000, block=32), "broad", num_rows=4, seed=3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype):
+    check_random_rows(Place("cpu", 150, 64, dtype), "broad", num_rows=6, seed=4)
+
+
+def test_intervals_begin_with_their_lower_end(monkeypatch):
+    check_extremes(SMALL, monkeypatch)
+
+
+def test_logits_that_are_not_numbers_fail_their_row_only():
+    check_strange_rows(SMALL)
+
+
+def test_histories_stay_on_the_device():
+    check_histories(Place("cpu", vocab_size=40, block=64), num_steps=25, max_rows=4, seed=5)
+
+
+def test_a_history_is_filled_again_without_its_last_token():
+    check_late_restart(Place("cpu", vocab_size=40, block=64))
