@@ -19,9 +19,7 @@ pytestmark = [
 LENGTH = 90  # several windows
 LARGEST = 6
 every_family = pytest.mark.parametrize("name", DENSE)
-with_and_without_graphs = pytest.mark.parametrize(
-    "graph_batch", [LARGEST, 0], ids="graphs={}".format
-)
+with_and_without_graphs = pytest.mark.parametrize("graph_batch", [LARGEST, 0])
 
 close = functools.partial(torch.testing.assert_close, rtol=1e-5, atol=1e-4)
 """In float32, of logits up to about 10: see tests/unit/engine/forward."""

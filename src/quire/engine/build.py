@@ -65,6 +65,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
             overlap=config.overlap,
             max_rows=running_limit(config, sizes),
             graph_batch=_graph_batch(config, sizes),
+            chunk_tokens=chunk_limit(config, shape, sizes),
         ),
         [
             WorkerConfig(

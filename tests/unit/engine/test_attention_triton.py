@@ -17,8 +17,8 @@ def cut_into(length: int, smallest: int) -> list[int]:
         return list(Parts(torch.device("cuda"), torch.bfloat16).cut(length))
 
 
-def test_lengths_are_cut_into_powers_of_two_and_a_rest():
-    assert cut_into(30000, 2048) == [16384, 8192, 4096, 1328]
+def test_lengths_are_cut_into_few_different_ones_and_a_rest():
+    assert cut_into(30000, 2048) == [8192, 8192, 8192, 2048, 2048, 1328]
     assert cut_into(8192, 2048) == [8192]
     assert cut_into(2047, 2048) == [2047]
     assert cut_into(0, 2048) == []

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from quire.engine.batch import Batch, Segment
-from quire.types import page_array
+from quire.engine.attention.columns import columns
+from quire.engine.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,45 +92,27 @@ def pack(batch: Batch, page_size: int, window: int = 0) -> Packing:
 
     Raises ValueError if a page table is too short for its segment.
     """
+    segments = batch.segments
+    found = columns(segments, page_size, window)
+    tokens = np.frombuffer(b"".join(segment.tokens for segment in segments), dtype="<i4")
+    positions = np.concatenate(
+        [np.arange(s.start, s.start + s.num_tokens, dtype=np.int64) for s in segments]
+    )
+    needed = -(-found.lengths // page_size)
+    last = (needed - 1) * page_size
+    begun = (last >= found.starts) & (last + page_size > found.lengths)
     spans: list[Span] = []
-    tokens: list[npt.NDArray[np.int32]] = []
-    positions: list[npt.NDArray[np.int64]] = []
-    slots: list[npt.NDArray[np.int64]] = []
-    fresh: list[int] = []
     first = 0
-    for segment in batch.segments:
-        ids = np.frombuffer(segment.tokens, dtype="<i4")
-        places = np.arange(segment.start, segment.start + len(ids), dtype=np.int64)
-        pages, before = _table(segment, page_size, window)
-        start = segment.start - before
-        needed = -(-(start + len(ids)) // page_size)
-        if len(pages) < needed:
-            raise ValueError(f"{segment.id}: {len(pages)} pages for {needed}")
-        tokens.append(ids)
-        positions.append(places)
-        places = places - before
-        slots.append(pages[places // page_size].astype(np.int64) * page_size + places % page_size)
-        last = (needed - 1) * page_size
-        if last >= start and last + page_size > start + len(ids):
-            fresh.append(int(pages[needed - 1]))
-        spans.append(Span(first, len(ids), start, pages[:needed]))
-        first += len(ids)
+    tables = zip(
+        found.starts.tolist(), found.firsts.tolist(), needed.tolist(), segments, strict=True
+    )
+    for start, at, count, segment in tables:
+        spans.append(Span(first, segment.num_tokens, start, found.pages[at : at + count]))
+        first += segment.num_tokens
     return Packing(
-        np.concatenate(tokens).astype(np.int64),
-        np.concatenate(positions),
-        np.concatenate(slots),
-        np.array(fresh, dtype=np.int64),
+        tokens.astype(np.int64),
+        positions,
+        found.slots.astype(np.int64),
+        found.pages[(found.firsts + needed - 1)[begun]].astype(np.int64),
         spans,
     )
-
-
-def _table(segment: Segment, page_size: int, window: int) -> tuple[npt.NDArray[np.int32], int]:
-    """Pages of a segment, and how many positions come before the first of them."""
-    if not window:
-        return page_array(segment.pages), 0
-    before = segment.window_first * page_size
-    if before > max(0, segment.start - window + 1):
-        raise ValueError(
-            f"{segment.id}: its window begins at {before}, which is too late for {segment.start}"
-        )
-    return page_array(segment.window), before

@@ -3,7 +3,7 @@
 Who computes a part, on CUDA in half precision:
 
     cuDNN    twice as fast as the others. But it builds a plan for every new pair of lengths, which
-             takes it up to half a second: so it gets powers of two only, and lengths are cut up
+             takes it up to half a second: so it gets a few lengths only, and others are cut up
     flash    the rest: short parts, what is left over, whatever cuDNN refuses
 
 Everything else, and what both refuse, is computed by the definition. Knows tensors only.
@@ -20,7 +20,8 @@ import torch
 _logger = logging.getLogger(__name__)
 
 _MIN_PIECE = 2048
-"""Queries or keys: with fewer, cuDNN is not faster."""
+"""Queries or keys: with fewer, cuDNN is not faster. It gets so many, or times a power of"""
+_STEP = 4
 _MAX_SCORES = 1 << 26
 """Held at once when computing by the definition."""
 
@@ -59,16 +60,24 @@ class Parts:
 
     def cut(self, length: int) -> Iterator[int]:
         """Into lengths that the fast way takes, and at most one that it does not."""
-        if self._fast:
-            while length >= _MIN_PIECE:
-                piece = 1 << (length.bit_length() - 1)
+        for piece in reversed(self.fast_lengths(length)):
+            while length >= piece:
                 yield piece
                 length -= piece
         if length:
             yield length
 
+    def fast_lengths(self, longest: int) -> list[int]:
+        """Those that the fast way takes, up to `longest`."""
+        found: list[int] = []
+        length = _MIN_PIECE
+        while self._fast and length <= longest:
+            found.append(length)
+            length *= _STEP
+        return found
+
     def is_fast(self, length: int) -> bool:
-        return bool(self._fast) and length >= _MIN_PIECE and length & (length - 1) == 0
+        return length in self.fast_lengths(length)
 
     def __call__(
         self,

@@ -85,6 +85,21 @@ class TritonAttention:
         """A plan of single tokens only, from what is on the device already."""
         return _Plan(slots, tables)
 
+    @torch.inference_mode()
+    def prepare(self, num_q_heads: int, scaling: float, *, max_queries: int, max_keys: int) -> None:
+        """Have torch's attention plan what it plans once: for chunks of up to so many tokens, as
+        rows of queries, keys and values, on so many before them."""
+        layout = self._pool.layout
+        kv, dim = layout.num_kv_heads, layout.head_dim
+        queries = [] if self._window else self._parts.fast_lengths(max_queries)
+        for count in queries:
+            row = self._pool.k(0).new_zeros((count, num_q_heads + 2 * kv, dim)).transpose(0, 1)
+            query, key, value = row[: -2 * kv], row[-2 * kv : -kv], row[-kv:]
+            self._parts(query, key, value, is_causal=True, scaling=scaling)
+            for length in self._parts.fast_lengths(max_keys):
+                before = self._pool.k(0).new_zeros((length, kv, dim)).transpose(0, 1)
+                self._parts(query, before, before, is_causal=False, scaling=scaling)
+
     def target(self, plan: _Plan, layer: int) -> Target | None:
         return Target(self._pool.k(layer), self._pool.v(layer), plan.slots)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +17,8 @@ from quire.engine.attention import AttentionBackend, open_attention
 from quire.engine.bridge import AttentionBridge
 from quire.engine.config import AttentionKind, ForwardKind
 from quire.engine.forward import Forward, choose
-from quire.engine.forward.dense import DenseForward, DenseModel, load_dense, num_kv_heads
-from quire.engine.forward.ops import Ops, TorchOps
+from quire.engine.forward.dense import DenseModel, load_dense
+from quire.engine.forward.opening import Limits, open_dense
 from quire.engine.forward.transformers import ATTENTION, TransformersForward, register_attention
 from quire.engine.layouts import FULL, RECURRENT, WINDOW
 from quire.engine.parallel import AllReduce, shard
@@ -55,6 +54,8 @@ class RankConfig(msgspec.Struct, frozen=True):
     """Tokens drawn together, at most."""
     graph_batch: int = 0
     """Sequences in the largest batch that is replayed as a CUDA graph; 0: none is."""
+    chunk_tokens: int = 0
+    """Of one prompt in one batch: attention of so many is made ready at start; 0: of none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +95,9 @@ def build_rank(
         bridge = _bridge(backends, shape, worker)
         forward: Forward
         if isinstance(model, DenseModel):
-            dense = DenseForward(model, bridge, all_reduce, _ops(model, worker_config))
-            graphs = _in_graphs(config, dense, bridge, backends, shape=shape, progress=progress)
-            forward = graphs or dense
+            limits = Limits(config.graph_batch, config.chunk_tokens, shape.max_position_embeddings)
+            tell = progress or (lambda _what, _done: None)
+            forward = open_dense(model, bridge, backends, all_reduce, limits=limits, progress=tell)
         else:
             forward = _through_transformers(config, model, bridge, shape, worker)
     except BaseException:
@@ -143,49 +144,6 @@ def _bridge(
     pool = worker.components[FULL].device
     page_size = pool.layout.page_size
     return AttentionBridge(backends, shape, worker, page_size=page_size, device=pool.device)
-
-
-def _ops(model: DenseModel, worker_config: WorkerConfig) -> Ops:
-    from quire.engine.kernels import available
-
-    if worker_config.device.startswith("cuda") and available():
-        from quire.engine.forward.fused import FusedOps
-
-        return FusedOps(model.spec, num_kv_heads(model))
-    return TorchOps(model.spec, num_kv_heads(model))
-
-
-def _in_graphs(
-    config: RankConfig,
-    dense: DenseForward,
-    bridge: AttentionBridge,
-    backends: dict[str, AttentionBackend],
-    *,
-    shape: ModelShape,
-    progress: Progress | None,
-) -> Forward | None:
-    """None: there are to be none, or attention is not ours."""
-    if not config.graph_batch or config.attention is AttentionKind.TORCH:
-        return None
-    from quire.engine.kernels import available
-
-    if not available():
-        return None
-    from quire.engine.attention.triton import TritonAttention
-    from quire.engine.forward.graphs import CudaCapture, GraphForward
-
-    ours = {name: found for name, found in backends.items() if isinstance(found, TritonAttention)}
-    if len(ours) < len(backends):
-        return None
-    return GraphForward(
-        dense,
-        bridge,
-        ours,
-        max_batch=config.graph_batch,
-        max_pages=-(-shape.max_position_embeddings // bridge.page_size),
-        capture=CudaCapture(),
-        progress=None if progress is None else partial(progress, "graphs"),
-    )
 
 
 def _through_transformers(

@@ -1,6 +1,7 @@
 """How a rank computes its model: `choose` between our own decoder and transformers' modules.
 
-base.py (protocol); dense.py, with spec.py, rope.py and weights.py; transformers.py.
+base.py (protocol); dense.py, with spec.py, rope.py and weights.py, over ops.py or, on CUDA,
+fused.py and graphs.py (opening.py says which); transformers.py.
 """
 
 from __future__ import annotations

@@ -10,8 +10,6 @@ import torch
 
 from dense_models import DENSE
 from kernel_cases import interpreted
-from quire.engine.attention import pack
-from quire.engine.attention.columns import columns
 from quire.engine.batch import Batch
 from quire.engine.bridge import AttentionBridge
 from quire.engine.executor.rank import Rank
@@ -91,40 +89,6 @@ class TestInterpreted:
 
 def prompt(model):
     return Sequence(model, model.tokens(9, seed=9)).segment(9)
-
-
-@pytest.mark.parametrize("window", [0, 6])
-def test_columns_are_what_packing_says(window):
-    hybrid_pages = np.random.default_rng(1).permutation(200).astype("<i4")
-    segments = []
-    for i, start in enumerate((0, 3, 4, 17, 30)):
-        table = hybrid_pages[i * 20 : i * 20 + start // PAGE + 2]
-        first = max(0, start - 6 + 1) // PAGE
-        segments.append(segment(i, start, table.tobytes(), table[first:].tobytes(), first))
-    packing = pack(Batch(1, segments), PAGE, window)
-    found = columns(segments, PAGE, window)
-    assert found.slots.tolist() == packing.slots.tolist()
-    assert found.lengths.tolist() == [span.length for span in packing.spans]
-    for first, span in zip(found.firsts, packing.spans, strict=True):
-        assert found.pages[first : first + len(span.pages)].tolist() == span.pages.tolist()
-
-
-def segment(number, start, pages, window, window_first):
-    from quire.engine.batch import Segment
-    from quire.types import RequestId
-
-    token = np.zeros(1, "<i4").tobytes()
-    return Segment(RequestId(f"r{number}"), token, start, pages, [], None, window, window_first)
-
-
-def test_columns_refuse_what_packing_refuses():
-    short = segment(0, 8, np.zeros(2, "<i4").tobytes(), b"", 0)
-    with pytest.raises(ValueError, match="r0: its page table is too short"):
-        columns([short], PAGE)
-    late = segment(1, 20, b"", np.array([1, 2], "<i4").tobytes(), 4)
-    assert columns([late], PAGE, 5).slots.tolist() == [2 * 4]
-    with pytest.raises(ValueError, match="r1: its window begins too late"):
-        columns([late], PAGE, 6)
 
 
 def test_batch_sizes_end_with_the_largest():

@@ -1,0 +1,84 @@
+"""From a dense model to what computes it here: torch's operations, or all that CUDA allows.
+
+Knows which of our kernels there are. What it makes ready at start costs no request any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from quire.engine.attention import AttentionBackend
+from quire.engine.bridge import AttentionBridge
+from quire.engine.forward.base import Forward
+from quire.engine.forward.dense import DenseForward, DenseModel, num_kv_heads
+from quire.engine.forward.ops import Ops, TorchOps
+from quire.engine.kernels import available
+from quire.engine.parallel import AllReduce
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What is made ready for."""
+
+    graph_batch: int
+    """Sequences in the largest batch that is replayed as a CUDA graph; 0: none is."""
+    chunk_tokens: int
+    """Of one prompt in one batch; 0: nothing is made ready."""
+    max_positions: int
+
+
+def open_dense(
+    model: DenseModel,
+    bridge: AttentionBridge,
+    backends: Mapping[str, AttentionBackend],
+    all_reduce: AllReduce | None,
+    *,
+    limits: Limits,
+    progress: Progress,
+) -> Forward:
+    """`backends`: those of the bridge."""
+    dense = DenseForward(model, bridge, all_reduce, _ops(model))
+    if not _has_kernels(model):
+        return dense
+    from quire.engine.attention.triton import TritonAttention
+    from quire.engine.forward.graphs import CudaCapture, GraphForward
+
+    ours = {name: found for name, found in backends.items() if isinstance(found, TritonAttention)}
+    kv_heads, spec = num_kv_heads(model), model.spec
+    for done, backend in enumerate(ours.values()):
+        progress("attention", done / len(ours))
+        backend.prepare(
+            spec.num_q_heads // spec.num_kv_heads * kv_heads,
+            spec.scaling,
+            max_queries=limits.chunk_tokens,
+            max_keys=limits.max_positions,
+        )
+    if not limits.graph_batch or len(ours) < len(backends):
+        return dense
+    return GraphForward(
+        dense,
+        bridge,
+        ours,
+        max_batch=limits.graph_batch,
+        max_pages=-(-limits.max_positions // bridge.page_size),
+        capture=CudaCapture(),
+        progress=lambda share: progress("graphs", share),
+    )
+
+
+def _ops(model: DenseModel) -> Ops:
+    if not _has_kernels(model):
+        return TorchOps(model.spec, num_kv_heads(model))
+    from quire.engine.forward.fused import FusedOps
+
+    return FusedOps(model.spec, num_kv_heads(model))
+
+
+def _has_kernels(model: DenseModel) -> bool:
+    where: torch.device = model.weights.embedding.device
+    return where.type == "cuda" and available()
