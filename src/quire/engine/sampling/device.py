@@ -1,10 +1,10 @@
 """The way through kernels on the device: nothing here waits for it.
 
-    rows ─ one table of columns ─▶ edit (biases, penalties) ─▶ draw ─▶ likeliest (log probabilities)
-                                     ▲                           │             │
-           histories (see slots.py) ─┘◀── counts its token ──────┤             │
-                                                                 ▼             ▼
-                                                       a copy to pinned memory, and an event
+    rows ─ one table of columns ─▶ edit (biases, penalties) ─▶ weigh ─▶ draw ─▶ likeliest (logprobs)
+                                     ▲                                   │            │
+           histories (see slots.py) ─┘◀─────── counts its token ─────────┤            │
+                                                                         ▼            ▼
+                                                          a copy to pinned memory, and an event
 
 What goes to the device goes through pinned memory of torch's allocator, which gives none of it out
 again before the copy is over. Knows requests by their ids; not what becomes of their tokens.
@@ -23,6 +23,7 @@ import torch
 
 from quire.engine.kernels.histories import edit, note
 from quire.engine.kernels.likeliest import likeliest
+from quire.engine.kernels.masses import weigh
 from quire.engine.kernels.rows import BLOCK, NUM_COLUMNS
 from quire.engine.kernels.sampling import draw
 from quire.engine.messages import SamplingParams, TokenLogprobs
@@ -133,18 +134,27 @@ class DeviceSampler:
             peaks, tokens = logits.max(dim=-1)  # of equals the first; NaN wins over all
             record = torch.stack([tokens, peaks.isfinite()])
         else:
-            columns = to_device(_columns(rows, slots), self._device)
-            if slots:
-                biased = any(slot.num_biases for slot in slots.values())
-                biases = self._biases.tensors if biased else None
-                edit(logits, self._adjusted, self._seen, biases, columns, block=self._block)
-            record = draw(
-                logits, self._adjusted, self._seen, self._places, columns, block=self._block
-            )
+            record = self._draw(logits, rows, slots)
         places = {id: place for place, id in enumerate(ids)}
         self._before = _Before(places, [row.position for row in rows], record[0])
         asked, found = self._find_logprobs(logits, record, rows)
         return DeviceDrawn(record, found, asked)
+
+    def _draw(
+        self, logits: torch.Tensor, rows: Sequence[Row], slots: dict[int, Slot]
+    ) -> torch.Tensor:
+        columns = to_device(_columns(rows, slots), self._device)
+        adjusted, block = self._adjusted, self._block
+        if slots:
+            biased = any(slot.num_biases for slot in slots.values())
+            biases = self._biases.tensors if biased else None
+            edit(logits, adjusted, self._seen, biases, columns, block=block)
+        draws = not all(is_greedy(row.params) for row in rows)
+        counts = any(row.params.top_k > 0 for row in rows)
+        weighed = weigh(logits, adjusted, columns, draws=draws, counts=counts, block=block)
+        return draw(
+            logits, adjusted, self._seen, self._places, columns, weighed, counts=counts, block=block
+        )
 
     def forget(self, ids: Iterable[RequestId]) -> None:
         for id in ids:
