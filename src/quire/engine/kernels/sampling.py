@@ -7,8 +7,8 @@ found by bisection on the mass of what stands before it:
     [   base    )  [  upper ]                                          masses of tokens
                      tokens in [lo, hi] are still in question
 
-The first lo and hi are the edges between which the search must end (see masses.py). The pivot
-halves the interval of logits, then of ids among equals. Each lane of a program looks after the
+The first lo and hi are the edges between which the search must end (see masses.py). Pivots
+divide the interval of logits, then of ids among equals. Each lane of a program looks after the
 tokens id = place · BLOCK + lane, and keeps a list of the places that are still in question; so a
 pass costs what the longest list costs. With one token left per lane the bisection goes on in
 registers. Masses are float64, added in a fixed order.
@@ -47,12 +47,14 @@ _TO_DRAW = tl.constexpr(2)
 
 
 @triton.jit
-def _pivot(lo, hi):
-    """A key in [lo, hi): half of the logits between them, or of the ids if those are equal."""
+def _pivot(lo, hi, share, vocab):
+    """A key in [lo, hi): a share of the way in logits, or in ids if those are equal."""
     high, low = lo >> 32, hi >> 32
-    middle = code_of(value_of(high) * 0.5 + value_of(low) * 0.5)
+    middle = code_of(value_of(high) * (1.0 - share) + value_of(low) * share)
     middle = tl.minimum(tl.maximum(middle, high), low - 1)
-    return tl.where(high == low, lo + ((hi - lo) >> 1), (middle << 32) | IDS)
+    last = tl.minimum(hi, (low << 32) + (vocab - 1))
+    by_id = tl.minimum(lo + ((last - lo).to(tl.float32) * share).to(tl.int64), last - 1)
+    return tl.where(high == low, by_id, (middle << 32) | IDS)
 
 
 @triton.jit
@@ -101,27 +103,50 @@ def _list(raw, adjusted, edited, places, vocab, lo, hi, BLOCK: tl.constexpr):
         x = read(raw, adjusted, edited, token, token < vocab)
         key = key_of(x, token)
         inside = (token < vocab) & (key >= lo) & (key <= hi)
-        place = (token // BLOCK).to(tl.int16)
-        tl.store(places + held * BLOCK + lane, place, mask=inside)
+        tl.store(places + held * BLOCK + lane, (token // BLOCK).to(tl.int16), mask=inside)
         held += inside.to(tl.int32)
     tl.debug_barrier()  # other threads may read the lists than wrote them
     return held
 
 
 @triton.jit
-def _listed(
-    raw, adjusted, edited, places, held, step, peak, inverse, lo, hi, BLOCK: tl.constexpr
-):  # fmt: skip
-    """Of every lane the place at `step` of its list, its key and weight, and whether it is there
-    and in [lo, hi]. A token without weight is never found."""
+def _listed(raw, adjusted, edited, places, held, step, lo, hi, BLOCK: tl.constexpr):
+    """Of every lane what is at `step` of its list: place, logit, key, and whether it is there and
+    in [lo, hi]."""
     lane = tl.arange(0, BLOCK)
     inside = step < held
     place = tl.load(places + step * BLOCK + lane, mask=inside, other=0)
     token = place.to(tl.int32) * BLOCK + lane
     x = read(raw, adjusted, edited, token, inside)
     key = key_of(x, token)
-    weight = weight_of(x, peak, inverse)
-    return place, key, weight, inside & (key >= lo) & (key <= hi) & (weight > 0.0)
+    return place, x, key, inside & (key >= lo) & (key <= hi)
+
+
+@triton.jit
+def _shorten(raw, adjusted, edited, places, held, lo, hi, BLOCK: tl.constexpr):
+    """Lists without what is no longer in [lo, hi]."""
+    lane = tl.arange(0, BLOCK)
+    kept = tl.zeros([BLOCK], tl.int32)
+    for step in range(0, tl.max(held, 0)):
+        place, _, _, inside = _listed(raw, adjusted, edited, places, held, step, lo, hi, BLOCK)
+        # Written behind where it is read: kept <= step.
+        tl.store(places + kept * BLOCK + lane, place, mask=inside)
+        kept += inside.to(tl.int32)
+    tl.debug_barrier()
+    return kept
+
+
+@triton.jit
+def _choose(mass, count, left, target, search, pivot, lo, hi, base, number):
+    """The side of the pivot on which the search goes on, with mass and count before it. `mass`,
+    `count`: of all tokens up to the pivot; `left`: count up to the end, where it must stop."""
+    up = _reaches(mass, count, target, search) | (count >= left)
+    return (
+        tl.where(up, lo, tl.maximum(lo, pivot + 1)),
+        tl.where(up, tl.minimum(hi, pivot), hi),
+        tl.where(up, base, tl.maximum(base, mass)),
+        tl.where(up, number, tl.maximum(number, count)),
+    )
 
 
 @triton.jit
@@ -130,52 +155,61 @@ def _find(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The first key in [lo, hi] up to which there is mass (for top_k: a count) of `target`, or the
-    last there is; and the mass up to it. `base`, `number`: mass and count before `lo`."""
-    lane = tl.arange(0, BLOCK)
+    last there is; and the mass up to it. `base`, `number`: mass and count before `lo`. A token
+    without weight is never found."""
     held = _list(raw, adjusted, edited, places, vocab, lo, hi, BLOCK)
     depth = tl.max(held, 0)
     while depth > 1:
-        pivot = _pivot(lo, hi)
-        mass = tl.zeros([BLOCK], tl.float64)
-        count = tl.zeros([BLOCK], tl.int32)
-        kept = tl.zeros([BLOCK], tl.int32)
+        one = _pivot(lo, hi, 0.25, vocab)
+        two = _pivot(lo, hi, 0.5, vocab)
+        three = _pivot(lo, hi, 0.75, vocab)
+        mass_one = tl.zeros([BLOCK], tl.float64)
+        mass_two = tl.zeros([BLOCK], tl.float64)
+        mass_three = tl.zeros([BLOCK], tl.float64)
+        # Counts to the pivots and to the end, of up to 2^15 tokens per lane.
+        early = tl.zeros([BLOCK], tl.int32)
+        late = tl.zeros([BLOCK], tl.int32)
         for step in range(0, depth):
-            place, key, weight, inside = _listed(
-                raw, adjusted, edited, places, held, step, peak, inverse, lo, hi, BLOCK
-            )
-            before = inside & (key <= pivot)
-            mass += tl.where(before, weight, 0.0)
-            count += before.to(tl.int32)
-            # A list is written behind where it is read: kept <= step.
-            tl.store(places + kept * BLOCK + lane, place, mask=inside)
-            kept += inside.to(tl.int32)
-        tl.debug_barrier()
-        held = kept
-        depth = tl.max(kept, 0)
-        upper = base + tl.sum(mass, 0)
-        num_upper = tl.sum(count, 0)
-        goes_up = _reaches(upper, number + num_upper, target, search)
-        goes_up |= num_upper == tl.sum(kept, 0)
-        base = tl.where(goes_up, base, upper)
-        number = tl.where(goes_up, number, number + num_upper)
-        lo = tl.where(goes_up, lo, pivot + 1)
-        hi = tl.where(goes_up, pivot, hi)
+            _, x, key, inside = _listed(raw, adjusted, edited, places, held, step, lo, hi, BLOCK)
+            weight = tl.where(inside, weight_of(x, peak, inverse), 0.0)
+            inside = weight > 0.0
+            mass_one += tl.where(key <= one, weight, 0.0)
+            mass_two += tl.where(key <= two, weight, 0.0)
+            mass_three += tl.where(key <= three, weight, 0.0)
+            early += (inside & (key <= one)).to(tl.int32)
+            early += (inside & (key <= two)).to(tl.int32) << 16
+            late += (inside & (key <= three)).to(tl.int32)
+            late += inside.to(tl.int32) << 16
+        left = number + tl.sum(late >> 16, 0)
+        from_base, from_number = base, number
+        lo, hi, base, number = _choose(
+            from_base + tl.sum(mass_one, 0), from_number + tl.sum(early & 0xFFFF, 0),
+            left, target, search, one, lo, hi, base, number,
+        )  # fmt: skip
+        lo, hi, base, number = _choose(
+            from_base + tl.sum(mass_two, 0), from_number + tl.sum(early >> 16, 0),
+            left, target, search, two, lo, hi, base, number,
+        )  # fmt: skip
+        lo, hi, base, number = _choose(
+            from_base + tl.sum(mass_three, 0), from_number + tl.sum(late & 0xFFFF, 0),
+            left, target, search, three, lo, hi, base, number,
+        )  # fmt: skip
+        held = _shorten(raw, adjusted, edited, places, held, lo, hi, BLOCK)
+        depth = tl.max(held, 0)
 
-    _, key, weight, inside = _listed(
-        raw, adjusted, edited, places, held, 0, peak, inverse, lo, hi, BLOCK
-    )
-    left = tl.sum(inside.to(tl.int32), 0)
-    while left > 1:
-        pivot = _pivot(lo, hi)
+    _, x, key, inside = _listed(raw, adjusted, edited, places, held, 0, lo, hi, BLOCK)
+    weight = tl.where(inside, weight_of(x, peak, inverse), 0.0)
+    inside = weight > 0.0
+    left = number + tl.sum(inside.to(tl.int32), 0)
+    while left > number + 1:
+        pivot = _pivot(lo, hi, 0.5, vocab)
         before = inside & (key >= lo) & (key <= pivot)
-        upper = base + tl.sum(tl.where(before, weight, 0.0), 0)
-        num_upper = tl.sum(before.to(tl.int32), 0)
-        goes_up = _reaches(upper, number + num_upper, target, search) | (num_upper == left)
-        base = tl.where(goes_up, base, upper)
-        number = tl.where(goes_up, number, number + num_upper)
-        lo = tl.where(goes_up, lo, pivot + 1)
-        hi = tl.where(goes_up, pivot, hi)
-        left = tl.where(goes_up, num_upper, left - num_upper)
+        mass = base + tl.sum(tl.where(before, weight, 0.0), 0)
+        count = number + tl.sum(before.to(tl.int32), 0)
+        lo, hi, base, number = _choose(
+            mass, count, left, target, search, pivot, lo, hi, base, number
+        )
+        left = tl.where(hi == pivot, count, left)
     inside = inside & (key >= lo) & (key <= hi)
     found = tl.max(tl.where(inside, key, FIRST_KEY), 0)
     return found, base + tl.sum(tl.where(inside, weight, 0.0), 0)
