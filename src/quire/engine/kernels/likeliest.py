@@ -42,7 +42,7 @@ def _mass(raw, vocab, peak, BLOCK: tl.constexpr):
     return tl.sum(mass, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_asked", "width"])
 def _likeliest(raw, stride, record, asked, num_asked, found, width, vocab, BLOCK: tl.constexpr):
     place = tl.program_id(0)
     row = tl.load(asked + place)

@@ -50,7 +50,7 @@ class Masses(NamedTuple):
     """float64: their number, if any row asked."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _survey(raw, stride, adjusted, columns, firsts, lows, rows, vocab, size, BLOCK: tl.constexpr):
     row, part = tl.program_id(0), tl.program_id(1)
     raw, adjusted, edited = row_pointers(raw, stride, adjusted, columns, rows, vocab, row)
@@ -115,7 +115,7 @@ def _add(sums, amount, x, peak, lowest, temperature):
     return more
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _weigh(
     raw, stride, adjusted, columns, firsts, lows, masses, counts, rows, vocab, size,
     BLOCK: tl.constexpr, COUNTS: tl.constexpr,

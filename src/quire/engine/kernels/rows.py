@@ -2,6 +2,9 @@
 
 A token's *key* puts the tokens of a row in the order of the draw: the bits of its logit, turned so
 that they rise as it falls, above its id. No two keys of a row are equal.
+
+Kernels are not specialised on what changes from batch to batch: nothing is compiled after the start
+(see DeviceSampler.warm_up).
 """
 
 from __future__ import annotations

@@ -215,7 +215,7 @@ def _find(
     return found, base + tl.sum(tl.where(inside, weight, 0.0), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _draw(
     raw, stride, adjusted, seen, places, columns, firsts, lows, masses, counts, record, rows, vocab,
     BLOCK: tl.constexpr, PLACES: tl.constexpr, COUNTS: tl.constexpr,

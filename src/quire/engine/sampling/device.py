@@ -12,7 +12,6 @@ again before the copy is over. Knows requests by their ids; not what becomes of 
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -124,6 +123,17 @@ class DeviceSampler:
         self._places = torch.empty(max_rows, num_places, dtype=torch.int16, device=device)
         self._biases = _Biases(device, max_rows)
         self._before = _Before({}, [], torch.zeros(1, dtype=torch.int64, device=device))
+
+    def warm_up(self, dtype: torch.dtype) -> None:
+        """Compile every kernel for logits of this type. Takes seconds the first time ever."""
+        logits = torch.zeros(1, self._vocab_size, dtype=dtype, device=self._device)
+        id = RequestId("")
+        for top_k in (0, 1):  # with and without counts
+            params = SamplingParams(
+                max_tokens=1, top_k=top_k, presence_penalty=1.0, logit_bias={0: 1.0}, logprobs=1
+            )
+            self.draw(logits, [Row(params, 0)], [id]).collect()
+        self.forget([id])
 
     def draw(
         self, logits: torch.Tensor, rows: Sequence[Row], ids: Sequence[RequestId]
@@ -258,21 +268,21 @@ class _Biases:
 
 def _columns(rows: Sequence[Row], slots: dict[int, Slot]) -> npt.NDArray[np.float64]:
     """The table that kernels/rows.py describes."""
-    by_row = [
-        (
-            0.0 if is_greedy(p := row.params) else p.temperature,
+    table = np.empty((len(rows), NUM_COLUMNS))
+    for i, row in enumerate(rows):
+        p = row.params
+        greedy = is_greedy(p)
+        slot = slots.get(i)
+        table[i] = (
+            0.0 if greedy else p.temperature,
             p.top_k,
             p.top_p,
             p.min_p,
-            uniform(p.seed, row.position) if not is_greedy(p) else 0.0,
-            slots[i].number if i in slots else -1,
+            0.0 if greedy else uniform(p.seed, row.position),
+            -1 if slot is None else slot.number,
             p.repetition_penalty,
             p.presence_penalty,
             p.frequency_penalty,
-            (slots[i].num_biases or 0) if i in slots else 0,
+            0 if slot is None else slot.num_biases or 0,
         )
-        for i, row in enumerate(rows)
-    ]
-    flat = itertools.chain.from_iterable(by_row)
-    table = np.fromiter(flat, dtype=np.float64, count=len(rows) * NUM_COLUMNS)
-    return np.ascontiguousarray(table.reshape(len(rows), -1).T)
+    return np.ascontiguousarray(table.T)
