@@ -26,7 +26,7 @@ def _penalised(x, state, columns, rows, row):
     return x - (tl.where(times > 0, presence, 0.0) + frequency * times).to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _penalise(raw, stride, adjusted, seen, columns, rows, vocab, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     slot = tl.load(columns + SLOT * rows + row).to(tl.int64)
@@ -40,7 +40,7 @@ def _penalise(raw, stride, adjusted, seen, columns, rows, vocab, BLOCK: tl.const
         tl.store(adjusted + at * vocab + token, x, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "room"])
 def _bias(
     raw, stride, adjusted, seen, tokens, biases, room, columns, rows, vocab, BLOCK: tl.constexpr
 ):
@@ -84,7 +84,7 @@ def edit(
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_parts"])
 def _note(seen, tokens, parts, num_parts, drawn, vocab, BLOCK: tl.constexpr):
     part = tl.program_id(0)
     slot = tl.load(parts + part)

@@ -8,41 +8,56 @@ import triton.language as tl
 
 from quire.engine.kernels.rows import (
     BLOCK,
+    FIRST_KEY,
     IDS,
     LAST_KEY,
     WARPS,
     key_of,
-    moments,
-    read,
-    survey,
     value_of,
+    weight_of,
 )
 
 
 @triton.jit
+def _next(raw, vocab, last, BLOCK: tl.constexpr):
+    """The first key after `last`."""
+    lane = tl.arange(0, BLOCK)
+    best = tl.full([BLOCK], LAST_KEY, tl.int64)
+    for start in range(0, vocab, BLOCK):
+        token = start + lane
+        x = tl.load(raw + token, mask=token < vocab, other=0.0).to(tl.float32)
+        key = key_of(x, token)
+        best = tl.where((token < vocab) & (key > last), tl.minimum(best, key), best)
+    return tl.min(best, 0)
+
+
+@triton.jit
+def _mass(raw, vocab, peak, BLOCK: tl.constexpr):
+    lane = tl.arange(0, BLOCK)
+    mass = tl.zeros([BLOCK], tl.float64)
+    for start in range(0, vocab, BLOCK):
+        token = start + lane
+        x = tl.load(raw + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
+        mass += weight_of(x, peak, 1.0)
+    return tl.sum(mass, 0)
+
+
+@triton.jit(do_not_specialize=["num_asked", "width"])
 def _likeliest(raw, stride, record, asked, num_asked, found, width, vocab, BLOCK: tl.constexpr):
     place = tl.program_id(0)
     row = tl.load(asked + place)
     number = tl.load(asked + num_asked + place).to(tl.int32)
     raw += row * stride
     found += place.to(tl.int64) * width
-    first, _, _ = survey(raw, raw, 0, vocab, BLOCK)
+    first = _next(raw, vocab, FIRST_KEY, BLOCK)
     peak = value_of(first >> 32).to(tl.float64)
-    total, _, _ = moments(raw, raw, 0, vocab, peak, 1.0, BLOCK)
     chosen = tl.load(raw + tl.load(record + row)).to(tl.float32)
     tl.store(found, chosen.to(tl.float64))
     tl.store(found + 1, peak)
-    tl.store(found + 2, total)
-    lane = tl.arange(0, BLOCK)
+    tl.store(found + 2, _mass(raw, vocab, peak, BLOCK))
     last = first - 1
     for rank in range(0, number):
-        best = tl.full([BLOCK], LAST_KEY, tl.int64)
-        for start in range(0, vocab, BLOCK):
-            token = start + lane
-            inside = token < vocab
-            key = key_of(read(raw, raw, 0, token, inside), token)
-            best = tl.where(inside & (key > last), tl.minimum(best, key), best)
-        last = tl.min(best, 0)
+        last = _next(raw, vocab, last, BLOCK)
         tl.store(found + 3 + 2 * rank, (last & IDS).to(tl.float64))
         tl.store(found + 4 + 2 * rank, value_of(last >> 32).to(tl.float64))
 

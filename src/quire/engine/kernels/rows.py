@@ -2,6 +2,9 @@
 
 A token's *key* puts the tokens of a row in the order of the draw: the bits of its logit, turned so
 that they rise as it falls, above its id. No two keys of a row are equal.
+
+Kernels are not specialised on what changes from batch to batch: nothing is compiled after the start
+(see DeviceSampler.warm_up).
 """
 
 from __future__ import annotations
@@ -12,6 +15,9 @@ import triton.language as tl
 BLOCK = 2048
 """Tokens that a program looks at together."""
 WARPS = 16
+NUM_PARTS = 16
+"""Programs that share a row where all of it is looked at. Always as many, and their results are
+added in one order: what a row gives does not depend on the batch."""
 
 # Rows of the float64 table [columns, rows] that says how each row is drawn.
 TEMPERATURE = tl.constexpr(0)
@@ -74,38 +80,7 @@ def read(raw, adjusted, edited, token, inside):
 
 
 @triton.jit
-def survey(raw, adjusted, edited, vocab, BLOCK: tl.constexpr):
-    """The first key, the lowest finite logit, and whether all are numbers."""
-    lane = tl.arange(0, BLOCK)
-    first = tl.full([BLOCK], LAST_KEY, tl.int64)
-    lowest = tl.full([BLOCK], float("inf"), tl.float32)
-    strange = tl.zeros([BLOCK], tl.int32)
-    for start in range(0, vocab, BLOCK):
-        token = start + lane
-        inside = token < vocab
-        x = read(raw, adjusted, edited, token, inside)
-        strange |= (inside & (x != x)).to(tl.int32)  # noqa: PLR0124
-        first = tl.where(inside, tl.minimum(first, key_of(x, token)), first)
-        lowest = tl.where(inside & (x > float("-inf")), tl.minimum(lowest, x), lowest)
-    return tl.min(first, 0), tl.min(lowest, 0), tl.max(strange, 0) == 0
-
-
-@triton.jit
-def moments(raw, adjusted, edited, vocab, peak, inverse, BLOCK: tl.constexpr):
-    """Of all tokens: mass, and mean and spread of their distances, weighted by it."""
-    lane = tl.arange(0, BLOCK)
-    mass = tl.zeros([BLOCK], tl.float64)
-    once = tl.zeros([BLOCK], tl.float64)
-    twice = tl.zeros([BLOCK], tl.float64)
-    for start in range(0, vocab, BLOCK):
-        token = start + lane
-        inside = token < vocab
-        distance = distance_of(read(raw, adjusted, edited, token, inside), peak, inverse)
-        weight = tl.where(inside, tl.exp(-distance), 0.0)
-        mass += weight
-        weight *= distance
-        once += weight
-        twice += weight * distance
-    total = tl.sum(mass, 0)
-    mean = tl.sum(once, 0) / total
-    return total, mean, tl.sqrt(tl.maximum(tl.sum(twice, 0) / total - mean * mean, 0.0))
+def row_pointers(raw, stride, adjusted, columns, rows, vocab, row):
+    """Where a row's logits are, raw and adjusted, and whether the adjusted ones count."""
+    edited = (tl.load(columns + SLOT * rows + row) >= 0.0).to(tl.int32)
+    return raw + row.to(tl.int64) * stride, adjusted + row.to(tl.int64) * vocab, edited

@@ -1,17 +1,17 @@
-"""Drawing tokens: one program per row, which reads the row again and again and sorts nothing.
+"""Drawing tokens: one program per row, which reads the row again and sorts nothing.
 
 Every filter keeps the tokens up to some key (see rows.py), and the draw ends at one. Such a key is
 found by bisection on the mass of what stands before it:
 
-    peak ········ lo ····· pivot ····· hi ········ cut ········ last
-    [   base    )  [  upper ]                                        masses of tokens
+    peak ········ lo ····· pivot ····· hi ········ cut ········ lowest
+    [   base    )  [  upper ]                                          masses of tokens
                      tokens in [lo, hi] are still in question
 
-The pivot halves the interval of logits, then of ids among equals. Where the first interval ends is
-told by mean and spread of the distances from the peak (Cantelli's inequality). Each lane of a
-program looks after the tokens id = place · BLOCK + lane, and keeps a list of the places that are
-still in question; so a pass costs what the longest list costs. With one token left per lane the
-bisection goes on in registers. Masses are float64, added in a fixed order.
+The first lo and hi are the edges between which the search must end (see masses.py). Pivots
+divide the interval of logits, then of ids among equals. Each lane of a program looks after the
+tokens id = place · BLOCK + lane, and keeps a list of the places that are still in question; so a
+pass costs what the longest list costs. With one token left per lane the bisection goes on in
+registers. Masses are float64, added in a fixed order.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import torch
 import triton
 import triton.language as tl
 
+from quire.engine.kernels.masses import NUM_EDGES, Masses, edge_of, peak_of, sums_of
 from quire.engine.kernels.rows import (
     BLOCK,
-    FARTHEST,
     FIRST_KEY,
     IDS,
     MIN_P,
@@ -34,9 +34,8 @@ from quire.engine.kernels.rows import (
     WARPS,
     code_of,
     key_of,
-    moments,
     read,
-    survey,
+    row_pointers,
     value_of,
     weight_of,
 )
@@ -48,12 +47,14 @@ _TO_DRAW = tl.constexpr(2)
 
 
 @triton.jit
-def _pivot(lo, hi):
-    """A key in [lo, hi): half of the logits between them, or of the ids if those are equal."""
+def _pivot(lo, hi, share, vocab):
+    """A key in [lo, hi): a share of the way in logits, or in ids if those are equal."""
     high, low = lo >> 32, hi >> 32
-    middle = code_of(value_of(high) * 0.5 + value_of(low) * 0.5)
+    middle = code_of(value_of(high) * (1.0 - share) + value_of(low) * share)
     middle = tl.minimum(tl.maximum(middle, high), low - 1)
-    return tl.where(high == low, lo + ((hi - lo) >> 1), (middle << 32) | IDS)
+    last = tl.minimum(hi, (low << 32) + (vocab - 1))
+    by_id = tl.minimum(lo + ((last - lo).to(tl.float32) * share).to(tl.int64), last - 1)
+    return tl.where(high == low, by_id, (middle << 32) | IDS)
 
 
 @triton.jit
@@ -75,138 +76,191 @@ def _kept(raw, adjusted, edited, vocab, peak, inverse, first, cut, least, BLOCK:
 
 
 @triton.jit
-def _reaches(mass, target, search):
-    return tl.where(search == _TO_DRAW, mass > target, mass >= target)
+def _reaches(mass, count, target, search):
+    """A token is drawn if the mass up to it is more than the point; a filter wants no less."""
+    enough = tl.where(search == _BY_COUNT, count >= target, mass >= target)
+    return tl.where(search == _TO_DRAW, mass > target, enough)
+
+
+@triton.jit
+def _between(edges, masses, counts, first, cut, target, search):
+    """The keys [lo, hi] between which a search ends, and mass and count before them."""
+    ends = (code_of(edges) << 32) | IDS
+    reached = _reaches(masses, counts, target, search) | (ends >= cut)
+    lo = tl.max(tl.where(reached, first, ends + 1), 0)
+    hi = tl.min(tl.where(reached, ends, cut), 0)
+    base = tl.max(tl.where(reached, 0.0, masses), 0)
+    return lo, tl.minimum(hi, cut), base, tl.max(tl.where(reached, 0.0, counts), 0)
+
+
+@triton.jit
+def _list(raw, adjusted, edited, places, vocab, lo, hi, BLOCK: tl.constexpr):
+    """Each lane's places with a key in [lo, hi], and how many they are."""
+    lane = tl.arange(0, BLOCK)
+    held = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, vocab, BLOCK):
+        token = start + lane
+        x = read(raw, adjusted, edited, token, token < vocab)
+        key = key_of(x, token)
+        inside = (token < vocab) & (key >= lo) & (key <= hi)
+        tl.store(places + held * BLOCK + lane, (token // BLOCK).to(tl.int16), mask=inside)
+        held += inside.to(tl.int32)
+    tl.debug_barrier()  # other threads may read the lists than wrote them
+    return held
+
+
+@triton.jit
+def _listed(raw, adjusted, edited, places, held, step, lo, hi, BLOCK: tl.constexpr):
+    """Of every lane what is at `step` of its list: place, logit, key, and whether it is there and
+    in [lo, hi]."""
+    lane = tl.arange(0, BLOCK)
+    inside = step < held
+    place = tl.load(places + step * BLOCK + lane, mask=inside, other=0)
+    token = place.to(tl.int32) * BLOCK + lane
+    x = read(raw, adjusted, edited, token, inside)
+    key = key_of(x, token)
+    return place, x, key, inside & (key >= lo) & (key <= hi)
+
+
+@triton.jit
+def _shorten(raw, adjusted, edited, places, held, lo, hi, BLOCK: tl.constexpr):
+    """Lists without what is no longer in [lo, hi]."""
+    lane = tl.arange(0, BLOCK)
+    kept = tl.zeros([BLOCK], tl.int32)
+    for step in range(0, tl.max(held, 0)):
+        place, _, _, inside = _listed(raw, adjusted, edited, places, held, step, lo, hi, BLOCK)
+        # Written behind where it is read: kept <= step.
+        tl.store(places + kept * BLOCK + lane, place, mask=inside)
+        kept += inside.to(tl.int32)
+    tl.debug_barrier()
+    return kept
+
+
+@triton.jit
+def _choose(mass, count, left, target, search, pivot, lo, hi, base, number):
+    """The side of the pivot on which the search goes on, with mass and count before it. `mass`,
+    `count`: of all tokens up to the pivot; `left`: count up to the end, where it must stop."""
+    up = _reaches(mass, count, target, search) | (count >= left)
+    return (
+        tl.where(up, lo, tl.maximum(lo, pivot + 1)),
+        tl.where(up, tl.minimum(hi, pivot), hi),
+        tl.where(up, base, tl.maximum(base, mass)),
+        tl.where(up, number, tl.maximum(number, count)),
+    )
 
 
 @triton.jit
 def _find(
-    raw, adjusted, edited, places, vocab, peak, inverse, search, target, lo, hi,
+    raw, adjusted, edited, places, vocab, peak, inverse, search, target, lo, hi, base, number,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The first key in [lo, hi] up to which there is mass (or, for top_k, a count) of `target`, and
-    how much there is. The last of them if there is too little. `lo` is the likeliest's key."""
-    lane = tl.arange(0, BLOCK)
-    base = target * 0.0  # float64
-    depth = tl.cdiv(vocab, BLOCK)
-    listed = 0  # not yet: every place is in question
-    held = tl.zeros([BLOCK], tl.int32)
+    """The first key in [lo, hi] up to which there is mass (for top_k: a count) of `target`, or the
+    last there is; and the mass up to it. `base`, `number`: mass and count before `lo`. A token
+    without weight is never found."""
+    held = _list(raw, adjusted, edited, places, vocab, lo, hi, BLOCK)
+    depth = tl.max(held, 0)
     while depth > 1:
-        pivot = _pivot(lo, hi)
-        mass = tl.zeros([BLOCK], tl.float64)
-        count = tl.zeros([BLOCK], tl.int32)
-        num_kept = tl.zeros([BLOCK], tl.int32)
+        one = _pivot(lo, hi, 0.25, vocab)
+        two = _pivot(lo, hi, 0.5, vocab)
+        three = _pivot(lo, hi, 0.75, vocab)
+        mass_one = tl.zeros([BLOCK], tl.float64)
+        mass_two = tl.zeros([BLOCK], tl.float64)
+        mass_three = tl.zeros([BLOCK], tl.float64)
+        # Counts to the pivots and to the end, of up to 2^15 tokens per lane.
+        early = tl.zeros([BLOCK], tl.int32)
+        late = tl.zeros([BLOCK], tl.int32)
         for step in range(0, depth):
-            known = (listed == 1) & (step < held)
-            place = tl.load(places + step * BLOCK + lane, mask=known, other=0).to(tl.int32)
-            place = tl.where(listed == 1, place, step)
-            token = place * BLOCK + lane
-            inside = (known | (listed == 0)) & (token < vocab)
-            x = read(raw, adjusted, edited, token, inside)
-            key = key_of(x, token)
-            weight = weight_of(x, peak, inverse)
-            inside = inside & (key >= lo) & (key <= hi) & (weight > 0.0)
-            before = inside & (key <= pivot)
-            mass += tl.where(before, tl.where(search == _BY_COUNT, 1.0, weight), 0.0)
-            count += before.to(tl.int32)
-            # A list is never ahead of its reader: num_kept <= step.
-            tl.store(places + num_kept * BLOCK + lane, place.to(tl.int16), mask=inside)
-            num_kept += inside.to(tl.int32)
-        tl.debug_barrier()  # the lists are read by other threads than wrote them
-        listed = 1
-        held = num_kept
-        depth = tl.max(num_kept, 0)
-        upper = tl.sum(mass, 0)
-        goes_up = _reaches(base + upper, target, search) | (tl.sum(count, 0) == tl.sum(num_kept, 0))
-        base = tl.where(goes_up, base, base + upper)
-        lo = tl.where(goes_up, lo, pivot + 1)
-        hi = tl.where(goes_up, pivot, hi)
+            _, x, key, inside = _listed(raw, adjusted, edited, places, held, step, lo, hi, BLOCK)
+            weight = tl.where(inside, weight_of(x, peak, inverse), 0.0)
+            inside = weight > 0.0
+            mass_one += tl.where(key <= one, weight, 0.0)
+            mass_two += tl.where(key <= two, weight, 0.0)
+            mass_three += tl.where(key <= three, weight, 0.0)
+            early += (inside & (key <= one)).to(tl.int32)
+            early += (inside & (key <= two)).to(tl.int32) << 16
+            late += (inside & (key <= three)).to(tl.int32)
+            late += inside.to(tl.int32) << 16
+        left = number + tl.sum(late >> 16, 0)
+        from_base, from_number = base, number
+        lo, hi, base, number = _choose(
+            from_base + tl.sum(mass_one, 0), from_number + tl.sum(early & 0xFFFF, 0),
+            left, target, search, one, lo, hi, base, number,
+        )  # fmt: skip
+        lo, hi, base, number = _choose(
+            from_base + tl.sum(mass_two, 0), from_number + tl.sum(early >> 16, 0),
+            left, target, search, two, lo, hi, base, number,
+        )  # fmt: skip
+        lo, hi, base, number = _choose(
+            from_base + tl.sum(mass_three, 0), from_number + tl.sum(late & 0xFFFF, 0),
+            left, target, search, three, lo, hi, base, number,
+        )  # fmt: skip
+        held = _shorten(raw, adjusted, edited, places, held, lo, hi, BLOCK)
+        depth = tl.max(held, 0)
 
-    known = (listed == 1) & (held > 0)
-    place = tl.load(places + lane, mask=known, other=0).to(tl.int32)
-    token = place * BLOCK + lane
-    inside = (known | (listed == 0)) & (token < vocab)
-    x = read(raw, adjusted, edited, token, inside)
-    key = key_of(x, token)
-    weight = weight_of(x, peak, inverse)
-    inside = inside & (weight > 0.0) & (key >= lo) & (key <= hi)
-    weight = tl.where(inside, tl.where(search == _BY_COUNT, 1.0, weight), 0.0)
-    left = tl.sum(inside.to(tl.int32), 0)
-    while left > 1:
-        pivot = _pivot(lo, hi)
+    _, x, key, inside = _listed(raw, adjusted, edited, places, held, 0, lo, hi, BLOCK)
+    weight = tl.where(inside, weight_of(x, peak, inverse), 0.0)
+    inside = weight > 0.0
+    left = number + tl.sum(inside.to(tl.int32), 0)
+    while left > number + 1:
+        pivot = _pivot(lo, hi, 0.5, vocab)
         before = inside & (key >= lo) & (key <= pivot)
-        upper = tl.sum(tl.where(before, weight, 0.0), 0)
-        count = tl.sum(before.to(tl.int32), 0)
-        goes_up = _reaches(base + upper, target, search) | (count == left)
-        base = tl.where(goes_up, base, base + upper)
-        lo = tl.where(goes_up, lo, pivot + 1)
-        hi = tl.where(goes_up, pivot, hi)
-        left = tl.where(goes_up, count, left - count)
-    last = inside & (key >= lo) & (key <= hi)
-    found = tl.max(tl.where(last, key, FIRST_KEY), 0)
-    return found, base + tl.sum(tl.where(last, weight, 0.0), 0)
+        mass = base + tl.sum(tl.where(before, weight, 0.0), 0)
+        count = number + tl.sum(before.to(tl.int32), 0)
+        lo, hi, base, number = _choose(
+            mass, count, left, target, search, pivot, lo, hi, base, number
+        )
+        left = tl.where(hi == pivot, count, left)
+    inside = inside & (key >= lo) & (key <= hi)
+    found = tl.max(tl.where(inside, key, FIRST_KEY), 0)
+    return found, base + tl.sum(tl.where(inside, weight, 0.0), 0)
 
 
-@triton.jit
-def _farthest(peak, inverse, lowest, target, total, mean, spread):
-    """The last key at which a search for a share of the mass may end.
-
-    At most 1 − q of the mass is farther from the peak than mean + spread · √(q ∕ (1 − q)).
-    """
-    share = tl.minimum(target / total, 1.0 - 1e-9)
-    bound = mean + spread * tl.sqrt(share / (1.0 - share))
-    bound = tl.where(share < 1.0 - 1e-9, bound * 1.000001 + 1e-6, FARTHEST)
-    value = tl.maximum((peak - tl.minimum(bound, FARTHEST) / inverse).to(tl.float32), lowest)
-    return ((code_of(value) + 1) << 32) | IDS
-
-
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _draw(
-    raw, stride, adjusted, seen, places, columns, record, rows, vocab,
-    BLOCK: tl.constexpr, PLACES: tl.constexpr,
+    raw, stride, adjusted, seen, places, columns, firsts, lows, masses, counts, record, rows, vocab,
+    BLOCK: tl.constexpr, PLACES: tl.constexpr, COUNTS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     temperature = tl.load(columns + TEMPERATURE * rows + row)
-    slot = tl.load(columns + SLOT * rows + row).to(tl.int64)
-    edited = (slot >= 0).to(tl.int32)
-    raw += row.to(tl.int64) * stride
-    adjusted += row.to(tl.int64) * vocab
-    places += row.to(tl.int64) * PLACES
-    first, lowest, numbers = survey(raw, adjusted, edited, vocab, BLOCK)
-    highest = value_of(first >> 32)
-    usable = numbers & (highest < float("inf")) & (highest > float("-inf"))
+    first, lowest, usable = peak_of(firsts, lows, row)
     drawn = first
     if usable & (temperature > 0.0):
-        peak = highest.to(tl.float64)
-        inverse = 1.0 / temperature
-        total, mean, spread = moments(raw, adjusted, edited, vocab, peak, inverse, BLOCK)
+        raw, adjusted, edited = row_pointers(raw, stride, adjusted, columns, rows, vocab, row)
+        places += row.to(tl.int64) * PLACES
         top_k = tl.load(columns + TOP_K * rows + row)
         top_p = tl.load(columns + TOP_P * rows + row)
         min_p = tl.load(columns + MIN_P * rows + row)
         point = tl.load(columns + UNIFORM * rows + row)
-        mass = total
-        cut = ((code_of(lowest) + 1) << 32) | IDS
+        peak = value_of(first >> 32).to(tl.float64)
+        inverse = 1.0 / temperature
+        edges = edge_of(tl.arange(0, NUM_EDGES), peak, lowest, temperature)
+        down_to = sums_of(masses, row)
+        number_to = down_to
+        if COUNTS:
+            number_to = sums_of(counts, row)
+        mass = tl.max(down_to, 0)
+        cut = (code_of(lowest) << 32) | IDS
         for search in range(0, 3):
             wanted = (search == _TO_DRAW) | ((search == _BY_COUNT) & (top_k > 0.0))
             if wanted | ((search == _TO_SHARE) & (top_p < 1.0)):
                 share = tl.where(search == _TO_DRAW, point, tl.maximum(top_p, 1e-300))
                 target = tl.where(search == _BY_COUNT, top_k, share * mass)
-                bound = _farthest(peak, inverse, lowest, target, total, mean, spread)
-                end = tl.where(search == _BY_COUNT, cut, tl.minimum(cut, bound))
+                lo, hi, base, number = _between(
+                    edges, down_to, number_to, first, cut, target, search
+                )
                 cut, mass = _find(
-                    raw, adjusted, edited, places, vocab, peak, inverse, search, target, first,
-                    end, BLOCK,
+                    raw, adjusted, edited, places, vocab, peak, inverse, search, target, lo, hi,
+                    base, number, BLOCK,
                 )  # fmt: skip
-            by_count = (search == _BY_COUNT) & (top_k > 0.0)
-            if by_count | ((search == _TO_SHARE) & (min_p > 0.0)):
-                least = tl.where(by_count, 0.0, min_p)
+            if (search == _TO_SHARE) & (min_p > 0.0):
                 cut, mass = _kept(
-                    raw, adjusted, edited, vocab, peak, inverse, first, cut, least, BLOCK
+                    raw, adjusted, edited, vocab, peak, inverse, first, cut, min_p, BLOCK
                 )
         drawn = cut
     token = tl.where(usable, drawn & IDS, 0)
     tl.store(record + row, token)
     tl.store(record + rows + row, usable.to(tl.int64))
+    slot = tl.load(columns + SLOT * rows + row).to(tl.int64)
     if (slot >= 0) & usable:
         at = seen + slot * vocab + token
         tl.store(at, tl.load(at) + 2)
@@ -218,16 +272,18 @@ def draw(
     seen: torch.Tensor,
     places: torch.Tensor,
     columns: torch.Tensor,
+    weighed: Masses,
     *,
+    counts: bool,
     block: int = BLOCK,
 ) -> torch.Tensor:
     """int64 [2, rows]: tokens, and whether the row is usable. A row with a slot is drawn from
     `adjusted` [rows, vocabulary], and its token counted in `seen`. `places` int16 [rows, vocabulary
-    rounded up to blocks] is scratch."""
+    rounded up to blocks] is scratch. `counts`: as for `weigh`."""
     rows, vocab = logits.shape
     record = torch.empty(2, rows, dtype=torch.int64, device=logits.device)
     _draw[(rows,)](
-        logits, logits.stride(0), adjusted, seen, places, columns, record, rows, vocab,
-        block, places.shape[1], num_warps=WARPS, enable_fp_fusion=False,
+        logits, logits.stride(0), adjusted, seen, places, columns, *weighed, record, rows, vocab,
+        block, places.shape[1], counts, num_warps=WARPS, enable_fp_fusion=False,
     )  # fmt: skip
     return record

@@ -3,9 +3,9 @@ slots.py, and the kernels in engine/kernels/sampling.py)."""
 
 from __future__ import annotations
 
-import importlib.util
 from typing import TYPE_CHECKING
 
+from quire.engine import kernels
 from quire.engine.sampling.base import Drawn, Row, Sampled, Sampler, needs_history, uniform
 from quire.engine.sampling.host import HostSampler, sample
 
@@ -24,11 +24,17 @@ __all__ = [
 ]
 
 
-def open_sampler(device: torch.device, vocab_size: int, max_rows: int) -> Sampler:
+def open_sampler(
+    device: torch.device, vocab_size: int, max_rows: int, dtype: torch.dtype | None = None
+) -> Sampler:
     """The fastest there is for this device. On CUDA it takes its memory now, ten bytes for each
-    token of the vocabulary and row, and no more later."""
-    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+    token of the vocabulary and row, and no more later. `dtype`: of the logits; what has to be
+    compiled for them is compiled now."""
+    if device.type != "cuda" or not kernels.available():
         return HostSampler()
     from quire.engine.sampling.device import DeviceSampler
 
-    return DeviceSampler(device, vocab_size, max_rows)
+    sampler = DeviceSampler(device, vocab_size, max_rows)
+    if dtype is not None:
+        sampler.warm_up(dtype)
+    return sampler

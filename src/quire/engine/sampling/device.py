@@ -1,10 +1,10 @@
 """The way through kernels on the device: nothing here waits for it.
 
-    rows ─ one table of columns ─▶ edit (biases, penalties) ─▶ draw ─▶ likeliest (log probabilities)
-                                     ▲                           │             │
-           histories (see slots.py) ─┘◀── counts its token ──────┤             │
-                                                                 ▼             ▼
-                                                       a copy to pinned memory, and an event
+    rows ─ one table of columns ─▶ edit (biases, penalties) ─▶ weigh ─▶ draw ─▶ likeliest (logprobs)
+                                     ▲                                   │            │
+           histories (see slots.py) ─┘◀─────── counts its token ─────────┤            │
+                                                                         ▼            ▼
+                                                          a copy to pinned memory, and an event
 
 What goes to the device goes through pinned memory of torch's allocator, which gives none of it out
 again before the copy is over. Knows requests by their ids; not what becomes of their tokens.
@@ -12,7 +12,6 @@ again before the copy is over. Knows requests by their ids; not what becomes of 
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ import torch
 
 from quire.engine.kernels.histories import edit, note
 from quire.engine.kernels.likeliest import likeliest
+from quire.engine.kernels.masses import weigh
 from quire.engine.kernels.rows import BLOCK, NUM_COLUMNS
 from quire.engine.kernels.sampling import draw
 from quire.engine.messages import SamplingParams, TokenLogprobs
@@ -124,6 +124,17 @@ class DeviceSampler:
         self._biases = _Biases(device, max_rows)
         self._before = _Before({}, [], torch.zeros(1, dtype=torch.int64, device=device))
 
+    def warm_up(self, dtype: torch.dtype) -> None:
+        """Compile every kernel for logits of this type. Takes seconds the first time ever."""
+        logits = torch.zeros(1, self._vocab_size, dtype=dtype, device=self._device)
+        id = RequestId("")
+        for top_k in (0, 1):  # with and without counts
+            params = SamplingParams(
+                max_tokens=1, top_k=top_k, presence_penalty=1.0, logit_bias={0: 1.0}, logprobs=1
+            )
+            self.draw(logits, [Row(params, 0)], [id]).collect()
+        self.forget([id])
+
     def draw(
         self, logits: torch.Tensor, rows: Sequence[Row], ids: Sequence[RequestId]
     ) -> DeviceDrawn:
@@ -133,18 +144,27 @@ class DeviceSampler:
             peaks, tokens = logits.max(dim=-1)  # of equals the first; NaN wins over all
             record = torch.stack([tokens, peaks.isfinite()])
         else:
-            columns = to_device(_columns(rows, slots), self._device)
-            if slots:
-                biased = any(slot.num_biases for slot in slots.values())
-                biases = self._biases.tensors if biased else None
-                edit(logits, self._adjusted, self._seen, biases, columns, block=self._block)
-            record = draw(
-                logits, self._adjusted, self._seen, self._places, columns, block=self._block
-            )
+            record = self._draw(logits, rows, slots)
         places = {id: place for place, id in enumerate(ids)}
         self._before = _Before(places, [row.position for row in rows], record[0])
         asked, found = self._find_logprobs(logits, record, rows)
         return DeviceDrawn(record, found, asked)
+
+    def _draw(
+        self, logits: torch.Tensor, rows: Sequence[Row], slots: dict[int, Slot]
+    ) -> torch.Tensor:
+        columns = to_device(_columns(rows, slots), self._device)
+        adjusted, block = self._adjusted, self._block
+        if slots:
+            biased = any(slot.num_biases for slot in slots.values())
+            biases = self._biases.tensors if biased else None
+            edit(logits, adjusted, self._seen, biases, columns, block=block)
+        draws = not all(is_greedy(row.params) for row in rows)
+        counts = any(row.params.top_k > 0 for row in rows)
+        weighed = weigh(logits, adjusted, columns, draws=draws, counts=counts, block=block)
+        return draw(
+            logits, adjusted, self._seen, self._places, columns, weighed, counts=counts, block=block
+        )
 
     def forget(self, ids: Iterable[RequestId]) -> None:
         for id in ids:
@@ -248,21 +268,21 @@ class _Biases:
 
 def _columns(rows: Sequence[Row], slots: dict[int, Slot]) -> npt.NDArray[np.float64]:
     """The table that kernels/rows.py describes."""
-    by_row = [
-        (
-            0.0 if is_greedy(p := row.params) else p.temperature,
+    table = np.empty((len(rows), NUM_COLUMNS))
+    for i, row in enumerate(rows):
+        p = row.params
+        greedy = is_greedy(p)
+        slot = slots.get(i)
+        table[i] = (
+            0.0 if greedy else p.temperature,
             p.top_k,
             p.top_p,
             p.min_p,
-            uniform(p.seed, row.position) if not is_greedy(p) else 0.0,
-            slots[i].number if i in slots else -1,
+            0.0 if greedy else uniform(p.seed, row.position),
+            -1 if slot is None else slot.number,
             p.repetition_penalty,
             p.presence_penalty,
             p.frequency_penalty,
-            (slots[i].num_biases or 0) if i in slots else 0,
+            0 if slot is None else slot.num_biases or 0,
         )
-        for i, row in enumerate(rows)
-    ]
-    flat = itertools.chain.from_iterable(by_row)
-    table = np.fromiter(flat, dtype=np.float64, count=len(rows) * NUM_COLUMNS)
-    return np.ascontiguousarray(table.reshape(len(rows), -1).T)
+    return np.ascontiguousarray(table.T)
