@@ -69,6 +69,7 @@ def test_what_was_found_once_stays_right(seed: int) -> None:
     assert simulate_pd(seed, 700).counters["finish length"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", FOUND_BY_SWARM)
 def test_what_a_swarm_found_once_stays_right(seed: int) -> None:
     report = simulate_pd(seed, 700, SimPdOptions.for_swarm(seed))
