@@ -134,7 +134,8 @@ CALM = SimPdOptions(
 def test_without_trouble_nobody_is_refused_or_given_up(mix: ComponentMix) -> None:
     counters = simulate_pd(7, 600, replace(CALM, mix=mix)).counters
     assert "finish unavailable" not in counters
-    given_up = {"repair silent", "repair link", "repair refused", "repair repairs"}
+    reasons = ("silent", "link", "refused", "repairs", "room", "copies")
+    given_up = {f"repair {reason}" for reason in reasons}
     assert not given_up & counters.keys()
 
 
