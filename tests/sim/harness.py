@@ -93,20 +93,32 @@ class Rig:
 
     def step(self) -> list[Command]:
         """Exchange messages once, without letting time pass."""
-        commands = self.manager.step(self.workers.poll())
-        self.sent += commands
-        self.workers.submit(commands)
-        self.manager.check_invariants()
-        audit(self.manager, self.oracle, self.pools, self.workers.alive)
+        commands, _ = self._exchange()
+        self._check()
         return commands
 
+    def _exchange(self) -> tuple[list[Command], bool]:
+        """What is sent, and whether anything was said at all."""
+        reports = self.workers.poll()
+        commands = self.manager.step(reports)
+        self.sent += commands
+        self.workers.submit(commands)
+        return commands, bool(reports or commands)
+
+    def _check(self) -> None:
+        self.manager.check_invariants()
+        audit(self.manager, self.oracle, self.pools, self.workers.alive)
+
     def settle(self, limit: int = 2_000) -> None:
-        """Until nothing is in flight and nothing is waiting for its time."""
+        """Until nothing is in flight and nothing is waiting for its time. Steps in which nobody
+        says anything are not looked at, but for the last."""
         for _ in range(limit):
-            self.step()
+            if self._exchange()[1]:
+                self._check()
             times = [self.workers.next_event_s(), self.manager.next_wakeup()]
             pending = [t for t in times if t is not None]
             if not pending and self.manager.idle:
+                self._check()
                 return
             if pending:
                 self.clock.advance_to(min(pending))
