@@ -80,10 +80,7 @@ class TritonAttention:
         )
         return _Plan(
             slots,
-            [
-                Tables(*rest[5 * i : 5 * i + 5], max_count=max(span.num_tokens for span in spans))
-                for i, spans in enumerate(few)
-            ],
+            [_sent(rest[5 * i : 5 * i + 5], spans) for i, spans in enumerate(few)],
             [
                 _Chunk(slice(span.first, span.first + span.num_tokens), span.start, before)
                 for span, before in zip(chunks, rest[5 * len(few) :], strict=True)
@@ -207,3 +204,9 @@ def _tables(spans: Sequence[Span]) -> tuple[Array, ...]:
         np.cumsum(num_pages, dtype=np.int32) - num_pages,
         np.concatenate([span.pages for span in spans]),
     )
+
+
+def _sent(columns: Sequence[torch.Tensor], spans: Sequence[Span]) -> Tables:
+    """`columns`: as of `_tables`, on the device."""
+    rows, counts, lengths, firsts, pages = columns
+    return Tables(rows, counts, lengths, firsts, pages, max(span.num_tokens for span in spans))

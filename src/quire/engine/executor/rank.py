@@ -76,8 +76,8 @@ def build_rank(
     import torch
 
     torch.set_num_threads(config.threads)
-    if (device := torch.device(worker_config.device)).type == "cuda":
-        torch.cuda.set_device(device)  # kernels of our own are launched on the current one
+    if torch.device(worker_config.device).index is not None:
+        torch.cuda.set_device(worker_config.device)  # where kernels of our own are launched
     shape = describe(Path(config.model))
     model = _load(config, worker_config)
     all_reduce = None
