@@ -151,6 +151,7 @@ def check_decode(
     where: Where,
     lengths: list[int],
     *,
+    counts: list[int] | None = None,
     heads: int = 6,
     kv: int = 2,
     dim: int = 64,
@@ -159,10 +160,12 @@ def check_decode(
     sinks: bool = False,
     splits: int = 0,
 ) -> None:
-    """`splits`: so many, whatever the kernel would choose."""
+    """`counts`: queries of each sequence, its last tokens; else one. `splits`: so many, whatever
+    the kernel would choose."""
     from quire.engine.kernels import decode as kernel
 
     torch.manual_seed(sum(lengths))
+    counts = counts or [1] * len(lengths)
     needed = [-(-length // page_size) for length in lengths]
     keys, values = (poisoned(where, 2 * sum(needed) + 2, page_size, kv, dim) for _ in range(2))
     free = iter(torch.randperm(len(keys)).tolist())
@@ -173,12 +176,15 @@ def check_decode(
             for i, page in enumerate(table):
                 part = tokens[i * page_size : min(length, (i + 1) * page_size)]
                 plane[page, : len(part)] = part
-    query = where.randn(len(lengths) + 1, heads + 1, dim)[:, :heads].transpose(0, 1)
-    rows = torch.randperm(len(lengths) + 1)[: len(lengths)].tolist()
-    out = torch.full((len(lengths) + 1, heads, dim), 7.0, dtype=where.dtype, device=where.device)
+    order = torch.randperm(len(lengths)).tolist()
+    rows = [1 + sum(counts[i] for i in order[: order.index(mine)]) for mine in range(len(lengths))]
+    num_rows = 2 + sum(counts)
+    query = where.randn(num_rows, heads + 1, dim)[:, :heads].transpose(0, 1)
+    out = torch.full((num_rows, heads, dim), 7.0, dtype=where.dtype, device=where.device)
     sink = torch.randn(heads, device=where.device) * 2 if sinks else None
     firsts = [3 + sum(needed[:i]) for i in range(len(lengths))]
-    pages = where.ints([-1, -1, -1, *(page for table in tables for page in table), -1])
+    pages = [-1, -1, -1, *(page for table in tables for page in table), -1]
+    columns = [where.ints(column) for column in (rows, counts, lengths, firsts, pages)]
     with pytest.MonkeyPatch.context() as patch:
         if splits:
             patch.setattr(kernel, "num_splits", lambda *_: splits)
@@ -186,16 +192,17 @@ def check_decode(
             query,
             keys,
             values,
-            kernel.Tables(where.ints(rows), where.ints(lengths), where.ints(firsts), pages),
+            kernel.Tables(*columns, max(counts)),
             out,
             scaling=0.3,
             window=window,
             sinks=sink,
         )
-    for row, (k, v) in zip(rows, sequences, strict=True):
-        where.close(out[row], defined(query[:, row], k, v, window, sink))
-    (untouched,) = set(range(len(lengths) + 1)) - set(rows)
-    assert (out[untouched] == 7).all()
+    for row, count, (k, v) in zip(rows, counts, sequences, strict=True):
+        for j in range(count):
+            end = len(k) - count + j + 1
+            where.close(out[row + j], defined(query[:, row + j], k[:end], v[:end], window, sink))
+    assert (out[[0, -1]] == 7).all()
 
 
 def defined(

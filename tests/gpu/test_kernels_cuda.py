@@ -76,6 +76,16 @@ def test_decode_of_many_sequences(where):
     check_decode(where, lengths, heads=32, kv=8, dim=128)
 
 
+@pytest.mark.parametrize(("window", "sinks"), [(0, True), (5, False), (70, True)])
+@pytest.mark.parametrize("splits", [0, 1, 4])
+@pytest.mark.parametrize("shape", [(32, 8, 128), (8, 4, 256), (7, 1, 64), (3, 3, 16)])
+def test_few_queries_see_what_is_before_them(where, window, sinks, splits, shape):
+    counts, lengths = [1, 30, 16, 2, 5, 128], [90, 30, 140, 65, 64, 700]
+    options = {"window": window, "sinks": sinks, "splits": splits}
+    options |= dict(zip(("heads", "kv", "dim"), shape, strict=True))
+    check_decode(where, lengths, counts=counts, **options)
+
+
 @pytest.mark.parametrize(("rows", "heads", "dim"), [(1, 3, 16), (7, 6, 40), (300, 32, 128)])
 def test_merge(where, rows, heads, dim):
     check_merge(where, rows, heads, dim)

@@ -35,7 +35,11 @@ def build(
     shape = describe(directory)
     found = layouts(shape, dtype=dtype, page_size=PAGE, kv_heads=shape.num_kv_heads)
     components = [
-        ComponentConfig(layout, num_slots if layout.component == "recurrent" else num_pages, 0)
+        ComponentConfig(
+            layout,
+            num_slots if layout.component == "recurrent" else num_pages,
+            int(device != "cpu"),  # to be copied through, there must be some host memory
+        )
         for layout in found
     ]
     return build_rank(

@@ -1,15 +1,16 @@
-"""TritonAttention: kernels of our own for single queries, torch's for prompts. For CUDA.
+"""TritonAttention: kernels of our own for few queries, torch's for many. For CUDA.
 
-Single tokens (decoding) are computed in one go, over their page tables. A prompt that goes on from
-a prefix is computed in parts, whose results are merged:
+Single tokens (decoding) are computed in one go, over their page tables; so are short chunks, such
+as what is left of a prompt after a hit. A long chunk on a prefix is computed in parts, whose
+results are merged:
 
     key        0 ·············· start ······ start + n
     queries                      [ ··········)
     sees       [ from the pages )                        everything: no mask
                                  [ ··········)           causal
 
-With a window, prompts go the way of TorchAttention. Nothing beyond a sequence's length is read, so
-what an earlier owner left in a page does not matter.
+With a window, long chunks go the way of TorchAttention. Nothing beyond a sequence's length is read,
+so what an earlier owner left in a page does not matter.
 """
 
 from __future__ import annotations
@@ -29,10 +30,14 @@ from quire.engine.kernels.decode import Tables, decode
 from quire.engine.kernels.merge import merge
 from quire.memory.device import DevicePool, torch_dtype
 
+_SHORT = 128
+"""Tokens of a chunk that goes through our own kernel: its pages are not gathered then, but are read
+once for every few queries."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Several tokens of one sequence, of which a layer sees everything before."""
+    """Many tokens of one sequence, of which a layer sees everything before."""
 
     rows: slice
     start: int
@@ -43,8 +48,8 @@ class _Chunk:
 @dataclass(frozen=True, slots=True)
 class _Plan:
     slots: torch.Tensor
-    tables: Tables | None
-    """Of the single tokens; None: there are none."""
+    tables: Sequence[Tables]
+    """Of single tokens, and of short chunks."""
     chunks: Sequence[_Chunk] = ()
     windowed: Sequence[Prompt] = ()
 
@@ -60,30 +65,32 @@ class TritonAttention:
 
     def plan(self, packing: Packing) -> _Plan:
         singles = [span for span in packing.spans if span.num_tokens == 1]
-        prompts = [span for span in packing.spans if span.num_tokens > 1]
-        chunks = [] if self._window else prompts
+        short = [span for span in packing.spans if 1 < span.num_tokens <= _SHORT]
+        long = [span for span in packing.spans if span.num_tokens > _SHORT]
+        chunks = [] if self._window else long
+        few = [spans for spans in (singles, short) if spans]
         page_size = self._pool.layout.page_size
         slots, *rest = send(
             [
                 packing.slots.astype(np.int32),
-                *_tables(singles),
+                *(column for spans in few for column in _tables(spans)),
                 *(span.pages[: -(-span.start // page_size)] for span in chunks),
             ],
             self._pool.device,
         )
         return _Plan(
             slots,
-            Tables(*rest[:4]) if singles else None,
+            [_sent(rest[5 * i : 5 * i + 5], spans) for i, spans in enumerate(few)],
             [
                 _Chunk(slice(span.first, span.first + span.num_tokens), span.start, before)
-                for span, before in zip(chunks, rest[4:], strict=True)
+                for span, before in zip(chunks, rest[5 * len(few) :], strict=True)
             ],
-            self._torch.prompts(prompts) if self._window else (),
+            self._torch.prompts(long) if self._window else (),
         )
 
     def decoding(self, slots: torch.Tensor, tables: Tables) -> _Plan:
         """A plan of single tokens only, from what is on the device already."""
-        return _Plan(slots, tables)
+        return _Plan(slots, [tables])
 
     @torch.inference_mode()
     def prepare(self, num_q_heads: int, scaling: float, *, max_queries: int, max_keys: int) -> None:
@@ -122,25 +129,21 @@ class TritonAttention:
         if query.stride(2) != 1:
             query = query.contiguous()
         output = query.new_empty((row, heads, dim))
-        if plan.tables is not None:
+        for tables in plan.tables:
             decode(
                 query,
                 keys,
                 values,
-                plan.tables,
+                tables,
                 output,
                 scaling=scaling,
                 window=self._window,
                 sinks=sinks,
             )
         for chunk in plan.chunks:
-            before = gather(keys, chunk.before), gather(values, chunk.before)
-            parts = self._attended(
-                query[:, chunk.rows],
-                (key[:, chunk.rows], value[:, chunk.rows]),
-                (before[0][:, : chunk.start], before[1][:, : chunk.start]),
-                scaling,
-            )
+            own = key[:, chunk.rows], value[:, chunk.rows]
+            before = [(gather(plane, chunk.before)[:, : chunk.start]) for plane in (keys, values)]
+            parts = self._attended(query[:, chunk.rows], own, (before[0], before[1]), scaling)
             first = chunk.rows.start
             for part in parts:
                 attended = part.out.transpose(0, 1)
@@ -191,12 +194,19 @@ class TritonAttention:
             first += size
 
 
-def _tables(singles: Sequence[Span]) -> tuple[Array, Array, Array, Array]:
+def _tables(spans: Sequence[Span]) -> tuple[Array, ...]:
     """As Tables has them."""
-    counts = np.array([len(span.pages) for span in singles], dtype=np.int32)
+    num_pages = np.array([len(span.pages) for span in spans], dtype=np.int32)
     return (
-        np.array([span.first for span in singles], dtype=np.int32),
-        np.array([span.length for span in singles], dtype=np.int32),
-        np.cumsum(counts, dtype=np.int32) - counts,
-        np.concatenate([span.pages for span in singles]) if singles else counts,
+        np.array([span.first for span in spans], dtype=np.int32),
+        np.array([span.num_tokens for span in spans], dtype=np.int32),
+        np.array([span.length for span in spans], dtype=np.int32),
+        np.cumsum(num_pages, dtype=np.int32) - num_pages,
+        np.concatenate([span.pages for span in spans]),
     )
+
+
+def _sent(columns: Sequence[torch.Tensor], spans: Sequence[Span]) -> Tables:
+    """`columns`: as of `_tables`, on the device."""
+    rows, counts, lengths, firsts, pages = columns
+    return Tables(rows, counts, lengths, firsts, pages, max(span.num_tokens for span in spans))

@@ -76,6 +76,8 @@ def build_rank(
     import torch
 
     torch.set_num_threads(config.threads)
+    if torch.device(worker_config.device).index is not None:
+        torch.cuda.set_device(worker_config.device)  # where kernels of our own are launched
     shape = describe(Path(config.model))
     model = _load(config, worker_config)
     all_reduce = None

@@ -47,13 +47,12 @@ class CudaCapture:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __call__(self, work: Callable[[], None]) -> Replay:
-        beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
+        self._beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._beside):
             work()  # whatever is compiled or allocated once
-        torch.cuda.current_stream().wait_stream(beside)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         # Other threads copy pages meanwhile.
@@ -151,6 +150,7 @@ class _Block:
         size = self._columns + len(components) * max_batch * max_pages
         self._there = torch.zeros(size, dtype=torch.int32, device=device)
         self._rows = torch.arange(max_batch, dtype=torch.int32, device=device)
+        self._ones = torch.ones_like(self._rows)
         for component in components:
             self._there[self._place(component, 0)] = -1
 
@@ -168,7 +168,7 @@ class _Block:
             self._there[self._place(component, which)][:size] for which in range(3)
         )
         pages = self._there[self._columns :]
-        return slots, Tables(self._rows[:size], lengths, firsts, pages)
+        return slots, Tables(self._rows[:size], self._ones[:size], lengths, firsts, pages)
 
     def takes(self, tables: Mapping[str, Columns], drawn: torch.Tensor | None) -> bool:
         num_pages = sum(len(table.pages) for table in tables.values())

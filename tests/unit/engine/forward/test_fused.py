@@ -38,7 +38,7 @@ def fused(rank: Rank, directory, dtype=torch.float32) -> Rank:
     graphs = GraphForward(
         dense, bridge, backends, max_batch=LARGEST, max_pages=32, capture=lambda work: work
     )
-    return Rank(rank.worker, ModelRunner(graphs), rank.shape, rank.page_size)
+    return Rank(rank.worker, ModelRunner(graphs, None), rank.shape, rank.page_size)
 
 
 class TestInterpreted:

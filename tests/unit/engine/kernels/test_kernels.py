@@ -62,6 +62,14 @@ def test_decode_with_heads_of_any_kind(where, heads, kv, dim):
     check_decode(where, [70, 3], heads=heads, kv=kv, dim=dim, splits=2)
 
 
+@pytest.mark.parametrize(("window", "sinks"), [(0, True), (5, False), (70, True)])
+@pytest.mark.parametrize("splits", [1, 4])
+def test_few_queries_of_a_sequence_see_what_is_before_them(where, window, sinks, splits):
+    counts = [1, 30, 16, 2, 5]
+    lengths = [90, 30, 140, 65, 64]
+    check_decode(where, lengths, counts=counts, window=window, sinks=sinks, splits=splits, dim=16)
+
+
 @pytest.mark.parametrize(("rows", "heads", "dim"), [(1, 3, 16), (7, 6, 40)])
 def test_merge(where, rows, heads, dim):
     check_merge(where, rows, heads, dim)
