@@ -132,6 +132,24 @@ def check_random_rows(place: Place, kind: str, num_rows: int, seed: int) -> None
     place.check(logits, rows)
 
 
+def check_greedy(place: Place, kind: str, num_rows: int) -> None:
+    """A batch of nothing else goes a shorter way."""
+    rng = np.random.default_rng(0)
+    logits = torch.stack([random_logits(rng, kind, place.vocab_size) for _ in range(num_rows)])
+    logits[0] = 1.0
+    place.check(logits, [Row(random_params(rng, temperature=0.0), i) for i in range(num_rows)])
+
+
+def check_many_logprobs(place: Place) -> None:
+    """More than there usually are, of the whole vocabulary, of equals."""
+    rng = np.random.default_rng(0)
+    logits = torch.stack([random_logits(rng, "equals", place.vocab_size) for _ in range(4)])
+    logits[1, 3:] = -math.inf
+    counts = [place.vocab_size + 1, 5, 40, 0] if place.vocab_size < 1000 else [50, 5, 20, 0]
+    params = [random_params(rng, logprobs=count) for count in counts]
+    place.check(logits, [Row(p, i) for i, p in enumerate(params)])
+
+
 def check_extremes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each token has the interval from its lower end on; weights of 0 are never drawn."""
     from quire.engine.sampling import device, host

@@ -98,11 +98,13 @@ def _list(raw, adjusted, edited, places, vocab, lo, hi, BLOCK: tl.constexpr):
     """Each lane's places with a key in [lo, hi], and how many they are."""
     lane = tl.arange(0, BLOCK)
     held = tl.zeros([BLOCK], tl.int32)
+    x = read(raw, adjusted, edited, lane, lane < vocab)
     for start in range(0, vocab, BLOCK):
         token = start + lane
-        x = read(raw, adjusted, edited, token, token < vocab)
         key = key_of(x, token)
         inside = (token < vocab) & (key >= lo) & (key <= hi)
+        # Before the store: what comes after one waits for it.
+        x = read(raw, adjusted, edited, token + BLOCK, token + BLOCK < vocab)
         tl.store(places + held * BLOCK + lane, (token // BLOCK).to(tl.int16), mask=inside)
         held += inside.to(tl.int32)
     tl.debug_barrier()  # other threads may read the lists than wrote them

@@ -234,8 +234,7 @@ class DeviceSampler:
         if not asked:
             return {}, None
         table = to_device(np.array([list(asked), list(asked.values())]), self._device)
-        most = max(asked.values())
-        return asked, likeliest(logits, record, table, most, block=self._block)
+        return asked, likeliest(logits, record, table, max(asked.values()))
 
 
 class _Biases:
