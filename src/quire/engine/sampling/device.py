@@ -139,6 +139,7 @@ class DeviceSampler:
         self, logits: torch.Tensor, rows: Sequence[Row], ids: Sequence[RequestId]
     ) -> DeviceDrawn:
         assert logits.shape == (len(rows), self._vocab_size), f"{logits.shape} for {len(rows)} rows"
+        assert len(rows) <= len(self._adjusted), f"{len(rows)} rows: more than there is room for"
         slots = self._take_slots(rows, ids)
         if not slots and all(is_greedy(row.params) for row in rows):
             peaks, tokens = logits.max(dim=-1)  # of equals the first; NaN wins over all
