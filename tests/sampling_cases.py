@@ -132,6 +132,16 @@ def check_random_rows(place: Place, kind: str, num_rows: int, seed: int) -> None
     place.check(logits, rows)
 
 
+def check_tails_without_weight(place: Place) -> None:
+    """Filters that keep everything end before tokens that weigh nothing."""
+    rng = np.random.default_rng(0)
+    logits = torch.stack([random_logits(rng, "outlier", place.vocab_size)] * 4)
+    size = place.vocab_size
+    filters = [{"top_k": size - 1}, {"top_k": size}, {"top_k": 10 * size}, {"top_p": 1 - 2.0**-53}]
+    base = {"max_tokens": 1, "temperature": 2.5, "min_p": 0.02}
+    place.check(logits, [Row(SamplingParams(**base, **f), i) for i, f in enumerate(filters)])
+
+
 def check_greedy(place: Place, kind: str, num_rows: int) -> None:
     """A batch of nothing else goes a shorter way."""
     rng = np.random.default_rng(0)

@@ -18,6 +18,7 @@ from sampling_cases import (
     check_many_logprobs,
     check_random_rows,
     check_strange_rows,
+    check_tails_without_weight,
     pack,
     random_edits,
     random_logits,
@@ -48,6 +49,7 @@ def test_edges(place, monkeypatch):
     check_strange_rows(place)
     check_extremes(place, monkeypatch)
     check_many_logprobs(place)
+    check_tails_without_weight(place)
     for kind in KINDS:
         check_greedy(place, kind, num_rows=9)
 

@@ -16,6 +16,7 @@ from sampling_cases import (
     check_many_logprobs,
     check_random_rows,
     check_strange_rows,
+    check_tails_without_weight,
     interpreted,
 )
 
@@ -33,6 +34,10 @@ def test_the_host_draws_the_same(kind):
 @pytest.mark.parametrize("kind", ["equals", "masked"])
 def test_greedy_batches(kind):
     check_greedy(SMALL, kind, num_rows=8)
+
+
+def test_filters_that_keep_everything():
+    check_tails_without_weight(SMALL)
 
 
 def test_log_probabilities():

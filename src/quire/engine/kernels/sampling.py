@@ -240,10 +240,11 @@ def _draw(
         number_to = down_to
         if COUNTS:
             number_to = sums_of(counts, row)
+        cuts_count = (top_k > 0.0) & (top_k < tl.max(number_to, 0))
         mass = tl.max(down_to, 0)
         cut = (code_of(lowest) << 32) | IDS
         for search in range(0, 3):
-            wanted = (search == _TO_DRAW) | ((search == _BY_COUNT) & (top_k > 0.0))
+            wanted = (search == _TO_DRAW) | ((search == _BY_COUNT) & cuts_count)
             if wanted | ((search == _TO_SHARE) & (top_p < 1.0)):
                 share = tl.where(search == _TO_DRAW, point, tl.maximum(top_p, 1e-300))
                 target = tl.where(search == _BY_COUNT, top_k, share * mass)
