@@ -98,3 +98,15 @@ def test_draws_do_not_depend_on_the_batch_or_the_run():
     order = rng.permutation(64).tolist()
     mixed = sampler.draw(logits[order], [rows[i] for i in order], ids).collect()
     assert mixed == [together[i] for i in order]
+
+
+def test_every_search_ends():
+    """Counts that carried a fraction of mass once let one search in thousands go on for ever."""
+    rng = np.random.default_rng(2)
+    sampler = open_sampler(torch.device("cuda"), HALF.vocab_size, 64)
+    logits = torch.stack([random_logits(rng, "broad", HALF.vocab_size) for _ in range(64)])
+    logits = logits.to("cuda", torch.bfloat16)
+    params = [random_params(rng, temperature=1.0, top_p=0.9, top_k=0, seed=i) for i in range(64)]
+    ids = [str(i) for i in range(64)]
+    drawn = [sampler.draw(logits, [Row(p, step) for p in params], ids) for step in range(200)]
+    assert all(not s.error for d in drawn for s in d.collect())

@@ -237,7 +237,7 @@ def _draw(
         inverse = 1.0 / temperature
         edges = edge_of(tl.arange(0, NUM_EDGES), peak, lowest, temperature)
         down_to = sums_of(masses, row)
-        number_to = down_to
+        number_to = down_to * 0.0  # whole numbers: a search ends when their difference is one
         if COUNTS:
             number_to = sums_of(counts, row)
         cuts_count = (top_k > 0.0) & (top_k < tl.max(number_to, 0))
