@@ -132,6 +132,34 @@ def check_random_rows(place: Place, kind: str, num_rows: int, seed: int) -> None
     place.check(logits, rows)
 
 
+def check_tails_without_weight(place: Place) -> None:
+    """Filters that keep everything end before tokens that weigh nothing."""
+    rng = np.random.default_rng(0)
+    logits = torch.stack([random_logits(rng, "outlier", place.vocab_size)] * 4)
+    size = place.vocab_size
+    filters = [{"top_k": size - 1}, {"top_k": size}, {"top_k": 10 * size}, {"top_p": 1 - 2.0**-53}]
+    base = {"max_tokens": 1, "temperature": 2.5, "min_p": 0.02}
+    place.check(logits, [Row(SamplingParams(**base, **f), i) for i, f in enumerate(filters)])
+
+
+def check_greedy(place: Place, kind: str, num_rows: int) -> None:
+    """A batch of nothing else goes a shorter way."""
+    rng = np.random.default_rng(0)
+    logits = torch.stack([random_logits(rng, kind, place.vocab_size) for _ in range(num_rows)])
+    logits[0] = 1.0
+    place.check(logits, [Row(random_params(rng, temperature=0.0), i) for i in range(num_rows)])
+
+
+def check_many_logprobs(place: Place) -> None:
+    """More than there usually are, of the whole vocabulary, of equals."""
+    rng = np.random.default_rng(0)
+    logits = torch.stack([random_logits(rng, "equals", place.vocab_size) for _ in range(4)])
+    logits[1, 3:] = -math.inf
+    counts = [place.vocab_size + 1, 5, 40, 0] if place.vocab_size < 1000 else [50, 5, 20, 0]
+    params = [random_params(rng, logprobs=count) for count in counts]
+    place.check(logits, [Row(p, i) for i, p in enumerate(params)])
+
+
 def check_extremes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each token has the interval from its lower end on; weights of 0 are never drawn."""
     from quire.engine.sampling import device, host

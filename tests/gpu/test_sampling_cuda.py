@@ -12,10 +12,13 @@ from sampling_cases import (
     KINDS,
     Place,
     check_extremes,
+    check_greedy,
     check_histories,
     check_late_restart,
+    check_many_logprobs,
     check_random_rows,
     check_strange_rows,
+    check_tails_without_weight,
     pack,
     random_edits,
     random_logits,
@@ -36,15 +39,19 @@ ODD = Place("cuda", vocab_size=50_257, block=2048)
 
 @pytest.mark.parametrize("place", [LARGE, HALF, ODD], ids=["float32", "bfloat16", "odd"])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_host_draws_the_same(place, kind, seed):
-    check_random_rows(place, kind, num_rows=48, seed=seed)
+    check_random_rows(place, kind, num_rows=32, seed=seed)
 
 
 @pytest.mark.parametrize("place", [LARGE, HALF], ids=["float32", "bfloat16"])
 def test_edges(place, monkeypatch):
     check_strange_rows(place)
     check_extremes(place, monkeypatch)
+    check_many_logprobs(place)
+    check_tails_without_weight(place)
+    for kind in KINDS:
+        check_greedy(place, kind, num_rows=9)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -91,3 +98,15 @@ def test_draws_do_not_depend_on_the_batch_or_the_run():
     order = rng.permutation(64).tolist()
     mixed = sampler.draw(logits[order], [rows[i] for i in order], ids).collect()
     assert mixed == [together[i] for i in order]
+
+
+def test_every_search_ends():
+    """Counts that carried a fraction of mass once let one search in thousands go on for ever."""
+    rng = np.random.default_rng(2)
+    sampler = open_sampler(torch.device("cuda"), HALF.vocab_size, 64)
+    logits = torch.stack([random_logits(rng, "broad", HALF.vocab_size) for _ in range(64)])
+    logits = logits.to("cuda", torch.bfloat16)
+    params = [random_params(rng, temperature=1.0, top_p=0.9, top_k=0, seed=i) for i in range(64)]
+    ids = [str(i) for i in range(64)]
+    drawn = [sampler.draw(logits, [Row(p, step) for p in params], ids) for step in range(200)]
+    assert all(not s.error for d in drawn for s in d.collect())

@@ -10,10 +10,13 @@ from sampling_cases import (
     KINDS,
     Place,
     check_extremes,
+    check_greedy,
     check_histories,
     check_late_restart,
+    check_many_logprobs,
     check_random_rows,
     check_strange_rows,
+    check_tails_without_weight,
     interpreted,
 )
 
@@ -26,6 +29,19 @@ SMALL = Place("cpu", vocab_size=150, block=64)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_host_draws_the_same(kind):
     check_random_rows(SMALL, kind, num_rows=6, seed=1)
+
+
+@pytest.mark.parametrize("kind", ["equals", "masked"])
+def test_greedy_batches(kind):
+    check_greedy(SMALL, kind, num_rows=8)
+
+
+def test_filters_that_keep_everything():
+    check_tails_without_weight(SMALL)
+
+
+def test_log_probabilities():
+    check_many_logprobs(SMALL)
 
 
 def test_one_block_is_enough_for_a_short_vocabulary():

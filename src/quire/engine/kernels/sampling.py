@@ -98,11 +98,13 @@ def _list(raw, adjusted, edited, places, vocab, lo, hi, BLOCK: tl.constexpr):
     """Each lane's places with a key in [lo, hi], and how many they are."""
     lane = tl.arange(0, BLOCK)
     held = tl.zeros([BLOCK], tl.int32)
+    x = read(raw, adjusted, edited, lane, lane < vocab)
     for start in range(0, vocab, BLOCK):
         token = start + lane
-        x = read(raw, adjusted, edited, token, token < vocab)
         key = key_of(x, token)
         inside = (token < vocab) & (key >= lo) & (key <= hi)
+        # Before the store: what comes after one waits for it.
+        x = read(raw, adjusted, edited, token + BLOCK, token + BLOCK < vocab)
         tl.store(places + held * BLOCK + lane, (token // BLOCK).to(tl.int16), mask=inside)
         held += inside.to(tl.int32)
     tl.debug_barrier()  # other threads may read the lists than wrote them
@@ -235,13 +237,14 @@ def _draw(
         inverse = 1.0 / temperature
         edges = edge_of(tl.arange(0, NUM_EDGES), peak, lowest, temperature)
         down_to = sums_of(masses, row)
-        number_to = down_to
+        number_to = down_to * 0.0  # whole numbers: a search ends when their difference is one
         if COUNTS:
             number_to = sums_of(counts, row)
+        cuts_count = (top_k > 0.0) & (top_k < tl.max(number_to, 0))
         mass = tl.max(down_to, 0)
         cut = (code_of(lowest) << 32) | IDS
         for search in range(0, 3):
-            wanted = (search == _TO_DRAW) | ((search == _BY_COUNT) & (top_k > 0.0))
+            wanted = (search == _TO_DRAW) | ((search == _BY_COUNT) & cuts_count)
             if wanted | ((search == _TO_SHARE) & (top_p < 1.0)):
                 share = tl.where(search == _TO_DRAW, point, tl.maximum(top_p, 1e-300))
                 target = tl.where(search == _BY_COUNT, top_k, share * mass)

@@ -139,6 +139,7 @@ class DeviceSampler:
         self, logits: torch.Tensor, rows: Sequence[Row], ids: Sequence[RequestId]
     ) -> DeviceDrawn:
         assert logits.shape == (len(rows), self._vocab_size), f"{logits.shape} for {len(rows)} rows"
+        assert len(rows) <= len(self._adjusted), f"{len(rows)} rows: more than there is room for"
         slots = self._take_slots(rows, ids)
         if not slots and all(is_greedy(row.params) for row in rows):
             peaks, tokens = logits.max(dim=-1)  # of equals the first; NaN wins over all
@@ -234,8 +235,7 @@ class DeviceSampler:
         if not asked:
             return {}, None
         table = to_device(np.array([list(asked), list(asked.values())]), self._device)
-        most = max(asked.values())
-        return asked, likeliest(logits, record, table, most, block=self._block)
+        return asked, likeliest(logits, record, table, max(asked.values()))
 
 
 class _Biases:
