@@ -1,9 +1,9 @@
 """Handover: one request's way from "its prompt is known" to "all its pages are here", asker's side.
 
-    LOOKING ──own tiers known──▶ QUEUED ──room──▶ MOVING ──both halves READY──▶ READY
-       │                                            │ ▲ shortfall: repaired; peer gone: the next
-       └──────────────all there already─────────────┼─┘
-                                                    └──nobody left to ask──▶ FAILED
+    QUEUED ──room──▶ LOOKING ──own tiers known──▶ MOVING ──both halves READY──▶ READY
+                                                   │ ▲ shortfall: repaired; peer gone: the next
+                                                   ├─┘
+                                                   └──nobody left to ask──▶ FAILED
 
 A request that moves has two halves, each PENDING, then READY or FAILED: *restore*, what the own
 host and store are to bring back, and *transfer*, what the peer sends. A restore that falls short is
