@@ -103,6 +103,7 @@ def test_tokens_that_are_only_on_the_device_are_followed(model):
         close(found, model.expected(sequence.tokens[: sequence.done])[-1])
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("name", ["qwen3", "gemma3"])
 @with_and_without_graphs
 def test_nothing_waits_for_the_device(model):

@@ -61,6 +61,7 @@ def test_histories_stay_on_the_device(seed):
     check_late_restart(HALF)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_a_draw_never_waits_for_the_device():
     rng = np.random.default_rng(0)
     sampler = open_sampler(torch.device("cuda"), HALF.vocab_size, 8)
