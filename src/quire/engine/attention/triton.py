@@ -27,7 +27,7 @@ from quire.engine.attention.parts import Part, Parts
 from quire.engine.attention.staging import Array, send
 from quire.engine.attention.torch import Prompt, TorchAttention, gather
 from quire.engine.kernels.append import append
-from quire.engine.kernels.decode import Tables, decode, num_splits, split_tokens
+from quire.engine.kernels.decode import Tables, decode, fills, num_splits, split_tokens
 from quire.engine.kernels.merge import merge
 from quire.memory.device import DevicePool, torch_dtype
 
@@ -95,11 +95,16 @@ class TritonAttention:
         """A plan of single tokens only, from what is on the device already."""
         return _Plan(slots, [tables])
 
+    def fills(self, num_sequences: int) -> bool:
+        """Whether decoding so many of the same length needs no splits."""
+        return fills(num_sequences, self._pool.layout.num_kv_heads)
+
     def max_splits(self, num_sequences: int) -> int:
-        """For `decoding`, as Tables has it; so is `split`."""
+        """For `decoding`, as Tables has it, unless it is 1."""
         return num_splits(num_sequences, self._pool.layout.num_kv_heads)
 
     def split(self, lengths: npt.NDArray[np.int32], max_splits: int) -> int:
+        """For `decoding`, as Tables has it."""
         kv_heads = self._pool.layout.num_kv_heads
         return split_tokens(lengths, self._window, max_splits=max_splits, num_kv_heads=kv_heads)
 

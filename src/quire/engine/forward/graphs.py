@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -65,6 +65,12 @@ class CudaCapture:
         return graph.replay
 
 
+class _Kind(NamedTuple):
+    size: int
+    splits: bool
+    """Sequences are split. With many of about the same length that is not worth a kernel more."""
+
+
 class GraphForward:
     def __init__(
         self,
@@ -85,15 +91,16 @@ class GraphForward:
         self._sizes = batch_sizes(max_batch)
         self._logits = forward.new_logits(max_batch)
         self._block = _Block(list(backends), max_batch, max_pages, self._logits.device)
-        self._replays: dict[int, Replay] = {}
+        self._replays: dict[_Kind, Replay] = {}
         began = time.perf_counter()
         for done, size in enumerate(reversed(self._sizes)):  # the first makes room for the others
             if progress is not None:
                 progress(done / len(self._sizes))
-            self._replays[size] = capture(self._work(size))
+            for splits in (True, False) if self._fills(size) else (True,):
+                self._replays[_Kind(size, splits)] = capture(self._work(size, splits))
         _logger.info(
             "%d graphs of up to %d sequences captured in %.1f s",
-            len(self._sizes),
+            len(self._replays),
             max_batch,
             time.perf_counter() - began,
         )
@@ -121,13 +128,19 @@ class GraphForward:
             for component, backend in self._backends.items()
         }
         self._block.fill(segments, tables, splits, drawn)
-        self._replays[size]()
+        is_even = all(splits[name] >= table.lengths.max() for name, table in tables.items())
+        self._replays[_Kind(size, not (is_even and self._fills(size)))]()
         return self._logits[: len(segments)]
 
-    def _work(self, size: int) -> Callable[[], None]:
+    def _fills(self, size: int) -> bool:
+        return all(backend.fills(size) for backend in self._backends.values())
+
+    def _work(self, size: int, splits: bool) -> Callable[[], None]:
         block = self._block
         plans = {
-            component: backend.decoding(*block.tables(component, size, backend.max_splits(size)))
+            component: backend.decoding(
+                *block.tables(component, size, backend.max_splits(size) if splits else 1)
+            )
             for component, backend in self._backends.items()
         }
 

@@ -195,6 +195,11 @@ def num_splits(num_tiles: int, num_kv_heads: int) -> int:
     return splits
 
 
+def fills(num_tiles: int, num_kv_heads: int) -> bool:
+    """Whether so many, each unsplit, are work for the whole machine."""
+    return 2 * num_tiles * num_kv_heads >= _PROGRAMS
+
+
 def split_tokens(
     lengths: npt.NDArray[np.int32], window: int, *, max_splits: int, num_kv_heads: int
 ) -> int:
