@@ -69,6 +69,15 @@ class TestInterpreted:
             patch.setattr(triton, "num_splits", lambda *_: 2)
             Sequences(shapes, seed, window, sinks, backend=triton.TritonAttention).check()
 
+    @pytest.mark.parametrize("window", [0, 100])
+    def test_long_sequences_are_split(self, window):
+        from quire.engine.attention import triton
+
+        shapes = [(200, 1), (3, 1), (150, 5), (230, 1)]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(triton, "num_splits", lambda *_: 2)
+            Sequences(shapes, 3, window, True, backend=triton.TritonAttention).check()
+
     @settings(max_examples=8, deadline=None)
     @given(shapes=sequences, seed=st.integers(0, 1000), sinks=st.booleans())
     def test_chunks_in_pieces_on_prefixes_in_pieces(self, shapes, seed, sinks):

@@ -178,26 +178,28 @@ class TritonAttention:
     def _tables(self, spans: Sequence[Span]) -> tuple[Array, ...]:
         """As Tables has them."""
         num_pages = np.array([len(span.pages) for span in spans], dtype=np.int32)
-        lengths = np.array([span.length for span in spans], dtype=np.int32)
-        split = self.split(lengths, self._max_splits(spans))
         return (
             np.array([span.first for span in spans], dtype=np.int32),
             np.array([span.num_tokens for span in spans], dtype=np.int32),
-            lengths,
+            np.array([span.length for span in spans], dtype=np.int32),
             np.cumsum(num_pages, dtype=np.int32) - num_pages,
             np.concatenate([span.pages for span in spans]),
-            np.array([split], dtype=np.int32),
+            np.array([self._splits(spans)[0]], dtype=np.int32),
         )
 
     def _sent(self, columns: Sequence[torch.Tensor], spans: Sequence[Span]) -> Tables:
         """`columns`: as of `_tables`, on the device."""
         rows, counts, lengths, firsts, pages, split = columns
-        most, longest = self._max_splits(spans), max(span.num_tokens for span in spans)
+        longest = max(span.num_tokens for span in spans)
+        most = self._splits(spans)[1]
         return Tables(rows, counts, lengths, firsts, pages, split, most, longest)
 
-    def _max_splits(self, spans: Sequence[Span]) -> int:
-        num_tiles = sum(-(-span.num_tokens // _TILE) for span in spans)
-        return num_splits(num_tiles, self._pool.layout.num_kv_heads)
+    def _splits(self, spans: Sequence[Span]) -> tuple[int, int]:
+        """`split` and `max_splits` of a table."""
+        lengths = np.array([span.length for span in spans], dtype=np.int32)
+        most = self.max_splits(sum(-(-span.num_tokens // _TILE) for span in spans))
+        split = self.split(lengths, most)
+        return split, 1 if split >= lengths.max() else most
 
     def _attended(
         self,
