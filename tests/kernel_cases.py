@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -160,8 +161,8 @@ def check_decode(
     sinks: bool = False,
     splits: int = 0,
 ) -> None:
-    """`counts`: queries of each sequence, its last tokens; else one. `splits`: so many, whatever
-    the kernel would choose."""
+    """`counts`: queries of each sequence, its last tokens; else one. `splits`: so many at most, as
+    short as can be; else as they are chosen."""
     from quire.engine.kernels import decode as kernel
 
     torch.manual_seed(sum(lengths))
@@ -185,19 +186,21 @@ def check_decode(
     firsts = [3 + sum(needed[:i]) for i in range(len(lengths))]
     pages = [-1, -1, -1, *(page for table in tables for page in table), -1]
     columns = [where.ints(column) for column in (rows, counts, lengths, firsts, pages)]
-    with pytest.MonkeyPatch.context() as patch:
-        if splits:
-            patch.setattr(kernel, "num_splits", lambda *_: splits)
-        kernel.decode(
-            query,
-            keys,
-            values,
-            kernel.Tables(*columns, max(counts)),
-            out,
-            scaling=0.3,
-            window=window,
-            sinks=sink,
-        )
+    most = splits or kernel.num_splits(len(lengths), kv)
+    split = 64
+    if not splits:
+        numbers = np.array(lengths, dtype=np.int32)
+        split = kernel.split_tokens(numbers, window, max_splits=most, num_kv_heads=kv)
+    kernel.decode(
+        query,
+        keys,
+        values,
+        kernel.Tables(*columns, where.ints([split]), most, max(counts)),
+        out,
+        scaling=0.3,
+        window=window,
+        sinks=sink,
+    )
     for row, count, (k, v) in zip(rows, counts, sequences, strict=True):
         for j in range(count):
             end = len(k) - count + j + 1

@@ -63,11 +63,10 @@ class TestInterpreted:
     )
     def test_every_packing_gives_what_the_definition_says(self, shapes, seed, window, sinks, short):
         from quire.engine.attention import triton
-        from quire.engine.kernels import decode
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(triton, "_SHORT", short)
-            patch.setattr(decode, "num_splits", lambda *_: 2)
+            patch.setattr(triton, "num_splits", lambda *_: 2)
             Sequences(shapes, seed, window, sinks, backend=triton.TritonAttention).check()
 
     @settings(max_examples=8, deadline=None)

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from quire.engine.attention.base import Packing, Span, Target
@@ -26,13 +27,15 @@ from quire.engine.attention.parts import Part, Parts
 from quire.engine.attention.staging import Array, send
 from quire.engine.attention.torch import Prompt, TorchAttention, gather
 from quire.engine.kernels.append import append
-from quire.engine.kernels.decode import Tables, decode
+from quire.engine.kernels.decode import Tables, decode, num_splits, split_tokens
 from quire.engine.kernels.merge import merge
 from quire.memory.device import DevicePool, torch_dtype
 
 _SHORT = 128
 """Tokens of a chunk that goes through our own kernel: its pages are not gathered then, but are read
 once for every few queries."""
+_TILE = 16
+"""About so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +76,17 @@ class TritonAttention:
         slots, *rest = send(
             [
                 packing.slots.astype(np.int32),
-                *(column for spans in few for column in _tables(spans)),
+                *(column for spans in few for column in self._tables(spans)),
                 *(span.pages[: -(-span.start // page_size)] for span in chunks),
             ],
             self._pool.device,
         )
         return _Plan(
             slots,
-            [_sent(rest[5 * i : 5 * i + 5], spans) for i, spans in enumerate(few)],
+            [self._sent(rest[6 * i : 6 * i + 6], spans) for i, spans in enumerate(few)],
             [
                 _Chunk(slice(span.first, span.first + span.num_tokens), span.start, before)
-                for span, before in zip(chunks, rest[5 * len(few) :], strict=True)
+                for span, before in zip(chunks, rest[6 * len(few) :], strict=True)
             ],
             self._torch.prompts(long) if self._window else (),
         )
@@ -91,6 +94,14 @@ class TritonAttention:
     def decoding(self, slots: torch.Tensor, tables: Tables) -> _Plan:
         """A plan of single tokens only, from what is on the device already."""
         return _Plan(slots, [tables])
+
+    def max_splits(self, num_sequences: int) -> int:
+        """For `decoding`, as Tables has it; so is `split`."""
+        return num_splits(num_sequences, self._pool.layout.num_kv_heads)
+
+    def split(self, lengths: npt.NDArray[np.int32], max_splits: int) -> int:
+        kv_heads = self._pool.layout.num_kv_heads
+        return split_tokens(lengths, self._window, max_splits=max_splits, num_kv_heads=kv_heads)
 
     @torch.inference_mode()
     def prepare(self, num_q_heads: int, scaling: float, *, max_queries: int, max_keys: int) -> None:
@@ -159,6 +170,30 @@ class TritonAttention:
             )
         return output
 
+    def _tables(self, spans: Sequence[Span]) -> tuple[Array, ...]:
+        """As Tables has them."""
+        num_pages = np.array([len(span.pages) for span in spans], dtype=np.int32)
+        lengths = np.array([span.length for span in spans], dtype=np.int32)
+        split = self.split(lengths, self._max_splits(spans))
+        return (
+            np.array([span.first for span in spans], dtype=np.int32),
+            np.array([span.num_tokens for span in spans], dtype=np.int32),
+            lengths,
+            np.cumsum(num_pages, dtype=np.int32) - num_pages,
+            np.concatenate([span.pages for span in spans]),
+            np.array([split], dtype=np.int32),
+        )
+
+    def _sent(self, columns: Sequence[torch.Tensor], spans: Sequence[Span]) -> Tables:
+        """`columns`: as of `_tables`, on the device."""
+        rows, counts, lengths, firsts, pages, split = columns
+        most, longest = self._max_splits(spans), max(span.num_tokens for span in spans)
+        return Tables(rows, counts, lengths, firsts, pages, split, most, longest)
+
+    def _max_splits(self, spans: Sequence[Span]) -> int:
+        num_tiles = sum(-(-span.num_tokens // _TILE) for span in spans)
+        return num_splits(num_tiles, self._pool.layout.num_kv_heads)
+
     def _attended(
         self,
         query: torch.Tensor,
@@ -192,21 +227,3 @@ class TritonAttention:
         for size in self._parts.cut(num_keys):
             yield slice(first, first + size)
             first += size
-
-
-def _tables(spans: Sequence[Span]) -> tuple[Array, ...]:
-    """As Tables has them."""
-    num_pages = np.array([len(span.pages) for span in spans], dtype=np.int32)
-    return (
-        np.array([span.first for span in spans], dtype=np.int32),
-        np.array([span.num_tokens for span in spans], dtype=np.int32),
-        np.array([span.length for span in spans], dtype=np.int32),
-        np.cumsum(num_pages, dtype=np.int32) - num_pages,
-        np.concatenate([span.pages for span in spans]),
-    )
-
-
-def _sent(columns: Sequence[torch.Tensor], spans: Sequence[Span]) -> Tables:
-    """`columns`: as of `_tables`, on the device."""
-    rows, counts, lengths, firsts, pages = columns
-    return Tables(rows, counts, lengths, firsts, pages, max(span.num_tokens for span in spans))

@@ -4,12 +4,13 @@ A graph is a fixed sequence of kernels on fixed memory. One is captured for each
 sizes; a batch takes the next larger one. What differs from step to step lies in one block on the
 device, filled by one copy:
 
-    tokens | drawn | sources | positions |   slots | lengths | firsts   | …   pages
-    ╰─ one number per sequence ──────────╯ ╰─ of each component ──────╯     of all sequences
+    tokens | drawn | sources | positions |   slots | lengths | firsts | split   | …   pages
+    ╰─ one number per sequence ──────────╯ ╰─ of each component ──────────────╯     of all
 
-Each column is as long as the largest batch. Sequences that fill up a batch have a length of 0 and
-the slot −1: they read nothing and write nowhere. `sources` says where a sequence's token is found:
-among `tokens`, or among those `drawn` by the batch before, which come from the device itself.
+Each column is as long as the largest batch; of `split` one number is used. Sequences that fill up a
+batch have a length of 0 and the slot −1: they read nothing and write nowhere. `sources` says where
+a sequence's token is found: among `tokens`, or among those `drawn` by the batch before, which come
+from the device itself.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ from quire.engine.kernels.decode import Tables
 from quire.types import OperationId
 
 _logger = logging.getLogger(__name__)
+
+_OWN = 4
+"""Columns of each component."""
 
 Replay = Callable[[], None]
 Progress = Callable[[float], None]
@@ -77,6 +81,7 @@ class GraphForward:
         of one sequence. Captures."""
         self._forward = forward
         self._bridge = bridge
+        self._backends = backends
         self._sizes = batch_sizes(max_batch)
         self._logits = forward.new_logits(max_batch)
         self._block = _Block(list(backends), max_batch, max_pages, self._logits.device)
@@ -85,7 +90,7 @@ class GraphForward:
         for done, size in enumerate(reversed(self._sizes)):  # the first makes room for the others
             if progress is not None:
                 progress(done / len(self._sizes))
-            self._replays[size] = capture(self._work(backends, size))
+            self._replays[size] = capture(self._work(size))
         _logger.info(
             "%d graphs of up to %d sequences captured in %.1f s",
             len(self._sizes),
@@ -99,6 +104,8 @@ class GraphForward:
 
     def logits(self, batch: Batch, drawn: torch.Tensor | None = None) -> torch.Tensor:
         segments = batch.segments
+        if all(segment.follows < 0 for segment in segments):
+            drawn = None
         if len(segments) > self._sizes[-1] or not all(map(_decodes, segments)):
             return self._forward.logits(batch, drawn)
         tables = {
@@ -109,15 +116,19 @@ class GraphForward:
             return self._forward.logits(batch, drawn)
         self._bridge.forget()
         size = next(size for size in self._sizes if size >= len(segments))
-        self._block.fill(segments, tables, drawn)
+        splits = {
+            component: backend.split(tables[component].lengths, backend.max_splits(size))
+            for component, backend in self._backends.items()
+        }
+        self._block.fill(segments, tables, splits, drawn)
         self._replays[size]()
         return self._logits[: len(segments)]
 
-    def _work(self, backends: Mapping[str, TritonAttention], size: int) -> Callable[[], None]:
+    def _work(self, size: int) -> Callable[[], None]:
         block = self._block
         plans = {
-            component: backend.decoding(*block.tables(component, size))
-            for component, backend in backends.items()
+            component: backend.decoding(*block.tables(component, size, backend.max_splits(size)))
+            for component, backend in self._backends.items()
         }
 
         @torch.inference_mode()
@@ -146,7 +157,7 @@ class _Block:
     ) -> None:
         self.components = components
         self._capacity = max_batch
-        self._columns = (4 + 3 * len(components)) * max_batch
+        self._columns = (4 + _OWN * len(components)) * max_batch
         size = self._columns + len(components) * max_batch * max_pages
         self._there = torch.zeros(size, dtype=torch.int32, device=device)
         self._rows = torch.arange(max_batch, dtype=torch.int32, device=device)
@@ -162,13 +173,13 @@ class _Block:
         positions = there[3 * capacity : 3 * capacity + size]
         return Inputs(known.index_select(0, sources), positions, None)
 
-    def tables(self, component: str, size: int) -> tuple[torch.Tensor, Tables]:
+    def tables(self, component: str, size: int, max_splits: int) -> tuple[torch.Tensor, Tables]:
         """Slots and tables of the first so many sequences."""
-        slots, lengths, firsts = (
-            self._there[self._place(component, which)][:size] for which in range(3)
+        slots, lengths, firsts, split = (
+            self._there[self._place(component, which)][:size] for which in range(_OWN)
         )
-        pages = self._there[self._columns :]
-        return slots, Tables(self._rows[:size], self._ones[:size], lengths, firsts, pages)
+        rows, ones, pages = self._rows[:size], self._ones[:size], self._there[self._columns :]
+        return slots, Tables(rows, ones, lengths, firsts, pages, split, max_splits)
 
     def takes(self, tables: Mapping[str, Columns], drawn: torch.Tensor | None) -> bool:
         num_pages = sum(len(table.pages) for table in tables.values())
@@ -179,6 +190,7 @@ class _Block:
         self,
         segments: Sequence[Segment],
         tables: Mapping[str, Columns],
+        splits: Mapping[str, int],
         drawn: torch.Tensor | None,
     ) -> None:
         capacity, count = self._capacity, len(segments)
@@ -198,7 +210,10 @@ class _Block:
         block[3 * capacity : 3 * capacity + count] = np.fromiter(starts, np.int32, count)
         first = 0
         for component, table in tables.items():
-            slots, lengths, firsts = (block[self._place(component, i)] for i in range(3))
+            slots, lengths, firsts, split = (
+                block[self._place(component, which)] for which in range(_OWN)
+            )
+            split[0] = splits[component]
             slots[:count], slots[count:] = table.slots, -1
             lengths[:count] = table.lengths
             firsts[:count] = table.firsts + first
@@ -210,6 +225,6 @@ class _Block:
             self._there[capacity : capacity + len(drawn)].copy_(drawn)
 
     def _place(self, component: str, which: int) -> slice:
-        """Of a component's column. 0: slots, 1: lengths, 2: firsts."""
-        first = (4 + 3 * self.components.index(component) + which) * self._capacity
+        """Of a component's column. 0: slots, 1: lengths, 2: firsts, 3: split."""
+        first = (4 + _OWN * self.components.index(component) + which) * self._capacity
         return slice(first, first + self._capacity)

@@ -1,29 +1,36 @@
 """Attention of few queries over the pages of their sequences, split over the length.
 
     key block    0 ······ begin ········ ······· end      blocks of BN tokens that the queries see
-    split                 [ 0 )[ 1 )[ 2 ) ··· [ S )       each a program of its own
+    split                 [ 0 )[ 1 )[ 2 )[ )              each a program of its own
 
 A program has one sequence, a tile of its queries, one kv head with all its query heads, and one
 split. Rows of its tile: query j and query head g are row j · BG + g, where BG is the heads of a
-group, padded. With several splits a second kernel puts them together. Keys and values beyond a
-sequence's length, and before its window, are not read: whatever is there does not matter.
+group, padded. All sequences are split at the same length, so that a long one among short ones is
+read by many; a sequence that fits into one split is done, and a second kernel puts the others
+together. Keys and values beyond a sequence's length, and before its window, are not read: whatever
+is there does not matter.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
 
-_PROGRAMS = 264
-"""So many fill the machine: two for each multiprocessor of the GPUs this was measured on."""
+_PROGRAMS = 528
+"""So many fill the machine: four for each multiprocessor of the GPUs this was measured on."""
+_MAX_PROGRAMS = 4096
+"""So many are launched at most, if sequences are many; those with nothing to do end at once."""
 _MAX_SPLITS = 64
+_GRAIN = 64
+"""Tokens: splits are as long, or a multiple of it."""
 _MIN_ROWS, _MAX_ROWS = 16, 64
 """Of a tile: a matrix unit wants no fewer, registers hold no more."""
-_LOG2_E = 1.4426950408889634
-_TO_POWERS_OF_TWO: tl.constexpr = tl.constexpr(_LOG2_E)
+_LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 _NEVER: tl.constexpr = tl.constexpr(-1.0e30)
 
 
@@ -40,13 +47,18 @@ class Tables:
     firsts: torch.Tensor
     """[sequences]: where its page numbers begin in `pages`."""
     pages: torch.Tensor
+    split: torch.Tensor
+    """[1]: after how many tokens a sequence is split, a multiple of 64; see `split_tokens`."""
+    max_splits: int
+    """What is left after so many less one is not split again; see `num_splits`."""
     max_count: int = 1
     """At least the largest of `counts`."""
 
 
 @triton.jit
 def _decode(
-    query, keys, values, rows, counts, lengths, firsts, pages, sinks, out, part, part_m, part_l,
+    query, keys, values, rows, counts, lengths, firsts, pages, split, sinks, out,
+    part, part_m, part_l,
     scale, window, query_row, query_head, tiles,
     QUERIES: tl.constexpr, ROWS: tl.constexpr,
     H: tl.constexpr, KV: tl.constexpr, G: tl.constexpr, BG: tl.constexpr,
@@ -61,14 +73,15 @@ def _decode(
     count = tl.load(counts + b)
     before = tl.load(lengths + b) - count  # tokens before the sequence's first query
     length = before + tl.minimum(first_query + QUERIES, count)  # that some query here sees
+    length = tl.where(first_query < count, length, 0)
     seen_from = 0
     if HAS_WINDOW:
         seen_from = tl.maximum(before + first_query + 1 - window, 0)
     begin = seen_from // BN
     end = (length + BN - 1) // BN
-    per = (end - begin + S - 1) // S
+    per = tl.load(split) // BN
     low = begin + s * per
-    high = tl.minimum(low + per, end)
+    high = tl.where(s < S - 1, tl.minimum(low + per, end), end)
     table = pages + tl.load(firsts + b)
 
     r = tl.arange(0, ROWS)
@@ -111,49 +124,62 @@ def _decode(
         total = total * shrink + tl.sum(p, 1)
         acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
         m = top
-    if S == 1:
-        if HAS_SINKS:
-            sink = (
-                tl.load(sinks + heads, mask=is_row, other=0.0).to(tl.float32) * 1.4426950408889634
-            )
-            top = tl.maximum(m, sink)
-            acc = acc * tl.exp2(m - top)[:, None]
-            total = total * tl.exp2(m - top) + tl.exp2(sink - top)
-        acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-        place = out + ((row * H + heads) * D)[:, None] + d[None, :]
-        tl.store(place, acc.to(out.dtype.element_ty), mask=is_query)
-    else:
+    is_whole = s == 0
+    if S > 1:
+        is_whole = is_whole & (end - begin <= per)
+        is_part = (low < high) & (end - begin > per)
         base = ((tile * KV + h) * S + s) * ROWS + r
-        tl.store(part + base[:, None] * D + d[None, :], acc, mask=is_query)
-        tl.store(part_m + base, m, mask=is_row)
-        tl.store(part_l + base, total, mask=is_row)
+        tl.store(part + base[:, None] * D + d[None, :], acc, mask=is_query & is_part)
+        tl.store(part_m + base, m, mask=is_row & is_part)
+        tl.store(part_l + base, total, mask=is_row & is_part)
+    if HAS_SINKS:
+        sink = tl.load(sinks + heads, mask=is_row, other=0.0).to(tl.float32) * _LOG2_E
+        top = tl.maximum(m, sink)
+        acc = acc * tl.exp2(m - top)[:, None]
+        total = total * tl.exp2(m - top) + tl.exp2(sink - top)
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    place = out + ((row * H + heads) * D)[:, None] + d[None, :]
+    tl.store(place, acc.to(out.dtype.element_ty), mask=is_query & is_whole)
 
 
 @triton.jit
 def _reduce(
-    part, part_m, part_l, rows, counts, sinks, out, max_count, tiles,
+    part, part_m, part_l, rows, counts, lengths, split, sinks, out, max_count, tiles, window,
     QUERIES: tl.constexpr, ROWS: tl.constexpr,
     H: tl.constexpr, KV: tl.constexpr, G: tl.constexpr, BG: tl.constexpr,
-    D: tl.constexpr, BD: tl.constexpr, S: tl.constexpr, HAS_SINKS: tl.constexpr,
+    D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, S: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
+    """One query head of one query; the same blocks and splits as in `_decode`."""
     b = tl.program_id(0) // max_count
     j = tl.program_id(0) % max_count
     h = tl.program_id(1)
-    if j < tl.load(counts + b):
+    count = tl.load(counts + b)
+    before = tl.load(lengths + b) - count
+    first_query = j // QUERIES * QUERIES
+    length = before + tl.minimum(first_query + QUERIES, count)
+    begin = 0
+    if HAS_WINDOW:
+        begin = tl.maximum(before + first_query + 1 - window, 0) // BN
+    num_blocks = (length + BN - 1) // BN - begin
+    per = tl.load(split) // BN
+    if (j < count) & (num_blocks > per):
         row = tl.load(rows + b).to(tl.int64) + j
         tile = b * tiles + j // QUERIES
         r = (j % QUERIES) * BG + h % G
         d = tl.arange(0, BD)
-        base = ((tile * KV + h // G) * S + tl.arange(0, S)) * ROWS + r
-        m = tl.load(part_m + base)
+        s = tl.arange(0, S)
+        is_part = s * per < num_blocks
+        base = ((tile * KV + h // G) * S + s) * ROWS + r
+        m = tl.load(part_m + base, mask=is_part, other=_NEVER)
         top = tl.max(m, 0)
         weights = tl.exp2(m - top)
-        total = tl.sum(tl.load(part_l + base) * weights, 0)
-        read = (d < D)[None, :]
+        total = tl.sum(tl.load(part_l + base, mask=is_part, other=0.0) * weights, 0)
+        read = is_part[:, None] & (d < D)[None, :]
         parts = tl.load(part + base[:, None] * D + d[None, :], mask=read, other=0.0)
         acc = tl.sum(parts * weights[:, None], 0)
         if HAS_SINKS:
-            sink = tl.load(sinks + h).to(tl.float32) * _TO_POWERS_OF_TWO
+            sink = tl.load(sinks + h).to(tl.float32) * _LOG2_E
             both = tl.maximum(top, sink)
             acc = acc * tl.exp2(top - both)
             total = total * tl.exp2(top - both) + tl.exp2(sink - both)
@@ -162,11 +188,26 @@ def _reduce(
 
 
 def num_splits(num_tiles: int, num_kv_heads: int) -> int:
-    """As many as fill the machine: a power of two."""
+    """Of one tile, at most, if there are so many: a power of two."""
     splits = 1
-    while splits * num_tiles * num_kv_heads < _PROGRAMS and splits < _MAX_SPLITS:
+    while 2 * splits * num_tiles * num_kv_heads <= _MAX_PROGRAMS and splits < _MAX_SPLITS:
         splits *= 2
     return splits
+
+
+def split_tokens(
+    lengths: npt.NDArray[np.int32], window: int, *, max_splits: int, num_kv_heads: int
+) -> int:
+    """After how many tokens sequences of these lengths are split, so that all of them together
+    fill the machine."""
+    # A window begins and ends anywhere in a block.
+    seen = np.minimum(lengths, window + 2 * _GRAIN) if window else lengths
+    blocks = -(-seen // _GRAIN)
+    longest = max(1, int(blocks.max()))
+    each = -(-int(blocks.sum()) * num_kv_heads // _PROGRAMS)
+    if longest <= each + each // 4:  # a short rest is not worth a split of its own
+        each = longest
+    return max(1, each, -(-longest // max_splits)) * _GRAIN
 
 
 def decode(
@@ -192,7 +233,7 @@ def decode(
     num_rows = max(_MIN_ROWS, queries * group)
     tiles = triton.cdiv(tables.max_count, queries)
     num_sequences = len(tables.lengths)
-    splits = num_splits(num_sequences * tiles, kv)
+    splits = tables.max_splits
     part = part_m = part_l = out
     if splits > 1:
         shape = (num_sequences * tiles, kv, splits, num_rows)
@@ -202,7 +243,8 @@ def decode(
     shapes = {
         "QUERIES": queries, "ROWS": num_rows, "H": num_heads, "KV": kv,
         "G": num_heads // kv, "BG": group, "D": dim, "BD": block_dim, "S": splits,
-        "HAS_SINKS": sinks is not None,
+        "BN": _block(block_dim * query.element_size()),
+        "HAS_WINDOW": window > 0, "HAS_SINKS": sinks is not None,
     }  # fmt: skip
     some_sinks = out if sinks is None else sinks
     _decode[(num_sequences * tiles, kv, splits)](
@@ -214,19 +256,18 @@ def decode(
         tables.lengths,
         tables.firsts,
         tables.pages,
+        tables.split,
         some_sinks,
         out,
         part,
         part_m,
         part_l,
-        scaling * _LOG2_E,
+        scaling * _LOG2_E.value,
         window,
         query.stride(1),
         query.stride(0),
         tiles,
         P=page_size,
-        BN=_block(block_dim * query.element_size()),
-        HAS_WINDOW=window > 0,
         PRECISION="ieee" if query.dtype is torch.float32 else "tf32",
         num_warps=8 if num_rows * block_dim > 8192 else 4,
         num_stages=3,
@@ -234,8 +275,9 @@ def decode(
     )
     if splits > 1:
         _reduce[(num_sequences * tables.max_count, num_heads)](
-            part, part_m, part_l, tables.rows, tables.counts, some_sinks, out,
-            tables.max_count, tiles, num_warps=1, **shapes,
+            part, part_m, part_l, tables.rows, tables.counts, tables.lengths, tables.split,
+            some_sinks, out, tables.max_count, tiles, window,
+            num_warps=4 if splits * block_dim > 2048 else 1, **shapes,
         )  # fmt: skip
 
 

@@ -47,9 +47,9 @@ class TestInterpreted:
     @pytest.fixture(autouse=True)
     def few_splits(self, monkeypatch):
         """As many as fill a GPU would take minutes."""
-        from quire.engine.kernels import decode
+        from quire.engine.attention import triton
 
-        monkeypatch.setattr(decode, "num_splits", lambda *_: 2)
+        monkeypatch.setattr(triton, "num_splits", lambda *_: 2)
 
     @pytest.fixture(params=["llama_biases", "mistral", "qwen3_biases", "gemma3"])
     def model(self, request, tmp_path):

@@ -1,5 +1,6 @@
 """The kernels in Triton's interpreter. bfloat16 is left to tests/gpu: it cannot multiply those."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -54,6 +55,19 @@ def test_decode_over_pages_of_any_size(where, page_size, splits):
 @pytest.mark.parametrize("splits", [1, 4])
 def test_decode_with_windows_and_sinks(where, window, sinks, splits):
     check_decode(where, [1, 63, 0, 64, 130], window=window, sinks=sinks, splits=splits)
+
+
+def test_a_long_sequence_among_short_ones_is_split_and_they_are_not():
+    from quire.engine.kernels.decode import num_splits, split_tokens
+
+    lengths = np.array([1000] * 63 + [32000], dtype=np.int32)
+    split = split_tokens(lengths, 0, max_splits=num_splits(64, 8), num_kv_heads=8)
+    assert 1024 <= split <= 32000 / 4
+    even = np.full(64, 3500, dtype=np.int32)
+    assert split_tokens(even, 0, max_splits=num_splits(64, 8), num_kv_heads=8) >= 3500
+    assert split_tokens(even[:1], 0, max_splits=num_splits(1, 8), num_kv_heads=8) == 64
+    assert split_tokens(even[:1], 100, max_splits=1, num_kv_heads=8) >= 128
+    assert split_tokens(even[:1] * 0, 0, max_splits=1, num_kv_heads=8) == 64
 
 
 @pytest.mark.parametrize(("heads", "kv"), [(1, 1), (8, 1), (20, 1), (3, 3)])
