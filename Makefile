@@ -18,11 +18,13 @@ BIN        := $(VENV)/bin
 STAMP      := $(VENV)/.installed
 TEST_STAMP := $(VENV)/.installed-for-tests
 
-.PHONY: test test-long check format serve pd demo bench bench-ttft bench-disagg bench-serve sim clean help
+.PHONY: test test-long test-kernels test-gpu check format serve pd demo bench bench-ttft bench-disagg bench-serve sim clean help
 
 help:
 	@echo "make test    the tests, in minutes (PYTEST_ARGS=... is passed on)"
 	@echo "make test-long    what takes longer (PYTEST_ARGS=... is passed on)"
+	@echo "make test-kernels the GPU's kernels on this machine, interpreted by Triton, in minutes"
+	@echo "make test-gpu     on a machine with CUDA, with the Python and torch that are there"
 	@echo "make check   ruff, mypy --strict, import directions, public names"
 	@echo "make format  let ruff format and fix what it can"
 	@echo "make serve   an OpenAI-compatible server on the embedded model (SERVE_ARGS=...)"
@@ -53,6 +55,13 @@ test: $(TEST_STAMP)
 
 test-long: $(TEST_STAMP)
 	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
+
+test-kernels: $(TEST_STAMP)
+	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt triton
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/unit/engine -k "kernel or triton or fused or device or graph" $(PYTEST_ARGS)
+
+test-gpu:
+	PYTHONPATH=src:tests $(PYTHON) -m pytest tests/gpu $(PYTEST_ARGS)
 
 check: $(STAMP)
 	PATH="$(abspath $(BIN)):$$PATH" scripts/check

@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 
 import torch
-from engine_h200 import make_model
 
 from quire.bench.disagg.sessions import Plan
 from quire.bench.disagg.turns import measured
+from quire.bench.gpu.model import write_model
 from quire.engine.config import EngineConfig, Role
 
 GIB = 1 << 30
@@ -27,7 +27,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) / "model"
         began = time.monotonic()
-        make_model(directory)
+        write_model(directory, "qwen3-8b", device=torch.device("cuda"))
         torch.cuda.empty_cache()
         print(f"model made in {time.monotonic() - began:.0f} s", flush=True)
         store = f"file://{folder}/store?max=20GiB"

@@ -1,8 +1,8 @@
 """Time to first token of a hit that the host cannot hold, on a GPU: through the host in parts.
 
 One engine with an ample host fills the store; another, whose host holds a quarter of the prompt's
-pages, finds the prompt there. Beside it the same prompt computed, in the same engine. As
-`engine_h200.py`: the shape of Qwen3-8B, random weights, the engine in this process.
+pages, finds the prompt there. Beside it the same prompt computed, in the same engine. The shape of
+Qwen3-8B, random weights, the engine in this process.
 
     python benchmarks/stream_h200.py OUTPUT.json
 """
@@ -15,12 +15,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from engine_h200 import GIB, Asker, make_model
 
+from quire.bench.gpu.model import write_model
+from quire.bench.hybrid.driver import Driver
 from quire.engine.build import build_engine
 from quire.engine.config import EngineConfig
 from quire.types import Tier
 
+GIB = 1 << 30
+NUM_TOKENS = 4
 LENGTHS = (8_000, 16_000, 32_000)
 TOKEN_BYTES = 147_456
 
@@ -42,14 +45,14 @@ def main() -> None:
     results = []
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) / "model"
-        make_model(directory)
+        write_model(directory, "qwen3-8b", device=torch.device("cuda"))
         torch.cuda.empty_cache()
-        prompts = {n: np.random.default_rng(n).integers(0, 150_000, n) for n in LENGTHS}
+        prompts = {n: np.random.default_rng(n).integers(0, 150_000, n, "i4") for n in LENGTHS}
         answers = {}
         engine = build_engine(config(directory, folder, 16 * GIB))
-        asker = Asker(engine)
+        asker = Driver(engine)
         for length, prompt in prompts.items():
-            answers[length] = asker.ask(prompt)[1]
+            answers[length] = asker.ask(prompt, NUM_TOKENS).tokens
             asker.settle()
         engine.close()
         del engine, asker
@@ -58,11 +61,10 @@ def main() -> None:
         for length, prompt in prompts.items():
             engine = build_engine(config(directory, folder, length * TOKEN_BYTES // 4))
             try:
-                asker = Asker(engine)
+                asker = Driver(engine)
                 for _ in range(2):  # the first batches of a shape are not counted
-                    computed, _, _ = asker.ask(
-                        np.random.default_rng(length + 7).permutation(prompt)
-                    )
+                    other = np.random.default_rng(length + 7).permutation(prompt)
+                    computed = asker.ask(other, NUM_TOKENS).ttft_s
                     asker.settle()
                     engine.manager.flush(Tier.DEVICE)
                     engine.manager.flush(Tier.HOST)
@@ -70,9 +72,11 @@ def main() -> None:
                 for _ in range(3):
                     engine.manager.flush(Tier.DEVICE)
                     engine.manager.flush(Tier.HOST)
-                    seconds, answer, cached = asker.ask(prompt)
-                    rounds.append((seconds, cached.device, cached.host, cached.store))
-                    same = answer == answers[length]
+                    asker.settle()
+                    found = asker.ask(prompt, NUM_TOKENS)
+                    cached = found.cached
+                    rounds.append((found.ttft_s, cached.device, cached.host, cached.store))
+                    same = found.tokens == answers[length]
                 results.append(
                     {"tokens": length, "computed_s": computed, "rounds": rounds, "same": same}
                 )

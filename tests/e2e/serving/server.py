@@ -12,9 +12,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -50,10 +52,10 @@ class Server:
     """Starts at once; `with` waits until it is ready, and at the end leaves no process behind."""
 
     def __init__(self, folder: Path, **options: object) -> None:
-        """`folder` is for its log and temporary files; options are those of quire.settings."""
+        """`folder` is for its log; options are those of quire.settings."""
         folder.mkdir(parents=True, exist_ok=True)
-        self.temporary = folder / "t"  # short: sockets lie in it
-        self.temporary.mkdir()
+        # Not in the folder: sockets lie in it, and their paths must be short.
+        self.temporary = Path(tempfile.mkdtemp(prefix="q-"))
         self._shared_memory = _shared_memory()
         self._log = folder / "log"
         given = {"port": 0, "threads": 1, "store": "none"} | options
@@ -85,6 +87,7 @@ class Server:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        shutil.rmtree(self.temporary, ignore_errors=True)
 
     @property
     def log(self) -> str:

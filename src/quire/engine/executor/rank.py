@@ -108,7 +108,8 @@ def build_rank(
     sampler = None
     if worker.rank == 0:
         device = worker.components[FULL].device.device
-        sampler = open_sampler(device, shape.vocab_size, config.max_rows)
+        dtype = getattr(torch, config.dtype)
+        sampler = open_sampler(device, shape.vocab_size, config.max_rows, dtype)
     runner = ModelRunner(forward, sampler)
     return Rank(worker, runner, shape, worker.components[FULL].device.layout.page_size)
 
