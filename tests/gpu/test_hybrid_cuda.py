@@ -29,7 +29,7 @@ def prompts() -> list[list[int]]:
 @pytest.mark.parametrize("name", TINY)
 def test_every_tier_gives_the_same_tokens_c32(name, tmp_path, monkeypatch):
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(CostModel, "worth_fetching", lambda _self, _pages: True)
+    monkeypatch.setattr(CostModel, "worth_fetching", lambda *_: True)
     directory = TINY[name](tmp_path / "model")
     engine = build_engine(
         EngineConfig(

@@ -1,4 +1,11 @@
-"""CostModel: does fetching beat recomputing? Fed by measured rates, optimistic without them."""
+"""CostModel: does fetching beat recomputing? Fed by measured rates, optimistic without them.
+
+    fetching    (pages on their way + its own) · seconds of one from the store + own · of a load
+    computing   own · tokens of a page · seconds of one
+
+A rate is that of the whole way: what was on its way when a fetch began counts with its own pages,
+so many that share a line do not make it look slower than it is.
+"""
 
 from __future__ import annotations
 
@@ -29,25 +36,35 @@ class CostModel:
         self._page_size = page_size
         self._fetch = _Rate()
         self._peer = _Rate()
+        self._load = _Rate()
         self._prefill = _Rate()
         self._declined_in_a_row = 0
         self._unasked_in_a_row = 0
 
     def observe_fetch(self, num_pages: int, seconds: float) -> None:
+        """`num_pages`: its own, and those that were on their way when it began."""
         self._fetch.observe(num_pages, seconds)
 
     def observe_peer(self, num_pages: int, seconds: float) -> None:
+        """As of a fetch."""
         self._peer.observe(num_pages, seconds)
+
+    def observe_load(self, num_pages: int, seconds: float) -> None:
+        """From the host to the device."""
+        self._load.observe(num_pages, seconds)
 
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:
         self._prefill.observe(num_tokens, seconds)
 
-    def worth_fetching(self, num_pages: int) -> bool:
-        """True while a rate is unknown, and now and then although it is not: stores recover."""
+    def worth_fetching(self, num_pages: int, ahead: int = 0) -> bool:
+        """`ahead`: pages that others have on their way. True while a rate is unknown, and now and
+        then although it is not: stores recover."""
         fetch, prefill = self._fetch.seconds_per_item, self._prefill.seconds_per_item
         if not self._enabled or fetch is None or prefill is None:
             return True
-        if fetch * num_pages < prefill * num_pages * self._page_size:
+        load = self._load.seconds_per_item or 0.0
+        here_s = fetch * (num_pages + ahead) + load * num_pages
+        if here_s < prefill * num_pages * self._page_size:
             self._declined_in_a_row = 0
             return True
         self._declined_in_a_row += 1

@@ -15,6 +15,7 @@ import numpy as np
 
 from quire.components import Component, Guard, usable_pages
 from quire.manager.core import Core
+from quire.manager.costs import CostModel
 from quire.manager.lease import Lease, LoadState
 from quire.manager.operations import COPY_TIMEOUT_S, Kind, Operation, OpState
 from quire.manager.states import States
@@ -71,8 +72,9 @@ class _Needs:
 
 
 class Loader:
-    def __init__(self, core: Core, states: States | None) -> None:
+    def __init__(self, core: Core, states: States | None, costs: CostModel) -> None:
         self._core = core
+        self._costs = costs
         self._states = states
         self._spans: dict[OperationId, _Span] = {}
         self._slots = [slot_of(c.index, DEVICE) for c in core.components]
@@ -250,6 +252,7 @@ class Loader:
         if op.state is OpState.ENDED:
             del self._spans[op.id]
             self._core.counters.loaded_pages += arrived
+            self._costs.observe_load(arrived, self._core.clock() - op.started_s)
             self._core.counters.load_failed_pages += op.num_pages - arrived
             self._core.finish(op)
 

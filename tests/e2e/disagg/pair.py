@@ -129,7 +129,7 @@ def engines(
             build, "plan_pools", lambda *_: {name: sizes[name] for name in subject.components}
         )
         # A tiny model computes faster than any store delivers.
-        patch.setattr(CostModel, "worth_fetching", lambda _self, _num_pages: True)
+        patch.setattr(CostModel, "worth_fetching", lambda *_: True)
         number = 0
 
         def make(role: Role, **options: Any) -> Engine:

@@ -44,7 +44,7 @@ def small(monkeypatch):
     write = functools.partial(hybrid_model.write_model, shape=SMALL)
     monkeypatch.setattr(bench, "write_model", write)
     # A tiny model computes faster than any store delivers.
-    monkeypatch.setattr(CostModel, "worth_fetching", lambda _self, _num_pages: True)
+    monkeypatch.setattr(CostModel, "worth_fetching", lambda *_: True)
 
 
 @pytest.fixture

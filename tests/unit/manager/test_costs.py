@@ -35,3 +35,25 @@ def test_a_store_that_was_slow_is_tried_again_now_and_then() -> None:
     costs = model(fetch_s_per_page=0.1, prefill_s_per_token=0.001)
     tried = [costs.worth_fetching(10) for _ in range(64)]
     assert 2 <= sum(tried) <= 8
+
+
+def test_a_fetch_is_over_only_when_its_pages_are_on_the_device() -> None:
+    costs = model(fetch_s_per_page=0.010, prefill_s_per_token=0.001)  # 16 ms to compute a page
+    assert costs.worth_fetching(10)
+    costs.observe_load(100, 100 * 0.008)
+    assert not costs.worth_fetching(10)
+
+
+def test_what_others_have_on_their_way_comes_first() -> None:
+    costs = model(fetch_s_per_page=0.010, prefill_s_per_token=0.001)
+    assert costs.worth_fetching(100, ahead=50)
+    assert not costs.worth_fetching(100, ahead=70)
+
+
+def test_fetches_that_share_a_line_do_not_make_it_look_slow() -> None:
+    """Eight at once take eight times as long as one alone, each."""
+    costs = CostModel(enabled=True, page_size=PAGE)
+    costs.observe_prefill(1000, 1000 * 0.001)
+    for _ in range(8):
+        costs.observe_fetch(10 + 70, 80 * 0.010)
+    assert costs.worth_fetching(10)

@@ -40,6 +40,8 @@ class Intakes:
         self._advance = advance
         self._open: dict[Intake, None] = {}
         self._by_op: dict[OperationId, Intake] = {}
+        self._ahead: dict[OperationId, int] = {}
+        """Pages that were on their way when it began."""
         self._on_the_way: dict[bytes, Intake] = {}
         """By key: full pages that an operation will bring; and, of the store, that are here and
         wait for what belongs to them."""
@@ -78,6 +80,7 @@ class Intakes:
         )
         self._open[intake] = None
         self._by_op[op.id] = intake
+        self._ahead[op.id] = self.inflight_pages
         pieces = intake.coming[op.id] = []
         for (component, first, last), host in zip(spans, pages, strict=True):
             hosts = dict(zip(range(first, last), page_array(host).tolist(), strict=True))
@@ -144,10 +147,12 @@ class Intakes:
         if op.state is OpState.ENDED:
             received = self._unload(intake, op, intake.coming[op.id], final=True)
             del self._by_op[op.id], intake.coming[op.id]
+            ahead = self._ahead.pop(op.id)
             if not op.all_ok():
                 core.count_faults(op.kind if from_store else "peer", op.page_statuses())
             observe = self._costs.observe_fetch if from_store else self._costs.observe_peer
-            observe(received, core.clock() - op.started_s)
+            if received:
+                observe(received + ahead, core.clock() - op.started_s)
             core.finish(op)
         elif op.state is OpState.RUNNING and not from_store:
             # That of a store is read when it is wanted.

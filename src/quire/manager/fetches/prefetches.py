@@ -146,10 +146,17 @@ class Prefetches:
         elif hit < threshold:
             lacks_state = prefetch.num_asked >= threshold
             self._end(prefetch, Decline.NO_STATE if lacks_state else Decline.SHORT_HIT)
-        elif not self._costs.worth_fetching(hit):
+        elif not self._costs.worth_fetching(hit, self._num_ahead(prefetch)):
             self._end(prefetch, Decline.SLOWER_THAN_RECOMPUTE)
         else:
             self._join(prefetch)
+
+    def _num_ahead(self, prefetch: Prefetch) -> int:
+        """Pages that it would wait for before its own; none, if somebody brings them already."""
+        first = prefetch.first
+        if self._intakes.bringing(prefetch.key.page_keys(first, first + 1)) is not None:
+            return 0
+        return self._intakes.inflight_pages
 
     def _join(self, prefetch: Prefetch) -> None:
         prefetch.state = PrefetchState.WAITING

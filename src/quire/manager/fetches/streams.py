@@ -59,7 +59,8 @@ class Streams:
         if prefetch is None or last <= first:
             return False
         least = 1 if prefetch.num_landed else core.config.threshold_pages
-        if last - first < least or not self._costs.worth_fetching(last - first):
+        ahead = self._intakes.inflight_pages
+        if last - first < least or not self._costs.worth_fetching(last - first, ahead):
             return False
         spans = [component.span(first, last) for component in core.components[1:]]
         others = core.reserve_all(
