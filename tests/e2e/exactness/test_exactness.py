@@ -99,7 +99,7 @@ def test_batches_chosen_ahead_of_those_under_way_give_the_same_tokens_c32(store:
     with engine_rig(store=store, overlap=True, **scenarios.WAIT) as rig:
         for turn, tiers in enumerate([(), (Tier.DEVICE,), (Tier.DEVICE, Tier.HOST)]):
             rig.flush(*tiers)
-            ask(rig, f"ahead, turn {turn}", stagger=turn)
+            scenarios.ask(SMOLLM2, rig, PROMPTS, f"ahead, turn {turn}", stagger=turn)
             assert turn == 0 or rig.reused() > 0
     with engine_rig(device_pages=48, overlap=True) as rig:
         ask(rig, "ahead, short of pages")
