@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 from quire.engine.engine import Engine
 from quire.engine.messages import Generate, Outputs, SamplingParams
@@ -31,18 +32,45 @@ def answer(
     return [found[f"{which}-{i}"] for i in range(len(prompts))]
 
 
-def largest_gap(directory, prompts: Sequence[Sequence[int]], answers: list[list[int]]) -> float:
+def largest_gap(
+    directory, prompts: Sequence[Sequence[int]], answers: list[list[int]], device: str = "cuda"
+) -> float:
     """How far any token is from what stock transformers would have picked, in logits; the whole
     sequence in one go, in float32."""
-    import torch
+    gaps = [
+        logits.max(-1).values - logits[range(len(tokens)), tokens]
+        for logits, tokens in zip(
+            reference(directory, prompts, answers, "float32", device), answers, strict=True
+        )
+    ]
+    return max(float(gap.max()) for gap in gaps)
+
+
+def noise(
+    directory,
+    prompts: Sequence[Sequence[int]],
+    answers: list[list[int]],
+    dtype: str,
+    device: str = "cuda",
+) -> float:
+    """The largest difference between stock transformers' logits in this dtype and in float32."""
+    there = reference(directory, prompts, answers, dtype, device)
+    truth = reference(directory, prompts, answers, "float32", device)
+    return max(float((a - b).abs().max()) for a, b in zip(there, truth, strict=True))
+
+
+def reference(
+    directory, prompts: Sequence[Sequence[int]], answers: list[list[int]], dtype: str, device: str
+) -> list[torch.Tensor]:
+    """Stock transformers' logits of every token of the answers, on the weights as stored."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).cuda().eval()
-    largest = 0.0
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype))
+    model = model.to(device).eval()
+    found = []
     for prompt, tokens in zip(prompts, answers, strict=True):
         with torch.inference_mode():
-            ids = torch.tensor([[*prompt, *tokens[:-1]]], device="cuda")
+            ids = torch.tensor([[*prompt, *tokens[:-1]]], device=device)
             logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :]
-        gaps = logits.max(-1).values - logits[torch.arange(len(tokens)), tokens]
-        largest = max(largest, float(gaps.max()))
-    return largest
+        found.append(logits.float())
+    return found

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_support import answer, largest_gap
+from gpu_support import answer, largest_gap, noise
 from quire.engine.build import build_engine
 from quire.engine.config import EngineConfig
 from quire.types import Tier
@@ -81,6 +81,7 @@ def test_every_tier_gives_the_same_tokens_c32(directory, tmp_path, dtype):
     # type. After it, the page in which prompt and answer meet may be either request's.
     for found in (host, store):
         assert [tokens[0] for tokens in found] == [tokens[0] for tokens in device]
-    if dtype == "float32":
-        for answers in (cold, device, host, store):
-            assert largest_gap(directory, prompts(), answers) < NOISE
+    # The rule of docs/precision.md; the weights were stored in float32, so rounding them is noise.
+    allowed = NOISE if dtype == "float32" else 2 * noise(directory, prompts(), cold, dtype)
+    for answers in (cold, device, host, store):
+        assert largest_gap(directory, prompts(), answers) < allowed
