@@ -3,9 +3,7 @@
 The interpreter takes a tenth of a second per row, so sizes come with the place.
 """
 
-import importlib.util
 import math
-import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,31 +14,6 @@ import torch
 from quire.engine.messages import SamplingParams
 from quire.engine.sampling import Row, Sampler, needs_history, sample
 from quire.types import RequestId
-
-IS_INTERPRETED = (
-    importlib.util.find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
-)
-interpreted = [
-    pytest.mark.skipif(not IS_INTERPRETED, reason="needs Triton, and TRITON_INTERPRET=1"),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's: infinities, overflow in a cast
-]
-
-
-def _mend_interpreter() -> None:
-    """Its scalars are arrays of one element, which numpy ≥ 2.4 does not take for an integer."""
-    from triton.runtime import interpreter
-
-    patch_tensor = interpreter._patch_lang_tensor
-
-    def patch(tensor: Any, scope: Any) -> None:
-        patch_tensor(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._patch_lang_tensor = patch
-
-
-if IS_INTERPRETED:
-    _mend_interpreter()
 
 
 @dataclass(frozen=True)
@@ -244,7 +217,6 @@ def check_histories(place: Place, num_steps: int, max_rows: int, seed: int) -> N
                 client.output.append(sampled.token)
         before = batch
         ended = [c for c in clients if rng.random() < 0.1]
-        sampler.forget([c.id for c in ended])
         clients = [c for c in clients if c not in ended]
         before = [c for c in before if c not in ended]
 
@@ -263,5 +235,15 @@ def check_late_restart(place: Place) -> None:
         expected = sample(logits, [other, client.row(late=False)])
         assert drawn.collect() == expected
         client.output.append(expected[1].token)
-        sampler.forget([client.id])
+        sampler._slots.drop(client.id)  # as if others had needed it
     assert len(set(client.output)) == 4
+
+
+def check_reused_id(place: Place) -> None:
+    """Another request of the same name has biases of its own."""
+    sampler, logits = place.sampler(1), torch.zeros(1, place.vocab_size, dtype=place.dtype)
+    for token in (3, 5):
+        params = SamplingParams(max_tokens=1, temperature=0.0, logit_bias={token: 2.0})
+        for position in range(2):
+            drawn = sampler.draw(logits.to(place.device), [Row(params, position)], [RequestId("r")])
+            assert drawn.collect()[0].token == token

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kernel_cases import interpreted
 from quire.engine.messages import SamplingParams
 from quire.engine.sampling import Row
 from quire.types import RequestId
@@ -15,9 +16,9 @@ from sampling_cases import (
     check_late_restart,
     check_many_logprobs,
     check_random_rows,
+    check_reused_id,
     check_strange_rows,
     check_tails_without_weight,
-    interpreted,
 )
 
 pytestmark = interpreted
@@ -71,6 +72,10 @@ def test_histories_stay_on_the_device():
 
 def test_a_history_is_filled_again_without_its_last_token():
     check_late_restart(Place("cpu", vocab_size=40, block=64))
+
+
+def test_another_request_of_the_same_name_has_biases_of_its_own():
+    check_reused_id(Place("cpu", vocab_size=40, block=64))
 
 
 def test_warming_up_leaves_nothing_behind():

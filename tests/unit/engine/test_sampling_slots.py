@@ -73,8 +73,10 @@ def test_a_token_drawn_again_is_the_one_that_counts(sampler):
     assert drawn.collect()[0].token == 2
 
 
-def test_what_is_forgotten_starts_anew(sampler):
+def test_nothing_is_kept_of_requests_that_are_gone(sampler):
+    """A server draws for millions; nobody tells it which of them have ended."""
     logits = torch.tensor([[3.0, 2.0]])
-    sampler.draw(logits, [Row(PENALISED, 0)], ["r"])
-    sampler.forget(["r", "stranger"])
-    assert sampler.draw(logits, [Row(PENALISED, 0)], ["r"]).collect()[0].token == 0
+    for number in range(100):
+        drawn = sampler.draw(logits, [Row(PENALISED, 0)], [f"r{number}"])
+        assert drawn.collect()[0].token == 0
+    assert list(sampler._last) == ["r99"]

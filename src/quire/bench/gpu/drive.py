@@ -20,6 +20,8 @@ Tokens = npt.NDArray[np.int32]
 _SETTLE_TIMEOUT_S = 120.0
 _WARM_TOKENS = 8
 """Of each request, before anything is measured."""
+_COPY_TOKENS = 64
+"""For so many more, at most, the copies of the prompts are waited for."""
 
 
 @dataclass(slots=True)
@@ -47,9 +49,10 @@ class Drive:
         heard = [self._heard[name] for name in began]
         while any(len(one.times_s) < _WARM_TOKENS for one in heard):
             self._step()
-        while not self.engine.manager.idle and not heard[0].is_over:  # copies of the prompts
-            self._step()
         first = heard[0]
+        quiet = len(first.times_s) + _COPY_TOKENS  # those that decode fill pages all the time
+        while not self.engine.manager.idle and len(first.times_s) < quiet:
+            self._step()
         start = len(first.times_s)
         while len(first.times_s) < start + num_tokens + 1:
             if any(one.is_over for one in heard):

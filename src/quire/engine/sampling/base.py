@@ -18,7 +18,7 @@ prefix of the tokens in this order. Log probabilities are those of the raw logit
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -78,9 +78,6 @@ class Sampler(Protocol):
 
         A row without a finite maximum (NaN, overflow, everything masked) gets an error of its own.
         """
-
-    def forget(self, ids: Iterable[RequestId]) -> None:
-        """These requests have ended; ids never drawn for are passed over."""
 
 
 def needs_history(params: SamplingParams) -> bool:

@@ -13,7 +13,7 @@ again before the copy is over. Knows requests by their ids; not what becomes of 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -133,7 +133,7 @@ class DeviceSampler:
                 max_tokens=1, top_k=top_k, presence_penalty=1.0, logit_bias={0: 1.0}, logprobs=1
             )
             self.draw(logits, [Row(params, 0)], [id]).collect()
-        self.forget([id])
+        self._slots.drop(id)
 
     def draw(
         self, logits: torch.Tensor, rows: Sequence[Row], ids: Sequence[RequestId]
@@ -167,10 +167,6 @@ class DeviceSampler:
             logits, adjusted, self._seen, self._places, columns, weighed, counts=counts, block=block
         )
 
-    def forget(self, ids: Iterable[RequestId]) -> None:
-        for id in ids:
-            self._slots.drop(id)
-
     def _take_slots(self, rows: Sequence[Row], ids: Sequence[RequestId]) -> dict[int, Slot]:
         """By row, for those with biases or penalties; histories and biases are sent if need be."""
         edited = [
@@ -183,12 +179,11 @@ class DeviceSampler:
         histories = {}
         for i, slot in slots.items():
             row = rows[i]
-            if slot.num_biases is None:
+            if slot.position is None or slot.position != row.position - 1:
                 slot.num_biases = self._biases.send(slot.number, row.params, self._vocab_size)
-            if needs_history(row.params):
-                if slot.position is None or slot.position != row.position - 1:
+                if needs_history(row.params):
                     histories[i] = slot
-                slot.position = row.position
+            slot.position = row.position
         if histories:
             self._send_histories(rows, ids, histories)
         return slots
@@ -283,6 +278,6 @@ def _columns(rows: Sequence[Row], slots: dict[int, Slot]) -> npt.NDArray[np.floa
             p.repetition_penalty,
             p.presence_penalty,
             p.frequency_penalty,
-            0 if slot is None else slot.num_biases or 0,
+            0 if slot is None else slot.num_biases,
         )
     return np.ascontiguousarray(table.T)

@@ -7,7 +7,7 @@ leave the device, with the sum over all; when they do not settle it, the whole r
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -86,20 +86,19 @@ class HostSampler:
 
     def __init__(self) -> None:
         self._last: dict[RequestId, _Last] = {}
+        """Of the draw before, and no other."""
 
     def draw(
         self, logits: torch.Tensor, rows: Sequence[Row], ids: Sequence[RequestId]
     ) -> HostDrawn:
         whole = [self._completed(row, id) for row, id in zip(rows, ids, strict=True)]
         sampled = sample(logits, whole)
-        for row, id, result in zip(rows, ids, sampled, strict=True):
-            if needs_history(row.params):
-                self._last[id] = _Last(row.position, result.token)
+        self._last = {
+            id: _Last(row.position, result.token)
+            for row, id, result in zip(rows, ids, sampled, strict=True)
+            if needs_history(row.params)
+        }
         return HostDrawn(sampled, logits.device)
-
-    def forget(self, ids: Iterable[RequestId]) -> None:
-        for id in ids:
-            self._last.pop(id, None)
 
     def _completed(self, row: Row, id: RequestId) -> Row:
         if not (needs_history(row.params) and row.lacks_last):

@@ -17,9 +17,8 @@ from quire.types import RequestId
 class Slot:
     number: int
     position: int | None = None
-    """Of the last token in it; None: its history is not there."""
-    num_biases: int | None = None
-    """None: its biases are not there."""
+    """Of the last token in it; None: history and biases are not there."""
+    num_biases: int = 0
 
 
 class Slots:
