@@ -1,5 +1,5 @@
-"""The engine in half precision on CUDA: the rule of docs/precision.md, for every architecture of our
-own decoder and every way that a prefix can come."""
+"""The engine in half precision on CUDA: the rule of docs/precision.md, for every architecture that
+our own decoder has and every way that a prefix can come."""
 
 import pytest
 import torch
