@@ -13,7 +13,8 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """`make test` has two processes. A file goes to one of them; a folder of end-to-end tests too,
-    since its files share the models and servers that they have started.
+    since its files share the models and servers that they have started. With a GPU there are many
+    cores: there each test function goes by itself.
 
     In the order of collection, and not by the number of tests: folders of end-to-end tests have few
     and take minutes, so they come first, and many short files fill both processes to the end."""
@@ -22,6 +23,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
+            if file.startswith("tests/gpu/"):
+                return nodeid.partition("[")[0]
             return file.rpartition("/")[0] if file.startswith("tests/e2e/") else file
 
     config.option.loadscopereorder = False
