@@ -8,13 +8,16 @@ torch has no name for, and addresses; no streams but the current one.
 from __future__ import annotations
 
 import ctypes
+import itertools
 from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 
-from quire.errors import WorkerError
+from quire.errors import ConfigError, WorkerError
+from quire.memory.device import DevicePool
+from quire.transfer.kinds import MoverKind
 from quire.transfer.movers import Ends, Launch, Pages
 
 _RECTANGLE_BYTES = 1 << 20
@@ -29,10 +32,10 @@ _COMMAND = np.dtype([("source", _SIDE), ("target", _SIDE), ("width", "u8"), ("he
 
 
 class DmaMover:
-    name = "dma"
+    kind = MoverKind.DMA
 
     def __init__(self, ends: Ends, *, to_device: bool) -> None:
-        """Only where `fits`."""
+        """Raises ConfigError where it cannot serve."""
         pool, layout = ends.device, ends.device.layout
         self._to_device = to_device
         self._num_layers = layout.num_layers
@@ -41,15 +44,8 @@ class DmaMover:
         self._host_address = ends.host.data_ptr()
         self._host_stride = layout.page_stride_bytes
         self._device_address = pool.words(0)[0].data_ptr()
-        pitch = plane_pitch(ends)
-        assert pitch is not None
-        self._pitch = pitch
+        self._pitch = _plane_pitch(pool)
         self._copy = _driver().cuMemcpy2DAsync_v2
-
-    @staticmethod
-    def fits(ends: Ends) -> bool:
-        """Are the planes evenly spaced, and not too far apart?"""
-        return plane_pitch(ends) is not None
 
     def layers_at_once(self, num_pages: int) -> int:
         return -(-_RECTANGLE_BYTES // (self._layer_rows * self._chunk_bytes))
@@ -81,21 +77,25 @@ class DmaMover:
                 raise WorkerError(f"the device's copy engine refused a copy (CUDA error {code})")
 
 
-def plane_pitch(ends: Ends) -> int | None:
-    """Bytes from each plane of the device's pool to the next; None: they differ, or are too many
-    for a copy engine."""
-    pool = ends.device
+def _plane_pitch(pool: DevicePool) -> int:
+    """Bytes from each plane of the device's pool to the next."""
     planes = [plane for layer in range(pool.layout.num_layers) for plane in pool.words(layer)]
-    addresses = np.array([plane.data_ptr() for plane in planes], dtype=np.int64)
-    steps = np.unique(np.diff(addresses)) if len(planes) > 1 else np.array([0])
-    packed = all(plane.is_contiguous() for plane in planes)
-    if not packed or len(steps) > 1 or not 0 <= steps[0] <= _MAX_PITCH_BYTES:
-        return None
-    return max(int(steps[0]), pool.layout.chunk_bytes)
+    addresses = [plane.data_ptr() for plane in planes]
+    pitches = {after - before for before, after in itertools.pairwise(addresses)}
+    if len(pitches) > 1 or not all(plane.is_contiguous() for plane in planes):
+        raise ConfigError("needs planes that are evenly spaced on the device")
+    pitch = pitches.pop() if pitches else pool.layout.chunk_bytes
+    if not pool.layout.chunk_bytes <= pitch <= _MAX_PITCH_BYTES:
+        raise ConfigError(f"planes are {pitch} bytes apart, more than it can step")
+    return pitch
 
 
 @cache
 def _driver() -> ctypes.CDLL:
-    library = ctypes.CDLL("libcuda.so.1")
-    library.cuMemcpy2DAsync_v2.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    """Raises ConfigError."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+        library.cuMemcpy2DAsync_v2.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    except (OSError, AttributeError) as error:
+        raise ConfigError(f"the driver's library cannot be used ({error})") from error
     return library

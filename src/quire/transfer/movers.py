@@ -2,16 +2,13 @@
 
 A mover serves one direction between one device pool and one host pool. It launches on the current
 stream and waits for nothing. Knows tensors; no threads, no events.
-
-    index    torch gathers into a buffer on the device and scatters from there: runs everywhere
-    kernel   one kernel reads and writes both ends itself (triton.py)
-    dma      the device's copy engines move rectangles; no compute units (dma.py)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -20,6 +17,7 @@ import torch
 
 from quire.memory.device import DevicePool, word_dtype
 from quire.memory.host import plane_words
+from quire.transfer.kinds import MoverKind
 from quire.transfer.reference import copy_rows
 
 Pages = npt.NDArray[np.int32]
@@ -39,7 +37,7 @@ class Ends:
 
 
 class Mover(Protocol):
-    name: str
+    kind: MoverKind
 
     def layers_at_once(self, num_pages: int) -> int:
         """So many of a copy's layers are worth a launch of their own."""
@@ -49,7 +47,7 @@ class Mover(Protocol):
 
 
 class IndexMover:
-    name = "index"
+    kind = MoverKind.INDEX
 
     def __init__(self, ends: Ends, *, to_device: bool) -> None:
         pool, layout = ends.device, ends.device.layout
@@ -59,9 +57,14 @@ class IndexMover:
             (pool.words(layer), plane_words(layout, ends.host, layer))
             for layer in range(layout.num_layers)
         ]
-        rows = max(1, min(pool.num_pages, _STAGING_BYTES // layout.chunk_bytes))
-        words = layout.chunk_bytes // layout.word_bytes
-        self._staging = torch.empty(rows, words, dtype=word_dtype(layout), device=pool.device)
+        self._layout = layout
+        self._rows = max(1, min(pool.num_pages, _STAGING_BYTES // layout.chunk_bytes))
+
+    @cached_property
+    def _staging(self) -> torch.Tensor:
+        """Made on the stream that uses it."""
+        words = self._layout.chunk_bytes // self._layout.word_bytes
+        return torch.empty(self._rows, words, dtype=word_dtype(self._layout), device=self._where)
 
     def layers_at_once(self, num_pages: int) -> int:
         return 1

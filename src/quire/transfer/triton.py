@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from quire.transfer.kinds import MoverKind
 from quire.transfer.movers import Ends, Launch, Pages, send_pages
 
 _PROGRAMS = 8
@@ -55,7 +56,7 @@ def _move(
 
 
 class KernelMover:
-    name = "kernel"
+    kind = MoverKind.KERNEL
 
     def __init__(
         self,
