@@ -70,10 +70,10 @@ class Link:
     def shares(self, ways: Sequence[Way], order: Order) -> tuple[float, float]:
         """Bytes a second of ours and of plain copies, all `ways` at once; taken in turn."""
         ours, plain = [], []
-        for _ in range(_REPEATS):
+        for _ in range(_REPEATS + 1):
             plain.append(self._rate(ways, lambda: self._plain(ways)))
             ours.append(self._rate(ways, lambda: self._ours(ways, order)))
-        return statistics.median(ours), statistics.median(plain)
+        return statistics.median(ours[1:]), statistics.median(plain[1:])  # warm
 
     @contextlib.contextmanager
     def saturated(self, ways: Sequence[Way]) -> Iterator[Callable[[], float]]:
