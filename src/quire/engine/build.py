@@ -74,6 +74,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
                 print_of_weights,
                 [ComponentConfig(layout, *sizes[layout.component]) for layout in own],
                 device=_device(config, rank),
+                copies=config.copies,
                 peer=peering.serving(rank) if peering is not None else None,
             )
             for rank, own in enumerate(ranks)
