@@ -4,7 +4,7 @@ Random pages of random bytes, in an order of their own on each side; every other
 is poison, and must still be there afterwards.
 """
 
-from contextlib import closing
+from contextlib import closing, nullcontext
 
 import numpy as np
 import torch
@@ -49,7 +49,8 @@ class Pools:
             from quire.transfer.cuda import ends_of
 
             return ends_of(self.device, self.host)
-        return Ends(self.device, self.host.raw().view(word_dtype(self.layout)))
+        raw = self.host.raw()
+        return Ends(self.device, raw.view(word_dtype(self.layout)), raw)
 
     def close(self):
         self.host.close()
@@ -81,12 +82,16 @@ def check_mover(open_mover, layout, where, seed, groups):
                 pools.host.raw()[pools.host_pages, : layout.page_bytes] = pools.expected
             else:
                 pools.fill_device()
+            if where == "cuda":
+                torch.cuda.synchronize()
             before = pools.device_bytes(), pools.host.raw().clone()
-            launch = open_mover(pools.ends(), to_device=to_device).plan(
-                pools.device_pages, pools.host_pages
-            )
-            for layers in np.array_split(np.arange(layout.num_layers), groups):
-                launch(range(int(layers[0]), int(layers[-1]) + 1) if len(layers) else range(0))
+            with torch.cuda.stream(torch.cuda.Stream()) if where == "cuda" else nullcontext():
+                launch = open_mover(pools.ends(), to_device=to_device).plan(
+                    pools.device_pages, pools.host_pages
+                )
+                parts = np.array_split(np.arange(layout.num_layers), groups)
+                for layers in filter(len, parts):
+                    launch(range(int(layers[0]), int(layers[-1]) + 1))
             if where == "cuda":
                 torch.cuda.synchronize()
             wanted = [before[0].clone(), before[1].clone()]

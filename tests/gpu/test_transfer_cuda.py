@@ -30,7 +30,7 @@ LONG_CYCLES = 500_000_000
 """A few tenths of a second on the device: work that is certainly not over when we go on."""
 
 
-KINDS = [MoverKind.INDEX, MoverKind.KERNEL, MoverKind.DMA]
+KINDS = [MoverKind.INDEX, MoverKind.KERNEL, MoverKind.RECTANGLES, MoverKind.PIECES]
 
 
 class Rig:

@@ -129,9 +129,10 @@ class Settings:
     copies: MoverKind = _option(  # noqa: RUF009
         MoverKind.AUTO,
         Choice(list(MoverKind)),
-        "What moves pages between a CUDA device and the host. dma: the device's copy engines. "
-        "kernel: a kernel of Quire's own. index: torch. auto: as measured at start.",
-        example="kernel",
+        "What moves pages between a CUDA device and the host. rectangles, pieces: the device's "
+        "copy engines, page by page or layer by layer. kernel: one of Quire's own. index: torch. "
+        "auto: as measured at start.",
+        example="rectangles",
     )
     page_size: int = _option(
         16,

@@ -131,11 +131,11 @@ def ends_of(device: DevicePool, host: HostPool) -> Ends:
     if host.num_pages and not host.pinned:
         raise ConfigError("host pool is not pinned: build it with pin_for=the CUDA device")
     if not host.num_pages:
-        return Ends(device, host.raw().view(word_dtype(host.layout)))
+        return Ends(device, host.raw().view(word_dtype(host.layout)), host.raw())
     pages = torch.as_tensor(_PinnedMemory(host), device=device.device)
     if pages.data_ptr() != host.data_ptr:  # torch copied
         raise ConfigError(f"host pool is pinned for another device than {device.device}")
-    return Ends(device, pages)
+    return Ends(device, pages, host.raw())
 
 
 class _PinnedMemory:

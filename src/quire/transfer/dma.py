@@ -1,80 +1,132 @@
-"""DmaMover: the device's own copy engines, which need no compute units.
+"""Movers by the device's own copy engines, which need no compute units.
 
-A page is contiguous on the host and one row of every plane on the device, so some layers of a page
-are a rectangle: planes × chunk. One command moves one rectangle. Knows the driver's two calls that
-torch has no name for, and addresses; no streams but the current one.
+    RectangleMover   some layers of a page are a rectangle: contiguous on the host, and on the
+                     device one row of each plane. One command each; best for whole pages.
+    PieceMover       one piece per page and plane, all of a layer in one call, which the engines
+                     take in any order; best for large pieces.
+
+Both only launch, on the current stream.
 """
 
 from __future__ import annotations
 
-import ctypes
 import itertools
-from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
 
-from quire.errors import ConfigError, WorkerError
+from quire.errors import ConfigError
 from quire.memory.device import DevicePool
+from quire.transfer.driver import (
+    DEVICE,
+    HOST,
+    MAX_PITCH_BYTES,
+    RECTANGLE,
+    copy_pieces,
+    copy_rectangles,
+    piece_copy,
+    rectangle_copy,
+)
 from quire.transfer.kinds import MoverKind
 from quire.transfer.movers import Ends, Launch, Pages
 
 _RECTANGLE_BYTES = 1 << 20
-"""Of a command at least: less, and what comes between two of them is felt."""
-_MAX_PITCH_BYTES = (1 << 31) - 1
-_HOST, _DEVICE = 1, 2
-
-_SIDE = [("x", "u8"), ("y", "u8"), ("kind", "u4"), ("_", "u4")]
-_SIDE += [("host", "u8"), ("device", "u8"), ("array", "u8"), ("pitch", "u8")]
-_COMMAND = np.dtype([("source", _SIDE), ("target", _SIDE), ("width", "u8"), ("height", "u8")])
-"""CUDA_MEMCPY2D of the driver."""
+"""At least: less, and what comes between two of them is felt."""
+_STREAMS = 2
+_LAUNCH_BYTES = 4 << 20
+"""Of pieces, per call at least."""
 
 
-class DmaMover:
-    kind = MoverKind.DMA
+class RectangleMover:
+    kind = MoverKind.RECTANGLES
 
-    def __init__(self, ends: Ends, *, to_device: bool) -> None:
+    def __init__(
+        self,
+        ends: Ends,
+        *,
+        to_device: bool,
+        streams: int = _STREAMS,
+        rectangle_bytes: int = _RECTANGLE_BYTES,
+    ) -> None:
         """Raises ConfigError where it cannot serve."""
         pool, layout = ends.device, ends.device.layout
+        rectangle_copy()
         self._to_device = to_device
-        self._num_layers = layout.num_layers
-        self._layer_rows = layout.num_planes
+        self._rows = layout.num_planes
         self._chunk_bytes = layout.chunk_bytes
+        self._rectangle_bytes = rectangle_bytes
         self._host_address = ends.host.data_ptr()
         self._host_stride = layout.page_stride_bytes
         self._device_address = pool.words(0)[0].data_ptr()
         self._pitch = _plane_pitch(pool)
-        self._copy = _driver().cuMemcpy2DAsync_v2
+        self._helpers = [torch.cuda.Stream(pool.device) for _ in range(streams - 1)]  # type: ignore[no-untyped-call]
 
     def layers_at_once(self, num_pages: int) -> int:
-        return -(-_RECTANGLE_BYTES // (self._layer_rows * self._chunk_bytes))
+        return -(-self._rectangle_bytes // (self._rows * self._chunk_bytes))
 
     def plan(self, device_pages: Pages, host_pages: Pages) -> Launch:
-        commands = np.zeros(len(host_pages), _COMMAND)
+        found = np.zeros(len(host_pages), RECTANGLE)
         host, device = ("source", "target") if self._to_device else ("target", "source")
-        commands[host]["kind"], commands[device]["kind"] = _HOST, _DEVICE
-        commands[host]["pitch"], commands[device]["pitch"] = self._chunk_bytes, self._pitch
-        commands["width"] = self._chunk_bytes
+        found[host]["kind"], found[device]["kind"] = HOST, DEVICE
+        found[host]["pitch"], found[device]["pitch"] = self._chunk_bytes, self._pitch
+        found["width"] = self._chunk_bytes
         first_host = self._host_address + host_pages.astype(np.int64) * self._host_stride
         first_device = self._device_address + device_pages.astype(np.int64) * self._chunk_bytes
+        main = torch.cuda.current_stream()
+        for helper in self._helpers:
+            helper.wait_stream(main)
+        streams = [stream.cuda_stream for stream in (main, *self._helpers)]
 
         def launch(layers: range) -> None:
-            row = layers.start * self._layer_rows
-            commands[host]["host"] = first_host + row * self._chunk_bytes
-            commands[device]["device"] = first_device + row * self._pitch
-            commands["height"] = len(layers) * self._layer_rows
-            self._issue(commands)
+            row = layers.start * self._rows
+            found[host]["host"] = first_host + row * self._chunk_bytes
+            found[device]["device"] = first_device + row * self._pitch
+            found["height"] = len(layers) * self._rows
+            copy_rectangles(found, streams)
+            for helper in self._helpers:
+                main.wait_stream(helper)
 
         return launch
 
-    def _issue(self, commands: np.ndarray[Any, Any]) -> None:
+
+class PieceMover:
+    kind = MoverKind.PIECES
+
+    def __init__(self, ends: Ends, *, to_device: bool) -> None:
+        """Raises ConfigError where it cannot serve."""
+        pool, layout = ends.device, ends.device.layout
+        piece_copy()
+        planes = [plane for layer in range(layout.num_layers) for plane in pool.words(layer)]
+        if not all(plane.is_contiguous() for plane in planes):
+            raise ConfigError("needs planes that are contiguous on the device")
+        self._to_device = to_device
+        self._layer_rows = layout.num_planes
+        self._chunk_bytes = layout.chunk_bytes
+        self._host_stride = layout.page_stride_bytes
+        # Of each plane, [planes, 1], to be added to pages.
+        self._device_planes = np.array([[plane.data_ptr()] for plane in planes], dtype=np.int64)
+        self._host_planes = ends.host.data_ptr() + (
+            np.arange(len(planes), dtype=np.int64)[:, None] * layout.chunk_bytes
+        )
+
+    def layers_at_once(self, num_pages: int) -> int:
+        layer_bytes = max(1, num_pages) * self._layer_rows * self._chunk_bytes
+        return -(-_LAUNCH_BYTES // layer_bytes)
+
+    def plan(self, device_pages: Pages, host_pages: Pages) -> Launch:
+        on_device = device_pages.astype(np.int64) * self._chunk_bytes
+        on_host = host_pages.astype(np.int64) * self._host_stride
         stream = torch.cuda.current_stream().cuda_stream
-        first, size = commands.ctypes.data, _COMMAND.itemsize
-        for address in range(first, first + len(commands) * size, size):
-            code = self._copy(address, stream)
-            if code:
-                raise WorkerError(f"the device's copy engine refused a copy (CUDA error {code})")
+
+        def launch(layers: range) -> None:
+            rows = slice(layers.start * self._layer_rows, layers.stop * self._layer_rows)
+            there = (self._device_planes[rows] + on_device).astype(np.uint64).ravel()
+            here = (self._host_planes[rows] + on_host).astype(np.uint64).ravel()
+            source, target = (here, there) if self._to_device else (there, here)
+            if len(source):
+                copy_pieces(source, target, self._chunk_bytes, stream)
+
+        return launch
 
 
 def _plane_pitch(pool: DevicePool) -> int:
@@ -85,17 +137,6 @@ def _plane_pitch(pool: DevicePool) -> int:
     if len(pitches) > 1 or not all(plane.is_contiguous() for plane in planes):
         raise ConfigError("needs planes that are evenly spaced on the device")
     pitch = pitches.pop() if pitches else pool.layout.chunk_bytes
-    if not pool.layout.chunk_bytes <= pitch <= _MAX_PITCH_BYTES:
-        raise ConfigError(f"planes are {pitch} bytes apart, more than it can step")
+    if not pool.layout.chunk_bytes <= pitch <= MAX_PITCH_BYTES:
+        raise ConfigError(f"planes are {pitch} bytes apart, more than the copy engines can step")
     return pitch
-
-
-@cache
-def _driver() -> ctypes.CDLL:
-    """Raises ConfigError."""
-    try:
-        library = ctypes.CDLL("libcuda.so.1")
-        library.cuMemcpy2DAsync_v2.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-    except (OSError, AttributeError) as error:
-        raise ConfigError(f"the driver's library cannot be used ({error})") from error
-    return library

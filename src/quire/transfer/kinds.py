@@ -7,10 +7,12 @@ import enum
 
 class MoverKind(enum.StrEnum):
     AUTO = "auto"
-    """The fastest, as measured at start."""
-    INDEX = "index"
-    """torch gathers into a buffer on the device and scatters from there: runs everywhere."""
+    """The fastest, as measured at start, that leaves the model alone."""
+    RECTANGLES = "rectangles"
+    """The device's copy engines: some layers of a page per command."""
+    PIECES = "pieces"
+    """The device's copy engines: all pages of some layers per call."""
     KERNEL = "kernel"
     """One kernel reads and writes both ends itself."""
-    DMA = "dma"
-    """The device's copy engines move rectangles: no compute units."""
+    INDEX = "index"
+    """torch gathers into a buffer on the device and scatters from there: runs everywhere."""

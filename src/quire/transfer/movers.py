@@ -29,11 +29,13 @@ _STAGING_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """The two pools of a copy, as the device addresses them."""
+    """The two pools of a copy."""
 
     device: DevicePool
     host: torch.Tensor
-    """[num_pages, stride words]"""
+    """[num_pages, stride words], as the device addresses it."""
+    host_bytes: torch.Tensor
+    """The same, [num_pages, stride], as the host does."""
 
 
 class Mover(Protocol):

@@ -5,33 +5,74 @@ import pytest
 import torch
 
 from quire.errors import ConfigError
-from quire.transfer.choice import choose, pick
+from quire.transfer import choice
+from quire.transfer.choice import choose
 from quire.transfer.kinds import MoverKind
 from quire.transfer.movers import Ends
 from transfer_cases import LAYOUTS, Pools
 
-DMA, KERNEL, INDEX = MoverKind.DMA, MoverKind.KERNEL, MoverKind.INDEX
+INDEX, KERNEL, RECTANGLES = MoverKind.INDEX, MoverKind.KERNEL, MoverKind.RECTANGLES
+
+
+class FakeClock:
+    """Time that passes as it is told to, between two looks at it."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.step = 1.0
+
+    def __call__(self):
+        self.now += self.step
+        return self.now
+
+
+class FakeMover:
+    def __init__(self, kind, seconds, clock):
+        self.kind, self.seconds, self.clock = kind, seconds, clock
+
+    def layers_at_once(self, num_pages):
+        return 1000
+
+    def plan(self, device_pages, host_pages):
+        def launch(layers):
+            self.clock.now += self.seconds
+
+        return launch
 
 
 @pytest.mark.parametrize(
-    ("rates", "taken"),
+    ("seconds", "taken", "measured"),
     [
-        ({DMA: 54.0, KERNEL: 52.0, INDEX: 40.0}, DMA),
-        ({DMA: 51.5, KERNEL: 54.0, INDEX: 40.0}, DMA),  # nearly as fast
-        ({DMA: 30.0, KERNEL: 52.0, INDEX: 40.0}, KERNEL),
-        ({KERNEL: 39.0, INDEX: 40.0}, KERNEL),
-        ({INDEX: 40.0}, INDEX),
+        ({"rectangles": 0.2, "pieces": 0.1}, "pieces", 2),  # and the kernels are not looked at
+        ({"rectangles": 0.1, "pieces": 0.2, "kernel": 0.0}, "rectangles", 2),
+        ({"rectangles": 9.0, "pieces": 9.0, "kernel": 0.3, "index": 0.5}, "kernel", 4),
+        ({"kernel": 0.9, "index": 0.5}, "index", 2),
     ],
 )
-def test_the_fastest_unless_a_better_one_is_nearly_as_fast(rates, taken):
-    assert pick(rates) is taken
+def test_the_fastest_of_the_copy_engines_or_of_all_if_those_are_bad(
+    seconds, taken, measured, monkeypatch
+):
+    clock = FakeClock()
+    opened = []
+
+    def open_one(kind, ends, *, to_device):
+        if kind.value not in seconds:
+            raise ConfigError("not here")
+        opened.append(kind)
+        return FakeMover(kind, seconds[kind.value], clock)
+
+    monkeypatch.setattr(choice, "_open", open_one)
+    chosen = choose(Pools(LAYOUTS[0], "cpu", 0).ends(), MoverKind.AUTO, clock)
+    assert chosen.loads.kind.value == chosen.backups.kind.value == taken
+    assert len(opened) == 2 * measured
+    assert all(name in chosen.reason for name in seconds if measured == 4)
 
 
 def test_without_driver_and_triton_torch_moves_them_and_the_reason_says_so():
     """As here, or with Triton's interpreter, which is slower than torch."""
     chosen = choose(Pools(LAYOUTS[0], "cpu", 0).ends(), MoverKind.AUTO)
     assert chosen.backups.kind in (INDEX, KERNEL)
-    assert "dma: the driver's library cannot be used" in chosen.reason
+    assert "rectangles: the driver's library cannot be used" in chosen.reason
     assert "index" in chosen.reason
 
 
@@ -47,12 +88,12 @@ def test_one_that_was_asked_for_is_taken_or_refused():
     ends = Pools(LAYOUTS[0], "cpu", 0).ends()
     assert choose(ends, INDEX).reason == "by index, as set"
     with pytest.raises(ConfigError, match="driver"):
-        choose(ends, DMA)
+        choose(ends, RECTANGLES)
 
 
 def test_without_host_pages_nothing_is_measured():
     ends = Pools(LAYOUTS[0], "cpu", 0).ends()
-    none = Ends(ends.device, ends.host[:0])
+    none = Ends(ends.device, ends.host[:0], ends.host_bytes[:0])
     assert choose(none, MoverKind.AUTO).reason == "no host pages, no copies"
 
 
