@@ -58,7 +58,7 @@ test-long: $(TEST_STAMP)
 
 test-kernels: $(TEST_STAMP)
 	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt triton
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/unit/engine -k "kernel or triton or fused or device or graph" $(PYTEST_ARGS)
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/unit/engine tests/unit/transfer -k "kernel or triton or fused or device or graph" $(PYTEST_ARGS)
 
 test-gpu:
 	PYTHONPATH=src:tests $(PYTHON) -m pytest tests/gpu $(PYTEST_ARGS)

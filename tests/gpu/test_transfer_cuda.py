@@ -1,6 +1,7 @@
 """On a real device: exact bytes both ways, order between streams, a worker end to end."""
 
 from contextlib import closing
+from functools import partial
 
 import pytest
 import torch
@@ -11,9 +12,12 @@ from quire.memory.device import DevicePool
 from quire.memory.host import HostPool
 from quire.memory.layout import InnerLayout, PageLayout
 from quire.messages import AttachStore, Backup, Fetch, Load, Run, Write
-from quire.transfer import CopyState, open_copy_engine
+from quire.transfer import CopyState, MoverKind, open_copy_engine
+from quire.transfer.choice import _open, choose
+from quire.transfer.cuda import ends_of
 from quire.types import NO_PAGES, PageStatus, page_ids
 from quire.worker import ComponentConfig, WorkerConfig, build_worker
+from transfer_cases import LAYOUTS, check_mover
 from unit.worker.fakes import keys, run, statuses
 
 pytestmark = [
@@ -26,21 +30,38 @@ LONG_CYCLES = 500_000_000
 """A few tenths of a second on the device: work that is certainly not over when we go on."""
 
 
+KINDS = [MoverKind.INDEX, MoverKind.KERNEL, MoverKind.RECTANGLES, MoverKind.PIECES]
+
+
 class Rig:
-    def __init__(self, layout=LAYOUT, num_pages=32):
+    def __init__(self, layout=LAYOUT, num_pages=32, kind=MoverKind.AUTO):
         self.device = DevicePool.allocate(layout, num_pages, "cuda")
         self.host = HostPool(layout, num_pages, pin_for=self.device.device)
-        self.engine = open_copy_engine(self.device, self.host)
+        self.engine = open_copy_engine(self.device, self.host, kind)
 
     def close(self):
         self.engine.close()
         self.host.close()
 
 
-@pytest.fixture
-def rig():
-    rig = Rig()
+@pytest.fixture(params=KINDS)
+def rig(request):
+    rig = Rig(kind=request.param)
     yield rig
+    rig.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_mover_moves_these_bytes_and_no_others(kind, layout, seed):
+    check_mover(partial(_open, kind), layout, "cuda", seed, groups=2)
+
+
+def test_the_choice_is_measured_and_says_why():
+    rig = Rig()
+    chosen = choose(ends_of(rig.device, rig.host), MoverKind.AUTO)
+    assert all(f"{kind.value} " in chosen.reason for kind in KINDS), chosen.reason
     rig.close()
 
 

@@ -180,6 +180,9 @@ def gpu(
     shape: Annotated[
         str, typer.Option(help="Of the model: qwen3-8b, llama-3.1-8b or tiny.")
     ] = "qwen3-8b",
+    only: Annotated[
+        str, typer.Option(metavar="PARTS", help="Of decode, prefill, copies, hits, sets.")
+    ] = "decode,prefill,copies,hits,sets",
     device: Annotated[str, typer.Option(help="Where it runs: cuda or cpu.")] = "cuda",
     keep: Annotated[
         Path | None,
@@ -193,20 +196,27 @@ def gpu(
     host_memory: Annotated[str, typer.Option(metavar="SIZE", help="For pages.")] = "16GiB",
     page_size: Annotated[int, typer.Option(min=1, help="Tokens per page.")] = 64,
     seed: Annotated[int, typer.Option(help="Decides every prompt.")] = 0,
+    plots: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write pictures there.", show_default=False),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """The engine beside what the hardware could do: decoding, prompts, hits in every tier.
+    """The engine beside what the hardware could do: decoding, prompts, copies, hits, sessions.
 
     In this process, on a model of a real shape with random weights. Every figure stands beside its
     floor: bytes over the measured bandwidth, operations over the measured rate.
     """
     needs("serve", SERVE)
     _check_device(device)
+    from quire.bench.gpu import plan as plans
+    from quire.bench.gpu import plots as gpu_plots
     from quire.bench.gpu import report as gpu_report
     from quire.bench.gpu import run as bench
 
-    plan = bench.Plan(
+    plan = plans.Plan(
         shape=shape,
+        parts=plans.parse_parts(only),
         device=device,
         page_size=page_size,
         device_bytes=parse_size(device_memory),
@@ -215,9 +225,11 @@ def gpu(
         model=keep,
     )
     if shape == "tiny":
-        plan = replace(plan, **bench.SMALL)
+        plan = replace(plan, **plans.SMALL)
     with progress_bar() as progress:
         result = bench.run(plan, progress)
+    if plots is not None:
+        gpu_plots.write(result, plots)
     if as_json:
         show_json(result)
     else:

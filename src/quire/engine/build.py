@@ -121,6 +121,7 @@ def _open_executor(plan: _Plan, progress: Progress) -> Executor:
             plan.fingerprint,
             [ComponentConfig(layout, *sizes[layout.component]) for layout in own],
             device=_device(config, rank),
+            copies=config.copies,
             peer=peering.serving(rank) if peering is not None else None,
         )
         for rank, own in enumerate(plan.ranks)

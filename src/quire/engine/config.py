@@ -12,6 +12,7 @@ import msgspec
 
 from quire.config import PrefetchPolicy, WritePolicy
 from quire.errors import ConfigError
+from quire.transfer.kinds import MoverKind
 
 
 class Role(enum.StrEnum):
@@ -59,6 +60,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     cuda_graphs: bool = True
     """On CUDA with one rank and our own decoder: steps that only decode are replayed, not
     launched kernel by kernel."""
+    copies: MoverKind = MoverKind.AUTO
+    """What moves pages between a CUDA device and the host."""
     page_size: int = 16
     device_bytes: int
     """For the pages of the device tier, all ranks together."""

@@ -1,7 +1,8 @@
 """HostPool: L2 pages, page-first, each one contiguous block-aligned object that L3 takes as it is.
 
-Knows one anonymous mapping: aligned, pre-faulted, and registered with CUDA when asked, so that
-copies to and from the device are truly asynchronous. Does not know which pages are in use.
+Knows one anonymous mapping: aligned, in huge pages and near the device where the system has such,
+pre-faulted, and registered with CUDA when asked, so that copies to and from the device are truly
+asynchronous. Does not know which pages are in use.
 
 The mapping lives as long as anything refers to it: a store or a test that still holds a page's
 view after close() reads valid, if meaningless, memory.
@@ -22,12 +23,16 @@ import torch
 from quire.errors import MemoryBudgetError
 from quire.memory.device import torch_dtype, word_dtype
 from quire.memory.layout import BLOCK_BYTES, PageLayout
+from quire.memory.numa import node_of_device, prefer_node
 from quire.memory.sizing import check_host_budget
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes done, bytes in all), from the thread that builds the pool."""
+"""Called with (bytes done, bytes in all), from the thread that builds the pool. A pool that is
+pinned counts its bytes twice: when they are touched, and when they are pinned."""
 
 _PREFAULT_SLICE_BYTES = 64 << 20
+_PIN_SLICE_BYTES = 4 << 30
+"""Pinning takes a quarter of a second per GiB: in parts, so that it can be watched."""
 _MAX_PREFAULT_THREADS = 8
 _CUDA_HOST_REGISTER_PORTABLE_MAPPED = 1 | 2
 
@@ -53,14 +58,23 @@ class HostPool:
         check_host_budget(self.size_bytes, what=f"host pool '{layout.component}'")
         mapping = _map(max(self.size_bytes, BLOCK_BYTES))
         self._buffer = memoryview(mapping)
-        _prefault(self._buffer[: self.size_bytes], progress)
         # [num_pages, stride]; every other tensor is a view of this one.
         self._bytes = torch.frombuffer(mapping, dtype=torch.uint8)[: self.size_bytes].view(
             num_pages, layout.page_stride_bytes
         )
-        self.pinned = pin_for is not None and self.size_bytes > 0
-        if pin_for is not None and self.pinned:
-            _register(self._bytes, pin_for)
+        self._slices: list[int] = []
+        """Addresses at which parts of it are registered with CUDA."""
+        passes = 1 if pin_for is None else 2
+        tell = progress or (lambda done, total: None)
+        if pin_for is not None and self.size_bytes:
+            _move_near(self._bytes, pin_for)
+        _prefault(self._buffer[: self.size_bytes], lambda done, total: tell(done, passes * total))
+        if pin_for is not None:
+            self._pin(pin_for, lambda done, total: tell(total + done, passes * total))
+
+    @property
+    def pinned(self) -> bool:
+        return bool(self._slices)
 
     @property
     def data_ptr(self) -> int:
@@ -90,9 +104,22 @@ class HostPool:
 
     def close(self) -> None:
         """Unregister from CUDA. The caller makes sure that no copy is under way."""
-        if self.pinned:
-            self.pinned = False
-            torch.cuda.check_error(_cudart().cudaHostUnregister(self.data_ptr))
+        slices, self._slices = self._slices, []
+        for address in slices:
+            torch.cuda.check_error(_cudart().cudaHostUnregister(address))
+
+    def _pin(self, device: torch.device, progress: Progress) -> None:
+        """Page by page whole: a copy that crossed two registrations would be refused."""
+        step = max(1, _PIN_SLICE_BYTES // self.layout.page_stride_bytes)
+        for first in range(0, self.num_pages, step):
+            part = self._bytes[first : first + step]
+            try:
+                _register(part, device)
+            except MemoryBudgetError:
+                self.close()
+                raise
+            self._slices.append(part.data_ptr())
+            progress(min(first + step, self.num_pages) * part.stride(0), self.size_bytes)
 
 
 def plane_words(layout: PageLayout, pages: torch.Tensor, layer: int) -> tuple[torch.Tensor, ...]:
@@ -118,7 +145,17 @@ def _map(size_bytes: int) -> mmap.mmap:
     return mapping
 
 
-def _prefault(buffer: memoryview, progress: Progress | None) -> None:
+def _move_near(memory: torch.Tensor, device: torch.device) -> None:
+    """Before it is touched."""
+    found: Any = torch.cuda.get_device_properties(device)
+    with contextlib.suppress(AttributeError):  # torch says where a device is since 2.8
+        address = f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
+        node = node_of_device(address)
+        if node is not None:
+            prefer_node(memory.data_ptr(), memory.numel(), node)
+
+
+def _prefault(buffer: memoryview, progress: Progress) -> None:
     """Touch every block from several threads: the first touch of a page is what costs, and numpy
     lets go of the GIL while it writes."""
     total = len(buffer)
@@ -137,8 +174,7 @@ def _prefault(buffer: memoryview, progress: Progress | None) -> None:
         starts = range(0, total, _PREFAULT_SLICE_BYTES)
         for future in as_completed([pool.submit(touch, start) for start in starts]):
             done += future.result()
-            if progress is not None:
-                progress(done, total)
+            progress(done, total)
 
 
 def _register(memory: torch.Tensor, device: torch.device) -> None:

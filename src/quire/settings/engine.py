@@ -35,6 +35,7 @@ def engine_config(
         forward=effective.forward,
         attention=effective.attention,
         cuda_graphs=effective.cuda_graphs,
+        copies=effective.copies,
         page_size=effective.page_size,
         device_bytes=device_bytes,
         host_bytes=effective.host_memory,

@@ -25,6 +25,7 @@ from quire.settings.kinds import (
     Text,
     Value,
 )
+from quire.transfer.kinds import MoverKind
 
 PREFIX = "QUIRE_"
 
@@ -124,6 +125,14 @@ class Settings:
         "graphs, captured at start.",
         example="false",
         flag=True,
+    )
+    copies: MoverKind = _option(  # noqa: RUF009
+        MoverKind.AUTO,
+        Choice(list(MoverKind)),
+        "What moves pages between a CUDA device and the host. rectangles, pieces: the device's "
+        "copy engines, page by page or layer by layer. kernel: one of Quire's own. index: torch. "
+        "auto: as measured at start.",
+        example="rectangles",
     )
     page_size: int = _option(
         16,

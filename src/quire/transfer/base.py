@@ -66,9 +66,9 @@ class Copy:
         if self.error:
             raise WorkerError(f"copy failed: {self.error}")
 
-    def layer_moved(self) -> None:
+    def layers_moved(self, count: int) -> None:
         with self._changed:
-            self._num_moved += 1
+            self._num_moved += count
             self._changed.notify_all()
 
     def fail(self, error: Exception) -> None:
@@ -79,6 +79,9 @@ class Copy:
 
 class CopyEngine(Protocol):
     """Copies between one device pool and one host pool."""
+
+    backup_pages: int
+    """A backup of fewer pages costs more to start than to move: it may wait for others."""
 
     def load(self, host_pages: PageIds, device_pages: PageIds) -> Copy:
         """L2 → L1: device[i] becomes host[i].

@@ -9,55 +9,64 @@ two torch calls for many pages, where a direct copy would cost one call per page
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from quire.memory.device import DevicePool
+from quire.memory.device import DevicePool, word_dtype
 from quire.memory.host import HostPool
+from quire.memory.layout import PageLayout
 from quire.transfer.base import Copy
-from quire.transfer.reference import (
-    Direction,
-    Side,
-    TorchCopyEngine,
-    copy_rows,
-    copy_runs,
-    runs,
-)
-from quire.types import page_array
+from quire.transfer.reference import DirectedEngine, Direction, copy_rows, copy_runs, runs
+from quire.types import PageIds, page_array
 
 _STAGING_BYTES = 1 << 20
 _MIN_RUN = 4
 """Pages per run, on average, from which copying run by run is faster than gathering."""
 
+Planes = Sequence[tuple[torch.Tensor, ...]]
+"""Per layer, per plane: [num_pages, chunk words]."""
 
-class CpuCopyEngine(TorchCopyEngine):
+
+class CpuCopyEngine(DirectedEngine):
     def __init__(self, device: DevicePool, host: HostPool) -> None:
         layers = range(device.layout.num_layers)
+        device_planes = [device.words(layer) for layer in layers]
+        host_planes = [host.words(layer) for layer in layers]
+        rows = max(1, min(device.num_pages, _STAGING_BYTES // device.layout.chunk_bytes))
         super().__init__(
-            [device.words(layer) for layer in layers],
-            [host.words(layer) for layer in layers],
-            _CpuDirection("load", device, _STAGING_BYTES),
-            _CpuDirection("backup", device, _STAGING_BYTES),
+            _Loads("load", device_planes, host_planes, _staging(device.layout, rows)),
+            _Backups("backup", device_planes, host_planes, _staging(device.layout, rows)),
         )
 
 
 class _CpuDirection(Direction):
-    def start(self, source: Side, target: Side) -> Copy:
-        copy = Copy(len(source.planes))
-        self._submit(copy, lambda: self._move(copy, source, target))
+    """Its buffer is kept, since touching fresh memory costs as much as the copy itself."""
+
+    def __init__(self, name: str, device: Planes, host: Planes, staging: torch.Tensor) -> None:
+        """`staging`: [rows, chunk words], used by this direction's thread only."""
+        super().__init__(name)
+        self._device = device
+        self._host = host
+        self._staging = staging
+
+    def _start(self, source: Planes, target: Planes, pages: tuple[PageIds, PageIds]) -> Copy:
+        copy = Copy(len(source))
+        self._submit(copy, lambda: self._move(copy, source, target, pages))
         return copy
 
-    def _move(self, copy: Copy, source: Side, target: Side) -> None:
+    def _move(
+        self, copy: Copy, source: Planes, target: Planes, pages: tuple[PageIds, PageIds]
+    ) -> None:
         started = time.monotonic()
-        move = self._mover(page_array(source.pages), page_array(target.pages))
-        for planes_from, planes_to in zip(source.planes, target.planes, strict=True):
+        move = self._mover(page_array(pages[0]), page_array(pages[1]))
+        for planes_from, planes_to in zip(source, target, strict=True):
             for plane_from, plane_to in zip(planes_from, planes_to, strict=True):
                 move(plane_from, plane_to)
             copy.seconds = time.monotonic() - started
-            copy.layer_moved()
+            copy.layers_moved(1)
 
     def _mover(
         self, source: npt.NDArray[np.int32], target: npt.NDArray[np.int32]
@@ -71,3 +80,17 @@ class _CpuDirection(Direction):
         return lambda plane_from, plane_to: copy_rows(
             plane_from, from_index, plane_to, to_index, self._staging
         )
+
+
+class _Loads(_CpuDirection):
+    def start(self, device_pages: PageIds, host_pages: PageIds) -> Copy:
+        return self._start(self._host, self._device, (host_pages, device_pages))
+
+
+class _Backups(_CpuDirection):
+    def start(self, device_pages: PageIds, host_pages: PageIds) -> Copy:
+        return self._start(self._device, self._host, (device_pages, host_pages))
+
+
+def _staging(layout: PageLayout, rows: int) -> torch.Tensor:
+    return torch.empty(rows, layout.chunk_bytes // layout.word_bytes, dtype=word_dtype(layout))

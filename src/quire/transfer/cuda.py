@@ -1,17 +1,9 @@
-"""CudaCopyEngine: the torch reference on CUDA, one stream and one launching thread per direction.
+"""CudaCopyEngine: movers on streams, one stream and one launching thread per direction.
 
-Scheme: the pinned host pool is seen by the device as a tensor of its own (unified addressing), so
-gathering pages *is* the transfer. Per layer and plane, one index kernel reads the source rows into
-a bounded staging buffer on the device and a second one writes them to their destination; an event
-follows each layer. Compared with the alternatives:
-
-    memcpy per (page, layer, plane)   thousands of small copies: bound by launches
-    memcpy per page, then scatter     layer 0 is complete only when the last page has arrived
-    gather on the CPU, then memcpy    costs host memory bandwidth three times
-
-What it costs is compute units while a copy runs; kernels that use a handful of them come with the
-Triton engine. Launching happens on a thread because a full launch queue blocks the launcher, and
-the step must not block.
+A load is launched in groups of layers, each followed by an event, so that attention can begin with
+the first layers while the last are on their way. A backup, whose layers nobody waits for, is one
+launch. Launching happens on a thread because a full launch queue blocks the launcher, and the step
+must not block.
 
 Order between streams: at submission an event is recorded on the caller's current stream, and the
 copy stream waits for it. So a backup sees what was computed before it, and a load does not
@@ -22,30 +14,34 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 
 from quire.errors import ConfigError
-from quire.memory.device import DevicePool
-from quire.memory.host import HostPool, plane_words
+from quire.memory.device import DevicePool, word_dtype
+from quire.memory.host import HostPool
 from quire.transfer.base import Copy, CopyState
-from quire.transfer.reference import Direction, Side, TorchCopyEngine, copy_rows
-from quire.types import PageIds, page_array
+from quire.transfer.movers import Ends, Mover
+from quire.transfer.reference import DirectedEngine, Direction
+from quire.types import PageIds, num_pages, page_array
 
-_STAGING_BYTES = 32 << 20
+_BACKUP_BYTES = 32 << 20
+"""Of a backup at least, if it can wait: half a millisecond on the link, and some tens of
+microseconds of the step's interpreter to start, however small it is."""
 _TYPE_STRINGS = {8: "<i8", 4: "<i4", 2: "<i2", 1: "|u1"}
 
 
 class CudaCopy(Copy):
-    """A copy on a stream. Each layer's event exists from the start but counts once recorded: a
-    layer is *moved* when it has been launched."""
+    """A copy on a stream. A layer is *moved* when it has been launched; it has arrived when the
+    event after its group has passed."""
 
     def __init__(self, num_layers: int, device: torch.device) -> None:
         super().__init__(num_layers)
         self._device = device
-        self.start = _new_event()
-        self._arrived = [_new_event() for _ in range(num_layers)]
-        self.fence = torch.cuda.current_stream(device).record_event()
+        self._arrived: list[torch.cuda.Event] = []
+        """Of each layer that has been launched."""
+        self._began = _new_event(timed=True)
+        self._ended = _new_event(timed=True)
+        self._fence = torch.cuda.current_stream(device).record_event()
         """On the caller's stream: what was launched there before."""
 
     @property
@@ -54,12 +50,12 @@ class CudaCopy(Copy):
         if launched is not CopyState.DONE:
             return launched
         try:
-            if not _passed(self._arrived[-1]):
+            if not _passed(self._ended):
                 return CopyState.RUNNING
         except RuntimeError as error:  # the device itself failed: sticky, and reported here
             self.fail(error)
             return CopyState.FAILED
-        self.seconds = float(self.start.elapsed_time(self._arrived[-1])) / 1e3
+        self.seconds = float(self._began.elapsed_time(self._ended)) / 1e3
         return CopyState.DONE
 
     def layer_done(self, layer: int) -> bool:
@@ -72,62 +68,74 @@ class CudaCopy(Copy):
 
     def wait(self) -> None:
         super().wait()
-        self._arrived[-1].synchronize()
+        self._ended.synchronize()
 
-    def layer_launched(self, stream: torch.cuda.Stream) -> None:
-        self._arrived[self._num_moved].record(stream)
-        self.layer_moved()
+    def begin(self, stream: torch.cuda.Stream) -> None:
+        stream.wait_event(self._fence)
+        self._began.record(stream)
+
+    def layers_launched(self, layers: range, stream: torch.cuda.Stream) -> None:
+        is_last = layers.stop == self._num_layers
+        event = self._ended if is_last else _new_event(timed=False)
+        event.record(stream)
+        self._arrived += [event] * len(layers)
+        self.layers_moved(len(layers))
 
 
-class _StreamDirection(Direction):
+class StreamDirection(Direction):
     """Its thread launches on a stream of its own."""
 
-    def __init__(self, name: str, device: DevicePool) -> None:
-        super().__init__(name, device, _STAGING_BYTES)
+    def __init__(self, name: str, device: DevicePool, mover: Mover, *, in_groups: bool) -> None:
+        """`in_groups`: somebody waits for single layers."""
+        super().__init__(name)
         self._where = device.device
+        self._num_layers = device.layout.num_layers
+        self._mover = mover
+        self._in_groups = in_groups
         self._stream = torch.cuda.Stream(self._where)  # type: ignore[no-untyped-call]
-        # The buffer was made on another stream: its memory must be ours before the first copy.
+        # What the mover has made was made on another stream: it must be there before it is used.
         self._stream.wait_stream(torch.cuda.current_stream(self._where))
 
-    def start(self, source: Side, target: Side) -> Copy:
-        copy = CudaCopy(len(source.planes), self._where)
-        self._submit(copy, lambda: self._launch(copy, source, target))
+    def start(self, device_pages: PageIds, host_pages: PageIds) -> Copy:
+        copy = CudaCopy(self._num_layers, self._where)
+        self._submit(copy, lambda: self._launch(copy, device_pages, host_pages))
         return copy
 
     def close(self) -> None:
         super().close()
         self._stream.synchronize()
 
-    def _launch(self, copy: CudaCopy, source: Side, target: Side) -> None:
+    def _launch(self, copy: CudaCopy, device_pages: PageIds, host_pages: PageIds) -> None:
+        count, most = num_pages(host_pages), self._num_layers
+        group = min(most, self._mover.layers_at_once(count)) if self._in_groups else most
         with torch.cuda.stream(self._stream):
-            self._stream.wait_event(copy.fence)
-            from_index, to_index = self._indices(source.pages, target.pages)
-            copy.start.record(self._stream)
-            for planes_from, planes_to in zip(source.planes, target.planes, strict=True):
-                for plane_from, plane_to in zip(planes_from, planes_to, strict=True):
-                    copy_rows(plane_from, from_index, plane_to, to_index, self._staging)
-                copy.layer_launched(self._stream)
-
-    def _indices(self, source: PageIds, target: PageIds) -> tuple[torch.Tensor, torch.Tensor]:
-        # Pinned, so that sending them does not wait for the stream to drain; torch keeps the
-        # buffer until the transfer has happened.
-        pages = np.stack([page_array(source), page_array(target)]).astype(np.int64)
-        both = torch.from_numpy(pages).pin_memory().to(self._where, non_blocking=True)
-        return both[0], both[1]
+            copy.begin(self._stream)
+            launch = self._mover.plan(page_array(device_pages), page_array(host_pages))
+            for first in range(0, most, group):
+                layers = range(first, min(first + group, most))
+                launch(layers)
+                copy.layers_launched(layers, self._stream)
 
 
-class CudaCopyEngine(TorchCopyEngine):
-    def __init__(self, device: DevicePool, host: HostPool) -> None:
-        if host.num_pages and not host.pinned:
-            raise ConfigError("host pool is not pinned: build it with pin_for=the CUDA device")
-        layers = range(device.layout.num_layers)
-        pages = _on_device(host, device.device)
+class CudaCopyEngine(DirectedEngine):
+    def __init__(self, device: DevicePool, loads: Mover, backups: Mover) -> None:
         super().__init__(
-            [device.words(layer) for layer in layers],
-            [plane_words(device.layout, pages, layer) for layer in layers],
-            _StreamDirection("load", device),
-            _StreamDirection("backup", device),
+            StreamDirection("load", device, loads, in_groups=True),
+            StreamDirection("backup", device, backups, in_groups=False),
+            backup_pages=-(-_BACKUP_BYTES // device.layout.page_bytes),
         )
+
+
+def ends_of(device: DevicePool, host: HostPool) -> Ends:
+    """Raises ConfigError unless the host pool is pinned, for this device."""
+    if host.num_pages and not host.pinned:
+        raise ConfigError("host pool is not pinned: build it with pin_for=the CUDA device")
+    if not host.num_pages:
+        return Ends(device, host.raw().view(word_dtype(host.layout)), host.raw())
+    pages = torch.as_tensor(_PinnedMemory(host), device=device.device)
+    if pages.data_ptr() != host.data_ptr:  # torch copied
+        raise ConfigError(f"host pool is pinned for another device than {device.device}")
+    return Ends(device, pages, host.raw())
 
 
 class _PinnedMemory:
@@ -145,19 +153,11 @@ class _PinnedMemory:
         }
 
 
-def _on_device(host: HostPool, device: torch.device) -> torch.Tensor:
-    """The host pool, [num_pages, stride words], addressed from the device."""
-    pages = torch.as_tensor(_PinnedMemory(host), device=device)
-    if pages.data_ptr() != host.data_ptr:  # torch copied: pinned for another device than this one
-        raise ConfigError(f"host pool is pinned for another device than {device}")
-    return pages
-
-
 # torch leaves these untyped.
 
 
-def _new_event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+def _new_event(*, timed: bool) -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
 
 
 def _passed(event: torch.cuda.Event) -> bool:

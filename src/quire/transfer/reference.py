@@ -1,5 +1,5 @@
-"""What both torch engines are made of: one thread per direction, which moves layer after layer by
-gather and scatter. Knows tensors and threads; no streams.
+"""What all engines are made of: a thread per direction, and gather and scatter by torch. Knows
+tensors and threads; no streams.
 """
 
 from __future__ import annotations
@@ -7,43 +7,24 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from quire.memory.device import DevicePool, word_dtype
 from quire.transfer.base import Copy
 from quire.types import PageIds
 
-Planes = Sequence[tuple[torch.Tensor, ...]]
-"""Per layer, per plane: [num_pages, chunk words]."""
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One end of a copy: a pool's planes and which of its pages, in order."""
-
-    planes: Planes
-    pages: PageIds
-
 
 class Direction(ABC):
-    """Loads or backups: their thread, and the buffer that only this thread uses. The buffer is
-    kept, since touching fresh memory costs as much as the copy itself."""
+    """Loads or backups, and their thread."""
 
-    def __init__(self, name: str, device: DevicePool, max_bytes: int) -> None:
-        """The buffer is [rows, chunk words]: up to a row per page, `max_bytes` or one row."""
-        layout = device.layout
-        rows = max(1, min(device.num_pages, max_bytes // layout.chunk_bytes))
-        words = layout.chunk_bytes // layout.word_bytes
-        self._staging = torch.empty(rows, words, dtype=word_dtype(layout), device=device.device)
+    def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"quire-{name}")
 
     @abstractmethod
-    def start(self, source: Side, target: Side) -> Copy:
+    def start(self, device_pages: PageIds, host_pages: PageIds) -> Copy:
         """Called on the step's thread; `_submit` does the rest on the direction's."""
 
     def close(self) -> None:
@@ -59,18 +40,19 @@ class Direction(ABC):
         self._thread.submit(run)
 
 
-class TorchCopyEngine:
-    def __init__(self, device: Planes, host: Planes, loads: Direction, backups: Direction) -> None:
-        self._device = device
-        self._host = host
+class DirectedEngine:
+    """A CopyEngine of two directions."""
+
+    def __init__(self, loads: Direction, backups: Direction, *, backup_pages: int = 1) -> None:
         self._loads = loads
         self._backups = backups
+        self.backup_pages = backup_pages
 
     def load(self, host_pages: PageIds, device_pages: PageIds) -> Copy:
-        return self._loads.start(Side(self._host, host_pages), Side(self._device, device_pages))
+        return self._loads.start(device_pages, host_pages)
 
     def backup(self, device_pages: PageIds, host_pages: PageIds) -> Copy:
-        return self._backups.start(Side(self._device, device_pages), Side(self._host, host_pages))
+        return self._backups.start(device_pages, host_pages)
 
     def close(self) -> None:
         self._loads.close()

@@ -17,6 +17,7 @@ from quire.memory.layout import PageLayout
 from quire.memory.sizing import check_host_budget
 from quire.peer.identity import Identity
 from quire.store import PageStore, open_store
+from quire.transfer.kinds import MoverKind
 
 if TYPE_CHECKING:
     from quire.memory.host import Progress
@@ -80,6 +81,8 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     """Of the weights, not only of the name."""
     components: list[ComponentConfig]
     device: str = "cpu"
+    copies: MoverKind = MoverKind.AUTO
+    """What moves pages between a CUDA device and the host."""
     io: IoLimits = IoLimits()
     peer: PeerServing | None = None
     """None: pages are not exchanged."""
@@ -126,7 +129,7 @@ def build_worker(
     components: dict[str, ComponentPools] = {}
     with ExitStack() as undo:
         for component in config.components:
-            pools = _pools(component, config.device, progress)
+            pools = _pools(component, config, progress)
             components[component.layout.component] = pools
             undo.callback(pools.close)
         worker = CacheWorker(
@@ -143,7 +146,9 @@ def build_worker(
     return worker
 
 
-def _pools(component: ComponentConfig, device: str, progress: Progress | None) -> ComponentPools:
+def _pools(
+    component: ComponentConfig, config: WorkerConfig, progress: Progress | None
+) -> ComponentPools:
     import torch
 
     from quire.memory.device import DevicePool
@@ -151,7 +156,7 @@ def _pools(component: ComponentConfig, device: str, progress: Progress | None) -
     from quire.transfer import open_copy_engine
     from quire.worker.worker import ComponentPools
 
-    where = torch.device(device)
+    where = torch.device(config.device)
     device_pool = DevicePool.allocate(component.layout, component.device_pages, where)
     host_pool = HostPool(
         component.layout,
@@ -160,7 +165,8 @@ def _pools(component: ComponentConfig, device: str, progress: Progress | None) -
         progress=progress,
     )
     try:
-        return ComponentPools(device_pool, host_pool, open_copy_engine(device_pool, host_pool))
+        engine = open_copy_engine(device_pool, host_pool, config.copies)
+        return ComponentPools(device_pool, host_pool, engine)
     except BaseException:
         host_pool.close()
         raise

@@ -43,14 +43,52 @@ def test_an_unknown_shape_is_refused(tmp_path) -> None:
         write_model(tmp_path / "m", "huge", device=torch.device("cpu"))
 
 
-def test_it_measures_everything_beside_its_floor(tmp_path, capsys, monkeypatch) -> None:
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return tmp_path_factory.mktemp("bench-gpu") / "model"
+
+
+OPTIONS = ["--shape", "tiny", "--device", "cpu", "--device-memory", "64MiB"]
+OPTIONS += ["--host-memory", "64MiB", "--page-size", "16"]
+
+
+def test_it_measures_tokens_beside_their_floors(model, capsys, monkeypatch) -> None:
     quire = command(capsys, monkeypatch)
-    options = ["--shape", "tiny", "--device", "cpu", "--device-memory", "64MiB"]
-    options += ["--host-memory", "64MiB", "--page-size", "16", "--keep", str(tmp_path / "model")]
+    options = [*OPTIONS, "--keep", str(model), "--only", "decode,prefill,hits"]
     result = quire("bench", "gpu", *options, "--json").json
     assert [row["batch"] for row in result["decode"]] == [1, 4]
-    for row in result["decode"] + result["prompts"]:
+    for row in result["decode"] + result["prefill"]:
         assert row["floor_ms"] > 0
     hits = result["hits"][-1]
     assert (hits["device_tokens"], hits["host_tokens"]) == (496, 496)
-    assert "from token to token" in quire("bench", "gpu", *options).out
+    assert "sets" not in result
+
+
+def test_it_measures_copies_and_sessions(model, tmp_path, capsys, monkeypatch) -> None:
+    pytest.importorskip("matplotlib")
+    quire = command(capsys, monkeypatch)
+    options = [*OPTIONS, "--keep", str(model), "--only", "copies,sets"]
+    result = quire("bench", "gpu", *options, "--json", "--plots", str(tmp_path / "plots")).json
+    cases = {(row["way"], row["order"]) for row in result["copies"]["link"]}
+    assert len(cases) == 6
+    assert all(row["both_ms"] > 0 for row in result["copies"]["beside"])
+    assert [row["tiers"] for row in result["copies"]["fresh"]] == ["host", "host and store"]
+    reused = {
+        (row["tiers"], row["times_device"]): [one["hit"] for one in row["rounds"]]
+        for row in result["sets"]
+    }
+    assert all(first == 0 for first, _ in reused.values())
+    assert reused["L1+L2", 4.0][1] > 0.8 > reused["L1", 4.0][1]
+    assert reused["L1", 0.5][1] > 0.8
+    assert {path.name for path in (tmp_path / "plots").iterdir()} == {
+        "sets_ttft.png",
+        "sets_hits.png",
+    }
+    shown = quire("bench", "gpu", *options).out
+    assert "Nothing reused" in shown
+    assert "beside the device alone" in shown
+
+
+def test_parts_that_nobody_knows_are_refused(capsys, monkeypatch) -> None:
+    quire = command(capsys, monkeypatch)
+    assert "prefill" in quire("bench", "gpu", *OPTIONS, "--only", "decode,speed").sentence

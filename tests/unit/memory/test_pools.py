@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from quire.errors import ConfigError, MemoryBudgetError
+from quire.memory import host as host_module
 from quire.memory.device import DevicePool
 from quire.memory.host import HostPool
 from quire.memory.layout import BLOCK_BYTES, InnerLayout, PageLayout
@@ -89,6 +90,56 @@ def test_prefault_tells_how_far_it_is():
         pass
     assert seen[-1] == (150 << 20, 150 << 20)
     assert seen == sorted(seen)
+
+
+class FakeCuda:
+    """Registers memory, or refuses from the so-many-th part on."""
+
+    def __init__(self, refuse_from=1000):
+        self.refuse_from = refuse_from
+        self.registered = {}
+
+    def register(self, memory, device):
+        if len(self.registered) >= self.refuse_from:
+            raise MemoryBudgetError("no more")
+        self.registered[memory.data_ptr()] = memory.numel()
+
+    def cudaHostUnregister(self, address):  # CUDA's name
+        del self.registered[address]
+        return 0
+
+    def install(self, monkeypatch):
+        monkeypatch.setattr(host_module, "_register", self.register)
+        monkeypatch.setattr(host_module, "_cudart", lambda: self)
+        monkeypatch.setattr(host_module, "_move_near", lambda memory, device: None)
+        monkeypatch.setattr(host_module, "_PIN_SLICE_BYTES", 3 * LAYOUT.page_stride_bytes + 1)
+        monkeypatch.setattr(torch.cuda, "check_error", lambda code: None)
+        return self
+
+
+def test_a_pool_is_pinned_in_parts_of_whole_pages_and_tells_how_far_it_is(monkeypatch):
+    cuda, seen = FakeCuda().install(monkeypatch), []
+    where = torch.device("cuda")
+    pool = HostPool(LAYOUT, 8, pin_for=where, progress=lambda *so_far: seen.append(so_far))
+    stride = LAYOUT.page_stride_bytes
+    assert cuda.registered == {
+        pool.data_ptr: 3 * stride,
+        pool.data_ptr + 3 * stride: 3 * stride,
+        pool.data_ptr + 6 * stride: 2 * stride,
+    }
+    assert pool.pinned
+    assert seen == sorted(seen)
+    assert seen[-1] == (16 * stride, 16 * stride)
+    pool.close()
+    assert not cuda.registered
+    assert not pool.pinned
+
+
+def test_a_pool_that_cannot_be_pinned_whole_is_not_pinned_at_all(monkeypatch):
+    cuda = FakeCuda(refuse_from=2).install(monkeypatch)
+    with pytest.raises(MemoryBudgetError):
+        HostPool(LAYOUT, 8, pin_for=torch.device("cuda"))
+    assert not cuda.registered
 
 
 def test_a_pool_beyond_the_machine_is_refused_before_anything_is_taken():

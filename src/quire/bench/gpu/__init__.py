@@ -1,5 +1,7 @@
 """`quire bench gpu`: the engine beside what the hardware could do.
 
-model.py (random weights of a real shape), floors.py (what the machine does at best), drive.py (an
-engine in this process), run.py (the measurements), report.py.
+plan.py (what is measured), model.py (random weights of a real shape), floors.py (what the machine
+does at best), rig.py and drive.py (engines in this process), latency.py (decoding, prompts, hits),
+link.py and copies.py (between device and host), sets.py (sessions that come back), run.py,
+report.py, plots.py.
 """

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,10 +29,17 @@ _COPY_TOKENS = 64
 class Heard:
     """Of one request."""
 
+    asked_s: float
+    tokens: list[int] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
     """When each of its tokens came."""
     cached: CachedTokens | None = None
     is_over: bool = False
+
+    @property
+    def first_token_s(self) -> float:
+        """From asking until it came."""
+        return self.times_s[0] - self.asked_s
 
 
 class Drive:
@@ -45,6 +53,14 @@ class Drive:
     ) -> float:
         """Between two tokens of one request, while all of them decode; the median. Raises
         EngineError if one ends before that."""
+        with self.decoding(prompts, params) as gap_ms:
+            return gap_ms(num_tokens)
+
+    @contextlib.contextmanager
+    def decoding(
+        self, prompts: Sequence[Tokens], params: SamplingParams
+    ) -> Iterator[Callable[[int], float]]:
+        """All of them decode; what comes measures as `decode_ms` does, as often as it is called."""
         began = [self._begin(prompt, params) for prompt in prompts]
         heard = [self._heard[name] for name in began]
         while any(len(one.times_s) < _WARM_TOKENS for one in heard):
@@ -53,28 +69,43 @@ class Drive:
         quiet = len(first.times_s) + _COPY_TOKENS  # those that decode fill pages all the time
         while not self.engine.manager.idle and len(first.times_s) < quiet:
             self._step()
-        start = len(first.times_s)
-        while len(first.times_s) < start + num_tokens + 1:
-            if any(one.is_over for one in heard):
-                raise EngineError("a request ended before all were measured: give it more tokens")
-            self._step()
+
+        def gap_ms(num_tokens: int) -> float:
+            start = len(first.times_s)
+            while len(first.times_s) < start + num_tokens + 1:
+                if any(one.is_over for one in heard):
+                    raise EngineError(
+                        "a request ended before all were measured: give it more tokens"
+                    )
+                self._step()
+            gaps = [later - earlier for earlier, later in itertools.pairwise(first.times_s[start:])]
+            return statistics.median(gaps) * 1e3
+
+        yield gap_ms
         for name in began:
             self.engine.scheduler.abort(RequestId(name))
-        times = first.times_s[start:]
-        gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
         self.settle()
-        return statistics.median(gaps) * 1e3
 
     def first_token_s(self, prompt: Tokens) -> tuple[float, CachedTokens]:
         """From asking until it came, and what of the prompt was reused."""
-        began = time.perf_counter()
-        heard = self._heard[self._begin(prompt, SamplingParams(max_tokens=1, temperature=0))]
-        while not heard.is_over:
-            self._step()
-        took = heard.times_s[0] - began
+        (heard,) = self.answer_all([prompt], SamplingParams(max_tokens=1, temperature=0))
         self.settle()
         assert heard.cached is not None, "a token, and nothing said of the cache"
-        return took, heard.cached
+        return heard.first_token_s, heard.cached
+
+    def answer_all(
+        self, prompts: Sequence[Tokens], params: SamplingParams, at_once: int | None = None
+    ) -> list[Heard]:
+        """To their ends, in this order, at most `at_once` of them under way."""
+        waiting = list(reversed(prompts))
+        heard: list[Heard] = []
+        while waiting or any(not one.is_over for one in heard):
+            running = sum(not one.is_over for one in heard)
+            while waiting and (at_once is None or running < at_once):
+                heard.append(self._heard[self._begin(waiting.pop(), params)])
+                running += 1
+            self._step()
+        return heard
 
     def settle(self) -> None:
         """Until copies and writes have ended. Raises EngineError."""
@@ -92,7 +123,7 @@ class Drive:
     def _begin(self, prompt: Tokens, params: SamplingParams) -> str:
         self._num_asked += 1
         name = f"bench-{self._num_asked}"
-        self._heard[name] = Heard()
+        self._heard[name] = Heard(time.perf_counter())
         self.engine.handle(Generate(RequestId(name), prompt.astype("<i4").tobytes(), params))
         return name
 
@@ -105,6 +136,7 @@ class Drive:
                 if output.error:
                     raise EngineError(f"a request went wrong: {output.error}")
                 heard = self._heard[output.id]
+                heard.tokens += output.tokens
                 heard.times_s += [now] * len(output.tokens)
                 heard.cached = heard.cached or output.cached
                 heard.is_over = output.finish is not None

@@ -37,12 +37,6 @@ _ACCENT = "#c8553d"
 
 def write(result: Result, folder: Path) -> list[Path]:
     """Raises ConfigError: matplotlib is missing, or the folder cannot be written."""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            "--plots draws with matplotlib, which is not installed: pip install 'quire[bench]'"
-        ) from error
     pictures = {
         "ttft_by_round.png": _ttft_by_round,
         "hits_by_round.png": _hits_by_round,
@@ -50,26 +44,35 @@ def write(result: Result, folder: Path) -> list[Path]:
     }
     paths = []
     for name, draw in pictures.items():
-        figure, axes = _canvas()
+        figure, axes = new_canvas()
         draw(result, figure, axes)
         _caption(result, figure)
-        path = folder / name
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path, dpi=150)
-        except OSError as error:
-            raise ConfigError(
-                f"cannot write {str(path)!r} ({error.strerror}): give --plots another directory"
-            ) from error
-        paths.append(path)
+        paths.append(save(figure, folder / name))
     return paths
 
 
-def _canvas() -> tuple[Figure, Axes]:
-    """A figure of its own, apart from pyplot's global state: Agg draws it when it is saved."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+def save(figure: Figure, path: Path) -> Path:
+    """Raises ConfigError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {str(path)!r} ({error.strerror}): give --plots another directory"
+        ) from error
+    return path
 
+
+def new_canvas() -> tuple[Figure, Axes]:
+    """A figure of its own, apart from pyplot's global state: Agg draws it when it is saved. Raises
+    ConfigError: matplotlib is missing."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError(
+            "--plots draws with matplotlib, which is not installed: pip install 'quire[bench]'"
+        ) from error
     figure = Figure(figsize=(8, 5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()

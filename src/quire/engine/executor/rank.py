@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from quire.worker.worker import CacheWorker
 
 _COLLECTIVE_TIMEOUT_S = 300
+
+Model: TypeAlias = "DenseModel | torch.nn.Module"
 
 Progress = Callable[[str, float], None]
 
@@ -70,16 +72,20 @@ class Rank:
 
 
 def build_rank(
-    config: RankConfig, worker_config: WorkerConfig, progress: Progress | None = None
+    config: RankConfig,
+    worker_config: WorkerConfig,
+    progress: Progress | None = None,
+    model: Model | None = None,
 ) -> Rank:
-    """Load, split, allocate, connect. Raises ModelError, ConfigError, MemoryBudgetError."""
+    """Load, split, allocate, connect. `model`: as `load` gave it, and not split yet. Raises
+    ModelError, ConfigError, MemoryBudgetError."""
     import torch
 
     torch.set_num_threads(config.threads)
     if torch.device(worker_config.device).index is not None:
         torch.cuda.set_device(worker_config.device)  # where kernels of our own are launched
     shape = describe(Path(config.model))
-    model = _load(config, worker_config)
+    model = model or load(config, worker_config)
     all_reduce = None
     if worker_config.num_ranks > 1:
         all_reduce = _join(config, worker_config)
@@ -114,7 +120,7 @@ def build_rank(
     return Rank(worker, runner, shape, worker.components[FULL].device.layout.page_size)
 
 
-def _load(config: RankConfig, worker_config: WorkerConfig) -> DenseModel | torch.nn.Module:
+def load(config: RankConfig, worker_config: WorkerConfig) -> Model:
     """Our own model in its share; transformers' whole, in main memory if it is to be split, so
     that no device holds it whole."""
     import torch

@@ -1,0 +1,94 @@
+"""Decoding, prompts and hits, one at a time, each beside its floor."""
+
+from __future__ import annotations
+
+import statistics
+
+import msgspec
+
+from quire.bench.gpu.drive import Drive
+from quire.bench.gpu.rig import Result, Rig
+from quire.engine.messages import SamplingParams
+from quire.types import Tier
+
+GREEDY = SamplingParams(max_tokens=1, temperature=0)
+_DRAWN = SamplingParams(
+    max_tokens=1, temperature=0.8, top_p=0.95, presence_penalty=0.5, frequency_penalty=0.1
+)
+_REPEATS = 3
+
+
+def decode(rig: Rig, drive: Drive) -> list[Result]:
+    rows = []
+    for i, (batch, context) in enumerate(rig.plan.decode):
+        rig.progress("decoding", i, len(rig.plan.decode))
+        floor_ms = rig.needs.decode_s(rig.machine, batch, context) * 1e3
+        row: Result = {"batch": batch, "context": context, "floor_ms": floor_ms}
+        for name, options in (("greedy_ms", GREEDY), ("drawn_ms", _DRAWN)):
+            prompts = [rig.prompt(context) for _ in range(batch)]
+            row[name] = drive.decode_ms(
+                prompts, longest(options, drive, context), rig.plan.decode_tokens
+            )
+            drive.forget(Tier.DEVICE, Tier.HOST)
+        row["share_of_floor"] = floor_ms / row["greedy_ms"]
+        rows.append(row)
+    return rows
+
+
+def longest(params: SamplingParams, drive: Drive, context: int) -> SamplingParams:
+    """An answer that does not end while it is measured."""
+    return msgspec.structs.replace(params, max_tokens=drive.engine.info.max_context - context)
+
+
+def prompts(rig: Rig, drive: Drive) -> list[Result]:
+    rows = []
+    for i, (tokens, chunk) in enumerate(rig.plan.prompts):
+        rig.progress("prompts", i, len(rig.plan.prompts))
+        drive.engine.scheduler.chunk_tokens = chunk
+        seconds = []
+        for _ in range(_REPEATS):
+            seconds.append(drive.first_token_s(rig.prompt(tokens))[0])
+            drive.forget(Tier.DEVICE, Tier.HOST)
+        took, ops = statistics.median(seconds), rig.needs.prompt_ops(tokens)
+        rows.append(
+            {
+                "tokens": tokens,
+                "chunk": chunk,
+                "ms": took * 1e3,
+                "floor_ms": ops / rig.machine.matmul_ops_s * 1e3,
+                "tflops": ops / took / 1e12,
+                "share_of_floor": ops / rig.machine.matmul_ops_s / took,
+            }
+        )
+    return rows
+
+
+def hits(rig: Rig, drive: Drive) -> list[Result]:
+    rows = []
+    rig.attach(drive)
+    step_s = rig.needs.decode_s(rig.machine, 1, 0)
+    for i, tokens in enumerate(rig.plan.hits):
+        rig.progress("hits", i, len(rig.plan.hits))
+        prompt = rig.prompt(tokens)
+        computed_s, _ = drive.first_token_s(prompt)
+        link_s = tokens * rig.needs.kv_bytes / rig.machine.link_bytes_s
+        row: Result = {
+            "tokens": tokens,
+            "computed_ms": computed_s * 1e3,
+            "floor_ms": (step_s + link_s) * 1e3,
+        }
+        for tier, gone in (
+            ("device", ()),
+            ("host", (Tier.DEVICE,)),
+            ("store", (Tier.DEVICE, Tier.HOST)),
+        ):
+            seconds = []
+            for _ in range(_REPEATS):
+                drive.forget(*gone)
+                took, cached = drive.first_token_s(prompt)
+                seconds.append(took)
+                row[f"{tier}_tokens"] = getattr(cached, tier)
+            row[f"{tier}_ms"] = statistics.median(seconds) * 1e3
+        rows.append(row)
+        drive.forget(Tier.DEVICE, Tier.HOST)
+    return rows

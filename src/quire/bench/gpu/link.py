@@ -1,0 +1,144 @@
+"""Link: copies between two pools of real layout, beside plain copies of as many bytes.
+
+Each pool has two halves: loads use the first of both, backups the second, so that both ways may go
+on at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+
+from quire.bench.gpu.floors import wait
+from quire.memory.device import DevicePool
+from quire.memory.host import HostPool
+from quire.memory.layout import PageLayout
+from quire.transfer import Copy, open_copy_engine
+from quire.types import PageIds, page_ids
+
+_REPEATS = 5
+_IN_FLIGHT = 2
+"""Copies of a direction, when the link is to be full."""
+
+
+class Way(enum.Enum):
+    LOAD = "load"
+    BACKUP = "backup"
+
+
+class Order(enum.Enum):
+    ORDERED = "ordered"
+    SCATTERED = "scattered"
+
+
+BOTH = (Way.LOAD, Way.BACKUP)
+
+
+class Link:
+    def __init__(self, layout: PageLayout, size_bytes: int, device: torch.device) -> None:
+        """`size_bytes`: of each copy, in whole pages."""
+        self._count = count = max(2, size_bytes // layout.page_bytes)
+        self.size_bytes = count * layout.page_bytes
+        self._where = device
+        self._device = DevicePool.allocate(layout, 2 * count, device)
+        self._host = HostPool(
+            layout, 2 * count, pin_for=self._device.device if device.type == "cuda" else None
+        )
+        self._host.raw().random_()
+        self._engine = open_copy_engine(self._device, self._host)
+        self._flat = [torch.empty(self.size_bytes, dtype=torch.uint8, device=device) for _ in BOTH]
+        self._streams = _streams(device)
+        chance = np.random.default_rng(0)
+        self._pages = {
+            (way, order): tuple(self._some(order, half, chance) for _ in range(2))
+            for half, way in enumerate(BOTH)
+            for order in Order
+        }
+
+    def close(self) -> None:
+        self._engine.close()
+        self._host.close()
+
+    def shares(self, ways: Sequence[Way], order: Order) -> tuple[float, float]:
+        """Bytes a second of ours and of plain copies, all `ways` at once; taken in turn."""
+        ours, plain = [], []
+        for _ in range(_REPEATS + 1):
+            plain.append(self._rate(ways, lambda: self._plain(ways)))
+            ours.append(self._rate(ways, lambda: self._ours(ways, order)))
+        return statistics.median(ours[1:]), statistics.median(plain[1:])  # warm
+
+    @contextlib.contextmanager
+    def saturated(self, ways: Sequence[Way]) -> Iterator[Callable[[], float]]:
+        """Copies, scattered, one behind the other, as long as this lasts. What comes says how many
+        bytes a second went over the link until now."""
+        over = threading.Event()
+        moved = dict.fromkeys(ways, 0)
+
+        def keep(way: Way) -> None:
+            copies: deque[Copy] = deque()
+            while not over.is_set():
+                copies.append(self._start(way, Order.SCATTERED))
+                if len(copies) > _IN_FLIGHT:
+                    copies.popleft().wait()
+                    moved[way] += self.size_bytes
+            for copy in copies:
+                copy.wait()
+
+        threads = [threading.Thread(target=keep, args=(way,)) for way in ways]
+        for thread in threads:
+            thread.start()
+        began = time.perf_counter()
+        try:
+            yield lambda: sum(moved.values()) / (time.perf_counter() - began)
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+
+    def _some(self, order: Order, half: int, chance: np.random.Generator) -> PageIds:
+        pages = np.arange(self._count)
+        if order is Order.SCATTERED:
+            pages = chance.permutation(self._count)
+        return page_ids((pages + half * self._count).astype(np.int32))
+
+    def _start(self, way: Way, order: Order) -> Copy:
+        device, host = self._pages[way, order]
+        if way is Way.LOAD:
+            return self._engine.load(host, device)
+        return self._engine.backup(device, host)
+
+    def _ours(self, ways: Sequence[Way], order: Order) -> None:
+        for copy in [self._start(way, order) for way in ways]:
+            copy.wait()
+
+    def _plain(self, ways: Sequence[Way]) -> None:
+        raw = self._host.raw().view(-1)
+        for way, stream in zip(ways, self._streams, strict=False):
+            with stream:
+                if way is Way.LOAD:
+                    self._flat[0].copy_(raw[: self.size_bytes], non_blocking=True)
+                else:
+                    half = self._count * self._host.layout.page_stride_bytes
+                    raw[half : half + self.size_bytes].copy_(self._flat[1], non_blocking=True)
+
+    def _rate(self, ways: Sequence[Way], work: Callable[[], None]) -> float:
+        wait(self._where)
+        began = time.perf_counter()
+        work()
+        wait(self._where)
+        return len(ways) * self.size_bytes / (time.perf_counter() - began)
+
+
+def _streams(device: torch.device) -> list[contextlib.AbstractContextManager[object]]:
+    if device.type != "cuda":
+        return [contextlib.nullcontext() for _ in BOTH]
+    made = [torch.cuda.Stream(device) for _ in BOTH]  # type: ignore[no-untyped-call]
+    return [torch.cuda.stream(stream) for stream in made]

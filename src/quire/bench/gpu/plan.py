@@ -1,0 +1,100 @@
+"""Plan: what `quire bench gpu` measures, and how much of it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quire.errors import ConfigError
+
+
+class Part(enum.StrEnum):
+    DECODE = "decode"
+    PREFILL = "prefill"
+    COPIES = "copies"
+    HITS = "hits"
+    SETS = "sets"
+
+
+def parse_parts(text: str) -> frozenset[Part]:
+    """As people write them, with commas. Raises ConfigError."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name not in set(Part)]
+    if unknown or not names:
+        raise ConfigError(f"--only {text!r}: name some of {', '.join(Part)}, with commas")
+    return frozenset(Part(name) for name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class SetPlan:
+    """Sessions that come back, turn by turn, on a device that does not hold them all."""
+
+    sessions: int = 20
+    tokens: int = 6144
+    """Of each session's first prompt."""
+    turn_tokens: int = 64
+    """That a user adds in each later round."""
+    answer_tokens: int = 32
+    rounds: int = 4
+    at_once: int = 4
+    times_device: float = 4.0
+    """So many times what the device holds is the whole set."""
+    fitting: int = 4
+    """Of the sessions, in the set that fits."""
+
+    @property
+    def session_tokens(self) -> int:
+        """In the last round."""
+        later = (self.rounds - 1) * (self.turn_tokens + self.answer_tokens)
+        return self.tokens + later + self.answer_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    shape: str = "qwen3-8b"
+    device: str = "cuda"
+    page_size: int = 64
+    parts: frozenset[Part] = frozenset(Part)
+    decode: tuple[tuple[int, int], ...] = (
+        (1, 1024),
+        (1, 8192),
+        (64, 1024),
+        (64, 3584),
+        (128, 1024),
+    )
+    """Requests at once, and the context of each."""
+    decode_tokens: int = 64
+    prompts: tuple[tuple[int, int], ...] = ((8192, 8192), (32768, 8192), (32768, 2048))
+    """Tokens, and of each chunk."""
+    hits: tuple[int, ...] = (1024, 8192, 32768)
+    copy_pages: tuple[int, ...] = (16, 64)
+    """Page sizes."""
+    copy_bytes: int = 1 << 30
+    beside: tuple[tuple[int, int], ...] = ((1, 1024), (64, 1024))
+    """As `decode`, beside a saturated link."""
+    fresh: tuple[int, int, int] = (64, 512, 128)
+    """Requests at once, the tokens of each prompt and answer: nothing of them is reused."""
+    fresh_rounds: int = 3
+    sets: SetPlan = field(default_factory=SetPlan)
+    device_bytes: int = 60 << 30
+    host_bytes: int = 16 << 30
+    seed: int = 0
+    model: Path | None = None
+    """Where the random weights are, or shall be, kept; None: not at all."""
+
+
+SMALL: dict[str, Any] = {
+    "decode": ((1, 64), (4, 64)),
+    "decode_tokens": 8,
+    "prompts": ((512, 512), (512, 128)),
+    "hits": (128, 512),
+    "copy_pages": (16,),
+    "copy_bytes": 1 << 20,
+    "beside": ((2, 64),),
+    "fresh": (4, 64, 8),
+    "fresh_rounds": 1,
+    "sets": SetPlan(sessions=8, tokens=192, turn_tokens=16, rounds=2, answer_tokens=8, fitting=1),
+}
+"""Of a plan: to try it without an accelerator."""

@@ -1,0 +1,107 @@
+"""Pictures of `quire bench gpu`, PNG files, of the parts that were measured.
+
+    decoding.png      ms from token to token beside the floor
+    hits.png          first token over the prompt's length, by where the prompt was
+    sets_ttft.png     first token, round by round, by tiers; the set that does not fit
+    sets_hits.png     what of the prompts was reused, the same way
+
+matplotlib is loaded only here, and without a display.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quire.bench.gpu.plan import Part
+from quire.bench.serve.plots import new_canvas, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Result = dict[str, Any]
+
+_COLOURS = {"nowhere": "#6b7278", "device": "#1b7f5c", "host": "#c8553d", "store": "#7a9cc6"}
+_OF_TIERS = {"L1": "#6b7278", "L1+L2": "#c8553d", "L1+L2+L3": "#7a9cc6"}
+
+
+def write(result: Result, folder: Path) -> list[Path]:
+    """Raises ConfigError: matplotlib is missing, or the folder cannot be written."""
+    pictures: list[tuple[str, Part, Callable[[Any, Axes], None]]] = [
+        ("decoding.png", Part.DECODE, _decoding),
+        ("hits.png", Part.HITS, _hits),
+        ("sets_ttft.png", Part.SETS, _sets_ttft),
+        ("sets_hits.png", Part.SETS, _sets_hits),
+    ]
+    paths = []
+    for name, part, draw in pictures:
+        if part.value in result:
+            figure, axes = new_canvas()
+            draw(result[part.value], axes)
+            caption = f"{result['shape']}, random weights, on {result['machine']['name']}"
+            figure.supxlabel(caption, fontsize=8, color="#6b7278")
+            paths.append(save(figure, folder / name))
+    return paths
+
+
+def _decoding(rows: list[Result], axes: Axes) -> None:
+    places = range(len(rows))
+    axes.bar(places, [row["greedy_ms"] for row in rows], color="#56b4a0", label="engine")
+    floors = [row["floor_ms"] for row in rows]
+    axes.bar(places, floors, color="#1b7f5c", label="floor: bytes over bandwidth")
+    labels = [f"{row['batch']} × {row['context']:,}\n{row['share_of_floor']:.0%}" for row in rows]
+    axes.set_xticks(list(places), labels)
+    axes.set_title("Decoding: ms from token to token", loc="left", fontweight="bold")
+    axes.set_xlabel("requests × context, and the share of the floor")
+    axes.legend(frameon=False)
+
+
+def _hits(rows: list[Result], axes: Axes) -> None:
+    lengths = [row["tokens"] for row in rows]
+    for where, figure in (
+        ("nowhere", "computed_ms"),
+        ("store", "store_ms"),
+        ("host", "host_ms"),
+        ("device", "device_ms"),
+    ):
+        values = [row[figure] for row in rows]
+        axes.plot(lengths, values, marker="o", linewidth=2, color=_COLOURS[where], label=where)
+    floors = [row["floor_ms"] for row in rows]
+    axes.plot(lengths, floors, linestyle="--", color=_COLOURS["host"], label="host's floor")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+    axes.set_title("First token by where the prompt was, ms", loc="left", fontweight="bold")
+    axes.set_xlabel("tokens of the prompt")
+    axes.legend(frameon=False)
+
+
+def _sets_ttft(rows: list[Result], axes: Axes) -> None:
+    _by_round(rows, axes, lambda one: one["ttft_s"] * 1e3)
+    axes.set_title("First token, round by round, ms", loc="left", fontweight="bold")
+
+
+def _sets_hits(rows: list[Result], axes: Axes) -> None:
+    _by_round(rows, axes, lambda one: 100 * one["hit"])
+    axes.set_title("Reused of the prompts, round by round, %", loc="left", fontweight="bold")
+
+
+def _by_round(rows: list[Result], axes: Axes, value: Callable[[Result], float]) -> None:
+    """Of the sets that do not fit with whole lines, of those that do with broken ones."""
+    for row in rows:
+        fits = row["times_device"] <= 1
+        numbers = range(1, len(row["rounds"]) + 1)
+        axes.plot(
+            numbers,
+            [value(one) for one in row["rounds"]],
+            marker="o",
+            linewidth=1 if fits else 2,
+            linestyle="--" if fits else "-",
+            color=_OF_TIERS[row["tiers"]],
+            label=f"{row['tiers']}, set {row['times_device']:.1f} × the device",
+        )
+        axes.set_xticks(list(numbers))
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("round")
+    axes.legend(frameon=False)

@@ -1,0 +1,93 @@
+"""Rig: what the parts of `quire bench gpu` share: the machine as measured, a model, engines."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from quire.bench.gpu.drive import Drive, Tokens
+from quire.bench.gpu.floors import Machine, Needs, measure
+from quire.bench.gpu.model import write_model
+from quire.bench.gpu.plan import Plan
+from quire.engine.build import build_engine
+from quire.engine.config import EngineConfig
+from quire.engine.forward.spec import dense_spec
+from quire.models import describe, read_config
+from quire.types import Tier
+
+Progress = Callable[[str, int, int], None]
+Result = dict[str, Any]
+
+
+class Rig:
+    def __init__(self, plan: Plan, folder: Path, progress: Progress) -> None:
+        """`folder`: for what is not kept. Raises ConfigError."""
+        self.plan = plan
+        self.progress = progress
+        self.device = torch.device(plan.device)
+        progress("what the machine does", 0, 1)
+        self.machine: Machine = measure(self.device)
+        self._folder = folder
+        self._model = plan.model or folder / "model"
+        if not self._model.exists():
+            write_model(
+                self._model,
+                plan.shape,
+                device=self.device,
+                progress=lambda done, of: progress("random weights", done, of),
+            )
+        text = read_config(self._model).get_text_config()
+        self.spec = dense_spec(text, describe(self._model))
+        self.needs = Needs.of(self.spec)
+        self._chance = np.random.default_rng(plan.seed)
+        self._num_stores = 0
+
+    def prompt(self, length: int) -> Tokens:
+        """One that nobody has seen."""
+        return self._chance.integers(0, self.spec.vocab_size, length, dtype=np.int32)
+
+    def shuffled(self, count: int) -> list[int]:
+        return [int(i) for i in self._chance.permutation(count)]
+
+    @contextlib.contextmanager
+    def engine(
+        self, *, device_bytes: int | None = None, host_bytes: int | None = None
+    ) -> Iterator[Drive]:
+        """Warm. By default with the memory that the plan says."""
+        plan = self.plan
+        chunks = {chunk for _, chunk in plan.prompts}
+        engine = build_engine(
+            EngineConfig(
+                model=str(self._model),
+                name=plan.shape,
+                device=plan.device,
+                dtype="bfloat16",
+                page_size=plan.page_size,
+                device_bytes=plan.device_bytes if device_bytes is None else device_bytes,
+                host_bytes=plan.host_bytes if host_bytes is None else host_bytes,
+                max_running=max(plan.fresh[0], *(batch for batch, _ in plan.decode)),
+                chunk_tokens=max(chunks),
+            ),
+            lambda what, done: self.progress(what, int(done * 100), 100),
+        )
+        try:
+            drive = Drive(engine)
+            for chunk in sorted(chunks):  # the first batches of a process choose kernels
+                drive.engine.scheduler.chunk_tokens = chunk
+                drive.first_token_s(
+                    self.prompt(min(2 * chunk + 7, drive.engine.info.max_context - 1))
+                )
+            drive.forget(Tier.DEVICE, Tier.HOST)
+            yield drive
+        finally:
+            engine.close()
+
+    def attach(self, drive: Drive, size: str = "40GiB") -> None:
+        """A store of its own, in files."""
+        self._num_stores += 1
+        drive.engine.attach_and_wait(f"file://{self._folder}/store-{self._num_stores}?max={size}")

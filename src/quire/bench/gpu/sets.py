@@ -1,0 +1,98 @@
+"""Working sets: sessions that come back turn by turn, on a device that holds all of them or a
+quarter; with the device alone, with host memory, with host memory and a store.
+
+Each round asks every session once, in an order of its own, a few at a time; each prompt is all
+that was said before and some more.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from quire.bench.gpu.drive import Drive, Heard, Tokens
+from quire.bench.gpu.latency import GREEDY
+from quire.bench.gpu.plan import SetPlan
+from quire.bench.gpu.rig import Result, Rig
+from quire.types import Tier
+
+_TIERS = ("device", "host", "store")
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiers:
+    name: str
+    host: float
+    """Times the whole set."""
+    store: bool = False
+
+
+_VARIANTS = (
+    _Tiers("L1", 0),
+    _Tiers("L1+L2", 1.25),
+    _Tiers("L1+L2+L3", 0.5, store=True),
+)
+
+
+def measure(rig: Rig) -> list[Result]:
+    """One row per tiers and set; in it, one per round."""
+    plan, rows = rig.plan.sets, []
+    set_bytes = plan.sessions * _pages(rig, plan) * rig.plan.page_size * rig.needs.kv_bytes
+    for tiers in _VARIANTS:
+        with rig.engine(
+            device_bytes=int(set_bytes / plan.times_device),
+            host_bytes=int(set_bytes * tiers.host),
+        ) as drive:
+            drive.engine.scheduler.chunk_tokens = max(chunk for _, chunk in rig.plan.prompts)
+            if tiers.store:
+                rig.attach(drive)
+            for sessions in (plan.sessions, plan.fitting):
+                rounds = _rounds(rig, drive, sessions, tiers.name)
+                times = plan.times_device * sessions / plan.sessions
+                rows.append({"tiers": tiers.name, "times_device": times, "rounds": rounds})
+                drive.forget(Tier.DEVICE, Tier.HOST)
+    return rows
+
+
+def later(row: Result, figure: str) -> float:
+    """The mean over the rounds in which there was something to reuse."""
+    return float(statistics.mean(one[figure] for one in row["rounds"][1:]))
+
+
+def _pages(rig: Rig, plan: SetPlan) -> int:
+    return -(-plan.session_tokens // rig.plan.page_size)
+
+
+def _rounds(rig: Rig, drive: Drive, sessions: int, name: str) -> list[Result]:
+    plan = rig.plan.sets
+    said = [rig.prompt(plan.tokens) for _ in range(sessions)]
+    params = msgspec.structs.replace(GREEDY, max_tokens=plan.answer_tokens)
+    rounds = []
+    for number in range(plan.rounds):
+        rig.progress(f"{sessions} sessions, {name}", number, plan.rounds)
+        order = rig.shuffled(sessions)
+        heard = drive.answer_all([said[i] for i in order], params, plan.at_once)
+        rounds.append(_round([said[i] for i in order], heard))
+        for i, one in zip(order, heard, strict=True):
+            answer = np.array(one.tokens, dtype=np.int32)
+            said[i] = np.concatenate((said[i], answer, rig.prompt(plan.turn_tokens)))
+    return rounds
+
+
+def _round(prompts: Sequence[Tokens], heard: Sequence[Heard]) -> Result:
+    num_tokens = sum(len(prompt) for prompt in prompts)
+    seconds = max(one.times_s[-1] for one in heard) - min(one.asked_s for one in heard)
+    cached = [one.cached for one in heard if one.cached is not None]
+    found = {tier: sum(getattr(one, tier) for one in cached) / num_tokens for tier in _TIERS}
+    firsts = sorted(one.first_token_s for one in heard)
+    return {
+        "hit": sum(found.values()),
+        "found": found,
+        "ttft_s": statistics.mean(firsts),
+        "ttft_median_s": statistics.median(firsts),
+        "requests_s": len(heard) / seconds,
+    }

@@ -1,0 +1,154 @@
+"""Which mover serves a direction: the fastest on this machine, for these pools, as measured.
+
+The copy engines come first: kernels that read or write over the link hold up the model's own, so
+much that decoding beside them took twice as long, or more. Only where the copy engines are missing,
+or far below a plain copy of as many bytes, the others are measured at all.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from quire.errors import ConfigError
+from quire.transfer.kinds import MoverKind
+from quire.transfer.movers import Ends, IndexMover, Mover, Pages
+
+_MEASURED_BYTES = 256 << 20
+_REPEATS = 3
+_GOOD_ENOUGH = 0.7
+"""Of a plain copy's rate."""
+_COPY_ENGINES = (MoverKind.RECTANGLES, MoverKind.PIECES)
+_KERNELS = (MoverKind.KERNEL, MoverKind.INDEX)
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    loads: Mover
+    backups: Mover
+    reason: str
+    """For people."""
+
+
+def choose(ends: Ends, kind: MoverKind, clock: Clock = time.perf_counter) -> Chosen:
+    """Raises ConfigError if the mover asked for cannot serve these pools.
+
+    Measuring leaves what the device pool holds as it was, and host pages overwritten.
+    """
+    if not len(ends.host):
+        return _both(MoverKind.INDEX, ends, "no host pages, no copies")
+    if kind is not MoverKind.AUTO:
+        return _both(kind, ends, f"by {kind.value}, as set")
+    with _stream(ends):
+        # Backups first: what a load then brings is what was there.
+        backups, why_backups = _fastest(ends, clock, to_device=False)
+        loads, why_loads = _fastest(ends, clock, to_device=True)
+    return Chosen(loads, backups, f"loads by {why_loads}; backups by {why_backups}")
+
+
+def _both(kind: MoverKind, ends: Ends, reason: str) -> Chosen:
+    loads, backups = (_open(kind, ends, to_device=way) for way in (True, False))
+    return Chosen(loads, backups, reason)
+
+
+def _fastest(ends: Ends, clock: Clock, *, to_device: bool) -> tuple[Mover, str]:
+    pages = _some_pages(ends)
+    rates: dict[MoverKind, float] = {}
+    movers: dict[MoverKind, Mover] = {}
+    plain = _plain_rate(ends, len(pages[0]), clock, to_device=to_device)
+    notes = [f"plain {plain / 1e9:.1f} GB/s"]
+    for kinds in (_COPY_ENGINES, _KERNELS):
+        for kind in kinds:
+            try:
+                movers[kind] = _open(kind, ends, to_device=to_device)
+                rates[kind] = _rate(movers[kind], ends, pages, clock)
+                notes.append(f"{kind.value} {rates[kind] / 1e9:.1f}")
+            except ConfigError as error:
+                notes.append(f"{kind.value}: {error}")
+        if max(rates.values(), default=0.0) >= _GOOD_ENOUGH * plain:
+            break
+    best = max(rates, key=lambda kind: rates[kind])
+    return movers[best], f"{best.value} ({', '.join(notes)})"
+
+
+def _open(kind: MoverKind, ends: Ends, *, to_device: bool) -> Mover:
+    """Raises ConfigError with the reason why there is none."""
+    if kind is MoverKind.KERNEL:
+        if importlib.util.find_spec("triton") is None:
+            raise ConfigError("needs Triton")
+        from quire.transfer.triton import KernelMover
+
+        return KernelMover(ends, to_device=to_device)
+    if kind is MoverKind.RECTANGLES:
+        from quire.transfer.dma import RectangleMover
+
+        return RectangleMover(ends, to_device=to_device)
+    if kind is MoverKind.PIECES:
+        from quire.transfer.dma import PieceMover
+
+        return PieceMover(ends, to_device=to_device)
+    return IndexMover(ends, to_device=to_device)
+
+
+def _some_pages(ends: Ends) -> tuple[Pages, Pages]:
+    """Scattered, as after a day's work; the same at every call."""
+    device, host = ends.device.num_pages, len(ends.host)
+    count = min(device, host, max(1, _MEASURED_BYTES // ends.device.layout.page_bytes))
+    chance = np.random.default_rng(0)
+    there, here = (chance.permutation(most)[:count].astype(np.int32) for most in (device, host))
+    return there, here
+
+
+def _rate(mover: Mover, ends: Ends, pages: tuple[Pages, Pages], clock: Clock) -> float:
+    """Bytes a second, launching included."""
+    layout = ends.device.layout
+    group = min(layout.num_layers, mover.layers_at_once(len(pages[0])))
+
+    def move() -> None:
+        launch = mover.plan(*pages)
+        for first in range(0, layout.num_layers, group):
+            launch(range(first, min(first + group, layout.num_layers)))
+
+    return len(pages[0]) * layout.page_bytes / _seconds(move, ends, clock)
+
+
+def _plain_rate(ends: Ends, num_pages: int, clock: Clock, *, to_device: bool) -> float:
+    """Of as many host pages in one piece, and memory of no pool."""
+    host = ends.host_bytes[:num_pages]
+    device = torch.empty(host.shape, dtype=host.dtype, device=ends.device.device)
+    source, target = (host, device) if to_device else (device, host)
+    return host.nbytes / _seconds(lambda: target.copy_(source, non_blocking=True), ends, clock)
+
+
+def _seconds(act: Callable[[], object], ends: Ends, clock: Clock) -> float:
+    """The median; the first time does not count."""
+    seconds = []
+    for _ in range(_REPEATS + 1):
+        _wait(ends)
+        began = clock()
+        act()
+        _wait(ends)
+        seconds.append(clock() - began)
+    return statistics.median(seconds[1:])
+
+
+def _stream(ends: Ends) -> AbstractContextManager[object]:
+    """One of its own: the copy engines serve no other, and nothing else is waited for."""
+    where = ends.device.device
+    if where.type != "cuda":
+        return nullcontext()
+    return torch.cuda.stream(torch.cuda.Stream(where))  # type: ignore[no-untyped-call]
+
+
+def _wait(ends: Ends) -> None:
+    if ends.device.device.type == "cuda":
+        torch.cuda.synchronize(ends.device.device)

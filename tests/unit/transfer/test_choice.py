@@ -1,0 +1,104 @@
+"""Which mover is taken: the fastest, or one that is nearly as fast and leaves the model alone."""
+
+import numpy as np
+import pytest
+import torch
+
+from quire.errors import ConfigError
+from quire.transfer import choice
+from quire.transfer.choice import choose
+from quire.transfer.kinds import MoverKind
+from quire.transfer.movers import Ends
+from transfer_cases import LAYOUTS, Pools
+
+INDEX, KERNEL, RECTANGLES = MoverKind.INDEX, MoverKind.KERNEL, MoverKind.RECTANGLES
+
+
+class FakeClock:
+    """Time that passes as it is told to, between two looks at it."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.step = 1.0
+
+    def __call__(self):
+        self.now += self.step
+        return self.now
+
+
+class FakeMover:
+    def __init__(self, kind, seconds, clock):
+        self.kind, self.seconds, self.clock = kind, seconds, clock
+
+    def layers_at_once(self, num_pages):
+        return 1000
+
+    def plan(self, device_pages, host_pages):
+        def launch(layers):
+            self.clock.now += self.seconds
+
+        return launch
+
+
+@pytest.mark.parametrize(
+    ("seconds", "taken", "measured"),
+    [
+        ({"rectangles": 0.2, "pieces": 0.1}, "pieces", 2),  # and the kernels are not looked at
+        ({"rectangles": 0.1, "pieces": 0.2, "kernel": 0.0}, "rectangles", 2),
+        ({"rectangles": 9.0, "pieces": 9.0, "kernel": 0.3, "index": 0.5}, "kernel", 4),
+        ({"kernel": 0.9, "index": 0.5}, "index", 2),
+    ],
+)
+def test_the_fastest_of_the_copy_engines_or_of_all_if_those_are_bad(
+    seconds, taken, measured, monkeypatch
+):
+    clock = FakeClock()
+    opened = []
+
+    def open_one(kind, ends, *, to_device):
+        if kind.value not in seconds:
+            raise ConfigError("not here")
+        opened.append(kind)
+        return FakeMover(kind, seconds[kind.value], clock)
+
+    monkeypatch.setattr(choice, "_open", open_one)
+    chosen = choose(Pools(LAYOUTS[0], "cpu", 0).ends(), MoverKind.AUTO, clock)
+    assert chosen.loads.kind.value == chosen.backups.kind.value == taken
+    assert len(opened) == 2 * measured
+    assert all(name in chosen.reason for name in seconds if measured == 4)
+
+
+def test_without_driver_and_triton_torch_moves_them_and_the_reason_says_so():
+    """As here, or with Triton's interpreter, which is slower than torch."""
+    chosen = choose(Pools(LAYOUTS[0], "cpu", 0).ends(), MoverKind.AUTO)
+    assert chosen.backups.kind in (INDEX, KERNEL)
+    assert "rectangles: the driver's library cannot be used" in chosen.reason
+    assert "index" in chosen.reason
+
+
+def test_measuring_leaves_the_device_as_it_was():
+    pools = Pools(LAYOUTS[0], "cpu", 1)
+    pools.fill_device()
+    before = pools.device_bytes()
+    choose(pools.ends(), MoverKind.AUTO)
+    assert torch.equal(pools.device_bytes(), before)
+
+
+def test_one_that_was_asked_for_is_taken_or_refused():
+    ends = Pools(LAYOUTS[0], "cpu", 0).ends()
+    assert choose(ends, INDEX).reason == "by index, as set"
+    with pytest.raises(ConfigError, match="driver"):
+        choose(ends, RECTANGLES)
+
+
+def test_without_host_pages_nothing_is_measured():
+    ends = Pools(LAYOUTS[0], "cpu", 0).ends()
+    none = Ends(ends.device, ends.host[:0], ends.host_bytes[:0])
+    assert choose(none, MoverKind.AUTO).reason == "no host pages, no copies"
+
+
+def test_what_is_measured_is_scattered_over_both_pools():
+    from quire.transfer.choice import _some_pages
+
+    there, here = _some_pages(Pools(LAYOUTS[0], "cpu", 0).ends())
+    assert len(there) == len(here) == len(np.unique(there)) == len(np.unique(here))
