@@ -1,9 +1,20 @@
-"""For all tests: how models use the cores, and who runs beside whom."""
+"""For all tests: how models use the cores, who runs beside whom, and what Hypothesis may do."""
 
 import os
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Bounded, without deadlines, and the same on every machine.
+settings.register_profile(
+    "quire",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+settings.load_profile("quire")
 
 # Before anything imports torch: see quire.engine.startup.model_environment.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
