@@ -179,11 +179,7 @@ def is_awaited(manager: CacheManager, op: OperationId) -> bool:
 
 def is_streamed(manager: CacheManager, op: OperationId) -> bool:
     """Does it go through the host to one request's own pages, where nobody else can find it?"""
-    streams = [lease.stream for lease in manager.leases if lease.stream is not None]
-    meetings = [lease.meeting for lease in manager.leases if lease.meeting is not None]
-    parts = [stream.intake for stream in streams if stream.intake is not None]
-    parts += [part.intake for meeting in meetings for part in meeting.parts]
-    return any(op in part.coming for part in parts)
+    return inspect(manager).fetches.is_part(op)
 
 
 def is_prefetching(lease: Lease) -> bool:

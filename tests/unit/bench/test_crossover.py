@@ -27,6 +27,7 @@ def test_every_way_is_measured_at_every_speed(tmp_path: Path) -> None:
         device_bytes=32 << 20,
         host_bytes=32 << 20,
         chunk_tokens=64,
+        threads=1,
     )
     with closing(build_engine(config)) as engine:
         prompt = np.random.default_rng(1).integers(0, 512, 1025, dtype=np.int32)

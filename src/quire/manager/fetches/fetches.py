@@ -18,7 +18,7 @@ from quire.manager.fetches.prefetches import Prefetches
 from quire.manager.fetches.streams import Streams
 from quire.manager.lease import Lease
 from quire.tree import Node
-from quire.types import DEVICE, PageIds
+from quire.types import DEVICE, OperationId, PageIds
 
 
 class Fetches:
@@ -72,6 +72,10 @@ class Fetches:
         """Pages that are neither free nor in the tree nor a lease's, for check_invariants()."""
         held = self._intakes.reserved_pages(slot) + self.streams.reserved_pages(slot)
         return held + self.meetings.reserved_pages() if slot == DEVICE else held
+
+    def is_part(self, op: OperationId) -> bool:
+        """Does it go through the host to one request's own pages, where nobody else finds it?"""
+        return self._intakes.is_part(op)
 
     def count_inflight(self) -> int:
         """`inflight_pages` from scratch, for check_invariants()."""

@@ -156,7 +156,9 @@ class Meetings:
         """Would so many more be there before the request has computed them?"""
         ahead, before = self._intakes.inflight_pages, meeting.low - meeting.at
         comes_first = self._costs.comes_first(count, ahead, before)
-        return meeting.num_coming < _PARTS_COMING if comes_first is None else comes_first
+        if comes_first is None:
+            return meeting.num_coming < _PARTS_COMING and before > count
+        return comes_first
 
     def _ask(self, meeting: Meeting, count: int) -> bool:
         """False: the host has no room."""
