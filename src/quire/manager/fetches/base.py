@@ -237,6 +237,8 @@ class Meeting:
     """
 
     lease: Lease
+    key: PrefixKey
+    """Of all of it: the lease's own is that of what it has shared."""
     epoch: int
     """Of the store that has them."""
     part_pages: int

@@ -32,7 +32,7 @@ from quire.manager.lease import Lease, LoadState
 from quire.manager.operations import COPY_TIMEOUT_S, Kind, Operation, OpState
 from quire.messages import Load
 from quire.tree import Node
-from quire.types import DEVICE, PAGE_ID_BYTES, PageIds, num_pages, page_ids
+from quire.types import DEVICE, NO_PAGES, PAGE_ID_BYTES, PageIds, num_pages, page_ids
 
 _PARTS = 16
 _MIN_PART_PAGES, _MAX_PART_PAGES = 2, 64
@@ -76,14 +76,14 @@ class Meetings:
         if last - first < core.config.threshold_pages:
             return False
         size = max(_MIN_PART_PAGES, min((last - first) // _PARTS, _MAX_PART_PAGES))
-        meeting = Meeting(lease, core.store_epoch, size, first, held, last, PageIds(b""))
+        meeting = Meeting(lease, lease.key, core.store_epoch, size, first, held, last, NO_PAGES)
         self._take(meeting, held - last)
         lease.meeting = meeting
         self._open[meeting] = None
         core.counters.meetings += 1
         # Before it is decided how much is computed first; but nobody is overtaken in the line.
         if self._line.claims or self._serve(meeting) is not Turn.SERVED:
-            self._line.join(lease.key, partial(self._serve, meeting))
+            self._line.join(meeting.key, partial(self._serve, meeting))
         return True
 
     def limit(self, meeting: Meeting, at: int) -> int:
@@ -133,7 +133,7 @@ class Meetings:
 
     def _serve(self, meeting: Meeting) -> Turn:
         """Its turn: ask for the part before those that were asked for."""
-        key = meeting.lease.key
+        key = meeting.key
         while self._may_ask(meeting):
             wanted = min(meeting.part_pages, meeting.low - meeting.at)
             if not self._is_due(meeting, wanted):
@@ -166,7 +166,7 @@ class Meetings:
         first = last - count
         known = [bytearray(last) for _ in core.components]
         timeout_s = core.config.prefetch.max_timeout_s
-        intake = Intake(meeting.lease.key, first, last, timeout_s, known, meeting.epoch)
+        intake = Intake(meeting.key, first, last, timeout_s, known, meeting.epoch)
         intake.is_part = True
         part = Part(first, last, intake)
         intake.on_end = partial(self._arrived, meeting, part)
@@ -292,14 +292,17 @@ class Meetings:
         core, lease, low = self._core, meeting.lease, meeting.low
         reached = low
         if lease.num_device == low:
-            reached = obstacle(core, lease.device_tail, lease.key, high, DEVICE)
+            reached = obstacle(core, lease.device_tail, meeting.key, high, DEVICE)
         cut = (reached - low) * PAGE_ID_BYTES
         come, rest = PageIds(meeting.back[:cut]), meeting.back[cut:]
         lease.private_pages, lease.meeting = PageIds(lease.private_pages + rest), None
         del self._open[meeting]
         if reached > low:
-            arrival = Arrival(lease.key, low, reached, [come], meeting.epoch, DEVICE)
-            self._enter(lease, land(core, lease.device_tail, arrival))
+            arrival = Arrival(meeting.key, low, reached, [come], meeting.epoch, DEVICE)
+            tail = land(core, lease.device_tail, arrival)
+            self._enter(lease, tail)
+            if tail.end < reached:  # two pages of one hash: what has no place is gone
+                lease.load_state = LoadState.FAILED
 
     def _free_if_unused(self, meeting: Meeting) -> None:
         if not meeting.loading:
