@@ -8,7 +8,7 @@ from gpu_support import answer, largest_gap
 from hybrid_models import TINY, VOCABULARY
 from quire.engine.build import build_engine
 from quire.engine.config import EngineConfig
-from quire.manager.costs import CostModel, Way
+from quire.manager.costs import CostModel
 from quire.types import Tier
 
 pytestmark = [
@@ -29,7 +29,7 @@ def prompts() -> list[list[int]]:
 @pytest.mark.parametrize("name", TINY)
 def test_every_tier_gives_the_same_tokens_c32(name, tmp_path, monkeypatch):
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(CostModel, "choose", lambda *_, **__: Way.FETCH)
+    monkeypatch.setattr(CostModel, "worth_fetching", lambda *_: True)
     directory = TINY[name](tmp_path / "model")
     engine = build_engine(
         EngineConfig(
