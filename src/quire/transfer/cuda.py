@@ -109,9 +109,13 @@ class StreamDirection(Direction):
         with torch.cuda.stream(self._stream):
             copy.begin(self._stream)
             move = self._mover.plan(page_array(device_pages), page_array(host_pages))
-            for layers in groups(self._num_layers, move.group if self._in_groups else None):
-                move.launch(layers)
-                copy.layers_launched(layers, self._stream)
+            try:
+                for layers in groups(self._num_layers, move.group if self._in_groups else None):
+                    move.launch(layers)
+                    copy.layers_launched(layers, self._stream)
+            except Exception:
+                self._stream.synchronize()  # once it has failed, nothing of it moves any more
+                raise
 
 
 class CudaCopyEngine(DirectedEngine):
