@@ -20,12 +20,12 @@ import torch
 from quire.components import Component, FullAttention, PoolSize, Recurrent, SlidingWindow
 from quire.config import CacheConfig, PrefetchConfig, PrefetchPolicy, WriteConfig, WritePolicy
 from quire.engine.batch import Batch, BatchResult, Segment, SegmentResult
-from quire.engine.engine import Engine
-from quire.engine.messages import Generate, Output, Outputs, SamplingParams
+from quire.engine.engine import Engine, tiers
+from quire.engine.messages import EngineInfo, Generate, Output, Outputs, SamplingParams
+from quire.engine.queue import Queue
 from quire.engine.sampling import Sampled
 from quire.engine.scheduler import Scheduler
 from quire.errors import WorkerError
-from quire.keys import Namespace
 from quire.manager import CacheManager
 from quire.memory.layout import PageLayout
 from quire.types import NO_SLOT, RequestId, page_array
@@ -251,24 +251,23 @@ class TinyEngine:
             prefetch=PrefetchConfig(prefetch, threshold_tokens=PAGE, cost_model=False),
         )
         self.manager = CacheManager(config, clock=self.clock, components=components)
-        self.scheduler = Scheduler(
-            self.manager,
-            max_running=max_running,
-            max_waiting=max_waiting,
-            chunk_tokens=chunk_tokens,
-            clock=self.clock,
-            reuse=reuse,
+        queue = Queue(max_running=max_running, max_waiting=max_waiting, clock=self.clock)
+        self.scheduler = Scheduler(self.manager, queue, chunk_tokens=chunk_tokens, reuse=reuse)
+        page_bytes = {name: layout.page_bytes for name, layout in LAYOUTS.items()}
+        info = EngineInfo(
+            name="sum",
+            fingerprint="sum",
+            device="cpu",
+            dtype="float32",
+            tp=1,
+            page_size=PAGE,
+            vocab_size=VOCABULARY,
+            max_context=device_pages * PAGE - 1,
+            tiers=tiers(self.manager, page_bytes),
+            store="",
         )
         self.engine = Engine(
-            self.model,
-            self.manager,
-            self.scheduler,
-            Namespace("sum", "float32", PAGE),
-            page_bytes={name: layout.page_bytes for name, layout in LAYOUTS.items()},
-            max_context=device_pages * PAGE - 1,
-            vocab_size=VOCABULARY,
-            debug=True,
-            clock=self.clock,
+            self.model, self.manager, self.scheduler, info, debug=True, clock=self.clock
         )
         if store is not None:
             self.engine.attach_and_wait(store)

@@ -1,12 +1,14 @@
-"""The engine on CUDA, on a small random Llama: every tier gives the same tokens."""
+"""The engine in half precision on CUDA: the rule of docs/precision.md, for every architecture that
+our own decoder has and every way that a prefix can come."""
 
-import numpy as np
 import pytest
 import torch
 
-from gpu_support import answer, largest_gap, noise
-from quire.engine.build import build_engine
-from quire.engine.config import EngineConfig
+from e2e.exactness.oracle import Answer
+from e2e.exactness.rig import EngineRig, engine_rig
+from e2e.exactness.scenarios import WAIT
+from e2e.exactness.subjects import DENSE_SUBJECTS, PAGE, Prompt, Subject
+from gpu_support import largest_gap, noise
 from quire.types import Tier
 
 pytestmark = [
@@ -14,74 +16,81 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
 ]
 NUM_TOKENS = 24
-PAGES = 256
-NOISE = 1e-3
+LLAMA = next(subject for subject in DENSE_SUBJECTS if subject.name == "dense_llama")
+CASES = [
+    *(subject.under(device="cuda", dtype="bfloat16") for subject in DENSE_SUBJECTS),
+    *(
+        subject.under(device="cuda", dtype="bfloat16", cuda_graphs=False)
+        for subject in DENSE_SUBJECTS
+    ),
+    LLAMA.under(device="cuda", dtype="float16"),
+]
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=4096,
-        hidden_size=512,
-        intermediate_size=1024,
-        num_hidden_layers=6,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        tie_word_embeddings=False,
-    )
-    torch.manual_seed(1)
-    path = tmp_path_factory.mktemp("llama")
-    LlamaForCausalLM(config).save_pretrained(path)
-    return path
+def name_of(subject: Subject) -> str:
+    options = dict(subject.options)
+    return f"{subject}-{options['dtype']}-{'eager' if 'cuda_graphs' in options else 'graphs'}"
 
 
-def prompts() -> list[list[int]]:
-    rng = np.random.default_rng(0)
-    shared = rng.integers(0, 4096, 300).tolist()
-    tails = [rng.integers(0, 4096, n).tolist() for n in (1, 15, 16, 17, 400)]
-    return [shared + tail for tail in tails]
+with_each = pytest.mark.parametrize("subject", CASES, ids=name_of)
 
 
-def build(directory, tmp_path, dtype: str):
-    layout_bytes = 6 * 2 * 16 * 2 * 64 * (4 if dtype == "float32" else 2)
-    return build_engine(
-        EngineConfig(
-            model=str(directory),
-            name="tiny",
-            device="cuda",
-            dtype=dtype,
-            device_bytes=PAGES * layout_bytes,
-            host_bytes=2 * PAGES * layout_bytes,
-            store=f"file://{tmp_path}/store?max=1GiB",
-            prefetch_threshold=16,
-            debug=True,
-        )
-    )
+class Rule:
+    """For one subject: no gap larger than twice the noise."""
+
+    def __init__(self, subject: Subject, prompts: list[Prompt]) -> None:
+        self._subject = subject
+        self._prompts = prompts
+
+    def ask(self, rig: EngineRig, what: str, *, stagger: int = 0) -> None:
+        self.check(rig.answer(self._prompts, NUM_TOKENS, stagger=stagger), what)
+
+    def check(self, answers: list[Answer], what: str) -> None:
+        directory, dtype = self._subject.find(), dict(self._subject.options)["dtype"]
+        tokens = [answer.tokens for answer in answers]
+        allowed = 2 * noise(directory, self._prompts, tokens, dtype)
+        gap = largest_gap(directory, self._prompts, tokens)
+        print(f"{self._subject}, {what}: gap {gap:.2e} of {allowed:.2e}")
+        assert gap < allowed, f"{what}: gap {gap:.2e} of {allowed:.2e}"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_every_tier_gives_the_same_tokens_c32(directory, tmp_path, dtype):
-    engine = build(directory, tmp_path, dtype)
-    try:
-        cold = answer(engine, prompts(), "cold", NUM_TOKENS)
-        device = answer(engine, prompts(), "device", NUM_TOKENS)
-        engine.manager.flush(Tier.DEVICE)
-        host = answer(engine, prompts(), "host", NUM_TOKENS)
-        assert engine.manager.counters.loaded_pages > 0
-        engine.manager.flush(Tier.DEVICE)
-        engine.manager.flush(Tier.HOST)
-        store = answer(engine, prompts(), "store", NUM_TOKENS)
-        assert engine.manager.counters.fetched_pages > 0
-    finally:
-        engine.close()
-    # Up to the first token the same bytes meet the same shapes: equal to the bit, whatever the
-    # type. After it, the page in which prompt and answer meet may be either request's.
-    for found in (host, store):
-        assert [tokens[0] for tokens in found] == [tokens[0] for tokens in device]
-    # The rule of docs/precision.md; the weights were stored in float32, so rounding them is noise.
-    allowed = NOISE if dtype == "float32" else 2 * noise(directory, prompts(), cold, dtype)
-    for answers in (cold, device, host, store):
-        assert largest_gap(directory, prompts(), answers) < allowed
+@with_each
+def test_every_tier_keeps_the_rule_c32(subject, tmp_path):
+    rule = Rule(subject, subject.ask())
+    with engine_rig(subject, store=f"file://{tmp_path}/store?max=1GiB", **WAIT) as rig:
+        rule.ask(rig, "cold, in mixed batches", stagger=3)
+        rule.ask(rig, "device")
+        rig.flush(Tier.DEVICE)
+        rule.ask(rig, "host")
+        assert rig.reused("host") > 0
+        rig.flush(Tier.DEVICE, Tier.HOST)
+        rule.ask(rig, "store")
+        assert rig.reused("store") > 0
+
+
+@with_each
+def test_eviction_and_preemption_keep_the_rule_c32(subject):
+    prompts = subject.two()
+    rule = Rule(subject, prompts)
+    pages = sum(len(prompt) // PAGE + 1 for prompt in prompts)
+    with engine_rig(subject, device_pages=pages, host_pages=4 * pages, chunk_tokens=64) as rig:
+        for turn in range(2):
+            rule.ask(rig, f"short of pages, turn {turn}", stagger=turn)
+        assert rig.counter("requests_preempted") > 0
+        assert rig.counter("evicted_device_pages") > 0
+
+
+def test_wrong_pages_break_the_rule():
+    """A negative control: the heads of the cached pages are swapped."""
+    subject = CASES[0]
+    rule = Rule(subject, subject.two())
+    with engine_rig(subject, host_pages=0) as rig:
+        rule.ask(rig, "cold")
+        pool = rig.engine._executor._rank.worker.components["full"].device
+        for layer in range(pool.layout.num_layers):
+            for plane in pool.planes(layer):
+                plane.copy_(plane.flip(2))
+        answers = rig.answer(subject.two(), NUM_TOKENS)
+        assert rig.reused("device") > 0
+    with pytest.raises(AssertionError, match="gap"):
+        rule.check(answers, "swapped")

@@ -112,10 +112,11 @@ def test_nothing_waits_for_the_device(model):
     for _ in range(2):
         model.run(*(sequence.segment(8) for sequence in sequences))
         model.run(*(sequence.segment(1) for sequence in sequences))
+    batches = [Batch(1, [s.segment(size) for s in sequences]) for size in (8, 1)]
     torch.cuda.set_sync_debug_mode("error")
     try:
-        for size in (8, 1):
-            model.rank.runner.logits(Batch(1, [s.segment(size) for s in sequences]))
+        for batch in batches:
+            model.rank.runner.logits(batch)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

@@ -7,23 +7,25 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from quire.components import PoolSize
 from quire.config import CacheConfig, PrefetchConfig, SnapshotConfig, WriteConfig
 from quire.engine.config import EngineConfig, Role
-from quire.engine.engine import Engine
-from quire.engine.executor import RankConfig, open_executor
-from quire.engine.forward import choose
+from quire.engine.engine import Engine, attach_and_wait, tiers
+from quire.engine.executor import Executor, RankConfig, open_executor
+from quire.engine.forward import Choice, choose
 from quire.engine.layouts import FULL, layouts
 from quire.engine.messages import EngineInfo
 from quire.engine.parallel import head_share
 from quire.engine.peering import Peering
 from quire.engine.pools import chunk_limit, components, plan_pools, running_limit
+from quire.engine.queue import Queue
 from quire.engine.scheduler import Scheduler
 from quire.engine.usage import DEFAULT_TOKENS, Usage
 from quire.errors import ModelError
-from quire.keys import Namespace
 from quire.manager import CacheManager
 from quire.memory.layout import PageLayout
 from quire.models import ModelShape, describe, fingerprint
@@ -38,119 +40,169 @@ _EVENTS = 1 << 15
 """Kept for a router that asks which prefixes are here."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is known before anything is opened."""
+
+    config: EngineConfig
+    shape: ModelShape
+    ranks: list[list[PageLayout]]
+    """By rank and component."""
+    forward: Choice
+    fingerprint: str
+    usage: Usage | None
+    sizes: Mapping[str, PoolSize]
+    peering: Peering | None
+
+    @property
+    def max_running(self) -> int:
+        return running_limit(self.config, self.sizes)
+
+    @property
+    def chunk_tokens(self) -> int:
+        return chunk_limit(self.config, self.shape, self.sizes)
+
+    @property
+    def max_context(self) -> int:
+        config, (device_pages, host_pages) = self.config, self.sizes[FULL]
+        limit = device_pages * config.page_size - 1
+        if config.role is not Role.UNIFIED:  # what is handed over passes through the host whole
+            limit = min(limit, host_pages * config.page_size)
+        return min(self.shape.max_position_embeddings, config.max_context or limit, limit)
+
+
 def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engine:
     """Raises ModelError, ConfigError, MemoryBudgetError, WorkerError; nothing is left then."""
     tell = progress or (lambda _what, _done: None)
+    tell("reading the weights", 0.0)
+    plan = _plan(config)
+    with ExitStack() as opened:
+        tell("loading the model", 0.2)
+        executor = _open_executor(plan, lambda what, done: tell(what, 0.5 + done / 2))
+        opened.callback(executor.close)
+        engine = _assemble(plan, executor, opened)
+        opened.pop_all()
+    tell("ready", 1.0)
+    return engine
+
+
+def _plan(config: EngineConfig) -> _Plan:
     directory = Path(config.model)
     shape = describe(directory)
     ranks = [_layouts(config, shape, rank) for rank in range(config.tp)]
     forward = choose(directory, config.forward)
     if forward.reason:
         _logger.info("computed by transformers, not by our own decoder: %s", forward.reason)
-    tell("reading the weights", 0.0)
-    print_of_weights = fingerprint(directory)
-    usage = Usage(print_of_weights) if len(ranks[0]) > 1 else None
+    weights = fingerprint(directory)
+    usage = Usage(weights) if len(ranks[0]) > 1 else None
     typical = config.typical_tokens or (usage.typical_tokens if usage else DEFAULT_TOKENS)
     sizes = plan_pools(config, shape, ranks, typical)
-    device_pages, host_pages = sizes[FULL]
-    peering = Peering.of(config, shape, ranks[0], print_of_weights)
-    tell("loading the model", 0.2)
-    executor = open_executor(
-        RankConfig(
-            config.model,
-            config.dtype,
-            _threads(config),
-            attention=config.attention,
-            forward=forward.kind,
-            overlap=config.overlap,
-            max_rows=running_limit(config, sizes),
-            graph_batch=_graph_batch(config, sizes),
-            chunk_tokens=chunk_limit(config, shape, sizes),
-        ),
-        [
-            WorkerConfig(
-                rank,
-                config.tp,
-                print_of_weights,
-                [ComponentConfig(layout, *sizes[layout.component]) for layout in own],
-                device=_device(config, rank),
-                copies=config.copies,
-                peer=peering.serving(rank) if peering is not None else None,
-            )
-            for rank, own in enumerate(ranks)
-        ],
-        lambda what, done: tell(what, 0.5 + done / 2),
+    peering = Peering.of(config, shape, ranks[0], weights)
+    return _Plan(config, shape, ranks, forward, weights, usage, sizes, peering)
+
+
+def _open_executor(plan: _Plan, progress: Progress) -> Executor:
+    config, sizes, peering = plan.config, plan.sizes, plan.peering
+    rank_config = RankConfig(
+        config.model,
+        config.dtype,
+        _threads(config),
+        attention=config.attention,
+        forward=plan.forward.kind,
+        overlap=config.overlap,
+        max_rows=plan.max_running,
+        graph_batch=_graph_batch(config, sizes),
+        chunk_tokens=plan.chunk_tokens,
     )
-    try:
-        manager = CacheManager(
-            _cache_config(config, device_pages, host_pages),
-            clock=time.monotonic,
-            components=components(config, shape, sizes),
+    workers = [
+        WorkerConfig(
+            rank,
+            config.tp,
+            plan.fingerprint,
+            [ComponentConfig(layout, *sizes[layout.component]) for layout in own],
+            device=_device(config, rank),
+            copies=config.copies,
+            peer=peering.serving(rank) if peering is not None else None,
         )
-        no_reuse = executor.self_check()
-        if no_reuse:
-            print(f"REUSE IS OFF: {no_reuse}", file=sys.stderr, flush=True)
-        scheduler = Scheduler(
-            manager,
-            max_running=running_limit(config, sizes),
-            max_waiting=config.max_waiting,
-            chunk_tokens=chunk_limit(config, shape, sizes),
-            clock=time.monotonic,
-            reuse=not no_reuse,
-        )
-        limit = device_pages * config.page_size - 1
-        if config.role is not Role.UNIFIED:  # what is handed over passes through the host whole
-            limit = min(limit, host_pages * config.page_size)
-        max_context = min(shape.max_position_embeddings, config.max_context or limit, limit)
-        engine = Engine(
-            executor,
-            manager,
-            scheduler,
-            Namespace(print_of_weights, config.dtype, config.page_size),
-            page_bytes={
-                layout.component: sum(own[i].page_bytes for own in ranks)
-                for i, layout in enumerate(ranks[0])
-            },
-            max_context=max_context,
-            vocab_size=shape.vocab_size,
-            debug=config.debug,
-            clock=time.monotonic,
-            usage=usage,
-        )
-        if no_reuse and config.role is not Role.UNIFIED:
-            raise ModelError(f"a {config.role.value} server hands on state, and {no_reuse}")
-        engine.private_prefixes = config.role is Role.DECODE and not config.decode_cache
-        if config.store is not None:
-            engine.attach_and_wait(config.store)
-        if peering is not None:
-            engine.exchange = peering.join(
-                engine,
-                addresses=executor.workers.peer_addresses,
-                vocab_size=shape.vocab_size,
-                max_context=max_context,
-            )
-    except BaseException:
-        executor.close()
-        raise
-    engine.info = EngineInfo(
+        for rank, own in enumerate(plan.ranks)
+    ]
+    return open_executor(rank_config, workers, progress)
+
+
+def _assemble(plan: _Plan, executor: Executor, opened: ExitStack) -> Engine:
+    """Everything around the ranks, each part given what it needs when it is made."""
+    config, clock, peering = plan.config, time.monotonic, plan.peering
+    manager = CacheManager(
+        _cache_config(config, *plan.sizes[FULL]),
+        clock=clock,
+        components=components(config, plan.shape, plan.sizes),
+    )
+    no_reuse = _self_check(plan, executor)
+    if config.store is not None:
+        attach_and_wait(manager, executor.workers, config.store, clock)
+    queue = Queue(max_running=plan.max_running, max_waiting=config.max_waiting, clock=clock)
+    others = None
+    if peering is not None:
+        others = peering.open(queue, manager, executor.workers.peer_addresses)
+        opened.callback(others.hub.close)
+    scheduler = Scheduler(
+        manager,
+        queue,
+        chunk_tokens=plan.chunk_tokens,
+        reuse=not no_reuse,
+        remote=others.remote if others is not None else None,
+    )
+    peer = others.hub.address if others is not None else ""
+    info = _info(plan, manager, no_reuse=no_reuse, peer=peer)
+    exchange = None
+    if peering is not None and others is not None:
+        exchange = peering.join(others, scheduler, manager, info)
+    return Engine(
+        executor,
+        manager,
+        scheduler,
+        info,
+        exchange=exchange,
+        private_prefixes=config.role is Role.DECODE and not config.decode_cache,
+        debug=config.debug,
+        clock=clock,
+        usage=plan.usage,
+    )
+
+
+def _self_check(plan: _Plan, executor: Executor) -> str:
+    """Why nothing is reused; empty: all is well. Raises ModelError if it must be."""
+    no_reuse, role = executor.self_check(), plan.config.role
+    if no_reuse:
+        print(f"REUSE IS OFF: {no_reuse}", file=sys.stderr, flush=True)
+        if role is not Role.UNIFIED:
+            raise ModelError(f"a {role.value} server hands on state, and {no_reuse}")
+    return no_reuse
+
+
+def _info(plan: _Plan, manager: CacheManager, *, no_reuse: str, peer: str) -> EngineInfo:
+    config = plan.config
+    page_bytes = {
+        layout.component: sum(own[i].page_bytes for own in plan.ranks)
+        for i, layout in enumerate(plan.ranks[0])
+    }
+    return EngineInfo(
         name=config.name,
-        fingerprint=print_of_weights,
+        fingerprint=plan.fingerprint,
         device=config.device,
         dtype=config.dtype,
         tp=config.tp,
         page_size=config.page_size,
-        vocab_size=shape.vocab_size,
-        max_context=max_context,
-        tiers=engine.tiers(),
+        vocab_size=plan.shape.vocab_size,
+        max_context=plan.max_context,
+        tiers=tiers(manager, page_bytes),
         store=manager.store.url,
         no_reuse=no_reuse,
         role=config.role.value,
-        peer=engine.exchange.hub.address if engine.exchange is not None else "",
-        forward=forward.kind,
-        no_dense=forward.reason,
+        peer=peer,
+        forward=plan.forward.kind,
+        no_dense=plan.forward.reason,
     )
-    tell("ready", 1.0)
-    return engine
 
 
 def _layouts(config: EngineConfig, shape: ModelShape, rank: int) -> list[PageLayout]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 
 import numpy as np
 
@@ -43,6 +42,7 @@ from quire.errors import ConfigError, EngineError
 from quire.keys import Namespace
 from quire.manager import CacheManager
 from quire.peer.address import split_address
+from quire.worker import WorkerGroup
 
 _BUSY_WAIT_S = 0.001
 """Between two looks at the workers when there is nothing to compute but bytes are moving."""
@@ -54,31 +54,59 @@ _CHECK_PIECE_S = 0.002
 """Of its idle time an engine spends at most so much on checking itself, and this at a time."""
 
 
-class Engine:
-    info: EngineInfo
+def tiers(manager: CacheManager, page_bytes: Mapping[str, int]) -> list[TierStatus]:
+    """Per component, the device and the host; `full` first."""
+    return [
+        TierStatus(
+            pool.tier.name.lower(),
+            page_bytes[pool.component],
+            pool.num_pages,
+            pool.used_pages,
+            pool.locked_pages,
+            pool.component,
+        )
+        for pool in manager.pools()
+    ]
 
+
+def attach_and_wait(
+    manager: CacheManager, workers: WorkerGroup, url: str, clock: Callable[[], float]
+) -> None:
+    """At start, when there is nobody to hold up. Raises EngineError with the reason."""
+    change = manager.store.attach(url)
+    deadline = clock() + _ATTACH_TIMEOUT_S
+    while not change.done and clock() < deadline:
+        workers.submit(manager.step(workers.poll()))
+        time.sleep(_BUSY_WAIT_S)
+    if change.error or not change.done:
+        raise EngineError(f"store: {change.error or 'it could not be opened in time'}")
+
+
+class Engine:
     def __init__(
         self,
         executor: Executor,
         manager: CacheManager,
         scheduler: Scheduler,
-        namespace: Namespace,
+        info: EngineInfo,
         *,
-        page_bytes: Mapping[str, int],
-        max_context: int,
-        vocab_size: int,
+        exchange: Exchange | None = None,
+        private_prefixes: bool = False,
         debug: bool = False,
         clock: Callable[[], float] = time.monotonic,
         usage: Usage | None = None,
     ) -> None:
+        """`exchange`: of pages with other engines. `private_prefixes`: every request has a
+        namespace of its own, and nothing is ever found again."""
         self._usage = usage
         self.manager = manager
         self.scheduler = scheduler
+        self.info = info
+        self.exchange = exchange
+        self._private_prefixes = private_prefixes
+        self._num_private = 0
         self._executor = executor
-        self._namespace = namespace
-        self._page_bytes = page_bytes
-        self._max_context = max_context
-        self._vocab_size = vocab_size
+        self._page_bytes = {tier.component: tier.page_bytes for tier in info.tiers}
         self._debug = debug
         self._clock = clock
         self._questions = Questions(manager, self.namespace_of, self.status, self.requests)
@@ -92,11 +120,6 @@ class Engine:
         self._checking: Iterator[None] | None = None
         self._checked_at: tuple[int, ...] = ()
         self._next_check_s = 0.0
-        self.exchange: Exchange | None = None
-        """Set when it exchanges pages with other engines."""
-        self.private_prefixes = False
-        """Every request has a namespace of its own: nothing is ever found again."""
-        self._num_private = 0
 
     # ---- messages -------------------------------------------------------------------------------
 
@@ -185,9 +208,7 @@ class Engine:
     # ---- state ----------------------------------------------------------------------------------
 
     def namespace_of(self, salt: str) -> Namespace:
-        if not salt:
-            return self._namespace
-        return replace(self._namespace, salt=salt)
+        return self.info.namespace(salt)
 
     def status(self) -> EngineStatus:
         manager, scheduler = self.manager, self.scheduler
@@ -247,35 +268,16 @@ class Engine:
         )
 
     def tiers(self) -> list[TierStatus]:
-        """Per component, the device and the host; `full` first."""
-        return [
-            TierStatus(
-                pool.tier.name.lower(),
-                self._page_bytes[pool.component],
-                pool.num_pages,
-                pool.used_pages,
-                pool.locked_pages,
-                pool.component,
-            )
-            for pool in self.manager.pools()
-        ]
+        return tiers(self.manager, self._page_bytes)
 
     def attach_and_wait(self, url: str) -> None:
-        """At start, when there is nobody to hold up. Raises EngineError with the reason."""
-        change = self.manager.store.attach(url)
-        workers = self._executor.workers
-        deadline = self._clock() + _ATTACH_TIMEOUT_S
-        while not change.done and self._clock() < deadline:
-            workers.submit(self.manager.step(workers.poll()))
-            time.sleep(_BUSY_WAIT_S)
-        if change.error or not change.done:
-            raise EngineError(f"store: {change.error or 'it could not be opened in time'}")
+        attach_and_wait(self.manager, self._executor.workers, url, self._clock)
 
     # ---- inside ---------------------------------------------------------------------------------
 
     def _namespace_for(self, salt: str) -> Namespace:
         """Of a request that arrives."""
-        if not self.private_prefixes:
+        if not self._private_prefixes:
             return self.namespace_of(salt)
         self._num_private += 1
         return self.namespace_of(f"{salt}\0{self._num_private}")
@@ -285,13 +287,13 @@ class Engine:
         tokens = np.frombuffer(message.tokens[: len(message.tokens) // 4 * 4], dtype="<i4")
         if len(message.tokens) % 4 or not len(tokens):
             return "the prompt has no tokens"
-        if tokens.min() < 0 or tokens.max() >= self._vocab_size:
-            return f"token ids must be in 0..{self._vocab_size - 1}"
+        if tokens.min() < 0 or tokens.max() >= self.info.vocab_size:
+            return f"token ids must be in 0..{self.info.vocab_size - 1}"
         if message.params.max_tokens < 1:
             return "max_tokens must be at least 1"
         wanted = len(tokens) + message.params.max_tokens
-        if wanted > self._max_context:
-            return f"{wanted} tokens asked for, the context holds {self._max_context}"
+        if wanted > self.info.max_context:
+            return f"{wanted} tokens asked for, the context holds {self.info.max_context}"
         return self._prefill_problem(message.prefill)
 
     def _prefill_problem(self, addresses: list[str]) -> str:

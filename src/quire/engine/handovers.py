@@ -14,9 +14,9 @@ import numpy as np
 
 from quire.disagg.asker import Asker
 from quire.disagg.handover import Half, Handover, Prompt, Stage
-from quire.engine.messages import CachedTokens
+from quire.engine.messages import CachedTokens, EngineInfo
 from quire.engine.request import Request, State
-from quire.keys import Namespace, PrefixKey
+from quire.keys import PrefixKey
 from quire.manager import CacheManager, Lease, PrefixMatch
 from quire.peer.messages import Ask, Found
 from quire.types import RequestId
@@ -134,20 +134,11 @@ class Prefills:
     """Computes prompts for peers; see quire.disagg.holder.Computes."""
 
     def __init__(
-        self,
-        scheduler: Scheduler,
-        namespace_of: Callable[[str], Namespace],
-        *,
-        page_size: int,
-        vocab_size: int,
-        max_tokens: int,
-        clock: Callable[[], float],
+        self, scheduler: Scheduler, info: EngineInfo, *, clock: Callable[[], float]
     ) -> None:
         self._scheduler = scheduler
-        self._namespace_of = namespace_of
-        self._page_size = page_size
-        self._vocab_size = vocab_size
-        self._max_tokens = max_tokens
+        self._info = info
+        self._page_size = info.page_size
         self._clock = clock
 
     def problem(self, ask: Ask) -> str:
@@ -156,15 +147,15 @@ class Prefills:
             return f"pages {ask.first} to {ask.last} do not fit {len(ask.tokens)} bytes of tokens"
         if not size:
             return "the prompt has no page"
-        if size > self._max_tokens:
-            return f"{size} tokens asked for, the context holds {self._max_tokens}"
+        if size > self._info.max_context:
+            return f"{size} tokens asked for, the context holds {self._info.max_context}"
         tokens = np.frombuffer(ask.tokens, dtype="<i4")
-        if tokens.min() < 0 or tokens.max() >= self._vocab_size:
-            return f"token ids must be in 0..{self._vocab_size - 1}"
+        if tokens.min() < 0 or tokens.max() >= self._info.vocab_size:
+            return f"token ids must be in 0..{self._info.vocab_size - 1}"
         return ""
 
     def key(self, ask: Ask) -> PrefixKey:
-        return PrefixKey(self._namespace_of(ask.salt), np.frombuffer(ask.tokens, dtype="<i4"))
+        return PrefixKey(self._info.namespace(ask.salt), np.frombuffer(ask.tokens, dtype="<i4"))
 
     def is_full(self) -> bool:
         return self._scheduler.is_full
@@ -175,7 +166,7 @@ class Prefills:
         request = Request.of_peer(
             name,
             ask.tokens,
-            self._namespace_of(ask.salt),
+            self._info.namespace(ask.salt),
             priority=ask.priority,
             now=self._clock(),
         )

@@ -14,6 +14,7 @@ import enum
 
 import msgspec
 
+from quire.keys import Namespace
 from quire.types import RequestId
 
 
@@ -357,6 +358,10 @@ class EngineInfo(msgspec.Struct, frozen=True):
     """What computes the model."""
     no_dense: str = ""
     """Why that is not our own decoder although nobody asked for another."""
+
+    def namespace(self, salt: str = "") -> Namespace:
+        """Of its prefixes; whoever has another `salt` shares none of them."""
+        return Namespace(self.fingerprint, self.dtype, self.page_size, salt=salt)
 
 
 class Starting(_Message, frozen=True, tag="starting"):

@@ -10,16 +10,20 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from quire.disagg.asker import Asker, AskerConfig
 from quire.disagg.exchange import Exchange
 from quire.disagg.handover import Handover, describe
 from quire.disagg.holder import Holder
 from quire.engine.config import EngineConfig, Role
-from quire.engine.engine import Engine
 from quire.engine.handovers import Handovers, Prefills
 from quire.engine.layouts import RECURRENT
+from quire.engine.messages import EngineInfo
 from quire.engine.parallel import head_share
+from quire.engine.queue import Queue
+from quire.engine.scheduler import Scheduler
+from quire.manager import CacheManager
 from quire.memory.layout import PageLayout
 from quire.messages import PeerPart
 from quire.models import ModelShape
@@ -67,12 +71,10 @@ class Peering:
             port=config.peer_port + 1 + rank if config.peer_port else 0,
         )
 
-    def join(
-        self, engine: Engine, *, addresses: Sequence[str], vocab_size: int, max_context: int
-    ) -> Exchange:
+    def open(self, queue: Queue, manager: CacheManager, addresses: Sequence[str]) -> Neighbours:
         """Listen for others, and connect to those named. `addresses`: of the ranks' page servers.
         Raises ConfigError when it cannot listen."""
-        config, manager, scheduler = self._config, engine.manager, engine.scheduler
+        config = self._config
         parts = [
             PeerPart(address, *head_share(self._shape, rank, config.tp))
             for rank, address in enumerate(addresses)
@@ -83,37 +85,51 @@ class Peering:
             listen = f"tcp://{host}:{config.peer_port}"
         hello = Hello(self._identity, self._epoch, config.role.value, parts)
         hub = PeerHub(hello, config.peer_secret, listen=listen)
-        decode = config.role is Role.DECODE
         asker = Asker(
             manager,
             hub,
             name=self._epoch,
             clock=time.monotonic,
             config=AskerConfig(timeout_s=config.handover_timeout_s),
-            room=scheduler.room_pages,
+            room=lambda: manager.config.device_pages - queue.used_pages(),
             on_end=_log(time.monotonic),
         )
-        prefills = Prefills(
-            scheduler,
-            engine.namespace_of,
-            page_size=config.page_size,
-            vocab_size=vocab_size,
-            max_tokens=max_context,
-            clock=time.monotonic,
+        return Neighbours(hub, asker, self._remote(asker, manager))
+
+    def _remote(self, asker: Asker, manager: CacheManager) -> Handovers | None:
+        config = self._config
+        decode = config.role is Role.DECODE
+        if not decode and not config.peers:
+            return None
+        return Handovers(
+            asker,
+            manager,
+            prefill=config.prefill,
+            peers=config.peers,
+            decode=decode,
+            restore=config.decode_restore or not decode,
         )
+
+    def join(
+        self, others: Neighbours, scheduler: Scheduler, manager: CacheManager, info: EngineInfo
+    ) -> Exchange:
+        """Compute for others, too."""
+        prefills = Prefills(scheduler, info, clock=time.monotonic)
+        computing = self._config.role is not Role.DECODE
         holder = Holder(
-            manager, prefills, clock=time.monotonic, send=hub.send, computing=not decode
+            manager, prefills, clock=time.monotonic, send=others.hub.send, computing=computing
         )
-        if decode or config.peers:
-            scheduler.remote = Handovers(
-                asker,
-                manager,
-                prefill=config.prefill,
-                peers=config.peers,
-                decode=decode,
-                restore=config.decode_restore or not decode,
-            )
-        return Exchange(hub, asker, holder)
+        return Exchange(others.hub, others.asker, holder)
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """The way to other engines, before anything is computed for them."""
+
+    hub: PeerHub
+    asker: Asker
+    remote: Handovers | None
+    """None: nothing is asked of others."""
 
 
 def _log(clock: Callable[[], float]) -> Callable[[Handover], None]:

@@ -98,6 +98,8 @@ class Request:
     """Tokens that batches under way compute."""
     draws: int = 0
     """Tokens that they will have drawn."""
+    life: int = 0
+    """How often it let go of all that it held: what was computed before is not taken in."""
     place: int = -1
     """Of its token among those that the last of them draws."""
     cached: CachedTokens | None = None
@@ -219,6 +221,7 @@ class Request:
     def ground(self) -> None:
         """What is under way will not be taken in."""
         self.flying = self.draws = 0
+        self.life += 1
 
 
 def request_status(request: Request, role: str, now: float) -> RequestStatus:

@@ -168,6 +168,7 @@ def engine_rig(
         device_bytes=1,
         host_bytes=min(1, host_pages),
         debug=True,
+        **dict(subject.options),
         **options,
     )
     with pytest.MonkeyPatch.context() as patch:

@@ -7,10 +7,12 @@ was to come from, that requests were preempted. An engine without a cache would 
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from e2e.exactness.oracle import Answer, differences, reference
 from e2e.exactness.rig import EngineRig, engine_rig
 from e2e.exactness.subjects import PAGE, Prompt, Subject
-from quire.config import PrefetchPolicy
+from quire.config import PrefetchPolicy, WritePolicy
 from quire.types import Tier
 
 WAIT: dict[str, Any] = {"prefetch_policy": PrefetchPolicy.WAIT_COMPLETE, "prefetch_threshold": PAGE}
@@ -87,6 +89,38 @@ def preemption(subject: Subject, prompts: list[Prompt], num_tokens: int) -> None
         grown = rig.answer(prompts, num_tokens)
         assert rig.counter("requests_preempted") > 0
     check(subject, prompts, grown, "preempted")
+
+
+def eviction(subject: Subject, store: str, policy: WritePolicy) -> None:
+    """The device holds less than the requests need together: they take turns."""
+    prompts = subject.ask()
+    longest = max(map(len, prompts)) + subject.num_tokens
+    with engine_rig(
+        subject,
+        device_pages=longest // PAGE + 4,
+        host_pages=96,
+        store=store,
+        chunk_tokens=64,
+        write_policy=policy,
+        prefetch_threshold=32,
+    ) as rig:
+        for turn in range(2):
+            ask(subject, rig, prompts, f"{policy.value}, turn {turn}", stagger=turn)
+        assert rig.counter("evicted_device_pages") > 0
+
+
+def wrong_pages(subject: Subject, prompt: Prompt) -> None:
+    """A negative control: with the heads of the cached pages swapped, the answer must change."""
+    with engine_rig(subject, host_pages=0) as rig:
+        rig.answer([prompt], subject.num_tokens)
+        pool = rig.engine._executor._rank.worker.components["full"].device  # type: ignore[attr-defined]
+        for layer in range(pool.layout.num_layers):
+            for plane in pool.planes(layer):
+                plane.copy_(plane.flip(2))
+        (answer,) = rig.answer([prompt], subject.num_tokens)
+        assert rig.reused("device") > 0
+    with pytest.raises(AssertionError, match="gap"):
+        differences(reference(subject, prompt), answer)
 
 
 def conversation(subject: Subject, store: str, num_turns: int) -> None:

@@ -7,10 +7,12 @@ drawn from a seed, and forget nothing of them, so that a lost state shows.
 import random
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+from dense_models import DENSE
 from gemma import BOS, gemma_model
 from hybrid_models import PLAIN, TINY, VOCABULARY
 from quire.models import embedded_model, load_tokenizer
@@ -45,9 +47,14 @@ class Subject:
     """Of an answer."""
     is_quick: bool = False
     """It computes in no time: it is asked more."""
+    options: tuple[tuple[str, Any], ...] = field(default=(), compare=False)
+    """Of every engine for it."""
 
     def __str__(self) -> str:
         return self.name
+
+    def under(self, **options: Any) -> "Subject":
+        return replace(self, options=tuple(options.items()))
 
     def cut(self, start: int, count: int) -> Prompt:
         tokens = self.read()[start : start + count]
@@ -108,12 +115,15 @@ def _gemma_prompts() -> list[Prompt]:
 
 # ---- random weights ------------------------------------------------------------------------------
 
+_WRITERS = TINY | PLAIN | {f"dense_{name}": write for name, write in DENSE.items()}
+_WITH_WINDOWS = ("qwen2_windows", "qwen3_biases", "gemma3")
+
 
 @cache
 def _tiny_folder(name: str) -> tempfile.TemporaryDirectory[str]:
     """Removed when the process ends."""
     folder = tempfile.TemporaryDirectory(prefix=f"quire-{name}-")
-    (TINY | PLAIN)[name](Path(folder.name))
+    _WRITERS[name](Path(folder.name))
     return folder
 
 
@@ -173,3 +183,6 @@ TINY_SUBJECTS = [
     _tiny("gpt_oss", "window"),
 ]
 HYBRIDS = [GEMMA, *TINY_SUBJECTS]
+DENSE_SUBJECTS = [
+    _tiny(f"dense_{name}", *(["window"] if name in _WITH_WINDOWS else [])) for name in DENSE
+]

@@ -8,7 +8,7 @@ import pytest
 from e2e.exactness import scenarios
 from e2e.exactness.oracle import Answer, differences, references
 from e2e.exactness.rig import WHOLE, EngineRig, engine_rig
-from e2e.exactness.subjects import PAGE, SMOLLM2, TINY_LLAMA, Subject
+from e2e.exactness.subjects import SMOLLM2, TINY_LLAMA, Subject
 from quire.config import WritePolicy
 from quire.types import Tier
 
@@ -57,21 +57,7 @@ def test_chunk_sizes_and_mixed_batches_c32(chunk_tokens: int) -> None:
 def test_under_eviction_and_preemption_c32(
     store: str, subject: Subject, policy: WritePolicy
 ) -> None:
-    """The device holds less than the requests need together: they take turns."""
-    prompts = subject.ask()
-    longest = max(map(len, prompts)) + subject.num_tokens
-    with engine_rig(
-        subject,
-        device_pages=longest // PAGE + 4,
-        host_pages=96,
-        store=store,
-        chunk_tokens=64,
-        write_policy=policy,
-        prefetch_threshold=32,
-    ) as rig:
-        for turn in range(2):
-            scenarios.ask(subject, rig, prompts, f"{policy.value}, turn {turn}", stagger=turn)
-        assert rig.counter("evicted_device_pages") > 0
+    scenarios.eviction(subject, store, policy)
 
 
 def test_preempted_requests_are_restored_from_the_host_c32() -> None:
@@ -126,14 +112,4 @@ def test_the_oracle_notices_a_wrong_token_and_a_wrong_likelihood() -> None:
 
 
 def test_wrong_pages_are_noticed_c32() -> None:
-    """A negative control: with the heads of the cached pages swapped, the answer must change."""
-    with engine_rig(host_pages=0) as rig:
-        rig.answer([PROMPTS[1]], NUM_TOKENS)
-        pool = rig.engine._executor._rank.worker.components["full"].device  # type: ignore[attr-defined]
-        for layer in range(pool.layout.num_layers):
-            for plane in pool.planes(layer):
-                plane.copy_(plane.flip(2))
-        (answer,) = rig.answer([PROMPTS[1]], NUM_TOKENS)
-        assert rig.reused("device") > 0
-        with pytest.raises(AssertionError, match="gap"):
-            differences(references()[1], answer)
+    scenarios.wrong_pages(SMOLLM2, PROMPTS[1])

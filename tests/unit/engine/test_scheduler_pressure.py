@@ -10,7 +10,7 @@ import pytest
 
 from engine_support import MIXES, PAGE, TinyEngine, oracle
 from quire.engine.messages import CachedTokens
-from quire.keys import UnitKind
+from quire.keys import Namespace
 from quire.manager import Decline
 from quire.messages import Command, Fetch, Probe
 from quire.types import RequestId, Tier
@@ -157,7 +157,6 @@ def test_what_was_found_counts_once_however_often_a_request_looks() -> None:
 
 def test_a_salt_changes_the_namespace_and_nothing_else_of_it() -> None:
     with TinyEngine() as tiny:
-        base = replace(tiny.engine._namespace, unit=UnitKind.PAIR, adapter="lora")
-        tiny.engine._namespace = base
+        base = tiny.engine.namespace_of("")
+        assert base == Namespace("sum", "float32", PAGE)
         assert tiny.engine.namespace_of("a") == replace(base, salt="a")
-        assert tiny.engine.namespace_of("") == base

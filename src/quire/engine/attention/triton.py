@@ -34,7 +34,7 @@ from quire.memory.device import DevicePool, torch_dtype
 _SHORT = 128
 """Tokens of a chunk that goes through our own kernel: its pages are not gathered then, but are read
 once for every few queries."""
-_TILE = 16
+PIECE = 16
 """About so many."""
 
 
@@ -91,20 +91,20 @@ class TritonAttention:
             self._torch.prompts(long) if self._window else (),
         )
 
-    def decoding(self, slots: torch.Tensor, tables: Tables) -> _Plan:
-        """A plan of single tokens only, from what is on the device already."""
+    def planned(self, slots: torch.Tensor, tables: Tables) -> _Plan:
+        """From what is on the device already."""
         return _Plan(slots, [tables])
 
     def fills(self, num_sequences: int) -> bool:
         """Whether decoding so many of the same length needs no splits."""
         return fills(num_sequences, self._pool.layout.num_kv_heads)
 
-    def max_splits(self, num_sequences: int) -> int:
-        """For `decoding`, as Tables has it, unless it is 1."""
-        return num_splits(num_sequences, self._pool.layout.num_kv_heads)
+    def max_splits(self, num_pieces: int) -> int:
+        """For `planned`, as Tables has it, unless it is 1."""
+        return num_splits(num_pieces, self._pool.layout.num_kv_heads)
 
     def split(self, lengths: npt.NDArray[np.int32], max_splits: int) -> int:
-        """For `decoding`, as Tables has it."""
+        """For `planned`, as Tables has it."""
         kv_heads = self._pool.layout.num_kv_heads
         return split_tokens(lengths, self._window, max_splits=max_splits, num_kv_heads=kv_heads)
 
@@ -197,7 +197,7 @@ class TritonAttention:
     def _splits(self, spans: Sequence[Span]) -> tuple[int, int]:
         """`split` and `max_splits` of a table."""
         lengths = np.array([span.length for span in spans], dtype=np.int32)
-        most = self.max_splits(sum(-(-span.num_tokens // _TILE) for span in spans))
+        most = self.max_splits(sum(-(-span.num_tokens // PIECE) for span in spans))
         split = self.split(lengths, most)
         return split, 1 if split >= lengths.max() else most
 

@@ -111,7 +111,7 @@ class DenseForward:
             if inputs.ends is not None and number == spec.num_layers - 1:
                 if not len(inputs.ends):
                     return hidden.new_empty((0, spec.vocab_size))
-                hidden, attended = hidden[inputs.ends], attended[inputs.ends]
+                hidden, attended = (x.index_select(0, inputs.ends) for x in (hidden, attended))
             output = self._summed(attended, layer.o)
             hidden, normed = ops.add_norm(output, hidden, layer.mlp_norm, layer.attention_post_norm)
             inner = ops.activated(_linear(normed, layer.gate_up))

@@ -1,40 +1,37 @@
-"""GraphForward: batches that only decode, replayed as CUDA graphs; all others as they come.
+"""GraphForward: batches of few tokens, replayed as CUDA graphs; all others as they come.
 
-A graph is a fixed sequence of kernels on fixed memory. One is captured for each of a few batch
-sizes; a batch takes the next larger one. What differs from step to step lies in one block on the
-device, filled by one copy:
+A graph is a fixed sequence of kernels on fixed memory. One is captured for each of a few kinds of
+batches; a batch takes the smallest that holds it:
 
-    tokens | drawn | sources | positions |   slots | lengths | firsts | split   | …   pages
-    ╰─ one number per sequence ──────────╯ ╰─ of each component ──────────────╯     of all
+    decoding    one token of each sequence, and all of their logits
+    short       up to some tokens of up to some sequences: the ends of prompts whose pages are
+                there, alone or beside others that decode. Attention gets them in pieces
 
-Each column is as long as the largest batch; of `split` one number is used. Sequences that fill up a
-batch have a length of 0 and the slot −1: they read nothing and write nowhere. `sources` says where
-a sequence's token is found: among `tokens`, or among those `drawn` by the batch before, which come
-from the device itself.
+What differs from step to step is brought to the device by block.py.
 """
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-import numpy as np
 import torch
 
-from quire.engine.attention.columns import Columns, columns
-from quire.engine.attention.triton import TritonAttention
+from quire.engine.attention.columns import columns
+from quire.engine.attention.triton import PIECE, TritonAttention
 from quire.engine.batch import Batch, Segment
-from quire.engine.bridge import AttentionBridge, Inputs
+from quire.engine.bridge import AttentionBridge
+from quire.engine.forward.block import Block, cut
 from quire.engine.forward.dense import DenseForward
-from quire.engine.kernels.decode import Tables
 from quire.types import OperationId
 
-_logger = logging.getLogger(__name__)
-
-_OWN = 4
-"""Columns of each component."""
+_FEW = 4
+"""Prompts that end together, if nobody else is there."""
+_SHORT = (16, 32, 64, 128)
+_BESIDE = (128, 256)
+"""Tokens of short batches: of a few sequences, and of as many as decode."""
+_MAX_SPLITS = 16
+"""Of a piece: more would need more memory for what is put together again."""
 
 Replay = Callable[[], None]
 Progress = Callable[[float], None]
@@ -65,10 +62,18 @@ class CudaCapture:
         return graph.replay
 
 
-class _Kind(NamedTuple):
-    size: int
-    splits: bool
+class Kind(NamedTuple):
+    """A batch that fits: so many tokens and sequences, or fewer."""
+
+    num_tokens: int
+    num_sequences: int
+    decodes: bool
+    splits: bool = True
     """Sequences are split. With many of about the same length that is not worth a kernel more."""
+
+    @property
+    def num_pieces(self) -> int:
+        return self.num_sequences + (0 if self.decodes else self.num_tokens // PIECE)
 
 
 class GraphForward:
@@ -89,21 +94,25 @@ class GraphForward:
         self._bridge = bridge
         self._backends = backends
         self._sizes = batch_sizes(max_batch)
+        self._short = short_kinds(max_batch)
         self._logits = forward.new_logits(max_batch)
-        self._block = _Block(list(backends), max_batch, max_pages, self._logits.device)
-        self._replays: dict[_Kind, Replay] = {}
-        began = time.perf_counter()
-        for done, size in enumerate(reversed(self._sizes)):  # the first makes room for the others
-            if progress is not None:
-                progress(done / len(self._sizes))
-            for splits in (True, False) if self._fills(size) else (True,):
-                self._replays[_Kind(size, splits)] = capture(self._work(size, splits))
-        _logger.info(
-            "%d graphs of up to %d sequences captured in %.1f s",
-            len(self._replays),
-            max_batch,
-            time.perf_counter() - began,
+        kinds = [*self._decoding(), *self._short]
+        self._block = Block(
+            list(backends),
+            max(max(kind.num_tokens, kind.num_pieces) for kind in kinds),
+            len(backends) * max_batch * max_pages,
+            self._logits.device,
         )
+        self._replays: dict[Kind, Replay] = {}
+        # The largest first: it makes room for the others.
+        for kind in sorted(kinds, reverse=True):
+            if progress is not None:
+                progress(len(self._replays) / len(kinds))
+            self._replays[kind] = capture(self._work(kind))
+
+    @property
+    def num_graphs(self) -> int:
+        return len(self._replays)
 
     @property
     def failed(self) -> Mapping[OperationId, str]:
@@ -113,7 +122,8 @@ class GraphForward:
         segments = batch.segments
         if all(segment.follows < 0 for segment in segments):
             drawn = None
-        if len(segments) > self._sizes[-1] or not all(map(_decodes, segments)):
+        kind = self._kind_of(segments)
+        if kind is None:
             return self._forward.logits(batch, drawn)
         tables = {
             component: columns(segments, self._bridge.page_size, self._bridge.windows[component])
@@ -122,32 +132,68 @@ class GraphForward:
         if not self._block.takes(tables, drawn):
             return self._forward.logits(batch, drawn)
         self._bridge.forget()
-        size = next(size for size in self._sizes if size >= len(segments))
+        pieces = cut(segments, PIECE)
+        lengths = {component: pieces.lengths(table) for component, table in tables.items()}
         splits = {
-            component: backend.split(tables[component].lengths, backend.max_splits(size))
+            component: backend.split(lengths[component], self._max_splits(kind, backend))
             for component, backend in self._backends.items()
         }
-        self._block.fill(segments, tables, splits, drawn)
-        is_even = all(splits[name] >= table.lengths.max() for name, table in tables.items())
-        self._replays[_Kind(size, not (is_even and self._fills(size)))]()
-        return self._logits[: len(segments)]
+        self._block.fill(segments, pieces, tables, splits, drawn)
+        if kind.decodes and self._fills(kind.num_sequences):
+            is_even = all(splits[name] >= lengths[name].max() for name in splits)
+            kind = kind._replace(splits=not is_even)
+        self._replays[kind]()
+        return self._logits[: sum(segment.row is not None for segment in segments)]
+
+    def _kind_of(self, segments: Sequence[Segment]) -> Kind | None:
+        """The smallest that holds them; None: there is none. What is still being loaded is waited
+        for layer by layer, which no graph does."""
+        count = len(segments)
+        if any(segment.loads for segment in segments):
+            return None
+        num_tokens = sum(len(segment.tokens) for segment in segments) >> 2
+        if num_tokens == count and all(segment.row is not None for segment in segments):
+            size = next((size for size in self._sizes if size >= count), None)
+            return None if size is None else Kind(size, size, decodes=True)
+        for kind in self._short:
+            if kind.num_tokens >= num_tokens and kind.num_sequences >= count:
+                return kind
+        return None
+
+    def _decoding(self) -> Iterator[Kind]:
+        for size in self._sizes:
+            yield Kind(size, size, decodes=True)
+            if self._fills(size):
+                yield Kind(size, size, decodes=True, splits=False)
 
     def _fills(self, size: int) -> bool:
         return all(backend.fills(size) for backend in self._backends.values())
 
-    def _work(self, size: int, splits: bool) -> Callable[[], None]:
+    def _max_splits(self, kind: Kind, backend: TritonAttention) -> int:
+        most = backend.max_splits(kind.num_pieces)
+        return most if kind.decodes else min(_MAX_SPLITS, most)
+
+    def _work(self, kind: Kind) -> Callable[[], None]:
         block = self._block
         plans = {
-            component: backend.decoding(
-                *block.tables(component, size, backend.max_splits(size) if splits else 1)
+            component: backend.planned(
+                block.slots(component, kind.num_tokens),
+                block.tables(
+                    component,
+                    kind.num_pieces,
+                    self._max_splits(kind, backend) if kind.splits else 1,
+                    1 if kind.decodes else PIECE,
+                ),
             )
             for component, backend in self._backends.items()
         }
+        num_rows = None if kind.decodes else kind.num_sequences
 
         @torch.inference_mode()
         def work() -> None:
             self._bridge.enter(plans, set())
-            self._forward.compute(block.inputs(size), self._logits[:size])
+            inputs = block.inputs(kind.num_tokens, num_rows)
+            self._forward.compute(inputs, self._logits[: kind.num_sequences])
 
         return work
 
@@ -158,86 +204,10 @@ def batch_sizes(largest: int) -> list[int]:
     return [*(size for size in steps if size < largest), largest]
 
 
-def _decodes(segment: Segment) -> bool:
-    return len(segment.tokens) == 4 and segment.row is not None and not segment.loads
-
-
-class _Block:
-    """The memory that graphs read."""
-
-    def __init__(
-        self, components: Sequence[str], max_batch: int, max_pages: int, device: torch.device
-    ) -> None:
-        self.components = components
-        self._capacity = max_batch
-        self._columns = (4 + _OWN * len(components)) * max_batch
-        size = self._columns + len(components) * max_batch * max_pages
-        self._there = torch.zeros(size, dtype=torch.int32, device=device)
-        self._rows = torch.arange(max_batch, dtype=torch.int32, device=device)
-        self._ones = torch.ones_like(self._rows)
-        for component in components:
-            self._there[self._place(component, 0)] = -1
-
-    def inputs(self, size: int) -> Inputs:
-        """Its first operation: launched anew in every graph."""
-        capacity, there = self._capacity, self._there
-        known = there[: 2 * capacity]
-        sources = there[2 * capacity : 2 * capacity + size]
-        positions = there[3 * capacity : 3 * capacity + size]
-        return Inputs(known.index_select(0, sources), positions, None)
-
-    def tables(self, component: str, size: int, max_splits: int) -> tuple[torch.Tensor, Tables]:
-        """Slots and tables of the first so many sequences."""
-        slots, lengths, firsts, split = (
-            self._there[self._place(component, which)][:size] for which in range(_OWN)
-        )
-        rows, ones, pages = self._rows[:size], self._ones[:size], self._there[self._columns :]
-        return slots, Tables(rows, ones, lengths, firsts, pages, split, max_splits)
-
-    def takes(self, tables: Mapping[str, Columns], drawn: torch.Tensor | None) -> bool:
-        num_pages = sum(len(table.pages) for table in tables.values())
-        fits = self._columns + num_pages <= len(self._there)
-        return fits and (drawn is None or len(drawn) <= self._capacity)
-
-    def fill(
-        self,
-        segments: Sequence[Segment],
-        tables: Mapping[str, Columns],
-        splits: Mapping[str, int],
-        drawn: torch.Tensor | None,
-    ) -> None:
-        capacity, count = self._capacity, len(segments)
-        size = self._columns + sum(len(table.pages) for table in tables.values())
-        # torch does not lend this memory again before the copy out of it has happened.
-        pinned = self._there.device.type == "cuda"
-        staging = torch.empty(size, dtype=torch.int32, pin_memory=pinned)
-        block = staging.numpy()
-        block[: self._columns] = 0
-        block[:count] = np.frombuffer(b"".join(segment.tokens for segment in segments), "<i4")
-        follows = np.fromiter((segment.follows for segment in segments), np.int32, count)
-        places = np.arange(count)
-        block[2 * capacity : 2 * capacity + count] = np.where(
-            follows < 0, places, follows + capacity
-        )
-        starts = (segment.start for segment in segments)
-        block[3 * capacity : 3 * capacity + count] = np.fromiter(starts, np.int32, count)
-        first = 0
-        for component, table in tables.items():
-            slots, lengths, firsts, split = (
-                block[self._place(component, which)] for which in range(_OWN)
-            )
-            split[0] = splits[component]
-            slots[:count], slots[count:] = table.slots, -1
-            lengths[:count] = table.lengths
-            firsts[:count] = table.firsts + first
-            place = self._columns + first
-            block[place : place + len(table.pages)] = table.pages
-            first += len(table.pages)
-        self._there[:size].copy_(staging, non_blocking=True)
-        if drawn is not None:
-            self._there[capacity : capacity + len(drawn)].copy_(drawn)
-
-    def _place(self, component: str, which: int) -> slice:
-        """Of a component's column. 0: slots, 1: lengths, 2: firsts, 3: split."""
-        first = (4 + _OWN * self.components.index(component) + which) * self._capacity
-        return slice(first, first + self._capacity)
+def short_kinds(max_batch: int) -> list[Kind]:
+    """Rising, as `batch_sizes`."""
+    few = min(_FEW, max_batch)
+    kinds = [Kind(num_tokens, few, decodes=False) for num_tokens in _SHORT]
+    if max_batch > few:
+        kinds += [Kind(num_tokens, max_batch, decodes=False) for num_tokens in _BESIDE]
+    return sorted(kinds)

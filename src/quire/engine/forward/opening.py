@@ -5,6 +5,8 @@ Knows which of our kernels there are. What it makes ready at start costs no requ
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -17,6 +19,8 @@ from quire.engine.forward.dense import DenseForward, DenseModel, num_kv_heads
 from quire.engine.forward.ops import Ops, TorchOps
 from quire.engine.kernels import available
 from quire.engine.parallel import AllReduce
+
+_logger = logging.getLogger(__name__)
 
 Progress = Callable[[str, float], None]
 
@@ -60,7 +64,8 @@ def open_dense(
         )
     if not limits.graph_batch or len(ours) < len(backends):
         return dense
-    return GraphForward(
+    began, free = time.perf_counter(), torch.cuda.mem_get_info()[0]
+    graphs = GraphForward(
         dense,
         bridge,
         ours,
@@ -69,6 +74,14 @@ def open_dense(
         capture=CudaCapture(),
         progress=lambda share: progress("graphs", share),
     )
+    _logger.info(
+        "%d graphs of up to %d sequences captured in %.1f s; they take %d MiB",
+        graphs.num_graphs,
+        limits.graph_batch,
+        time.perf_counter() - began,
+        (free - torch.cuda.mem_get_info()[0]) >> 20,
+    )
+    return graphs
 
 
 def _ops(model: DenseModel) -> Ops:

@@ -1,17 +1,14 @@
-"""Drawing tokens: one program per row, which reads the row again and sorts nothing.
+"""Drawing tokens: searches among candidates, one program per row, which sorts nothing.
 
-Every filter keeps the tokens up to some key (see rows.py), and the draw ends at one. Such a key is
-found by bisection on the mass of what stands before it:
+A search (see candidates.py) goes on between pivots, of which it knows the mass up to each:
 
-    peak ········ lo ····· pivot ····· hi ········ cut ········ lowest
-    [   base    )  [  upper ]                                          masses of tokens
-                     tokens in [lo, hi] are still in question
+    lo ········ pivot ····· pivot ······ pivot ········ hi
+    [   base   )[ goes on here  ]
 
-The first lo and hi are the edges between which the search must end (see masses.py). Pivots
-divide the interval of logits, then of ids among equals. Each lane of a program looks after the
-tokens id = place · BLOCK + lane, and keeps a list of the places that are still in question; so a
-pass costs what the longest list costs. With one token left per lane the bisection goes on in
-registers. Masses are float64, added in a fixed order.
+One pivot halves the interval of keys, so that after as many rounds as a key has bits there is
+nothing left to search; the others divide the interval of logits, which is what usually ends it.
+While the tokens in question are many each round reads them again; when they are few they stay in
+registers, one in each lane. Masses are float64, added in a fixed order.
 """
 
 from __future__ import annotations
@@ -20,17 +17,25 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.engine.kernels.masses import NUM_EDGES, Masses, edge_of, peak_of, sums_of
+from quire.engine.kernels.candidates import (
+    BY_COUNT,
+    TO_DRAW,
+    TO_SHARE,
+    Searches,
+    collect,
+    part_size,
+    question,
+    reaches,
+)
+from quire.engine.kernels.masses import Masses, peak_of
 from quire.engine.kernels.rows import (
     BLOCK,
     FIRST_KEY,
     IDS,
     MIN_P,
+    NUM_PARTS,
     SLOT,
     TEMPERATURE,
-    TOP_K,
-    TOP_P,
-    UNIFORM,
     WARPS,
     code_of,
     key_of,
@@ -40,10 +45,9 @@ from quire.engine.kernels.rows import (
     weight_of,
 )
 
-_BY_COUNT = tl.constexpr(0)
-_TO_SHARE = tl.constexpr(1)
-_TO_DRAW = tl.constexpr(2)
-"""Searches of a row, in this order: top_k, top_p, the draw."""
+_PARTS = tl.constexpr(NUM_PARTS)
+_MAX_ROUNDS = tl.constexpr(64)
+"""A key has 32 bits of a logit and less than 32 of an id; each round halves one of them."""
 
 
 @triton.jit
@@ -55,6 +59,15 @@ def _pivot(lo, hi, share, vocab):
     last = tl.minimum(hi, (low << 32) + (vocab - 1))
     by_id = tl.minimum(lo + ((last - lo).to(tl.float32) * share).to(tl.int64), last - 1)
     return tl.where(high == low, by_id, (middle << 32) | IDS)
+
+
+@triton.jit
+def _middle(lo, hi, vocab):
+    """A key in [lo, hi), with as many codes on either side, or ids."""
+    high, low = lo >> 32, hi >> 32
+    last = tl.minimum(hi, (low << 32) + (vocab - 1))
+    by_id = lo + ((last - lo) >> 1)
+    return tl.where(high == low, by_id, ((high + ((low - high) >> 1)) << 32) | IDS)
 
 
 @triton.jit
@@ -76,217 +89,223 @@ def _kept(raw, adjusted, edited, vocab, peak, inverse, first, cut, least, BLOCK:
 
 
 @triton.jit
-def _reaches(mass, count, target, search):
-    """A token is drawn if the mass up to it is more than the point; a filter wants no less."""
-    enough = tl.where(search == _BY_COUNT, count >= target, mass >= target)
-    return tl.where(search == _TO_DRAW, mass > target, enough)
-
-
-@triton.jit
-def _between(edges, masses, counts, first, cut, target, search):
-    """The keys [lo, hi] between which a search ends, and mass and count before them."""
-    ends = (code_of(edges) << 32) | IDS
-    reached = _reaches(masses, counts, target, search) | (ends >= cut)
-    lo = tl.max(tl.where(reached, first, ends + 1), 0)
-    hi = tl.min(tl.where(reached, ends, cut), 0)
-    base = tl.max(tl.where(reached, 0.0, masses), 0)
-    return lo, tl.minimum(hi, cut), base, tl.max(tl.where(reached, 0.0, counts), 0)
-
-
-@triton.jit
-def _list(raw, adjusted, edited, places, vocab, lo, hi, BLOCK: tl.constexpr):
-    """Each lane's places with a key in [lo, hi], and how many they are."""
-    lane = tl.arange(0, BLOCK)
-    held = tl.zeros([BLOCK], tl.int32)
-    x = read(raw, adjusted, edited, lane, lane < vocab)
-    for start in range(0, vocab, BLOCK):
-        token = start + lane
-        key = key_of(x, token)
-        inside = (token < vocab) & (key >= lo) & (key <= hi)
-        # Before the store: what comes after one waits for it.
-        x = read(raw, adjusted, edited, token + BLOCK, token + BLOCK < vocab)
-        tl.store(places + held * BLOCK + lane, (token // BLOCK).to(tl.int16), mask=inside)
-        held += inside.to(tl.int32)
-    tl.debug_barrier()  # other threads may read the lists than wrote them
-    return held
-
-
-@triton.jit
-def _listed(raw, adjusted, edited, places, held, step, lo, hi, BLOCK: tl.constexpr):
-    """Of every lane what is at `step` of its list: place, logit, key, and whether it is there and
-    in [lo, hi]."""
-    lane = tl.arange(0, BLOCK)
-    inside = step < held
-    place = tl.load(places + step * BLOCK + lane, mask=inside, other=0)
-    token = place.to(tl.int32) * BLOCK + lane
+def _candidate(raw, adjusted, edited, places, numbers, size, step, lo, hi, BLOCK: tl.constexpr):
+    """Of the candidates of all parts the `step`th block: token, logit, key, and whether there is
+    one that is in [lo, hi]."""
+    at = step * BLOCK + tl.arange(0, BLOCK)
+    part = at * 0
+    begin = at * 0  # of the part, among all candidates
+    end = 0
+    for p in tl.static_range(_PARTS):
+        end += tl.load(numbers + p)
+        is_behind = at >= end
+        part += is_behind.to(tl.int32)
+        begin = tl.where(is_behind, end, begin)
+    inside = at < end
+    place = tl.load(places + part * size + at - begin, mask=inside, other=0)
+    token = part * size + place.to(tl.int32)
     x = read(raw, adjusted, edited, token, inside)
     key = key_of(x, token)
-    return place, x, key, inside & (key >= lo) & (key <= hi)
+    return token, x, key, inside & (key >= lo) & (key <= hi)
 
 
 @triton.jit
-def _shorten(raw, adjusted, edited, places, held, lo, hi, BLOCK: tl.constexpr):
-    """Lists without what is no longer in [lo, hi]."""
-    lane = tl.arange(0, BLOCK)
-    kept = tl.zeros([BLOCK], tl.int32)
-    for step in range(0, tl.max(held, 0)):
-        place, _, _, inside = _listed(raw, adjusted, edited, places, held, step, lo, hi, BLOCK)
-        # Written behind where it is read: kept <= step.
-        tl.store(places + kept * BLOCK + lane, place, mask=inside)
-        kept += inside.to(tl.int32)
-    tl.debug_barrier()
-    return kept
-
-
-@triton.jit
-def _choose(mass, count, left, target, search, pivot, lo, hi, base, number):
-    """The side of the pivot on which the search goes on, with mass and count before it. `mass`,
-    `count`: of all tokens up to the pivot; `left`: count up to the end, where it must stop."""
-    up = _reaches(mass, count, target, search) | (count >= left)
+def _choose(mass, count, target, search, pivot, lo, hi, base, number, left):
+    """The side of the pivot on which the search goes on, with mass and count before it and count up
+    to its end, where it must stop. `mass`, `count`: of all tokens up to the pivot."""
+    up = reaches(mass, count, target, search) | (count >= left)
     return (
         tl.where(up, lo, tl.maximum(lo, pivot + 1)),
         tl.where(up, tl.minimum(hi, pivot), hi),
         tl.where(up, base, tl.maximum(base, mass)),
         tl.where(up, number, tl.maximum(number, count)),
+        tl.where(up, tl.minimum(left, count), left),
     )
 
 
 @triton.jit
+def _weighed(x, key, inside, peak, inverse, one, two, three):
+    """Masses up to the pivots, and counts up to them and of all, two in each number."""
+    weight = tl.where(inside, weight_of(x, peak, inverse), 0.0)
+    inside = weight > 0.0
+    early = (inside & (key <= one)).to(tl.int32) + ((inside & (key <= two)).to(tl.int32) << 16)
+    late = (inside & (key <= three)).to(tl.int32) + (inside.to(tl.int32) << 16)
+    return (
+        tl.where(key <= one, weight, 0.0),
+        tl.where(key <= two, weight, 0.0),
+        tl.where(key <= three, weight, 0.0),
+        early,
+        late,
+    )
+
+
+@triton.jit
+def _narrowed(
+    mass_one, mass_two, mass_three, early, late, one, two, three, target, search, lo, hi, base,
+    number,
+):  # fmt: skip
+    """[lo, hi] after a round, with mass and count before and count up to its end. What comes first
+    is of each lane."""
+    from_base, from_number = base, number
+    left = number + tl.sum(late >> 16, 0)
+    lo, hi, base, number, left = _choose(
+        from_base + tl.sum(mass_one, 0), from_number + tl.sum(early & 0xFFFF, 0),
+        target, search, one, lo, hi, base, number, left,
+    )  # fmt: skip
+    lo, hi, base, number, left = _choose(
+        from_base + tl.sum(mass_two, 0), from_number + tl.sum(early >> 16, 0),
+        target, search, two, lo, hi, base, number, left,
+    )  # fmt: skip
+    return _choose(
+        from_base + tl.sum(mass_three, 0), from_number + tl.sum(late & 0xFFFF, 0),
+        target, search, three, lo, hi, base, number, left,
+    )  # fmt: skip
+
+
+@triton.jit
 def _find(
-    raw, adjusted, edited, places, vocab, peak, inverse, search, target, lo, hi, base, number,
-    BLOCK: tl.constexpr,
+    raw, adjusted, edited, places, numbers, few, vocab, size, peak, inverse, search, target, lo, hi,
+    base, number, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The first key in [lo, hi] up to which there is mass (for top_k: a count) of `target`, or the
     last there is; and the mass up to it. `base`, `number`: mass and count before `lo`. A token
     without weight is never found."""
-    held = _list(raw, adjusted, edited, places, vocab, lo, hi, BLOCK)
-    depth = tl.max(held, 0)
-    while depth > 1:
-        one = _pivot(lo, hi, 0.25, vocab)
-        two = _pivot(lo, hi, 0.5, vocab)
-        three = _pivot(lo, hi, 0.75, vocab)
+    total = tl.sum(tl.load(numbers + tl.arange(0, _PARTS)), 0)
+    steps = tl.cdiv(total, BLOCK)
+    in_question = total.to(tl.float64)
+    rounds = 0
+    while (in_question > BLOCK) & (rounds < _MAX_ROUNDS):
+        one = _pivot(lo, hi, 0.33, vocab)
+        two = _middle(lo, hi, vocab)
+        three = _pivot(lo, hi, 0.67, vocab)
         mass_one = tl.zeros([BLOCK], tl.float64)
         mass_two = tl.zeros([BLOCK], tl.float64)
         mass_three = tl.zeros([BLOCK], tl.float64)
-        # Counts to the pivots and to the end, of up to 2^15 tokens per lane.
-        early = tl.zeros([BLOCK], tl.int32)
+        early = tl.zeros([BLOCK], tl.int32)  # up to 2^15 tokens of each lane
         late = tl.zeros([BLOCK], tl.int32)
-        for step in range(0, depth):
-            _, x, key, inside = _listed(raw, adjusted, edited, places, held, step, lo, hi, BLOCK)
-            weight = tl.where(inside, weight_of(x, peak, inverse), 0.0)
-            inside = weight > 0.0
-            mass_one += tl.where(key <= one, weight, 0.0)
-            mass_two += tl.where(key <= two, weight, 0.0)
-            mass_three += tl.where(key <= three, weight, 0.0)
-            early += (inside & (key <= one)).to(tl.int32)
-            early += (inside & (key <= two)).to(tl.int32) << 16
-            late += (inside & (key <= three)).to(tl.int32)
-            late += inside.to(tl.int32) << 16
-        left = number + tl.sum(late >> 16, 0)
-        from_base, from_number = base, number
-        lo, hi, base, number = _choose(
-            from_base + tl.sum(mass_one, 0), from_number + tl.sum(early & 0xFFFF, 0),
-            left, target, search, one, lo, hi, base, number,
+        for step in range(0, steps):
+            _, x, key, inside = _candidate(
+                raw, adjusted, edited, places, numbers, size, step, lo, hi, BLOCK
+            )
+            first, second, third, some, others = _weighed(
+                x, key, inside, peak, inverse, one, two, three
+            )
+            mass_one += first
+            mass_two += second
+            mass_three += third
+            early += some
+            late += others
+        lo, hi, base, number, left = _narrowed(
+            mass_one, mass_two, mass_three, early, late, one, two, three, target, search, lo, hi,
+            base, number,
         )  # fmt: skip
-        lo, hi, base, number = _choose(
-            from_base + tl.sum(mass_two, 0), from_number + tl.sum(early >> 16, 0),
-            left, target, search, two, lo, hi, base, number,
-        )  # fmt: skip
-        lo, hi, base, number = _choose(
-            from_base + tl.sum(mass_three, 0), from_number + tl.sum(late & 0xFFFF, 0),
-            left, target, search, three, lo, hi, base, number,
-        )  # fmt: skip
-        held = _shorten(raw, adjusted, edited, places, held, lo, hi, BLOCK)
-        depth = tl.max(held, 0)
+        in_question = left - number
+        rounds += 1
 
-    _, x, key, inside = _listed(raw, adjusted, edited, places, held, 0, lo, hi, BLOCK)
-    weight = tl.where(inside, weight_of(x, peak, inverse), 0.0)
-    inside = weight > 0.0
-    left = number + tl.sum(inside.to(tl.int32), 0)
-    while left > number + 1:
-        pivot = _pivot(lo, hi, 0.5, vocab)
-        before = inside & (key >= lo) & (key <= pivot)
-        mass = base + tl.sum(tl.where(before, weight, 0.0), 0)
-        count = number + tl.sum(before.to(tl.int32), 0)
-        lo, hi, base, number = _choose(
-            mass, count, left, target, search, pivot, lo, hi, base, number
+    held = 0
+    for step in range(0, steps):
+        token, x, key, inside = _candidate(
+            raw, adjusted, edited, places, numbers, size, step, lo, hi, BLOCK
         )
-        left = tl.where(hi == pivot, count, left)
-    inside = inside & (key >= lo) & (key <= hi)
+        inside = inside & (weight_of(x, peak, inverse) > 0.0)
+        is_one = inside.to(tl.int32)
+        at = held + tl.cumsum(is_one, 0) - is_one
+        tl.store(few + at, token, mask=inside & (at < BLOCK))
+        held += tl.sum(is_one, 0)
+    tl.debug_barrier()  # other threads may read than wrote
+    lane = tl.arange(0, BLOCK)
+    there = lane < held
+    token = tl.load(few + lane, mask=there, other=0)
+    x = read(raw, adjusted, edited, token, there)
+    key = key_of(x, token)
+    left = number + held
+    rounds = 0
+    while (left > number + 1) & (rounds < _MAX_ROUNDS):
+        one = _pivot(lo, hi, 0.33, vocab)
+        two = _middle(lo, hi, vocab)
+        three = _pivot(lo, hi, 0.67, vocab)
+        inside = there & (key >= lo) & (key <= hi)
+        first, second, third, some, others = _weighed(
+            x, key, inside, peak, inverse, one, two, three
+        )
+        lo, hi, base, number, left = _narrowed(
+            first, second, third, some, others, one, two, three, target, search, lo, hi, base,
+            number,
+        )  # fmt: skip
+        rounds += 1
+    inside = there & (key >= lo) & (key <= hi)
     found = tl.max(tl.where(inside, key, FIRST_KEY), 0)
-    return found, base + tl.sum(tl.where(inside, weight, 0.0), 0)
+    return found, base + tl.sum(tl.where(inside, weight_of(x, peak, inverse), 0.0), 0)
 
 
-@triton.jit(do_not_specialize=["rows"])
-def _draw(
-    raw, stride, adjusted, seen, places, columns, firsts, lows, masses, counts, record, rows, vocab,
-    BLOCK: tl.constexpr, PLACES: tl.constexpr, COUNTS: tl.constexpr,
+@triton.jit(do_not_specialize=["rows", "search", "is_first"])
+def _search(
+    raw, stride, adjusted, seen, columns, firsts, lows, masses, counts, places, numbers, cuts, sums,
+    few, record, rows, vocab, size, search, is_first, BLOCK: tl.constexpr, COUNTS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
+    first, _, usable = peak_of(firsts, lows, row)
     temperature = tl.load(columns + TEMPERATURE * rows + row)
-    first, lowest, usable = peak_of(firsts, lows, row)
     drawn = first
     if usable & (temperature > 0.0):
         raw, adjusted, edited = row_pointers(raw, stride, adjusted, columns, rows, vocab, row)
-        places += row.to(tl.int64) * PLACES
-        top_k = tl.load(columns + TOP_K * rows + row)
-        top_p = tl.load(columns + TOP_P * rows + row)
-        min_p = tl.load(columns + MIN_P * rows + row)
-        point = tl.load(columns + UNIFORM * rows + row)
         peak = value_of(first >> 32).to(tl.float64)
         inverse = 1.0 / temperature
-        edges = edge_of(tl.arange(0, NUM_EDGES), peak, lowest, temperature)
-        down_to = sums_of(masses, row)
-        number_to = down_to * 0.0  # whole numbers: a search ends when their difference is one
-        if COUNTS:
-            number_to = sums_of(counts, row)
-        cuts_count = (top_k > 0.0) & (top_k < tl.max(number_to, 0))
-        mass = tl.max(down_to, 0)
-        cut = (code_of(lowest) << 32) | IDS
-        for search in range(0, 3):
-            wanted = (search == _TO_DRAW) | ((search == _BY_COUNT) & cuts_count)
-            if wanted | ((search == _TO_SHARE) & (top_p < 1.0)):
-                share = tl.where(search == _TO_DRAW, point, tl.maximum(top_p, 1e-300))
-                target = tl.where(search == _BY_COUNT, top_k, share * mass)
-                lo, hi, base, number = _between(
-                    edges, down_to, number_to, first, cut, target, search
-                )
-                cut, mass = _find(
-                    raw, adjusted, edited, places, vocab, peak, inverse, search, target, lo, hi,
-                    base, number, BLOCK,
-                )  # fmt: skip
-            if (search == _TO_SHARE) & (min_p > 0.0):
-                cut, mass = _kept(
-                    raw, adjusted, edited, vocab, peak, inverse, first, cut, min_p, BLOCK
-                )
+        wanted, cut, mass, target, lo, hi, base, number = question(
+            columns, firsts, lows, masses, counts, cuts, sums, rows, row, search, is_first, COUNTS
+        )
+        if wanted:
+            cut, mass = _find(
+                raw, adjusted, edited, places + row.to(tl.int64) * _PARTS * size,
+                numbers + row * _PARTS, few + row * BLOCK, vocab, size, peak, inverse, search,
+                target, lo, hi, base, number, BLOCK,
+            )  # fmt: skip
+        min_p = tl.load(columns + MIN_P * rows + row)
+        if (search == TO_SHARE) & (min_p > 0.0):
+            cut, mass = _kept(raw, adjusted, edited, vocab, peak, inverse, first, cut, min_p, BLOCK)
+        tl.store(cuts + row, cut)
+        tl.store(sums + row, mass)
         drawn = cut
-    token = tl.where(usable, drawn & IDS, 0)
-    tl.store(record + row, token)
-    tl.store(record + rows + row, usable.to(tl.int64))
-    slot = tl.load(columns + SLOT * rows + row).to(tl.int64)
-    if (slot >= 0) & usable:
-        at = seen + slot * vocab + token
-        tl.store(at, tl.load(at) + 2)
+    if search == TO_DRAW:
+        token = tl.where(usable, drawn & IDS, 0)
+        tl.store(record + row, token)
+        tl.store(record + rows + row, usable.to(tl.int64))
+        slot = tl.load(columns + SLOT * rows + row).to(tl.int64)
+        if (slot >= 0) & usable:
+            at = seen + slot * vocab + token
+            tl.store(at, tl.load(at) + 2)
 
 
 def draw(
     logits: torch.Tensor,
     adjusted: torch.Tensor,
     seen: torch.Tensor,
-    places: torch.Tensor,
+    searches: Searches,
     columns: torch.Tensor,
     weighed: Masses,
     *,
+    draws: bool,
     counts: bool,
+    shares: bool,
     block: int = BLOCK,
 ) -> torch.Tensor:
     """int64 [2, rows]: tokens, and whether the row is usable. A row with a slot is drawn from
-    `adjusted` [rows, vocabulary], and its token counted in `seen`. `places` int16 [rows, vocabulary
-    rounded up to blocks] is scratch. `counts`: as for `weigh`."""
+    `adjusted` [rows, vocabulary], and its token counted in `seen`. `searches` has room for as many
+    rows. `draws` and `counts`: as for `weigh`; `shares`: some row has a top_p or a min_p."""
     rows, vocab = logits.shape
     record = torch.empty(2, rows, dtype=torch.int64, device=logits.device)
-    _draw[(rows,)](
-        logits, logits.stride(0), adjusted, seen, places, columns, *weighed, record, rows, vocab,
-        block, places.shape[1], counts, num_warps=WARPS, enable_fp_fusion=False,
-    )  # fmt: skip
+    wanted = [BY_COUNT.value] * counts + [TO_SHARE.value] * shares + [TO_DRAW.value]
+    searched = wanted if draws else wanted[-1:]
+    for search in searched:
+        is_first = search == searched[0]
+        if draws:
+            collect(
+                logits, adjusted, columns, weighed, searches, search=search, is_first=is_first,
+                counts=counts, block=block,
+            )  # fmt: skip
+        _search[(rows,)](
+            logits, logits.stride(0), adjusted, seen, columns, *weighed, *searches, record,
+            rows, vocab, part_size(vocab, block), search, int(is_first), block, counts,
+            num_warps=WARPS, enable_fp_fusion=False,
+        )  # fmt: skip
     return record

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from quire.engine.kernels.candidates import Searches
 from quire.engine.kernels.histories import edit, note
 from quire.engine.kernels.likeliest import likeliest
 from quire.engine.kernels.masses import weigh
@@ -119,8 +120,7 @@ class DeviceSampler:
         self._slots = Slots(max_rows)
         self._seen = torch.zeros(max_rows, vocab_size, dtype=torch.int32, device=device)
         self._adjusted = torch.empty(max_rows, vocab_size, dtype=torch.float32, device=device)
-        num_places = -(-vocab_size // block) * block
-        self._places = torch.empty(max_rows, num_places, dtype=torch.int16, device=device)
+        self._searches = Searches.room(max_rows, vocab_size, device, block)
         self._biases = _Biases(device, max_rows)
         self._before = _Before({}, [], torch.zeros(1, dtype=torch.int64, device=device))
 
@@ -164,7 +164,16 @@ class DeviceSampler:
         counts = any(row.params.top_k > 0 for row in rows)
         weighed = weigh(logits, adjusted, columns, draws=draws, counts=counts, block=block)
         return draw(
-            logits, adjusted, self._seen, self._places, columns, weighed, counts=counts, block=block
+            logits,
+            adjusted,
+            self._seen,
+            self._searches,
+            columns,
+            weighed,
+            draws=draws,
+            counts=counts,
+            shares=any(row.params.top_p < 1 or row.params.min_p > 0 for row in rows),
+            block=block,
         )
 
     def _take_slots(self, rows: Sequence[Row], ids: Sequence[RequestId]) -> dict[int, Slot]:

@@ -74,6 +74,7 @@ class SimModel:
     def __init__(
         self,
         oracle: Oracle,
+        request: Callable[[RequestId], Request | None],
         pools: Pools,
         workers: SimWorkers,
         *,
@@ -83,9 +84,11 @@ class SimModel:
         overlaps: bool,
         trace: Callable[[bytes], None],
     ) -> None:
-        """`window_tokens`: those before a token that it sees in window layers; 0: no such.
-        `computes_prompts` = False: all full pages of a prompt come from elsewhere."""
+        """`request`: what is known of one. `window_tokens`: those before a token that it sees in
+        window layers; 0: no such. `computes_prompts` = False: all full pages of a prompt come from
+        elsewhere."""
         self._oracle = oracle
+        self._request = request
         self._pools = pools
         self._sim = workers
         self._page_size = page_size
@@ -93,8 +96,6 @@ class SimModel:
         self._computes_prompts = computes_prompts
         self.overlaps = overlaps
         self.workers = TracedWorkers(workers, pools.num_ranks, trace)
-        self.request: Callable[[RequestId], Request | None] = lambda _: None
-        """What the scheduler knows of a request; set once there is one."""
         self.broken: SimulationError | None = None
         self._landing: deque[BatchResult] = deque()
         self._drawn: list[int] = []
@@ -138,7 +139,7 @@ class SimModel:
         arrived = [self._sim.finish_load(op) for op in segment.loads]
         if not all(arrived):
             return SegmentResult(failed="a load failed")
-        request = self.request(segment.id)
+        request = self._request(segment.id)
         if request is None:
             raise SimulationError(f"{segment.id} is computed and nobody asked for it")
         start, end = segment.start, segment.start + segment.num_tokens

@@ -16,11 +16,11 @@ from quire.disagg.exchange import Exchange
 from quire.disagg.handover import Handover, Stage
 from quire.disagg.holder import Holder
 from quire.engine.config import Role
-from quire.engine.engine import Engine
+from quire.engine.engine import Engine, tiers
 from quire.engine.handovers import Handovers, Prefills
 from quire.engine.messages import EngineInfo, Output, Outputs
+from quire.engine.queue import Queue
 from quire.engine.scheduler import Scheduler
-from quire.keys import Namespace
 from quire.manager import CacheManager, StoreState
 from quire.manager.inspection import inspect
 from quire.messages import PeerPart
@@ -124,8 +124,10 @@ class SimNode:
         manager = WatchedManager if options.strict else CacheManager
         self.manager = manager(cache.cache_config(), clock=clock, components=cache.components())
         has_window = options.mix in (ComponentMix.WINDOW, ComponentMix.BOTH)
+        queue = Queue(max_running=_MAX_RUNNING, max_waiting=_MAX_WAITING, clock=clock)
         self.model = SimModel(
             world.oracle,
+            queue.get,
             self.pools,
             self.workers,
             page_size=options.page_size,
@@ -134,69 +136,64 @@ class SimNode:
             overlaps=options.ahead,
             trace=world.trace,
         )
+        max_context = options.device_pages * options.page_size - 1
+        self.hub = world.network.open(self._hello(), place.address)
+        asker = self._asker(queue)
         self.scheduler = Scheduler(
             self.manager,
-            max_running=_MAX_RUNNING,
-            max_waiting=_MAX_WAITING,
+            queue,
             chunk_tokens=options.chunk_pages * options.page_size,
-            clock=clock,
+            remote=self._remote(asker),
         )
-        self.model.request = self.scheduler.request
-        max_context = options.device_pages * options.page_size - 1
-        self.engine = Engine(
-            self.model,
-            self.manager,
-            self.scheduler,
-            Namespace(FINGERPRINT, DTYPE, options.page_size),
-            page_bytes=dict.fromkeys(cache.pool_sizes(), 1),
-            max_context=max_context,
-            vocab_size=ALPHABET,
-            clock=clock,
-        )
-        self.engine.info = EngineInfo(
+        info = EngineInfo(
             place.name, FINGERPRINT, "sim", DTYPE, place.ranks, options.page_size, ALPHABET,
-            max_context, [], "", role=place.role,
+            max_context, tiers(self.manager, dict.fromkeys(cache.pool_sizes(), 1)), "",
+            role=place.role,
         )  # fmt: skip
-        self.exchange = self.engine.exchange = self._join(max_context)
-
-    def _join(self, max_context: int) -> Exchange:
-        """As quire.engine.peering does it."""
-        world, place, options = self._world, self.place, self._world.options
-        parts = [PeerPart(f"{place.address}{rank}", rank, rank + 1) for rank in range(place.ranks)]
-        identity = Identity(1, FINGERPRINT, options.page_size, DTYPE, [])
-        hello = Hello(identity, self.epoch, place.role.value, parts)
-        self.hub = hub = world.network.open(hello, place.address)
-        decode = place.role is Role.DECODE
-        asker = Asker(
+        holder = Holder(
             self.manager,
-            hub,
+            Prefills(self.scheduler, info, clock=clock),
+            clock=clock,
+            send=self.hub.send,
+            computing=place.role is not Role.DECODE,
+        )
+        self.exchange = Exchange(self.hub, asker, holder)
+        self.engine = Engine(
+            self.model, self.manager, self.scheduler, info, exchange=self.exchange, clock=clock
+        )
+
+    # ---- as quire.engine.peering does it --------------------------------------------------------
+
+    def _hello(self) -> Hello:
+        place = self.place
+        parts = [PeerPart(f"{place.address}{rank}", rank, rank + 1) for rank in range(place.ranks)]
+        identity = Identity(1, FINGERPRINT, self._world.options.page_size, DTYPE, [])
+        return Hello(identity, self.epoch, place.role.value, parts)
+
+    def _asker(self, queue: Queue) -> Asker:
+        options = self._world.options
+        return Asker(
+            self.manager,
+            self.hub,
             name=self.epoch,
-            clock=world.clock,
+            clock=self._world.clock,
             config=AskerConfig(timeout_s=options.timeout_s, connect_s=1.0),
-            room=self.scheduler.room_pages,
+            room=lambda: options.device_pages - queue.used_pages(),
             on_end=self._ended,
         )
-        prefills = Prefills(
-            self.scheduler,
-            self.engine.namespace_of,
-            page_size=options.page_size,
-            vocab_size=ALPHABET,
-            max_tokens=max_context,
-            clock=world.clock,
+
+    def _remote(self, asker: Asker) -> Handovers | None:
+        place, decode = self.place, self.place.role is Role.DECODE
+        if not decode and not place.peers:
+            return None
+        return Handovers(
+            asker,
+            self.manager,
+            prefill=list(place.prefill),
+            peers=list(place.peers),
+            decode=decode,
+            restore=self._world.options.restore or not decode,
         )
-        holder = Holder(
-            self.manager, prefills, clock=world.clock, send=hub.send, computing=not decode
-        )
-        if decode or place.peers:
-            self.scheduler.remote = Handovers(
-                asker,
-                self.manager,
-                prefill=list(place.prefill),
-                peers=list(place.peers),
-                decode=decode,
-                restore=options.restore or not decode,
-            )
-        return Exchange(hub, asker, holder)
 
     # ---- for the driver -------------------------------------------------------------------------
 

@@ -1,0 +1,160 @@
+"""Block: the memory that CUDA graphs read, filled by one copy per step.
+
+What differs from step to step lies in columns of one length, and the page numbers behind them:
+
+    tokens | drawn | sources | positions | ends | rows | counts |   slots | lengths | firsts | split
+    ╰─ of each token ────────────────────╯                          ╰─ of each component ──────────╯
+
+`sources` says where a token is found: among `tokens`, or among those `drawn` by the batch before,
+which come from the device itself. `ends` are the places of the tokens whose logits are wanted.
+Rows, counts, lengths and firsts are those of pieces (see Tables); slots of tokens; of `split` one
+number is used. A piece that is not there has the length 0, a token that is not there the slot −1:
+nothing is read for them, and nothing written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from quire.engine.attention.columns import Column, Columns
+from quire.engine.batch import Segment
+from quire.engine.bridge import Inputs
+from quire.engine.kernels.decode import Tables
+
+_SHARED, _OWN = 7, 4
+"""Columns of a batch, and of each component."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Segments, cut up: a table has an entry for each piece."""
+
+    segments: Column
+    """Whose each of them is."""
+    rows: Column
+    """Where its first token is in the packed row."""
+    counts: Column
+    ahead: Column
+    """Tokens of its segment behind it."""
+
+    def lengths(self, table: Columns) -> Column:
+        """Tokens from a segment's first page to the piece's last token."""
+        return table.lengths[self.segments] - self.ahead
+
+
+def cut(segments: Sequence[Segment], longest: int) -> Pieces:
+    """Into pieces of so many tokens at most."""
+    sizes = np.fromiter((len(segment.tokens) >> 2 for segment in segments), np.int32)
+    numbers = -(-sizes // longest)
+    of = np.repeat(np.arange(len(sizes), dtype=np.int32), numbers)
+    firsts = np.cumsum(numbers, dtype=np.int32) - numbers
+    done = (np.arange(len(of), dtype=np.int32) - firsts[of]) * longest
+    left = sizes[of] - done
+    counts = np.minimum(left, longest)
+    rows = (np.cumsum(sizes, dtype=np.int32) - sizes)[of] + done
+    return Pieces(of, rows, counts, left - counts)
+
+
+class Block:
+    def __init__(
+        self, components: Sequence[str], capacity: int, num_pages: int, device: torch.device
+    ) -> None:
+        """`capacity`: tokens, or pieces, of the largest batch; `num_pages` of all its segments."""
+        self.components = components
+        self._capacity = capacity
+        self._columns = (_SHARED + _OWN * len(components)) * capacity
+        self._there = torch.zeros(self._columns + num_pages, dtype=torch.int32, device=device)
+        for component in components:
+            self._there[self._own(component, 0)] = -1
+
+    def inputs(self, num_tokens: int, num_rows: int | None) -> Inputs:
+        """Of the first so many tokens; None: all their logits are wanted. It launches an
+        operation, which belongs into the graph."""
+        known = self._there[: 2 * self._capacity]
+        sources, positions, ends = (self._there[self._shared(which)] for which in (2, 3, 4))
+        return Inputs(
+            known.index_select(0, sources[:num_tokens]),
+            positions[:num_tokens],
+            None if num_rows is None else ends[:num_rows],
+        )
+
+    def slots(self, component: str, num_tokens: int) -> torch.Tensor:
+        return self._there[self._own(component, 0)][:num_tokens]
+
+    def tables(self, component: str, num_pieces: int, max_splits: int, max_count: int) -> Tables:
+        """Of the first so many pieces."""
+        rows, counts = (self._there[self._shared(which)][:num_pieces] for which in (5, 6))
+        lengths, firsts, split = (
+            self._there[self._own(component, which)][:num_pieces] for which in (1, 2, 3)
+        )
+        pages = self._there[self._columns :]
+        return Tables(rows, counts, lengths, firsts, pages, split, max_splits, max_count)
+
+    def takes(self, tables: Mapping[str, Columns], drawn: torch.Tensor | None) -> bool:
+        num_pages = sum(len(table.pages) for table in tables.values())
+        fits = self._columns + num_pages <= len(self._there)
+        return fits and (drawn is None or len(drawn) <= self._capacity)
+
+    def fill(
+        self,
+        segments: Sequence[Segment],
+        pieces: Pieces,
+        tables: Mapping[str, Columns],
+        splits: Mapping[str, int],
+        drawn: torch.Tensor | None,
+    ) -> None:
+        size = self._columns + sum(len(table.pages) for table in tables.values())
+        # torch does not lend this memory again before the copy out of it has happened.
+        pinned = self._there.device.type == "cuda"
+        staging = torch.empty(size, dtype=torch.int32, pin_memory=pinned)
+        block = staging.numpy()
+        block[: self._columns] = 0
+        self._fill_shared(block, segments, pieces)
+        first = 0
+        for component, table in tables.items():
+            slots, lengths, firsts, split = (
+                block[self._own(component, which)] for which in range(_OWN)
+            )
+            split[0] = splits[component]
+            slots[: len(table.slots)], slots[len(table.slots) :] = table.slots, -1
+            lengths[: len(pieces.rows)] = pieces.lengths(table)
+            firsts[: len(pieces.rows)] = table.firsts[pieces.segments] + first
+            place = self._columns + first
+            block[place : place + len(table.pages)] = table.pages
+            first += len(table.pages)
+        self._there[:size].copy_(staging, non_blocking=True)
+        if drawn is not None:
+            place = self._capacity
+            self._there[place : place + len(drawn)].copy_(drawn)
+
+    def _fill_shared(self, block: Column, segments: Sequence[Segment], pieces: Pieces) -> None:
+        tokens, _, sources, positions, ends, rows, counts = (
+            block[self._shared(which)] for which in range(_SHARED)
+        )
+        sizes = np.fromiter((len(segment.tokens) >> 2 for segment in segments), np.int32)
+        starts = np.fromiter((segment.start for segment in segments), np.int32)
+        follows = np.fromiter((segment.follows for segment in segments), np.int32)
+        wanted = np.fromiter((segment.row is not None for segment in segments), np.bool_)
+        behind = np.cumsum(sizes, dtype=np.int32)
+        count = int(behind[-1])
+        places = np.arange(count, dtype=np.int32)
+        tokens[:count] = np.frombuffer(b"".join(segment.tokens for segment in segments), "<i4")
+        positions[:count] = places + np.repeat(starts + sizes - behind, sizes)
+        sources[:count] = places
+        known = follows >= 0
+        sources[behind[known] - 1] = follows[known] + self._capacity
+        last = (behind - 1)[wanted]
+        ends[: len(last)] = last
+        rows[: len(pieces.rows)] = pieces.rows
+        counts[: len(pieces.rows)] = pieces.counts
+
+    def _shared(self, which: int) -> slice:
+        return slice(which * self._capacity, (which + 1) * self._capacity)
+
+    def _own(self, component: str, which: int) -> slice:
+        """Of a component. 0: slots, 1: lengths, 2: firsts, 3: split."""
+        return self._shared(_SHARED + _OWN * self.components.index(component) + which)

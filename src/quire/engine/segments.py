@@ -1,0 +1,83 @@
+"""Segments: how much of a running request is computed next, and on which pages.
+
+Knows leases, pages and recurrent state; not which requests are chosen.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from quire.engine.batch import Segment
+from quire.engine.kept import Kept
+from quire.engine.request import Request
+from quire.manager import CacheManager, Lease, LeaseState
+from quire.types import NO_SLOT, PAGE_ID_BYTES, PageIds
+
+
+class Segments:
+    def __init__(self, manager: CacheManager, kept: Kept, *, reuse: bool) -> None:
+        self._manager = manager
+        self._kept = kept
+        self._reuse = reuse
+        self._page_size = manager.config.page_size
+
+    def size(self, request: Request, budget: int) -> int:
+        """How many tokens of its prompt to compute next. A recurrent state can be kept where a
+        batch ends and nowhere else, so chunks then end at page boundaries, and at checkpoints."""
+        if not self._reuse:
+            return request.remaining
+        count = min(budget, request.remaining)
+        lease, size = request.lease, self._page_size
+        assert lease is not None
+        if lease.state is None or lease.state.recurrent is None:
+            return count
+        start = request.next_start
+        first, last = start // size, (start + count) // size
+        if last == first:
+            return count
+        return self._manager.next_stop(lease, first, last) * size - start
+
+    def extend(self, request: Request, count: int) -> bool:
+        """Have pages for the next `count` tokens. False: there are none."""
+        lease, end = request.lease, request.next_start + count
+        assert lease is not None
+        missing = request.missing_pages(end, self._page_size)
+        if missing > 0 and not self._manager.extend(lease, missing):
+            return False
+        if not self._manager.cover(lease, -(-end // self._page_size)):
+            return False
+        return not request.for_peer or end < request.length or self._kept.can_keep(lease)
+
+    def make(self, request: Request, count: int) -> Segment:
+        """Its next `count` tokens, for which it has pages."""
+        lease = request.lease
+        assert lease is not None
+        start, end = request.next_start, request.next_start + count
+        follows = request.place if start == request.length else -1
+        pages = lease.pages[: -(-end // self._page_size) * PAGE_ID_BYTES]
+        segment = Segment(
+            id=request.id,
+            tokens=request.tokens[start:end].tobytes() if follows < 0 else bytes(4),
+            start=start,
+            pages=PageIds(pages),
+            loads=sorted(lease.loads),
+            row=request.row() if end == request.length + request.draws else None,
+            follows=follows,
+        )
+        return segment if lease.state is None else self._with_state(segment, lease, lease.state)
+
+    def _with_state(self, segment: Segment, lease: Lease, state: LeaseState) -> Segment:
+        fields: dict[str, Any] = {}
+        if state.window is not None:
+            fields |= {"window": state.window.pages, "window_first": state.window.first}
+        if state.recurrent is not None:
+            end = segment.start + segment.num_tokens
+            kept = self._reuse and end % self._page_size == 0
+            fields |= {
+                "state": state.recurrent.slot,
+                "restore": state.recurrent.restore,
+                "save": self._manager.save_slot(lease) if kept else NO_SLOT,
+            }
+        return msgspec.structs.replace(segment, **fields)
