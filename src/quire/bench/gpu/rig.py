@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -63,6 +64,9 @@ class Rig:
         self, *, device_bytes: int | None = None, host_bytes: int | None = None
     ) -> Iterator[Drive]:
         """Warm. By default with the memory that the plan says."""
+        gc.collect()  # engines are circles: what an earlier one held is held until now
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
         plan = self.plan
         chunks = {chunk for _, chunk in plan.prompts}
         engine = build_engine(
