@@ -21,7 +21,7 @@ from quire.errors import ConfigError
 from quire.transfer.kinds import MoverKind
 from quire.transfer.movers import Ends, IndexMover, Mover, Pages, groups
 
-_MEASURED_BYTES = 256 << 20
+_MEASURED_BYTES = 512 << 20
 _REPEATS = 3
 _GOOD_ENOUGH = 0.7
 """Of a plain copy's rate."""
