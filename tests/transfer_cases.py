@@ -86,12 +86,12 @@ def check_mover(open_mover, layout, where, seed, groups):
                 torch.cuda.synchronize()
             before = pools.device_bytes(), pools.host.raw().clone()
             with torch.cuda.stream(torch.cuda.Stream()) if where == "cuda" else nullcontext():
-                launch = open_mover(pools.ends(), to_device=to_device).plan(
+                move = open_mover(pools.ends(), to_device=to_device).plan(
                     pools.device_pages, pools.host_pages
                 )
                 parts = np.array_split(np.arange(layout.num_layers), groups)
                 for layers in filter(len, parts):
-                    launch(range(int(layers[0]), int(layers[-1]) + 1))
+                    move.launch(range(int(layers[0]), int(layers[-1]) + 1))
             if where == "cuda":
                 torch.cuda.synchronize()
             wanted = [before[0].clone(), before[1].clone()]

@@ -7,14 +7,15 @@ import pytest
 import torch
 
 from quire.bench.transfer import run as run_bench
-from quire.errors import ConfigError
+from quire.errors import ConfigError, WorkerError
 from quire.memory.device import DevicePool
 from quire.memory.host import HostPool
 from quire.memory.layout import InnerLayout, PageLayout
 from quire.messages import AttachStore, Backup, Fetch, Load, Run, Write
 from quire.transfer import CopyState, MoverKind, open_copy_engine
 from quire.transfer.choice import _open, choose
-from quire.transfer.cuda import ends_of
+from quire.transfer.cuda import CudaCopyEngine, ends_of
+from quire.transfer.movers import Move
 from quire.types import NO_PAGES, PageStatus, page_ids
 from quire.worker import ComponentConfig, WorkerConfig, build_worker
 from transfer_cases import LAYOUTS, check_mover
@@ -161,6 +162,32 @@ def test_many_copies_at_once_in_both_directions_c11(rig):
         copy.wait()
     size = LAYOUT.page_bytes
     assert torch.equal(rig.host.raw()[16:, :size], before[:16, :size])
+
+
+class Failing:
+    """Moves the first layer, slowly, and then cannot go on."""
+
+    kind = MoverKind.INDEX
+
+    def plan(self, device_pages, host_pages):
+        def launch(layers):
+            if layers.start:
+                raise RuntimeError("no more")
+            torch.cuda._sleep(LONG_CYCLES)
+
+        return Move(launch, 1)
+
+
+def test_a_copy_that_fails_half_way_has_stopped_when_it_says_so(rig):
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        engine = CudaCopyEngine(rig.device, Failing(), Failing())
+        copy = engine.load(page_ids([1]), page_ids([1]))
+    with pytest.raises(WorkerError, match="no more"):
+        copy.wait()
+    assert copy.state is CopyState.FAILED
+    assert engine._loads._stream.query()
+    engine.close()
 
 
 def test_a_copy_of_no_pages_completes(rig):

@@ -8,14 +8,16 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
 
 from quire.components import PoolSize
 from quire.config import CacheConfig, PrefetchConfig, SnapshotConfig, WriteConfig
 from quire.engine.config import EngineConfig, Role
 from quire.engine.engine import Engine, attach_and_wait, tiers
-from quire.engine.executor import Executor, RankConfig, open_executor
+from quire.engine.executor import Executor, Model, RankConfig, open_executor
 from quire.engine.forward import Choice, choose
 from quire.engine.layouts import FULL, layouts
 from quire.engine.messages import EngineInfo
@@ -29,6 +31,7 @@ from quire.errors import ModelError
 from quire.manager import CacheManager
 from quire.memory.layout import PageLayout
 from quire.models import ModelShape, describe, fingerprint
+from quire.sizes import format_bytes
 from quire.worker import ComponentConfig, WorkerConfig
 
 Progress = Callable[[str, float], None]
@@ -78,7 +81,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
     plan = _plan(config)
     with ExitStack() as opened:
         tell("loading the model", 0.2)
-        executor = _open_executor(plan, lambda what, done: tell(what, 0.5 + done / 2))
+        plan, model = _tried(plan)
+        executor = _open_executor(plan, model, lambda what, done: tell(what, 0.5 + done / 2))
         opened.callback(executor.close)
         engine = _assemble(plan, executor, opened)
         opened.pop_all()
@@ -101,9 +105,34 @@ def _plan(config: EngineConfig) -> _Plan:
     return _Plan(config, shape, ranks, forward, weights, usage, sizes, peering)
 
 
-def _open_executor(plan: _Plan, progress: Progress) -> Executor:
-    config, sizes, peering = plan.config, plan.sizes, plan.peering
-    rank_config = RankConfig(
+def _tried(plan: _Plan) -> tuple[_Plan, Model | None]:
+    """With as much memory for pages as a trial of the model leaves, and the model; as it was where
+    the memory is given, or where no trial would say enough."""
+    config, shape = plan.config, plan.shape
+    is_one = config.tp == 1 and list(plan.sizes) == [FULL]
+    if not (config.measure_device and config.device == "cuda" and is_one):
+        return plan, None
+    from quire.engine.executor.trial import try_out
+
+    longest = shape.max_position_embeddings
+    model, room = try_out(
+        _rank_config(plan),
+        _worker_configs(plan)[0],
+        max_context=min(longest, config.max_context or longest),
+    )
+    _logger.info("%s for pages, after a trial of the largest batch", format_bytes(room))
+    config = msgspec.structs.replace(config, device_bytes=max(1, room), measure_device=False)
+    sizes = plan_pools(config, shape, plan.ranks, DEFAULT_TOKENS)
+    return replace(plan, config=config, sizes=sizes), model
+
+
+def _open_executor(plan: _Plan, model: Model | None, progress: Progress) -> Executor:
+    return open_executor(_rank_config(plan), _worker_configs(plan), progress, model)
+
+
+def _rank_config(plan: _Plan) -> RankConfig:
+    config = plan.config
+    return RankConfig(
         config.model,
         config.dtype,
         _threads(config),
@@ -111,10 +140,14 @@ def _open_executor(plan: _Plan, progress: Progress) -> Executor:
         forward=plan.forward.kind,
         overlap=config.overlap,
         max_rows=plan.max_running,
-        graph_batch=_graph_batch(config, sizes),
+        graph_batch=_graph_batch(config, plan.sizes),
         chunk_tokens=plan.chunk_tokens,
     )
-    workers = [
+
+
+def _worker_configs(plan: _Plan) -> list[WorkerConfig]:
+    config, sizes, peering = plan.config, plan.sizes, plan.peering
+    return [
         WorkerConfig(
             rank,
             config.tp,
@@ -126,7 +159,6 @@ def _open_executor(plan: _Plan, progress: Progress) -> Executor:
         )
         for rank, own in enumerate(plan.ranks)
     ]
-    return open_executor(rank_config, workers, progress)
 
 
 def _assemble(plan: _Plan, executor: Executor, opened: ExitStack) -> Engine:

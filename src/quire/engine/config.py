@@ -65,6 +65,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     page_size: int = 16
     device_bytes: int
     """For the pages of the device tier, all ranks together."""
+    measure_device: bool = False
+    """`device_bytes` is a guess: where a trial of the model can say how much there is, it does."""
     host_bytes: int = 0
     """For the host tier, all ranks together; 0 switches host and store off."""
     store: str | None = None

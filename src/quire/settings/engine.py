@@ -38,6 +38,7 @@ def engine_config(
         copies=effective.copies,
         page_size=effective.page_size,
         device_bytes=device_bytes,
+        measure_device=effective.device_memory is None,
         host_bytes=effective.host_memory,
         store=None if effective.store == NONE else effective.store,
         write_policy=effective.write_policy,

@@ -146,8 +146,9 @@ class Settings:
         None,
         Size(minimum=1),
         "For pages on the device (L1), all ranks together.",
-        auto="on a CPU 1/8 of the available memory, at most 1 GiB; on CUDA 80 % of what the "
-        "weights leave free",
+        auto="on a CPU 1/8 of the available memory, at most 1 GiB; on CUDA what the weights and "
+        "the largest batch, tried at start, leave free, or with several ranks, windows or "
+        "recurrent layers 80 % of what the weights do",
         example="20GiB",
         flag=True,
     )

@@ -19,9 +19,9 @@ import torch
 
 from quire.errors import ConfigError
 from quire.transfer.kinds import MoverKind
-from quire.transfer.movers import Ends, IndexMover, Mover, Pages
+from quire.transfer.movers import Ends, IndexMover, Mover, Pages, groups
 
-_MEASURED_BYTES = 256 << 20
+_MEASURED_BYTES = 512 << 20
 _REPEATS = 3
 _GOOD_ENOUGH = 0.7
 """Of a plain copy's rate."""
@@ -64,13 +64,15 @@ def _fastest(ends: Ends, clock: Clock, *, to_device: bool) -> tuple[Mover, str]:
     pages = _some_pages(ends)
     rates: dict[MoverKind, float] = {}
     movers: dict[MoverKind, Mover] = {}
+    size_bytes = len(pages[0]) * ends.device.layout.page_bytes
     plain = _plain_rate(ends, len(pages[0]), clock, to_device=to_device)
     notes = [f"plain {plain / 1e9:.1f} GB/s"]
     for kinds in (_COPY_ENGINES, _KERNELS):
         for kind in kinds:
             try:
                 movers[kind] = _open(kind, ends, to_device=to_device)
-                rates[kind] = _rate(movers[kind], ends, pages, clock)
+                work = _work(movers[kind], ends, pages, in_groups=to_device)
+                rates[kind] = size_bytes / _seconds(work, ends, clock)
                 notes.append(f"{kind.value} {rates[kind] / 1e9:.1f}")
             except ConfigError as error:
                 notes.append(f"{kind.value}: {error}")
@@ -108,17 +110,17 @@ def _some_pages(ends: Ends) -> tuple[Pages, Pages]:
     return there, here
 
 
-def _rate(mover: Mover, ends: Ends, pages: tuple[Pages, Pages], clock: Clock) -> float:
-    """Bytes a second, launching included."""
-    layout = ends.device.layout
-    group = min(layout.num_layers, mover.layers_at_once(len(pages[0])))
+def _work(
+    mover: Mover, ends: Ends, pages: tuple[Pages, Pages], *, in_groups: bool
+) -> Callable[[], None]:
+    """As the engine does it."""
 
-    def move() -> None:
-        launch = mover.plan(*pages)
-        for first in range(0, layout.num_layers, group):
-            launch(range(first, min(first + group, layout.num_layers)))
+    def work() -> None:
+        move = mover.plan(*pages)
+        for layers in groups(ends.device.layout.num_layers, move.group if in_groups else None):
+            move.launch(layers)
 
-    return len(pages[0]) * layout.page_bytes / _seconds(move, ends, clock)
+    return work
 
 
 def _plain_rate(ends: Ends, num_pages: int, clock: Clock, *, to_device: bool) -> float:

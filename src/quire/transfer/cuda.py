@@ -20,9 +20,9 @@ from quire.errors import ConfigError
 from quire.memory.device import DevicePool, word_dtype
 from quire.memory.host import HostPool
 from quire.transfer.base import Copy, CopyState
-from quire.transfer.movers import Ends, Mover
+from quire.transfer.movers import Ends, Mover, groups
 from quire.transfer.reference import DirectedEngine, Direction
-from quire.types import PageIds, num_pages, page_array
+from quire.types import PageIds, page_array
 
 _BACKUP_BYTES = 32 << 20
 """Of a backup at least, if it can wait: half a millisecond on the link, and some tens of
@@ -106,15 +106,16 @@ class StreamDirection(Direction):
         self._stream.synchronize()
 
     def _launch(self, copy: CudaCopy, device_pages: PageIds, host_pages: PageIds) -> None:
-        count, most = num_pages(host_pages), self._num_layers
-        group = min(most, self._mover.layers_at_once(count)) if self._in_groups else most
         with torch.cuda.stream(self._stream):
             copy.begin(self._stream)
-            launch = self._mover.plan(page_array(device_pages), page_array(host_pages))
-            for first in range(0, most, group):
-                layers = range(first, min(first + group, most))
-                launch(layers)
-                copy.layers_launched(layers, self._stream)
+            move = self._mover.plan(page_array(device_pages), page_array(host_pages))
+            try:
+                for layers in groups(self._num_layers, move.group if self._in_groups else None):
+                    move.launch(layers)
+                    copy.layers_launched(layers, self._stream)
+            except Exception:
+                self._stream.synchronize()  # once it has failed, nothing of it moves any more
+                raise
 
 
 class CudaCopyEngine(DirectedEngine):

@@ -1,18 +1,24 @@
 """Movers by the device's own copy engines, which need no compute units.
 
     RectangleMover   some layers of a page are a rectangle: contiguous on the host, and on the
-                     device one row of each plane. One command each; best for whole pages.
+                     device one row of each plane. So are many pages of one plane, if they follow
+                     each other on both sides. One command each, and 3 µs between two of them.
     PieceMover       one piece per page and plane, all of a layer in one call, which the engines
-                     take in any order; best for large pieces.
+                     take in any order and without a stop; each costs the launching thread 0.5 µs.
 
-Both only launch, on the current stream.
+On an H200, of a plain copy: rectangles of whole pages 92 % at 2.4 MB and 97 % at 9.4 MB; pieces
+98 % at 128 KiB (loads; backups 93 %) and 89 % at 32 KiB. Several streams did not help.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from quire.errors import ConfigError
@@ -22,17 +28,20 @@ from quire.transfer.driver import (
     HOST,
     MAX_PITCH_BYTES,
     RECTANGLE,
+    Rectangles,
     copy_pieces,
     copy_rectangles,
     piece_copy,
     rectangle_copy,
 )
 from quire.transfer.kinds import MoverKind
-from quire.transfer.movers import Ends, Launch, Pages
+from quire.transfer.movers import Ends, Move, Pages
+from quire.transfer.reference import Rows, runs
 
-_RECTANGLE_BYTES = 1 << 20
+Numbers = npt.NDArray[np.signedinteger[Any]]
+
+_RECTANGLE_BYTES = 2 << 20
 """At least: less, and what comes between two of them is felt."""
-_STREAMS = 2
 _LAUNCH_BYTES = 4 << 20
 """Of pieces, per call at least."""
 
@@ -41,17 +50,14 @@ class RectangleMover:
     kind = MoverKind.RECTANGLES
 
     def __init__(
-        self,
-        ends: Ends,
-        *,
-        to_device: bool,
-        streams: int = _STREAMS,
-        rectangle_bytes: int = _RECTANGLE_BYTES,
+        self, ends: Ends, *, to_device: bool, rectangle_bytes: int = _RECTANGLE_BYTES
     ) -> None:
         """Raises ConfigError where it cannot serve."""
         pool, layout = ends.device, ends.device.layout
         rectangle_copy()
+        self._ends = ends  # what the addresses below are of
         self._to_device = to_device
+        self._num_layers = layout.num_layers
         self._rows = layout.num_planes
         self._chunk_bytes = layout.chunk_bytes
         self._rectangle_bytes = rectangle_bytes
@@ -59,34 +65,60 @@ class RectangleMover:
         self._host_stride = layout.page_stride_bytes
         self._device_address = pool.words(0)[0].data_ptr()
         self._pitch = _plane_pitch(pool)
-        self._helpers = [torch.cuda.Stream(pool.device) for _ in range(streams - 1)]  # type: ignore[no-untyped-call]
 
-    def layers_at_once(self, num_pages: int) -> int:
-        return -(-self._rectangle_bytes // (self._rows * self._chunk_bytes))
+    def plan(self, device_pages: Pages, host_pages: Pages) -> Move:
+        stream = torch.cuda.current_stream().cuda_stream
+        pieces = runs(device_pages, host_pages)
+        if len(host_pages) * self._chunk_bytes >= self._rectangle_bytes * max(1, len(pieces)):
+            launch = partial(self._planes_of_runs, pieces)
+            group = 1
+        else:
+            launch = partial(self._layers_of_pages, device_pages, host_pages)
+            groups = self._num_layers * self._rows * self._chunk_bytes // self._rectangle_bytes
+            group = -(-self._num_layers // max(1, groups))
+        return Move(lambda layers: copy_rectangles(launch(layers), stream), group)
 
-    def plan(self, device_pages: Pages, host_pages: Pages) -> Launch:
-        found = np.zeros(len(host_pages), RECTANGLE)
-        host, device = ("source", "target") if self._to_device else ("target", "source")
-        found[host]["kind"], found[device]["kind"] = HOST, DEVICE
-        found[host]["pitch"], found[device]["pitch"] = self._chunk_bytes, self._pitch
+    def _layers_of_pages(self, device_pages: Pages, host_pages: Pages, layers: range) -> Rectangles:
+        """One per page: a row is a plane."""
+        row = layers.start * self._rows
+        found, host, device = self._rectangles(len(host_pages))
+        host["host"] = self._on_host(host_pages, row)
+        host["pitch"] = self._chunk_bytes
+        device["device"] = self._on_device(device_pages, row)
+        device["pitch"] = self._pitch
+        found["height"] = len(layers) * self._rows
+        return found
+
+    def _planes_of_runs(self, pieces: Sequence[Rows], layers: range) -> Rectangles:
+        """One per run and plane: a row is a page."""
+        planes = np.arange(layers.start * self._rows, layers.stop * self._rows)[:, None]
+        first_device, first_host, length = np.array(pieces, dtype=np.int64).T
+        found, host, device = self._rectangles(planes.size * len(pieces))
+        host["host"] = self._on_host(first_host, planes).ravel()
+        host["pitch"] = self._host_stride
+        device["device"] = self._on_device(first_device, planes).ravel()
+        device["pitch"] = self._chunk_bytes
+        found["height"] = np.tile(length, planes.size)
+        return found
+
+    def _rectangles(self, count: int) -> tuple[Rectangles, Rectangles, Rectangles]:
+        """All of them, and their two sides: the host's and the device's."""
+        found = np.zeros(count, RECTANGLE)
+        names = ("source", "target") if self._to_device else ("target", "source")
+        host, device = (found[name] for name in names)
+        host["kind"], device["kind"] = HOST, DEVICE
         found["width"] = self._chunk_bytes
-        first_host = self._host_address + host_pages.astype(np.int64) * self._host_stride
-        first_device = self._device_address + device_pages.astype(np.int64) * self._chunk_bytes
-        main = torch.cuda.current_stream()
-        for helper in self._helpers:
-            helper.wait_stream(main)
-        streams = [stream.cuda_stream for stream in (main, *self._helpers)]
+        return found, host, device
 
-        def launch(layers: range) -> None:
-            row = layers.start * self._rows
-            found[host]["host"] = first_host + row * self._chunk_bytes
-            found[device]["device"] = first_device + row * self._pitch
-            found["height"] = len(layers) * self._rows
-            copy_rectangles(found, streams)
-            for helper in self._helpers:
-                main.wait_stream(helper)
+    def _on_host(self, pages: Numbers, row: int | Numbers) -> Numbers:
+        """Addresses."""
+        page_bytes = pages.astype(np.int64) * self._host_stride
+        return self._host_address + page_bytes + row * self._chunk_bytes
 
-        return launch
+    def _on_device(self, pages: Numbers, row: int | Numbers) -> Numbers:
+        """Addresses."""
+        page_bytes = pages.astype(np.int64) * self._chunk_bytes
+        return self._device_address + page_bytes + row * self._pitch
 
 
 class PieceMover:
@@ -99,6 +131,7 @@ class PieceMover:
         planes = [plane for layer in range(layout.num_layers) for plane in pool.words(layer)]
         if not all(plane.is_contiguous() for plane in planes):
             raise ConfigError("needs planes that are contiguous on the device")
+        self._ends = ends  # what the addresses below are of
         self._to_device = to_device
         self._layer_rows = layout.num_planes
         self._chunk_bytes = layout.chunk_bytes
@@ -109,11 +142,7 @@ class PieceMover:
             np.arange(len(planes), dtype=np.int64)[:, None] * layout.chunk_bytes
         )
 
-    def layers_at_once(self, num_pages: int) -> int:
-        layer_bytes = max(1, num_pages) * self._layer_rows * self._chunk_bytes
-        return -(-_LAUNCH_BYTES // layer_bytes)
-
-    def plan(self, device_pages: Pages, host_pages: Pages) -> Launch:
+    def plan(self, device_pages: Pages, host_pages: Pages) -> Move:
         on_device = device_pages.astype(np.int64) * self._chunk_bytes
         on_host = host_pages.astype(np.int64) * self._host_stride
         stream = torch.cuda.current_stream().cuda_stream
@@ -126,7 +155,8 @@ class PieceMover:
             if len(source):
                 copy_pieces(source, target, self._chunk_bytes, stream)
 
-        return launch
+        layer_bytes = max(1, len(host_pages)) * self._layer_rows * self._chunk_bytes
+        return Move(launch, -(-_LAUNCH_BYTES // layer_bytes))
 
 
 def _plane_pitch(pool: DevicePool) -> int:

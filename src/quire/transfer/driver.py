@@ -6,8 +6,6 @@ Knows the driver's library and its structures; nothing of pools. Everything here
 from __future__ import annotations
 
 import ctypes
-import itertools
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -34,13 +32,11 @@ Rectangles = np.ndarray[Any, Any]
 Addresses = npt.NDArray[np.uint64]
 
 
-def copy_rectangles(rectangles: Rectangles, streams: Sequence[int]) -> None:
-    """Dealt out to the streams in turn: while one ends, the next one is on its way. Raises
-    WorkerError."""
+def copy_rectangles(rectangles: Rectangles, stream: int) -> None:
+    """One after the other. Raises WorkerError."""
     copy = rectangle_copy()
     first, size = rectangles.ctypes.data, RECTANGLE.itemsize
-    addresses = range(first, first + len(rectangles) * size, size)
-    for address, stream in zip(addresses, itertools.cycle(streams), strict=False):
+    for address in range(first, first + len(rectangles) * size, size):
         _check(copy(address, stream))
 
 

@@ -6,7 +6,7 @@ stream and waits for nothing. Knows tensors; no threads, no events.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -23,6 +23,16 @@ from quire.transfer.reference import copy_rows
 Pages = npt.NDArray[np.int32]
 Launch = Callable[[range], None]
 """Moves these layers, all planes of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One copy, ready to be launched part by part."""
+
+    launch: Launch
+    group: int
+    """So many layers are worth a launch of their own."""
+
 
 _STAGING_BYTES = 32 << 20
 
@@ -41,11 +51,8 @@ class Ends:
 class Mover(Protocol):
     kind: MoverKind
 
-    def layers_at_once(self, num_pages: int) -> int:
-        """So many of a copy's layers are worth a launch of their own."""
-
-    def plan(self, device_pages: Pages, host_pages: Pages) -> Launch:
-        """For one copy. The two are as long."""
+    def plan(self, device_pages: Pages, host_pages: Pages) -> Move:
+        """The two are as long."""
 
 
 class IndexMover:
@@ -68,10 +75,7 @@ class IndexMover:
         words = self._layout.chunk_bytes // self._layout.word_bytes
         return torch.empty(self._rows, words, dtype=word_dtype(self._layout), device=self._where)
 
-    def layers_at_once(self, num_pages: int) -> int:
-        return 1
-
-    def plan(self, device_pages: Pages, host_pages: Pages) -> Launch:
+    def plan(self, device_pages: Pages, host_pages: Pages) -> Move:
         device_index, host_index = send_pages((device_pages, host_pages), self._where, np.int64)
 
         def launch(layers: range) -> None:
@@ -82,7 +86,14 @@ class IndexMover:
                     else:
                         copy_rows(device, device_index, host, host_index, self._staging)
 
-        return launch
+        return Move(launch, group=1)
+
+
+def groups(num_layers: int, size: int | None) -> Iterator[range]:
+    """All layers, so many at a time; None: at once."""
+    size = num_layers if size is None else size
+    for first in range(0, num_layers, size):
+        yield range(first, min(first + size, num_layers))
 
 
 def send_pages(

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from quire.transfer.kinds import MoverKind
-from quire.transfer.movers import Ends, Launch, Pages, send_pages
+from quire.transfer.movers import Ends, Move, Pages, send_pages
 
 _PROGRAMS = 8
 _BLOCK_BYTES = 32 << 10
@@ -84,13 +84,11 @@ class KernelMover:
         # Words by which every plane is off at least: whether two may be moved as one.
         self._aligned = int(np.gcd.reduce(np.append(offsets, 16)))
 
-    def layers_at_once(self, num_pages: int) -> int:
-        return max(1, _LAUNCH_BYTES // max(1, num_pages * self._layer_bytes))
-
-    def plan(self, device_pages: Pages, host_pages: Pages) -> Launch:
+    def plan(self, device_pages: Pages, host_pages: Pages) -> Move:
         where = self._offsets.device
         device_index, host_index = send_pages((device_pages, host_pages), where, np.int32)
-        return lambda layers: self._launch(device_index, host_index, layers)
+        group = max(1, _LAUNCH_BYTES // max(1, len(host_pages) * self._layer_bytes))
+        return Move(lambda layers: self._launch(device_index, host_index, layers), group)
 
     def _launch(self, device_pages: torch.Tensor, host_pages: torch.Tensor, layers: range) -> None:
         blocks = triton.cdiv(self._chunk, self._block)

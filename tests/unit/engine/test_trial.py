@@ -1,9 +1,15 @@
 """The trial that says how much of a device is left for pages: its batch, and its sum."""
 
+from dataclasses import replace
+
+import msgspec
 import pytest
 import torch
 
 from dense_models import DENSE
+from quire.engine import build
+from quire.engine.config import EngineConfig
+from quire.engine.executor import trial
 from quire.engine.executor.rank import RankConfig, build_rank
 from quire.engine.executor.trial import largest_batch, try_out
 from quire.engine.layouts import layouts
@@ -56,7 +62,7 @@ def test_the_batch_is_a_chunk_at_the_end_of_the_longest_prompt_and_rows_that_dec
 def test_what_is_left_is_room_and_the_model_is_used_again(directory):
     config, worker = configs(directory)
     model, room = try_out(config, worker, max_context=512, memory=FakeMemory)
-    assert room == 600 - 100 - 30
+    assert room == 600 - 100 - 50
     small = ComponentConfig(worker.components[0].layout, 8, 0)
     rank = build_rank(config, WorkerConfig(0, 1, "m", [small]), model=model)
     rank.close()
@@ -70,3 +76,38 @@ def test_a_batch_that_does_not_fit_says_what_to_lower(directory):
     config, worker = configs(directory)
     with pytest.raises(MemoryBudgetError, match="chunk_tokens"):
         try_out(config, worker, max_context=512, memory=Full)
+
+
+def planned(directory, **options):
+    config = EngineConfig(
+        model=str(directory),
+        name="m",
+        device="cuda",
+        page_size=PAGE,
+        device_bytes=1 << 20,
+        measure_device=True,
+        **options,
+    )
+    return build._plan(config)
+
+
+def test_an_engine_has_the_room_that_its_trial_found(directory, monkeypatch):
+    asked = []
+
+    def fake(config, worker_config, *, max_context):
+        asked.append((config.chunk_tokens, max_context))
+        return "the model", 4 << 20
+
+    monkeypatch.setattr(trial, "try_out", fake)
+    plan = planned(directory)
+    found, model = build._tried(plan)
+    assert model == "the model"
+    assert found.sizes["full"].device == (4 << 20) // plan.ranks[0][0].page_bytes
+    assert asked == [(512, 512)]
+
+
+@pytest.mark.parametrize("options", [{"device": "cpu"}, {"tp": 3}, {"measure_device": False}])
+def test_memory_that_was_given_or_cannot_be_tried_stays(directory, options):
+    plan = planned(directory)
+    plan = replace(plan, config=msgspec.structs.replace(plan.config, **options))
+    assert build._tried(plan) == (plan, None)

@@ -8,7 +8,7 @@ from quire.errors import ConfigError
 from quire.transfer import choice
 from quire.transfer.choice import choose
 from quire.transfer.kinds import MoverKind
-from quire.transfer.movers import Ends
+from quire.transfer.movers import Ends, Move
 from transfer_cases import LAYOUTS, Pools
 
 INDEX, KERNEL, RECTANGLES = MoverKind.INDEX, MoverKind.KERNEL, MoverKind.RECTANGLES
@@ -30,14 +30,11 @@ class FakeMover:
     def __init__(self, kind, seconds, clock):
         self.kind, self.seconds, self.clock = kind, seconds, clock
 
-    def layers_at_once(self, num_pages):
-        return 1000
-
     def plan(self, device_pages, host_pages):
         def launch(layers):
             self.clock.now += self.seconds
 
-        return launch
+        return Move(launch, 1000)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Movers are exact: torch's anywhere, our kernel in Triton's interpreter."""
 
+import numpy as np
 import pytest
 
 from kernel_cases import interpreted
@@ -37,6 +38,8 @@ class TestKernelMover:
     def test_large_copies_are_launched_layer_by_layer_and_small_ones_at_once(self):
         from quire.transfer.triton import KernelMover
 
-        mover = KernelMover(Pools(LAYOUTS[0], "cpu", 0).ends(), to_device=True)
-        assert mover.layers_at_once(1) > 4
-        assert mover.layers_at_once(100_000) == 1
+        pools = Pools(LAYOUTS[0], "cpu", 0)
+        mover = KernelMover(pools.ends(), to_device=True)
+        one, many = (np.zeros(count, np.int32) for count in (1, 100_000))
+        assert mover.plan(one, one).group > 4
+        assert mover.plan(many, many).group == 1

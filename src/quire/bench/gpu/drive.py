@@ -29,6 +29,7 @@ _COPY_TOKENS = 64
 class Heard:
     """Of one request."""
 
+    id: RequestId
     asked_s: float
     tokens: list[int] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
@@ -61,14 +62,13 @@ class Drive:
         self, prompts: Sequence[Tokens], params: SamplingParams
     ) -> Iterator[Callable[[int], float]]:
         """All of them decode; what comes measures as `decode_ms` does, as often as it is called."""
-        began = [self._begin(prompt, params) for prompt in prompts]
-        heard = [self._heard[name] for name in began]
+        heard = [self.begin(prompt, params) for prompt in prompts]
         while any(len(one.times_s) < _WARM_TOKENS for one in heard):
-            self._step()
+            self.step()
         first = heard[0]
         quiet = len(first.times_s) + _COPY_TOKENS  # those that decode fill pages all the time
         while not self.engine.manager.idle and len(first.times_s) < quiet:
-            self._step()
+            self.step()
 
         def gap_ms(num_tokens: int) -> float:
             start = len(first.times_s)
@@ -77,13 +77,13 @@ class Drive:
                     raise EngineError(
                         "a request ended before all were measured: give it more tokens"
                     )
-                self._step()
+                self.step()
             gaps = [later - earlier for earlier, later in itertools.pairwise(first.times_s[start:])]
             return statistics.median(gaps) * 1e3
 
         yield gap_ms
-        for name in began:
-            self.engine.scheduler.abort(RequestId(name))
+        for one in heard:
+            self.engine.scheduler.abort(one.id)
         self.settle()
 
     def first_token_s(self, prompt: Tokens) -> tuple[float, CachedTokens]:
@@ -102,16 +102,16 @@ class Drive:
         while waiting or any(not one.is_over for one in heard):
             running = sum(not one.is_over for one in heard)
             while waiting and (at_once is None or running < at_once):
-                heard.append(self._heard[self._begin(waiting.pop(), params)])
+                heard.append(self.begin(waiting.pop(), params))
                 running += 1
-            self._step()
+            self.step()
         return heard
 
     def settle(self) -> None:
         """Until copies and writes have ended. Raises EngineError."""
         deadline = time.perf_counter() + _SETTLE_TIMEOUT_S
         while not self.engine.manager.idle or self.engine.manager.waiting_writes:
-            self._step()
+            self.step()
             if time.perf_counter() > deadline:
                 raise EngineError(f"pages still move after {_SETTLE_TIMEOUT_S:.0f} s")
 
@@ -120,14 +120,16 @@ class Drive:
         for tier in tiers:
             self.engine.manager.flush(tier)
 
-    def _begin(self, prompt: Tokens, params: SamplingParams) -> str:
+    def begin(self, prompt: Tokens, params: SamplingParams) -> Heard:
+        """Hand over a request; `step` until it is over."""
         self._num_asked += 1
-        name = f"bench-{self._num_asked}"
-        self._heard[name] = Heard(time.perf_counter())
-        self.engine.handle(Generate(RequestId(name), prompt.astype("<i4").tobytes(), params))
-        return name
+        heard = Heard(RequestId(f"bench-{self._num_asked}"), time.perf_counter())
+        self._heard[heard.id] = heard
+        self.engine.handle(Generate(heard.id, prompt.astype("<i4").tobytes(), params))
+        return heard
 
-    def _step(self) -> None:
+    def step(self) -> None:
+        """Raises EngineError if a request went wrong."""
         if not self.engine.step():
             time.sleep(self.engine.patience_s())
         now = time.perf_counter()

@@ -52,7 +52,8 @@ class Link:
         self._host = HostPool(
             layout, 2 * count, pin_for=self._device.device if device.type == "cuda" else None
         )
-        self._host.raw().random_()
+        page = torch.randint(0, 256, (layout.page_stride_bytes,), dtype=torch.uint8)
+        self._host.raw().copy_(page.expand_as(self._host.raw()))
         self._engine = open_copy_engine(self._device, self._host)
         self._flat = [torch.empty(self.size_bytes, dtype=torch.uint8, device=device) for _ in BOTH]
         self._streams = _streams(device)

@@ -76,7 +76,7 @@ class Plan:
     """As `decode`, beside a saturated link."""
     fresh: tuple[int, int, int] = (64, 512, 128)
     """Requests at once, the tokens of each prompt and answer: nothing of them is reused."""
-    fresh_rounds: int = 3
+    fresh_rounds: int = 2
     sets: SetPlan = field(default_factory=SetPlan)
     device_bytes: int = 60 << 30
     host_bytes: int = 16 << 30

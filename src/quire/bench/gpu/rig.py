@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,8 @@ from quire.types import Tier
 
 Progress = Callable[[str, int, int], None]
 Result = dict[str, Any]
+
+_STORE_SIZE = "24GiB"
 
 
 class Rig:
@@ -45,7 +50,7 @@ class Rig:
         self.spec = dense_spec(text, describe(self._model))
         self.needs = Needs.of(self.spec)
         self._chance = np.random.default_rng(plan.seed)
-        self._num_stores = 0
+        self._store: Path | None = None
 
     def prompt(self, length: int) -> Tokens:
         """One that nobody has seen."""
@@ -59,6 +64,9 @@ class Rig:
         self, *, device_bytes: int | None = None, host_bytes: int | None = None
     ) -> Iterator[Drive]:
         """Warm. By default with the memory that the plan says."""
+        gc.collect()  # engines are circles: what an earlier one held is held until now
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
         plan = self.plan
         chunks = {chunk for _, chunk in plan.prompts}
         engine = build_engine(
@@ -87,7 +95,10 @@ class Rig:
         finally:
             engine.close()
 
-    def attach(self, drive: Drive, size: str = "40GiB") -> None:
-        """A store of its own, in files."""
-        self._num_stores += 1
-        drive.engine.attach_and_wait(f"file://{self._folder}/store-{self._num_stores}?max={size}")
+    def attach(self, drive: Drive) -> None:
+        """A store of its own, in files; the one before is removed."""
+        before = self._store
+        self._store = Path(tempfile.mkdtemp(prefix="store-", dir=self._folder))
+        drive.engine.attach_and_wait(f"{self._store.as_uri()}?max={_STORE_SIZE}")
+        if before is not None:
+            shutil.rmtree(before, ignore_errors=True)

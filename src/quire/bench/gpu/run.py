@@ -27,11 +27,15 @@ def run(plan: Plan, progress: Progress = lambda what, done, of: None) -> Result:
     with tempfile.TemporaryDirectory(prefix="quire-bench-") as folder:
         rig = Rig(plan, Path(folder), progress)
         result: Result = {"shape": plan.shape, "machine": asdict(rig.machine)}
-        wanted = [(part, act) for part, act in _ON_ONE_ENGINE if part in plan.parts]
-        if wanted:
-            with rig.engine() as drive:
-                for part, act in wanted:
-                    result[part.value] = act(rig, drive)
+        result |= _on_one_engine(rig)
         if Part.SETS in plan.parts:
             result[Part.SETS.value] = sets.measure(rig)
         return result
+
+
+def _on_one_engine(rig: Rig) -> Result:
+    wanted = [(part, act) for part, act in _ON_ONE_ENGINE if part in rig.plan.parts]
+    if not wanted:
+        return {}
+    with rig.engine() as drive:
+        return {part.value: act(rig, drive) for part, act in wanted}

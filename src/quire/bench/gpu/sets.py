@@ -16,7 +16,6 @@ import numpy as np
 
 from quire.bench.gpu.drive import Drive, Heard, Tokens
 from quire.bench.gpu.latency import GREEDY
-from quire.bench.gpu.plan import SetPlan
 from quire.bench.gpu.rig import Result, Rig
 from quire.types import Tier
 
@@ -40,31 +39,30 @@ _VARIANTS = (
 
 def measure(rig: Rig) -> list[Result]:
     """One row per tiers and set; in it, one per round."""
+    return [row for tiers in _VARIANTS for row in _with(rig, tiers)]
+
+
+def _with(rig: Rig, tiers: _Tiers) -> list[Result]:
     plan, rows = rig.plan.sets, []
-    set_bytes = plan.sessions * _pages(rig, plan) * rig.plan.page_size * rig.needs.kv_bytes
-    for tiers in _VARIANTS:
-        with rig.engine(
-            device_bytes=int(set_bytes / plan.times_device),
-            host_bytes=int(set_bytes * tiers.host),
-        ) as drive:
-            drive.engine.scheduler.chunk_tokens = max(chunk for _, chunk in rig.plan.prompts)
-            if tiers.store:
-                rig.attach(drive)
-            for sessions in (plan.sessions, plan.fitting):
-                rounds = _rounds(rig, drive, sessions, tiers.name)
-                times = plan.times_device * sessions / plan.sessions
-                rows.append({"tiers": tiers.name, "times_device": times, "rounds": rounds})
-                drive.forget(Tier.DEVICE, Tier.HOST)
+    pages = plan.sessions * -(-plan.session_tokens // rig.plan.page_size)
+    set_bytes = pages * rig.plan.page_size * rig.needs.kv_bytes
+    with rig.engine(
+        device_bytes=int(set_bytes / plan.times_device), host_bytes=int(set_bytes * tiers.host)
+    ) as drive:
+        drive.engine.scheduler.chunk_tokens = max(chunk for _, chunk in rig.plan.prompts)
+        if tiers.store:
+            rig.attach(drive)
+        for sessions in (plan.sessions, plan.fitting):
+            rounds = _rounds(rig, drive, sessions, tiers.name)
+            times = plan.times_device * sessions / plan.sessions
+            rows.append({"tiers": tiers.name, "times_device": times, "rounds": rounds})
+            drive.forget(Tier.DEVICE, Tier.HOST)
     return rows
 
 
 def later(row: Result, figure: str) -> float:
     """The mean over the rounds in which there was something to reuse."""
     return float(statistics.mean(one[figure] for one in row["rounds"][1:]))
-
-
-def _pages(rig: Rig, plan: SetPlan) -> int:
-    return -(-plan.session_tokens // rig.plan.page_size)
 
 
 def _rounds(rig: Rig, drive: Drive, sessions: int, name: str) -> list[Result]:

@@ -5,17 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
+from quire.bench.gpu.drive import Drive, Heard, Tokens
 from quire.engine.engine import Engine
-from quire.engine.messages import CachedTokens, Generate, Output, Outputs, SamplingParams
+from quire.engine.messages import CachedTokens, SamplingParams
 from quire.errors import EngineError
-from quire.types import RequestId, Tier
+from quire.types import Tier
 
-Tokens = npt.NDArray[np.int32]
-
-_SETTLE_TIMEOUT_S = 120.0
+__all__ = ["Answer", "Driver", "Tokens"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +26,9 @@ class Answer:
 
 class Driver:
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._num_asked = 0
-        self._outputs: list[Output] = []
+        self._drive = Drive(engine)
+        self._heard: Heard | None = None
+        """Of the request that was begun last."""
 
     def ask(self, prompt: Tokens, num_tokens: int) -> Answer:
         """Greedy, and of full length. Raises EngineError unless it ends well."""
@@ -50,44 +46,33 @@ class Driver:
 
     def begin(self, prompt: Tokens, num_tokens: int) -> None:
         """Hand over a request; `step` until `is_done`, then take its `result`."""
-        self._num_asked += 1
-        self._outputs = []
-        params = SamplingParams(max_tokens=num_tokens, temperature=0)
-        tokens = prompt.astype("<i4").tobytes()
-        self._engine.handle(Generate(RequestId(f"bench-{self._num_asked}"), tokens, params))
+        self._heard = self._drive.begin(
+            prompt, SamplingParams(max_tokens=num_tokens, temperature=0)
+        )
 
     @property
     def has_begun(self) -> bool:
         """Something was answered."""
-        return bool(self._outputs)
+        return self._heard is not None and bool(self._heard.tokens)
 
     @property
     def is_done(self) -> bool:
-        return bool(self._outputs) and self._outputs[-1].finish is not None
+        return self._heard is not None and self._heard.is_over
 
     def result(self) -> tuple[list[int], CachedTokens]:
-        """Raises EngineError unless the request ended well."""
-        error, cached = self._outputs[-1].error, self._outputs[0].cached
-        if error or cached is None:
-            raise EngineError(f"a request went wrong: {error or 'it had no tokens'}")
-        return [token for output in self._outputs for token in output.tokens], cached
+        """Raises EngineError if there is none."""
+        if self._heard is None or self._heard.cached is None:
+            raise EngineError("a request went wrong: it had no tokens")
+        return self._heard.tokens, self._heard.cached
 
     def step(self) -> None:
-        if not self._engine.step() and not self._engine.manager.idle:
-            time.sleep(self._engine.patience_s())
-        for message in self._engine.take_messages():
-            if isinstance(message, Outputs):
-                self._outputs += message.outputs
+        """Raises EngineError if the request went wrong."""
+        self._drive.step()
 
     def settle(self) -> None:
         """Wait until copies and writes have ended. Raises EngineError."""
-        began = time.perf_counter()
-        while not self._engine.manager.idle:
-            self.step()
-            if time.perf_counter() - began > _SETTLE_TIMEOUT_S:
-                raise EngineError(f"the engine still moves pages after {_SETTLE_TIMEOUT_S:.0f} s")
+        self._drive.settle()
 
     def flush(self, *tiers: Tier) -> None:
         """When it has settled."""
-        for tier in tiers:
-            self._engine.manager.flush(tier)
+        self._drive.forget(*tiers)

@@ -8,7 +8,7 @@ from quire.engine.executor.base import Executor, RankLost
 from quire.engine.executor.rank import Model, Progress, RankConfig
 from quire.worker import WorkerConfig
 
-__all__ = ["Executor", "RankConfig", "RankLost", "open_executor"]
+__all__ = ["Executor", "Model", "RankConfig", "RankLost", "open_executor"]
 
 
 def open_executor(

@@ -24,7 +24,7 @@ from quire.errors import MemoryBudgetError
 from quire.types import PageIds, RequestId, page_ids
 from quire.worker import ComponentConfig, WorkerConfig
 
-_KEPT_SHARE = 0.03
+_KEPT_SHARE = 0.05
 """Of the whole device: for graphs, which are captured later, and for what splits memory up."""
 _PARAMS = SamplingParams(max_tokens=1, temperature=0.8, top_p=0.95)
 
