@@ -14,6 +14,7 @@ from kernel_cases import (
     check_norms,
     check_turn,
 )
+from quire.engine.attention import Heads
 
 pytestmark = [
     pytest.mark.gpu,
@@ -109,13 +110,12 @@ def test_every_way_to_compute_a_part_gives_the_same(dtype, is_causal):
     from quire.engine.attention import parts
 
     torch.manual_seed(1)
-    heads = torch.randn(2048, 48, 128, device="cuda", dtype=dtype).transpose(0, 1)
-    query, key, value = heads[:32], heads[32:40], heads[40:]
-    options = {"is_causal": is_causal, "scaling": 0.1}
-    expected = parts.by_definition(query.float(), key.float(), value.float(), **options)
+    row = torch.randn(2048, 48, 128, device="cuda", dtype=dtype).transpose(0, 1)
+    heads = Heads(row[:32], row[32:40], row[40:])
+    expected = parts.by_definition(Heads(*(x.float() for x in heads)), is_causal, 0.1)
     for way in (parts._flash, parts._cudnn, parts._cudnn_repeated):
         try:
-            part = way(query, key, value, **options)
+            part = way(heads, is_causal, 0.1)
         except RuntimeError as error:
             print(f"{way.__name__} refuses: {error}")
             continue

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from quire.engine.attention import AttentionBackend, Target, pack
+from quire.engine.attention import AttentionBackend, Heads, Target, pack
 from quire.engine.attention.staging import send
 from quire.engine.batch import Batch
 from quire.engine.layouts import FULL, WINDOW, Place, attention_places
@@ -123,9 +123,7 @@ class AttentionBridge:
     def attend(
         self,
         layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        heads: Heads,
         *,
         scaling: float,
         window: int | None,
@@ -140,9 +138,7 @@ class AttentionBridge:
         return self._backends[place.component].attend(
             self._plans[place.component],
             place.layer,
-            query,
-            key,
-            value,
+            heads,
             scaling=scaling,
             sinks=sinks,
             is_appended=is_appended,

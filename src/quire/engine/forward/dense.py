@@ -130,7 +130,7 @@ class DenseForward:
         heads = self._ops.heads(_linear(normed, layer.qkv), layer.qk_norm, by, target)
         attended = self._bridge.attend(
             number,
-            *heads,
+            heads,
             scaling=self._spec.scaling,
             window=self._spec.windows[number],
             sinks=None,

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from quire.engine.attention import Heads
 from quire.engine.batch import Batch
 from quire.engine.bridge import AttentionBridge
 from quire.engine.states import States
@@ -132,9 +133,7 @@ def _attention(
     layer: int = module.layer_idx  # type: ignore[assignment]
     attended = bridge.attend(
         layer,
-        _row(query),
-        _row(key),
-        _row(value),
+        Heads(_row(query), _row(key), _row(value)),
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
         window=sliding_window,
         sinks=s_aux,
