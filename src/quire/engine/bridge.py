@@ -37,6 +37,8 @@ class Inputs(NamedTuple):
     positions: torch.Tensor
     ends: torch.Tensor | None
     """Places in the row of the tokens whose logits are wanted; None: all of them."""
+    states: torch.Tensor | None = None
+    """Of each token's sequence: where its recurrent state is; −1: nowhere."""
 
 
 class AttentionBridge:

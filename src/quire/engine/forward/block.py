@@ -2,14 +2,17 @@
 
 What differs from step to step lies in columns of one length, and the page numbers behind them:
 
-    tokens | drawn | sources | positions | ends | rows | counts |   slots | lengths | firsts | split
-    ╰─ of each token ────────────────────╯                          ╰─ of each component ──────────╯
+    tokens | drawn | sources | positions | ends | rows | counts | states
+    ╰─ of each token ────────────────────╯
+
+    slots | lengths | firsts | split    of each component
 
 `sources` says where a token is found: among `tokens`, or among those `drawn` by the batch before,
 which come from the device itself. `ends` are the places of the tokens whose logits are wanted.
 Rows, counts, lengths and firsts are those of pieces (see Tables); slots of tokens; `split` has a
-number for each table. A piece that is not there has the length 0, a token that is not there the
-slot −1: nothing is read for them, and nothing written.
+number for each table; `states` are the slots of recurrent layers, of sequences with one token. A
+piece that is not there has the length 0, a token that is not there the slot −1: nothing is read for
+them, and nothing written.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from quire.engine.batch import Segment
 from quire.engine.bridge import Inputs
 from quire.engine.kernels.decode import Tables
 
-_SHARED, _OWN = 7, 4
+_SHARED, _OWN = 8, 4
 """Columns of a batch, and of each component."""
 
 
@@ -83,18 +86,21 @@ class Block:
         self._capacity = capacity
         self._columns = (_SHARED + _OWN * len(components)) * capacity
         self._there = torch.zeros(self._columns + num_pages, dtype=torch.int32, device=device)
-        for component in components:
-            self._there[self._own(component, 0)] = -1
+        for nowhere in (self._shared(7), *(self._own(name, 0) for name in components)):
+            self._there[nowhere] = -1
 
     def inputs(self, num_tokens: int, num_rows: int | None) -> Inputs:
         """Of the first so many tokens; None: all their logits are wanted. It launches an
         operation, which belongs into the graph."""
         known = self._there[: 2 * self._capacity]
-        sources, positions, ends = (self._there[self._shared(which)] for which in (2, 3, 4))
+        sources, positions, ends, states = (
+            self._there[self._shared(which)] for which in (2, 3, 4, 7)
+        )
         return Inputs(
             known.index_select(0, sources[:num_tokens]),
             positions[:num_tokens],
             None if num_rows is None else ends[:num_rows],
+            states[:num_tokens],
         )
 
     def slots(self, component: str, num_tokens: int) -> torch.Tensor:
@@ -167,6 +173,9 @@ class Block:
         sources[:count] = places
         known = follows >= 0
         sources[behind[known] - 1] = follows[known] + self._capacity
+        states = block[self._shared(7)]
+        states[len(segments) :] = -1
+        states[: len(segments)] = np.fromiter((segment.state for segment in segments), np.int32)
         last = (behind - 1)[wanted]
         ends[: len(last)] = last
 

@@ -22,9 +22,9 @@ from quire.engine.attention.columns import Column, columns
 from quire.engine.attention.triton import PIECE, TritonAttention
 from quire.engine.batch import Batch, Segment
 from quire.engine.bridge import AttentionBridge
+from quire.engine.forward.base import Capturable
 from quire.engine.forward.block import Block, Group, Pieces, cut
-from quire.engine.forward.dense import DenseForward
-from quire.types import OperationId
+from quire.types import NO_SLOT, OperationId
 
 _FEW = 4
 """Prompts that end together."""
@@ -110,7 +110,7 @@ class Kind(NamedTuple):
 class GraphForward:
     def __init__(
         self,
-        forward: DenseForward,
+        forward: Capturable,
         bridge: AttentionBridge,
         backends: Mapping[str, TritonAttention],
         *,
@@ -125,7 +125,7 @@ class GraphForward:
         self._bridge = bridge
         self._backends = backends
         self._sizes = batch_sizes(max_batch)
-        self._short = short_kinds(max_batch)
+        self._short = short_kinds(max_batch) if forward.packs else []
         kinds = [*self._decoding(), *self._short]
         self._logits = forward.new_logits(max(kind.num_sequences for kind in kinds))
         self._block = Block(
@@ -182,16 +182,16 @@ class GraphForward:
 
     def _kind_of(self, segments: Sequence[Segment]) -> Kind | None:
         """The smallest that holds them; None: there is none. What is still being loaded is waited
-        for layer by layer, which no graph does."""
+        for layer by layer, which no graph does; nor does one begin, restore or save a state."""
         if any(segment.loads for segment in segments):
+            return None
+        if not self._forward.packs and any(map(_moves_state, segments)):
             return None
         count, num_bytes = len(segments), sum(len(segment.tokens) for segment in segments)
         num_tokens = num_bytes >> 2
         if num_tokens == count and all(segment.row is not None for segment in segments):
             size = next((size for size in self._sizes if size >= count), None)
             return None if size is None else Kind(size, size, 0)
-        if num_tokens > self._short[-1].num_tokens:
-            return None
         single = sum(len(segment.tokens) == 4 for segment in segments)
         fits = (kind for kind in self._short if kind.holds(num_tokens, single, count - single))
         return next(fits, None)
@@ -246,6 +246,10 @@ class GraphForward:
             self._forward.compute(inputs, self._logits[: kind.num_sequences])
 
         return work
+
+
+def _moves_state(segment: Segment) -> bool:
+    return not segment.start or segment.restore != NO_SLOT or segment.save != NO_SLOT
 
 
 def batch_sizes(largest: int) -> list[int]:
