@@ -5,6 +5,7 @@ Who computes a part, on CUDA in half precision:
     cuDNN    twice as fast as the others. But it builds a plan for every new pair of lengths, which
              takes it up to half a second: so it gets a few lengths only, and others are cut up
     flash    the rest: short parts, what is left over, whatever cuDNN refuses
+    others   whatever is installed and was found to be faster than these
 
 Everything else, and what both refuse, is computed by the definition. Knows tensors only.
 """
@@ -12,7 +13,7 @@ Everything else, and what both refuse, is computed by the definition. Knows tens
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 import torch
@@ -51,6 +52,12 @@ class Parts:
         on_cuda = device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
         self._fast: list[Way] = [_cudnn, _cudnn_repeated] if on_cuda else []
         self._others: list[Way] = [_flash, by_definition] if on_cuda else [by_definition]
+
+    def consider(self, way: Way, seconds: Callable[[Way, int], float]) -> None:
+        """Use it where it is faster. `seconds`: what a way takes for a part of so many queries."""
+        for ways, count in ((self._fast, _MIN_PIECE), (self._others, _MIN_PIECE // _STEP)):
+            if ways and seconds(way, count) < seconds(ways[0], count):
+                ways.insert(0, way)
 
     def cut(self, length: int) -> Iterator[int]:
         """Into lengths that the fast way takes, and at most one that it does not."""

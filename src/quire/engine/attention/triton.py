@@ -23,7 +23,8 @@ import numpy.typing as npt
 import torch
 
 from quire.engine.attention.base import Heads, Packing, Span, Target
-from quire.engine.attention.parts import Part, Parts
+from quire.engine.attention.installed import installed_ways, seconds
+from quire.engine.attention.parts import Part, Parts, Way
 from quire.engine.attention.staging import Array, send
 from quire.engine.attention.torch import Prompt, TorchAttention, gather
 from quire.engine.kernels.append import append
@@ -36,6 +37,8 @@ _SHORT = 128
 once for every few queries."""
 PIECE = 32
 """About so many."""
+_LONG = 8192
+"""Tokens before a chunk, when ways to attend to them are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,19 @@ class TritonAttention:
             for length in self._parts.fast_lengths(max_keys):
                 before = self._pool.k(0).new_zeros((length, kv, dim)).transpose(0, 1)
                 self._parts(Heads(own.query, before, before), False, scaling)
+        if queries:
+            self._consider_installed(num_q_heads, scaling)
+
+    def _consider_installed(self, num_q_heads: int, scaling: float) -> None:
+        layout, like = self._pool.layout, self._pool.k(0)
+        before = like.new_zeros((_LONG, layout.num_kv_heads, layout.head_dim)).transpose(0, 1)
+        rows = like.new_zeros((_LONG, num_q_heads, layout.head_dim)).transpose(0, 1)
+
+        def timed(way: Way, num_queries: int) -> float:
+            return seconds(way, Heads(rows[:, :num_queries], before, before), scaling)
+
+        for way in installed_ways(self._pool.device, torch_dtype(layout), layout.head_dim):
+            self._parts.consider(way, timed)
 
     def target(self, plan: _Plan, layer: int) -> Target | None:
         return Target(self._pool.k(layer), self._pool.v(layer), plan.slots)
