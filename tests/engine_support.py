@@ -26,7 +26,7 @@ from quire.engine.queue import Queue
 from quire.engine.sampling import Sampled
 from quire.engine.scheduler import Scheduler
 from quire.errors import WorkerError
-from quire.manager import CacheManager
+from quire.manager import CacheManager, Way
 from quire.memory.layout import PageLayout
 from quire.types import NO_SLOT, RequestId, page_array
 from quire.worker import ComponentConfig, LocalWorkers, WorkerConfig, build_worker
@@ -233,8 +233,10 @@ class TinyEngine:
         host_slots: int = 24,
         reuse: bool = True,
         ahead: bool = False,
+        way: Way | None = None,
     ) -> None:
-        """`ahead`: batches are chosen before those ahead of them are taken in."""
+        """`ahead`: batches are chosen before those ahead of them are taken in. `way`: to what the
+        store has, always."""
         self.clock = Clock()
         pool, slots = PoolSize(device_pages, host_pages), PoolSize(device_slots, host_slots)
         components: list[Component] = [FullAttention()]
@@ -251,6 +253,7 @@ class TinyEngine:
             prefetch=PrefetchConfig(prefetch, threshold_tokens=PAGE, cost_model=False),
         )
         self.manager = CacheManager(config, clock=self.clock, components=components)
+        self.manager.costs.force(way)
         queue = Queue(max_running=max_running, max_waiting=max_waiting, clock=self.clock)
         self.scheduler = Scheduler(self.manager, queue, chunk_tokens=chunk_tokens, reuse=reuse)
         page_bytes = {name: layout.page_bytes for name, layout in LAYOUTS.items()}

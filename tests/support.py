@@ -32,6 +32,7 @@ from quire.messages import (
     Probed,
     Serve,
     StoreChanged,
+    Touch,
     Transferred,
     Write,
 )
@@ -289,7 +290,7 @@ class Rig:
     ) -> list[Completion]:
         """What well-behaved workers say, unless the test says otherwise; one status: for all."""
         match command:
-            case Cancel() | Serve():
+            case Cancel() | Serve() | Touch():
                 return []
             case AttachStore(op) | DetachStore(op):
                 return [StoreChanged(op, rank) for rank in range(self.ranks)]

@@ -36,7 +36,7 @@ class Holds:
         if remote is not None and remote.begin(request):
             return
         if self._reuse:
-            manager.prefetch(request.lease)
+            manager.prefetch(request.lease, can_meet=True)
 
     def note_found(self, request: Request, reused: int) -> None:
         """When it is first admitted: where its first `reused` pages were."""
@@ -46,6 +46,19 @@ class Holds:
         request.cached = request.origin.cached(reused, self._page_size)
         if self._remote is not None:
             request.cached = self._remote.found(request) or request.cached
+
+    def meet(self, request: Request) -> None:
+        """Has what it computed come to what is fetched from the back? Then it goes on after that.
+        Its page table changes: nothing may be under way on it."""
+        lease = request.lease
+        if lease is None or lease.meeting is None or request.flying:
+            return
+        low = request.computed // self._page_size
+        high = self._manager.met(lease, low)
+        if high is not None and high > low:
+            request.computed = high * self._page_size
+            if request.cached is not None and not request.reported:
+                request.cached = request.cached.fetched((high - low) * self._page_size)
 
     def share(self, request: Request) -> None:
         """Commit the full pages computed so far, so that others can use them."""

@@ -67,6 +67,11 @@ class CachedTokens(msgspec.Struct, frozen=True):
         found: int = sum(getattr(self, field) for field in self.__struct_fields__)
         return found - self.store_left
 
+    def fetched(self, count: int) -> CachedTokens:
+        """So many more of those that the store had were fetched after all."""
+        left = max(0, self.store_left - count)
+        return msgspec.structs.replace(self, store=self.store + count, store_left=left)
+
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
     logprob: float

@@ -189,6 +189,8 @@ class Scheduler:
                 self._restart(request)
             elif request.state is State.RESTORING:
                 self._admission.go_on(request)
+            else:
+                self._holds.meet(request)
         chosen: dict[RequestId, Segment] = {}
         for request in [r for r in self.running if r.remaining == 1]:
             self._continue(request, 1, chosen)
@@ -205,7 +207,8 @@ class Scheduler:
     def _begin_new(self, budget: int, chosen: dict[RequestId, Segment]) -> None:
         for request in self._admission.admitted():
             count = self._segments.size(request, budget)
-            if self._segments.extend(request, count):  # else it goes on as those that run already
+            # Else it goes on as those that run already.
+            if count and self._segments.extend(request, count):
                 chosen[request.id] = self._segments.make(request, count)
                 budget -= count
             if budget <= 0:
@@ -251,7 +254,7 @@ class Scheduler:
         if request.state is not State.RUNNING:  # preempted in this very step
             return 0
         count = self._segments.size(request, budget)
-        if not self._make_room(request, count, chosen):
+        if not count or not self._make_room(request, count, chosen):
             return 0
         chosen[request.id] = self._segments.make(request, count)
         return count

@@ -24,16 +24,21 @@ class Segments:
         self._page_size = manager.config.page_size
 
     def size(self, request: Request, budget: int) -> int:
-        """How many tokens of its prompt to compute next. A recurrent state can be kept where a
-        batch ends and nowhere else, so chunks then end at page boundaries, and at checkpoints."""
+        """How many tokens of its prompt to compute next; 0: what comes next is fetched, and not
+        there yet, or to be met when what is under way has ended. A recurrent state can be kept
+        where a batch ends and nowhere else, so chunks then end at page boundaries, and at
+        checkpoints."""
         if not self._reuse:
             return request.remaining
         count = min(budget, request.remaining)
         lease, size = request.lease, self._page_size
         assert lease is not None
+        start = request.next_start
+        front = self._manager.front(lease, start // size)
+        if front is not None:
+            return min(count, front * size - start)
         if lease.state is None or lease.state.recurrent is None:
             return count
-        start = request.next_start
         first, last = start // size, (start + count) // size
         if last == first:
             return count
@@ -56,7 +61,9 @@ class Segments:
         assert lease is not None
         start, end = request.next_start, request.next_start + count
         follows = request.place if start == request.length else -1
-        pages = lease.pages[: -(-end // self._page_size) * PAGE_ID_BYTES]
+        num_pages = -(-end // self._page_size)
+        self._manager.computing(lease, num_pages)
+        pages = lease.pages[: num_pages * PAGE_ID_BYTES]
         segment = Segment(
             id=request.id,
             tokens=request.tokens[start:end].tobytes() if follows < 0 else bytes(4),

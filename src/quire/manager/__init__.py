@@ -1,5 +1,6 @@
 """The leader: one single-threaded object that owns all metadata."""
 
+from quire.manager.costs import Way
 from quire.manager.counters import Counters, Decline, Fit
 from quire.manager.events import CacheEvent, EventBatch, EventKind
 from quire.manager.exports import Export, Grant
@@ -28,4 +29,5 @@ __all__ = [
     "PrefixMatch",
     "StoreChange",
     "StoreState",
+    "Way",
 ]

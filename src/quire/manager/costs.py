@@ -1,7 +1,9 @@
-"""CostModel: does fetching beat recomputing? Fed by measured rates, optimistic without them.
+"""CostModel: fetch, compute, or both at once? Fed by measured rates, optimistic without them.
 
     fetching    (pages on their way + its own) · seconds of one from the store + own · of a load
     computing   own · tokens of a page · seconds of one
+    both        computed from the front while they come from the back, until they meet:
+                    t / computing a page + (t - what is ahead) / fetching a page = own pages
 
 A rate is that of the whole way: what was on its way when a fetch began counts with its own pages,
 so many that share a line do not make it look slower than it is.
@@ -9,10 +11,42 @@ so many that share a line do not make it look slower than it is.
 
 from __future__ import annotations
 
+import enum
 from collections import deque
+from typing import NamedTuple
 
 _SAMPLES = 9
 _RETRY_EVERY = 16
+_WORTH_BOTH = 1.05
+"""So many times faster both must be than the better of the two alone: it costs the model's time,
+which others could use, and the store's."""
+
+_MISMATCH = 1 / 32
+"""Of the pages, by which those who meet miss each other: half a part."""
+
+
+class Way(enum.StrEnum):
+    """How a request comes by the pages that the store has."""
+
+    COMPUTE = "compute"
+    FETCH = "fetch"
+    BOTH = "both"
+
+
+class Times(NamedTuple):
+    compute_s: float
+    fetch_s: float
+    both_s: float
+
+    @property
+    def best_alone(self) -> Way:
+        return Way.FETCH if self.fetch_s < self.compute_s else Way.COMPUTE
+
+    @property
+    def best(self) -> Way:
+        if self.both_s * _WORTH_BOTH < min(self.fetch_s, self.compute_s):
+            return Way.BOTH
+        return self.best_alone
 
 
 class _Rate:
@@ -38,6 +72,7 @@ class CostModel:
         self._peer = _Rate()
         self._load = _Rate()
         self._prefill = _Rate()
+        self._forced: Way | None = None
         self._declined_in_a_row = 0
         self._unasked_in_a_row = 0
 
@@ -56,22 +91,57 @@ class CostModel:
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:
         self._prefill.observe(num_tokens, seconds)
 
-    def worth_fetching(self, num_pages: int, ahead: int = 0) -> bool:
-        """`ahead`: pages that others have on their way. True while a rate is unknown, and now and
-        then although it is not: stores recover."""
-        fetch, prefill = self._fetch.seconds_per_item, self._prefill.seconds_per_item
-        if not self._enabled or fetch is None or prefill is None:
-            return True
-        load = self._load.seconds_per_item or 0.0
-        here_s = fetch * (num_pages + ahead) + load * num_pages
-        if here_s < prefill * num_pages * self._page_size:
-            self._declined_in_a_row = 0
-            return True
-        self._declined_in_a_row += 1
+    def force(self, way: Way | None) -> None:
+        """Always this way, whatever it costs; None: the best again. For measurements and tests."""
+        self._forced = way
+
+    def choose(self, num_pages: int, ahead: int = 0, *, can_meet: bool = True) -> Way:
+        """The fastest way to `num_pages` that the store has. `ahead`: pages that others have on
+        their way. `can_meet`: both at once is possible. FETCH while a rate is unknown; and now and
+        then the store is tried although computing is faster: stores recover."""
+        if self._forced is not None:
+            return Way.FETCH if self._forced is Way.BOTH and not can_meet else self._forced
+        times = self.times(num_pages, ahead)
+        if times is None:
+            return Way.FETCH
+        way = times.best if can_meet else times.best_alone
+        self._declined_in_a_row = self._declined_in_a_row + 1 if way is Way.COMPUTE else 0
         if self._declined_in_a_row >= _RETRY_EVERY:
             self._declined_in_a_row = 0
-            return True
-        return False
+            return Way.BOTH if can_meet else Way.FETCH
+        return way
+
+    def times(self, num_pages: int, ahead: int = 0) -> Times | None:
+        """How long each way would take. None: not enough is known."""
+        fetch, prefill = self._fetch.seconds_per_item, self._prefill.seconds_per_item
+        if not self._enabled or fetch is None or prefill is None:
+            return None
+        load = self._load.seconds_per_item or 0.0
+        page_s = prefill * self._page_size
+        arrive_s = max(fetch, load)  # one while the other
+        meet_s = (num_pages + ahead) / (1 / page_s + 1 / arrive_s)
+        return Times(
+            compute_s=page_s * num_pages,
+            fetch_s=fetch * (num_pages + ahead) + load * num_pages,
+            both_s=meet_s + min(page_s, arrive_s) * num_pages * _MISMATCH,
+        )
+
+    def worth_fetching(self, num_pages: int, ahead: int = 0) -> bool:
+        """Alone, without computing meanwhile."""
+        return self.choose(num_pages, ahead, can_meet=False) is Way.FETCH
+
+    def comes_first(self, num_pages: int, ahead: int, before: int) -> bool | None:
+        """Would these pages, after those `ahead`, be on the device before `before` pages are
+        computed? None: not enough is known."""
+        times = self.times(num_pages, ahead)
+        computed_s = self.compute_s(before)
+        return None if times is None else times.fetch_s < computed_s
+
+    def compute_s(self, num_pages: int) -> float:
+        """How long it takes to compute them; 0 while that is unknown."""
+        if not self._enabled:
+            return 0.0
+        return (self._prefill.seconds_per_item or 0.0) * num_pages * self._page_size
 
     def worth_asking_peers(self, num_pages: int) -> bool:
         """Would pages from a peer be here before they are computed? As for the store."""

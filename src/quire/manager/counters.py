@@ -81,6 +81,15 @@ class Counters:
     """Hits that the host could not hold at once, brought through it in parts, in requests."""
     streamed_pages: int = 0
     """What came so."""
+    meetings: int = 0
+    """Prompts computed from the front while pages came from the back, in requests."""
+    met_pages: int = 0
+    """What came so, and was used."""
+    overtaken_pages: int = 0
+    """Asked for so, and computed before they had come."""
+    unsound_meetings: int = 0
+    """Requests that would have been faster so, of a model whose state is not that of full pages
+    alone."""
     exported_pages: int = 0
     """That peers were let read, of all components."""
     received_pages: int = 0

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from quire.components import Component
+from quire.manager.fetches import Fetches
 from quire.manager.manager import CacheManager
 from quire.memory.allocator import PageAllocator
 from quire.tree import Node, PrefixTree
@@ -19,6 +20,7 @@ class Inspection(NamedTuple):
     """By slot."""
     num_commands: int
     """Not given out yet."""
+    fetches: Fetches
 
     def nodes(self) -> Iterator[Node]:
         """Every node but the roots, parents first."""
@@ -36,4 +38,6 @@ class Inspection(NamedTuple):
 
 def inspect(manager: CacheManager) -> Inspection:
     core = manager._core
-    return Inspection(core.tree, core.components, core.allocators, len(core.outbox))
+    return Inspection(
+        core.tree, core.components, core.allocators, len(core.outbox), manager._fetches
+    )

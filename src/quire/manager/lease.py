@@ -27,7 +27,7 @@ from quire.tree import Node, Walk
 from quire.types import NO_PAGES, OperationId, PageIds, RequestId, num_pages
 
 if TYPE_CHECKING:
-    from quire.manager.fetches import Intake, Prefetch, Stream
+    from quire.manager.fetches import Intake, Meeting, Prefetch, Stream
     from quire.manager.manager import CacheManager
     from quire.manager.states import LeaseState
 
@@ -78,6 +78,9 @@ class Lease:
     """What comes from a peer."""
     stream: Stream | None = None
     """What comes through the host in parts; while it does, nothing can be computed."""
+    meeting: Meeting | None = None
+    """What comes from the back while the front is computed: until it is over the private pages end
+    where that begins."""
     state: LeaseState | None = None
     """Windows and recurrent state, for models that have such."""
     yielded: bool = False

@@ -159,16 +159,17 @@ class CacheManager:
         pages.reverse()
         return tail, device_tail, PageIds(b"".join(pages))
 
-    def prefetch(self, lease: Lease, *, fetch: bool = True) -> Prefetch:
+    def prefetch(self, lease: Lease, *, fetch: bool = True, can_meet: bool = False) -> Prefetch:
         """Look in the store for what comes after the match, and fetch it if it is worth it.
 
         Without `fetch` only ask: `num_hit` of the result is the answer once its state is PROBED (or
-        DONE, declined), and a call with `fetch` may follow.
+        DONE, declined), and a call with `fetch` may follow. `can_meet`: the request will call
+        `meet` when it has its pages, and need not wait where that is the fastest.
         """
         lease.require_live()
         prefetches = self._fetches.prefetches
         if lease.prefetch is None:
-            lease.prefetch = prefetches.start(lease, fetch=fetch)
+            lease.prefetch = prefetches.start(lease, fetch=fetch, can_meet=can_meet)
         elif fetch:
             prefetches.fetch(lease.prefetch)
         return lease.prefetch
@@ -241,6 +242,32 @@ class CacheManager:
         again nothing can be computed. False: there is no more, or it is not worth it."""
         lease.require_live()
         return self._fetches.streams.start(lease)
+
+    def meet(self, lease: Lease, limit: int) -> bool:
+        """The request has device pages for all of its prompt: bring what the store has, up to page
+        `limit`, from its end on, while it computes from the front. It asks `front` how far it may,
+        tells `computing` what it does, and asks `met` if they have met; then `lease.meeting` is
+        None again. False: there is nothing to be had so, or another way is better."""
+        lease.require_live()
+        return self._fetches.meetings.start(lease, limit)
+
+    def front(self, lease: Lease, at: int) -> int | None:
+        """Page up to which it may compute now, from page `at` on; None: as far as it likes."""
+        meeting = lease.meeting
+        return None if meeting is None else self._fetches.meetings.limit(meeting, at)
+
+    def computing(self, lease: Lease, last: int) -> None:
+        """Pages before `last` are given to the model."""
+        if lease.meeting is not None:
+            assert last <= lease.meeting.low, "pages that are being fetched are not computed"
+            lease.meeting.at = max(lease.meeting.at, last)
+
+    def met(self, lease: Lease, computed: int) -> int | None:
+        """All pages before `computed` are computed and nothing is under way. Have they met? Then
+        all pages before the one that is returned are there."""
+        lease.require_live()
+        meeting = lease.meeting
+        return None if meeting is None else self._fetches.meetings.meet(meeting, computed)
 
     def begin(self, lease: Lease) -> bool:
         """Give the request a recurrent state of its own, once. False: no slot is left."""

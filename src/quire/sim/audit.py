@@ -179,8 +179,7 @@ def is_awaited(manager: CacheManager, op: OperationId) -> bool:
 
 def is_streamed(manager: CacheManager, op: OperationId) -> bool:
     """Does it go through the host to one request's own pages, where nobody else can find it?"""
-    streams = [lease.stream for lease in manager.leases if lease.stream is not None]
-    return any(stream.intake is not None and op in stream.intake.coming for stream in streams)
+    return inspect(manager).fetches.is_part(op)
 
 
 def is_prefetching(lease: Lease) -> bool:

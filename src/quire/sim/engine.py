@@ -18,7 +18,7 @@ from random import Random
 import numpy as np
 
 from quire.keys import PrefixKey
-from quire.manager import CacheManager, Lease, LoadState, PrefixMatch
+from quire.manager import CacheManager, Lease, LoadState, PrefixMatch, Way
 from quire.sim.clock import VirtualClock
 from quire.sim.compute import Compute
 from quire.sim.content import Oracle
@@ -56,7 +56,8 @@ class SimRequest:
     queue_s: float
     """How long the scheduler lets it queue at least."""
     eager: bool
-    """Computes while its loads are still arriving."""
+    """Computes while its loads are still arriving; and does not queue, if it may compute while the
+    store's pages come."""
     state: RequestState = RequestState.ARRIVED
     since_s: float = 0.0
     """When it entered its state."""
@@ -134,12 +135,13 @@ class SimEngine:
         lease = self.manager.acquire(request.match, request.id, priority=request.prompt.priority)
         request.lease = lease
         if self.rng.random() < 0.9:
-            self.manager.prefetch(lease)
+            self.manager.prefetch(lease, can_meet=True)
         self._enter(request, RequestState.WAITING)
 
     def _try_to_admit(self, request: SimRequest) -> None:
         lease = _lease(request)
-        if self.clock() - request.since_s < request.queue_s:
+        meets = lease.prefetch is not None and lease.prefetch.way is Way.BOTH
+        if self.clock() - request.since_s < request.queue_s and not (meets and request.eager):
             return
         if not self.manager.ready(lease):
             self._limit_wait(request, MAX_WAIT_S)
@@ -154,9 +156,18 @@ class SimEngine:
             # The scheduler has seen that somebody else's prompt goes another way from there.
             self.manager.expect_branch(lease, self.rng.randint(1, len(request.expected)))
         request.num_computed = lease.num_device
+        self._meet(request)
         request.loads_checked = False
         self.tally.reused_pages += lease.num_device
         self._enter(request, RequestState.LOADING)
+
+    def _meet(self, request: SimRequest) -> None:
+        """Have the rest of its prompt brought from the back, if there is room for all of it."""
+        lease, size = _lease(request), self.manager.config.page_size
+        missing = -(-len(request.tokens) // size) - num_pages(lease.pages)
+        wants = lease.prefetch is not None and lease.prefetch.way is Way.BOTH
+        if wants and missing > 0 and self.compute.extend(lease, missing):
+            self.manager.meet(lease, len(request.expected))
 
     def _follow_load(self, request: SimRequest) -> None:
         lease = _lease(request)
@@ -169,6 +180,9 @@ class SimEngine:
         """Get pages for the next chunk; or answer; or finish."""
         lease = _lease(request)
         if self._restart_if_failed(request):
+            return
+        if lease.meeting is not None:
+            self._enter(request, RequestState.COMPUTING)
             return
         pages_due = -(-len(request.tokens) // self.manager.config.page_size)
         wanted = pages_due - num_pages(lease.pages)
@@ -195,6 +209,15 @@ class SimEngine:
             self._limit_wait(request, MAX_LOAD_S)  # nothing can be begun before its snapshot
             return
         first, last = request.num_computed, min(num_pages(lease.pages), len(request.expected))
+        if lease.meeting is not None:
+            if self._have_met(request):
+                return
+            front = self.manager.front(lease, first) or 0
+            last = min(front, first + self.rng.randrange(1, 5))
+            if last <= first:
+                self._limit_wait(request, MAX_LOAD_S)
+                return
+            self.manager.computing(lease, last)
         if last > first:
             last = self.manager.next_stop(lease, first, last)
         if not self.compute.cover(lease, last):
@@ -209,6 +232,17 @@ class SimEngine:
         if self.rng.random() < 0.8:
             self.manager.commit(lease, request.key[:last])
         self._enter(request, RequestState.RUNNING)
+
+    def _have_met(self, request: SimRequest) -> bool:
+        lease = _lease(request)
+        met = self.manager.met(lease, request.num_computed)
+        if met is None:
+            return False
+        self.tally.reused_pages += met - request.num_computed
+        request.num_computed = met
+        request.loads_checked = False
+        self._enter(request, RequestState.RUNNING)
+        return True
 
     def _answer(self, request: SimRequest) -> None:
         answer = self.workload.answer()

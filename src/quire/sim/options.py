@@ -79,6 +79,7 @@ class CommonOptions:
     abort_rate: float = option(0.02, "Aborts per step.", TROUBLE)
     strict: bool = option(False, "Watch every call of the manager.", TROUBLE)
     store_pages: int = option(0, "Room in the store; 0: endless.", TROUBLE)
+    both: bool = option(False, "What the store has comes while the front is computed.", CACHE)
     lane_pages_s: float = option(0.0, "Pages a second of each rank's lanes; 0: any.", TROUBLE)
     arrivals: float = option(0.0, "Per step, whoever else waits; 0: by concurrency.", TROUBLE)
 
@@ -127,6 +128,7 @@ class SimOptions(CommonOptions):
             lose_rank=seed % 7 == 6,
             events=rng.random() < 0.5,
             cost_model=rng.random() < 0.3,
+            both=draws_both(seed),
         )
 
     @classmethod
@@ -187,6 +189,11 @@ class SimOptions(CommonOptions):
     def command(self, seed: int, steps: int) -> str:
         """The exact command that repeats a run with these options."""
         return command_line("run", self, SimOptions.from_seed(seed), seed, steps)
+
+
+def draws_both(seed: int) -> bool:
+    """Of its own generator: what else follows from the seed stays as it was."""
+    return Random(f"quire sim both {seed}").random() < 0.5
 
 
 T = TypeVar("T", bound=CommonOptions)

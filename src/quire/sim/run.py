@@ -9,7 +9,7 @@ from __future__ import annotations
 from hashlib import blake2b
 from random import Random
 
-from quire.manager import CacheManager
+from quire.manager import CacheManager, Way
 from quire.manager.inspection import inspect
 from quire.messages import encode
 from quire.sim.audit import EventMirror, audit
@@ -68,6 +68,7 @@ class Simulation:
         self.manager = manager(
             options.cache_config(), clock=self.clock, components=options.components()
         )
+        self.manager.costs.force(Way.BOTH if options.both else None)
         self.pools = Pools(options.ranks, options.pool_sizes())
         self.oracle = Oracle()
         self.stores = SimStores(options.store_pages)

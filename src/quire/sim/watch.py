@@ -82,6 +82,9 @@ class WatchedManager(CacheManager):
     def load(self, lease: Lease) -> int:
         return self._asked("load", partial(super().load, lease))
 
+    def meet(self, lease: Lease, limit: int) -> bool:
+        return self._asked("meet", partial(super().meet, lease, limit))
+
     def save_slot(self, lease: Lease) -> int:
         return self._asked("save_slot", partial(super().save_slot, lease), no=NO_SLOT)
 
@@ -92,8 +95,8 @@ class WatchedManager(CacheManager):
         self._look_at_host("acquire")
         return lease
 
-    def prefetch(self, lease: Lease, *, fetch: bool = True) -> Prefetch:
-        prefetch = super().prefetch(lease, fetch=fetch)
+    def prefetch(self, lease: Lease, *, fetch: bool = True, can_meet: bool = False) -> Prefetch:
+        prefetch = super().prefetch(lease, fetch=fetch, can_meet=can_meet)
         self._look_at_host("prefetch")
         return prefetch
 
@@ -106,6 +109,11 @@ class WatchedManager(CacheManager):
         count = super().commit(lease, key)
         self._look_at_host("commit")
         return count
+
+    def met(self, lease: Lease, computed: int) -> int | None:
+        page = super().met(lease, computed)
+        self._look_at_host("met")
+        return page
 
     def release(self, lease: Lease) -> None:
         if is_prefetching(lease):

@@ -9,6 +9,7 @@ for `raise` and `delay`; options it does not know go to the store it wraps.
     raise     the call raises
     delay     the call first sleeps `delay_s`
     fail_nth  exactly the n-th call (contains, get, put, touch, quarantine; from 1) raises
+    rate      get: no more than so many bytes a second, all calls together
 
 Knows nothing of checksums: whether faults are noticed is for the reader to prove.
 """
@@ -51,6 +52,8 @@ class Faults:
     delay_s: float = 0.05
     fail_nth: int = 0
     """0: never."""
+    rate: int = 0
+    """Bytes a second; 0: as fast as it can."""
 
 
 class FaultyStore:
@@ -61,12 +64,16 @@ class FaultyStore:
         *,
         seed: int = 0,
         sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.inner = inner
         self.faults = faults
         self.num_calls = 0
         self._random = random.Random(seed)
         self._sleep = sleep
+        self._clock = clock
+        self._free_s = 0.0
+        """When all that was asked for so far has passed, at this rate."""
         self._lock = threading.Lock()
 
     def contains(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
@@ -77,7 +84,10 @@ class FaultyStore:
         self, names: Sequence[ObjectName], into: Sequence[Blob], *, deadline: float
     ) -> list[PageStatus]:
         self._before_call()
+        passed_s = self._passed_s(sum(blob.payload.nbytes for blob in into))
         statuses = list(self.inner.get(names, into, deadline=deadline))
+        if (left_s := passed_s - self._clock()) > 0:
+            self._sleep(left_s)
         for i, blob in enumerate(into):
             if statuses[i] is not PageStatus.OK:
                 continue
@@ -125,6 +135,14 @@ class FaultyStore:
         if is_nth or self._strikes(self.faults.raise_):
             raise InjectedFault("injected fault")
 
+    def _passed_s(self, num_bytes: int) -> float:
+        """When so many bytes will have passed, after those before them."""
+        if not self.faults.rate:
+            return 0.0
+        with self._lock:
+            self._free_s = max(self._free_s, self._clock()) + num_bytes / self.faults.rate
+            return self._free_s
+
     def _strikes(self, probability: float) -> bool:
         if not probability:
             return False
@@ -163,6 +181,7 @@ def open_url(url: StoreURL) -> FaultyStore:
         delay=options.number("delay", 0.0, maximum=1.0),
         delay_s=options.number("delay_s", 0.05),
         fail_nth=options.integer("fail_nth", 0),
+        rate=options.size("rate", 0),
     )
     seed = options.integer("seed", 0)
     inner = url.without_options(url.inner, set(options.known))

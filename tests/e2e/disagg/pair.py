@@ -22,7 +22,7 @@ from quire.engine.config import EngineConfig, Role
 from quire.engine.engine import Engine
 from quire.engine.forward.dense import load_dense
 from quire.engine.messages import CachedTokens, Output, Outputs
-from quire.manager.costs import CostModel
+from quire.manager.costs import CostModel, Way
 from quire.models import load_model
 from quire.types import Tier
 
@@ -129,7 +129,7 @@ def engines(
             build, "plan_pools", lambda *_: {name: sizes[name] for name in subject.components}
         )
         # A tiny model computes faster than any store delivers.
-        patch.setattr(CostModel, "worth_fetching", lambda *_: True)
+        patch.setattr(CostModel, "choose", lambda *_, **__: Way.FETCH)
         number = 0
 
         def make(role: Role, **options: Any) -> Engine:

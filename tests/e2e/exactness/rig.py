@@ -19,7 +19,7 @@ from quire.engine.config import EngineConfig
 from quire.engine.engine import Engine
 from quire.engine.forward.dense import load_dense
 from quire.engine.messages import CachedTokens, Generate, Output, Outputs, SamplingParams
-from quire.manager.costs import CostModel
+from quire.manager import Way
 from quire.models import load_model
 from quire.types import RequestId, Tier
 
@@ -149,9 +149,11 @@ def engine_rig(
     device_pages: int = 256,
     host_pages: int = 512,
     snapshots: int = 64,
+    way: Way = Way.FETCH,
     **options: Any,
 ) -> Iterator[EngineRig]:
-    """The model is loaded once for all rigs of one rank: they run one after another.
+    """The model is loaded once for all rigs of one rank: they run one after another. By `way`,
+    always, they come by what the store has: a tiny model computes faster than any delivers.
 
     Pools are of exactly these sizes: the window's as many pages as those of full attention, and
     on each tier room for `snapshots`.
@@ -177,9 +179,8 @@ def engine_rig(
         )
         patch.setattr(executor.rank, "load_model", loaded)
         patch.setattr(executor.rank, "load_dense", loaded_dense)
-        # A tiny model computes faster than any store delivers.
-        patch.setattr(CostModel, "worth_fetching", lambda *_: True)
         engine = build.build_engine(config)
+        engine.manager.costs.force(way)
         try:
             yield EngineRig(engine)
         finally:

@@ -10,6 +10,7 @@ from e2e.exactness.oracle import Answer, differences, references
 from e2e.exactness.rig import WHOLE, EngineRig, engine_rig
 from e2e.exactness.subjects import SMOLLM2, TINY_LLAMA, Subject
 from quire.config import WritePolicy
+from quire.manager import Way
 from quire.types import Tier
 
 PROMPTS = SMOLLM2.ask()
@@ -89,6 +90,23 @@ def test_batches_chosen_ahead_of_those_under_way_give_the_same_tokens_c32(store:
             assert turn == 0 or rig.reused() > 0
     with engine_rig(device_pages=48, overlap=True) as rig:
         ask(rig, "ahead, short of pages")
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_prompt_computed_from_the_front_and_fetched_from_the_back_c32_c52(
+    store: str, overlap: bool
+) -> None:
+    options = scenarios.WAIT | {"chunk_tokens": 32, "prefetch_threshold": 32}
+    with engine_rig(store=store, overlap=overlap, way=Way.BOTH, **options) as rig:
+        ask(rig, "cold")
+        # Who is faster depends on the machine: go on until both had a part.
+        for turn in range(50):
+            rig.flush(Tier.DEVICE, Tier.HOST)
+            ask(rig, f"both, turn {turn}")
+            if turn and rig.counter("met_pages"):
+                break
+        else:
+            pytest.fail("nothing was met")
 
 
 def test_two_ranks_give_the_same_tokens_c32(store: str) -> None:

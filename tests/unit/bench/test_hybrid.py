@@ -18,7 +18,7 @@ from quire.bench.hybrid.overhead import WITH, WITHOUT
 from quire.bench.hybrid.run import Plan
 from quire.engine.messages import CachedTokens, Finish, Output, Outputs
 from quire.errors import EngineError
-from quire.manager.costs import CostModel
+from quire.manager.costs import CostModel, Way
 from unit.cli_support import command
 
 SMALL = {
@@ -44,7 +44,7 @@ def small(monkeypatch):
     write = functools.partial(hybrid_model.write_model, shape=SMALL)
     monkeypatch.setattr(bench, "write_model", write)
     # A tiny model computes faster than any store delivers.
-    monkeypatch.setattr(CostModel, "worth_fetching", lambda *_: True)
+    monkeypatch.setattr(CostModel, "choose", lambda *_, **__: Way.FETCH)
 
 
 @pytest.fixture

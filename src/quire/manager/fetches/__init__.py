@@ -1,6 +1,6 @@
 """What comes to the host from the store and from peers."""
 
-from quire.manager.fetches.base import Intake, Prefetch, PrefetchState, Stream
+from quire.manager.fetches.base import Intake, Meeting, Prefetch, PrefetchState, Stream
 from quire.manager.fetches.fetches import Fetches
 
-__all__ = ["Fetches", "Intake", "Prefetch", "PrefetchState", "Stream"]
+__all__ = ["Fetches", "Intake", "Meeting", "Prefetch", "PrefetchState", "Stream"]

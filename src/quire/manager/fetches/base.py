@@ -4,6 +4,7 @@ Prefetch   one request's wish for what the store has of its prefix
 Intake     pages of one prefix on their way to the host. Of the store: whoever wants these pages
            shares one; of a peer: one lease's; of a stream: the part that is under way
 Stream     what the store has of a prefix and the host cannot hold at once
+Meeting    what comes from the back of a prefix while its request computes from the front
 
 PROBING ──hit──▶ WAITING ──its turn──▶ FETCHING ──ended, or settled──▶ DONE
    ├─only asked─▶ PROBED ─fetch─▶ WAITING ◀──more to bring──┘           │
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 
 from quire.components import Component
 from quire.keys import PrefixKey
+from quire.manager.costs import Way
 from quire.manager.counters import Decline
 from quire.manager.lease import Lease
 from quire.manager.operations import COPY_TIMEOUT_S
@@ -69,6 +71,10 @@ class Prefetch:
     is_cut: bool = False
     """The host has no room, or fetches have no budget, for all that the store has."""
     intake: Intake | None = None
+    can_meet: bool = False
+    """The request can compute while pages come."""
+    way: Way = Way.FETCH
+    """How the request is to come by the pages, once they were found."""
 
 
 @dataclass(slots=True)
@@ -113,7 +119,7 @@ class Intake:
     lease: Lease | None = None
     """Of a peer: whose pages they are."""
     is_part: bool = False
-    """Of a stream: nobody shares it."""
+    """Of a stream or a meeting: nobody shares it."""
     wanted_by: list[Prefetch] = field(default_factory=list)
     """Of the store: who waits for it."""
     here: list[dict[int, int]] = field(init=False)
@@ -196,6 +202,70 @@ class Stream:
     def closed(self) -> bool:
         """Its lease has no more to do with it."""
         return self.lease.stream is not self
+
+
+class PartState(enum.Enum):
+    """FETCHING ──▶ HERE ──all behind it are on their way to the device──▶ LOADING ──▶ LOADED"""
+
+    FETCHING = enum.auto()
+    HERE = enum.auto()
+    """On the host."""
+    LOADING = enum.auto()
+    LOADED = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """Pages [first, last) of a meeting."""
+
+    first: int
+    last: int
+    intake: Intake
+    state: PartState = PartState.FETCHING
+
+
+@dataclass(slots=True, eq=False)
+class Meeting:
+    """Pages of a lease's prefix, computed from the front and fetched from the back.
+
+        num_device ······ at ········ low ··············· high ····
+        [ computed, or under way )[ free )[ parts, front first )[ to be computed later )
+        [ private pages of the lease     )[ `back` ···
+
+    `low` falls with every part that is asked for, and rises again with those that the request
+    overtakes; it never lies before `at`. They have met when `at` is `low` and all parts are LOADED.
+    """
+
+    lease: Lease
+    key: PrefixKey
+    """Of all of it: the lease's own is that of what it has shared."""
+    epoch: int
+    """Of the store that has them."""
+    part_pages: int
+    at: int
+    """Pages before it were given to the model."""
+    low: int
+    high: int
+    back: PageIds
+    """All device pages of the lease from page `low` on: nothing is computed into these."""
+    parts: list[Part] = field(default_factory=list)
+    loading: dict[OperationId, Part] = field(default_factory=dict)
+    asks: bool = True
+    """False: no more is asked for."""
+    waits_until_s: float | None = None
+    """The request has come to a part that should have come by now: until then it waits."""
+    is_patient: bool = True
+    """False: it has waited in vain, and does not do so again."""
+
+    @property
+    def closed(self) -> bool:
+        """Its lease has no more to do with it."""
+        return self.lease.meeting is not self
+
+    @property
+    def num_coming(self) -> int:
+        """Parts that are on their way to the host."""
+        return sum(part.state is PartState.FETCHING for part in self.parts)
 
 
 def point_before(

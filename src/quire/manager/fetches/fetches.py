@@ -12,12 +12,13 @@ from quire.manager.core import Core
 from quire.manager.costs import CostModel
 from quire.manager.fetches.intakes import Intakes
 from quire.manager.fetches.line import Line
+from quire.manager.fetches.meetings import Meetings
 from quire.manager.fetches.offers import Offers
 from quire.manager.fetches.prefetches import Prefetches
 from quire.manager.fetches.streams import Streams
 from quire.manager.lease import Lease
 from quire.tree import Node
-from quire.types import PageIds
+from quire.types import DEVICE, OperationId, PageIds
 
 
 class Fetches:
@@ -36,11 +37,13 @@ class Fetches:
         self.prefetches = Prefetches(core, costs, self._intakes, self._line, advance)
         self.offers = Offers(core, self._intakes, self._line, advance)
         self.streams = Streams(core, costs, self._intakes, self._line, enter=enter, let_go=let_go)
+        self.meetings = Meetings(core, costs, self._intakes, self._line, enter)
 
     def flush(self) -> None:
         """Once per step: what has come enters the tree, what is due goes out."""
         if self._intakes.fresh:
             self._intakes.flush()
+        self.prefetches.flush()
         if self._line.claims:
             self._line.serve()
         if self.prefetches.probes.queued:
@@ -48,7 +51,7 @@ class Fetches:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._line.claims or self._intakes.fresh or self.prefetches.probes.queued)
+        return bool(self._line.claims or self._intakes.fresh) or self.prefetches.has_work
 
     @property
     def inflight_pages(self) -> int:
@@ -62,10 +65,17 @@ class Fetches:
         self.offers.close(lease)
         if lease.stream is not None:
             self.streams.close(lease.stream)
+        if lease.meeting is not None:
+            self.meetings.close(lease.meeting)
 
     def reserved_pages(self, slot: int) -> list[PageIds]:
         """Pages that are neither free nor in the tree nor a lease's, for check_invariants()."""
-        return self._intakes.reserved_pages(slot) + self.streams.reserved_pages(slot)
+        held = self._intakes.reserved_pages(slot) + self.streams.reserved_pages(slot)
+        return held + self.meetings.reserved_pages() if slot == DEVICE else held
+
+    def is_part(self, op: OperationId) -> bool:
+        """Does it go through the host to one request's own pages, where nobody else finds it?"""
+        return self._intakes.is_part(op)
 
     def count_inflight(self) -> int:
         """`inflight_pages` from scratch, for check_invariants()."""

@@ -61,6 +61,11 @@ class Intakes:
         keys = split_keys(key.page_keys(first, last))
         return next((first + at for at, k in enumerate(keys) if k in self._on_the_way), last)
 
+    def is_part(self, op: OperationId) -> bool:
+        """Of a stream or a meeting?"""
+        intake = self._by_op.get(op)
+        return intake is not None and intake.is_part
+
     def send(
         self, intake: Intake, spans: Sequence[PageRange], source: PeerSource | None = None
     ) -> Fit | None:

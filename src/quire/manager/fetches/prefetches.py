@@ -18,7 +18,7 @@ from functools import partial
 
 from quire.config import PrefetchPolicy
 from quire.manager.core import Core
-from quire.manager.costs import CostModel
+from quire.manager.costs import CostModel, Way
 from quire.manager.counters import Decline, Fit
 from quire.manager.fetches.base import Intake, PageRange, Prefetch, PrefetchState, point_before
 from quire.manager.fetches.intakes import Intakes
@@ -50,12 +50,18 @@ class Prefetches:
         self._timeouts: list[tuple[float, int, Prefetch]] = []
         """When the policy stops waiting, a number to break ties, and for what."""
         self._num_timeouts = 0
+        self._new: list[Prefetch] = []
+        self._older: list[Prefetch] = []
+        """Found, and their requests need not wait: only if they are not admitted before the next
+        step is anything fetched for them."""
 
-    def start(self, lease: Lease, *, fetch: bool) -> Prefetch:
-        """Begin looking for what comes after the lease's tail; `fetch` it when found."""
+    def start(self, lease: Lease, *, fetch: bool, can_meet: bool) -> Prefetch:
+        """Begin looking for what comes after the lease's tail; `fetch` it when found. `can_meet`:
+        the request can compute while pages come."""
         core, first = self._core, lease.tail.end
         known = [bytearray(first) for _ in core.components]
         prefetch = Prefetch(lease, lease.key, first, core.clock(), fetch, known)
+        prefetch.can_meet = can_meet
         reason = self._reason_not_to_probe(prefetch)
         if reason is not None:
             self._end(prefetch, reason)
@@ -77,6 +83,8 @@ class Prefetches:
         """Need the request wait no longer, by the prefetch policy?"""
         if prefetch.state in (PrefetchState.DONE, PrefetchState.PROBED):
             return True
+        if prefetch.way is Way.BOTH:
+            return True
         match self._core.config.prefetch.policy:
             case PrefetchPolicy.BEST_EFFORT:
                 return True
@@ -92,6 +100,10 @@ class Prefetches:
             heapq.heappop(heap)
         return heap[0][0] if heap else None
 
+    @property
+    def has_work(self) -> bool:
+        return bool(self._new or self._older or self.probes.queued)
+
     def settle(self, prefetch: Prefetch) -> None:
         """The request goes on now: land what has arrived, and stop the rest unless others want it.
         Any state, any time."""
@@ -104,7 +116,15 @@ class Prefetches:
             intake.wanted_by.remove(prefetch)
             if not intake.wanted_by:
                 self._intakes.close(intake)
-        self._end(prefetch, _UNSERVED.get(prefetch.state))
+        is_met = prefetch.way is Way.BOTH
+        self._end(prefetch, None if is_met else _UNSERVED.get(prefetch.state))
+
+    def flush(self) -> None:
+        """Once per step."""
+        due, self._older, self._new = self._older, self._new, []
+        for prefetch in due:
+            if prefetch.state is PrefetchState.PROBED:
+                self._join(prefetch)
 
     def _reason_not_to_probe(self, prefetch: Prefetch) -> Decline | None:
         config = self._core.config
@@ -146,10 +166,25 @@ class Prefetches:
         elif hit < threshold:
             lacks_state = prefetch.num_asked >= threshold
             self._end(prefetch, Decline.NO_STATE if lacks_state else Decline.SHORT_HIT)
-        elif not self._costs.worth_fetching(hit, self._num_ahead(prefetch)):
-            self._end(prefetch, Decline.SLOWER_THAN_RECOMPUTE)
         else:
-            self._join(prefetch)
+            self._begin(prefetch)
+
+    def _begin(self, prefetch: Prefetch) -> None:
+        """It is there: by which way to get it?"""
+        hit, ahead = prefetch.num_hit, self._num_ahead(prefetch)
+        is_sound = len(self._core.components) == 1
+        prefetch.way = self._costs.choose(hit, ahead, can_meet=prefetch.can_meet and is_sound)
+        if prefetch.can_meet and not is_sound:
+            times = self._costs.times(hit, ahead)
+            self._core.counters.unsound_meetings += times is not None and times.best is Way.BOTH
+        match prefetch.way:
+            case Way.COMPUTE:
+                self._end(prefetch, Decline.SLOWER_THAN_RECOMPUTE)
+            case Way.FETCH:
+                self._join(prefetch)
+            case Way.BOTH:
+                prefetch.state = PrefetchState.PROBED
+                self._new.append(prefetch)
 
     def _num_ahead(self, prefetch: Prefetch) -> int:
         """Pages that it would wait for before its own; none, if somebody brings them already."""

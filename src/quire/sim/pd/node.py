@@ -21,7 +21,7 @@ from quire.engine.handovers import Handovers, Prefills
 from quire.engine.messages import EngineInfo, Output, Outputs
 from quire.engine.queue import Queue
 from quire.engine.scheduler import Scheduler
-from quire.manager import CacheManager, StoreState
+from quire.manager import CacheManager, StoreState, Way
 from quire.manager.inspection import inspect
 from quire.messages import PeerPart
 from quire.peer.hub import Hello
@@ -123,6 +123,7 @@ class SimNode:
         )
         manager = WatchedManager if options.strict else CacheManager
         self.manager = manager(cache.cache_config(), clock=clock, components=cache.components())
+        self.manager.costs.force(Way.BOTH if options.both else None)
         has_window = options.mix in (ComponentMix.WINDOW, ComponentMix.BOTH)
         queue = Queue(max_running=_MAX_RUNNING, max_waiting=_MAX_WAITING, clock=clock)
         self.model = SimModel(

@@ -19,6 +19,7 @@ from quire.sim.options import (
     ComponentMix,
     SimOptions,
     command_line,
+    draws_both,
     option,
 )
 
@@ -110,6 +111,7 @@ class SimPdOptions(CommonOptions):
             duplicated=rng.choice((0.0, 0.05, 0.2)),
             reordered=rng.choice((0.0, 0.0, 0.1)),
             delayed=rng.choice((0.0, 0.02)),
+            both=draws_both(seed),
         )
 
     @classmethod

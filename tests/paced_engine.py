@@ -1,0 +1,238 @@
+"""PacedEngine: the real engine in virtual time, over a model and a store of given speeds.
+
+No bytes are moved and no token means anything: what is looked at is how long a prompt takes. The
+store and the copies carry one page after the other; the model computes meanwhile, one batch after
+the other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from quire.config import CacheConfig, PrefetchConfig, PrefetchPolicy
+from quire.engine.batch import Batch, BatchResult, SegmentResult
+from quire.engine.engine import Engine, tiers
+from quire.engine.messages import CachedTokens, EngineInfo, Generate, Outputs, SamplingParams
+from quire.engine.queue import Queue
+from quire.engine.sampling import Sampled
+from quire.engine.scheduler import Scheduler
+from quire.manager import CacheManager, Way
+from quire.messages import (
+    AttachStore,
+    Backup,
+    Cancel,
+    Command,
+    Completion,
+    Fetch,
+    Load,
+    Probe,
+    Probed,
+    StoreChanged,
+    Touch,
+    Transferred,
+    Write,
+)
+from quire.sim.clock import VirtualClock
+from quire.sim.lanes import Lane, Passage
+from quire.types import OperationId, RequestId, Tier, num_pages, split_keys
+
+PAGE = 16
+VOCABULARY = 1000
+_TICK_S = 1e-4
+"""Between two looks when there is nothing to compute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    compute_s: float
+    """Of a page, by the model."""
+    fetch_s: float
+    """Of a page, from the store."""
+    load_s: float
+    batch_s: float = 0.001
+    """Of a batch, whatever is in it."""
+    chunk_pages: int = 16
+
+
+@dataclass(slots=True)
+class PacedWorkers:
+    """One rank."""
+
+    clock: VirtualClock
+    speeds: Speeds
+    num_ranks: int = 1
+    stored: set[bytes] = field(default_factory=set)
+    _moving: dict[OperationId, tuple[Passage, Completion]] = field(default_factory=dict)
+    _reports: list[Completion] = field(default_factory=list)
+    _store: Lane = field(init=False)
+    _copies: Lane = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._store = Lane(self.clock, 1 / self.speeds.fetch_s)
+        self._copies = Lane(self.clock, 1 / self.speeds.load_s)
+
+    def submit(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            self._begin(command)
+
+    def poll(self) -> list[Completion]:
+        reports, self._reports = self._reports, []
+        for op, (passage, report) in list(self._moving.items()):
+            if passage.left_s() <= 0:
+                del self._moving[op]
+                reports.append(report)
+        return reports
+
+    def left_s(self, op: OperationId) -> float:
+        return self._moving[op][0].left_s() if op in self._moving else 0.0
+
+    def next_s(self) -> float | None:
+        """Until something ends."""
+        return min((passage.left_s() for passage, _ in self._moving.values()), default=None)
+
+    def _begin(self, command: Command) -> None:
+        match command:
+            case AttachStore(op):
+                self._reports.append(StoreChanged(op, 0))
+            case Probe(op, component, queries):
+                self._reports.append(Probed(op, 0, component, [self._hits(q) for q in queries]))
+            case Cancel(op):
+                if op in self._moving:
+                    passage, report = self._moving.pop(op)
+                    passage.leave()
+                    assert isinstance(report, Transferred)
+                    lost = bytes([1]) * len(report.statuses)
+                    self._reports.append(Transferred(op, 0, report.component, 0, lost, True))
+            case Touch():
+                pass
+            case Write():
+                keys, _ = command.keys_and_parents()
+                self.stored.update(keys)
+                done = bytes(len(keys)), True, 0.0, b"".join(keys)
+                self._reports.append(Transferred(command.op, 0, command.component, 0, *done))
+            case Backup(op, component, _, host):
+                self._reports.append(Transferred(op, 0, component, 0, bytes(num_pages(host)), True))
+            case Fetch() | Load():
+                lane = self._store if isinstance(command, Fetch) else self._copies
+                count = num_pages(command.host)
+                report = Transferred(command.op, 0, command.component, 0, bytes(count), True)
+                self._moving[command.op] = Passage([(lane, lane.enter(count))]), report
+            case _:
+                raise AssertionError(f"nobody asks for {type(command).__name__} here")
+
+    def _hits(self, query: bytes) -> int:
+        keys = split_keys(query)
+        return next((i for i, key in enumerate(keys) if key not in self.stored), len(keys))
+
+
+class PacedModel:
+    """An executor."""
+
+    overlaps = False
+
+    def __init__(self, clock: VirtualClock, speeds: Speeds) -> None:
+        self.workers = PacedWorkers(clock, speeds)
+        self._clock = clock
+        self._speeds = speeds
+        self._launched: deque[Batch] = deque()
+
+    def launch(self, batch: Batch) -> None:
+        self._launched.append(batch)
+
+    def collect(self) -> BatchResult:
+        batch = self._launched.popleft()
+        loads = [op for segment in batch.segments for op in segment.loads]
+        self._clock.advance(max((self.workers.left_s(op) for op in loads), default=0.0))
+        page_s = self._speeds.compute_s
+        self._clock.advance(self._speeds.batch_s + batch.num_tokens / PAGE * page_s)
+        sampled = [Sampled(token=0) if s.row is not None else None for s in batch.segments]
+        return BatchResult(batch.number, [SegmentResult(token) for token in sampled])
+
+    def store_counters(self) -> dict[str, int]:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+class PacedEngine:
+    def __init__(self, speeds: Speeds, *, pages: int, way: Way | None = None) -> None:
+        """For prompts of so many pages."""
+        self.clock = VirtualClock()
+        self.model = PacedModel(self.clock, speeds)
+        room = 3 * pages
+        prefetch = PrefetchConfig(PrefetchPolicy.WAIT_COMPLETE, threshold_tokens=PAGE)
+        config = CacheConfig(PAGE, room, 2 * room, prefetch=prefetch)
+        self.manager = CacheManager(config, clock=self.clock)
+        queue = Queue(max_running=4, max_waiting=16, clock=self.clock)
+        scheduler = Scheduler(self.manager, queue, chunk_tokens=speeds.chunk_pages * PAGE)
+        info = EngineInfo(
+            name="paced",
+            fingerprint="paced",
+            device="none",
+            dtype="float32",
+            tp=1,
+            page_size=PAGE,
+            vocab_size=VOCABULARY,
+            max_context=room * PAGE - 1,
+            tiers=tiers(self.manager, {"full": 1}),
+            store="",
+        )
+        self.engine = Engine(self.model, self.manager, scheduler, info, clock=self.clock)  # type: ignore[arg-type]
+        self.manager.store.attach("paced://")
+        self._num_asked = 0
+        self.settle()
+        self._learn(pages)
+        self.manager.costs.force(way)
+
+    def first_token_s(self, prompt: Sequence[int]) -> tuple[float, CachedTokens]:
+        """From asking until it came."""
+        self._num_asked += 1
+        name, began = RequestId(f"r{self._num_asked}"), self.clock()
+        tokens = np.array(prompt, dtype="<i4").tobytes()
+        self.engine.handle(Generate(name, tokens, SamplingParams(max_tokens=1, temperature=0)))
+        while True:
+            self._step()
+            for message in self.engine.take_messages():
+                for output in message.outputs if isinstance(message, Outputs) else ():
+                    assert not output.error, output.error
+                    assert output.cached is not None
+                    took = self.clock() - began
+                    self.settle()
+                    return took, output.cached
+
+    def forget(self) -> None:
+        """All but what the store has."""
+        self.settle()
+        for tier in Tier:
+            self.manager.flush(tier)
+
+    def settle(self) -> None:
+        while not self.manager.idle:
+            self._step()
+
+    def _learn(self, pages: int) -> None:
+        """The rates, as an engine that has run for a while knows them."""
+        costs = self.manager.costs
+        costs.force(Way.FETCH)
+        for number in range(3):
+            prompt = numbers(pages, 100 + number)
+            self.first_token_s(prompt)
+            self.forget()
+            self.first_token_s(prompt)
+            self.forget()
+
+    def _step(self) -> None:
+        if not self.engine.step():
+            left_s = self.model.workers.next_s()
+            self.clock.advance(_TICK_S if left_s is None else max(left_s, _TICK_S))
+
+
+def numbers(pages: int, seed: int) -> list[int]:
+    """A prompt of so many pages, and a token that is always computed."""
+    drawn = np.random.default_rng(seed).integers(0, VOCABULARY, pages * PAGE + 1)
+    return [int(token) for token in drawn]

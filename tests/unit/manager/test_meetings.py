@@ -1,0 +1,200 @@
+"""Meetings: pages come from the back while the front is computed. Whatever becomes of them, every
+page of the request holds what it must, and nobody writes where another does (C52)."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from quire.keys import PrefixKey
+from quire.manager import Lease, LoadState, Way
+from quire.messages import Backup, Fetch, Load
+from quire.types import PageStatus, Tier, num_pages, page_array, split_keys
+from support import Rig
+
+PAGES = 40
+
+
+@dataclass
+class Meeting:
+    """A request that computes while pages come, and what its device pages hold by now."""
+
+    rig: Rig
+    lease: Lease
+    computed: int = 0
+    holds: dict[int, int] = field(default_factory=dict)
+    """Device page → page of the prompt."""
+    hosts: dict[int, int] = field(default_factory=dict)
+    """Host page → page of the prompt."""
+
+    def compute(self, most: int = PAGES) -> bool:
+        """Up to so many pages. False: it may not, for now."""
+        lease, manager = self.lease, self.rig.manager
+        met = manager.met(lease, self.computed)
+        if met is not None:
+            self.computed = met
+        front = manager.front(lease, self.computed)
+        last = min(PAGES if front is None else front, self.computed + most)
+        if last == self.computed:
+            return met is not None
+        manager.computing(lease, last)
+        mine = page_array(lease.pages).tolist()[self.computed : last]
+        assert len(mine) == last - self.computed
+        copied = [c for c in self.rig.pending if isinstance(c, Load)]
+        written = {page for load in copied for page in page_array(load.device).tolist()}
+        assert not written & set(mine), "two write one page"
+        self.holds.update(zip(mine, range(self.computed, last), strict=True))
+        self.computed = last
+        manager.commit(lease, lease.key[:last] if lease.meeting is None else key(self.rig)[:last])
+        return True
+
+    def moved(self, command: Fetch | Load) -> None:
+        """All of it has come."""
+        places = page_array(command.host).tolist()
+        if isinstance(command, Load):
+            pages = [self.hosts[host] for host in places]
+            self.holds.update(zip(page_array(command.device).tolist(), pages, strict=True))
+        else:
+            names = split_keys(key(self.rig).page_keys(0, PAGES))
+            pages = [names.index(name) for name in split_keys(command.keys)]
+            self.hosts.update(zip(places, pages, strict=True))
+
+    def check(self) -> None:
+        """The first `computed` pages of its table hold what they must."""
+        table = page_array(self.lease.pages).tolist()[: self.computed]
+        assert [self.holds.get(page) for page in table] == list(range(self.computed))
+
+    def finish(self) -> None:
+        rig = self.rig
+        rig.manager.release(self.lease)
+        rig.run()
+        rig.now += 100.0
+        rig.run()
+        assert rig.manager.inflight_pages == 0
+        for tier in Tier:
+            rig.manager.flush(tier)
+        for allocator in rig.manager._core.allocators:
+            assert allocator.num_free == allocator.num_pages
+
+
+def key(rig: Rig) -> PrefixKey:
+    return rig.doc(PAGES, seed=1)
+
+
+def meeting(ranks: int = 1, host: int = 64, **prefetch: object) -> Meeting:
+    rig = Rig(device=3 * PAGES, host=host, ranks=ranks, prefetch={"cost_model": False} | prefetch)
+    rig.cache_in_store(key(rig))
+    rig.manager.costs.force(Way.BOTH)
+    lease = rig.acquire(key(rig))
+    rig.manager.prefetch(lease, can_meet=True)
+    while not rig.manager.ready(lease):
+        commands, rig.pending = rig.pending, []
+        rig.step([report for command in commands for report in rig.reports(command)])
+    rig.manager.admit(lease)
+    assert lease.num_device == 0
+    assert rig.manager.extend(lease, PAGES)
+    assert rig.manager.meet(lease, PAGES)
+    return Meeting(rig, lease)
+
+
+def bring(at: Meeting, kind: type) -> None:
+    """Answer all pending fetches, or loads, well."""
+    rig = at.rig
+    if kind is Load:
+        rig.step()
+    for command in [c for c in rig.pending if isinstance(c, kind)]:
+        rig.pending.remove(command)
+        at.moved(command)
+        rig.answer(command)
+
+
+def test_parts_come_from_the_end_on_and_enter_the_tree_behind_what_was_computed_c52() -> None:
+    at = meeting()
+    rig, lease = at.rig, at.lease
+    seen: list[int] = []
+    while lease.meeting is not None:
+        names = split_keys(key(rig).page_keys(0, PAGES))
+        for fetch in [c for c in rig.pending if isinstance(c, Fetch)]:
+            seen += [names.index(name) for name in reversed(split_keys(fetch.keys))]
+        rig.step()
+        bring(at, Fetch)
+        assert rig.manager.match(key(rig)).num_pages <= at.computed, "shared before its front"
+        bring(at, Load)
+        at.compute(2)
+    assert seen == sorted(seen, reverse=True)
+    assert at.computed == PAGES
+    at.check()
+    rig.manager.commit(lease, key(rig))
+    assert rig.manager.match(key(rig)).num_device == PAGES
+    counters = rig.manager.counters
+    assert counters.met_pages + counters.committed_pages == PAGES
+    assert counters.met_pages > PAGES // 3
+    at.finish()
+
+
+def test_a_copy_of_the_same_pages_that_is_on_its_way_leaves_them_where_they_are_c52() -> None:
+    """Another request has fetched the rest to the host, and loads it just when they meet."""
+    at = meeting()
+    rig, lease = at.rig, at.lease
+    rig.step()
+    bring(at, Fetch)
+    bring(at, Load)
+    while at.computed < (front := lease.meeting.low if lease.meeting else 0):
+        assert at.compute(front - at.computed)
+        rig.step()
+    rig.manager.costs.force(Way.FETCH)
+    other = rig.acquire(key(rig))
+    assert other.num_device == at.computed
+    rig.manager.prefetch(other)
+    while not rig.manager.ready(other):
+        bring(at, Fetch)
+        rest = [c for c in rig.pending if not isinstance(c, Fetch | Load | Backup)]
+        rig.pending = [c for c in rig.pending if c not in rest]
+        rig.step([report for command in rest for report in rig.reports(command)])
+    bring(at, Fetch)
+    bring(at, Load)
+    rig.manager.admit(other)
+    assert rig.manager.load(other) > 0
+    while lease.meeting is not None:
+        assert at.compute()
+    assert lease.num_device < at.computed
+    assert num_pages(lease.pages) == PAGES
+    at.check()
+    rig.manager.release(other)
+    rig.run()
+    rig.manager.commit(lease, key(rig))
+    at.finish()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_becomes_of_the_parts_every_page_holds_what_it_must_c52(seed: int) -> None:
+    """Parts arrive in any order, damaged, too late, or never; and there is little room."""
+    rng = random.Random(seed)
+    at = meeting(ranks=1 + seed % 2, host=rng.choice((6, 12, 64)))
+    rig, lease = at.rig, at.lease
+    abort_after = rng.randrange(60) if seed % 4 == 0 else 1_000
+    for _ in range(abort_after):
+        if lease.meeting is None or lease.load_state is LoadState.FAILED:
+            break
+        rig.step()
+        commands = [c for c in rig.pending if isinstance(c, Fetch | Load)]
+        if commands and rng.random() < 0.6:
+            command = rng.choice(commands)
+            rig.pending.remove(command)
+            statuses = [0] * num_pages(command.host)
+            if rng.random() < 0.1:
+                statuses[rng.randrange(len(statuses))] = PageStatus.CORRUPT
+            if isinstance(command, Fetch) or not any(statuses):
+                at.moved(command)
+            rig.answer(command, statuses=statuses)
+        elif rng.random() < 0.05:
+            rig.now += 20.0  # what the store has under way is overdue
+        if rng.random() < 0.4 and lease.load_state is not LoadState.FAILED:
+            at.compute(rng.randrange(1, 5))
+            at.check()
+        others = [c for c in rig.pending if not isinstance(c, Fetch | Load)]
+        rig.pending = [c for c in rig.pending if c not in others]
+        rig.step([report for command in others for report in rig.reports(command)])
+    at.finish()
