@@ -181,8 +181,9 @@ def gpu(
         str, typer.Option(help="Of the model: qwen3-8b, llama-3.1-8b or tiny.")
     ] = "qwen3-8b",
     only: Annotated[
-        str, typer.Option(metavar="PARTS", help="Of decode, prefill, copies, hits, sets.")
-    ] = "decode,prefill,copies,hits,sets",
+        str,
+        typer.Option(metavar="PARTS", help="Of decode, prefill, copies, hits, crossover, sets."),
+    ] = "decode,prefill,copies,hits,crossover,sets",
     device: Annotated[str, typer.Option(help="Where it runs: cuda or cpu.")] = "cuda",
     keep: Annotated[
         Path | None,

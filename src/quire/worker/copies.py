@@ -23,7 +23,7 @@ from quire.types import OperationId, PageIds, PageStatus, num_pages
 from quire.worker.tasks import Reporter
 
 _REMEMBERED_FAILURES = 1024
-_BACKUP_WAIT_S = 0.02
+_BACKUP_WAIT_S = 0.01
 """At the first poll after so long a backup is begun, however small."""
 
 TaskKey = tuple[OperationId, str]

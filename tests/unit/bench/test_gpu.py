@@ -54,8 +54,9 @@ OPTIONS += ["--host-memory", "64MiB", "--page-size", "16"]
 
 def test_it_measures_tokens_beside_their_floors(model, capsys, monkeypatch) -> None:
     quire = command(capsys, monkeypatch)
-    options = [*OPTIONS, "--keep", str(model), "--only", "decode,prefill,hits"]
+    options = [*OPTIONS, "--keep", str(model), "--only", "decode,prefill,hits,crossover"]
     result = quire("bench", "gpu", *options, "--json").json
+    assert [row["ratio"] for row in result["crossover"]["rows"]] == [1.0]
     assert [row["batch"] for row in result["decode"]] == [1, 4]
     for row in result["decode"] + result["prefill"]:
         assert row["floor_ms"] > 0

@@ -73,10 +73,10 @@ def test_small_ones_are_one_copy_and_answer_for_themselves(rig):
 
 def test_a_small_one_alone_is_copied_soon(rig):
     rig.back_up(1, 7)
-    rig.now = 0.01
+    rig.now = 0.005
     rig.tracker.poll()
     assert not rig.engine.backups
-    rig.now = 0.03
+    rig.now = 0.02
     rig.tracker.poll()
     assert rig.engine.backups == [([7], [107])]
 

@@ -6,6 +6,7 @@ import statistics
 
 import msgspec
 
+from quire.bench.gpu import crossover
 from quire.bench.gpu.drive import Drive
 from quire.bench.gpu.rig import Result, Rig
 from quire.engine.messages import SamplingParams
@@ -61,6 +62,20 @@ def prompts(rig: Rig, drive: Drive) -> list[Result]:
             }
         )
     return rows
+
+
+def crossing(rig: Rig, drive: Drive) -> Result:
+    """Computing, fetching, both, and what the cost model chooses."""
+    plan = rig.plan
+    drive.engine.scheduler.chunk_tokens = max(chunk for _, chunk in plan.prompts)
+    return crossover.measure(
+        drive,
+        rig.prompt(plan.crossover_tokens),
+        rig.new_folder(),
+        ratios=plan.crossover_ratios,
+        repeats=plan.crossover_repeats,
+        progress=lambda done, of: rig.progress("crossover", done, of),
+    )
 
 
 def hits(rig: Rig, drive: Drive) -> list[Result]:

@@ -15,6 +15,7 @@ class Part(enum.StrEnum):
     PREFILL = "prefill"
     COPIES = "copies"
     HITS = "hits"
+    CROSSOVER = "crossover"
     SETS = "sets"
 
 
@@ -69,6 +70,10 @@ class Plan:
     prompts: tuple[tuple[int, int], ...] = ((8192, 8192), (32768, 8192), (32768, 2048))
     """Tokens, and of each chunk."""
     hits: tuple[int, ...] = (1024, 8192, 32768)
+    crossover_tokens: int = 8192
+    crossover_ratios: tuple[float, ...] = (0.5, 1.0, 1.4, 2.0, 4.0)
+    """Of the time that the store takes for a page to that of computing it; a disk may be slower."""
+    crossover_repeats: int = 2
     copy_pages: tuple[int, ...] = (16, 64)
     """Page sizes."""
     copy_bytes: int = 1 << 30
@@ -90,6 +95,9 @@ SMALL: dict[str, Any] = {
     "decode_tokens": 8,
     "prompts": ((512, 512), (512, 128)),
     "hits": (128, 512),
+    "crossover_tokens": 512,
+    "crossover_ratios": (1.0,),
+    "crossover_repeats": 1,
     "copy_pages": (16,),
     "copy_bytes": 1 << 20,
     "beside": ((2, 64),),

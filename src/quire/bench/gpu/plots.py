@@ -2,6 +2,7 @@
 
     decoding.png      ms from token to token beside the floor
     hits.png          first token over the prompt's length, by where the prompt was
+    crossover.png     first token over the store's speed: computing, fetching, both, the choice
     sets_ttft.png     first token, round by round, by tiers; the set that does not fit
     sets_hits.png     what of the prompts was reused, the same way
 
@@ -31,6 +32,7 @@ def write(result: Result, folder: Path) -> list[Path]:
     pictures: list[tuple[str, Part, Callable[[Any, Axes], None]]] = [
         ("decoding.png", Part.DECODE, _decoding),
         ("hits.png", Part.HITS, _hits),
+        ("crossover.png", Part.CROSSOVER, _crossover),
         ("sets_ttft.png", Part.SETS, _sets_ttft),
         ("sets_hits.png", Part.SETS, _sets_hits),
     ]
@@ -74,6 +76,24 @@ def _hits(rows: list[Result], axes: Axes) -> None:
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
     axes.set_title("First token by where the prompt was, ms", loc="left", fontweight="bold")
     axes.set_xlabel("tokens of the prompt")
+    axes.legend(frameon=False)
+
+
+def _crossover(found: Result, axes: Axes) -> None:
+    rates = [row["bytes_s"] / 1e9 for row in found["rows"]]
+    for way, colour in (
+        ("compute", _COLOURS["nowhere"]),
+        ("fetch", _COLOURS["store"]),
+        ("both", _COLOURS["device"]),
+    ):
+        values = [row[f"{way}_ms"] for row in found["rows"]]
+        axes.plot(rates, values, marker="o", linewidth=2, color=colour, label=way)
+    chosen = [row["chosen_ms"] for row in found["rows"]]
+    axes.scatter(rates, chosen, s=120, facecolors="none", edgecolors="#c8553d", label="chosen")
+    axes.set_xscale("log")
+    axes.set_ylim(bottom=0)
+    axes.set_title("A prompt in the store: first token, ms", loc="left", fontweight="bold")
+    axes.set_xlabel("GB/s that the store gives at most")
     axes.legend(frameon=False)
 
 

@@ -21,6 +21,7 @@ def tables(result: Result) -> list[RenderableType]:
         (Part.PREFILL, _prompts),
         (Part.COPIES, _copies),
         (Part.HITS, _hits),
+        (Part.CROSSOVER, _crossover),
         (Part.SETS, _sets),
     ]
     head = (
@@ -93,6 +94,24 @@ def _hits(rows: list[Result]) -> Iterable[RenderableType]:
                 f"{row['store_ms']:.1f}",
             )
             for row in rows
+        ),
+    )
+
+
+def _crossover(found: Result) -> Iterable[RenderableType]:
+    yield _table(
+        f"A prompt of {found['tokens']:,} tokens in the store, ms to the first token: the choice "
+        f"was right in {found['right_share']:.0%}, both at once up to {found['best_gain']:.2f} × "
+        "faster than the better one",
+        ("fetched ÷ computed", "GB/s at most", "compute", "fetch", "both", "chosen", "which"),
+        (
+            (
+                f"{row['ratio']:.2f}",
+                f"{row['bytes_s'] / 1e9:.2f}",
+                *(f"{row[f'{way}_ms']:.0f}" for way in ("compute", "fetch", "both", "chosen")),
+                row["chosen"],
+            )
+            for row in found["rows"]
         ),
     )
 

@@ -95,10 +95,14 @@ class Rig:
         finally:
             engine.close()
 
+    def new_folder(self) -> Path:
+        """For files of a store."""
+        return Path(tempfile.mkdtemp(prefix="store-", dir=self._folder))
+
     def attach(self, drive: Drive) -> None:
         """A store of its own, in files; the one before is removed."""
         before = self._store
-        self._store = Path(tempfile.mkdtemp(prefix="store-", dir=self._folder))
+        self._store = self.new_folder()
         drive.engine.attach_and_wait(f"{self._store.as_uri()}?max={_STORE_SIZE}")
         if before is not None:
             shutil.rmtree(before, ignore_errors=True)

@@ -7,18 +7,21 @@ work of a step counts; sockets and HTTP do not.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 from quire.bench.gpu import copies, latency, sets
+from quire.bench.gpu.drive import Drive
 from quire.bench.gpu.plan import Part, Plan
 from quire.bench.gpu.rig import Progress, Result, Rig
 
-_ON_ONE_ENGINE = (
+_ON_ONE_ENGINE: tuple[tuple[Part, Callable[[Rig, Drive], object]], ...] = (
     (Part.DECODE, latency.decode),
     (Part.PREFILL, latency.prompts),
     (Part.COPIES, copies.measure),
     (Part.HITS, latency.hits),
+    (Part.CROSSOVER, latency.crossing),
 )
 
 
