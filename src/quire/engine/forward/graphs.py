@@ -12,6 +12,8 @@ What differs from step to step is brought to the device by block.py.
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -47,20 +49,37 @@ class Capture(Protocol):
 class CudaCapture:
     """Graphs that share their memory: only one runs at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_careful: bool = False) -> None:
+        """`is_careful`: work that waits for the device is refused, with a RuntimeError, before its
+        capture has begun: one that fails leaves memory behind."""
         self._pool = torch.cuda.graph_pool_handle()
         self._beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._is_careful = is_careful
 
     def __call__(self, work: Callable[[], None]) -> Replay:
         self._beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._beside):
             work()  # whatever is compiled or allocated once
+            if self._is_careful:
+                with _never_waiting():
+                    work()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         # Other threads copy pages meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             work()
         return graph.replay
+
+
+@contextlib.contextmanager
+def _never_waiting() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that this is new in torch
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
 
 
 class Kind(NamedTuple):
