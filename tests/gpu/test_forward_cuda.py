@@ -8,15 +8,14 @@ import pytest
 import torch
 
 from dense_models import DENSE, WINDOW
+from forward_cases import LENGTH, PIECES, check_half, check_mixed, check_pieces
 from quire.engine.batch import Batch
-from quire.engine.config import ForwardKind
-from unit.engine.hybrid_rank import PAGE, Hybrid, Sequence, build, poison, stock_model
+from unit.engine.hybrid_rank import Hybrid, Sequence, build, poison, stock_model
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
 ]
-LENGTH = 90  # several windows
 LARGEST = 6
 every_family = pytest.mark.parametrize("name", DENSE)
 with_and_without_graphs = pytest.mark.parametrize("graph_batch", [LARGEST, 0])
@@ -58,31 +57,15 @@ def model(name, graph_batch, ranks):
 
 @every_family
 @with_and_without_graphs
-@pytest.mark.parametrize("sizes", [(LENGTH,), (32,), (7,), (1,), (40, 1, 1, 3)], ids=str)
+@pytest.mark.parametrize("sizes", PIECES, ids=str)
 def test_in_one_go_or_in_pieces_the_logits_are_those_of_transformers(model, sizes):
-    sequence = Sequence(model, model.tokens(LENGTH))
-    expected = model.expected(sequence.tokens)
-    for i in range(LENGTH):
-        size = min(sizes[i % len(sizes)], LENGTH - sequence.done)
-        if not size:
-            break
-        (logits,) = model.run(sequence.segment(size))
-        close(logits, expected[sequence.done - 1])
+    check_pieces(model, sizes, close)
 
 
 @every_family
 @with_and_without_graphs
 def test_decodes_pieces_of_prompts_and_continued_prefixes_in_one_batch(model):
-    first = Sequence(model, model.tokens(LENGTH, seed=1), slot=0)
-    second = Sequence(model, model.tokens(LENGTH, seed=2), slot=1)
-    model.run(first.segment(40), second.segment(61))
-    branch = first.branch(model.tokens(33, seed=3), slot=2)
-    new = Sequence(model, model.tokens(17, seed=4), slot=3)
-    for sizes in ([1, 30, 16], [9, 1, 1], [1, 1, 0], [1, 1, 0]):
-        running = [(s, n) for s, n in zip([second, branch, new], sizes, strict=True) if n]
-        logits = model.run(*(sequence.segment(size) for sequence, size in running))
-        for found, (sequence, _) in zip(logits, running, strict=True):
-            close(found, model.expected(sequence.tokens[: sequence.done])[-1])
+    check_mixed(model, close)
 
 
 @every_family
@@ -127,25 +110,5 @@ def test_nothing_waits_for_the_device(model):
 def test_in_half_precision_it_is_as_near_to_the_truth_as_transformers(
     name, dtype, directories, ranks
 ):
-    """The rule: the error against float32 is at most one and a half times that of transformers'
-    modules in the same dtype, over all tokens of a text; fed page by page, then token by token."""
     truth = OnCuda(*ranks(name, 0))
-    tokens = truth.tokens(LENGTH)
-    expected = truth.expected(tokens)
-    errors = {}
-    for kind in (ForwardKind.DENSE, ForwardKind.TRANSFORMERS):
-        graph_batch = LARGEST if kind is ForwardKind.DENSE else 0
-        rank = build(
-            directories(name), forward=kind, dtype=dtype, device="cuda", graph_batch=graph_batch
-        )
-        poison(rank)
-        half = OnCuda(rank, None)
-        sequence = Sequence(half, tokens)
-        sizes = [PAGE] * (LENGTH // PAGE // 2)
-        sizes += [1] * (LENGTH - sum(sizes))
-        found = torch.cat([half.run(sequence.segment(size)) for size in sizes])
-        ends = np.cumsum(sizes) - 1
-        errors[kind] = (found.float() - expected[ends]).square().mean().sqrt()
-        rank.close()
-    print(f"{name} {dtype}: {errors}")
-    assert errors[ForwardKind.DENSE] <= 1.5 * errors[ForwardKind.TRANSFORMERS]
+    check_half(directories(name), truth, dtype, device="cuda", graph_batch=LARGEST)

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 import torch
 
+from forward_cases import LENGTH, PIECES, check_greedy, check_pieces
 from hybrid_models import TINY, WINDOW
 from quire.engine.batch import Batch, decode_batch, encode
 from quire.engine.selfcheck import check_resume
@@ -21,7 +22,6 @@ from unit.engine.hybrid_rank import (
     stock_model,
 )
 
-LENGTH = 90  # several windows
 RECURRENT = ["falcon_h1", "nemotron_h", "qwen3_next", "granite_moe_hybrid", "lfm2"]
 WINDOWED = ["gemma3", "gpt_oss"]
 every_model = pytest.mark.parametrize("name", TINY)
@@ -60,37 +60,15 @@ def hybrid(name, ranks):
     return Hybrid(rank, stock)
 
 
-def in_pieces(hybrid, sequence, sizes):
-    """Run the whole sequence in pieces of these sizes, again and again; logits after each."""
-    found = []
-    while sequence.done < len(sequence.tokens):
-        size = sizes[len(found) % len(sizes)]
-        size = min(size, len(sequence.tokens) - sequence.done)
-        (logits,) = hybrid.run(sequence.segment(size))
-        found.append((sequence.done - 1, logits))
-    return found
-
-
 @every_model
-@pytest.mark.parametrize("sizes", [(LENGTH,), (32,), (7,), (1,), (40, 1, 1, 3)], ids=str)
+@pytest.mark.parametrize("sizes", PIECES, ids=str)
 def test_in_one_go_or_in_pieces_it_is_what_transformers_computes(hybrid, sizes):
-    tokens = hybrid.tokens(LENGTH)
-    expected = hybrid.expected(tokens)
-    for position, logits in in_pieces(hybrid, Sequence(hybrid, tokens), sizes):
-        close(logits, expected[position])
+    check_pieces(hybrid, sizes, close)
 
 
 @every_model
 def test_greedy_tokens_are_those_of_transformers_and_vary(hybrid):
-    sequence = Sequence(hybrid, hybrid.tokens(30))
-    (logits,) = hybrid.run(sequence.segment(30))
-    for _ in range(30):
-        sequence.tokens.append(int(logits.argmax()))
-        (logits,) = hybrid.run(sequence.segment(1))
-    expected = hybrid.expected(sequence.tokens)[29:-1].argmax(-1)
-    answer = sequence.tokens[30:]
-    assert answer == expected.tolist()
-    assert len(set(answer)) > 4
+    check_greedy(hybrid, 30)
 
 
 @every_model

@@ -35,7 +35,7 @@ from quire.memory.device import DevicePool, torch_dtype
 _SHORT = 128
 """Tokens of a chunk that goes through our own kernel: its pages are not gathered then, but are read
 once for every few queries."""
-PIECE = 32
+PIECE = 16
 """About so many."""
 _LONG = 8192
 """Tokens before a chunk, when ways to attend to them are compared."""

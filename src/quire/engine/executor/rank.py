@@ -186,7 +186,9 @@ def _in_graphs(
 ) -> Forward:
     """If its code allows it: nobody has asked whoever wrote the modules."""
     try:
-        return in_graphs(forward, bridge, backends, limits=limits, progress=progress)
+        return in_graphs(
+            forward, bridge, backends, limits=limits, progress=progress, is_careful=True
+        )
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
         _logger.warning("decode steps are not replayed as CUDA graphs: %s", reason)

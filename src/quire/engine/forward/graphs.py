@@ -12,6 +12,8 @@ What differs from step to step is brought to the device by block.py.
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -31,8 +33,8 @@ _FEW = 4
 _SHORT = (16, 32, 64, 128)
 _BESIDE = (128, 256)
 """Tokens of short batches, without and with others that decode."""
-_MAX_SPLIT_ROWS = 512
-"""Of a piece, tokens times splits: more would need more memory for what is put together again."""
+_MAX_PARTS = 256
+"""Pieces times splits: more would need more memory for what is put together again."""
 
 Replay = Callable[[], None]
 Progress = Callable[[float], None]
@@ -47,20 +49,37 @@ class Capture(Protocol):
 class CudaCapture:
     """Graphs that share their memory: only one runs at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_careful: bool = False) -> None:
+        """`is_careful`: work that waits for the device is refused, with a RuntimeError, before its
+        capture has begun: one that fails leaves memory behind."""
         self._pool = torch.cuda.graph_pool_handle()
         self._beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._is_careful = is_careful
 
     def __call__(self, work: Callable[[], None]) -> Replay:
         self._beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._beside):
             work()  # whatever is compiled or allocated once
+            if self._is_careful:
+                with _never_waiting():
+                    work()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         # Other threads copy pages meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             work()
         return graph.replay
+
+
+@contextlib.contextmanager
+def _never_waiting() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that this is new in torch
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
 
 
 class Kind(NamedTuple):
@@ -206,19 +225,25 @@ class GraphForward:
         return all(backend.fills(size) for backend in self._backends.values())
 
     def _tables(self, kind: Kind) -> list[Group]:
-        found = []
-        for first, size, count in (
+        tables = [
             (0, kind.num_single, 1),
             (kind.num_single, kind.num_pieces, kind.piece),
-        ):
-            if size:
-                most = _MAX_SPLIT_ROWS // count if kind.splits else 1
-                splits = {
-                    name: min(most, found.max_splits(size))
-                    for name, found in self._backends.items()
-                }
-                found.append(Group(first, size, count, splits))
-        return found
+        ]
+        return [
+            Group(first, size, count, self._max_splits(kind, size, count))
+            for first, size, count in tables
+            if size
+        ]
+
+    def _max_splits(self, kind: Kind, size: int, count: int) -> dict[str, int]:
+        """Of a table with so many entries, of so many tokens at most: powers of two."""
+        if not kind.splits:
+            return dict.fromkeys(self._backends, 1)
+        found = {name: backend.max_splits(size) for name, backend in self._backends.items()}
+        if count == 1:
+            return found
+        most = 1 << (max(1, _MAX_PARTS // size).bit_length() - 1)
+        return {name: min(most, splits) for name, splits in found.items()}
 
     def _splits(self, kind: Kind, component: str, places: Column, lengths: Column) -> list[int]:
         """After how many tokens each table's sequences are split."""

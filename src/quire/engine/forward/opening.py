@@ -72,9 +72,10 @@ def in_graphs(
     *,
     limits: Limits,
     progress: Progress,
+    is_careful: bool = False,
 ) -> Forward:
     """Small batches are replayed as CUDA graphs, where that is possible. `backends`: those of the
-    bridge. Raises RuntimeError for what cannot be captured."""
+    bridge. `is_careful`: RuntimeError if its code does not allow that."""
     if not (limits.graph_batch and torch.cuda.is_available() and available()):
         return forward
     from quire.engine.forward.graphs import CudaCapture, GraphForward
@@ -89,7 +90,7 @@ def in_graphs(
         ours,
         max_batch=limits.graph_batch,
         max_pages=-(-limits.max_positions // bridge.page_size),
-        capture=CudaCapture(),
+        capture=CudaCapture(is_careful=is_careful),
         progress=lambda share: progress("graphs", share),
     )
     _logger.info(

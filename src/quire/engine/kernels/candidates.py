@@ -1,4 +1,4 @@
-"""Which tokens a search is about, listed by many programs at once.
+"""Which tokens a search is about, listed and weighed by many programs at once.
 
 Every filter keeps the tokens up to some key (see rows.py), and the draw ends at one. Such a key is
 found by what stands before it: its mass or, for top_k, its count. The edges (see masses.py) tell
@@ -7,7 +7,9 @@ between which two keys the search must end:
     peak ········ lo ···············  hi ········ cut ········ lowest
     [   base    )  [ in question      ]          what the search before left
 
-Searches of a row come one after the other; each leaves a cut and the mass up to it to the next.
+Those in question are listed, and weighed at finer edges between lo and hi, which leaves few of them
+to look at one by one. Searches of a row come one after the other; each leaves a cut and the mass up
+to it to the next.
 """
 
 from __future__ import annotations
@@ -18,7 +20,14 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.engine.kernels.masses import NUM_EDGES, Masses, edge_of, peak_of, sums_of
+from quire.engine.kernels.masses import (
+    NUM_EDGES,
+    Masses,
+    edge_of,
+    peak_of,
+    repeat,
+    sums_of,
+)
 from quire.engine.kernels.rows import (
     BLOCK,
     IDS,
@@ -33,6 +42,7 @@ from quire.engine.kernels.rows import (
     read,
     row_pointers,
     value_of,
+    weight_of,
 )
 
 BY_COUNT = tl.constexpr(0)
@@ -40,6 +50,8 @@ TO_SHARE = tl.constexpr(1)
 TO_DRAW = tl.constexpr(2)
 """Searches of a row, in this order: top_k, top_p, the draw."""
 _PARTS = tl.constexpr(NUM_PARTS)
+_REFINE_BLOCK = 256
+_REFINE_WARPS = 4
 
 
 class Searches(NamedTuple):
@@ -53,8 +65,14 @@ class Searches(NamedTuple):
     """int64 [rows]: the last key that the search before left."""
     sums: torch.Tensor
     """float64 [rows]: the mass up to it."""
+    bounds: torch.Tensor
+    """int64 [rows, 2]: lo and hi; 1 and 0 if there is no such search."""
+    masses: torch.Tensor
+    """float64 [rows, parts, edges]: of the candidates down to each of the finer edges."""
+    counts: torch.Tensor
+    """int32 [rows, parts, edges]: those that weigh something."""
     few: torch.Tensor
-    """int32 [rows, block]: tokens still in question when they are few."""
+    """int32 [rows, 2 · block]: tokens still in question when they are few."""
 
     @classmethod
     def room(cls, rows: int, vocab: int, device: torch.device, block: int = BLOCK) -> Searches:
@@ -65,7 +83,10 @@ class Searches(NamedTuple):
             torch.empty(rows, NUM_PARTS, dtype=torch.int32, device=device),
             torch.empty(rows, dtype=torch.int64, device=device),
             torch.empty(rows, dtype=torch.float64, device=device),
-            torch.empty(rows, block, dtype=torch.int32, device=device),
+            torch.empty(rows, 2, dtype=torch.int64, device=device),
+            torch.empty(rows, NUM_PARTS, NUM_EDGES.value, dtype=torch.float64, device=device),
+            torch.empty(rows, NUM_PARTS, NUM_EDGES.value, dtype=torch.int32, device=device),
+            torch.empty(rows, 2 * block, dtype=torch.int32, device=device),
         )
 
 
@@ -128,12 +149,15 @@ def question(
 @triton.jit(do_not_specialize=["rows", "search", "is_first"])
 def _collect(
     raw, stride, adjusted, columns, firsts, lows, masses, counts, places, numbers, cuts, sums,
-    rows, vocab, size, search, is_first, BLOCK: tl.constexpr, COUNTS: tl.constexpr,
+    bounds, rows, vocab, size, search, is_first, BLOCK: tl.constexpr, COUNTS: tl.constexpr,
 ):  # fmt: skip
     row, part = tl.program_id(0), tl.program_id(1)
     wanted, _, _, _, lo, hi, _, _ = question(
         columns, firsts, lows, masses, counts, cuts, sums, rows, row, search, is_first, COUNTS
     )
+    if part == 0:
+        tl.store(bounds + row * 2, tl.where(wanted, lo, 1))
+        tl.store(bounds + row * 2 + 1, tl.where(wanted, hi, 0))
     if wanted:
         raw, adjusted, edited = row_pointers(raw, stride, adjusted, columns, rows, vocab, row)
         places += (row.to(tl.int64) * _PARTS + part) * size
@@ -151,6 +175,72 @@ def _collect(
         tl.store(numbers + row * _PARTS + part, held)
 
 
+@triton.jit
+def finer_edge(number, lo, hi):
+    """float32; falls from lo to hi as the number rises."""
+    high, low = value_of(lo >> 32), value_of(hi >> 32)
+    span = high.to(tl.float64) - low.to(tl.float64)
+    value = (high.to(tl.float64) - span * ((number + 1) * (1.0 / NUM_EDGES))).to(tl.float32)
+    return tl.where(number == NUM_EDGES - 1, low, value)
+
+
+@triton.jit
+def _add(sums, amount, x, lo, hi):
+    """To the sum of each edge above which, or at which, the logit is."""
+    more = ()
+    for j in tl.static_range(NUM_EDGES):
+        more = more + (sums[j] + tl.where(x >= finer_edge(j, lo, hi), amount, 0),)
+    return more
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _refine(
+    raw, stride, adjusted, columns, firsts, lows, places, numbers, bounds, finer_masses,
+    finer_counts, rows, vocab, size, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row, part = tl.program_id(0), tl.program_id(1)
+    lo, hi = tl.load(bounds + row * 2), tl.load(bounds + row * 2 + 1)
+    if lo <= hi:
+        raw, adjusted, edited = row_pointers(raw, stride, adjusted, columns, rows, vocab, row)
+        peak = value_of(peak_of(firsts, lows, row)[0] >> 32).to(tl.float64)
+        inverse = 1.0 / tl.load(columns + TEMPERATURE * rows + row)
+        places += (row.to(tl.int64) * _PARTS + part) * size
+        number = tl.load(numbers + row * _PARTS + part)
+        lane = tl.arange(0, BLOCK)
+        mass = repeat(tl.zeros([BLOCK], tl.float64))
+        count = repeat(tl.zeros([BLOCK], tl.int32))
+        for start in range(0, number, BLOCK):
+            inside = start + lane < number
+            place = tl.load(places + start + lane, mask=inside, other=0)
+            x = read(raw, adjusted, edited, part * size + place.to(tl.int32), inside)
+            weight = tl.where(inside, weight_of(x, peak, inverse), 0.0)
+            mass = _add(mass, weight, x, lo, hi)
+            count = _add(count, (weight > 0.0).to(tl.int32), x, lo, hi)
+        at = (row * _PARTS + part) * NUM_EDGES
+        for j in tl.static_range(NUM_EDGES):
+            tl.store(finer_masses + at + j, tl.sum(mass[j], 0))
+            tl.store(finer_counts + at + j, tl.sum(count[j], 0))
+
+
+@triton.jit
+def refined(finer_masses, finer_counts, row, search, target, lo, hi, base, number):
+    """[lo, hi] after the finer edges, mass and count before, and how many are in it."""
+    edges = finer_edge(tl.arange(0, NUM_EDGES), lo, hi)
+    down_to = sums_of(finer_masses, row)
+    number_to = sums_of(finer_counts, row).to(tl.float64)
+    ends = (code_of(edges) << 32) | IDS
+    reached = reaches(base + down_to, number + number_to, target, search) | (ends >= hi)
+    before = tl.max(tl.where(reached, 0.0, number_to), 0)
+    up_to = tl.min(tl.where(reached, number_to, tl.max(number_to, 0)), 0)
+    return (
+        tl.max(tl.where(reached, lo, ends + 1), 0),
+        tl.minimum(tl.min(tl.where(reached, ends, hi), 0), hi),
+        base + tl.max(tl.where(reached, 0.0, down_to), 0),
+        number + before,
+        up_to - before,
+    )
+
+
 def collect(
     logits: torch.Tensor,
     adjusted: torch.Tensor,
@@ -163,11 +253,18 @@ def collect(
     counts: bool,
     block: int = BLOCK,
 ) -> None:
-    """List the tokens that this search is about; `is_first`: no other came before it."""
+    """List the tokens that this search is about, and weigh them at finer edges; `is_first`: no
+    other search came before it."""
     rows, vocab = logits.shape
-    places, numbers, cuts, sums, _ = searches
+    places, numbers, cuts, sums, bounds, finer_masses, finer_counts, _ = searches
+    size = part_size(vocab, block)
     _collect[(rows, NUM_PARTS)](
         logits, logits.stride(0), adjusted, columns, *weighed, places, numbers, cuts, sums,
-        rows, vocab, part_size(vocab, block), search, int(is_first), block, counts,
+        bounds, rows, vocab, size, search, int(is_first), block, counts,
         num_warps=WARPS // 2, enable_fp_fusion=False,
+    )  # fmt: skip
+    _refine[(rows, NUM_PARTS)](
+        logits, logits.stride(0), adjusted, columns, weighed.firsts, weighed.lows, places, numbers,
+        bounds, finer_masses, finer_counts, rows, vocab, size, min(block, _REFINE_BLOCK),
+        num_warps=_REFINE_WARPS, enable_fp_fusion=False,
     )  # fmt: skip

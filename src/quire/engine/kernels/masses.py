@@ -97,7 +97,7 @@ def sums_of(partial, row):
 
 
 @triton.jit
-def _repeat(value):
+def repeat(value):
     """Once for each edge."""
     values = ()
     for _ in tl.static_range(NUM_EDGES):
@@ -127,8 +127,8 @@ def _weigh(
         raw, adjusted, edited = row_pointers(raw, stride, adjusted, columns, rows, vocab, row)
         peak = value_of(first >> 32).to(tl.float64)
         lane = tl.arange(0, BLOCK)
-        sums = _repeat(tl.zeros([BLOCK], tl.float64))
-        numbers = _repeat(tl.zeros([BLOCK], tl.int32))
+        sums = repeat(tl.zeros([BLOCK], tl.float64))
+        numbers = repeat(tl.zeros([BLOCK], tl.int32))
         for start in range(part * size, tl.minimum((part + 1) * size, vocab), BLOCK):
             token = start + lane
             inside = token < vocab

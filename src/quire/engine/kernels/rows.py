@@ -38,8 +38,8 @@ LAST_KEY = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 FIRST_KEY = tl.constexpr(-0x8000000000000000)
 IDS = tl.constexpr(0xFFFFFFFF)
 """Bits of a key that hold the id."""
-FARTHEST = tl.constexpr(800.0)
-"""exp of minus this is 0 in float64."""
+FARTHEST = tl.constexpr(700.0)
+"""A token so many temperatures below the likeliest weighs nothing; less is still a float64."""
 
 
 @triton.jit
@@ -69,7 +69,8 @@ def distance_of(value, peak, inverse):
 @triton.jit
 def weight_of(value, peak, inverse):
     """exp of the scaled logit; the likeliest has 1."""
-    return tl.exp(-distance_of(value, peak, inverse))
+    distance = distance_of(value, peak, inverse)
+    return tl.where(distance < FARTHEST, tl.exp(-distance), 0.0)
 
 
 @triton.jit

@@ -26,10 +26,12 @@ from quire.engine.kernels.candidates import (
     part_size,
     question,
     reaches,
+    refined,
 )
 from quire.engine.kernels.masses import Masses, peak_of
 from quire.engine.kernels.rows import (
     BLOCK,
+    FARTHEST,
     FIRST_KEY,
     IDS,
     MIN_P,
@@ -38,6 +40,7 @@ from quire.engine.kernels.rows import (
     TEMPERATURE,
     WARPS,
     code_of,
+    distance_of,
     key_of,
     read,
     row_pointers,
@@ -124,19 +127,21 @@ def _choose(mass, count, target, search, pivot, lo, hi, base, number, left):
 
 
 @triton.jit
-def _weighed(x, key, inside, peak, inverse, one, two, three):
+def _up_to(weight, key, one, two, three):
     """Masses up to the pivots, and counts up to them and of all, two in each number."""
-    weight = tl.where(inside, weight_of(x, peak, inverse), 0.0)
-    inside = weight > 0.0
-    early = (inside & (key <= one)).to(tl.int32) + ((inside & (key <= two)).to(tl.int32) << 16)
-    late = (inside & (key <= three)).to(tl.int32) + (inside.to(tl.int32) << 16)
+    some = (weight > 0.0).to(tl.int64)
     return (
         tl.where(key <= one, weight, 0.0),
         tl.where(key <= two, weight, 0.0),
         tl.where(key <= three, weight, 0.0),
-        early,
-        late,
+        tl.where(key <= one, some, 0) + (tl.where(key <= two, some, 0) << 32),
+        tl.where(key <= three, some, 0) + (some << 32),
     )
+
+
+@triton.jit
+def _plus(a, b, c, d, e, more_a, more_b, more_c, more_d, more_e):
+    return a + more_a, b + more_b, c + more_c, d + more_d, e + more_e
 
 
 @triton.jit
@@ -145,56 +150,57 @@ def _narrowed(
     number,
 ):  # fmt: skip
     """[lo, hi] after a round, with mass and count before and count up to its end. What comes first
-    is of each lane."""
+    is of each lane, as of `_up_to`."""
+    mass_one, mass_two, mass_three, early, late = tl.reduce(
+        (mass_one, mass_two, mass_three, early, late), 0, _plus
+    )
     from_base, from_number = base, number
-    left = number + tl.sum(late >> 16, 0)
+    left = number + (late >> 32)
     lo, hi, base, number, left = _choose(
-        from_base + tl.sum(mass_one, 0), from_number + tl.sum(early & 0xFFFF, 0),
-        target, search, one, lo, hi, base, number, left,
+        from_base + mass_one, from_number + (early & IDS), target, search, one, lo, hi, base,
+        number, left,
     )  # fmt: skip
     lo, hi, base, number, left = _choose(
-        from_base + tl.sum(mass_two, 0), from_number + tl.sum(early >> 16, 0),
-        target, search, two, lo, hi, base, number, left,
+        from_base + mass_two, from_number + (early >> 32), target, search, two, lo, hi, base,
+        number, left,
     )  # fmt: skip
     return _choose(
-        from_base + tl.sum(mass_three, 0), from_number + tl.sum(late & 0xFFFF, 0),
-        target, search, three, lo, hi, base, number, left,
+        from_base + mass_three, from_number + (late & IDS), target, search, three, lo, hi, base,
+        number, left,
     )  # fmt: skip
+
+
+@triton.jit
+def _pivots(lo, hi, vocab):
+    return _pivot(lo, hi, 0.33, vocab), _middle(lo, hi, vocab), _pivot(lo, hi, 0.67, vocab)
 
 
 @triton.jit
 def _find(
     raw, adjusted, edited, places, numbers, few, vocab, size, peak, inverse, search, target, lo, hi,
-    base, number, BLOCK: tl.constexpr,
+    base, number, in_question, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The first key in [lo, hi] up to which there is mass (for top_k: a count) of `target`, or the
-    last there is; and the mass up to it. `base`, `number`: mass and count before `lo`. A token
-    without weight is never found."""
-    total = tl.sum(tl.load(numbers + tl.arange(0, _PARTS)), 0)
-    steps = tl.cdiv(total, BLOCK)
-    in_question = total.to(tl.float64)
+    last there is; and the mass up to it. `base`, `number`: mass and count before `lo`;
+    `in_question`: tokens in [lo, hi] that weigh something. No other is ever found."""
+    steps = tl.cdiv(tl.sum(tl.load(numbers + tl.arange(0, _PARTS)), 0), BLOCK)
     rounds = 0
-    while (in_question > BLOCK) & (rounds < _MAX_ROUNDS):
-        one = _pivot(lo, hi, 0.33, vocab)
-        two = _middle(lo, hi, vocab)
-        three = _pivot(lo, hi, 0.67, vocab)
+    while (in_question > 2 * BLOCK) & (rounds < _MAX_ROUNDS):
+        one, two, three = _pivots(lo, hi, vocab)
         mass_one = tl.zeros([BLOCK], tl.float64)
         mass_two = tl.zeros([BLOCK], tl.float64)
         mass_three = tl.zeros([BLOCK], tl.float64)
-        early = tl.zeros([BLOCK], tl.int32)  # up to 2^15 tokens of each lane
-        late = tl.zeros([BLOCK], tl.int32)
+        early = tl.zeros([BLOCK], tl.int64)
+        late = tl.zeros([BLOCK], tl.int64)
         for step in range(0, steps):
             _, x, key, inside = _candidate(
                 raw, adjusted, edited, places, numbers, size, step, lo, hi, BLOCK
             )
-            first, second, third, some, others = _weighed(
-                x, key, inside, peak, inverse, one, two, three
+            weight = tl.where(inside, weight_of(x, peak, inverse), 0.0)
+            a, b, c, d, e = _up_to(weight, key, one, two, three)
+            mass_one, mass_two, mass_three, early, late = _plus(
+                mass_one, mass_two, mass_three, early, late, a, b, c, d, e
             )
-            mass_one += first
-            mass_two += second
-            mass_three += third
-            early += some
-            late += others
         lo, hi, base, number, left = _narrowed(
             mass_one, mass_two, mass_three, early, late, one, two, three, target, search, lo, hi,
             base, number,
@@ -207,41 +213,37 @@ def _find(
         token, x, key, inside = _candidate(
             raw, adjusted, edited, places, numbers, size, step, lo, hi, BLOCK
         )
-        inside = inside & (weight_of(x, peak, inverse) > 0.0)
+        inside = inside & (distance_of(x, peak, inverse) < FARTHEST)
         is_one = inside.to(tl.int32)
         at = held + tl.cumsum(is_one, 0) - is_one
-        tl.store(few + at, token, mask=inside & (at < BLOCK))
+        tl.store(few + at, token, mask=inside & (at < 2 * BLOCK))
         held += tl.sum(is_one, 0)
     tl.debug_barrier()  # other threads may read than wrote
-    lane = tl.arange(0, BLOCK)
-    there = lane < held
-    token = tl.load(few + lane, mask=there, other=0)
-    x = read(raw, adjusted, edited, token, there)
+    lane = tl.arange(0, 2 * BLOCK)
+    token = tl.load(few + lane, mask=lane < held, other=0)
+    x = read(raw, adjusted, edited, token, lane < held)
     key = key_of(x, token)
+    weight = tl.where(lane < held, weight_of(x, peak, inverse), 0.0)
     left = number + held
     rounds = 0
     while (left > number + 1) & (rounds < _MAX_ROUNDS):
-        one = _pivot(lo, hi, 0.33, vocab)
-        two = _middle(lo, hi, vocab)
-        three = _pivot(lo, hi, 0.67, vocab)
-        inside = there & (key >= lo) & (key <= hi)
-        first, second, third, some, others = _weighed(
-            x, key, inside, peak, inverse, one, two, three
-        )
+        one, two, three = _pivots(lo, hi, vocab)
+        inside = (key >= lo) & (key <= hi)
+        a, b, c, d, e = _up_to(tl.where(inside, weight, 0.0), key, one, two, three)
         lo, hi, base, number, left = _narrowed(
-            first, second, third, some, others, one, two, three, target, search, lo, hi, base,
-            number,
-        )  # fmt: skip
+            a, b, c, d, e, one, two, three, target, search, lo, hi, base, number
+        )
         rounds += 1
-    inside = there & (key >= lo) & (key <= hi)
+    inside = (key >= lo) & (key <= hi) & (weight > 0.0)
     found = tl.max(tl.where(inside, key, FIRST_KEY), 0)
-    return found, base + tl.sum(tl.where(inside, weight_of(x, peak, inverse), 0.0), 0)
+    return found, base + tl.sum(tl.where(inside, weight, 0.0), 0)
 
 
 @triton.jit(do_not_specialize=["rows", "search", "is_first"])
 def _search(
     raw, stride, adjusted, seen, columns, firsts, lows, masses, counts, places, numbers, cuts, sums,
-    few, record, rows, vocab, size, search, is_first, BLOCK: tl.constexpr, COUNTS: tl.constexpr,
+    bounds, finer_masses, finer_counts, few, record, rows, vocab, size, search, is_first,
+    BLOCK: tl.constexpr, COUNTS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     first, _, usable = peak_of(firsts, lows, row)
@@ -255,10 +257,13 @@ def _search(
             columns, firsts, lows, masses, counts, cuts, sums, rows, row, search, is_first, COUNTS
         )
         if wanted:
+            lo, hi, base, number, in_question = refined(
+                finer_masses, finer_counts, row, search, target, lo, hi, base, number
+            )
             cut, mass = _find(
                 raw, adjusted, edited, places + row.to(tl.int64) * _PARTS * size,
-                numbers + row * _PARTS, few + row * BLOCK, vocab, size, peak, inverse, search,
-                target, lo, hi, base, number, BLOCK,
+                numbers + row * _PARTS, few + row * (2 * BLOCK), vocab, size, peak, inverse, search,
+                target, lo, hi, base, number, in_question, BLOCK,
             )  # fmt: skip
         min_p = tl.load(columns + MIN_P * rows + row)
         if (search == TO_SHARE) & (min_p > 0.0):

@@ -48,7 +48,7 @@ def test_single_tokens_have_a_table_of_their_own_beside_short_ones():
     from quire.engine.forward.graphs import Kind
 
     kind = Kind(128, 64, 4)
-    pieces = cut(segments(1, 40, 1, 2, 1), kind.piece)
+    pieces = cut(segments(1, 20, 1, 2, 1), kind.piece)
     assert kind.places(pieces).tolist() == [0, 64, 65, 1, 66, 2]
 
 
