@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from quire.engine.attention import pack
+from quire.engine.attention import Heads, pack
 from quire.engine.attention.torch import TorchAttention
 from quire.engine.batch import Batch, Segment
 from quire.memory.device import DevicePool
@@ -96,7 +96,9 @@ class Sequences:
         )
         key = torch.cat([self.keys[i][:, start : start + n] for i, start, n in parts], 1)
         value = torch.cat([self.values[i][:, start : start + n] for i, start, n in parts], 1)
-        output = backend.attend(plan, 0, query, key, value, scaling=SCALING, sinks=self.sinks)
+        output = backend.attend(
+            plan, 0, Heads(query, key, value), scaling=SCALING, sinks=self.sinks
+        )
         return list(output.split([n for _, _, n in parts]))
 
     def _segment(self, i: int, start: int, count: int) -> Segment:

@@ -25,7 +25,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """`make test` has two processes. A file goes to one of them; a folder of end-to-end tests too,
     since its files share the models and servers that they have started. With a GPU there are many
-    cores: there each test function goes by itself.
+    cores: there each test goes by itself, or with those of the same model.
 
     In the order of collection, and not by the number of tests: folders of end-to-end tests have few
     and take minutes, so they come first, and many short files fill both processes to the end."""
@@ -34,8 +34,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
+            if file.startswith("tests/gpu/test_forward"):
+                return f"{file}::{nodeid.rpartition('-')[2]}"
             if file.startswith("tests/gpu/"):
-                return nodeid.partition("[")[0]
+                return nodeid
             return file.rpartition("/")[0] if file.startswith("tests/e2e/") else file
 
     config.option.loadscopereorder = False

@@ -19,7 +19,7 @@ interpreted = [
     pytest.mark.skipif(not IS_INTERPRETED, reason="needs Triton, and TRITON_INTERPRET=1"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's: e^1000 is infinite
 ]
-TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 EPS = 1e-5
 
 

@@ -16,23 +16,15 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
 ]
 NUM_TOKENS = 24
-LLAMA = next(subject for subject in DENSE_SUBJECTS if subject.name == "dense_llama")
-CASES = [
-    *(subject.under(device="cuda", dtype="bfloat16") for subject in DENSE_SUBJECTS),
-    *(
-        subject.under(device="cuda", dtype="bfloat16", cuda_graphs=False)
-        for subject in DENSE_SUBJECTS
-    ),
-    LLAMA.under(device="cuda", dtype="float16"),
-]
+_CUDA = {"device": "cuda", "max_running": 8}
+GRAPHS = {s.name: s.under(**_CUDA, dtype="bfloat16") for s in DENSE_SUBJECTS}
+EAGER = {s.name: s.under(**_CUDA, dtype="bfloat16", cuda_graphs=False) for s in DENSE_SUBJECTS}
+HALF = GRAPHS["dense_llama"].under(**_CUDA, dtype="float16")
 
 
 def name_of(subject: Subject) -> str:
     options = dict(subject.options)
     return f"{subject}-{options['dtype']}-{'eager' if 'cuda_graphs' in options else 'graphs'}"
-
-
-with_each = pytest.mark.parametrize("subject", CASES, ids=name_of)
 
 
 class Rule:
@@ -54,7 +46,11 @@ class Rule:
         assert gap < allowed, f"{what}: gap {gap:.2e} of {allowed:.2e}"
 
 
-@with_each
+@pytest.mark.parametrize(
+    "subject",
+    [*GRAPHS.values(), HALF, EAGER["dense_llama"], EAGER["dense_gemma3"]],
+    ids=name_of,
+)
 def test_every_tier_keeps_the_rule_c32(subject, tmp_path):
     rule = Rule(subject, subject.ask())
     with engine_rig(subject, store=f"file://{tmp_path}/store?max=1GiB", **WAIT) as rig:
@@ -68,7 +64,11 @@ def test_every_tier_keeps_the_rule_c32(subject, tmp_path):
         assert rig.reused("store") > 0
 
 
-@with_each
+@pytest.mark.parametrize(
+    "subject",
+    [GRAPHS["dense_qwen3"], GRAPHS["dense_gemma3"], EAGER["dense_mistral"]],
+    ids=name_of,
+)
 def test_eviction_and_preemption_keep_the_rule_c32(subject):
     prompts = subject.two()
     rule = Rule(subject, prompts)
@@ -82,7 +82,7 @@ def test_eviction_and_preemption_keep_the_rule_c32(subject):
 
 def test_wrong_pages_break_the_rule():
     """A negative control: the heads of the cached pages are swapped."""
-    subject = CASES[0]
+    subject = GRAPHS["dense_llama"]
     rule = Rule(subject, subject.two())
     with engine_rig(subject, host_pages=0) as rig:
         rule.ask(rig, "cold")

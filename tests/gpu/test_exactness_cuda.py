@@ -3,6 +3,8 @@
 With graphs unless it says otherwise. What is tampered with must be noticed here too.
 """
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -15,12 +17,15 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
 ]
-OURS = [subject.under(device="cuda") for subject in DENSE_SUBJECTS]
-OTHERS = [subject.under(device="cuda") for subject in TINY_SUBJECTS]
-EAGER = [subject.under(device="cuda", cuda_graphs=False) for subject in DENSE_SUBJECTS]
+_CUDA = {"device": "cuda", "max_running": 8}
+OURS = {subject.name: subject.under(**_CUDA) for subject in DENSE_SUBJECTS}
+OTHERS = {subject.name: subject.under(**_CUDA) for subject in TINY_SUBJECTS}
+ALL = OURS | OTHERS
 
-with_each = pytest.mark.parametrize("subject", [*OURS, *OTHERS], ids=str)
-with_ours = pytest.mark.parametrize("subject", OURS, ids=str)
+
+def with_those(*names: str, **options: Any) -> pytest.MarkDecorator:
+    found = [ALL[name].under(**_CUDA, **options) for name in names or ALL]
+    return pytest.mark.parametrize("subject", found, ids=str)
 
 
 @pytest.fixture
@@ -28,47 +33,46 @@ def store(tmp_path) -> str:
     return f"file://{tmp_path}/store?max=2GiB"
 
 
-@with_each
+@with_those()
 def test_every_tier_gives_the_same_tokens_c32(subject: Subject, store: str) -> None:
     scenarios.every_tier(subject, store)
 
 
-@pytest.mark.parametrize("subject", EAGER, ids=str)
+@with_those("dense_llama", "dense_gemma3", "qwen3_next", "gpt_oss", cuda_graphs=False)
 def test_without_graphs_too_c32(subject: Subject, store: str) -> None:
     scenarios.every_tier(subject, store)
 
 
-@with_ours
-@pytest.mark.parametrize("chunk_tokens", [16, 64, WHOLE])
-def test_chunk_sizes_and_mixed_batches_c32(subject: Subject, chunk_tokens: int) -> None:
+@with_those("dense_llama", "dense_qwen3_biases")
+@pytest.mark.parametrize("chunk_tokens", [16, WHOLE])
+def test_chunk_sizes_c32(subject: Subject, chunk_tokens: int) -> None:
     scenarios.chunks_and_mixed_batches(subject, subject.ask(), chunk_tokens)
 
 
-@pytest.mark.parametrize("subject", OTHERS, ids=str)
-def test_mixed_batches_of_other_architectures_c32(subject: Subject) -> None:
+@with_those("dense_mistral", "dense_qwen2", "dense_qwen3", "dense_gemma3", "falcon_h1", "gpt_oss")
+def test_mixed_batches_c32(subject: Subject) -> None:
     scenarios.chunks_and_mixed_batches(subject, subject.ask(), 64)
 
 
-@with_each
+@with_those("dense_llama", "dense_gemma3", "nemotron_h", "lfm2", "gpt_oss")
 def test_preempted_requests_go_on_where_they_were_c32(subject: Subject) -> None:
     scenarios.preemption(subject, subject.two(), num_tokens=28)
 
 
-@pytest.mark.parametrize("subject", [s for s in OURS if s.components == ("full",)], ids=str)
+@with_those("dense_llama")
 @pytest.mark.parametrize("policy", WritePolicy)
 def test_under_eviction_c32(subject: Subject, policy: WritePolicy, store: str) -> None:
     scenarios.eviction(subject, store, policy)
 
 
 @pytest.mark.parametrize(
-    ("subject", "component"),
-    [(s, part) for s in [*OURS, *OTHERS] if len(s.components) > 1 for part in s.components],
-    ids=str,
+    ("name", "component"),
+    [("dense_gemma3", "window"), ("qwen3_next", "recurrent"), ("gpt_oss", "full")],
 )
-def test_when_one_component_is_evicted_c32(subject: Subject, component: str, store: str) -> None:
-    scenarios.eviction_of(subject, component, store)
+def test_when_one_component_is_evicted_c32(name: str, component: str, store: str) -> None:
+    scenarios.eviction_of(ALL[name], component, store)
 
 
-@pytest.mark.parametrize("subject", [s for s in OURS if s.components == ("full",)], ids=str)
+@with_those("dense_llama")
 def test_wrong_pages_are_noticed_c32(subject: Subject) -> None:
     scenarios.wrong_pages(subject, subject.ask()[0])

@@ -121,8 +121,9 @@ def test_nothing_waits_for_the_device(model):
         torch.cuda.set_sync_debug_mode("default")
 
 
-@every_family
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("dtype", "name"), [("float16", "llama"), *(("bfloat16", name) for name in DENSE)]
+)
 def test_in_half_precision_it_is_as_near_to_the_truth_as_transformers(
     name, dtype, directories, ranks
 ):

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from quire.engine.attention import AttentionBackend, Target, pack
+from quire.engine.attention import AttentionBackend, Heads, Target, pack
 from quire.engine.attention.staging import send
 from quire.engine.batch import Batch
 from quire.engine.layouts import FULL, WINDOW, Place, attention_places
@@ -37,6 +37,8 @@ class Inputs(NamedTuple):
     positions: torch.Tensor
     ends: torch.Tensor | None
     """Places in the row of the tokens whose logits are wanted; None: all of them."""
+    states: torch.Tensor | None = None
+    """Of each token's sequence: where its recurrent state is; −1: nowhere."""
 
 
 class AttentionBridge:
@@ -123,9 +125,7 @@ class AttentionBridge:
     def attend(
         self,
         layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        heads: Heads,
         *,
         scaling: float,
         window: int | None,
@@ -140,9 +140,7 @@ class AttentionBridge:
         return self._backends[place.component].attend(
             self._plans[place.component],
             place.layer,
-            query,
-            key,
-            value,
+            heads,
             scaling=scaling,
             sinks=sinks,
             is_appended=is_appended,

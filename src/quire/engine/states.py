@@ -15,8 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from quire.engine.attention.staging import send
 from quire.engine.batch import Segment
 from quire.errors import ModelError
 from quire.memory.device import DevicePool
@@ -29,6 +31,7 @@ class _Part:
     """What to do with the states of the sequences that are computed together."""
 
     slots: torch.Tensor
+    """Where they are."""
     run: slice | None
     """The slots, if they are neighbours in this order."""
     restore: tuple[torch.Tensor, torch.Tensor] | None
@@ -37,6 +40,8 @@ class _Part:
     """Slots of sequences that begin."""
     save: tuple[torch.Tensor, torch.Tensor] | None
     """From these slots to these snapshots."""
+    targets: torch.Tensor | None = None
+    """Where they go, if some go nowhere (−1); else to `slots`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,13 @@ class States:
     def begin(self, segments: Sequence[Segment]) -> None:
         """The next forward computes these, each one row of its batch."""
         self._part = self._plan(segments)
+        self._layer = None
+        self._num_done = 0
+
+    def begin_at(self, slots: torch.Tensor) -> None:
+        """As `begin`, of sequences that only go on; −1: there is none, and nothing is kept. The
+        slots may change when the same work is done again."""
+        self._part = _Part(slots.clamp(min=0), None, None, None, None, slots)
         self._layer = None
         self._num_done = 0
 
@@ -166,7 +178,11 @@ class States:
         if layer is None or part is None:
             return
         (words,) = self._pool.words(layer.index)
-        if part.run is None:
+        if part.targets is not None:
+            from quire.engine.kernels.scatter import scatter
+
+            scatter(layer.rows, part.targets, words)
+        elif part.run is None:
             words.index_copy_(0, part.slots, layer.rows)
         if part.save is not None:
             slots, snapshots = part.save
@@ -198,7 +214,8 @@ class States:
         return self._tensor(sources), self._tensor(targets)
 
     def _tensor(self, numbers: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(numbers, dtype=torch.int64, device=self._pool.device)
+        (found,) = send([np.array(numbers, dtype=np.int64)], self._pool.device)
+        return found
 
 
 def _view(rows: torch.Tensor, part: StatePart) -> torch.Tensor:

@@ -5,8 +5,8 @@
     both        computed from the front while they come from the back, until they meet:
                     t / computing a page + (t - what is ahead) / fetching a page = own pages
 
-A rate is that of the whole way: what was on its way when a fetch began counts with its own pages,
-so many that share a line do not make it look slower than it is.
+A rate is that of the whole way, whoever shares it (see fetches/meter.py): many on their way at once
+do not make it look slower than it is.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class CostModel:
         self._unasked_in_a_row = 0
 
     def observe_fetch(self, num_pages: int, seconds: float) -> None:
-        """`num_pages`: its own, and those that were on their way when it began."""
+        """`num_pages`: of all that share the line."""
         self._fetch.observe(num_pages, seconds)
 
     def observe_peer(self, num_pages: int, seconds: float) -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from attention_cases import Sequences, sequences
 from kernel_cases import interpreted
 from quire.engine.attention import parts
+from quire.engine.attention.base import Heads
 from quire.engine.attention.parts import Parts, by_definition
 
 
@@ -27,7 +28,7 @@ def test_lengths_are_cut_into_few_different_ones_and_a_rest():
 def test_what_a_way_refuses_is_done_by_the_next_and_not_tried_again():
     tried = []
 
-    def refuses(*_tensors, **_options):
+    def refuses(*_work):
         tried.append(1)
         raise RuntimeError("not today")
 
@@ -35,7 +36,7 @@ def test_what_a_way_refuses_is_done_by_the_next_and_not_tried_again():
     ways._fast, ways._others = [refuses], [by_definition]
     query, key = torch.randn(2, 2048, 4), torch.randn(1, 2048, 4)
     for _ in range(2):
-        part = ways(query, key, key, is_causal=False, scaling=1.0)
+        part = ways(Heads(query, key, key), False, 1.0)
     expected = torch.nn.functional.scaled_dot_product_attention(
         query, *(key.expand(2, -1, -1),) * 2, scale=1.0
     )

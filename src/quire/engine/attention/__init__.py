@@ -6,12 +6,12 @@ arrays to the device.
 
 from __future__ import annotations
 
-from quire.engine.attention.base import AttentionBackend, Packing, Span, Target, pack
+from quire.engine.attention.base import AttentionBackend, Heads, Packing, Span, Target, pack
 from quire.engine.config import AttentionKind
 from quire.errors import ConfigError
 from quire.memory.device import DevicePool
 
-__all__ = ["AttentionBackend", "Packing", "Span", "Target", "open_attention", "pack"]
+__all__ = ["AttentionBackend", "Heads", "Packing", "Span", "Target", "open_attention", "pack"]
 
 
 def open_attention(name: str, pool: DevicePool, window: int = 0) -> AttentionBackend:

@@ -7,7 +7,7 @@ tables; neither requests nor the cache.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,15 @@ class Packing:
     spans: list[Span]
 
 
+class Heads(NamedTuple):
+    """Of a row of tokens. Key and value have as many heads as the pages, or a part of them."""
+
+    query: torch.Tensor
+    """[heads, row, dim], as the other two."""
+    key: torch.Tensor
+    value: torch.Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """Where a layer's new keys and values go."""
@@ -72,15 +81,13 @@ class AttentionBackend(Protocol):
         self,
         plan: Any,
         layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        heads: Heads,
         *,
         scaling: float,
         sinks: torch.Tensor | None = None,
         is_appended: bool = False,
     ) -> torch.Tensor:
-        """query [heads, row, dim], key and value [kv heads, row, dim] → [row, heads, dim].
+        """→ [row, query heads, dim].
 
         `sinks` [heads] are logits that take part in each softmax and have no value.
         Keys and values are in the pages when it returns; `is_appended`: they already were.

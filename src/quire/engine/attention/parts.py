@@ -5,6 +5,7 @@ Who computes a part, on CUDA in half precision:
     cuDNN    twice as fast as the others. But it builds a plan for every new pair of lengths, which
              takes it up to half a second: so it gets a few lengths only, and others are cut up
     flash    the rest: short parts, what is left over, whatever cuDNN refuses
+    others   whatever is installed and was found to be faster than these
 
 Everything else, and what both refuse, is computed by the definition. Knows tensors only.
 """
@@ -12,10 +13,12 @@ Everything else, and what both refuse, is computed by the definition. Knows tens
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 import torch
+
+from quire.engine.attention.base import Heads
 
 _logger = logging.getLogger(__name__)
 
@@ -34,16 +37,8 @@ class Part(NamedTuple):
 
 
 class Way(Protocol):
-    def __call__(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        is_causal: bool,
-        scaling: float,
-    ) -> Part:
-        """query [heads, queries, dim], key and value [kv heads, keys, dim]; contiguous in dim.
+    def __call__(self, heads: Heads, is_causal: bool, scaling: float) -> Part:
+        """`heads`: of queries, and of keys that may be more; contiguous in dim.
 
         `is_causal`: as many keys as queries, and none looks ahead. Raises RuntimeError for what it
         cannot compute.
@@ -57,6 +52,12 @@ class Parts:
         on_cuda = device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
         self._fast: list[Way] = [_cudnn, _cudnn_repeated] if on_cuda else []
         self._others: list[Way] = [_flash, by_definition] if on_cuda else [by_definition]
+
+    def consider(self, way: Way, seconds: Callable[[Way, int], float]) -> None:
+        """Use it where it is faster. `seconds`: what a way takes for a part of so many queries."""
+        for ways, count in ((self._fast, _MIN_PIECE), (self._others, _MIN_PIECE // _STEP)):
+            if ways and seconds(way, count) < seconds(ways[0], count):
+                ways.insert(0, way)
 
     def cut(self, length: int) -> Iterator[int]:
         """Into lengths that the fast way takes, and at most one that it does not."""
@@ -79,22 +80,14 @@ class Parts:
     def is_fast(self, length: int) -> bool:
         return length in self.fast_lengths(length)
 
-    def __call__(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        is_causal: bool,
-        scaling: float,
-    ) -> Part:
-        if self.is_fast(query.shape[1]) and self.is_fast(key.shape[1]):
+    def __call__(self, heads: Heads, is_causal: bool, scaling: float) -> Part:
+        if self.is_fast(heads.query.shape[1]) and self.is_fast(heads.key.shape[1]):
             ways = (*self._fast, *self._others)
         else:
             ways = (*self._others,)
         for way in ways[:-1]:
             try:
-                return way(query, key, value, is_causal=is_causal, scaling=scaling)
+                return way(heads, is_causal, scaling)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
@@ -102,24 +95,18 @@ class Parts:
                 for those in (self._fast, self._others):
                     if way in those:
                         those.remove(way)
-        return ways[-1](query, key, value, is_causal=is_causal, scaling=scaling)
+        return ways[-1](heads, is_causal, scaling)
 
 
-def by_definition(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    is_causal: bool,
-    scaling: float,
-) -> Part:
+def by_definition(heads: Heads, is_causal: bool, scaling: float) -> Part:
     """In float32, some queries at a time."""
-    heads, num_queries, _ = query.shape
-    group = heads // key.shape[0]
+    query, key, value = heads
+    num_heads, num_queries, _ = query.shape
+    group = num_heads // key.shape[0]
     k, v = (x.float().repeat_interleave(group, 0) for x in (key, value))
-    out = query.new_empty((num_queries, heads, value.shape[2])).transpose(0, 1)
-    lse = torch.empty((heads, num_queries), dtype=torch.float32, device=query.device)
-    size = max(1, _MAX_SCORES // (heads * key.shape[1]))
+    out = query.new_empty((num_queries, num_heads, value.shape[2])).transpose(0, 1)
+    lse = torch.empty((num_heads, num_queries), dtype=torch.float32, device=query.device)
+    size = max(1, _MAX_SCORES // (num_heads * key.shape[1]))
     for first in range(0, num_queries, size):
         some = slice(first, min(num_queries, first + size))
         scores = query[:, some].float() @ k.transpose(1, 2) * scaling
@@ -131,43 +118,24 @@ def by_definition(
     return Part(out, lse)
 
 
-def _flash(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    is_causal: bool,
-    scaling: float,
-) -> Part:
+def _flash(heads: Heads, is_causal: bool, scaling: float) -> Part:
+    query, key, value = (x[None] for x in heads)
     out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
-        query[None], key[None], value[None], 0.0, is_causal, False, scale=scaling
+        query, key, value, 0.0, is_causal, False, scale=scaling
     )
     return Part(out[0], lse[0])
 
 
-def _cudnn(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    is_causal: bool,
-    scaling: float,
-) -> Part:
+def _cudnn(heads: Heads, is_causal: bool, scaling: float) -> Part:
+    query, key, value = (x[None] for x in heads)
     out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
-        query[None], key[None], value[None], None, True, 0.0, is_causal, False, scale=scaling
+        query, key, value, None, True, 0.0, is_causal, False, scale=scaling
     )
     return Part(out[0], lse[0].flatten(1))
 
 
-def _cudnn_repeated(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    is_causal: bool,
-    scaling: float,
-) -> Part:
+def _cudnn_repeated(heads: Heads, is_causal: bool, scaling: float) -> Part:
     """Where it does not take fewer heads of keys than of queries."""
-    group = query.shape[0] // key.shape[0]
-    key, value = (x.repeat_interleave(group, 0) for x in (key, value))
-    return _cudnn(query, key, value, is_causal=is_causal, scaling=scaling)
+    group = heads.query.shape[0] // heads.key.shape[0]
+    key, value = (x.repeat_interleave(group, 0) for x in heads[1:])
+    return _cudnn(Heads(heads.query, key, value), is_causal, scaling)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from quire.engine.attention.base import Packing, Span, Target
+from quire.engine.attention.base import Heads, Packing, Span, Target
 from quire.engine.attention.staging import Array, send
 from quire.memory.device import DevicePool
 
@@ -91,37 +91,36 @@ class TorchAttention:
         self,
         plan: _Plan,
         layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        heads: Heads,
         *,
         scaling: float,
         sinks: torch.Tensor | None = None,
         is_appended: bool = False,
     ) -> torch.Tensor:
         assert not is_appended
+        query, key, value = heads
         keys, values = self._pool.k(layer), self._pool.v(layer)  # [pages, page_size, kv, dim]
         if plan.fresh is not None:
             keys.index_fill_(0, plan.fresh, 0)
             values.index_fill_(0, plan.fresh, 0)
         keys.flatten(0, 1).index_copy_(0, plan.slots, key.transpose(0, 1))
         values.flatten(0, 1).index_copy_(0, plan.slots, value.transpose(0, 1))
-        heads, row, dim = query.shape
-        output = query.new_empty((row, heads, dim))
+        num_heads, row, dim = query.shape
+        output = query.new_empty((row, num_heads, dim))
         self.attend_prompts(plan.prompts, layer, query, output, scaling=scaling, sinks=sinks)
         for group in plan.decodes:
             count, kv = len(group.rows), keys.shape[2]
             k, v = _gather_many(keys, group.pages), _gather_many(values, group.pages)
-            folded = query[:, group.rows].transpose(0, 1).reshape(count, kv, heads // kv, dim)
+            folded = query[:, group.rows].transpose(0, 1).reshape(count, kv, num_heads // kv, dim)
             attended = _attend(
                 folded,
                 k,
                 v,
                 group.mask,
                 scaling=scaling,
-                sinks=None if sinks is None else sinks.view(kv, heads // kv, 1),
+                sinks=None if sinks is None else sinks.view(kv, num_heads // kv, 1),
             )  # [sequences, kv, heads per kv, dim]
-            output[group.rows] = attended.reshape(count, heads, dim)
+            output[group.rows] = attended.reshape(count, num_heads, dim)
         return output
 
     def attend_prompts(

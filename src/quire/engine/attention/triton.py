@@ -22,8 +22,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from quire.engine.attention.base import Packing, Span, Target
-from quire.engine.attention.parts import Part, Parts
+from quire.engine.attention.base import Heads, Packing, Span, Target
+from quire.engine.attention.installed import installed_ways, seconds
+from quire.engine.attention.parts import Part, Parts, Way
 from quire.engine.attention.staging import Array, send
 from quire.engine.attention.torch import Prompt, TorchAttention, gather
 from quire.engine.kernels.append import append
@@ -34,8 +35,10 @@ from quire.memory.device import DevicePool, torch_dtype
 _SHORT = 128
 """Tokens of a chunk that goes through our own kernel: its pages are not gathered then, but are read
 once for every few queries."""
-PIECE = 16
+PIECE = 32
 """About so many."""
+_LONG = 8192
+"""Tokens before a chunk, when ways to attend to them are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +94,9 @@ class TritonAttention:
             self._torch.prompts(long) if self._window else (),
         )
 
-    def planned(self, slots: torch.Tensor, tables: Tables) -> _Plan:
+    def planned(self, slots: torch.Tensor, tables: Sequence[Tables]) -> _Plan:
         """From what is on the device already."""
-        return _Plan(slots, [tables])
+        return _Plan(slots, tables)
 
     def fills(self, num_sequences: int) -> bool:
         """Whether decoding so many of the same length needs no splits."""
@@ -117,11 +120,24 @@ class TritonAttention:
         queries = [] if self._window else self._parts.fast_lengths(max_queries)
         for count in queries:
             row = self._pool.k(0).new_zeros((count, num_q_heads + 2 * kv, dim)).transpose(0, 1)
-            query, key, value = row[: -2 * kv], row[-2 * kv : -kv], row[-kv:]
-            self._parts(query, key, value, is_causal=True, scaling=scaling)
+            own = Heads(row[: -2 * kv], row[-2 * kv : -kv], row[-kv:])
+            self._parts(own, True, scaling)
             for length in self._parts.fast_lengths(max_keys):
                 before = self._pool.k(0).new_zeros((length, kv, dim)).transpose(0, 1)
-                self._parts(query, before, before, is_causal=False, scaling=scaling)
+                self._parts(Heads(own.query, before, before), False, scaling)
+        if queries:
+            self._consider_installed(num_q_heads, scaling)
+
+    def _consider_installed(self, num_q_heads: int, scaling: float) -> None:
+        layout, like = self._pool.layout, self._pool.k(0)
+        before = like.new_zeros((_LONG, layout.num_kv_heads, layout.head_dim)).transpose(0, 1)
+        rows = like.new_zeros((_LONG, num_q_heads, layout.head_dim)).transpose(0, 1)
+
+        def timed(way: Way, num_queries: int) -> float:
+            return seconds(way, Heads(rows[:, :num_queries], before, before), scaling)
+
+        for way in installed_ways(self._pool.device, torch_dtype(layout), layout.head_dim):
+            self._parts.consider(way, timed)
 
     def target(self, plan: _Plan, layer: int) -> Target | None:
         return Target(self._pool.k(layer), self._pool.v(layer), plan.slots)
@@ -130,21 +146,20 @@ class TritonAttention:
         self,
         plan: _Plan,
         layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        heads: Heads,
         *,
         scaling: float,
         sinks: torch.Tensor | None = None,
         is_appended: bool = False,
     ) -> torch.Tensor:
+        query, key, value = heads
         keys, values = self._pool.k(layer), self._pool.v(layer)  # [pages, page_size, kv, dim]
         if not is_appended:
             append(key, value, plan.slots, keys, values)
-        heads, row, dim = query.shape
+        num_heads, row, dim = query.shape
         if query.stride(2) != 1:
             query = query.contiguous()
-        output = query.new_empty((row, heads, dim))
+        output = query.new_empty((row, num_heads, dim))
         for tables in plan.tables:
             decode(
                 query,
@@ -157,9 +172,9 @@ class TritonAttention:
                 sinks=sinks,
             )
         for chunk in plan.chunks:
-            own = key[:, chunk.rows], value[:, chunk.rows]
-            before = [(gather(plane, chunk.before)[:, : chunk.start]) for plane in (keys, values)]
-            parts = self._attended(query[:, chunk.rows], own, (before[0], before[1]), scaling)
+            own = Heads(*(x[:, chunk.rows] for x in (query, key, value)))
+            before = [gather(plane, chunk.before)[:, : chunk.start] for plane in (keys, values)]
+            parts = self._attended(own, before, scaling)
             first = chunk.rows.start
             for part in parts:
                 attended = part.out.transpose(0, 1)
@@ -202,25 +217,17 @@ class TritonAttention:
         return split, 1 if split >= lengths.max() else most
 
     def _attended(
-        self,
-        query: torch.Tensor,
-        own: tuple[torch.Tensor, torch.Tensor],
-        before: tuple[torch.Tensor, torch.Tensor],
-        scaling: float,
+        self, own: Heads, before: Sequence[torch.Tensor], scaling: float
     ) -> Iterator[Part]:
-        """Of a chunk, cut up, one after the other; `own` and `before`: keys and values."""
+        """Of a chunk, cut up, one after the other; `before`: keys and values."""
         done = 0
-        for size in self._parts.cut(query.shape[1]):
-            some = slice(done, done + size)
-            queries = query[:, some]
-            key, value = own[0][:, some], own[1][:, some]
-            part = self._parts(queries, key, value, is_causal=True, scaling=scaling)
-            for keys, values in (before, (own[0][:, :done], own[1][:, :done])):
+        for size in self._parts.cut(own.query.shape[1]):
+            some = Heads(*(x[:, done : done + size] for x in own))
+            part = self._parts(some, True, scaling)
+            for keys, values in (before, (own.key[:, :done], own.value[:, :done])):
                 for seen in self._cut(size, keys.shape[1]):
-                    other = self._parts(
-                        queries, keys[:, seen], values[:, seen], is_causal=False, scaling=scaling
-                    )
-                    merge(*part, *other)
+                    other = Heads(some.query, keys[:, seen], values[:, seen])
+                    merge(*part, *self._parts(other, False, scaling))
             yield part
             done += size
 

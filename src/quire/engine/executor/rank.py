@@ -5,6 +5,7 @@ The same in the engine's own process and in a process of its own.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,7 +19,7 @@ from quire.engine.bridge import AttentionBridge
 from quire.engine.config import AttentionKind, ForwardKind
 from quire.engine.forward import Forward, choose
 from quire.engine.forward.dense import DenseModel, load_dense
-from quire.engine.forward.opening import Limits, open_dense
+from quire.engine.forward.opening import Limits, in_graphs, open_dense
 from quire.engine.forward.transformers import ATTENTION, TransformersForward, register_attention
 from quire.engine.layouts import FULL, RECURRENT, WINDOW
 from quire.engine.parallel import AllReduce, shard
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     import torch
 
     from quire.worker.worker import CacheWorker
+
+_logger = logging.getLogger(__name__)
 
 _COLLECTIVE_TIMEOUT_S = 300
 
@@ -102,12 +105,13 @@ def build_rank(
         backends = _backends(config, shape, worker)
         bridge = _bridge(backends, shape, worker)
         forward: Forward
+        limits = Limits(config.graph_batch, config.chunk_tokens, shape.max_position_embeddings)
+        tell = progress or (lambda _what, _done: None)
         if isinstance(model, DenseModel):
-            limits = Limits(config.graph_batch, config.chunk_tokens, shape.max_position_embeddings)
-            tell = progress or (lambda _what, _done: None)
             forward = open_dense(model, bridge, backends, all_reduce, limits=limits, progress=tell)
         else:
-            forward = _through_transformers(config, model, bridge, shape, worker)
+            modules = _through_transformers(config, model, bridge, shape, worker)
+            forward = _in_graphs(modules, bridge, backends, limits, tell)
     except BaseException:
         worker.close()
         raise
@@ -171,6 +175,22 @@ def _through_transformers(
             lambda layer: bridge.wait(RECURRENT, layer),
         )
     return TransformersForward(model, bridge, states=states)
+
+
+def _in_graphs(
+    forward: TransformersForward,
+    bridge: AttentionBridge,
+    backends: dict[str, AttentionBackend],
+    limits: Limits,
+    progress: Progress,
+) -> Forward:
+    """If its code allows it: nobody has asked whoever wrote the modules."""
+    try:
+        return in_graphs(forward, bridge, backends, limits=limits, progress=progress)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:300]
+        _logger.warning("decode steps are not replayed as CUDA graphs: %s", reason)
+        return forward
 
 
 def _join(config: RankConfig, worker_config: WorkerConfig) -> AllReduce:

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from quire.engine.batch import Batch
+from quire.engine.bridge import Inputs
 from quire.types import OperationId
 
 
@@ -26,3 +27,17 @@ class Forward(Protocol):
     @property
     def failed(self) -> Mapping[OperationId, str]:
         """Loads that did not arrive for the last batch, and why."""
+
+
+class Capturable(Forward, Protocol):
+    """Work on so many tokens is always the same kernels, on memory that stays where it is."""
+
+    @property
+    def packs(self) -> bool:
+        """It takes any tokens of any sequences; else one token each, and their state slots."""
+
+    def new_logits(self, num_rows: int) -> torch.Tensor:
+        """Room for the logits of so many."""
+
+    def compute(self, inputs: Inputs, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits of a batch for which the bridge has been prepared; into `out`, if there is one."""

@@ -2,22 +2,27 @@
 
 What differs from step to step lies in columns of one length, and the page numbers behind them:
 
-    tokens | drawn | sources | positions | ends | rows | counts |   slots | lengths | firsts | split
-    ╰─ of each token ────────────────────╯                          ╰─ of each component ──────────╯
+    tokens | drawn | sources | positions | ends | rows | counts | states
+    ╰─ of each token ────────────────────╯
+
+    slots | lengths | firsts | split    of each component
 
 `sources` says where a token is found: among `tokens`, or among those `drawn` by the batch before,
 which come from the device itself. `ends` are the places of the tokens whose logits are wanted.
-Rows, counts, lengths and firsts are those of pieces (see Tables); slots of tokens; of `split` one
-number is used. A piece that is not there has the length 0, a token that is not there the slot −1:
-nothing is read for them, and nothing written.
+Rows, counts, lengths and firsts are those of pieces (see Tables); slots of tokens; `split` has a
+number for each table; `states` are the slots of recurrent layers, of sequences with one token. A
+piece that is not there has the length 0, a token that is not there the slot −1: nothing is read for
+them, and nothing written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from quire.engine.attention.columns import Column, Columns
@@ -25,7 +30,7 @@ from quire.engine.batch import Segment
 from quire.engine.bridge import Inputs
 from quire.engine.kernels.decode import Tables
 
-_SHARED, _OWN = 7, 4
+_SHARED, _OWN = 8, 4
 """Columns of a batch, and of each component."""
 
 
@@ -40,6 +45,8 @@ class Pieces:
     counts: Column
     ahead: Column
     """Tokens of its segment behind it."""
+    is_single: npt.NDArray[np.bool_]
+    """It is all of its segment, one token."""
 
     def lengths(self, table: Columns) -> Column:
         """Tokens from a segment's first page to the piece's last token."""
@@ -56,7 +63,18 @@ def cut(segments: Sequence[Segment], longest: int) -> Pieces:
     left = sizes[of] - done
     counts = np.minimum(left, longest)
     rows = (np.cumsum(sizes, dtype=np.int32) - sizes)[of] + done
-    return Pieces(of, rows, counts, left - counts)
+    return Pieces(of, rows, counts, left - counts, sizes[of] == 1)
+
+
+class Group(NamedTuple):
+    """Entries that are one table."""
+
+    first: int
+    size: int
+    max_count: int
+    """Tokens of a piece, at most."""
+    max_splits: Mapping[str, int]
+    """By component."""
 
 
 class Block:
@@ -68,31 +86,37 @@ class Block:
         self._capacity = capacity
         self._columns = (_SHARED + _OWN * len(components)) * capacity
         self._there = torch.zeros(self._columns + num_pages, dtype=torch.int32, device=device)
-        for component in components:
-            self._there[self._own(component, 0)] = -1
+        for nowhere in (self._shared(7), *(self._own(name, 0) for name in components)):
+            self._there[nowhere] = -1
 
     def inputs(self, num_tokens: int, num_rows: int | None) -> Inputs:
         """Of the first so many tokens; None: all their logits are wanted. It launches an
         operation, which belongs into the graph."""
         known = self._there[: 2 * self._capacity]
-        sources, positions, ends = (self._there[self._shared(which)] for which in (2, 3, 4))
+        sources, positions, ends, states = (
+            self._there[self._shared(which)] for which in (2, 3, 4, 7)
+        )
         return Inputs(
             known.index_select(0, sources[:num_tokens]),
             positions[:num_tokens],
             None if num_rows is None else ends[:num_rows],
+            states[:num_tokens],
         )
 
     def slots(self, component: str, num_tokens: int) -> torch.Tensor:
         return self._there[self._own(component, 0)][:num_tokens]
 
-    def tables(self, component: str, num_pieces: int, max_splits: int, max_count: int) -> Tables:
-        """Of the first so many pieces."""
-        rows, counts = (self._there[self._shared(which)][:num_pieces] for which in (5, 6))
-        lengths, firsts, split = (
-            self._there[self._own(component, which)][:num_pieces] for which in (1, 2, 3)
-        )
-        pages = self._there[self._columns :]
-        return Tables(rows, counts, lengths, firsts, pages, split, max_splits, max_count)
+    def tables(self, component: str, groups: Sequence[Group]) -> list[Tables]:
+        found = []
+        for number, group in enumerate(groups):
+            some = slice(group.first, group.first + group.size)
+            rows, counts = (self._there[self._shared(which)][some] for which in (5, 6))
+            lengths, firsts = (self._there[self._own(component, which)][some] for which in (1, 2))
+            split = self._there[self._own(component, 3)][number : number + 1]
+            pages = self._there[self._columns :]
+            most = group.max_splits[component]
+            found.append(Tables(rows, counts, lengths, firsts, pages, split, most, group.max_count))
+        return found
 
     def takes(self, tables: Mapping[str, Columns], drawn: torch.Tensor | None) -> bool:
         num_pages = sum(len(table.pages) for table in tables.values())
@@ -103,38 +127,40 @@ class Block:
         self,
         segments: Sequence[Segment],
         pieces: Pieces,
+        places: Column,
         tables: Mapping[str, Columns],
-        splits: Mapping[str, int],
-        drawn: torch.Tensor | None,
+        splits: Mapping[str, Sequence[int]],
     ) -> None:
+        """`places`: the entry of each piece; `splits`: by component, of each table."""
         size = self._columns + sum(len(table.pages) for table in tables.values())
         # torch does not lend this memory again before the copy out of it has happened.
         pinned = self._there.device.type == "cuda"
         staging = torch.empty(size, dtype=torch.int32, pin_memory=pinned)
         block = staging.numpy()
         block[: self._columns] = 0
-        self._fill_shared(block, segments, pieces)
+        self._fill_tokens(block, segments)
+        for which, column in ((5, pieces.rows), (6, pieces.counts)):
+            block[self._shared(which)][places] = column
         first = 0
         for component, table in tables.items():
             slots, lengths, firsts, split = (
                 block[self._own(component, which)] for which in range(_OWN)
             )
-            split[0] = splits[component]
+            split[: len(splits[component])] = splits[component]
             slots[: len(table.slots)], slots[len(table.slots) :] = table.slots, -1
-            lengths[: len(pieces.rows)] = pieces.lengths(table)
-            firsts[: len(pieces.rows)] = table.firsts[pieces.segments] + first
+            lengths[places] = pieces.lengths(table)
+            firsts[places] = table.firsts[pieces.segments] + first
             place = self._columns + first
             block[place : place + len(table.pages)] = table.pages
             first += len(table.pages)
         self._there[:size].copy_(staging, non_blocking=True)
-        if drawn is not None:
-            place = self._capacity
-            self._there[place : place + len(drawn)].copy_(drawn)
 
-    def _fill_shared(self, block: Column, segments: Sequence[Segment], pieces: Pieces) -> None:
-        tokens, _, sources, positions, ends, rows, counts = (
-            block[self._shared(which)] for which in range(_SHARED)
-        )
+    def follow(self, drawn: torch.Tensor) -> None:
+        """What the batch before drew; after `fill`."""
+        self._there[self._shared(1)][: len(drawn)].copy_(drawn)
+
+    def _fill_tokens(self, block: Column, segments: Sequence[Segment]) -> None:
+        tokens, _, sources, positions, ends = (block[self._shared(which)] for which in range(5))
         sizes = np.fromiter((len(segment.tokens) >> 2 for segment in segments), np.int32)
         starts = np.fromiter((segment.start for segment in segments), np.int32)
         follows = np.fromiter((segment.follows for segment in segments), np.int32)
@@ -147,10 +173,11 @@ class Block:
         sources[:count] = places
         known = follows >= 0
         sources[behind[known] - 1] = follows[known] + self._capacity
+        states = block[self._shared(7)]
+        states[len(segments) :] = -1
+        states[: len(segments)] = np.fromiter((segment.state for segment in segments), np.int32)
         last = (behind - 1)[wanted]
         ends[: len(last)] = last
-        rows[: len(pieces.rows)] = pieces.rows
-        counts[: len(pieces.rows)] = pieces.counts
 
     def _shared(self, which: int) -> slice:
         return slice(which * self._capacity, (which + 1) * self._capacity)

@@ -67,6 +67,8 @@ def load_dense(
 
 
 class DenseForward:
+    packs = True
+
     def __init__(
         self,
         model: DenseModel,
@@ -94,11 +96,9 @@ class DenseForward:
         return self.compute(self._bridge.begin(batch, drawn))
 
     def new_logits(self, num_rows: int) -> torch.Tensor:
-        """Room for the logits of so many."""
         return self._weights.head.new_empty((num_rows, self._spec.vocab_size))
 
     def compute(self, inputs: Inputs, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits of a batch for which the bridge has been prepared; into `out`, if there is one."""
         spec, weights, ops = self._spec, self._weights, self._ops
         hidden = functional.embedding(inputs.tokens, weights.embedding)
         if spec.embedding_scale != 1:
@@ -130,7 +130,7 @@ class DenseForward:
         heads = self._ops.heads(_linear(normed, layer.qkv), layer.qk_norm, by, target)
         attended = self._bridge.attend(
             number,
-            *heads,
+            heads,
             scaling=self._spec.scaling,
             window=self._spec.windows[number],
             sinks=None,

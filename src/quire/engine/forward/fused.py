@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from quire.engine.attention import Target
-from quire.engine.forward.ops import Heads
+from quire.engine.attention import Heads, Target
 from quire.engine.forward.rope import Turn
 from quire.engine.forward.spec import DenseSpec
 from quire.engine.kernels.activation import activate
@@ -20,16 +19,14 @@ from quire.engine.kernels.rope import turn
 class FusedOps:
     def __init__(self, spec: DenseSpec, num_kv_heads: int) -> None:
         """`num_kv_heads`: of this rank."""
-        self._eps = spec.norm_eps
-        self._dim = spec.head_dim
-        self._activation = spec.activation
+        self._spec = spec
         self._num_kv_heads = num_kv_heads
 
     def prepared(self, by: Turn, dtype: torch.dtype) -> Turn:
         return by
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return norm(x, weight, self._eps)
+        return norm(x, weight, self._spec.norm_eps)
 
     def add_norm(
         self,
@@ -38,7 +35,7 @@ class FusedOps:
         weight: torch.Tensor,
         post: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return hidden, add_norm(output, hidden, weight, self._eps, post)
+        return hidden, add_norm(output, hidden, weight, self._spec.norm_eps, post)
 
     def heads(
         self, qkv: torch.Tensor, norms: torch.Tensor | None, by: Turn, target: Target | None
@@ -50,13 +47,13 @@ class FusedOps:
             by.sin,
             num_kv_heads=kv,
             norms=norms,
-            eps=self._eps,
+            eps=self._spec.norm_eps,
             slots=None if target is None else target.slots,
             keys=None if target is None else target.keys,
             values=None if target is None else target.values,
         )
-        heads = qkv.view(len(qkv), -1, self._dim).transpose(0, 1)
+        heads = qkv.view(len(qkv), -1, self._spec.head_dim).transpose(0, 1)
         return Heads(heads[: -2 * kv], heads[-2 * kv : -kv], heads[-kv:])
 
     def activated(self, gate_up: torch.Tensor) -> torch.Tensor:
-        return activate(gate_up, self._activation)
+        return activate(gate_up, self._spec.activation)

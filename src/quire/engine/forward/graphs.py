@@ -4,8 +4,8 @@ A graph is a fixed sequence of kernels on fixed memory. One is captured for each
 batches; a batch takes the smallest that holds it:
 
     decoding    one token of each sequence, and all of their logits
-    short       up to some tokens of up to some sequences: the ends of prompts whose pages are
-                there, alone or beside others that decode. Attention gets them in pieces
+    short       up to some tokens of a few sequences: the ends of prompts whose pages are there,
+                alone or beside others that decode. Attention gets them in pieces
 
 What differs from step to step is brought to the device by block.py.
 """
@@ -15,23 +15,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 
-from quire.engine.attention.columns import columns
+from quire.engine.attention.columns import Column, columns
 from quire.engine.attention.triton import PIECE, TritonAttention
 from quire.engine.batch import Batch, Segment
 from quire.engine.bridge import AttentionBridge
-from quire.engine.forward.block import Block, cut
-from quire.engine.forward.dense import DenseForward
-from quire.types import OperationId
+from quire.engine.forward.base import Capturable
+from quire.engine.forward.block import Block, Group, Pieces, cut
+from quire.types import NO_SLOT, OperationId
 
 _FEW = 4
-"""Prompts that end together, if nobody else is there."""
+"""Prompts that end together."""
 _SHORT = (16, 32, 64, 128)
 _BESIDE = (128, 256)
-"""Tokens of short batches: of a few sequences, and of as many as decode."""
-_MAX_SPLITS = 16
-"""Of a piece: more would need more memory for what is put together again."""
+"""Tokens of short batches, without and with others that decode."""
+_MAX_SPLIT_ROWS = 512
+"""Of a piece, tokens times splits: more would need more memory for what is put together again."""
 
 Replay = Callable[[], None]
 Progress = Callable[[float], None]
@@ -63,23 +64,53 @@ class CudaCapture:
 
 
 class Kind(NamedTuple):
-    """A batch that fits: so many tokens and sequences, or fewer."""
+    """A batch that fits has as many of each, or fewer."""
 
     num_tokens: int
-    num_sequences: int
-    decodes: bool
+    num_single: int
+    """Sequences with one token. 0: they count as short ones."""
+    num_short: int
+    """Sequences with several tokens; 0: it only decodes, and all logits are wanted."""
     splits: bool = True
     """Sequences are split. With many of about the same length that is not worth a kernel more."""
 
     @property
+    def num_sequences(self) -> int:
+        return self.num_single + self.num_short
+
+    @property
+    def piece(self) -> int:
+        """Tokens that attention gets together, at most."""
+        return min(PIECE, self.num_tokens) if self.num_short else 1
+
+    @property
     def num_pieces(self) -> int:
-        return self.num_sequences + (0 if self.decodes else self.num_tokens // PIECE)
+        """Of the short ones."""
+        return self.num_tokens // self.piece + self.num_short if self.num_short else 0
+
+    @property
+    def num_entries(self) -> int:
+        return self.num_single + self.num_pieces
+
+    def holds(self, num_tokens: int, num_single: int, num_short: int) -> bool:
+        if not self.num_single:
+            num_single, num_short = 0, num_single + num_short
+        asked = (num_tokens, num_single, num_short)
+        return all(n <= most for n, most in zip(asked, self[:3], strict=True))
+
+    def places(self, pieces: Pieces) -> Column:
+        """The entry of each piece: single ones first, if they have a table of their own."""
+        if not (self.num_single and self.num_short):
+            return np.arange(len(pieces.rows), dtype=np.int32)
+        single = pieces.is_single
+        others = np.cumsum(~single, dtype=np.int32) + (self.num_single - 1)
+        return np.where(single, np.cumsum(single, dtype=np.int32) - 1, others)
 
 
 class GraphForward:
     def __init__(
         self,
-        forward: DenseForward,
+        forward: Capturable,
         bridge: AttentionBridge,
         backends: Mapping[str, TritonAttention],
         *,
@@ -94,15 +125,16 @@ class GraphForward:
         self._bridge = bridge
         self._backends = backends
         self._sizes = batch_sizes(max_batch)
-        self._short = short_kinds(max_batch)
-        self._logits = forward.new_logits(max_batch)
+        self._short = short_kinds(max_batch) if forward.packs else []
         kinds = [*self._decoding(), *self._short]
+        self._logits = forward.new_logits(max(kind.num_sequences for kind in kinds))
         self._block = Block(
             list(backends),
-            max(max(kind.num_tokens, kind.num_pieces) for kind in kinds),
+            max(max(kind.num_tokens, kind.num_entries) for kind in kinds),
             len(backends) * max_batch * max_pages,
             self._logits.device,
         )
+        self._groups = {kind: self._tables(kind) for kind in kinds}
         self._replays: dict[Kind, Replay] = {}
         # The largest first: it makes room for the others.
         for kind in sorted(kinds, reverse=True):
@@ -132,62 +164,80 @@ class GraphForward:
         if not self._block.takes(tables, drawn):
             return self._forward.logits(batch, drawn)
         self._bridge.forget()
-        pieces = cut(segments, PIECE)
+        pieces = cut(segments, kind.piece)
+        places = kind.places(pieces)
         lengths = {component: pieces.lengths(table) for component, table in tables.items()}
         splits = {
-            component: backend.split(lengths[component], self._max_splits(kind, backend))
-            for component, backend in self._backends.items()
+            component: self._splits(kind, component, places, lengths[component])
+            for component in lengths
         }
-        self._block.fill(segments, pieces, tables, splits, drawn)
-        if kind.decodes and self._fills(kind.num_sequences):
-            is_even = all(splits[name] >= lengths[name].max() for name in splits)
+        self._block.fill(segments, pieces, places, tables, splits)
+        if drawn is not None:
+            self._block.follow(drawn)
+        if not kind.num_short and self._fills(kind.num_single):
+            is_even = all(splits[name][0] >= lengths[name].max() for name in splits)
             kind = kind._replace(splits=not is_even)
         self._replays[kind]()
         return self._logits[: sum(segment.row is not None for segment in segments)]
 
     def _kind_of(self, segments: Sequence[Segment]) -> Kind | None:
         """The smallest that holds them; None: there is none. What is still being loaded is waited
-        for layer by layer, which no graph does."""
-        count = len(segments)
+        for layer by layer, which no graph does; nor does one begin, restore or save a state."""
         if any(segment.loads for segment in segments):
             return None
-        num_tokens = sum(len(segment.tokens) for segment in segments) >> 2
+        if not self._forward.packs and any(map(_moves_state, segments)):
+            return None
+        count, num_bytes = len(segments), sum(len(segment.tokens) for segment in segments)
+        num_tokens = num_bytes >> 2
         if num_tokens == count and all(segment.row is not None for segment in segments):
             size = next((size for size in self._sizes if size >= count), None)
-            return None if size is None else Kind(size, size, decodes=True)
-        for kind in self._short:
-            if kind.num_tokens >= num_tokens and kind.num_sequences >= count:
-                return kind
-        return None
+            return None if size is None else Kind(size, size, 0)
+        single = sum(len(segment.tokens) == 4 for segment in segments)
+        fits = (kind for kind in self._short if kind.holds(num_tokens, single, count - single))
+        return next(fits, None)
 
     def _decoding(self) -> Iterator[Kind]:
         for size in self._sizes:
-            yield Kind(size, size, decodes=True)
+            yield Kind(size, size, 0)
             if self._fills(size):
-                yield Kind(size, size, decodes=True, splits=False)
+                yield Kind(size, size, 0, splits=False)
 
     def _fills(self, size: int) -> bool:
         return all(backend.fills(size) for backend in self._backends.values())
 
-    def _max_splits(self, kind: Kind, backend: TritonAttention) -> int:
-        most = backend.max_splits(kind.num_pieces)
-        return most if kind.decodes else min(_MAX_SPLITS, most)
+    def _tables(self, kind: Kind) -> list[Group]:
+        found = []
+        for first, size, count in (
+            (0, kind.num_single, 1),
+            (kind.num_single, kind.num_pieces, kind.piece),
+        ):
+            if size:
+                most = _MAX_SPLIT_ROWS // count if kind.splits else 1
+                splits = {
+                    name: min(most, found.max_splits(size))
+                    for name, found in self._backends.items()
+                }
+                found.append(Group(first, size, count, splits))
+        return found
+
+    def _splits(self, kind: Kind, component: str, places: Column, lengths: Column) -> list[int]:
+        """After how many tokens each table's sequences are split."""
+        found = []
+        for group in self._groups[kind]:
+            own = lengths[(places >= group.first) & (places < group.first + group.size)]
+            most = group.max_splits[component]
+            found.append(self._backends[component].split(own, most) if len(own) else 0)
+        return found
 
     def _work(self, kind: Kind) -> Callable[[], None]:
-        block = self._block
+        block, groups = self._block, self._groups[kind]
         plans = {
             component: backend.planned(
-                block.slots(component, kind.num_tokens),
-                block.tables(
-                    component,
-                    kind.num_pieces,
-                    self._max_splits(kind, backend) if kind.splits else 1,
-                    1 if kind.decodes else PIECE,
-                ),
+                block.slots(component, kind.num_tokens), block.tables(component, groups)
             )
             for component, backend in self._backends.items()
         }
-        num_rows = None if kind.decodes else kind.num_sequences
+        num_rows = kind.num_sequences if kind.num_short else None
 
         @torch.inference_mode()
         def work() -> None:
@@ -196,6 +246,10 @@ class GraphForward:
             self._forward.compute(inputs, self._logits[: kind.num_sequences])
 
         return work
+
+
+def _moves_state(segment: Segment) -> bool:
+    return not segment.start or segment.restore != NO_SLOT or segment.save != NO_SLOT
 
 
 def batch_sizes(largest: int) -> list[int]:
@@ -207,7 +261,7 @@ def batch_sizes(largest: int) -> list[int]:
 def short_kinds(max_batch: int) -> list[Kind]:
     """Rising, as `batch_sizes`."""
     few = min(_FEW, max_batch)
-    kinds = [Kind(num_tokens, few, decodes=False) for num_tokens in _SHORT]
+    kinds = [Kind(num_tokens, 0, few) for num_tokens in _SHORT]
     if max_batch > few:
-        kinds += [Kind(num_tokens, max_batch, decodes=False) for num_tokens in _BESIDE]
+        kinds += [Kind(num_tokens, max_batch, few) for num_tokens in _BESIDE]
     return sorted(kinds)

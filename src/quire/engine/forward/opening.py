@@ -1,4 +1,4 @@
-"""From a dense model to what computes it here: torch's operations, or all that CUDA allows.
+"""From a model to what computes it here: torch's operations, or all that CUDA allows.
 
 Knows which of our kernels there are. What it makes ready at start costs no request any time.
 """
@@ -9,16 +9,20 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from quire.engine.attention import AttentionBackend
 from quire.engine.bridge import AttentionBridge
-from quire.engine.forward.base import Forward
+from quire.engine.forward.base import Capturable, Forward
 from quire.engine.forward.dense import DenseForward, DenseModel, num_kv_heads
 from quire.engine.forward.ops import Ops, TorchOps
 from quire.engine.kernels import available
 from quire.engine.parallel import AllReduce
+
+if TYPE_CHECKING:
+    from quire.engine.attention.triton import TritonAttention
 
 _logger = logging.getLogger(__name__)
 
@@ -49,24 +53,38 @@ def open_dense(
     dense = DenseForward(model, bridge, all_reduce, _ops(model))
     if not _has_kernels(model):
         return dense
-    from quire.engine.attention.triton import TritonAttention
-    from quire.engine.forward.graphs import CudaCapture, GraphForward
-
-    ours = {name: found for name, found in backends.items() if isinstance(found, TritonAttention)}
-    kv_heads, spec = num_kv_heads(model), model.spec
+    ours, spec = _ours(backends), model.spec
     for done, backend in enumerate(ours.values()):
         progress("attention", done / len(ours))
         backend.prepare(
-            spec.num_q_heads // spec.num_kv_heads * kv_heads,
+            spec.num_q_heads // spec.num_kv_heads * num_kv_heads(model),
             spec.scaling,
             max_queries=limits.chunk_tokens,
             max_keys=limits.max_positions,
         )
-    if not limits.graph_batch or len(ours) < len(backends):
-        return dense
+    return in_graphs(dense, bridge, backends, limits=limits, progress=progress)
+
+
+def in_graphs(
+    forward: Capturable,
+    bridge: AttentionBridge,
+    backends: Mapping[str, AttentionBackend],
+    *,
+    limits: Limits,
+    progress: Progress,
+) -> Forward:
+    """Small batches are replayed as CUDA graphs, where that is possible. `backends`: those of the
+    bridge. Raises RuntimeError for what cannot be captured."""
+    if not (limits.graph_batch and torch.cuda.is_available() and available()):
+        return forward
+    from quire.engine.forward.graphs import CudaCapture, GraphForward
+
+    ours = _ours(backends)
+    if len(ours) < len(backends):
+        return forward
     began, free = time.perf_counter(), torch.cuda.mem_get_info()[0]
     graphs = GraphForward(
-        dense,
+        forward,
         bridge,
         ours,
         max_batch=limits.graph_batch,
@@ -82,6 +100,12 @@ def open_dense(
         (free - torch.cuda.mem_get_info()[0]) >> 20,
     )
     return graphs
+
+
+def _ours(backends: Mapping[str, AttentionBackend]) -> dict[str, TritonAttention]:
+    from quire.engine.attention.triton import TritonAttention
+
+    return {name: found for name, found in backends.items() if isinstance(found, TritonAttention)}
 
 
 def _ops(model: DenseModel) -> Ops:

@@ -6,22 +6,14 @@ of sums only. fused.py has the same in fewer kernels, for CUDA.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch.nn import functional
 
-from quire.engine.attention import Target
+from quire.engine.attention import Heads, Target
 from quire.engine.forward.rope import Turn, turned
 from quire.engine.forward.spec import DenseSpec
-
-
-class Heads(NamedTuple):
-    """Each [heads, row, dim]."""
-
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
 
 
 class Ops(Protocol):
@@ -56,9 +48,7 @@ class Ops(Protocol):
 class TorchOps:
     def __init__(self, spec: DenseSpec, num_kv_heads: int) -> None:
         """`num_kv_heads`: of this rank."""
-        self._eps = spec.norm_eps
-        self._dim = spec.head_dim
-        self._activation = spec.activation
+        self._spec = spec
         self._num_kv_heads = num_kv_heads
 
     def prepared(self, by: Turn, dtype: torch.dtype) -> Turn:
@@ -66,7 +56,7 @@ class TorchOps:
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         wide = x.to(torch.float32)
-        inverse = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._eps)
+        inverse = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._spec.norm_eps)
         return (wide * inverse).to(weight.dtype).mul_(weight).to(x.dtype)
 
     def add_norm(
@@ -84,7 +74,7 @@ class TorchOps:
     ) -> Heads:
         assert target is None
         kv = self._num_kv_heads
-        heads = qkv.view(len(qkv), -1, self._dim)
+        heads = qkv.view(len(qkv), -1, self._spec.head_dim)
         queries_and_keys, values = heads[:, :-kv], heads[:, -kv:]
         if norms is not None:
             queries_and_keys = self.norm(queries_and_keys, norms)
@@ -93,7 +83,7 @@ class TorchOps:
 
     def activated(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, -1)
-        if self._activation == "silu":
+        if self._spec.activation == "silu":
             return functional.silu(gate).mul_(up)
-        approximate = "none" if self._activation == "gelu" else "tanh"
+        approximate = "none" if self._spec.activation == "gelu" else "tanh"
         return functional.gelu(gate, approximate=approximate).mul_(up)

@@ -3,7 +3,7 @@
 For any decoder that `models.support` lets through, and the oracle for our own. Each attention
 module is given a reference to the bridge. A model without recurrent layers computes a batch as one
 packed row. One with them cannot: all single tokens are computed together, one sequence a row, and
-every longer segment by itself.
+every longer segment by itself. In a graph (graphs.py) it is the same, on memory that stays.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from quire.engine.attention import Heads
 from quire.engine.batch import Batch
-from quire.engine.bridge import AttentionBridge
+from quire.engine.bridge import AttentionBridge, Inputs
 from quire.engine.states import States
 from quire.errors import ModelError
 from quire.types import OperationId
@@ -54,6 +55,10 @@ class TransformersForward:
         self._states = states
 
     @property
+    def packs(self) -> bool:
+        return self._states is None
+
+    @property
     def failed(self) -> Mapping[OperationId, str]:
         return self._bridge.failed
 
@@ -63,11 +68,27 @@ class TransformersForward:
             return self._packed(batch, drawn)
         return self._in_parts(batch, drawn, self._states)
 
+    def new_logits(self, num_rows: int) -> torch.Tensor:
+        head: torch.Tensor = self._model.get_output_embeddings().weight  # type: ignore[operator]
+        return head.new_empty((num_rows, head.shape[0]))
+
+    def compute(self, inputs: Inputs, out: torch.Tensor | None = None) -> torch.Tensor:
+        if self._states is None:
+            logits = self._row_of(inputs)
+        else:
+            assert inputs.states is not None
+            self._states.begin_at(inputs.states)
+            logits = self._column_of(inputs.tokens[:, None], inputs.positions[:, None])
+        return logits if out is None else out.copy_(logits)
+
     def _packed(self, batch: Batch, drawn: torch.Tensor | None) -> torch.Tensor:
-        tokens, positions, ends = self._bridge.begin(batch, drawn)
+        return self._row_of(self._bridge.begin(batch, drawn))
+
+    def _row_of(self, inputs: Inputs) -> torch.Tensor:
+        ends = inputs.ends
         output = self._model(
-            input_ids=tokens[None],
-            position_ids=positions[None],
+            input_ids=inputs.tokens[None],
+            position_ids=inputs.positions[None],
             use_cache=False,
             # To transformers 0 is all; of a batch without rows we need none, and get the last.
             logits_to_keep=0 if ends is None else ends if len(ends) else 1,
@@ -75,22 +96,29 @@ class TransformersForward:
         logits: torch.Tensor = output.logits[0]
         return logits
 
+    def _column_of(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Both [sequences, tokens], after the states have begun → [sequences, vocabulary]"""
+        assert self._states is not None
+        output = self._model(
+            input_ids=tokens,
+            position_ids=positions,
+            past_key_values=self._states,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        self._states.finish()
+        logits: torch.Tensor = output.logits[:, -1]
+        return logits
+
     def _in_parts(self, batch: Batch, drawn: torch.Tensor | None, states: States) -> torch.Tensor:
         found: dict[int, torch.Tensor] = {}
         for members in _parts(batch):
             segments = [batch.segments[i] for i in members]
-            tokens, positions, _ = self._bridge.begin(Batch(batch.number, segments), drawn)
+            inputs = self._bridge.begin(Batch(batch.number, segments), drawn)
             shape = (len(segments), -1)  # either has one token each, or there is only one
             states.begin(segments)
-            output = self._model(
-                input_ids=tokens.view(shape),
-                position_ids=positions.view(shape),
-                past_key_values=states,
-                use_cache=True,
-                logits_to_keep=1,
-            )
-            states.finish()
-            found |= zip(members, output.logits[:, -1], strict=True)
+            logits = self._column_of(inputs.tokens.view(shape), inputs.positions.view(shape))
+            found |= zip(members, logits, strict=True)
         wanted = [i for i, segment in enumerate(batch.segments) if segment.row is not None]
         return torch.stack([found[i] for i in wanted or found])
 
@@ -132,9 +160,7 @@ def _attention(
     layer: int = module.layer_idx  # type: ignore[assignment]
     attended = bridge.attend(
         layer,
-        _row(query),
-        _row(key),
-        _row(value),
+        Heads(_row(query), _row(key), _row(value)),
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
         window=sliding_window,
         sinks=s_aux,

@@ -71,7 +71,7 @@ class Searches(NamedTuple):
 
 def part_size(vocab: int, block: int) -> int:
     """Tokens of each part, whole blocks."""
-    return triton.cdiv(vocab, NUM_PARTS * block) * block
+    return -(-vocab // (NUM_PARTS * block)) * block
 
 
 @triton.jit

@@ -28,8 +28,10 @@ _MAX_PROGRAMS = 4096
 _MAX_SPLITS = 64
 _GRAIN = 64
 """Tokens: splits are as long, or a multiple of it."""
-_MIN_ROWS, _MAX_ROWS = 16, 64
-"""Of a tile: a matrix unit wants no fewer, registers hold no more."""
+_MIN_ROWS, _MAX_ROWS = 16, 128
+"""Of a tile: a matrix unit wants no fewer, registers hold no more, nor more than"""
+_MAX_TILE_BYTES = 1 << 15
+"""of queries."""
 _LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 _NEVER: tl.constexpr = tl.constexpr(-1.0e30)
 
@@ -233,8 +235,10 @@ def decode(
     page_size, kv = keys.shape[1], keys.shape[2]
     assert query.stride(2) == 1
     assert out.is_contiguous()
+    block_dim = max(16, triton.next_power_of_2(dim))
     group = triton.next_power_of_2(num_heads // kv)
-    queries = max(1, min(triton.next_power_of_2(tables.max_count), _MAX_ROWS // group))
+    most = min(_MAX_ROWS, _MAX_TILE_BYTES // (block_dim * query.element_size()))
+    queries = max(1, min(triton.next_power_of_2(tables.max_count), most // group))
     num_rows = max(_MIN_ROWS, queries * group)
     tiles = triton.cdiv(tables.max_count, queries)
     num_sequences = len(tables.lengths)
@@ -244,7 +248,6 @@ def decode(
         shape = (num_sequences * tiles, kv, splits, num_rows)
         part = query.new_empty((*shape, dim), dtype=torch.float32)
         part_m, part_l = part.new_empty((2, *shape)).unbind()
-    block_dim = max(16, triton.next_power_of_2(dim))
     shapes = {
         "QUERIES": queries, "ROWS": num_rows, "H": num_heads, "KV": kv,
         "G": num_heads // kv, "BG": group, "D": dim, "BD": block_dim, "S": splits,
@@ -275,7 +278,7 @@ def decode(
         P=page_size,
         PRECISION="ieee" if query.dtype is torch.float32 else "tf32",
         num_warps=8 if num_rows * block_dim > 8192 else 4,
-        num_stages=3,
+        num_stages=3 if num_rows <= 64 else 4,  # of the larger there is only one at a time
         **shapes,
     )
     if splits > 1:

@@ -25,6 +25,7 @@ from quire.manager.fetches.base import (
     point_before,
 )
 from quire.manager.fetches.landing import Arrival, hindrance, land, obstacle
+from quire.manager.fetches.meter import Meter
 from quire.manager.lease import Lease
 from quire.manager.operations import Kind, Operation, OpState
 from quire.messages import Cancel, Fetch, PeerSource
@@ -36,12 +37,11 @@ class Intakes:
     def __init__(self, core: Core, costs: CostModel, advance: Callable[[Lease], None]) -> None:
         """`advance`: extend a lease to what is there now."""
         self._core = core
-        self._costs = costs
         self._advance = advance
+        self._from_store = Meter(core.clock, costs.observe_fetch)
+        self._from_peers = Meter(core.clock, costs.observe_peer)
         self._open: dict[Intake, None] = {}
         self._by_op: dict[OperationId, Intake] = {}
-        self._ahead: dict[OperationId, int] = {}
-        """Pages that were on their way when it began."""
         self._on_the_way: dict[bytes, Intake] = {}
         """By key: full pages that an operation will bring; and, of the store, that are here and
         wait for what belongs to them."""
@@ -85,7 +85,7 @@ class Intakes:
         )
         self._open[intake] = None
         self._by_op[op.id] = intake
-        self._ahead[op.id] = self.inflight_pages
+        self._meter(intake).begin(op)
         pieces = intake.coming[op.id] = []
         for (component, first, last), host in zip(spans, pages, strict=True):
             hosts = dict(zip(range(first, last), page_array(host).tolist(), strict=True))
@@ -150,16 +150,15 @@ class Intakes:
         intake, core = self._by_op[op.id], self._core
         from_store = intake.lease is None
         if op.state is OpState.ENDED:
-            received = self._unload(intake, op, intake.coming[op.id], final=True)
+            self._unload(intake, op, intake.coming[op.id], final=True)
             del self._by_op[op.id], intake.coming[op.id]
-            ahead = self._ahead.pop(op.id)
+            self._meter(intake).end(op)
             if not op.all_ok():
                 core.count_faults(op.kind if from_store else "peer", op.page_statuses())
-            observe = self._costs.observe_fetch if from_store else self._costs.observe_peer
-            if received:
-                observe(received + ahead, core.clock() - op.started_s)
             core.finish(op)
-        elif op.state is OpState.RUNNING and not from_store:
+        elif op.state is OpState.OVERDUE:
+            self._meter(intake).forget(op)
+        elif not from_store:
             # That of a store is read when it is wanted.
             self._unload(intake, op, intake.coming[op.id], final=False)
         if not from_store:
@@ -169,6 +168,9 @@ class Intakes:
                 intake.on_end(intake)
             if not intake.coming:
                 core.counters.fetch_missed_pages += intake.last - intake.first
+
+    def _meter(self, intake: Intake) -> Meter:
+        return self._from_store if intake.lease is None else self._from_peers
 
     def take_out(self, intake: Intake) -> None:
         """Take what every rank has out of operations that still run."""

@@ -245,7 +245,6 @@ class Meetings:
             return
         part = meeting.loading.pop(op.id)
         part.state = PartState.LOADED
-        self._costs.observe_load(op.num_pages, self._core.clock() - op.started_s)
         self._intakes.close(part.intake)
         self._core.finish(op)
         if meeting.closed:

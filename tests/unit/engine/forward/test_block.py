@@ -23,24 +23,38 @@ def test_a_segment_is_cut_into_pieces_in_order():
 
 
 @pytest.mark.parametrize("max_batch", [1, 4, 64, 300])
-def test_whatever_fits_a_kind_by_tokens_and_sequences_fits_it_by_pieces(max_batch):
-    from quire.engine.attention.triton import PIECE
+def test_whatever_a_kind_holds_has_entries_in_it(max_batch):
     from quire.engine.forward.block import cut
     from quire.engine.forward.graphs import short_kinds
 
     for kind in short_kinds(max_batch):
-        count = min(kind.num_sequences, kind.num_tokens)
-        each, more = divmod(kind.num_tokens - count, PIECE)
-        sizes = [1] * count  # the worst is one token more than whole pieces, as often as can be
-        for i in range(each):
-            sizes[i % count] += PIECE
-        sizes[-1] += more
-        assert len(cut(segments(*sizes), PIECE).rows) <= kind.num_pieces
+        single = min(kind.num_single, kind.num_tokens // 2)
+        short = kind.num_short if kind.num_tokens - single >= 2 * kind.num_short else 1
+        # The worst is one token more than whole pieces, as often as can be.
+        sizes = [2] * (short if single else 0) or [1] * short
+        whole, rest = divmod(kind.num_tokens - single - sum(sizes), kind.piece)
+        for i in range(whole):
+            sizes[i % len(sizes)] += kind.piece
+        sizes[-1] += rest
+        pieces = cut(segments(*[1] * single, *sizes), kind.piece)
+        assert kind.holds(sum(pieces.counts), single, len(sizes))
+        places = kind.places(pieces).tolist()
+        assert len(set(places)) == len(places)
+        assert max(places) < kind.num_entries
 
 
-def test_kinds_rise_and_never_have_more_sequences_than_logits():
+def test_single_tokens_have_a_table_of_their_own_beside_short_ones():
+    from quire.engine.forward.block import cut
+    from quire.engine.forward.graphs import Kind
+
+    kind = Kind(128, 64, 4)
+    pieces = cut(segments(1, 40, 1, 2, 1), kind.piece)
+    assert kind.places(pieces).tolist() == [0, 64, 65, 1, 66, 2]
+
+
+def test_kinds_rise_and_never_have_more_short_sequences_than_there_are():
     from quire.engine.forward.graphs import short_kinds
 
     assert short_kinds(2) == sorted(short_kinds(2))
     assert {kind.num_sequences for kind in short_kinds(2)} == {2}
-    assert {kind.num_sequences for kind in short_kinds(64)} == {4, 64}
+    assert {(kind.num_single, kind.num_short) for kind in short_kinds(64)} == {(0, 4), (64, 4)}

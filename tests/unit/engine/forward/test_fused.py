@@ -52,8 +52,10 @@ class TestInterpreted:
 
         monkeypatch.setattr(triton, "num_splits", lambda *_: 2)
         monkeypatch.setattr(triton, "fills", lambda *_: request.param)
-        monkeypatch.setattr(graphs, "_SHORT", (3, 24))
-        monkeypatch.setattr(graphs, "_BESIDE", (26,))
+        monkeypatch.setattr(graphs, "PIECE", 8)
+        monkeypatch.setattr(graphs, "_FEW", 2)
+        monkeypatch.setattr(graphs, "_SHORT", (4, 20))
+        monkeypatch.setattr(graphs, "_BESIDE", (24,))
 
     @pytest.fixture(params=["llama_biases", "qwen3_biases", "gemma3"])
     def model(self, request, tmp_path):
@@ -63,10 +65,10 @@ class TestInterpreted:
         return Hybrid(rank, stock_model(directory))
 
     def test_pieces_of_prompts_and_decodes_give_the_logits_of_transformers(self, model):
-        first = Sequence(model, model.tokens(LENGTH, seed=1))
-        second = Sequence(model, model.tokens(LENGTH, seed=2))
-        for sizes in ((9, 30), (1, 1), (19, 1), (1, 1), (1, 2), (1, 1)):
-            running = [(s, n) for s, n in zip((first, second), sizes, strict=True)]
+        """Eagerly, decoding, short by themselves, and short beside decoding."""
+        sequences = [Sequence(model, model.tokens(LENGTH, seed=seed)) for seed in range(3)]
+        for sizes in ((9, 30, 17), (1, 1, 1), (12, 0, 8), (1, 5, 1), (1, 1, 1)):
+            running = [(s, n) for s, n in zip(sequences, sizes, strict=True) if n]
             logits = model.run(*(sequence.segment(size) for sequence, size in running))
             for found, (sequence, _) in zip(logits, running, strict=True):
                 close(found, model.expected(sequence.tokens[: sequence.done])[-1])

@@ -1,0 +1,53 @@
+"""Meter: how fast pages come over one line, however many operations share it.
+
+Knows operations and time. From one operation's end to the next it counts the pages that all of them
+have brought: whether they take turns or go one after the other makes no difference then, nor that
+reports are read only once in a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quire.manager.operations import Operation
+from quire.types import OperationId, PageStatus
+
+_OK = bytes([PageStatus.OK])
+
+
+class Meter:
+    def __init__(self, clock: Callable[[], float], observe: Callable[[int, float], None]) -> None:
+        """`observe`: told of pages, and the seconds in which they came."""
+        self._clock = clock
+        self._observe = observe
+        self._under_way: dict[OperationId, Operation] = {}
+        self._counted: dict[OperationId, int] = {}
+        self._since_s = 0.0
+
+    def begin(self, op: Operation) -> None:
+        if not self._under_way:
+            self._since_s = self._clock()
+        self._under_way[op.id] = op
+        self._counted[op.id] = 0
+
+    def end(self, op: Operation) -> None:
+        now, brought = self._clock(), 0
+        for other in self._under_way.values():
+            count = _num_here(other)
+            brought += count - self._counted[other.id]
+            self._counted[other.id] = count
+        self.forget(op)
+        if brought and now > self._since_s:
+            self._observe(brought, now - self._since_s)
+            self._since_s = now
+
+    def forget(self, op: Operation) -> None:
+        """It is overdue: whatever it still brings says nothing of the line."""
+        self._under_way.pop(op.id, None)
+        self._counted.pop(op.id, None)
+
+
+def _num_here(op: Operation) -> int:
+    """Of its first component, on every rank."""
+    first = next(name for _, name in op.legs)
+    return min(leg.count(_OK) for (_, name), leg in op.legs.items() if name == first)
