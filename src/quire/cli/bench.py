@@ -231,10 +231,7 @@ def gpu(
         result = bench.run(plan, progress)
     if plots is not None:
         gpu_plots.write(result, plots)
-    if as_json:
-        show_json(result)
-    else:
-        show(*gpu_report.tables(result))
+    conclude(result | {"ok": not result["failed"]}, gpu_report.tables, as_json=as_json)
 
 
 @app.command(epilog="Example: [bold]quire bench disagg --stall-rounds 0 --json[/bold]")

@@ -17,11 +17,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, WorkerError
 from quire.transfer.kinds import MoverKind
 from quire.transfer.movers import Ends, IndexMover, Mover, Pages, groups
 
 _MEASURED_BYTES = 512 << 20
+_LEAST_BYTES = 64 << 20
+"""Smaller pools say nothing, and are not measured."""
 _REPEATS = 3
 _GOOD_ENOUGH = 0.7
 """Of a plain copy's rate."""
@@ -62,9 +64,11 @@ def _both(kind: MoverKind, ends: Ends, reason: str) -> Chosen:
 
 def _fastest(ends: Ends, clock: Clock, *, to_device: bool) -> tuple[Mover, str]:
     pages = _some_pages(ends)
+    size_bytes = len(pages[0]) * ends.device.layout.page_bytes
+    if size_bytes < _LEAST_BYTES:
+        return _first(ends, to_device=to_device)
     rates: dict[MoverKind, float] = {}
     movers: dict[MoverKind, Mover] = {}
-    size_bytes = len(pages[0]) * ends.device.layout.page_bytes
     plain = _plain_rate(ends, len(pages[0]), clock, to_device=to_device)
     notes = [f"plain {plain / 1e9:.1f} GB/s"]
     for kinds in (_COPY_ENGINES, _KERNELS):
@@ -74,12 +78,22 @@ def _fastest(ends: Ends, clock: Clock, *, to_device: bool) -> tuple[Mover, str]:
                 work = _work(movers[kind], ends, pages, in_groups=to_device)
                 rates[kind] = size_bytes / _seconds(work, ends, clock)
                 notes.append(f"{kind.value} {rates[kind] / 1e9:.1f}")
-            except ConfigError as error:
+            except (ConfigError, WorkerError) as error:
                 notes.append(f"{kind.value}: {error}")
         if max(rates.values(), default=0.0) >= _GOOD_ENOUGH * plain:
             break
     best = max(rates, key=lambda kind: rates[kind])
     return movers[best], f"{best.value} ({', '.join(notes)})"
+
+
+def _first(ends: Ends, *, to_device: bool) -> tuple[Mover, str]:
+    notes = ["too small to be measured"]
+    for kind in (*_COPY_ENGINES, *_KERNELS):
+        try:
+            return _open(kind, ends, to_device=to_device), f"{kind.value} ({', '.join(notes)})"
+        except ConfigError as error:
+            notes.append(f"{kind.value}: {error}")
+    raise AssertionError("torch moves pages everywhere")
 
 
 def _open(kind: MoverKind, ends: Ends, *, to_device: bool) -> Mover:

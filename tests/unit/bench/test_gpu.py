@@ -6,9 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from quire.bench.gpu import run as bench
+from quire.bench.gpu import sets
 from quire.bench.gpu.floors import Machine, Needs
 from quire.bench.gpu.model import SHAPES, write_model
-from quire.errors import ConfigError
+from quire.bench.gpu.plan import Part
+from quire.errors import ConfigError, EngineError
 from unit.cli_support import command
 
 
@@ -93,3 +96,24 @@ def test_it_measures_copies_and_sessions(model, tmp_path, capsys, monkeypatch) -
 def test_parts_that_nobody_knows_are_refused(capsys, monkeypatch) -> None:
     quire = command(capsys, monkeypatch)
     assert "prefill" in quire("bench", "gpu", *OPTIONS, "--only", "decode,speed").sentence
+
+
+def test_a_part_that_fails_says_why_and_the_others_go_on(model, capsys, monkeypatch) -> None:
+    def fail(rig, drive):
+        raise EngineError("no tokens today")
+
+    def interrupt(rig):
+        raise KeyboardInterrupt
+
+    parts = [(part, act if part is not Part.HITS else fail) for part, act in bench._ON_ONE_ENGINE]
+    monkeypatch.setattr(bench, "_ON_ONE_ENGINE", parts)
+    monkeypatch.setattr(sets, "measure", interrupt)
+    quire = command(capsys, monkeypatch)
+    options = [*OPTIONS, "--keep", str(model), "--only", "hits,prefill,sets", "--json"]
+    ran = quire("bench", "gpu", *options)
+    assert ran.code == 1
+    assert [row["tokens"] for row in ran.json["prefill"]] == [512, 512]
+    assert ran.json["failed"] == {
+        "hits": "EngineError: no tokens today",
+        "the rest": "interrupted",
+    }

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, WorkerError
 from quire.transfer import choice
 from quire.transfer.choice import choose
 from quire.transfer.kinds import MoverKind
-from quire.transfer.movers import Ends, Move
+from quire.transfer.movers import Ends, IndexMover, Move
 from transfer_cases import LAYOUTS, Pools
 
 INDEX, KERNEL, RECTANGLES = MoverKind.INDEX, MoverKind.KERNEL, MoverKind.RECTANGLES
@@ -49,6 +49,7 @@ class FakeMover:
 def test_the_fastest_of_the_copy_engines_or_of_all_if_those_are_bad(
     seconds, taken, measured, monkeypatch
 ):
+    monkeypatch.setattr(choice, "_LEAST_BYTES", 0)
     clock = FakeClock()
     opened = []
 
@@ -65,15 +66,47 @@ def test_the_fastest_of_the_copy_engines_or_of_all_if_those_are_bad(
     assert all(name in chosen.reason for name in seconds if measured == 4)
 
 
-def test_without_driver_and_triton_torch_moves_them_and_the_reason_says_so():
+def test_without_driver_and_triton_torch_moves_them_and_the_reason_says_so(monkeypatch):
     """As here, or with Triton's interpreter, which is slower than torch."""
+    monkeypatch.setattr(choice, "_LEAST_BYTES", 0)
     chosen = choose(Pools(LAYOUTS[0], "cpu", 0).ends(), MoverKind.AUTO)
     assert chosen.backups.kind in (INDEX, KERNEL)
     assert "rectangles: the driver's library cannot be used" in chosen.reason
     assert "index" in chosen.reason
 
 
-def test_measuring_leaves_the_device_as_it_was():
+def test_small_pools_are_not_measured():
+    def no_clock():
+        raise AssertionError("it was measured")
+
+    chosen = choose(Pools(LAYOUTS[0], "cpu", 0).ends(), MoverKind.AUTO, no_clock)
+    assert chosen.loads.kind in (INDEX, KERNEL)
+    assert "too small to be measured" in chosen.reason
+
+
+def test_a_mover_that_is_refused_when_it_is_tried_is_not_taken(monkeypatch):
+    monkeypatch.setattr(choice, "_LEAST_BYTES", 0)
+
+    def open_one(kind, ends, *, to_device):
+        if kind is INDEX:
+            return IndexMover(ends, to_device=to_device)
+        if kind is not RECTANGLES:
+            raise ConfigError("not here")
+        refusing = FakeMover(kind, 0.0, FakeClock())
+        refusing.plan = lambda device_pages, host_pages: Move(refuse, 1)
+        return refusing
+
+    def refuse(layers):
+        raise WorkerError("refused")
+
+    monkeypatch.setattr(choice, "_open", open_one)
+    chosen = choose(Pools(LAYOUTS[0], "cpu", 0).ends(), MoverKind.AUTO)
+    assert chosen.loads.kind is INDEX
+    assert "rectangles: refused" in chosen.reason
+
+
+def test_measuring_leaves_the_device_as_it_was(monkeypatch):
+    monkeypatch.setattr(choice, "_LEAST_BYTES", 0)
     pools = Pools(LAYOUTS[0], "cpu", 1)
     pools.fill_device()
     before = pools.device_bytes()

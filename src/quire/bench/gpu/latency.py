@@ -25,12 +25,12 @@ def decode(rig: Rig, drive: Drive) -> list[Result]:
         rig.progress("decoding", i, len(rig.plan.decode))
         floor_ms = rig.needs.decode_s(rig.machine, batch, context) * 1e3
         row: Result = {"batch": batch, "context": context, "floor_ms": floor_ms}
+        prompts = [rig.prompt(context) for _ in range(batch)]
         for name, options in (("greedy_ms", GREEDY), ("drawn_ms", _DRAWN)):
-            prompts = [rig.prompt(context) for _ in range(batch)]
             row[name] = drive.decode_ms(
                 prompts, longest(options, drive, context), rig.plan.decode_tokens
             )
-            drive.forget(Tier.DEVICE, Tier.HOST)
+        drive.forget(Tier.DEVICE, Tier.HOST)
         row["share_of_floor"] = floor_ms / row["greedy_ms"]
         rows.append(row)
     return rows

@@ -71,7 +71,7 @@ class Plan:
     """Tokens, and of each chunk."""
     hits: tuple[int, ...] = (1024, 8192, 32768)
     crossover_tokens: int = 8192
-    crossover_ratios: tuple[float, ...] = (0.5, 1.0, 1.4, 2.0, 4.0)
+    crossover_ratios: tuple[float, ...] = (0.5, 1.0, 1.4, 2.0)
     """Of the time that the store takes for a page to that of computing it; a disk may be slower."""
     crossover_repeats: int = 2
     copy_pages: tuple[int, ...] = (16, 64)

@@ -31,7 +31,8 @@ def tables(result: Result) -> list[RenderableType]:
         f"{machine['link_bytes_s'] / 1e9:.1f} GB/s"
     )
     found = [(show, result[part.value]) for part, show in parts if part.value in result]
-    return [head, *(table for show, rows in found for table in show(rows))]
+    failed = [f"{part} could not be measured: {why}" for part, why in result["failed"].items()]
+    return [head, *(table for show, rows in found for table in show(rows)), *failed]
 
 
 def _table(title: str, names: Iterable[str], rows: Iterable[Iterable[str]]) -> RenderableType:
@@ -165,6 +166,8 @@ def _copies(found: Result) -> Iterable[RenderableType]:
 
 
 def _sets(rows: list[Result]) -> Iterable[RenderableType]:
+    if not rows:
+        return
     yield _table(
         "Sessions, round by round: reused, ms to the first token in the mean, requests a second",
         ("set ÷ device", "tiers", *(f"round {i}" for i in range(1, len(rows[0]["rounds"]) + 1))),

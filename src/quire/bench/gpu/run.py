@@ -6,8 +6,9 @@ work of a step counts; sockets and HTTP do not.
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from quire.bench.gpu import copies, latency, sets
 from quire.bench.gpu.drive import Drive
 from quire.bench.gpu.plan import Part, Plan
 from quire.bench.gpu.rig import Progress, Result, Rig
+from quire.errors import QuireError
 
 _ON_ONE_ENGINE: tuple[tuple[Part, Callable[[Rig, Drive], object]], ...] = (
     (Part.DECODE, latency.decode),
@@ -26,19 +28,37 @@ _ON_ONE_ENGINE: tuple[tuple[Part, Callable[[Rig, Drive], object]], ...] = (
 
 
 def run(plan: Plan, progress: Progress = lambda what, done, of: None) -> Result:
-    """Raises ConfigError, MemoryBudgetError, EngineError."""
+    """What a part could not measure is under `failed`; interrupted from the keyboard, it gives what
+    it has. Raises ConfigError, MemoryBudgetError, EngineError if there is nothing to begin with."""
     with tempfile.TemporaryDirectory(prefix="quire-bench-") as folder:
         rig = Rig(plan, Path(folder), progress)
-        result: Result = {"shape": plan.shape, "machine": asdict(rig.machine)}
-        result |= _on_one_engine(rig)
-        if Part.SETS in plan.parts:
-            result[Part.SETS.value] = sets.measure(rig)
+        result: Result = {"shape": plan.shape, "machine": asdict(rig.machine), "failed": {}}
+        try:
+            _on_one_engine(rig, result)
+            if Part.SETS in plan.parts:
+                with _failing(Part.SETS, result):
+                    rows = result[Part.SETS.value] = []
+                    for row in sets.measure(rig):
+                        rows.append(row)
+        except KeyboardInterrupt:
+            result["failed"]["the rest"] = "interrupted"
         return result
 
 
-def _on_one_engine(rig: Rig) -> Result:
+def _on_one_engine(rig: Rig, result: Result) -> None:
     wanted = [(part, act) for part, act in _ON_ONE_ENGINE if part in rig.plan.parts]
     if not wanted:
-        return {}
+        return
     with rig.engine() as drive:
-        return {part.value: act(rig, drive) for part, act in wanted}
+        for part, act in wanted:
+            with _failing(part, result):
+                result[part.value] = act(rig, drive)
+
+
+@contextlib.contextmanager
+def _failing(part: Part, result: Result) -> Iterator[None]:
+    """The other parts go on."""
+    try:
+        yield
+    except (QuireError, RuntimeError) as error:
+        result["failed"][part.value] = f"{type(error).__name__}: {error}"

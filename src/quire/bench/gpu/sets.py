@@ -8,7 +8,7 @@ that was said before and some more.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -37,13 +37,14 @@ _VARIANTS = (
 )
 
 
-def measure(rig: Rig) -> list[Result]:
-    """One row per tiers and set; in it, one per round."""
-    return [row for tiers in _VARIANTS for row in _with(rig, tiers)]
+def measure(rig: Rig) -> Iterator[Result]:
+    """One row per tiers and set, as they come; in it, one per round."""
+    for tiers in _VARIANTS:
+        yield from _with(rig, tiers)
 
 
-def _with(rig: Rig, tiers: _Tiers) -> list[Result]:
-    plan, rows = rig.plan.sets, []
+def _with(rig: Rig, tiers: _Tiers) -> Iterator[Result]:
+    plan = rig.plan.sets
     pages = plan.sessions * -(-plan.session_tokens // rig.plan.page_size)
     set_bytes = pages * rig.plan.page_size * rig.needs.kv_bytes
     with rig.engine(
@@ -55,9 +56,8 @@ def _with(rig: Rig, tiers: _Tiers) -> list[Result]:
         for sessions in (plan.sessions, plan.fitting):
             rounds = _rounds(rig, drive, sessions, tiers.name)
             times = plan.times_device * sessions / plan.sessions
-            rows.append({"tiers": tiers.name, "times_device": times, "rounds": rounds})
+            yield {"tiers": tiers.name, "times_device": times, "rounds": rounds}
             drive.forget(Tier.DEVICE, Tier.HOST)
-    return rows
 
 
 def later(row: Result, figure: str) -> float:
