@@ -189,7 +189,7 @@ class Scheduler:
                 self._restart(request)
             elif request.state is State.RESTORING:
                 self._admission.go_on(request)
-            else:
+            elif request.lease.meeting is not None:
                 self._holds.meet(request)
         chosen: dict[RequestId, Segment] = {}
         for request in [r for r in self.running if r.remaining == 1]:

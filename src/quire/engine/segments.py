@@ -34,9 +34,8 @@ class Segments:
         lease, size = request.lease, self._page_size
         assert lease is not None
         start = request.next_start
-        front = self._manager.front(lease, start // size)
-        if front is not None:
-            return min(count, front * size - start)
+        if lease.meeting is not None:
+            return min(count, self._manager.front(lease, start // size) * size - start)
         if lease.state is None or lease.state.recurrent is None:
             return count
         first, last = start // size, (start + count) // size
@@ -62,7 +61,8 @@ class Segments:
         start, end = request.next_start, request.next_start + count
         follows = request.place if start == request.length else -1
         num_pages = -(-end // self._page_size)
-        self._manager.computing(lease, num_pages)
+        if lease.meeting is not None:
+            self._manager.computing(lease, num_pages)
         pages = lease.pages[: num_pages * PAGE_ID_BYTES]
         segment = Segment(
             id=request.id,

@@ -251,16 +251,17 @@ class CacheManager:
         lease.require_live()
         return self._fetches.meetings.start(lease, limit)
 
-    def front(self, lease: Lease, at: int) -> int | None:
-        """Page up to which it may compute now, from page `at` on; None: as far as it likes."""
-        meeting = lease.meeting
-        return None if meeting is None else self._fetches.meetings.limit(meeting, at)
+    def front(self, lease: Lease, at: int) -> int:
+        """Page up to which it may compute now, from page `at` on, while it has a meeting."""
+        assert lease.meeting is not None
+        return self._fetches.meetings.limit(lease.meeting, at)
 
     def computing(self, lease: Lease, last: int) -> None:
-        """Pages before `last` are given to the model."""
-        if lease.meeting is not None:
-            assert last <= lease.meeting.low, "pages that are being fetched are not computed"
-            lease.meeting.at = max(lease.meeting.at, last)
+        """Pages before `last` are given to the model, while it has a meeting."""
+        meeting = lease.meeting
+        assert meeting is not None
+        assert last <= meeting.low, "pages that are being fetched are not computed"
+        meeting.at = max(meeting.at, last)
 
     def met(self, lease: Lease, computed: int) -> int | None:
         """All pages before `computed` are computed and nothing is under way. Have they met? Then

@@ -1,6 +1,6 @@
 """The cost model: measured rates decide, a slow beginning does not."""
 
-from quire.manager.costs import CostModel
+from quire.manager.costs import CostModel, Way
 
 PAGE = 16
 
@@ -57,3 +57,49 @@ def test_fetches_that_share_a_line_do_not_make_it_look_slow() -> None:
     for _ in range(8):
         costs.observe_fetch(10 + 70, 80 * 0.010)
     assert costs.worth_fetching(10)
+
+
+def test_both_is_chosen_where_neither_alone_is_best() -> None:
+    ways = {
+        fetch_s: model(fetch_s_per_page=fetch_s, prefill_s_per_token=0.001).choose(100)
+        for fetch_s in (0.0005, 0.008, 0.016, 0.032, 0.5)  # 16 ms to compute a page
+    }
+    assert ways == {
+        0.0005: Way.FETCH,
+        0.008: Way.BOTH,
+        0.016: Way.BOTH,
+        0.032: Way.BOTH,
+        0.5: Way.COMPUTE,
+    }
+
+
+def test_without_figures_or_where_both_is_impossible_it_is_one_of_the_two() -> None:
+    assert CostModel(enabled=True, page_size=PAGE).choose(10) is Way.FETCH
+    assert CostModel(enabled=False, page_size=PAGE).choose(10) is Way.FETCH
+    costs = model(fetch_s_per_page=0.015, prefill_s_per_token=0.001)
+    assert costs.choose(10, can_meet=False) is Way.FETCH
+    costs = model(fetch_s_per_page=0.017, prefill_s_per_token=0.001)
+    assert costs.choose(10, can_meet=False) is Way.COMPUTE
+
+
+def test_what_is_ahead_makes_computing_the_better_part_of_both() -> None:
+    costs = model(fetch_s_per_page=0.016, prefill_s_per_token=0.001)
+    assert costs.choose(100, ahead=20) is Way.BOTH
+    assert costs.choose(100, ahead=200) is Way.COMPUTE
+
+
+def test_a_slow_store_is_tried_again_while_the_front_is_computed() -> None:
+    """So nobody waits for one that has not recovered."""
+    costs = model(fetch_s_per_page=1.0, prefill_s_per_token=0.001)
+    tried = {costs.choose(10) for _ in range(64)}
+    assert tried == {Way.COMPUTE, Way.BOTH}
+
+
+def test_a_way_may_be_forced() -> None:
+    costs = model(fetch_s_per_page=1.0, prefill_s_per_token=0.001)
+    for way in Way:
+        costs.force(way)
+        assert costs.choose(10) is way
+    assert costs.choose(10, can_meet=False) is Way.FETCH
+    costs.force(None)
+    assert costs.choose(10) is Way.COMPUTE

@@ -35,11 +35,12 @@ class Meeting:
         met = manager.met(lease, self.computed)
         if met is not None:
             self.computed = met
-        front = manager.front(lease, self.computed)
-        last = min(PAGES if front is None else front, self.computed + most)
+        front = PAGES if lease.meeting is None else manager.front(lease, self.computed)
+        last = min(front, self.computed + most)
         if last == self.computed:
             return met is not None
-        manager.computing(lease, last)
+        if lease.meeting is not None:
+            manager.computing(lease, last)
         mine = page_array(lease.pages).tolist()[self.computed : last]
         assert len(mine) == last - self.computed
         copied = [c for c in self.rig.pending if isinstance(c, Load)]

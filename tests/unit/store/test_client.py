@@ -105,6 +105,24 @@ def test_every_fault_ends_as_a_counted_miss_c17(client, pages, deadline, fault, 
     assert pages.get(store, *numbers, deadline=deadline) == [OK] * 240
 
 
+def test_a_store_can_be_slowed_to_a_rate(client, pages, deadline):
+    """All calls together; and time in which nothing is read is not saved up."""
+    now = [100.0]
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    size = pages.part.page_bytes
+    rate = Faults(rate=10 * size)
+    store = client(FaultyStore(MemoryStore(), rate, sleep=sleep, clock=lambda: now[0]))
+    pages.put(store, *range(40), deadline=deadline)
+    for _ in range(2):
+        began = now[0]
+        assert pages.get(store, *range(40), deadline=deadline) == [OK] * 40
+        assert now[0] - began == pytest.approx(4.0, rel=0.05)
+        now[0] += 100.0
+
+
 def test_nth_call_fails_and_everything_finishes_c17(client, pages, deadline):
     """The fault loop of one store: n goes up until no call is left to fail."""
     for n in range(1, 100):

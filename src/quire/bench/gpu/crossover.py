@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ Result = dict[str, Any]
 
 RATIOS = (0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0)
 _RIGHT = 1.05
-"""A choice is right if it takes at most so many times as long as the best way."""
+"""A choice is right if that way takes at most so many times as long as the best."""
 
 
 def measure(
@@ -39,7 +40,7 @@ def measure(
     drive.engine.attach_and_wait(store)
     run = _Crossover(drive, prompt, repeats)
     drive.first_token_s(prompt)
-    computed_s = run.taken_s(Way.COMPUTE)
+    computed_s = run.taken(Way.COMPUTE).seconds
     info = drive.engine.info
     num_pages = (len(prompt) - 1) // info.page_size
     rows = []
@@ -52,9 +53,17 @@ def measure(
     return {
         "tokens": len(prompt),
         "rows": rows,
-        "right_share": statistics.mean(row["right"] for row in rows),
+        "right_share": statistics.mean(row["right_share"] for row in rows),
         "best_gain": max(row["gain"] for row in rows),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    seconds: float
+    """Until the first token; the median."""
+    ways: list[Way]
+    """That were gone, each time."""
 
 
 class _Crossover:
@@ -65,34 +74,31 @@ class _Crossover:
 
     def row(self, computed_s: float) -> Result:
         """Fetching and both also teach the cost model this store's rate, before it chooses."""
-        fetched_s, both_s = self.taken_s(Way.FETCH), self.taken_s(Way.BOTH)
-        before = self._drive.engine.manager.counters.meetings
-        chosen_s = self.taken_s(None)
-        met = self._drive.engine.manager.counters.meetings > before
-        alone_s = min(computed_s, fetched_s)
-        return {
-            "compute_ms": computed_s * 1e3,
-            "fetch_ms": fetched_s * 1e3,
-            "both_ms": both_s * 1e3,
-            "chosen_ms": chosen_s * 1e3,
-            "chosen": self._name(met),
-            "gain": alone_s / both_s,
-            "right": chosen_s <= _RIGHT * min(alone_s, both_s),
+        seconds = {
+            Way.COMPUTE: computed_s,
+            Way.FETCH: self.taken(Way.FETCH).seconds,
+            Way.BOTH: self.taken(Way.BOTH).seconds,
+        }
+        chosen, best_s = self.taken(None), min(seconds.values())
+        right = [seconds[way] <= _RIGHT * best_s for way in chosen.ways]
+        return {f"{way}_ms": taken * 1e3 for way, taken in seconds.items()} | {
+            "chosen_ms": chosen.seconds * 1e3,
+            "chosen": [way.value for way in chosen.ways],
+            "gain": min(seconds[Way.COMPUTE], seconds[Way.FETCH]) / seconds[Way.BOTH],
+            "right_share": statistics.mean(right),
         }
 
-    def taken_s(self, way: Way | None) -> float:
-        """Until the first token, with the prompt in the store and nowhere else; the median."""
-        drive, costs, seconds = self._drive, self._drive.engine.manager.costs, []
-        costs.force(way)
+    def taken(self, way: Way | None) -> _Taken:
+        """With the prompt in the store and nowhere else. None: as the cost model chooses."""
+        drive, manager = self._drive, self._drive.engine.manager
+        seconds, ways = [], []
+        manager.costs.force(way)
         for _ in range(self._repeats):
             drive.forget(Tier.DEVICE, Tier.HOST)
-            took, self._cached = drive.first_token_s(self._prompt)
+            before = manager.counters.meetings
+            took, cached = drive.first_token_s(self._prompt)
             seconds.append(took)
-        costs.force(None)
-        return statistics.median(seconds)
-
-    def _name(self, met: bool) -> str:
-        """Of the way that was chosen last."""
-        if met:
-            return Way.BOTH.value
-        return Way.FETCH.value if self._cached.store else Way.COMPUTE.value
+            met = manager.counters.meetings > before
+            ways.append(Way.BOTH if met else Way.FETCH if cached.store else Way.COMPUTE)
+        manager.costs.force(None)
+        return _Taken(statistics.median(seconds), ways)
