@@ -1,0 +1,7 @@
+"""Training an EAGLE-3 head for a model: `quire train-eagle`.
+
+texts.py (files → passages and questions), answers.py (what the model itself says to them),
+examples.py (both as token sequences, batches in an order by seed), target.py (the model's features
+and choices), unroll.py (the head, fed with its own output over several steps), trainer.py (the
+loop, resumable), measure.py (how many proposals are accepted), run.py (all of it), plots.py.
+"""
