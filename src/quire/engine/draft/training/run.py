@@ -46,8 +46,8 @@ CHAIN = 5
 """Acceptance is measured for chains of 1 … so many tokens."""
 _LOGS = 100
 """Entries in the history of a run, about."""
-_COLLECT_SHARE = 0.35
-"""Of the time limit: what is left of it after collecting goes to training, but not less."""
+_LEAST_SHARE = 0.35
+"""Of the time limit is for training, however long collecting took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,20 +90,20 @@ def run(
     _begin(plan, work)
     begun = clock()
     teacher = TeacherModel(plan.model, dtype=place.dtype, device=place.device)
+    spec = new_spec(
+        teacher,
+        plan.layers or usual_layers(teacher.shape.num_layers),
+        plan.mlp_size or teacher.text.intermediate_size,
+        plan.draft_vocab_size,
+    )
     training, held_out = _examples(plan, teacher, work, progress, say)
     say(f"{len(training)} examples, {len(held_out)} held out, after {clock() - begun:.0f} s")
 
-    layers = plan.layers or usual_layers(teacher.shape.num_layers)
-    mlp_size = plan.mlp_size or teacher.text.intermediate_size
-    spec = new_spec(teacher, layers, mlp_size, plan.draft_vocab_size)
     tokens = likeliest_tokens(training, spec)
     first = first_weights(
         teacher, spec, tokens, own_lm_head=plan.own_lm_head, seed=plan.course.seed
     )
-    course = plan.course
-    if course.time_limit_s is not None:
-        left_s = max(course.time_limit_s - (clock() - begun), course.time_limit_s * _COLLECT_SHARE)
-        course = dataclasses.replace(course, time_limit_s=left_s)
+    course = _within_time(plan.course, clock() - begun)
     trainer = Trainer(
         teacher, spec, first, training, vocabulary=vocabulary_of(spec, tokens), course=course
     )
@@ -113,8 +113,7 @@ def run(
     save_head(place.out, spec, tensors, positions_of(teacher))
     # As it was saved, so that what is measured is what is used.
     head = EagleHead(spec, assemble(spec, tensors, teacher.embedding, teacher.lm_head))
-    batches = in_batches(held_out, course.batch_tokens)
-    accepted = measure(head, teacher, batches, CHAIN)
+    accepted = measure(head, teacher, in_batches(held_out, course.batch_tokens), CHAIN)
     report = {
         "plan": _as_json(plan),
         "examples": len(training),
@@ -131,6 +130,14 @@ def run(
     }
     (place.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     return report
+
+
+def _within_time(course: Course, spent_s: float) -> Course:
+    """With what collecting has left of the time limit."""
+    if course.time_limit_s is None:
+        return course
+    left_s = max(course.time_limit_s - spent_s, course.time_limit_s * _LEAST_SHARE)
+    return dataclasses.replace(course, time_limit_s=left_s)
 
 
 def _begin(plan: Plan, work: Path) -> None:
