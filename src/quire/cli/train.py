@@ -176,8 +176,14 @@ def train_eagle(
     )
     as_dtype = as_dtype or ("bfloat16" if on == "cuda" else "float32")
     place = training.Place(out, torch.device(on), getattr(torch, as_dtype), checkpoint_every)
-    with progress_bar() as progress:
-        report = training.run(plan, place, time.monotonic, progress, complain)
+    try:
+        with progress_bar() as progress:
+            report = training.run(plan, place, time.monotonic, progress, complain)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            "the GPU has not enough memory for this: lower --batch-tokens (and give another --out, "
+            "as it is another training), or use --device cpu"
+        ) from error
     paths = [] if plots is None else pictures.write(report, plots)
     if as_json:
         show_json({**report, "plots": [str(path) for path in paths]})

@@ -25,8 +25,12 @@ _QUESTION_TOKENS = 48
 _LEAST_CHARS = 12
 """A question shorter than this is none."""
 _MAX_ROWS = {"cpu": 16, "cuda": 2048}
-_MEMORY_BYTES = {"cpu": 1 << 30, "cuda": 24 << 30}
-"""For keys and values of one batch of answers."""
+_HOST_BYTES = 1 << 30
+_DEVICE_SHARE = 4
+"""Keys and values of one batch of answers may take a GiB on the host, and one in so many of the
+bytes that are free on a GPU."""
+_PROMPT_TOKENS = {"cpu": 1 << 14, "cuda": 1 << 19}
+"""Read at once, of all prompts of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +105,18 @@ class Speaker:
         """Of similar length: they are padded to the longest."""
         left = sorted(prompts, key=lambda prompt: len(prompt.tokens), reverse=True)
         kind = self._teacher.device.type
+        memory_bytes = _HOST_BYTES
+        if kind == "cuda":
+            memory_bytes = torch.cuda.mem_get_info(self._teacher.device)[0] // _DEVICE_SHARE
         while left:
-            row_bytes = self._token_bytes * (len(left[0].tokens) + num_tokens)
-            size = max(1, min(_MAX_ROWS[kind], _MEMORY_BYTES[kind] // row_bytes))
+            length = len(left[0].tokens)
+            row_bytes = self._token_bytes * (length + num_tokens)
+            rooms = (
+                _MAX_ROWS[kind],
+                memory_bytes // row_bytes,
+                _PROMPT_TOKENS[kind] // length,
+            )
+            size = max(1, min(rooms))
             yield left[:size]
             left = left[size:]
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 _COLOURS = ("#1b7f5c", "#56b4a0", "#7a9cc6", "#c8553d", "#d9a441", "#8a6fb0", "#22282e", "#b7a99a")
 
+_LABEL_CHARS = 18
+"""Of a file's name."""
+
 
 def write(report: dict[str, Any], folder: Path) -> list[Path]:
     """Raises ConfigError: matplotlib is missing, or the folder cannot be written."""
@@ -83,8 +86,10 @@ def _acceptance(report: dict[str, Any]) -> Figure:
             marker="o",
             linewidth=3 if source == "all" else 1.5,
             color=_COLOURS[number % len(_COLOURS)],
-            label=f"{source} ({result['tokens']:,} tokens)",
+            label=f"{source[:_LABEL_CHARS]} ({result['tokens']:,} tokens)",
         )
+    axes.set_xticks(range(1, 1 + len(report["accepted"]["all"]["length"])))
+    axes.set_ylim(bottom=1.0)
     axes.set_xlabel("tokens proposed at a time")
     axes.set_ylabel("tokens per step of the model")
     axes.set_title("What is accepted of greedy drafts on held-out text")
