@@ -1,79 +1,40 @@
 """Training: what is unrolled is what an engine would compute, and a head learns."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 
-pytest.importorskip("transformers")
-
-from transformers import LlamaConfig, LlamaForCausalLM
-
 from quire.engine.draft.eagle import EagleHead
-from quire.engine.draft.training.examples import Example, Order, in_batches, padded
+from quire.engine.draft.training.examples import Order, in_batches, padded
 from quire.engine.draft.training.measure import Acceptance, measure
-from quire.engine.draft.training.start import (
-    first_weights,
-    likeliest_tokens,
-    new_spec,
-    positions_of,
-    vocabulary_of,
-)
-from quire.engine.draft.training.target import TeacherModel
-from quire.engine.draft.training.trainer import Course, Trainer, rate
+from quire.engine.draft.training.start import likeliest_tokens, positions_of
+from quire.engine.draft.training.trainer import rate
 from quire.engine.draft.training.unroll import Unroll
 from quire.engine.draft.weights import assemble, read_spec, read_tensors, save_head
-
-VOCAB, LAYERS = 96, (0, 1, 2)
-CPU = torch.device("cpu")
+from unit.engine.draft.support import (
+    LAYERS,
+    make_examples,
+    make_model,
+    make_teacher,
+    new_trainer,
+    train,
+)
 
 
 @pytest.fixture(scope="module")
-def teacher(tmp_path_factory):
-    """A model of random weights, sure of itself: its greedy text is worth predicting."""
-    path = tmp_path_factory.mktemp("teacher")
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=4,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=256,
-        tie_word_embeddings=True, initializer_range=0.25, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(path)
-    return TeacherModel(path, dtype=torch.float32, device=CPU)
+def model(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("teacher"))
 
 
-def greedy(teacher, prompt, count):
-    tokens = list(prompt)
-    for _ in range(count):
-        tokens.append(int(teacher.see(torch.tensor([tokens]), LAYERS).logits[0, -1].argmax()))
-    return tokens
+@pytest.fixture(scope="module")
+def teacher(model):
+    return make_teacher(model)
 
 
 @pytest.fixture(scope="module")
 def examples(teacher):
-    chance = torch.Generator().manual_seed(0)
-    made = []
-    for number in range(24):
-        prompt = torch.randint(VOCAB, (4 + number % 3,), generator=chance).tolist()
-        tokens = greedy(teacher, prompt, 20)
-        made.append(Example(torch.tensor(tokens, dtype=torch.int32), len(prompt), f"{number % 2}"))
-    return made
-
-
-def new_trainer(teacher, examples, steps, draft_vocab_size=VOCAB, **course):
-    spec = new_spec(teacher, LAYERS, 48, draft_vocab_size)
-    tokens = likeliest_tokens(examples, spec)
-    first = first_weights(teacher, spec, tokens, own_lm_head=False, seed=1)
-    fields = {"batch_tokens": 1024, "learning_rate": 3e-3, "unroll": 3, "seed": 5} | course
-    return Trainer(
-        teacher, spec, first, examples, vocabulary=vocabulary_of(spec, tokens),
-        course=Course(steps, **fields),
-    )  # fmt: skip
-
-
-def train(trainer, clock=lambda: 0.0, on_step=lambda step: None):
-    trainer.train(clock, 10, lambda entry: None, on_step)
+    return make_examples(teacher)
 
 
 class Chain:
@@ -175,9 +136,8 @@ def test_a_head_learns_to_draft(teacher, examples):
     assert trainer.history[-1]["loss"][0] < trainer.history[0]["loss"][0]
 
 
-def test_it_learns_in_half_precision_too(teacher, examples):
-    path = teacher.model.config._name_or_path
-    half = TeacherModel(Path(path), dtype=torch.bfloat16, device=CPU)
+def test_it_learns_in_half_precision_too(model, examples):
+    half = make_teacher(model, torch.bfloat16)
     trainer = new_trainer(half, examples, 20, draft_vocab_size=40, learning_rate=1e-2)
     train(trainer)
     assert trainer.history[-1]["loss"][0] < trainer.history[0]["loss"][0]

@@ -25,10 +25,10 @@ _QUESTION_TOKENS = 48
 _LEAST_CHARS = 12
 """A question shorter than this is none."""
 _MAX_ROWS = {"cpu": 16, "cuda": 2048}
-_HOST_BYTES = 1 << 30
+_HOST_BYTES = 4 << 30
+"""Taken as free on the host."""
 _DEVICE_SHARE = 4
-"""Keys and values of one batch of answers may take a GiB on the host, and one in so many of the
-bytes that are free on a GPU."""
+"""Keys and values of one batch of answers may take one in so many of the bytes that are free."""
 _PROMPT_TOKENS = {"cpu": 1 << 14, "cuda": 1 << 19}
 """Read at once, of all prompts of a batch."""
 
@@ -105,9 +105,7 @@ class Speaker:
         """Of similar length: they are padded to the longest."""
         left = sorted(prompts, key=lambda prompt: len(prompt.tokens), reverse=True)
         kind = self._teacher.device.type
-        memory_bytes = _HOST_BYTES
-        if kind == "cuda":
-            memory_bytes = torch.cuda.mem_get_info(self._teacher.device)[0] // _DEVICE_SHARE
+        memory_bytes = _free_bytes(self._teacher.device) // _DEVICE_SHARE
         while left:
             length = len(left[0].tokens)
             row_bytes = self._token_bytes * (length + num_tokens)
@@ -163,3 +161,12 @@ class Speaker:
     def _tokens(self, text: str) -> list[int]:
         tokens: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return tokens
+
+
+def _free_bytes(device: torch.device) -> int:
+    """With those that torch keeps for later."""
+    if device.type != "cuda":
+        return _HOST_BYTES
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    kept_bytes = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free_bytes + kept_bytes
