@@ -39,6 +39,7 @@ COMMANDS = [
     ["demo"],
     ["serve"],
     ["config"],
+    ["train-eagle"],
 ]
 
 
@@ -52,7 +53,7 @@ def test_every_command_explains_itself(command, quire):
     ran = quire(*command, "--help")
     assert ran.code == 0
     assert f"Usage: {' '.join(['quire', *command])}" in ran.out
-    if len(command) == 2 or command in (["demo"], ["serve"], ["config"]):
+    if len(command) == 2 or command in (["demo"], ["serve"], ["config"], ["train-eagle"]):
         assert f"Example: quire {' '.join(command)}" in ran.out
 
 

@@ -19,6 +19,7 @@ DOCUMENTS = [
     "docs/hybrid.md",
     "docs/metrics.md",
     "docs/serving.md",
+    "docs/speculation.md",
 ]
 SOURCES = {
     path.name for place in ("src/quire", "benchmarks") for path in (ROOT / place).rglob("*.py")
