@@ -24,8 +24,8 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-from quire.engine.attention import Target
-from quire.engine.forward.ops import Heads, Ops, TorchOps
+from quire.engine.attention import Heads, Target
+from quire.engine.forward.ops import Ops, TorchOps
 from quire.engine.forward.rope import Turner
 from quire.engine.forward.spec import DenseSpec
 

@@ -20,8 +20,8 @@ import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from quire.engine.attention import Heads
 from quire.engine.draft.eagle import EagleHead
-from quire.engine.forward.ops import Heads
 
 _KERNELS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """Those that take any mask, with gradients."""
