@@ -7,9 +7,9 @@ between which two keys the search must end:
     peak ········ lo ···············  hi ········ cut ········ lowest
     [   base    )  [ in question      ]          what the search before left
 
-Those in question are listed, and weighed at finer edges between lo and hi, which leaves few of them
-to look at one by one. Searches of a row come one after the other; each leaves a cut and the mass up
-to it to the next.
+Those in question are listed, then weighed at finer edges between lo and hi, then all but the few
+between two of those are dropped. Searches of a row come one after the other; each leaves a cut and
+the mass up to it to the next.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from quire.engine.kernels.masses import (
 )
 from quire.engine.kernels.rows import (
     BLOCK,
+    FARTHEST,
     IDS,
     NUM_PARTS,
     TEMPERATURE,
@@ -38,6 +39,7 @@ from quire.engine.kernels.rows import (
     UNIFORM,
     WARPS,
     code_of,
+    distance_of,
     key_of,
     read,
     row_pointers,
@@ -52,6 +54,7 @@ TO_DRAW = tl.constexpr(2)
 _PARTS = tl.constexpr(NUM_PARTS)
 _REFINE_BLOCK = 256
 _REFINE_WARPS = 4
+_DROP_BLOCK = 1024
 
 
 class Searches(NamedTuple):
@@ -67,6 +70,8 @@ class Searches(NamedTuple):
     """float64 [rows]: the mass up to it."""
     bounds: torch.Tensor
     """int64 [rows, 2]: lo and hi; 1 and 0 if there is no such search."""
+    aims: torch.Tensor
+    """float64 [rows, 3]: what is looked for, and mass and count before lo."""
     masses: torch.Tensor
     """float64 [rows, parts, edges]: of the candidates down to each of the finer edges."""
     counts: torch.Tensor
@@ -84,6 +89,7 @@ class Searches(NamedTuple):
             torch.empty(rows, dtype=torch.int64, device=device),
             torch.empty(rows, dtype=torch.float64, device=device),
             torch.empty(rows, 2, dtype=torch.int64, device=device),
+            torch.empty(rows, 3, dtype=torch.float64, device=device),
             torch.empty(rows, NUM_PARTS, NUM_EDGES.value, dtype=torch.float64, device=device),
             torch.empty(rows, NUM_PARTS, NUM_EDGES.value, dtype=torch.int32, device=device),
             torch.empty(rows, 2 * block, dtype=torch.int32, device=device),
@@ -149,15 +155,18 @@ def question(
 @triton.jit(do_not_specialize=["rows", "search", "is_first"])
 def _collect(
     raw, stride, adjusted, columns, firsts, lows, masses, counts, places, numbers, cuts, sums,
-    bounds, rows, vocab, size, search, is_first, BLOCK: tl.constexpr, COUNTS: tl.constexpr,
+    bounds, aims, rows, vocab, size, search, is_first, BLOCK: tl.constexpr, COUNTS: tl.constexpr,
 ):  # fmt: skip
     row, part = tl.program_id(0), tl.program_id(1)
-    wanted, _, _, _, lo, hi, _, _ = question(
+    wanted, _, _, target, lo, hi, base, number = question(
         columns, firsts, lows, masses, counts, cuts, sums, rows, row, search, is_first, COUNTS
     )
     if part == 0:
         tl.store(bounds + row * 2, tl.where(wanted, lo, 1))
         tl.store(bounds + row * 2 + 1, tl.where(wanted, hi, 0))
+        tl.store(aims + row * 3, target)
+        tl.store(aims + row * 3 + 1, base)
+        tl.store(aims + row * 3 + 2, number)
     if wanted:
         raw, adjusted, edited = row_pointers(raw, stride, adjusted, columns, rows, vocab, row)
         places += (row.to(tl.int64) * _PARTS + part) * size
@@ -241,6 +250,44 @@ def refined(finer_masses, finer_counts, row, search, target, lo, hi, base, numbe
     )
 
 
+@triton.jit(do_not_specialize=["rows", "search"])
+def _drop(
+    raw, stride, adjusted, columns, firsts, lows, places, numbers, bounds, aims, finer_masses,
+    finer_counts, rows, vocab, size, search, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Of the candidates those that the finer edges leave, and that weigh something."""
+    row, part = tl.program_id(0), tl.program_id(1)
+    lo, hi = tl.load(bounds + row * 2), tl.load(bounds + row * 2 + 1)
+    if lo <= hi:
+        target, base = tl.load(aims + row * 3), tl.load(aims + row * 3 + 1)
+        before = tl.load(aims + row * 3 + 2)
+        lo, hi, _, _, _ = refined(
+            finer_masses, finer_counts, row, search, target, lo, hi, base, before
+        )
+        raw, adjusted, edited = row_pointers(raw, stride, adjusted, columns, rows, vocab, row)
+        peak = value_of(peak_of(firsts, lows, row)[0] >> 32).to(tl.float64)
+        inverse = 1.0 / tl.load(columns + TEMPERATURE * rows + row)
+        places += (row.to(tl.int64) * _PARTS + part) * size
+        number = tl.load(numbers + row * _PARTS + part)
+        lane = tl.arange(0, BLOCK)
+        held = 0
+        for start in range(0, number, BLOCK):
+            inside = start + lane < number
+            place = tl.load(places + start + lane, mask=inside, other=0)
+            token = part * size + place.to(tl.int32)
+            x = read(raw, adjusted, edited, token, inside)
+            key = key_of(x, token)
+            stays = inside & (key >= lo) & (key <= hi)
+            stays = stays & (distance_of(x, peak, inverse) < FARTHEST)
+            one = stays.to(tl.int32)
+            at = held + tl.cumsum(one, 0) - one
+            tl.debug_barrier()  # all have read what is written over
+            tl.store(places + at, place, mask=stays)
+            held += tl.sum(one, 0)
+        tl.debug_barrier()
+        tl.store(numbers + row * _PARTS + part, held)
+
+
 def collect(
     logits: torch.Tensor,
     adjusted: torch.Tensor,
@@ -256,15 +303,20 @@ def collect(
     """List the tokens that this search is about, and weigh them at finer edges; `is_first`: no
     other search came before it."""
     rows, vocab = logits.shape
-    places, numbers, cuts, sums, bounds, finer_masses, finer_counts, _ = searches
+    places, numbers, cuts, sums, bounds, aims, finer_masses, finer_counts, _ = searches
     size = part_size(vocab, block)
     _collect[(rows, NUM_PARTS)](
         logits, logits.stride(0), adjusted, columns, *weighed, places, numbers, cuts, sums,
-        bounds, rows, vocab, size, search, int(is_first), block, counts,
+        bounds, aims, rows, vocab, size, search, int(is_first), block, counts,
         num_warps=WARPS // 2, enable_fp_fusion=False,
     )  # fmt: skip
     _refine[(rows, NUM_PARTS)](
         logits, logits.stride(0), adjusted, columns, weighed.firsts, weighed.lows, places, numbers,
         bounds, finer_masses, finer_counts, rows, vocab, size, min(block, _REFINE_BLOCK),
         num_warps=_REFINE_WARPS, enable_fp_fusion=False,
+    )  # fmt: skip
+    _drop[(rows, NUM_PARTS)](
+        logits, logits.stride(0), adjusted, columns, weighed.firsts, weighed.lows, places, numbers,
+        bounds, aims, finer_masses, finer_counts, rows, vocab, size, search,
+        min(block, _DROP_BLOCK), num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip

@@ -242,7 +242,7 @@ def _find(
 @triton.jit(do_not_specialize=["rows", "search", "is_first"])
 def _search(
     raw, stride, adjusted, seen, columns, firsts, lows, masses, counts, places, numbers, cuts, sums,
-    bounds, finer_masses, finer_counts, few, record, rows, vocab, size, search, is_first,
+    bounds, aims, finer_masses, finer_counts, few, record, rows, vocab, size, search, is_first,
     BLOCK: tl.constexpr, COUNTS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
