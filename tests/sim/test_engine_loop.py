@@ -13,6 +13,7 @@ import pytest
 from engine_support import MIXES, PAGE, TinyEngine, oracle
 from quire.config import PrefetchPolicy, WritePolicy
 from quire.engine.messages import Ask, Attach, Detach, Finish, Flush, GetStatus, Warm
+from quire.manager import Way
 from quire.types import Tier
 
 STEPS = 700
@@ -38,6 +39,7 @@ class Load:
             prefetch=self.random.choice(list(PrefetchPolicy)),
             store=FAULTY.format(seed=seed),
             ahead=ahead,
+            way=Way.BOTH if seed // 4 % 2 == 0 else None,
         )
         self.families = [self._tokens(40) for _ in range(4)]
         self.asked: dict[str, tuple[list[int], int, list[int]]] = {}
