@@ -57,7 +57,7 @@ class _Rate:
         self._samples: deque[float] = deque(maxlen=_SAMPLES)
         self.seconds_per_item: float | None = None
 
-    def observe(self, items: int, seconds: float) -> None:
+    def observe(self, items: float, seconds: float) -> None:
         if items <= 0 or seconds <= 0:
             return
         self._samples.append(seconds / items)
@@ -72,8 +72,11 @@ class CostModel:
         self._peer = _Rate()
         self._load = _Rate()
         self._prefill = _Rate()
+        self._meeting = _Rate()
+        """Seconds that meetings took, by each second that they were reckoned to take."""
         self._forced: Way | None = None
         self._declined_in_a_row = 0
+        self._unmet_in_a_row = 0
         self._unasked_in_a_row = 0
 
     def observe_fetch(self, num_pages: int, seconds: float) -> None:
@@ -91,6 +94,10 @@ class CostModel:
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:
         self._prefill.observe(num_tokens, seconds)
 
+    def observe_meeting(self, reckoned_s: float, seconds: float) -> None:
+        """`reckoned_s`: as `meeting_s` said when it began."""
+        self._meeting.observe(reckoned_s, seconds)
+
     def force(self, way: Way | None) -> None:
         """Always this way, whatever it costs; None: the best again. For measurements and tests."""
         self._forced = way
@@ -105,11 +112,31 @@ class CostModel:
         if times is None:
             return Way.FETCH
         way = times.best if can_meet else times.best_alone
+        if can_meet and way is not Way.BOTH and self._is_retried(times):
+            return Way.BOTH
         self._declined_in_a_row = self._declined_in_a_row + 1 if way is Way.COMPUTE else 0
         if self._declined_in_a_row >= _RETRY_EVERY:
             self._declined_in_a_row = 0
             return Way.BOTH if can_meet else Way.FETCH
         return way
+
+    def _is_retried(self, times: Times) -> bool:
+        """Is both at once chosen for once, although it took too long lately?"""
+        reckoned = times._replace(both_s=times.both_s / self._slip)
+        self._unmet_in_a_row = self._unmet_in_a_row + 1 if reckoned.best is Way.BOTH else 0
+        if self._unmet_in_a_row < _RETRY_EVERY:
+            return False
+        self._unmet_in_a_row = 0
+        return True
+
+    @property
+    def _slip(self) -> float:
+        return max(1.0, self._meeting.seconds_per_item or 1.0)
+
+    def meeting_s(self, num_pages: int, ahead: int) -> float | None:
+        """How long both at once would take by the rates alone. None: not enough is known."""
+        times = self.times(num_pages, ahead)
+        return None if times is None else times.both_s / self._slip
 
     def times(self, num_pages: int, ahead: int = 0) -> Times | None:
         """How long each way would take. None: not enough is known."""
@@ -123,7 +150,7 @@ class CostModel:
         return Times(
             compute_s=page_s * num_pages,
             fetch_s=fetch * (num_pages + ahead) + load * num_pages,
-            both_s=meet_s + min(page_s, arrive_s) * num_pages * _MISMATCH,
+            both_s=(meet_s + min(page_s, arrive_s) * num_pages * _MISMATCH) * self._slip,
         )
 
     def worth_fetching(self, num_pages: int, ahead: int = 0) -> bool:

@@ -103,3 +103,30 @@ def test_a_way_may_be_forced() -> None:
     assert costs.choose(10, can_meet=False) is Way.FETCH
     costs.force(None)
     assert costs.choose(10) is Way.COMPUTE
+
+
+def test_both_is_not_chosen_where_it_takes_longer_than_reckoned() -> None:
+    """The two share a machine: what counts is what it took."""
+    costs = model(fetch_s_per_page=0.016, prefill_s_per_token=0.001)
+    assert costs.choose(100) is Way.BOTH
+    reckoned_s = costs.meeting_s(100, 0)
+    assert reckoned_s is not None
+    costs.observe_meeting(reckoned_s, reckoned_s * 3)
+    assert costs.choose(100) is not Way.BOTH
+    assert costs.meeting_s(100, 0) == reckoned_s  # by the rates alone
+
+
+def test_both_that_took_too_long_is_tried_again_now_and_then_and_may_recover() -> None:
+    costs = model(fetch_s_per_page=0.016, prefill_s_per_token=0.001)
+    costs.observe_meeting(1.0, 3.0)
+    ways = [costs.choose(100) for _ in range(64)]
+    assert 2 <= ways.count(Way.BOTH) <= 8
+    for _ in range(2):
+        costs.observe_meeting(1.0, 1.0)
+    assert costs.choose(100) is Way.BOTH
+
+
+def test_a_meeting_that_is_faster_than_reckoned_makes_nothing_look_better_than_it_is() -> None:
+    costs = model(fetch_s_per_page=0.5, prefill_s_per_token=0.001)
+    costs.observe_meeting(1.0, 0.1)
+    assert costs.choose(100) is Way.COMPUTE

@@ -248,6 +248,9 @@ class Meeting:
     high: int
     back: PageIds
     """All device pages of the lease from page `low` on: nothing is computed into these."""
+    begun_s: float
+    reckoned_s: float | None
+    """How long it should take; None: nobody knows."""
     parts: list[Part] = field(default_factory=list)
     loading: dict[OperationId, Part] = field(default_factory=dict)
     asks: bool = True

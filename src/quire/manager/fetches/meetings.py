@@ -76,7 +76,9 @@ class Meetings:
         if last - first < core.config.threshold_pages:
             return False
         size = max(_MIN_PART_PAGES, min((last - first) // _PARTS, _MAX_PART_PAGES))
-        meeting = Meeting(lease, lease.key, core.store_epoch, size, first, held, last, NO_PAGES)
+        reckoned_s = self._costs.meeting_s(last - first, self._intakes.inflight_pages)
+        begun = core.store_epoch, size, first, held, last, NO_PAGES, core.clock(), reckoned_s
+        meeting = Meeting(lease, lease.key, *begun)
         self._take(meeting, held - last)
         lease.meeting = meeting
         self._open[meeting] = None
@@ -115,6 +117,8 @@ class Meetings:
             return None
         high = meeting.high if meeting.parts else meeting.low
         self._core.counters.met_pages += high - meeting.low
+        if meeting.reckoned_s is not None:
+            self._costs.observe_meeting(meeting.reckoned_s, self._core.clock() - meeting.begun_s)
         self._end(meeting, high)
         return high
 
