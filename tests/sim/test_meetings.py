@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from quire.manager import Lease
 from quire.manager.fetches.base import Meeting, Part, PartState
 from quire.manager.fetches.meetings import Meetings
 from quire.sim import SimOptions, SimulationError, simulate
@@ -49,15 +50,15 @@ def test_whole_engines_meet_too_c52() -> None:
 
 
 def test_a_meeting_before_the_copies_have_ended_is_noticed_c52(monkeypatch: Patch) -> None:
-    meet = Meetings.meet
+    met = Meetings.met
 
-    def hasty(self: Meetings, meeting: Meeting, computed: int) -> int | None:
-        for part in meeting.parts:
+    def hasty(self: Meetings, lease: Lease, computed: int) -> int | None:
+        for part in lease.meeting.parts if lease.meeting is not None else ():
             if part.state is PartState.LOADING:
                 part.state = PartState.LOADED
-        return meet(self, meeting, computed)
+        return met(self, lease, computed)
 
-    monkeypatch.setattr(Meetings, "meet", hasty)
+    monkeypatch.setattr(Meetings, "met", hasty)
     with pytest.raises(SimulationError):
         simulate_many(12)
 

@@ -180,7 +180,9 @@ class Admission:
         if request.handover is not None:
             self._holds.note_found(request, lease.num_device)
         # One token at least is left to compute, also for a peer.
-        meets = self._reuse and manager.meet(lease, (request.length - 1) // self._page_size)
+        meets = self._reuse and manager.meetings.start(
+            lease, (request.length - 1) // self._page_size
+        )
         if meets or not (self._reuse and manager.stream(lease)):
             self.go_on(request)
         if self._remote is not None:

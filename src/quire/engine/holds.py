@@ -55,7 +55,7 @@ class Holds:
         if request.flying:
             return
         low = request.computed // self._page_size
-        high = self._manager.met(lease, low)
+        high = self._manager.meetings.met(lease, low)
         if high is not None and high > low:
             request.computed = high * self._page_size
             if request.cached is not None and not request.reported:

@@ -35,7 +35,7 @@ class Segments:
         assert lease is not None
         start = request.next_start
         if lease.meeting is not None:
-            return min(count, self._manager.front(lease, start // size) * size - start)
+            return min(count, self._manager.meetings.front(lease, start // size) * size - start)
         if lease.state is None or lease.state.recurrent is None:
             return count
         first, last = start // size, (start + count) // size
@@ -62,7 +62,7 @@ class Segments:
         follows = request.place if start == request.length else -1
         num_pages = -(-end // self._page_size)
         if lease.meeting is not None:
-            self._manager.computing(lease, num_pages)
+            self._manager.meetings.computing(lease, num_pages)
         pages = lease.pages[: num_pages * PAGE_ID_BYTES]
         segment = Segment(
             id=request.id,

@@ -4,7 +4,7 @@ from quire.manager.costs import Way
 from quire.manager.counters import Counters, Decline, Fit
 from quire.manager.events import CacheEvent, EventBatch, EventKind
 from quire.manager.exports import Export, Grant
-from quire.manager.fetches import Intake, Prefetch, PrefetchState
+from quire.manager.fetches import Intake, Meetings, Prefetch, PrefetchState
 from quire.manager.lease import Lease, LoadState, PrefixMatch
 from quire.manager.manager import CacheManager
 from quire.manager.states import LeaseState
@@ -24,6 +24,7 @@ __all__ = [
     "Lease",
     "LeaseState",
     "LoadState",
+    "Meetings",
     "Prefetch",
     "PrefetchState",
     "PrefixMatch",

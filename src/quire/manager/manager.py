@@ -89,6 +89,8 @@ class CacheManager:
         )
         self.offers = self._fetches.offers
         """What peers bring."""
+        self.meetings = self._fetches.meetings
+        """What the store brings from the back while a request computes from the front."""
         self.exports = Exporter(core, self._writer.demand)
         """What peers are given to read."""
         _check_pools(core)
@@ -164,7 +166,7 @@ class CacheManager:
 
         Without `fetch` only ask: `num_hit` of the result is the answer once its state is PROBED (or
         DONE, declined), and a call with `fetch` may follow. `can_meet`: the request will call
-        `meet` when it has its pages, and need not wait where that is the fastest.
+        `meetings.start` when it has its pages, and need not wait where that is the fastest.
         """
         lease.require_live()
         prefetches = self._fetches.prefetches
@@ -242,33 +244,6 @@ class CacheManager:
         again nothing can be computed. False: there is no more, or it is not worth it."""
         lease.require_live()
         return self._fetches.streams.start(lease)
-
-    def meet(self, lease: Lease, limit: int) -> bool:
-        """The request has device pages for all of its prompt: bring what the store has, up to page
-        `limit`, from its end on, while it computes from the front. It asks `front` how far it may,
-        tells `computing` what it does, and asks `met` if they have met; then `lease.meeting` is
-        None again. False: there is nothing to be had so, or another way is better."""
-        lease.require_live()
-        return self._fetches.meetings.start(lease, limit)
-
-    def front(self, lease: Lease, at: int) -> int:
-        """Page up to which it may compute now, from page `at` on, while it has a meeting."""
-        assert lease.meeting is not None
-        return self._fetches.meetings.limit(lease.meeting, at)
-
-    def computing(self, lease: Lease, last: int) -> None:
-        """Pages before `last` are given to the model, while it has a meeting."""
-        meeting = lease.meeting
-        assert meeting is not None
-        assert last <= meeting.low, "pages that are being fetched are not computed"
-        meeting.at = max(meeting.at, last)
-
-    def met(self, lease: Lease, computed: int) -> int | None:
-        """All pages before `computed` are computed and nothing is under way. Have they met? Then
-        all pages before the one that is returned are there."""
-        lease.require_live()
-        meeting = lease.meeting
-        return None if meeting is None else self._fetches.meetings.meet(meeting, computed)
 
     def begin(self, lease: Lease) -> bool:
         """Give the request a recurrent state of its own, once. False: no slot is left."""

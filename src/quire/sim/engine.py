@@ -167,7 +167,7 @@ class SimEngine:
         missing = -(-len(request.tokens) // size) - num_pages(lease.pages)
         wants = lease.prefetch is not None and lease.prefetch.way is Way.BOTH
         if wants and missing > 0 and self.compute.extend(lease, missing):
-            self.manager.meet(lease, len(request.expected))
+            self.manager.meetings.start(lease, len(request.expected))
 
     def _follow_load(self, request: SimRequest) -> None:
         lease = _lease(request)
@@ -212,12 +212,12 @@ class SimEngine:
         if lease.meeting is not None:
             if self._have_met(request):
                 return
-            front = self.manager.front(lease, first)
+            front = self.manager.meetings.front(lease, first)
             last = min(front, first + self.rng.randrange(1, 5))
             if last <= first:
                 self._limit_wait(request, MAX_LOAD_S)
                 return
-            self.manager.computing(lease, last)
+            self.manager.meetings.computing(lease, last)
         if last > first:
             last = self.manager.next_stop(lease, first, last)
         if not self.compute.cover(lease, last):
@@ -235,7 +235,7 @@ class SimEngine:
 
     def _have_met(self, request: SimRequest) -> bool:
         lease = _lease(request)
-        met = self.manager.met(lease, request.num_computed)
+        met = self.manager.meetings.met(lease, request.num_computed)
         if met is None:
             return False
         self.tally.reused_pages += met - request.num_computed

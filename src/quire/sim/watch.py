@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from quire.components import Component
 from quire.config import CacheConfig
 from quire.keys import PrefixKey
-from quire.manager import CacheManager, Lease, Prefetch, PrefixMatch
+from quire.manager import CacheManager, Lease, Meetings, Prefetch, PrefixMatch
 from quire.messages import (
     AttachStore,
     Cancel,
@@ -55,6 +55,28 @@ class Rule(enum.Enum):
 RULES = frozenset(Rule)
 
 
+class _WatchedMeetings(Meetings):
+    """The manager's own, which know no more than before; what they do is looked at."""
+
+    def __init__(
+        self,
+        real: Meetings,
+        asked: Callable[[str, Callable[[], bool]], bool],
+        look: Callable[[str], None],
+    ) -> None:
+        vars(self).update(vars(real))
+        self._asked = asked
+        self._look = look
+
+    def start(self, lease: Lease, limit: int) -> bool:
+        return self._asked("meetings.start", partial(super().start, lease, limit))
+
+    def met(self, lease: Lease, computed: int) -> int | None:
+        page = super().met(lease, computed)
+        self._look("meetings.met")
+        return page
+
+
 class WatchedManager(CacheManager):
     def __init__(
         self, config: CacheConfig, *, clock: VirtualClock, components: Sequence[Component]
@@ -67,6 +89,7 @@ class WatchedManager(CacheManager):
         self._evicted = 0
         self._coming: dict[OperationId, set[tuple[str, bytes]]] = {}
         """Fetches from the store, with what they bring."""
+        self.meetings = _WatchedMeetings(self.meetings, self._asked, self._look_at_host)
 
     # ---- calls that may say no ------------------------------------------------------------------
 
@@ -81,9 +104,6 @@ class WatchedManager(CacheManager):
 
     def load(self, lease: Lease) -> int:
         return self._asked("load", partial(super().load, lease))
-
-    def meet(self, lease: Lease, limit: int) -> bool:
-        return self._asked("meet", partial(super().meet, lease, limit))
 
     def save_slot(self, lease: Lease) -> int:
         return self._asked("save_slot", partial(super().save_slot, lease), no=NO_SLOT)
@@ -109,11 +129,6 @@ class WatchedManager(CacheManager):
         count = super().commit(lease, key)
         self._look_at_host("commit")
         return count
-
-    def met(self, lease: Lease, computed: int) -> int | None:
-        page = super().met(lease, computed)
-        self._look_at_host("met")
-        return page
 
     def release(self, lease: Lease) -> None:
         if is_prefetching(lease):

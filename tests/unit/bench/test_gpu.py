@@ -6,11 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from quire.bench.gpu import report, sets
 from quire.bench.gpu import run as bench
-from quire.bench.gpu import sets
 from quire.bench.gpu.floors import Machine, Needs
 from quire.bench.gpu.model import SHAPES, write_model
 from quire.bench.gpu.plan import Part
+from quire.cli.output import show
 from quire.errors import ConfigError, EngineError
 from unit.cli_support import command
 
@@ -66,6 +67,9 @@ def test_it_measures_tokens_beside_their_floors(model, capsys, monkeypatch) -> N
     hits = result["hits"][-1]
     assert (hits["device_tokens"], hits["host_tokens"]) == (496, 496)
     assert "sets" not in result
+    show(*report.tables(result))
+    shown = capsys.readouterr().out
+    assert all(title in shown for title in ("Decoding", "Prompts", "Hits", "in the store"))
 
 
 def test_it_measures_copies_and_sessions(model, tmp_path, capsys, monkeypatch) -> None:

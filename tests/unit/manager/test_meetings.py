@@ -32,15 +32,15 @@ class Meeting:
     def compute(self, most: int = PAGES) -> bool:
         """Up to so many pages. False: it may not, for now."""
         lease, manager = self.lease, self.rig.manager
-        met = manager.met(lease, self.computed)
+        met = manager.meetings.met(lease, self.computed)
         if met is not None:
             self.computed = met
-        front = PAGES if lease.meeting is None else manager.front(lease, self.computed)
+        front = PAGES if lease.meeting is None else manager.meetings.front(lease, self.computed)
         last = min(front, self.computed + most)
         if last == self.computed:
             return met is not None
         if lease.meeting is not None:
-            manager.computing(lease, last)
+            manager.meetings.computing(lease, last)
         mine = page_array(lease.pages).tolist()[self.computed : last]
         assert len(mine) == last - self.computed
         copied = [c for c in self.rig.pending if isinstance(c, Load)]
@@ -96,7 +96,7 @@ def meeting(ranks: int = 1, host: int = 64, **prefetch: object) -> Meeting:
     rig.manager.admit(lease)
     assert lease.num_device == 0
     assert rig.manager.extend(lease, PAGES)
-    assert rig.manager.meet(lease, PAGES)
+    assert rig.manager.meetings.start(lease, PAGES)
     return Meeting(rig, lease)
 
 

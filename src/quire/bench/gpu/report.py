@@ -110,7 +110,7 @@ def _crossover(found: Result) -> Iterable[RenderableType]:
                 f"{row['ratio']:.2f}",
                 f"{row['bytes_s'] / 1e9:.2f}",
                 *(f"{row[f'{way}_ms']:.0f}" for way in ("compute", "fetch", "both", "chosen")),
-                row["chosen"],
+                ", ".join(dict.fromkeys(row["chosen"])),
             )
             for row in found["rows"]
         ),

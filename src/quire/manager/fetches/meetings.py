@@ -64,8 +64,11 @@ class Meetings:
         return len(self._core.components) == 1
 
     def start(self, lease: Lease, limit: int) -> bool:
-        """Begin, if that was found to be best. Not beyond page `limit`. False: nothing was
-        changed."""
+        """The request has device pages for all of its prompt: bring what the store has, up to page
+        `limit`, from its end on, while it computes from the front. It asks `front` how far it may,
+        tells `computing` what it does, and asks `met` if they have met; then `lease.meeting` is
+        None again. False: there is nothing to be had so, or another way is better."""
+        lease.require_live()
         core, first, prefetch = self._core, lease.num_device, lease.prefetch
         if prefetch is None or prefetch.way is not Way.BOTH or not self.is_possible:
             return False
@@ -88,9 +91,12 @@ class Meetings:
             self._line.join(meeting.key, partial(self._serve, meeting))
         return True
 
-    def limit(self, meeting: Meeting, at: int) -> int:
-        """Page up to which the request may compute now, from page `at` on: what is still on its
-        way to the host when it is needed, is computed. If that is `at` itself, they meet there."""
+    def front(self, lease: Lease, at: int) -> int:
+        """Page up to which the request may compute now, from page `at` on, while it has a meeting:
+        what is still on its way to the host when it is needed, is computed. If that is `at` itself,
+        they meet there."""
+        meeting = lease.meeting
+        assert meeting is not None
         if at < meeting.low or not meeting.parts:
             return meeting.low
         part = meeting.parts[0]
@@ -106,10 +112,21 @@ class Meetings:
         meeting.is_patient = meeting.is_patient and now < meeting.waits_until_s
         return meeting.is_patient
 
-    def meet(self, meeting: Meeting, computed: int) -> int | None:
-        """Have they met, when all before page `computed` is there? Then what has come is the
-        lease's, and the page after it is returned: there the request goes on."""
-        lease = meeting.lease
+    def computing(self, lease: Lease, last: int) -> None:
+        """Pages before `last` are given to the model, while it has a meeting."""
+        meeting = lease.meeting
+        assert meeting is not None
+        assert last <= meeting.low, "pages that are being fetched are not computed"
+        meeting.at = max(meeting.at, last)
+
+    def met(self, lease: Lease, computed: int) -> int | None:
+        """All pages before `computed` are computed and nothing is under way. Have they met? Then
+        what has come is the lease's, and the page after it is returned: there the request goes
+        on."""
+        lease.require_live()
+        meeting = lease.meeting
+        if meeting is None:
+            return None
         waits = any(part.state is not PartState.LOADED for part in meeting.parts)
         if computed < meeting.low or waits or lease.loads:
             return None
