@@ -121,8 +121,9 @@ class Settings:
     cuda_graphs: bool = _option(
         True,
         Switch(),
-        "On CUDA, with one rank and Quire's own decoder: replay steps that only decode as CUDA "
-        "graphs, captured at start.",
+        "On CUDA, with one rank: replay steps that decode, and the ends of prompts whose pages are "
+        "on the device, as CUDA graphs, captured at start; for models of transformers where their "
+        "code allows it.",
         example="false",
         flag=True,
     )
