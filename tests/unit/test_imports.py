@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "memory": BOTTOM,
     "transfer": BOTTOM | {"memory"},
     "store": BOTTOM,
+    "testing": BOTTOM | {"store"},
     "peer": BOTTOM | {"memory"},
     "worker": HANDS | {"peer"},
     "disagg": LEADER | {"manager", "peer"},

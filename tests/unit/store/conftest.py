@@ -16,6 +16,7 @@ from quire.store.client import PageStore
 from quire.store.codec import object_name
 from quire.store.file import FileStore
 from quire.types import NO_PARENT, PageKey, PageStatus
+from store_servers import Valkey
 
 PAGE_BYTES = 2 * HEADER_BYTES
 
@@ -150,3 +151,10 @@ def file_store(tmp_path: Path) -> Iterator[FileStores]:
     yield stores
     for store in stores.made:
         store.close()
+
+
+@pytest.fixture(scope="module")
+def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
+    server = Valkey(tmp_path_factory.mktemp("valkey"))
+    yield server
+    server.stop()

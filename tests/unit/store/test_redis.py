@@ -23,13 +23,6 @@ from store_servers import Valkey
 OK, MISS = PageStatus.OK, PageStatus.MISS
 
 
-@pytest.fixture(scope="module")
-def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
-    server = Valkey(tmp_path_factory.mktemp("valkey"))
-    yield server
-    server.stop()
-
-
 @pytest.fixture
 def store(valkey: Valkey) -> Iterator[RedisStore]:
     valkey.say(b"FLUSHALL")
