@@ -11,8 +11,10 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -103,3 +105,50 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
+
+
+class Moto:
+    """A test double of S3: `moto`, in a process of its own. Real buckets cannot be had here."""
+
+    def __init__(self, folder: Path, bucket: str = "pages") -> None:
+        self.port = free_port()
+        self.bucket = bucket
+        words = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
+        log = folder / "moto.log"
+        with log.open("ab") as out:
+            self._process = subprocess.Popen(words, stdout=out, stderr=out)
+        deadline = time.monotonic() + _START_S
+        while not self._made():
+            assert self._process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self.bucket}/cache?endpoint={self.endpoint}&region=us-east-1"
+
+    def empty(self) -> None:
+        urlopen(Request(f"{self.endpoint}/moto-api/reset", method="POST")).close()
+        assert self._made()
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def pause(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def _made(self) -> bool:
+        """The bucket is there."""
+        try:
+            urlopen(Request(f"{self.endpoint}/{self.bucket}", method="PUT"), timeout=30).close()
+        except OSError:
+            return False
+        return True

@@ -148,6 +148,6 @@ def open_store(text: str, *, must_exist: bool = False) -> Store:
     except (ImportError, AttributeError) as error:
         raise StoreError(
             f"the plug-in for {url.scheme!r} stores cannot be loaded ({error}): "
-            f"install what it needs"
+            f"install what it needs, such as quire[{url.scheme}]"
         ) from error
     return opener(url)

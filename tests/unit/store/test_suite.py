@@ -16,7 +16,7 @@ from quire.store.memory import MemoryStore
 from quire.store.url import open_store
 from quire.testing.stores import StoreSuite
 from quire.types import PageStatus
-from store_servers import Valkey
+from store_servers import Moto, Valkey
 
 
 class TestFiles(StoreSuite):
@@ -51,6 +51,20 @@ class TestValkey(StoreSuite):
     def _place(self, valkey: Valkey) -> None:
         valkey.say(b"FLUSHALL")
         self._url = valkey.url
+
+    def open(self) -> Store:
+        return open_store(self._url)
+
+
+class TestBucket(StoreSuite):
+    """On a test double of S3."""
+
+    @pytest.fixture(autouse=True)
+    def _place(self, moto: Moto, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "tests")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "tests")
+        moto.empty()
+        self._url = moto.url
 
     def open(self) -> Store:
         return open_store(self._url)
