@@ -155,13 +155,12 @@ class AttentionBridge:
 
 
 def row_ends(batch: Batch) -> list[int]:
-    """The last token's place of each segment with a row, in the packed row of the batch."""
+    """Places in the packed row of the batch of the tokens after which one is drawn."""
     ends: list[int] = []
     end = 0
     for segment in batch.segments:
         end += segment.num_tokens
-        if segment.row is not None:
-            ends.append(end - 1)
+        ends += range(end - segment.num_rows, end)
     return ends
 
 

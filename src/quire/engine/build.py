@@ -16,6 +16,7 @@ import msgspec
 from quire.components import PoolSize
 from quire.config import CacheConfig, PrefetchConfig, SnapshotConfig, WriteConfig
 from quire.engine.config import EngineConfig, Role
+from quire.engine.draft import check_target, open_speculation
 from quire.engine.engine import Engine, attach_and_wait, tiers
 from quire.engine.executor import Executor, Model, RankConfig, open_executor
 from quire.engine.forward import Choice, choose
@@ -94,6 +95,7 @@ def _plan(config: EngineConfig) -> _Plan:
     directory = Path(config.model)
     shape = describe(directory)
     ranks = [_layouts(config, shape, rank) for rank in range(config.tp)]
+    check_target(config.draft, shape)
     forward = choose(directory, config.forward)
     if forward.reason:
         _logger.info("computed by transformers, not by our own decoder: %s", forward.reason)
@@ -139,7 +141,7 @@ def _rank_config(plan: _Plan) -> RankConfig:
         attention=config.attention,
         forward=plan.forward.kind,
         overlap=config.overlap,
-        max_rows=plan.max_running,
+        max_rows=plan.max_running * config.max_rows,
         graph_batch=_graph_batch(config, plan.sizes),
         chunk_tokens=plan.chunk_tokens,
     )
@@ -183,6 +185,7 @@ def _assemble(plan: _Plan, executor: Executor, opened: ExitStack) -> Engine:
         chunk_tokens=plan.chunk_tokens,
         reuse=not no_reuse,
         remote=others.remote if others is not None else None,
+        speculation=open_speculation(config.draft, config.draft_tokens),
     )
     peer = others.hub.address if others is not None else ""
     info = _info(plan, manager, no_reuse=no_reuse, peer=peer)

@@ -16,14 +16,17 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from quire.disagg.handover import Half, Handover, Stage, describe
-from quire.engine.messages import CachedTokens, Generate, RequestStatus, SamplingParams
-from quire.engine.sampling import Row, needs_history
+from quire.engine.draft.speculation import Draft
+from quire.engine.messages import CachedTokens, Finish, Generate, RequestStatus, SamplingParams
+from quire.engine.sampling import Row, Sampled, needs_history
 from quire.keys import Namespace, PrefixKey
 from quire.manager import Lease
 from quire.types import RequestId, num_pages
@@ -74,6 +77,15 @@ class Origin:
         )
 
 
+class Grown(NamedTuple):
+    """What an answer grew by."""
+
+    kept: list[Sampled]
+    finish: Finish | None = None
+    """How it ends with them; None: it goes on."""
+    error: str = ""
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     id: RequestId
@@ -117,6 +129,8 @@ class Request:
     """For a peer: all its pages are in the tree."""
     failure: str = ""
     """For a peer: why it will never be computed."""
+    draft: Draft | None = None
+    """Who proposes tokens for it, once somebody does."""
 
     @classmethod
     def arrive(cls, message: Generate, namespace: Namespace, now: float) -> Request:
@@ -178,9 +192,20 @@ class Request:
     def num_output(self) -> int:
         return self.length - self.num_prompt
 
-    def append(self, token: int) -> None:
-        self.tokens[self.length] = token
-        self.length += 1
+    def grow(self, drawn: Iterable[Sampled]) -> Grown:
+        """Take in what was drawn, one token after the other, as far as its answer goes."""
+        kept: list[Sampled] = []
+        for sampled in () if self.for_peer else drawn:
+            if sampled.error:
+                return Grown(kept, Finish.ERROR, sampled.error)
+            self.tokens[self.length] = sampled.token
+            self.length += 1
+            kept.append(sampled)
+            if sampled.token in self.params.stop_ids:
+                return Grown(kept, Finish.STOP)
+            if self.num_output >= self.params.max_tokens:
+                return Grown(kept, Finish.LENGTH)
+        return Grown(kept)
 
     def key_of(self, count: int) -> PrefixKey:
         """The key of the first `count` tokens or more; hashes only what is new."""

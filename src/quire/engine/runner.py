@@ -8,13 +8,15 @@ tokens that one batch draws stay on the device, where the next one finds them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 
+import msgspec
 import torch
 
-from quire.engine.batch import Batch, BatchResult, SegmentResult
+from quire.engine.batch import Batch, BatchResult, Segment, SegmentResult, verified
 from quire.engine.forward.base import Forward
-from quire.engine.sampling import Drawn, Sampler
-from quire.types import OperationId
+from quire.engine.sampling import Drawn, Row, Sampler, needs_history
+from quire.types import OperationId, RequestId
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +37,12 @@ class Flight:
         sampled = iter(self.drawn.collect() if self.drawn is not None else [])
         results = []
         for segment in self.batch.segments:
-            token = next(sampled, None) if segment.row is not None else None
+            own = list(islice(sampled, segment.num_rows))
             reasons = [self.failed[op] for op in segment.loads if op in self.failed]
-            results.append(
-                SegmentResult(failed=reasons[0]) if reasons else SegmentResult(sampled=token)
-            )
+            if reasons:
+                results.append(SegmentResult(failed=reasons[0]))
+            else:
+                results.append(verified(segment, own) if own else SegmentResult())
         return BatchResult(self.batch.number, results)
 
 
@@ -54,11 +57,11 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, batch: Batch) -> Flight:
         logits = self._forward.logits(batch, self._drawn)
-        picks = [segment for segment in batch.segments if segment.row is not None]
         drawn = None
-        if self._sampler is not None and picks:
-            rows = [segment.row for segment in picks if segment.row is not None]
-            drawn = self._sampler.draw(logits, rows, [segment.id for segment in picks])
+        if self._sampler is not None:
+            rows, ids = _draws(batch)
+            if rows:
+                drawn = self._sampler.draw(logits, rows, ids)
         self._drawn = drawn.tokens if drawn is not None else None
         end = torch.cuda.current_stream(logits.device).record_event() if logits.is_cuda else None
         return Flight(batch, drawn, dict(self._forward.failed), end)
@@ -71,3 +74,29 @@ class ModelRunner:
     def logits(self, batch: Batch) -> torch.Tensor:
         """As of Forward: before anything is sampled."""
         return self._forward.logits(batch)
+
+
+def _draws(batch: Batch) -> tuple[list[Row], list[RequestId]]:
+    """Every token to draw, and for whom: a draw after a proposal has a name of its own, since what
+    the sampler remembers by name must be what was kept."""
+    rows: list[Row] = []
+    ids: list[RequestId] = []
+    for segment in batch.segments:
+        if segment.row is None:
+            continue
+        rows.append(segment.row)
+        ids.append(segment.id)
+        if segment.drafts:
+            rows += _rows_after(segment, segment.row)
+            first = segment.row.position
+            ids += [RequestId(f"{segment.id}+{first + i}") for i in range(1, segment.num_rows)]
+    return rows, ids
+
+
+def _rows_after(segment: Segment, row: Row) -> list[Row]:
+    """As if the proposals had been drawn: penalties see those before each draw."""
+    tokens = segment.tokens[-4 * segment.drafts :] if needs_history(row.params) else b""
+    return [
+        msgspec.structs.replace(row, position=row.position + i, output=row.output + tokens[: 4 * i])
+        for i in range(1, segment.num_rows)
+    ]

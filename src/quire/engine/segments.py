@@ -5,6 +5,8 @@ Knows leases, pages and recurrent state; not which requests are chosen.
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -54,24 +56,27 @@ class Segments:
             return False
         return not request.for_peer or end < request.length or self._kept.can_keep(lease)
 
-    def make(self, request: Request, count: int) -> Segment:
-        """Its next `count` tokens, for which it has pages."""
+    def make(self, request: Request, count: int, proposed: Sequence[int] = ()) -> Segment:
+        """Its next `count` tokens, and what is proposed to come after them; it has pages for all
+        of these."""
         lease = request.lease
         assert lease is not None
         start, end = request.next_start, request.next_start + count
         follows = request.place if start == request.length else -1
-        num_pages = -(-end // self._page_size)
+        tokens = request.tokens[start:end].tobytes() if follows < 0 else bytes(4)
+        num_pages = -(-(end + len(proposed)) // self._page_size)
         if lease.meeting is not None:
             self._manager.meetings.computing(lease, num_pages)
         pages = lease.pages[: num_pages * PAGE_ID_BYTES]
         segment = Segment(
             id=request.id,
-            tokens=request.tokens[start:end].tobytes() if follows < 0 else bytes(4),
+            tokens=tokens + array("i", proposed).tobytes() if proposed else tokens,
             start=start,
             pages=PageIds(pages),
             loads=sorted(lease.loads),
             row=request.row() if end == request.length + request.draws else None,
             follows=follows,
+            drafts=len(proposed),
         )
         return segment if lease.state is None else self._with_state(segment, lease, lease.state)
 
