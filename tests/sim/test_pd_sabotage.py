@@ -6,7 +6,7 @@ independent.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,6 +15,10 @@ import pytest
 from quire.disagg.asker import Asker
 from quire.disagg.handover import Half, Handover, Stage
 from quire.disagg.holder import Holder
+from quire.engine.batch import Segment, SegmentResult
+from quire.engine.holds import Holds
+from quire.engine.request import Request
+from quire.engine.sampling import Sampled
 from quire.manager import CacheManager, Lease
 from quire.manager.exports import Export, Exporter, Grant, _Wanted
 from quire.manager.fetches.base import Intake
@@ -300,3 +304,33 @@ def test_between_unified_engines_too(monkeypatch: Patch) -> None:
     nothing_granted_is_locked(monkeypatch)
     options = replace(CRAMPED, topology=Topology.PEERS, prefills=0, decodes=3, slow_share=0.2)
     assert_caught(WRONG_BYTES, replace(options, host_pages=16))
+
+
+DRAFTS = replace(CRAMPED, drafts=3)
+
+
+def test_runs_with_drafts_pass_without_sabotage() -> None:
+    simulate_many(2, DRAFTS)
+
+
+def test_pages_of_rejected_tokens_shared_as_if_they_counted(monkeypatch: Patch) -> None:
+    """What was proposed is computed, and so are its pages; most of it is thrown away."""
+    share = Holds.share
+
+    def hasty(self: Holds, request: Request) -> None:
+        """Before what was drawn behind the proposals is known."""
+        request.computed += 2
+        if request.computed <= request.length:
+            share(self, request)
+        request.computed -= 2
+
+    monkeypatch.setattr(Holds, "share", hasty)
+    assert_caught(WRONG_BYTES, DRAFTS)
+
+
+def test_proposals_taken_for_answers(monkeypatch: Patch) -> None:
+    def gullible(segment: Segment, drawn: Sequence[Sampled]) -> SegmentResult:
+        return SegmentResult(drawn[0], list(drawn[1:]))
+
+    monkeypatch.setattr("quire.sim.pd.model.verified", gullible)
+    assert_caught("answered|uses a wrong page", DRAFTS)

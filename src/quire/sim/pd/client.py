@@ -121,7 +121,8 @@ class SimClients:
     def _arrive(self, prompt: Prompt) -> None:
         rng, now = self._rng, self._world.clock()
         tokens = list(prompt.tokens) or [0]
-        count = rng.randrange(1, 2 * self._world.options.page_size + 2)
+        options = self._world.options
+        count = rng.randrange(1, 2 * options.page_size + 2 + 2 * options.drafts)
         namespace = prompt.session.namespace
         expected = answer(self._world.oracle, namespace, tokens, count)
         timeout_s = rng.uniform(0.1, 3.0) if rng.random() < _HASTY_SHARE else 3600.0

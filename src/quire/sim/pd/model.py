@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
-from quire.engine.batch import Batch, BatchResult, Segment, SegmentResult
+from quire.engine.batch import Batch, BatchResult, Segment, SegmentResult, verified
 from quire.engine.request import Request
 from quire.engine.sampling import Sampled
 from quire.keys import Namespace
@@ -106,12 +106,17 @@ class SimModel:
         """Requests, each in its life, for which the last batch computed nothing of use."""
         self.checked_pages = 0
         self.computed_tokens = 0
+        self.accepted_tokens = 0
+        """Of those proposed."""
+        self.rejected_tokens = 0
 
     def launch(self, batch: Batch) -> None:
         result = self._run_all(batch)
         self._landing.append(result)
-        rows = zip(batch.segments, result.results, strict=True)
-        self._drawn = [r.sampled.token if r.sampled else 0 for s, r in rows if s.row is not None]
+        self._drawn = []
+        for segment, found in zip(batch.segments, result.results, strict=True):
+            if segment.row is not None:  # nobody goes on from what follows proposals
+                self._drawn += [found.sampled.token if found.sampled else 0] * segment.num_rows
 
     def collect(self) -> BatchResult:
         return self._landing.popleft()
@@ -154,27 +159,33 @@ class SimModel:
         if life in self._void:
             void.add(life)
             return self._run_on_nothing(segment)
-        start, end = segment.start, segment.start + segment.num_tokens
-        tokens = request.tokens[:end].tobytes()
+        start, known = segment.start, segment.num_tokens - segment.drafts
+        tokens = request.tokens[: start + known].tobytes()
+        own = known * _TOKEN_BYTES
         if segment.follows >= 0:
             if start != request.length:
                 raise SimulationError(f"{segment.id} does not go on where it is")
             last = self._drawn[segment.follows].to_bytes(_TOKEN_BYTES, "little")
             tokens = tokens[: start * _TOKEN_BYTES] + last
-        elif tokens[start * _TOKEN_BYTES :] != segment.tokens:
+        elif tokens[start * _TOKEN_BYTES :] != segment.tokens[:own]:
             raise SimulationError(f"{segment.id} computes other tokens than its own")
-        if segment.num_tokens > self._page_size and not self._computes_prompts:
+        if known > self._page_size and not self._computes_prompts:
             raise SimulationError(f"{segment.id} computes what others should have computed for it")
-        sequence = _Sequence(self._oracle, request.key.namespace, tokens)
+        sequence = _Sequence(self._oracle, request.key.namespace, tokens + segment.tokens[own:])
+        ends = range(start + known, start + known + segment.num_rows)
+        drawn = [Sampled(next_token(sequence.at(end))) for end in ends]
+        result = verified(segment, drawn) if drawn else SegmentResult()
+        # What was rejected is written too, behind what counts: it is as if nothing were there.
+        end = start + known + len(result.further)
         self._full(segment, sequence, start, end)
         if self._window_tokens:
             self._window(segment, sequence, start, end)
         if segment.state != NO_SLOT:
             self._state(segment, sequence, start, end)
         self.computed_tokens += segment.num_tokens
-        if segment.row is None:
-            return SegmentResult()
-        return SegmentResult(Sampled(next_token(sequence.at(end))))
+        self.accepted_tokens += len(result.further)
+        self.rejected_tokens += segment.drafts - len(result.further)
+        return result
 
     def _run_on_nothing(self, segment: Segment) -> SegmentResult:
         """It was launched before anybody heard that what it goes on from could not be computed:
@@ -198,6 +209,7 @@ class SimModel:
         self._check(segment, segment.pages, due, FULL)
         first, last = start // self._page_size, -(-end // self._page_size)
         self._pools.compute(pages[first:last], sequence.pages(first, end), FULL)
+        self._pools.scribble_everywhere(pages[last:], FULL)
 
     def _window(self, segment: Segment, sequence: _Sequence, start: int, end: int) -> None:
         size, at = self._page_size, segment.window_first
@@ -208,9 +220,11 @@ class SimModel:
         due = sequence.pages(at, start)
         self._check(segment, segment.window, due, WINDOW)
         first, last = max(at, start // size), -(-end // size)
-        if last - at > len(pages):
+        written = -(-(start + segment.num_tokens) // size)
+        if written - at > len(pages):
             raise SimulationError(f"{segment.id} has no window pages for what it computes")
         self._pools.compute(pages[first - at : last - at], sequence.pages(first, end), WINDOW)
+        self._pools.scribble_everywhere(pages[last - at : written - at], WINDOW)
 
     def _state(self, segment: Segment, sequence: _Sequence, start: int, end: int) -> None:
         slot, pools = segment.state, self._pools

@@ -34,6 +34,7 @@ from quire.sim.lanes import Links
 from quire.sim.latency import Latency
 from quire.sim.network import SimNetwork
 from quire.sim.options import ComponentMix
+from quire.sim.pd.drafts import speculation
 from quire.sim.pd.health import ALL, Health, line
 from quire.sim.pd.model import SimModel
 from quire.sim.pd.options import SimPdOptions
@@ -125,6 +126,7 @@ class SimNode:
         self.manager = manager(cache.cache_config(), clock=clock, components=cache.components())
         self.manager.costs.force(Way.BOTH if options.both else None)
         has_window = options.mix in (ComponentMix.WINDOW, ComponentMix.BOTH)
+        has_state = options.mix in (ComponentMix.RECURRENT, ComponentMix.BOTH)
         queue = Queue(max_running=_MAX_RUNNING, max_waiting=_MAX_WAITING, clock=clock)
         self.model = SimModel(
             world.oracle,
@@ -143,8 +145,9 @@ class SimNode:
         self.scheduler = Scheduler(
             self.manager,
             queue,
-            chunk_tokens=options.chunk_pages * options.page_size,
+            chunk_tokens=options.chunk_pages * options.page_size + 2 * options.drafts,
             remote=self._remote(asker),
+            speculation=speculation(rngs["drafts"], 0 if has_state else options.drafts),
         )
         info = EngineInfo(
             place.name, FINGERPRINT, "sim", DTYPE, place.ranks, options.page_size, ALPHABET,
@@ -311,6 +314,8 @@ class SimNode:
         counters["served"] += self.exchange.holder.served
         counters["checked pages"] += self.model.checked_pages
         counters["computed tokens"] += self.model.computed_tokens
+        counters["accepted tokens"] += self.model.accepted_tokens
+        counters["rejected tokens"] += self.model.rejected_tokens
 
     def _ended(self, handover: Handover) -> None:
         """Told of every hand-over that ends."""
@@ -328,4 +333,4 @@ class SimNode:
                 counters["handover of both halves"] += 1
 
 
-_PARTS = ("node", "faults", "latency", "workers")
+_PARTS = ("node", "faults", "latency", "workers", "drafts")

@@ -20,6 +20,7 @@ from quire.sim.options import (
     SimOptions,
     command_line,
     draws_both,
+    draws_drafts,
     option,
 )
 
@@ -112,6 +113,7 @@ class SimPdOptions(CommonOptions):
             reordered=rng.choice((0.0, 0.0, 0.1)),
             delayed=rng.choice((0.0, 0.02)),
             both=draws_both(seed),
+            drafts=draws_drafts(seed),
         )
 
     @classmethod
