@@ -103,6 +103,27 @@ def never_end(piece: Piece) -> str:
     return ""
 
 
+def test_a_run_that_goes_round_in_circles_says_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what it computes, and not by the clock: others may keep the machine busy."""
+    monkeypatch.setattr("quire.sim.swarm._MAX_COMPUTED_S", 0.3)
+    here, there = Pipe()
+    piece = Piece(Simulator.RUN, 4, 10**9)
+    here.send(piece)
+    before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGPROF)]
+    here.close()
+    try:
+        with pytest.raises(BrokenPipeError):
+            answer(there, Findings(tmp_path), run_piece)
+    finally:
+        for each, handler in zip((signal.SIGINT, signal.SIGPROF), before, strict=True):
+            signal.signal(each, handler)
+    text = (tmp_path / "run-4.failed").read_text()
+    assert "TimeoutError: it has not ended after 0.3 s of computing" in text
+    assert f"repeat: {piece.command}" in text
+
+
 def test_what_breaks_before_the_first_step_is_a_failure_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -26,8 +26,10 @@ from quire.sim.pd.options import SimPdOptions
 from quire.sim.report import SimulationError
 
 _LOOK_EVERY_S = 0.5
-_MAX_PIECE_S = 600.0
-"""A run takes seconds: one that takes so long goes round in circles."""
+_MAX_COMPUTED_S = 300.0
+"""A run takes seconds: one that computes for so long goes round in circles."""
+_MAX_PIECE_S = 3600.0
+"""However busy the machine is with other things."""
 
 
 class Simulator(enum.StrEnum):
@@ -216,12 +218,19 @@ class _Hand:
 def answer(line: Connection, findings: Findings, work: Callable[[Piece], str]) -> None:
     """A process of the swarm: until nobody asks any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends us
+    signal.signal(signal.SIGPROF, _too_long)
     while True:
         try:
             piece: Piece = line.recv()
         except EOFError:
             return
         findings.begin(piece.name, piece.command)
+        signal.setitimer(signal.ITIMER_PROF, _MAX_COMPUTED_S)
         error = work(piece)
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
         findings.end(piece.name, piece.command, error)
         line.send(error)
+
+
+def _too_long(_signal: int, _frame: object) -> None:
+    raise TimeoutError(f"it has not ended after {_MAX_COMPUTED_S:g} s of computing")
