@@ -41,6 +41,8 @@ FOUND_BY_SWARM = {
     31000246: "more was on its way than the link moves in the time of one",
     2984898281: "pages were fetched again that others brought, behind some that nobody did",
     1207047763: "more than the link moves, and cancelled reads filled the link for ever",
+    745834848: "a step launched behind one whose load had failed was taken for a wrong page",
+    745835056: "the same",
     830242151: "hand-overs that moved together had no room for the state at their ends",
 }
 """The same, with what runs out drawn as the swarm does."""

@@ -25,6 +25,8 @@ from quire.sim.workload import ALPHABET
 from quire.types import NO_SLOT, PageIds, RequestId, Tier, page_array, page_ids
 
 _TOKEN_BYTES = 4
+_GARBAGE = -1
+"""Drawn by a model that went on from nothing."""
 
 
 def next_token(content: int) -> int:
@@ -100,6 +102,8 @@ class SimModel:
         self._landing: deque[BatchResult] = deque()
         self._drawn: list[int] = []
         """By the last batch launched, one per row."""
+        self._void: set[tuple[RequestId, int]] = set()
+        """Requests, each in its life, for which the last batch computed nothing of use."""
         self.checked_pages = 0
         self.computed_tokens = 0
 
@@ -118,7 +122,9 @@ class SimModel:
         try:
             if len(own) != len(set(own)) or set(own) & {s.restore for s in batch.segments}:
                 raise SimulationError("two requests use one slot")
-            results = [self._run(segment) for segment in batch.segments]
+            void: set[tuple[RequestId, int]] = set()
+            results = [self._run(segment, void) for segment in batch.segments]
+            self._void = void
         except SimulationError as error:
             self.broken = self.broken or error
             raise
@@ -135,13 +141,19 @@ class SimModel:
 
     # ---- a segment ------------------------------------------------------------------------------
 
-    def _run(self, segment: Segment) -> SegmentResult:
+    def _run(self, segment: Segment, void: set[tuple[RequestId, int]]) -> SegmentResult:
+        """`void`: what it computes nothing of use for is added to it."""
         arrived = [self._sim.finish_load(op) for op in segment.loads]
-        if not all(arrived):
-            return SegmentResult(failed="a load failed")
         request = self._request(segment.id)
         if request is None:
             raise SimulationError(f"{segment.id} is computed and nobody asked for it")
+        life = segment.id, request.life
+        if not all(arrived):
+            void.add(life)
+            return SegmentResult(failed="a load failed")
+        if life in self._void:
+            void.add(life)
+            return self._run_on_nothing(segment)
         start, end = segment.start, segment.start + segment.num_tokens
         tokens = request.tokens[:end].tobytes()
         if segment.follows >= 0:
@@ -163,6 +175,20 @@ class SimModel:
         if segment.row is None:
             return SegmentResult()
         return SegmentResult(Sampled(next_token(sequence.at(end))))
+
+    def _run_on_nothing(self, segment: Segment) -> SegmentResult:
+        """It was launched before anybody heard that what it goes on from could not be computed:
+        garbage, which nobody may take in."""
+        scribble, at = self._pools.scribble_everywhere, segment.start // self._page_size
+        scribble(page_array(segment.pages).tolist()[at:], FULL)
+        if self._window_tokens:
+            scribble(
+                page_array(segment.window).tolist()[max(0, at - segment.window_first) :], WINDOW
+            )
+        for slot in (segment.state, segment.save):
+            if slot != NO_SLOT:
+                scribble([slot], RECURRENT)
+        return SegmentResult(None if segment.row is None else Sampled(_GARBAGE))
 
     def _full(self, segment: Segment, sequence: _Sequence, start: int, end: int) -> None:
         pages = page_array(segment.pages).tolist()
