@@ -6,16 +6,18 @@ unrolling: it knows no page and no cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
 from quire.engine.draft.eagle import EagleHead
+from quire.engine.draft.speculation import Offered, Speculation
 from quire.engine.draft.training.start import first_weights, new_spec, positions_of, vocabulary_of
 from quire.engine.draft.training.target import TeacherModel
 from quire.engine.draft.training.unroll import Unroll
 from quire.engine.draft.weights import assemble, read_spec, read_tensors, save_head
+from speculating import Eager, FixedPrices
 
 
 def teacher_of(model: Path) -> TeacherModel:
@@ -60,3 +62,23 @@ def chain(teacher: TeacherModel, head: EagleHead, tokens: Sequence[int], count: 
         next_tokens = head.proposed(head.logits(normed).argmax(-1))
         proposed.append(int(next_tokens[0, -1]))
     return proposed
+
+
+class Watching(Speculation):
+    """Every proposal is kept, with the text that it was made for."""
+
+    def __init__(self, max_tokens: int) -> None:
+        super().__init__(Offered, max_tokens, FixedPrices(), on_ranks=True, new_length=Eager)
+        self.seen: list[tuple[list[int], list[int]]] = []
+
+    def offer(self, request, tokens) -> None:
+        self.seen.append((request.tokens[: request.length].tolist(), tokens))
+        super().offer(request, tokens)
+
+    def check(self, chain_of: Callable[[list[int], int], list[int]]) -> None:
+        """All that were made since the last check are the head's own."""
+        seen, self.seen = self.seen, []
+        made = [(text, tokens) for text, tokens in seen if tokens]
+        assert made, "nothing was proposed"
+        for text, tokens in made:
+            assert tokens == chain_of(text, len(tokens)), f"after {len(text)} tokens"

@@ -67,25 +67,23 @@ class Drafter:
         self, batch: Batch, done: Step, results: Sequence[SegmentResult]
     ) -> dict[int, list[int]]:
         """By number of the segment, what may come after its results."""
-        chains = list(_chains(batch, results))
+        # Those that go furthest first: who is done leaves from the end.
+        chains = sorted(_chains(batch, results), key=lambda chain: -chain.segment.ahead)
         if not chains:
             return {}
         (rows,) = send([np.array([chain.row for chain in chains], np.int64)], self._device)
         hidden, normed = (x.index_select(0, rows) for x in done)
-        proposed: list[list[int]] = [[] for _ in chains]
-        for number in range(1, max(chain.segment.ahead for chain in chains) + 1):
+        proposed: dict[int, list[int]] = {chain.number: [] for chain in chains}
+        for number in range(1, chains[0].segment.ahead + 1):
             tokens = self._head.proposed(self._head.logits(normed).argmax(-1))
-            for own, token in zip(proposed, tokens.tolist(), strict=True):
-                own.append(token)
-            if number == max(chain.segment.ahead for chain in chains):
-                break
-            part = [_moved(chain, number) for chain in chains]
-            inputs = self._bridge.begin(Batch(batch.number, part))
-            hidden, normed = self._step(hidden, tokens, inputs.positions)
-        return {
-            chain.number: own[: chain.segment.ahead]
-            for chain, own in zip(chains, proposed, strict=True)
-        }
+            for chain, token in zip(chains, tokens.tolist(), strict=True):
+                proposed[chain.number].append(token)
+            chains = [chain for chain in chains if chain.segment.ahead > number]
+            if chains:
+                part = Batch(batch.number, [_moved(chain, number) for chain in chains])
+                positions, live = self._bridge.begin(part).positions, len(chains)
+                hidden, normed = self._step(hidden[:live], tokens[:live], positions)
+        return proposed
 
     def _step(
         self, hidden: torch.Tensor, next_tokens: torch.Tensor, positions: torch.Tensor

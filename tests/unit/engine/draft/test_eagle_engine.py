@@ -11,14 +11,12 @@ import pytest
 pytest.importorskip("transformers")
 
 from dense_models import DENSE, VOCABULARY
-from eagle_models import chain, read_head, teacher_of, write_head
+from eagle_models import Watching, chain, read_head, teacher_of, write_head
 from quire.engine.config import ForwardKind
-from quire.engine.draft.speculation import Offered, Speculation
 from quire.errors import ConfigError
 from quire.keys import UnitKind
 from quire.types import DEVICE
 from small_engine import PAGE, SmallEngine
-from speculating import Eager, FixedPrices
 
 AHEAD = 3
 PROMPTS = [[(i * 37 + j * j * (i + 3)) % VOCABULARY for j in range(9 + 11 * i)] for i in range(5)]
@@ -41,35 +39,18 @@ class Subject:
     def engine(self, **options) -> Watched:
         return Watched(self, **options)
 
-    def chain(self, tokens) -> list[int]:
-        return chain(self.teacher, self.head, tokens, AHEAD)
-
-
-class Watching(Speculation):
-    """Every proposal is kept, with the text that it was made for."""
-
-    def __init__(self) -> None:
-        super().__init__(Offered, AHEAD, FixedPrices(), on_ranks=True, new_length=Eager)
-        self.seen: list[tuple[list[int], list[int]]] = []
-
-    def offer(self, request, tokens) -> None:
-        self.seen.append((request.tokens[: request.length].tolist(), tokens))
-        super().offer(request, tokens)
+    def chain(self, tokens, count) -> list[int]:
+        return chain(self.teacher, self.head, tokens, count)
 
 
 class Watched(SmallEngine):
     def __init__(self, subject: Subject, **options) -> None:
         given = {"speculate": f"eagle:{subject.path}", "draft_tokens": AHEAD}
         super().__init__(subject.model, **given | options)
-        self.watching = self.engine.scheduler.speculation = Watching()
+        self.watching = self.engine.scheduler.speculation = Watching(AHEAD)
 
     def check_proposals(self, subject: Subject) -> None:
-        """All that were made since the last check are the head's own."""
-        seen, self.watching.seen = self.watching.seen, []
-        made = [(text, tokens) for text, tokens in seen if tokens]
-        assert made, "nothing was proposed"
-        for text, tokens in made:
-            assert tokens == subject.chain(text)[: len(tokens)], f"after {len(text)} tokens"
+        self.watching.check(subject.chain)
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma3"])
