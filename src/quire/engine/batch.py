@@ -54,6 +54,11 @@ class Segment(msgspec.Struct, frozen=True):
     drafts: int = 0
     """So many of its last tokens are proposals: a token is drawn after each of them too, and after
     the one before them. Needs a row, which is the first draw's."""
+    ahead: int = 0
+    """So many tokens are to be proposed after the last one that is drawn and counts; `pages` has
+    room for them."""
+    after: int = -1
+    """The token after its last, where that is known and somebody proposes; −1: it is drawn."""
 
     @property
     def num_tokens(self) -> int:
@@ -87,6 +92,8 @@ class SegmentResult(msgspec.Struct, frozen=True):
     further: list[Sampled] = []
     """What was drawn after each of its proposals that was accepted: those before it were all drawn
     as they were proposed."""
+    proposed: list[int] = []
+    """What may come after them: see Segment.ahead."""
     failed: str = ""
     """A load it counted on failed: nothing computed for it may be used."""
 

@@ -52,11 +52,13 @@ class AttentionBridge:
         *,
         page_size: int,
         device: torch.device = _CPU,
+        has_draft: bool = False,
     ) -> None:
-        """`backends`: by component, those that the model has attention for."""
+        """`backends`: by component, those that the model has attention for. `has_draft`: as of
+        `layouts`."""
         self._backends = backends
         self._device = device
-        self._places = attention_places(shape)
+        self._places = attention_places(shape, has_draft=has_draft)
         self.windows = {FULL: 0, WINDOW: shape.window}
         """Tokens that a component's layers see; 0: all."""
         self._max_positions = shape.max_position_embeddings

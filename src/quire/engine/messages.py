@@ -14,7 +14,7 @@ import enum
 
 import msgspec
 
-from quire.keys import Namespace
+from quire.keys import Namespace, UnitKind
 from quire.types import RequestId
 
 
@@ -378,10 +378,12 @@ class EngineInfo(msgspec.Struct, frozen=True):
     """What computes the model."""
     no_dense: str = ""
     """Why that is not our own decoder although nobody asked for another."""
+    unit: UnitKind = UnitKind.TOKEN
+    """Of its prefixes: pairs, where a draft head keeps its state beside the model's."""
 
     def namespace(self, salt: str = "") -> Namespace:
         """Of its prefixes; whoever has another `salt` shares none of them."""
-        return Namespace(self.fingerprint, self.dtype, self.page_size, salt=salt)
+        return Namespace(self.fingerprint, self.dtype, self.page_size, self.unit, salt=salt)
 
 
 class Starting(_Message, frozen=True, tag="starting"):

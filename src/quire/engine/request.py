@@ -98,7 +98,8 @@ class Request:
     num_prompt: int
     length: int
     key: PrefixKey
-    """Of all tokens but the last: one is always left to compute."""
+    """Of all tokens but the last, of which one is always left to compute; a last pair has its
+    second token there."""
     order: tuple[int, int] = (0, 0)
     """Place in the queue: (-priority, number of arrival)."""
     state: State = State.WAITING
@@ -146,7 +147,7 @@ class Request:
             tokens=room,
             num_prompt=len(prompt),
             length=len(prompt),
-            key=PrefixKey(namespace, room[: len(prompt) - 1]),
+            key=PrefixKey(namespace, room[: len(prompt) - 1 + namespace.unit.overlap]),
             salt=message.salt,
             prefill=message.prefill,
         )
@@ -155,8 +156,9 @@ class Request:
     def of_peer(
         cls, name: str, tokens: bytes, namespace: Namespace, *, priority: int, now: float
     ) -> Request:
-        """`tokens`: whole pages."""
+        """`tokens`: whole pages; of pairs, with the token after them, which is not computed."""
         prompt = np.frombuffer(tokens, dtype="<i4").astype(np.int32)
+        count = len(prompt) - namespace.unit.overlap
         return cls(
             id=RequestId(name),
             params=SamplingParams(max_tokens=1, temperature=0.0),
@@ -164,8 +166,8 @@ class Request:
             arrived_s=now,
             deadline_s=math.inf,  # whoever asked decides how long it waits
             tokens=prompt,
-            num_prompt=len(prompt),
-            length=len(prompt),
+            num_prompt=count,
+            length=count,
             key=PrefixKey(namespace, prompt),
             for_peer=True,
         )
@@ -207,11 +209,17 @@ class Request:
                 return Grown(kept, Finish.LENGTH)
         return Grown(kept)
 
+    @property
+    def num_known(self) -> int:
+        """Its tokens, computed or not; for a peer also one that will not be."""
+        return len(self.tokens) if self.for_peer else self.length
+
     def key_of(self, count: int) -> PrefixKey:
-        """The key of the first `count` tokens or more; hashes only what is new."""
-        known = len(self.key.data) // 4
+        """The key of the first `count` units or more, as far as their tokens are known; hashes
+        only what is new."""
+        known, count = len(self.key.data) // 4, count + self.key.namespace.unit.overlap
         if known < count:
-            self.key = self.key.extend(self.tokens[known:count])
+            self.key = self.key.extend(self.tokens[known : min(count, self.num_known)])
         return self.key
 
     def lookup_key(self) -> PrefixKey:

@@ -14,6 +14,8 @@ import msgspec
 import torch
 
 from quire.engine.batch import Batch, BatchResult, Segment, SegmentResult, verified
+from quire.engine.draft.drafter import Drafter
+from quire.engine.draft.eagle import Step
 from quire.engine.forward.base import Forward
 from quire.engine.sampling import Drawn, Row, Sampler, needs_history
 from quire.types import OperationId, RequestId
@@ -29,6 +31,8 @@ class Flight:
     failed: dict[OperationId, str]
     """Loads that did not arrive for it, and why."""
     end: torch.cuda.Event | None
+    drafted: Drafted | None = None
+    """What a draft head has done with it."""
 
     def collect(self) -> BatchResult:
         """Wait for all of it."""
@@ -43,13 +47,33 @@ class Flight:
                 results.append(SegmentResult(failed=reasons[0]))
             else:
                 results.append(verified(segment, own) if own else SegmentResult())
+        if self.drafted is not None:
+            results = self.drafted.with_proposals(results)
         return BatchResult(self.batch.number, results)
 
 
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    batch: Batch
+    drafter: Drafter
+    done: Step
+
+    @torch.inference_mode()
+    def with_proposals(self, results: list[SegmentResult]) -> list[SegmentResult]:
+        proposed = self.drafter.propose(self.batch, self.done, results)
+        return [
+            msgspec.structs.replace(result, proposed=proposed[i]) if i in proposed else result
+            for i, result in enumerate(results)
+        ]
+
+
 class ModelRunner:
-    def __init__(self, forward: Forward, sampler: Sampler | None) -> None:
-        """`sampler`: on the rank that picks the tokens."""
+    def __init__(
+        self, forward: Forward, sampler: Sampler | None, drafter: Drafter | None = None
+    ) -> None:
+        """`sampler`: on the rank that picks the tokens. `drafter`: of a head, if there is one."""
         self._forward = forward
+        self._drafter = drafter
         self._sampler = sampler
         self._drawn: torch.Tensor | None = None
         """By the last batch launched, on the device."""
@@ -63,8 +87,12 @@ class ModelRunner:
             if rows:
                 drawn = self._sampler.draw(logits, rows, ids)
         self._drawn = drawn.tokens if drawn is not None else None
+        drafted = None
+        if self._drafter is not None:
+            done = self._drafter.follow(batch, self._forward.features, self._drawn)
+            drafted = Drafted(batch, self._drafter, done)
         end = torch.cuda.current_stream(logits.device).record_event() if logits.is_cuda else None
-        return Flight(batch, drawn, dict(self._forward.failed), end)
+        return Flight(batch, drawn, dict(self._forward.failed), end, drafted)
 
     def run(self, batch: Batch) -> BatchResult:
         """Launch it, and wait for it."""

@@ -20,7 +20,7 @@ from there. The oldest running request never gives way, so something always fini
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from quire.engine.admission import Admission
@@ -220,7 +220,7 @@ class Scheduler:
             count = self._segments.size(request, budget)
             # Else it goes on as those that run already.
             if count and self._segments.extend(request, count):
-                chosen[request.id] = self._segments.make(request, count)
+                chosen[request.id] = self._make(request, count)
                 budget -= count
             if budget <= 0:
                 return
@@ -237,7 +237,7 @@ class Scheduler:
                 request.draws += 1
                 request.place = num_rows
                 num_rows += segment.num_rows
-            if segment.drafts:
+            if segment.drafts or segment.ahead:
                 self._with_drafts = batch.number
         return batch
 
@@ -276,7 +276,8 @@ class Scheduler:
             return False
         decoding = [r for r in self.running if r.remaining == 1]
         return self._with_drafts in self._under_way or any(
-            request.draws and speculation.wants(request, len(decoding)) for request in decoding
+            request.draws and speculation.needs_tokens(request, len(decoding))
+            for request in decoding
         )
 
     def _decode(
@@ -286,12 +287,10 @@ class Scheduler:
         most, if there is room for that. Returns how many those are."""
         speculation = self.speculation
         if speculation is not None and request.state is State.RUNNING and not request.flying:
-            assert request.lease is not None
-            wanted = min(spare, speculation.wants(request, num_decoding))
-            proposed = speculation.propose(request, max(0, wanted))
+            proposed = speculation.propose(request, num_decoding, spare)
             # Nobody gives way for what may be thrown away.
             if proposed and self._segments.extend(request, 1 + len(proposed)):
-                chosen[request.id] = self._segments.make(request, 1, proposed)
+                chosen[request.id] = self._make(request, 1, proposed)
                 return len(proposed)
         self._continue(request, 1, chosen)
         return 0
@@ -303,8 +302,19 @@ class Scheduler:
         count = self._segments.size(request, budget)
         if not count or not self._make_room(request, count, chosen):
             return 0
-        chosen[request.id] = self._segments.make(request, count)
+        chosen[request.id] = self._make(request, count)
         return count
+
+    def _make(self, request: Request, count: int, proposed: Sequence[int] = ()) -> Segment:
+        """Its part in the batch, for which it has pages; what is to be proposed after it gets
+        pages if there are any."""
+        ahead, end = 0, request.next_start + count
+        if self.speculation is not None and end == request.length + request.draws:
+            ahead = self.speculation.ahead(request, len(self.running))
+            room = count + len(proposed) + ahead
+            if ahead and not self._segments.extend(request, room):
+                ahead = 0
+        return self._segments.make(request, count, proposed, ahead)
 
     def _make_room(self, request: Request, count: int, chosen: dict[RequestId, Segment]) -> bool:
         if self._segments.extend(request, count):
@@ -368,8 +378,10 @@ class Scheduler:
         kept, finish = grown.kept, grown.finish
         self.counters.generated_tokens += len(kept)
         accepted = min(len(computed.further), len(kept))
-        if self.speculation is not None and segment.drafts:
-            self.speculation.saw(request, segment.drafts, len(computed.further))
+        if self.speculation is not None:
+            self.speculation.offer(request, computed.proposed)
+            if segment.drafts:
+                self.speculation.saw(request, segment.drafts, len(computed.further))
         cached = request.cached if kept and not request.reported else None
         request.reported = request.reported or bool(kept)
         if finish is Finish.ERROR:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from quire.engine.draft.kinds import DraftChoice, DraftKind
 from quire.engine.draft.ngram import NgramDraft
 from quire.engine.draft.prices import StepPrices
-from quire.engine.draft.speculation import Speculation
+from quire.engine.draft.speculation import Offered, Speculation
 from quire.errors import ConfigError
 from quire.models import ModelShape
 
@@ -21,13 +21,27 @@ def open_speculation(choice: DraftChoice, max_tokens: int) -> Speculation | None
     """None: nothing is proposed."""
     if choice.kind is DraftKind.OFF:
         return None
-    return Speculation(NgramDraft, max_tokens, StepPrices())
+    if choice.kind is DraftKind.NGRAM:
+        return Speculation(NgramDraft, max_tokens, StepPrices())
+    return Speculation(Offered, max_tokens, StepPrices(), on_ranks=True)
 
 
-def check_target(choice: DraftChoice, shape: ModelShape) -> None:
-    """Raises ConfigError if tokens cannot be proposed for such a model."""
+def check_target(choice: DraftChoice, shape: ModelShape, *, tp: int, no_dense: str) -> None:
+    """Raises ConfigError if tokens cannot be proposed for such a model. `no_dense`: why it is not
+    computed by our own decoder."""
     if choice.kind is not DraftKind.OFF and shape.recurrent_layers:
         raise ConfigError(
             f"speculate is {choice.kind.value}, and {shape.architecture} has recurrent layers, "
             "whose state cannot be rolled back when a proposal is rejected: set speculate to off"
+        )
+    if choice.kind is not DraftKind.EAGLE:
+        return
+    if no_dense:
+        raise ConfigError(
+            "speculate is eagle, which looks into Quire's own decoder, and the model is computed "
+            f"by transformers: {no_dense}; use ngram"
+        )
+    if tp > 1:
+        raise ConfigError(
+            f"speculate is eagle, and tp is {tp}: a draft head runs on one rank; use ngram"
         )

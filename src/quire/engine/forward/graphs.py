@@ -166,6 +166,10 @@ class GraphForward:
         return len(self._replays)
 
     @property
+    def features(self) -> torch.Tensor:
+        return self._forward.features
+
+    @property
     def failed(self) -> Mapping[OperationId, str]:
         return self._bridge.failed
 
