@@ -6,14 +6,14 @@ says that it cannot, it goes to another, as often as need be. Knows engines only
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import numpy as np
 
 from quire.engine.config import Role
 from quire.engine.messages import Abort, Finish, Generate, Output, SamplingParams
-from quire.keys import Namespace
+from quire.keys import Namespace, UnitKind
 from quire.sim.pd.model import answer
 from quire.sim.pd.node import DTYPE, FINGERPRINT, SimNode, World
 from quire.sim.report import SimulationError
@@ -56,7 +56,8 @@ class SimClients:
             Namespace(FINGERPRINT, DTYPE, options.page_size, salt=salt) for salt in ("", "tenant")
         ]
         for namespace in names:
-            world.oracle.register(namespace)
+            for unit in UnitKind:  # whoever answers
+                world.oracle.register(replace(namespace, unit=unit))
         self._workload = Workload(rng, options.engine(1), names)
         self.calls: list[Call] = []
         self._by_id: dict[RequestId, Call] = {}

@@ -10,16 +10,19 @@ from dataclasses import dataclass
 from random import Random
 
 from quire.engine.draft.adaptive import DraftPrice
-from quire.engine.draft.speculation import Speculation
+from quire.engine.draft.speculation import Offered, Speculation
+from quire.keys import UnitKind
 from quire.sim.workload import ALPHABET
 
 
-def speculation(rng: Random, max_tokens: int) -> Speculation | None:
-    """None: nothing is proposed."""
+def speculation(rng: Random, max_tokens: int, unit: UnitKind) -> Speculation | None:
+    """None: nothing is proposed. With pairs the model proposes, as one with a draft head does."""
     if not max_tokens:
         return None
     chance = _Chance(rng, max_tokens)
-    return Speculation(lambda _tokens: chance, max_tokens, chance, lambda _most: chance)
+    on_ranks = unit is UnitKind.PAIR
+    proposer = Offered if on_ranks else lambda _tokens: chance
+    return Speculation(proposer, max_tokens, chance, on_ranks, lambda _most: chance)
 
 
 @dataclass(slots=True)
