@@ -19,7 +19,8 @@ import torch
 
 from quire.components import Component, FullAttention, PoolSize, Recurrent, SlidingWindow
 from quire.config import CacheConfig, PrefetchConfig, PrefetchPolicy, WriteConfig, WritePolicy
-from quire.engine.batch import Batch, BatchResult, Segment, SegmentResult
+from quire.engine.batch import Batch, BatchResult, Segment, SegmentResult, verified
+from quire.engine.draft.speculation import Speculation
 from quire.engine.engine import Engine, tiers
 from quire.engine.messages import EngineInfo, Generate, Output, Outputs, SamplingParams
 from quire.engine.queue import Queue
@@ -147,6 +148,8 @@ class SumModel:
         tokens = np.frombuffer(segment.tokens, dtype="<i4").tolist()
         if segment.follows >= 0:
             tokens = [self._drawn[segment.follows]]
+        first_draw = start + segment.num_tokens - segment.num_rows
+        drawn: list[Sampled] = []
         for position, token in enumerate(tokens, start):
             recent = sum(window.read(max(0, position - WINDOW + 1), position)) if window else 0
             x = (token * 31 + position + total + 3 * recent + 5 * state) % MODULUS
@@ -156,13 +159,13 @@ class SumModel:
             total += x
             if "recurrent" in self.pools:
                 state = (7 * state + x) % MODULUS
+            if position >= first_draw:
+                end = position + 1
+                recent = sum(window.read(max(0, end - WINDOW + 1), end)) if window else 0
+                drawn.append(Sampled(token=(total + 3 * recent + 5 * state) % VOCABULARY))
         self._keep(segment, state)
         self.num_computed += segment.num_tokens
-        if segment.row is None:
-            return SegmentResult()
-        end = start + segment.num_tokens
-        recent = sum(window.read(max(0, end - WINDOW + 1), end)) if window else 0
-        return SegmentResult(Sampled(token=(total + 3 * recent + 5 * state) % VOCABULARY))
+        return verified(segment, drawn) if drawn else SegmentResult()
 
     def _restored(self, segment: Segment) -> int:
         if "recurrent" not in self.pools:
@@ -234,6 +237,7 @@ class TinyEngine:
         reuse: bool = True,
         ahead: bool = False,
         way: Way | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         """`ahead`: batches are chosen before those ahead of them are taken in. `way`: to what the
         store has, always."""
@@ -255,7 +259,9 @@ class TinyEngine:
         self.manager = CacheManager(config, clock=self.clock, components=components)
         self.manager.costs.force(way)
         queue = Queue(max_running=max_running, max_waiting=max_waiting, clock=self.clock)
-        self.scheduler = Scheduler(self.manager, queue, chunk_tokens=chunk_tokens, reuse=reuse)
+        self.scheduler = Scheduler(
+            self.manager, queue, chunk_tokens=chunk_tokens, reuse=reuse, speculation=speculation
+        )
         page_bytes = {name: layout.page_bytes for name, layout in LAYOUTS.items()}
         info = EngineInfo(
             name="sum",

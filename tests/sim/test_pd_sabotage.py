@@ -6,15 +6,23 @@ independent.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
+import msgspec
 import pytest
 
 from quire.disagg.asker import Asker
 from quire.disagg.handover import Half, Handover, Stage
 from quire.disagg.holder import Holder
+from quire.engine.batch import Segment, SegmentResult
+from quire.engine.holds import Holds
+from quire.engine.request import Request, State
+from quire.engine.sampling import Sampled
+from quire.engine.segments import Segments
+from quire.keys import Namespace, PrefixKey, UnitKind, chain_keys
 from quire.manager import CacheManager, Lease
 from quire.manager.exports import Export, Exporter, Grant, _Wanted
 from quire.manager.fetches.base import Intake
@@ -22,7 +30,8 @@ from quire.manager.fetches.intakes import Intakes
 from quire.manager.operations import Operation, OpState
 from quire.messages import PeerSource
 from quire.peer.messages import Abort, Complete, Offer, Refused, Repair
-from quire.sim import ComponentMix, SimulationError
+from quire.sim import ComponentMix, SimulationError, UnitMix
+from quire.sim.pd.model import SimModel
 from quire.sim.pd.options import SimPdOptions, Topology
 from quire.sim.pd.run import simulate_pd
 from quire.sim.peers import _Grant
@@ -300,3 +309,89 @@ def test_between_unified_engines_too(monkeypatch: Patch) -> None:
     nothing_granted_is_locked(monkeypatch)
     options = replace(CRAMPED, topology=Topology.PEERS, prefills=0, decodes=3, slow_share=0.2)
     assert_caught(WRONG_BYTES, replace(options, host_pages=16))
+
+
+DRAFTS = replace(CRAMPED, drafts=3)
+
+
+def test_runs_with_drafts_pass_without_sabotage() -> None:
+    simulate_many(2, DRAFTS)
+
+
+def test_pages_of_rejected_tokens_shared_as_if_they_counted(monkeypatch: Patch) -> None:
+    """What was proposed is computed, and so are its pages; most of it is thrown away."""
+    share = Holds.share
+
+    def hasty(self: Holds, request: Request) -> None:
+        """Before what was drawn behind the proposals is known."""
+        request.computed += 2
+        if request.computed <= request.length:
+            share(self, request)
+        request.computed -= 2
+
+    monkeypatch.setattr(Holds, "share", hasty)
+    assert_caught(WRONG_BYTES, DRAFTS)
+
+
+def test_proposals_taken_for_answers(monkeypatch: Patch) -> None:
+    def gullible(segment: Segment, drawn: Sequence[Sampled]) -> SegmentResult:
+        return SegmentResult(drawn[0], list(drawn[1:]))
+
+    monkeypatch.setattr("quire.sim.pd.model.verified", gullible)
+    assert_caught("answered|uses a wrong page", DRAFTS)
+
+
+PAIRS = replace(DRAFTS, units=UnitMix.PAIR)
+TWO_KINDS = replace(CRAMPED, units=UnitMix.BOTH, host_pages=40)
+
+
+@pytest.mark.parametrize("options", [PAIRS, TWO_KINDS], ids=["pairs", "both"])
+def test_runs_with_pairs_pass_without_sabotage(options: SimPdOptions) -> None:
+    simulate_many(2, options, 500)
+
+
+def test_engines_of_tokens_and_of_pairs_that_meet_in_a_store_c3(monkeypatch: Patch) -> None:
+    """They have one model and one store, and their pages go by the same names."""
+    without_invariants(monkeypatch)
+    monkeypatch.setattr(SimModel, "_check", lambda *_: None)
+    monkeypatch.setattr("quire.sim.pd.node.audit", lambda *_: 0)
+    construct: Callable[[Namespace], None] = Namespace.__post_init__
+
+    def alike(self: Namespace) -> None:
+        construct(self)
+        if self.unit is UnitKind.PAIR:
+            object.__setattr__(self, "digest", replace(self, unit=UnitKind.TOKEN).digest)
+
+    monkeypatch.setattr(Namespace, "__post_init__", alike)
+    monkeypatch.setattr("quire.keys.chain_keys", without_overlap)
+    monkeypatch.setattr("quire.messages.chain_keys", without_overlap)
+    monkeypatch.setattr("quire.tree.tree.chain_keys", without_overlap)
+    assert_caught("one key in the store is of tokens and of pairs", TWO_KINDS)
+
+
+def without_overlap(seed: bytes, tokens: bytes, page_bytes: int, page_width: int) -> bytes:
+    return chain_keys(seed, tokens[: len(tokens) - page_width + page_bytes], page_bytes, page_bytes)
+
+
+def test_a_chunk_that_does_not_know_the_token_after_it(monkeypatch: Patch) -> None:
+    make = Segments.make
+
+    def ignorant(self: Segments, *arguments: Any) -> Segment:
+        return msgspec.structs.replace(make(self, *arguments), after=-1)
+
+    monkeypatch.setattr(Segments, "make", ignorant)
+    assert_caught(f"a pair of which it knows one token|{WRONG_BYTES}", PAIRS)
+
+
+def test_a_page_of_pairs_shared_before_its_last_token_is_known(monkeypatch: Patch) -> None:
+    """Named by the tokens that were proposed, of which the model then says others."""
+    key_of = Request.key_of
+
+    def hasty(self: Request, count: int) -> PrefixKey:
+        key = key_of(self, count)
+        if self.state is State.RUNNING and not self.for_peer and self.num_output:
+            return PrefixKey(key.namespace, [*self.tokens[:count].tolist(), 0])
+        return key
+
+    monkeypatch.setattr(Request, "key_of", hasty)
+    assert_caught(f"{WRONG_BYTES}|LeaseError", PAIRS)

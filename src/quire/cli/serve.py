@@ -37,6 +37,8 @@ def serve(
     forward: flags.Forward = None,
     attention: flags.Attention = None,
     cuda_graphs: flags.CudaGraphs = None,
+    speculate: flags.Speculate = None,
+    draft_tokens: flags.DraftTokens = None,
     tp: flags.Tp = None,
     page_size: flags.PageSize = None,
     device_memory: flags.DeviceMemory = None,

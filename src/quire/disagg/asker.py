@@ -368,7 +368,8 @@ class Asker:
         intake = self._manager.offers.open(lease, handover.wanted, config.timeout_s)
         self._num_asked += 1
         name = f"{self._name}-{self._num_asked}"
-        end = handover.wanted * self._manager.config.page_size * _TOKEN_BYTES
+        overlap = lease.key.namespace.unit.overlap
+        end = (handover.wanted * self._manager.config.page_size + overlap) * _TOKEN_BYTES
         prompt = handover.prompt
         ask = Ask(
             id=name,

@@ -5,7 +5,10 @@ Small typed messages: with tensor parallelism they travel to other processes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
+import numpy as np
 
 from quire.engine.sampling import Row, Sampled
 from quire.types import NO_PAGES, NO_SLOT, OperationId, PageIds, RequestId
@@ -48,10 +51,30 @@ class Segment(msgspec.Struct, frozen=True):
     follows: int = -1
     """Its only token is not known here yet: it is the one at this place of `drawn`, the tokens that
     the batch before drew, one per row, on the device. −1: `tokens` has it."""
+    drafts: int = 0
+    """So many of its last tokens are proposals: a token is drawn after each of them too, and after
+    the one before them. Needs a row, which is the first draw's."""
+    ahead: int = 0
+    """So many tokens are to be proposed after the last one that is drawn and counts; `pages` has
+    room for them."""
+    after: int = -1
+    """The token after its last, where that is known and somebody proposes; −1: it is drawn."""
 
     @property
     def num_tokens(self) -> int:
         return len(self.tokens) // 4
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens drawn for it."""
+        return 0 if self.row is None else 1 + self.drafts
+
+    @property
+    def proposed(self) -> list[int]:
+        """Its proposals."""
+        if not self.drafts:
+            return []
+        return [int(token) for token in np.frombuffer(self.tokens, "<i4")[-self.drafts :]]
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -66,8 +89,23 @@ class Batch(msgspec.Struct, frozen=True):
 class SegmentResult(msgspec.Struct, frozen=True):
     sampled: Sampled | None = None
     """For segments with a row, on the rank that samples."""
+    further: list[Sampled] = []
+    """What was drawn after each of its proposals that was accepted: those before it were all drawn
+    as they were proposed."""
+    proposed: list[int] = []
+    """What may come after them: see Segment.ahead."""
     failed: str = ""
     """A load it counted on failed: nothing computed for it may be used."""
+
+
+def verified(segment: Segment, drawn: Sequence[Sampled]) -> SegmentResult:
+    """What of its draws counts: all up to the first that is not what was proposed there."""
+    kept = 1
+    for proposed, sampled in zip(segment.proposed, drawn, strict=False):
+        if sampled.error or sampled.token != proposed:
+            break
+        kept += 1
+    return SegmentResult(drawn[0], list(drawn[1:kept]))
 
 
 class BatchResult(msgspec.Struct, frozen=True):

@@ -52,11 +52,13 @@ class AttentionBridge:
         *,
         page_size: int,
         device: torch.device = _CPU,
+        has_draft: bool = False,
     ) -> None:
-        """`backends`: by component, those that the model has attention for."""
+        """`backends`: by component, those that the model has attention for. `has_draft`: as of
+        `layouts`."""
         self._backends = backends
         self._device = device
-        self._places = attention_places(shape)
+        self._places = attention_places(shape, has_draft=has_draft)
         self.windows = {FULL: 0, WINDOW: shape.window}
         """Tokens that a component's layers see; 0: all."""
         self._max_positions = shape.max_position_embeddings
@@ -155,13 +157,12 @@ class AttentionBridge:
 
 
 def row_ends(batch: Batch) -> list[int]:
-    """The last token's place of each segment with a row, in the packed row of the batch."""
+    """Places in the packed row of the batch of the tokens after which one is drawn."""
     ends: list[int] = []
     end = 0
     for segment in batch.segments:
         end += segment.num_tokens
-        if segment.row is not None:
-            ends.append(end - 1)
+        ends += range(end - segment.num_rows, end)
     return ends
 
 

@@ -15,7 +15,10 @@ import msgspec
 
 from quire.components import PoolSize
 from quire.config import CacheConfig, PrefetchConfig, SnapshotConfig, WriteConfig
-from quire.engine.config import EngineConfig, Role
+from quire.engine.config import EngineConfig, ForwardKind, Role
+from quire.engine.draft import check_target, open_speculation
+from quire.engine.draft.heads import find_head, with_head
+from quire.engine.draft.kinds import DraftKind
 from quire.engine.engine import Engine, attach_and_wait, tiers
 from quire.engine.executor import Executor, Model, RankConfig, open_executor
 from quire.engine.forward import Choice, choose
@@ -28,6 +31,7 @@ from quire.engine.queue import Queue
 from quire.engine.scheduler import Scheduler
 from quire.engine.usage import DEFAULT_TOKENS, Usage
 from quire.errors import ModelError
+from quire.keys import UnitKind
 from quire.manager import CacheManager
 from quire.memory.layout import PageLayout
 from quire.models import ModelShape, describe, fingerprint
@@ -53,9 +57,12 @@ class _Plan:
     """By rank and component."""
     forward: Choice
     fingerprint: str
+    """Of the model, and of its draft head if it has one."""
     usage: Usage | None
     sizes: Mapping[str, PoolSize]
     peering: Peering | None
+    head: Path | None
+    """A draft head's directory."""
 
     @property
     def max_running(self) -> int:
@@ -93,16 +100,21 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
 def _plan(config: EngineConfig) -> _Plan:
     directory = Path(config.model)
     shape = describe(directory)
-    ranks = [_layouts(config, shape, rank) for rank in range(config.tp)]
     forward = choose(directory, config.forward)
+    no_dense = forward.reason or "forward says so" if forward.kind is not ForwardKind.DENSE else ""
+    check_target(config.draft, shape, tp=config.tp, no_dense=no_dense)
+    head = find_head(config.draft, config.name)
+    ranks = [_layouts(config, shape, rank, head) for rank in range(config.tp)]
     if forward.reason:
         _logger.info("computed by transformers, not by our own decoder: %s", forward.reason)
     weights = fingerprint(directory)
     usage = Usage(weights) if len(ranks[0]) > 1 else None
     typical = config.typical_tokens or (usage.typical_tokens if usage else DEFAULT_TOKENS)
     sizes = plan_pools(config, shape, ranks, typical)
+    if head is not None:
+        weights = with_head(weights, head)
     peering = Peering.of(config, shape, ranks[0], weights)
-    return _Plan(config, shape, ranks, forward, weights, usage, sizes, peering)
+    return _Plan(config, shape, ranks, forward, weights, usage, sizes, peering, head)
 
 
 def _tried(plan: _Plan) -> tuple[_Plan, Model | None]:
@@ -139,9 +151,10 @@ def _rank_config(plan: _Plan) -> RankConfig:
         attention=config.attention,
         forward=plan.forward.kind,
         overlap=config.overlap,
-        max_rows=plan.max_running,
+        max_rows=plan.max_running * config.max_rows,
         graph_batch=_graph_batch(config, plan.sizes),
         chunk_tokens=plan.chunk_tokens,
+        head=str(plan.head or ""),
     )
 
 
@@ -183,6 +196,7 @@ def _assemble(plan: _Plan, executor: Executor, opened: ExitStack) -> Engine:
         chunk_tokens=plan.chunk_tokens,
         reuse=not no_reuse,
         remote=others.remote if others is not None else None,
+        speculation=open_speculation(config.draft, config.draft_tokens),
     )
     peer = others.hub.address if others is not None else ""
     info = _info(plan, manager, no_reuse=no_reuse, peer=peer)
@@ -234,12 +248,21 @@ def _info(plan: _Plan, manager: CacheManager, *, no_reuse: str, peer: str) -> En
         peer=peer,
         forward=plan.forward.kind,
         no_dense=plan.forward.reason,
+        unit=UnitKind.TOKEN if plan.head is None else UnitKind.PAIR,
     )
 
 
-def _layouts(config: EngineConfig, shape: ModelShape, rank: int) -> list[PageLayout]:
+def _layouts(
+    config: EngineConfig, shape: ModelShape, rank: int, head: Path | None
+) -> list[PageLayout]:
     first, last = head_share(shape, rank, config.tp)
-    return layouts(shape, dtype=config.dtype, page_size=config.page_size, kv_heads=last - first)
+    return layouts(
+        shape,
+        dtype=config.dtype,
+        page_size=config.page_size,
+        kv_heads=last - first,
+        has_draft=head is not None,
+    )
 
 
 def _cache_config(config: EngineConfig, device_pages: int, host_pages: int) -> CacheConfig:
@@ -275,6 +298,7 @@ def _device(config: EngineConfig, rank: int) -> str:
 def _graph_batch(config: EngineConfig, sizes: Mapping[str, PoolSize]) -> int:
     """Ranks that add up their parts on the way are not captured."""
     wanted = config.cuda_graphs and config.device == "cuda" and config.tp == 1
+    wanted = wanted and config.draft.kind is not DraftKind.EAGLE
     return running_limit(config, sizes) if wanted else 0
 
 

@@ -11,6 +11,7 @@ import enum
 import msgspec
 
 from quire.config import PrefetchPolicy, WritePolicy
+from quire.engine.draft.kinds import DraftChoice, DraftKind, parse_draft
 from quire.errors import ConfigError
 from quire.transfer.kinds import MoverKind
 
@@ -93,6 +94,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     turns and where prompts branch; 0: no others."""
     snapshots_per_path: int = 8
     """Snapshots kept along one prefix; 0: none are taken, and nothing is reused."""
+    speculate: str = DraftKind.OFF.value
+    """Who proposes tokens ahead, for the model to check several in one step: see draft/kinds.py."""
+    draft_tokens: int = 4
+    """Proposed together for one request, at most."""
     threads: int = 0
     """CPU threads for the model of each rank; 0: the cores there are, shared among ranks."""
     role: Role = Role.UNIFIED
@@ -123,6 +128,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "tp",
             "max_running",
             "chunk_tokens",
+            "draft_tokens",
         ):
             if getattr(self, option) < 1:
                 raise ConfigError(f"{option} is {getattr(self, option)}: it must be at least 1")
@@ -131,6 +137,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         for option in ("typical_tokens", "snapshot_every", "snapshots_per_path"):
             if getattr(self, option) < 0:
                 raise ConfigError(f"{option} is {getattr(self, option)}: it must not be negative")
+        self._check_draft()
         if self.host_bytes < 0:
             raise ConfigError(f"host_bytes is {self.host_bytes}: it must not be negative")
         if self.peer_port is not None or self.peers:
@@ -154,3 +161,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 "store: it is reached through host memory, and host memory is 0: "
                 "give host_memory a size or set store to none"
             )
+
+    @property
+    def draft(self) -> DraftChoice:
+        return parse_draft(self.speculate)
+
+    @property
+    def max_rows(self) -> int:
+        """Tokens drawn for one request in one step, at most."""
+        return 1 if self.draft.kind is DraftKind.OFF else 1 + self.draft_tokens
+
+    def _check_draft(self) -> None:
+        try:
+            self.draft  # noqa: B018
+        except ConfigError as error:
+            raise ConfigError(f"speculate is {self.speculate}: {error}") from None

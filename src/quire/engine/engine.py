@@ -20,6 +20,7 @@ from quire.engine.flights import Flights, Landed
 from quire.engine.messages import (
     Abort,
     Ask,
+    DraftStatus,
     Ended,
     EngineInfo,
     EngineStatus,
@@ -234,6 +235,7 @@ class Engine:
             seconds=dict(self._seconds),
             reuse=scheduler.reuse,
             handover=self._handover_status(),
+            drafts=self._draft_status(),
         )
 
     def requests(self) -> Requests:
@@ -266,6 +268,12 @@ class Engine:
             strangers=self.exchange.hub.strangers,
             links={k: v for k, v in self.exchange.links.items() if not k.startswith("in-")},
         )
+
+    def _draft_status(self) -> DraftStatus | None:
+        if self.scheduler.speculation is None:
+            return None
+        counted = self.scheduler.speculation.counters
+        return DraftStatus(list(counted.proposed), list(counted.accepted), counted.num_drafts)
 
     def tiers(self) -> list[TierStatus]:
         return tiers(self.manager, self._page_bytes)
@@ -321,6 +329,7 @@ class Engine:
         # about a prompt that would be recomputed.
         if 2 * batch.num_tokens >= self.scheduler.chunk_tokens:
             self.manager.costs.observe_prefill(batch.num_tokens, landed.seconds)
+        self.scheduler.timed(batch, landed.seconds)
         self._outputs += self.scheduler.complete(batch, outcome)
         self._observe_lengths()
 

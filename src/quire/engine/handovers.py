@@ -143,7 +143,8 @@ class Prefills:
 
     def problem(self, ask: Ask) -> str:
         size = ask.last * self._page_size
-        if not 0 <= ask.first <= ask.last or len(ask.tokens) != size * 4:
+        overlap = self._info.unit.overlap
+        if not 0 <= ask.first <= ask.last or len(ask.tokens) != (size + overlap) * 4:
             return f"pages {ask.first} to {ask.last} do not fit {len(ask.tokens)} bytes of tokens"
         if not size:
             return "the prompt has no page"

@@ -26,9 +26,13 @@ class Place:
     """Of the component's pool."""
 
 
-def layouts(shape: ModelShape, *, dtype: str, page_size: int, kv_heads: int) -> list[PageLayout]:
-    """`full` comes first. `kv_heads`: of one rank."""
-    found = [PageLayout(FULL, len(shape.full_layers), kv_heads, shape.head_dim, dtype, page_size)]
+def layouts(
+    shape: ModelShape, *, dtype: str, page_size: int, kv_heads: int, has_draft: bool = False
+) -> list[PageLayout]:
+    """`full` comes first. `kv_heads`: of one rank. `has_draft`: a draft head keeps its keys and
+    values beside the model's, as one more layer of `full`."""
+    num_full = len(shape.full_layers) + has_draft
+    found = [PageLayout(FULL, num_full, kv_heads, shape.head_dim, dtype, page_size)]
     if shape.window_layers:
         num_layers = len(shape.window_layers)
         found.append(PageLayout(WINDOW, num_layers, kv_heads, shape.head_dim, dtype, page_size))
@@ -47,9 +51,10 @@ def layouts(shape: ModelShape, *, dtype: str, page_size: int, kv_heads: int) -> 
     return found
 
 
-def attention_places(shape: ModelShape) -> dict[int, Place]:
-    """By layer of the model, for those with attention."""
-    kinds = {FULL: shape.full_layers, WINDOW: shape.window_layers}
+def attention_places(shape: ModelShape, *, has_draft: bool = False) -> dict[int, Place]:
+    """By layer of the model, for those with attention; a draft head's comes after all of them."""
+    draft = (shape.num_layers,) if has_draft else ()
+    kinds = {FULL: shape.full_layers + draft, WINDOW: shape.window_layers}
     return {
         layer: Place(component, index)
         for component, layers in kinds.items()

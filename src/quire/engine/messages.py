@@ -14,7 +14,7 @@ import enum
 
 import msgspec
 
-from quire.keys import Namespace
+from quire.keys import Namespace, UnitKind
 from quire.types import RequestId
 
 
@@ -121,6 +121,10 @@ class Output(msgspec.Struct, frozen=True):
     """For a person, when `finish` is TIMEOUT, REJECTED or ERROR."""
     cached: CachedTokens | None = None
     """Set in the first output that has a token."""
+    accepted: int = 0
+    """So many of the tokens had been proposed …"""
+    rejected: int = 0
+    """… and so many others had been too."""
 
 
 class Outputs(_Message, frozen=True, tag="outputs"):
@@ -262,6 +266,17 @@ class EngineStatus(msgspec.Struct, frozen=True):
     """False: the model failed its check when it was loaded, and every prompt is computed."""
     handover: HandoverStatus | None = None
     """None: this engine has no page server and no peers."""
+    drafts: DraftStatus | None = None
+    """None: nothing is proposed ahead."""
+
+
+class DraftStatus(msgspec.Struct, frozen=True):
+    """Tokens proposed ahead, by their position in a draft, from the first on."""
+
+    proposed: list[int]
+    accepted: list[int]
+    num_drafts: int
+    """Steps of a request that had any."""
 
 
 class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -363,10 +378,12 @@ class EngineInfo(msgspec.Struct, frozen=True):
     """What computes the model."""
     no_dense: str = ""
     """Why that is not our own decoder although nobody asked for another."""
+    unit: UnitKind = UnitKind.TOKEN
+    """Of its prefixes: pairs, where a draft head keeps its state beside the model's."""
 
     def namespace(self, salt: str = "") -> Namespace:
         """Of its prefixes; whoever has another `salt` shares none of them."""
-        return Namespace(self.fingerprint, self.dtype, self.page_size, salt=salt)
+        return Namespace(self.fingerprint, self.dtype, self.page_size, self.unit, salt=salt)
 
 
 class Starting(_Message, frozen=True, tag="starting"):

@@ -141,7 +141,8 @@ class Questions:
 
     def _keys(self, tokens: bytes, salt: str) -> Keys:
         ids = np.frombuffer(tokens, dtype="<i4")
-        key = PrefixKey(self._namespace_of(salt), ids[:-1])
+        namespace = self._namespace_of(salt)
+        key = PrefixKey(namespace, ids[: len(ids) - 1 + namespace.unit.overlap])
         return Keys(key.namespace.page_size, len(ids), key.page_keys())
 
     def _flush(self, number: int, tiers: list[str]) -> None:

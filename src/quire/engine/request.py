@@ -16,14 +16,17 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from quire.disagg.handover import Half, Handover, Stage, describe
-from quire.engine.messages import CachedTokens, Generate, RequestStatus, SamplingParams
-from quire.engine.sampling import Row, needs_history
+from quire.engine.draft.speculation import Draft
+from quire.engine.messages import CachedTokens, Finish, Generate, RequestStatus, SamplingParams
+from quire.engine.sampling import Row, Sampled, needs_history
 from quire.keys import Namespace, PrefixKey
 from quire.manager import Lease
 from quire.types import RequestId, num_pages
@@ -74,6 +77,15 @@ class Origin:
         )
 
 
+class Grown(NamedTuple):
+    """What an answer grew by."""
+
+    kept: list[Sampled]
+    finish: Finish | None = None
+    """How it ends with them; None: it goes on."""
+    error: str = ""
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     id: RequestId
@@ -86,7 +98,8 @@ class Request:
     num_prompt: int
     length: int
     key: PrefixKey
-    """Of all tokens but the last: one is always left to compute."""
+    """Of all tokens but the last, of which one is always left to compute; a last pair has its
+    second token there."""
     order: tuple[int, int] = (0, 0)
     """Place in the queue: (-priority, number of arrival)."""
     state: State = State.WAITING
@@ -117,6 +130,8 @@ class Request:
     """For a peer: all its pages are in the tree."""
     failure: str = ""
     """For a peer: why it will never be computed."""
+    draft: Draft | None = None
+    """Who proposes tokens for it, once somebody does."""
 
     @classmethod
     def arrive(cls, message: Generate, namespace: Namespace, now: float) -> Request:
@@ -132,7 +147,7 @@ class Request:
             tokens=room,
             num_prompt=len(prompt),
             length=len(prompt),
-            key=PrefixKey(namespace, room[: len(prompt) - 1]),
+            key=PrefixKey(namespace, room[: len(prompt) - 1 + namespace.unit.overlap]),
             salt=message.salt,
             prefill=message.prefill,
         )
@@ -141,8 +156,9 @@ class Request:
     def of_peer(
         cls, name: str, tokens: bytes, namespace: Namespace, *, priority: int, now: float
     ) -> Request:
-        """`tokens`: whole pages."""
+        """`tokens`: whole pages; of pairs, with the token after them, which is not computed."""
         prompt = np.frombuffer(tokens, dtype="<i4").astype(np.int32)
+        count = len(prompt) - namespace.unit.overlap
         return cls(
             id=RequestId(name),
             params=SamplingParams(max_tokens=1, temperature=0.0),
@@ -150,8 +166,8 @@ class Request:
             arrived_s=now,
             deadline_s=math.inf,  # whoever asked decides how long it waits
             tokens=prompt,
-            num_prompt=len(prompt),
-            length=len(prompt),
+            num_prompt=count,
+            length=count,
             key=PrefixKey(namespace, prompt),
             for_peer=True,
         )
@@ -178,15 +194,32 @@ class Request:
     def num_output(self) -> int:
         return self.length - self.num_prompt
 
-    def append(self, token: int) -> None:
-        self.tokens[self.length] = token
-        self.length += 1
+    def grow(self, drawn: Iterable[Sampled]) -> Grown:
+        """Take in what was drawn, one token after the other, as far as its answer goes."""
+        kept: list[Sampled] = []
+        for sampled in () if self.for_peer else drawn:
+            if sampled.error:
+                return Grown(kept, Finish.ERROR, sampled.error)
+            self.tokens[self.length] = sampled.token
+            self.length += 1
+            kept.append(sampled)
+            if sampled.token in self.params.stop_ids:
+                return Grown(kept, Finish.STOP)
+            if self.num_output >= self.params.max_tokens:
+                return Grown(kept, Finish.LENGTH)
+        return Grown(kept)
+
+    @property
+    def num_known(self) -> int:
+        """Its tokens, computed or not; for a peer also one that will not be."""
+        return len(self.tokens) if self.for_peer else self.length
 
     def key_of(self, count: int) -> PrefixKey:
-        """The key of the first `count` tokens or more; hashes only what is new."""
-        known = len(self.key.data) // 4
+        """The key of the first `count` units or more, as far as their tokens are known; hashes
+        only what is new."""
+        known, count = len(self.key.data) // 4, count + self.key.namespace.unit.overlap
         if known < count:
-            self.key = self.key.extend(self.tokens[known:count])
+            self.key = self.key.extend(self.tokens[known : min(count, self.num_known)])
         return self.key
 
     def lookup_key(self) -> PrefixKey:

@@ -8,13 +8,17 @@ tokens that one batch draws stay on the device, where the next one finds them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 
+import msgspec
 import torch
 
-from quire.engine.batch import Batch, BatchResult, SegmentResult
+from quire.engine.batch import Batch, BatchResult, Segment, SegmentResult, verified
+from quire.engine.draft.drafter import Drafter
+from quire.engine.draft.eagle import Step
 from quire.engine.forward.base import Forward
-from quire.engine.sampling import Drawn, Sampler
-from quire.types import OperationId
+from quire.engine.sampling import Drawn, Row, Sampler, needs_history
+from quire.types import OperationId, RequestId
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,8 @@ class Flight:
     failed: dict[OperationId, str]
     """Loads that did not arrive for it, and why."""
     end: torch.cuda.Event | None
+    drafted: Drafted | None = None
+    """What a draft head has done with it."""
 
     def collect(self) -> BatchResult:
         """Wait for all of it."""
@@ -35,18 +41,39 @@ class Flight:
         sampled = iter(self.drawn.collect() if self.drawn is not None else [])
         results = []
         for segment in self.batch.segments:
-            token = next(sampled, None) if segment.row is not None else None
+            own = list(islice(sampled, segment.num_rows))
             reasons = [self.failed[op] for op in segment.loads if op in self.failed]
-            results.append(
-                SegmentResult(failed=reasons[0]) if reasons else SegmentResult(sampled=token)
-            )
+            if reasons:
+                results.append(SegmentResult(failed=reasons[0]))
+            else:
+                results.append(verified(segment, own) if own else SegmentResult())
+        if self.drafted is not None:
+            results = self.drafted.with_proposals(results)
         return BatchResult(self.batch.number, results)
 
 
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    batch: Batch
+    drafter: Drafter
+    done: Step
+
+    @torch.inference_mode()
+    def with_proposals(self, results: list[SegmentResult]) -> list[SegmentResult]:
+        proposed = self.drafter.propose(self.batch, self.done, results)
+        return [
+            msgspec.structs.replace(result, proposed=proposed[i]) if i in proposed else result
+            for i, result in enumerate(results)
+        ]
+
+
 class ModelRunner:
-    def __init__(self, forward: Forward, sampler: Sampler | None) -> None:
-        """`sampler`: on the rank that picks the tokens."""
+    def __init__(
+        self, forward: Forward, sampler: Sampler | None, drafter: Drafter | None = None
+    ) -> None:
+        """`sampler`: on the rank that picks the tokens. `drafter`: of a head, if there is one."""
         self._forward = forward
+        self._drafter = drafter
         self._sampler = sampler
         self._drawn: torch.Tensor | None = None
         """By the last batch launched, on the device."""
@@ -54,14 +81,18 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, batch: Batch) -> Flight:
         logits = self._forward.logits(batch, self._drawn)
-        picks = [segment for segment in batch.segments if segment.row is not None]
         drawn = None
-        if self._sampler is not None and picks:
-            rows = [segment.row for segment in picks if segment.row is not None]
-            drawn = self._sampler.draw(logits, rows, [segment.id for segment in picks])
+        if self._sampler is not None:
+            rows, ids = _draws(batch)
+            if rows:
+                drawn = self._sampler.draw(logits, rows, ids)
         self._drawn = drawn.tokens if drawn is not None else None
+        drafted = None
+        if self._drafter is not None:
+            done = self._drafter.follow(batch, self._forward.features, self._drawn)
+            drafted = Drafted(batch, self._drafter, done)
         end = torch.cuda.current_stream(logits.device).record_event() if logits.is_cuda else None
-        return Flight(batch, drawn, dict(self._forward.failed), end)
+        return Flight(batch, drawn, dict(self._forward.failed), end, drafted)
 
     def run(self, batch: Batch) -> BatchResult:
         """Launch it, and wait for it."""
@@ -71,3 +102,29 @@ class ModelRunner:
     def logits(self, batch: Batch) -> torch.Tensor:
         """As of Forward: before anything is sampled."""
         return self._forward.logits(batch)
+
+
+def _draws(batch: Batch) -> tuple[list[Row], list[RequestId]]:
+    """Every token to draw, and for whom: a draw after a proposal has a name of its own, since what
+    the sampler remembers by name must be what was kept."""
+    rows: list[Row] = []
+    ids: list[RequestId] = []
+    for segment in batch.segments:
+        if segment.row is None:
+            continue
+        rows.append(segment.row)
+        ids.append(segment.id)
+        if segment.drafts:
+            rows += _rows_after(segment, segment.row)
+            first = segment.row.position
+            ids += [RequestId(f"{segment.id}+{first + i}") for i in range(1, segment.num_rows)]
+    return rows, ids
+
+
+def _rows_after(segment: Segment, row: Row) -> list[Row]:
+    """As if the proposals had been drawn: penalties see those before each draw."""
+    tokens = segment.tokens[-4 * segment.drafts :] if needs_history(row.params) else b""
+    return [
+        msgspec.structs.replace(row, position=row.position + i, output=row.output + tokens[: 4 * i])
+        for i in range(1, segment.num_rows)
+    ]

@@ -10,7 +10,8 @@ for peers, kept.py's; what a request computes next, segments.py's. One step:
 
 A batch may be chosen while the one before it is still under way: it goes on from there, with
 tokens that only the device knows yet. What was computed for a request that has ended meanwhile, or
-begins again, is dropped. Nobody is preempted while a batch is under way.
+begins again, is dropped. Nobody is preempted while a batch is under way, and nothing is proposed
+for anybody: after proposals only the batch's end tells where a request goes on.
 
 Under pressure those that wait yield their device pages; then the youngest running request is
 preempted: its pages stay in the tree, are copied to the host as any others, and it starts again
@@ -19,18 +20,19 @@ from there. The oldest running request never gives way, so something always fini
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from quire.engine.admission import Admission
 from quire.engine.batch import Batch, BatchResult, Segment, SegmentResult
 from quire.engine.counters import SchedulerCounters
+from quire.engine.draft.speculation import Speculation
 from quire.engine.handovers import Handovers
 from quire.engine.holds import Holds
 from quire.engine.kept import Kept
 from quire.engine.messages import Finish, Output
 from quire.engine.queue import Queue
-from quire.engine.request import Request, State
+from quire.engine.request import Grown, Request, State
 from quire.engine.segments import Segments
 from quire.manager import CacheManager, LoadState
 from quire.types import NO_SLOT, RequestId, Tier
@@ -58,12 +60,14 @@ class Scheduler:
         chunk_tokens: int,
         reuse: bool = True,
         remote: Handovers | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         """`reuse` = False: every request computes its whole prompt, in one piece. `remote`: where
-        to get pages from that are not here."""
+        to get pages from that are not here. `speculation`: who proposes tokens."""
         self._manager = manager
         self._queue = queue
         self._remote = remote
+        self.speculation = speculation
         self.reuse = reuse
         self.chunk_tokens = chunk_tokens
         self._page_size = manager.config.page_size
@@ -82,6 +86,8 @@ class Scheduler:
         """By number of the batch: whose results will be taken in."""
         self._must_land = False
         """Somebody is to be preempted, when no batch is under way."""
+        self._with_drafts = 0
+        """Number of the last batch that had proposals."""
 
     # ---- who there is ---------------------------------------------------------------------------
 
@@ -191,10 +197,15 @@ class Scheduler:
                 self._admission.go_on(request)
             elif request.lease.meeting is not None:
                 self._holds.meet(request)
+        if self._under_way and self._must_know_tokens():
+            return None
         chosen: dict[RequestId, Segment] = {}
-        for request in [r for r in self.running if r.remaining == 1]:
-            self._continue(request, 1, chosen)
-        budget = max(self.chunk_tokens - len(chosen), self._page_size)
+        decoding = [r for r in self.running if r.remaining == 1]
+        spare = self.chunk_tokens - len(decoding)
+        for request in decoding:
+            spare -= self._decode(request, len(decoding), spare, chosen)
+        num_tokens = sum(segment.num_tokens for segment in chosen.values())
+        budget = max(self.chunk_tokens - num_tokens, self._page_size)
         for request in [r for r in self.running if r.remaining > 1]:
             if budget > 0:
                 budget -= self._continue(request, budget, chosen)
@@ -209,7 +220,7 @@ class Scheduler:
             count = self._segments.size(request, budget)
             # Else it goes on as those that run already.
             if count and self._segments.extend(request, count):
-                chosen[request.id] = self._segments.make(request, count)
+                chosen[request.id] = self._make(request, count)
                 budget -= count
             if budget <= 0:
                 return
@@ -225,7 +236,9 @@ class Scheduler:
             if segment.row is not None:
                 request.draws += 1
                 request.place = num_rows
-                num_rows += 1
+                num_rows += segment.num_rows
+            if segment.drafts or segment.ahead:
+                self._with_drafts = batch.number
         return batch
 
     def complete(self, batch: Batch, result: BatchResult) -> list[Output]:
@@ -247,7 +260,40 @@ class Scheduler:
         lengths, self._lengths = self._lengths, []
         return lengths
 
+    def timed(self, batch: Batch, seconds: float) -> None:
+        """A batch kept the executor busy for so long."""
+        if self.speculation is None:
+            return
+        if all(s.row is not None and s.num_tokens == 1 + s.drafts for s in batch.segments):
+            self.speculation.prices.observe(len(batch.segments), batch.num_tokens, seconds)
+
     # ---- choosing -------------------------------------------------------------------------------
+
+    def _must_know_tokens(self) -> bool:
+        """Is a batch under way without whose tokens nothing can be chosen, or proposed?"""
+        speculation = self.speculation
+        if speculation is None:
+            return False
+        decoding = [r for r in self.running if r.remaining == 1]
+        return self._with_drafts in self._under_way or any(
+            request.draws and speculation.needs_tokens(request, len(decoding))
+            for request in decoding
+        )
+
+    def _decode(
+        self, request: Request, num_decoding: int, spare: int, chosen: dict[RequestId, Segment]
+    ) -> int:
+        """Put its last token into the batch, and behind it what is proposed, `spare` tokens at
+        most, if there is room for that. Returns how many those are."""
+        speculation = self.speculation
+        if speculation is not None and request.state is State.RUNNING and not request.flying:
+            proposed = speculation.propose(request, num_decoding, spare)
+            # Nobody gives way for what may be thrown away.
+            if proposed and self._segments.extend(request, 1 + len(proposed)):
+                chosen[request.id] = self._make(request, 1, proposed)
+                return len(proposed)
+        self._continue(request, 1, chosen)
+        return 0
 
     def _continue(self, request: Request, budget: int, chosen: dict[RequestId, Segment]) -> int:
         """Put tokens of a running request into the batch, if there is room for them."""
@@ -256,8 +302,19 @@ class Scheduler:
         count = self._segments.size(request, budget)
         if not count or not self._make_room(request, count, chosen):
             return 0
-        chosen[request.id] = self._segments.make(request, count)
+        chosen[request.id] = self._make(request, count)
         return count
+
+    def _make(self, request: Request, count: int, proposed: Sequence[int] = ()) -> Segment:
+        """Its part in the batch, for which it has pages; what is to be proposed after it gets
+        pages if there are any."""
+        ahead, end = 0, request.next_start + count
+        if self.speculation is not None and end == request.length + request.draws:
+            ahead = self.speculation.ahead(request, len(self.running))
+            room = count + len(proposed) + ahead
+            if ahead and not self._segments.extend(request, room):
+                ahead = 0
+        return self._segments.make(request, count, proposed, ahead)
 
     def _make_room(self, request: Request, count: int, chosen: dict[RequestId, Segment]) -> bool:
         if self._segments.extend(request, count):
@@ -296,37 +353,54 @@ class Scheduler:
         if computed.failed or lease.load_state is LoadState.FAILED:
             self._restart(request)
             return None
-        prompt_tokens = min(segment.num_tokens, max(0, request.num_prompt - request.computed))
+        drawn = () if computed.sampled is None else (computed.sampled, *computed.further)
+        grown = request.grow(drawn)
+        num_computed = segment.num_tokens - segment.drafts + max(0, len(grown.kept) - 1)
+        prompt_tokens = min(num_computed, max(0, request.num_prompt - request.computed))
         self.counters.prompt_tokens += prompt_tokens
-        request.computed += segment.num_tokens
+        request.computed += num_computed
         if lease.state is not None and lease.state.recurrent is not None:
             lease.state.recurrent.restore = NO_SLOT
             if segment.save != NO_SLOT:
                 self._manager.saved(lease, request.computed // self._page_size)
         self._holds.share(request)
-        sampled = computed.sampled
-        if sampled is None:
+        if not drawn:
             return None
         if request.for_peer:
             self._kept.take(request)
             return None
-        if sampled.error:
-            return self._finish(request, [], Finish.ERROR, sampled.error)
-        request.append(sampled.token)
-        self.counters.generated_tokens += 1
-        logprobs = [sampled.logprobs] if sampled.logprobs is not None else []
-        finish = None
-        if sampled.token in request.params.stop_ids:
-            finish = Finish.STOP
-        elif request.num_output >= request.params.max_tokens:
-            finish = Finish.LENGTH
-        cached = None if request.reported else request.cached
-        request.reported = True
-        if finish is not None:
+        return self._output(request, segment, computed, grown)
+
+    def _output(
+        self, request: Request, segment: Segment, computed: SegmentResult, grown: Grown
+    ) -> Output:
+        """What its client hears of it."""
+        kept, finish = grown.kept, grown.finish
+        self.counters.generated_tokens += len(kept)
+        accepted = min(len(computed.further), len(kept))
+        if self.speculation is not None:
+            self.speculation.offer(request, computed.proposed)
+            if segment.drafts:
+                self.speculation.saw(request, segment.drafts, len(computed.further))
+        cached = request.cached if kept and not request.reported else None
+        request.reported = request.reported or bool(kept)
+        if finish is Finish.ERROR:
+            self.counters.failed += 1
+            self._remove(request)
+        elif finish is not None:
             self.counters.finished += 1
             self._lengths.append(request.length)
             self._remove(request)
-        return Output(request.id, [sampled.token], logprobs, finish, "", cached)
+        return Output(
+            request.id,
+            [sampled.token for sampled in kept],
+            [sampled.logprobs for sampled in kept if sampled.logprobs is not None],
+            finish,
+            grown.error,
+            cached,
+            accepted,
+            segment.drafts - accepted,
+        )
 
     # ---- ending ---------------------------------------------------------------------------------
 

@@ -5,6 +5,8 @@ Knows leases, pages and recurrent state; not which requests are chosen.
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -12,6 +14,7 @@ import msgspec
 from quire.engine.batch import Segment
 from quire.engine.kept import Kept
 from quire.engine.request import Request
+from quire.keys import UnitKind
 from quire.manager import CacheManager, Lease, LeaseState
 from quire.types import NO_SLOT, PAGE_ID_BYTES, PageIds
 
@@ -54,24 +57,33 @@ class Segments:
             return False
         return not request.for_peer or end < request.length or self._kept.can_keep(lease)
 
-    def make(self, request: Request, count: int) -> Segment:
-        """Its next `count` tokens, for which it has pages."""
+    def make(
+        self, request: Request, count: int, proposed: Sequence[int] = (), ahead: int = 0
+    ) -> Segment:
+        """Its next `count` tokens, and what is proposed to come after them, and how many are to be
+        proposed then; it has pages for all of these."""
         lease = request.lease
         assert lease is not None
         start, end = request.next_start, request.next_start + count
         follows = request.place if start == request.length else -1
-        num_pages = -(-end // self._page_size)
+        tokens = request.tokens[start:end].tobytes() if follows < 0 else bytes(4)
+        num_pages = -(-(end + len(proposed) + ahead) // self._page_size)
+        is_pair = request.key.namespace.unit is UnitKind.PAIR
+        after = int(request.tokens[end]) if is_pair and end < request.num_known else -1
         if lease.meeting is not None:
             self._manager.meetings.computing(lease, num_pages)
         pages = lease.pages[: num_pages * PAGE_ID_BYTES]
         segment = Segment(
             id=request.id,
-            tokens=request.tokens[start:end].tobytes() if follows < 0 else bytes(4),
+            tokens=tokens + array("i", proposed).tobytes() if proposed else tokens,
             start=start,
             pages=PageIds(pages),
             loads=sorted(lease.loads),
             row=request.row() if end == request.length + request.draws else None,
             follows=follows,
+            drafts=len(proposed),
+            ahead=ahead,
+            after=after,
         )
         return segment if lease.state is None else self._with_state(segment, lease, lease.state)
 

@@ -150,14 +150,17 @@ class CacheManager:
 
     def _ends(self, match: PrefixMatch) -> tuple[Node, Node, PageIds]:
         """Where a match ends, at all and on the device, and its device pages."""
-        tree = self._core.tree
+        tree, num_pages = self._core.tree, match.num_pages
         tail: Node = tree.root(match.key)
         device_tail = tail
-        if match.num_pages:
-            tail = tree.node_at(match.walk.nodes[-1], match.num_pages)
+        if num_pages:
+            tail = tree.node_at(match.walk.nodes[-1], num_pages)
         if match.num_device:
             device_tail = tree.node_at(tail, match.num_device)
-        pages = [held_pages(node, DEVICE) for node in tree.path(device_tail)]
+        pages, node = list[PageIds](), device_tail
+        while node.parent is not None:
+            pages.append(held_pages(node, DEVICE))
+            node = node.parent
         pages.reverse()
         return tail, device_tail, PageIds(b"".join(pages))
 

@@ -149,5 +149,7 @@ def _usage(work: Work) -> Usage:
 
 def _count(usage: Usage, piece: Piece, work: Work) -> None:
     usage.num_completion_tokens += piece.num_tokens
+    usage.num_accepted_tokens += piece.num_accepted
+    usage.num_rejected_tokens += piece.num_rejected
     if piece.cached is not None and work.is_first(piece.index):
         usage.cached.append(piece.cached)

@@ -66,6 +66,10 @@ class Piece:
     finish: str | None = None
     """In OpenAI's words: "stop" or "length"."""
     cached: CachedTokens | None = None
+    num_accepted: int = 0
+    """Of the tokens: proposed ahead."""
+    num_rejected: int = 0
+    """Proposed ahead, and not among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +220,17 @@ class _Scribe:
             parts.append(self._text.finish())
             if self._text.stopped:  # by what was held back until the end
                 finish = "stop"
-        return Piece(self._choice.index, "".join(parts), num_tokens, scored, finish, output.cached)
+        accepted = min(output.accepted, num_tokens)
+        return Piece(
+            self._choice.index,
+            "".join(parts),
+            num_tokens,
+            scored,
+            finish,
+            output.cached,
+            accepted,
+            output.rejected + output.accepted - accepted,
+        )
 
     def _score(self, token: int, output: Output, i: int) -> Scored:
         found = output.logprobs[i]

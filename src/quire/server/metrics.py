@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from quire.engine.messages import CachedTokens, EngineStatus, HandoverStatus
+from quire.engine.messages import CachedTokens, DraftStatus, EngineStatus, HandoverStatus
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -107,6 +107,12 @@ ENGINE_METRICS = (
          "Everything else the engine and its cache count, by name.", ("event",)),
     Spec("quire_engine_seconds_total", Kind.COUNTER,
          "Time of the engine's main loop, by what it was spent on.", ("what",)),
+    Spec("quire_drafts_total", Kind.COUNTER, "Steps of a request with tokens proposed ahead."),
+    Spec("quire_proposed_tokens_total", Kind.COUNTER,
+         "Tokens proposed ahead, by their position in the draft: 1 is the first.", ("position",)),
+    Spec("quire_accepted_tokens_total", Kind.COUNTER,
+         "Those of them that the model would have said. Tokens per step of a request that had a "
+         "draft: 1 + all of these ÷ quire_drafts_total.", ("position",)),
     Spec("quire_store_attached", Kind.GAUGE, "1 while a store is attached."),
     Spec("quire_store_events_total", Kind.COUNTER, "What the store's client counts.", ("event",)),
     Spec("quire_handovers_open", Kind.GAUGE, "Hand-overs under way, asked for and served."),
@@ -301,8 +307,18 @@ class _EngineCollector(Collector):
         yield "quire_store_attached", (), status.store.state == "attached"
         for event, count in status.store.counters.items():
             yield "quire_store_events_total", (event,), count
+        if status.drafts is not None:
+            yield from _drafted(status.drafts)
         if status.handover is not None:
             yield from _handed_over(status.handover)
+
+
+def _drafted(found: DraftStatus) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    yield "quire_drafts_total", (), found.num_drafts
+    for position, count in enumerate(found.proposed, 1):
+        yield "quire_proposed_tokens_total", (str(position),), count
+    for position, count in enumerate(found.accepted, 1):
+        yield "quire_accepted_tokens_total", (str(position),), count
 
 
 def _handed_over(found: HandoverStatus) -> Iterator[tuple[str, tuple[str, ...], float]]:

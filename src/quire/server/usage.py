@@ -4,6 +4,8 @@ cached_tokens                all that were not computed: the sum of the others
 cached_tokens_by_tier        found by this server: in its tiers, or at a peer
 cached_tokens_at_prefill     found by the prefill server, in its tiers, and handed over
 store_hit_tokens             what this server's store had, beyond device and host, used or not
+accepted_prediction_tokens   of the answer: proposed ahead, and what the model would have said
+rejected_prediction_tokens   proposed ahead, and thrown away: not part of the answer
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ class Usage:
 
     num_prompt_tokens: int = 0
     num_completion_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_rejected_tokens: int = 0
     cached: list[CachedTokens] = field(default_factory=list)
     """Of the first choice of each prompt: the others share its pages."""
 
@@ -28,6 +32,10 @@ class Usage:
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": self.num_completion_tokens,
             "total_tokens": self.num_prompt_tokens + self.num_completion_tokens,
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": self.num_accepted_tokens,
+                "rejected_prediction_tokens": self.num_rejected_tokens,
+            },
             "prompt_tokens_details": cached_to_dict(self.cached)
             | {
                 "cached_tokens_at_prefill": {

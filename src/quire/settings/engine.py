@@ -53,6 +53,8 @@ def engine_config(
         snapshot_every=effective.snapshot_every,
         snapshots_per_path=effective.snapshots_per_path,
         threads=effective.threads or 0,
+        speculate=effective.speculate,
+        draft_tokens=effective.draft_tokens,
         role=effective.role,
         peer_host=effective.peer_host,
         peer_port=effective.peer_port,

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from quire.engine.draft.kinds import parse_draft
 from quire.errors import ConfigError, StoreURLError
 from quire.server.addresses import parse_peers
 from quire.sizes import format_bytes, parse_size
@@ -207,6 +208,17 @@ class Store(Kind):
 
     def plain(self, value: Value) -> str | None:
         return None if value is None else self.show(value)
+
+
+@dataclass(frozen=True)
+class Drafts(Kind):
+    """Who proposes tokens ahead. Whether a head fits is found when it is read."""
+
+    metavar: str = "off|ngram|eagle|eagle:DIR"
+
+    def parse(self, text: str) -> str:
+        parse_draft(text)
+        return text
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,11 @@ from typing import Any
 
 from quire.config import PrefetchPolicy, WritePolicy
 from quire.engine.config import AttentionKind, ForwardKind, Role
+from quire.engine.draft.kinds import DraftKind
 from quire.settings.kinds import (
     AUTO,
     Choice,
+    Drafts,
     Integer,
     Kind,
     Peers,
@@ -243,6 +245,22 @@ class Settings:
         Size(minimum=1),
         "Recording ends when the file has this size.",
         example="1GiB",
+    )
+    speculate: str = _option(
+        DraftKind.OFF.value,
+        Drafts(),
+        "Propose tokens ahead, so that one step checks several; answers stay the same. ngram: "
+        "looked up in the request's own text. eagle: by a draft head made for the model, the one "
+        "that comes with it or the one in DIR.",
+        example="ngram",
+        flag=True,
+    )
+    draft_tokens: int = _option(
+        4,
+        Integer(1, 16, example=4),
+        "Tokens proposed together for one request, at most; fewer, or none, where that is faster.",
+        example="3",
+        flag=True,
     )
     role: Role = _option(  # noqa: RUF009  # it is a dataclasses.field
         Role.UNIFIED,

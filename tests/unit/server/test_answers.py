@@ -65,6 +65,10 @@ def test_usage_counts_tokens_and_where_they_were_found(rig):
         "prompt_tokens": 21,
         "completion_tokens": 7,  # with the stop token, which was generated
         "total_tokens": 28,
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
         "prompt_tokens_details": {
             "cached_tokens": 30,
             "cached_tokens_by_tier": {"device": 16, "host": 8, "store": 4, "peer": 2},

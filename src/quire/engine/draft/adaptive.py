@@ -43,7 +43,7 @@ class DraftPrice:
     fixed: float = 0.0
     """For having a draft at all."""
 
-    def cost(self, num_tokens: int) -> float:
+    def cost(self, num_tokens: float) -> float:
         return 1.0 + (self.fixed + self.per_token * num_tokens if num_tokens else 0.0)
 
 

@@ -29,6 +29,7 @@ from quire.engine.draft.eagle import NUM_FEATURES, EagleSpec, EagleWeights, usua
 from quire.engine.forward.rope import refusal, rope_of
 from quire.engine.forward.spec import DenseSpec
 from quire.errors import ConfigError, ModelError
+from quire.models import ModelShape
 from quire.models.weights import CONFIG_NAME, StoredTensor, read_json, stored_tensors
 
 WEIGHTS_NAME = "model.safetensors"
@@ -49,6 +50,16 @@ class DraftTarget:
     num_layers: int
     num_kv_heads: int
     head_dim: int
+
+
+def draft_target(shape: ModelShape, hidden_size: int) -> DraftTarget:
+    return DraftTarget(
+        hidden_size=hidden_size,
+        vocab_size=shape.vocab_size,
+        num_layers=shape.num_layers,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+    )
 
 
 def read_spec(directory: Path, target: DraftTarget) -> EagleSpec:

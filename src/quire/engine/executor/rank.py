@@ -17,9 +17,12 @@ import msgspec
 from quire.engine.attention import AttentionBackend, open_attention
 from quire.engine.bridge import AttentionBridge
 from quire.engine.config import AttentionKind, ForwardKind
+from quire.engine.draft.drafter import Drafter
+from quire.engine.draft.eagle import EagleHead
+from quire.engine.draft.weights import assemble, draft_target, read_spec, read_tensors
 from quire.engine.forward import Forward, choose
 from quire.engine.forward.dense import DenseModel, load_dense
-from quire.engine.forward.opening import Limits, in_graphs, open_dense
+from quire.engine.forward.opening import Limits, in_graphs, open_dense, ops_of
 from quire.engine.forward.transformers import ATTENTION, TransformersForward, register_attention
 from quire.engine.layouts import FULL, RECURRENT, WINDOW
 from quire.engine.parallel import AllReduce, shard
@@ -61,6 +64,8 @@ class RankConfig(msgspec.Struct, frozen=True):
     """Sequences in the largest batch that is replayed as a CUDA graph; 0: none is."""
     chunk_tokens: int = 0
     """Of one prompt in one batch: attention of so many is made ready at start; 0: of none."""
+    head: str = ""
+    """Directory of a draft head; empty: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +108,18 @@ def build_rank(
     )
     try:
         backends = _backends(config, shape, worker)
-        bridge = _bridge(backends, shape, worker)
+        bridge = _bridge(backends, shape, worker, has_draft=bool(config.head))
         forward: Forward
+        drafter: Drafter | None = None
+        taps: tuple[int, ...] = ()
         limits = Limits(config.graph_batch, config.chunk_tokens, shape.max_position_embeddings)
         tell = progress or (lambda _what, _done: None)
         if isinstance(model, DenseModel):
-            forward = open_dense(model, bridge, backends, all_reduce, limits=limits, progress=tell)
+            if config.head:
+                drafter, taps = _drafter(Path(config.head), model, bridge, shape)
+            forward = open_dense(
+                model, bridge, backends, all_reduce, limits=limits, progress=tell, taps=taps
+            )
         else:
             modules = _through_transformers(config, model, bridge, shape, worker)
             forward = _in_graphs(modules, bridge, backends, limits, tell)
@@ -120,7 +131,7 @@ def build_rank(
         device = worker.components[FULL].device.device
         dtype = getattr(torch, config.dtype)
         sampler = open_sampler(device, shape.vocab_size, config.max_rows, dtype)
-    runner = ModelRunner(forward, sampler)
+    runner = ModelRunner(forward, sampler, drafter)
     return Rank(worker, runner, shape, worker.components[FULL].device.layout.page_size)
 
 
@@ -152,11 +163,34 @@ def _backends(
 
 
 def _bridge(
-    backends: dict[str, AttentionBackend], shape: ModelShape, worker: CacheWorker
+    backends: dict[str, AttentionBackend],
+    shape: ModelShape,
+    worker: CacheWorker,
+    *,
+    has_draft: bool,
 ) -> AttentionBridge:
     pool = worker.components[FULL].device
-    page_size = pool.layout.page_size
-    return AttentionBridge(backends, shape, worker, page_size=page_size, device=pool.device)
+    return AttentionBridge(
+        backends,
+        shape,
+        worker,
+        page_size=pool.layout.page_size,
+        device=pool.device,
+        has_draft=has_draft,
+    )
+
+
+def _drafter(
+    directory: Path, model: DenseModel, bridge: AttentionBridge, shape: ModelShape
+) -> tuple[Drafter, tuple[int, ...]]:
+    """A head for the model, and the layers that it looks at. Raises ConfigError."""
+    spec = read_spec(directory, draft_target(shape, model.spec.hidden_size))
+    weights = assemble(
+        spec, read_tensors(directory, spec), model.weights.embedding, model.weights.head
+    )
+    head = EagleHead(spec, weights, ops_of(spec.decoder, model))
+    device = model.weights.embedding.device
+    return Drafter(head, bridge, layer=shape.num_layers, device=device), spec.layers
 
 
 def _through_transformers(

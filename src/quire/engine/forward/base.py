@@ -25,6 +25,11 @@ class Forward(Protocol):
         """
 
     @property
+    def features(self) -> torch.Tensor:
+        """Outputs of the layers that are tapped, side by side, for every token of the last batch:
+        [row, layers × hidden]. Overwritten by the next call's work."""
+
+    @property
     def failed(self) -> Mapping[OperationId, str]:
         """Loads that did not arrive for the last batch, and why."""
 

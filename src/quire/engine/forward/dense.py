@@ -7,7 +7,7 @@ torch's operations, or fused kernels on CUDA.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from quire.engine.bridge import AttentionBridge, Inputs
 from quire.engine.forward.ops import Ops, TorchOps
 from quire.engine.forward.rope import Turn, Turner
 from quire.engine.forward.spec import DenseSpec, dense_refusal, dense_spec
+from quire.engine.forward.taps import Taps
 from quire.engine.forward.weights import (
     DenseWeights,
     LayerWeights,
@@ -75,8 +76,10 @@ class DenseForward:
         bridge: AttentionBridge,
         all_reduce: AllReduce | None = None,
         ops: Ops | None = None,
+        taps: Sequence[int] = (),
     ) -> None:
-        """`all_reduce` adds up over ranks; None: there is only one. `ops`: None: torch's."""
+        """`all_reduce` adds up over ranks; None: there is only one. `ops`: None: torch's. `taps`:
+        layers whose outputs are `features`."""
         self._spec = model.spec
         self._weights = model.weights
         self._bridge = bridge
@@ -84,8 +87,13 @@ class DenseForward:
         self._ops = ops or TorchOps(model.spec, num_kv_heads(model))
         dtype, device = model.weights.embedding.dtype, model.weights.embedding.device
         self._turner = Turner(model.spec.ropes, device)
+        self._taps = Taps(taps, model.weights.embedding)
         # transformers rounds it to the model's dtype before it multiplies.
         self._embedding_scale = float(torch.tensor(model.spec.embedding_scale).to(dtype))
+
+    @property
+    def features(self) -> torch.Tensor:
+        return self._taps.features
 
     @property
     def failed(self) -> Mapping[OperationId, str]:
@@ -106,17 +114,24 @@ class DenseForward:
         turns = [ops.prepared(by, hidden.dtype) for by in self._turner.turns(inputs.positions)]
         norms = [layer.attention_norm for layer in weights.layers[1:]] + [weights.norm]
         normed = ops.norm(hidden, weights.layers[0].attention_norm)
+        ends, last = inputs.ends, spec.num_layers - 1
+        self._taps.begin(len(hidden))
         for number, layer in enumerate(weights.layers):
             attended = self._attend(number, layer, normed, turns[self._turner.kind_of[number]])
-            if inputs.ends is not None and number == spec.num_layers - 1:
-                if not len(inputs.ends):
+            if ends is not None and number == last and last not in self._taps.layers:
+                if not len(ends):
                     return hidden.new_empty((0, spec.vocab_size))
-                hidden, attended = (x.index_select(0, inputs.ends) for x in (hidden, attended))
+                hidden, attended = (x.index_select(0, ends) for x in (hidden, attended))
+                ends = None
             output = self._summed(attended, layer.o)
             hidden, normed = ops.add_norm(output, hidden, layer.mlp_norm, layer.attention_post_norm)
             inner = ops.activated(_linear(normed, layer.gate_up))
             output = self._summed(inner, layer.down)
             hidden, normed = ops.add_norm(output, hidden, norms[number], layer.mlp_post_norm)
+            if number in self._taps.layers:
+                self._taps.take(number, hidden)
+        if ends is not None:
+            normed = normed.index_select(0, ends)
         logits = torch.mm(normed, weights.head.t(), out=out)
         if spec.logit_cap is not None:
             logits.div_(spec.logit_cap).tanh_().mul_(spec.logit_cap)

@@ -166,6 +166,10 @@ class GraphForward:
         return len(self._replays)
 
     @property
+    def features(self) -> torch.Tensor:
+        return self._forward.features
+
+    @property
     def failed(self) -> Mapping[OperationId, str]:
         return self._bridge.failed
 
@@ -202,7 +206,7 @@ class GraphForward:
     def _kind_of(self, segments: Sequence[Segment]) -> Kind | None:
         """The smallest that holds them; None: there is none. What is still being loaded is waited
         for layer by layer, which no graph does; nor does one begin, restore or save a state."""
-        if any(segment.loads for segment in segments):
+        if any(segment.loads or segment.drafts for segment in segments):
             return None
         if not self._forward.packs and any(map(_moves_state, segments)):
             return None

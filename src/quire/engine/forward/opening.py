@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from quire.engine.bridge import AttentionBridge
 from quire.engine.forward.base import Capturable, Forward
 from quire.engine.forward.dense import DenseForward, DenseModel, num_kv_heads
 from quire.engine.forward.ops import Ops, TorchOps
+from quire.engine.forward.spec import DenseSpec
 from quire.engine.kernels import available
 from quire.engine.parallel import AllReduce
 
@@ -48,9 +49,10 @@ def open_dense(
     *,
     limits: Limits,
     progress: Progress,
+    taps: Sequence[int] = (),
 ) -> Forward:
-    """`backends`: those of the bridge."""
-    dense = DenseForward(model, bridge, all_reduce, _ops(model))
+    """`backends`: those of the bridge. `taps`: as of DenseForward."""
+    dense = DenseForward(model, bridge, all_reduce, ops_of(model.spec, model), taps)
     if not _has_kernels(model):
         return dense
     ours, spec = _ours(backends), model.spec
@@ -109,12 +111,13 @@ def _ours(backends: Mapping[str, AttentionBackend]) -> dict[str, TritonAttention
     return {name: found for name, found in backends.items() if isinstance(found, TritonAttention)}
 
 
-def _ops(model: DenseModel) -> Ops:
+def ops_of(spec: DenseSpec, model: DenseModel) -> Ops:
+    """For a decoder of this spec that runs where the model does."""
     if not _has_kernels(model):
-        return TorchOps(model.spec, num_kv_heads(model))
+        return TorchOps(spec, num_kv_heads(model))
     from quire.engine.forward.fused import FusedOps
 
-    return FusedOps(model.spec, num_kv_heads(model))
+    return FusedOps(spec, num_kv_heads(model))
 
 
 def _has_kernels(model: DenseModel) -> bool:

@@ -59,6 +59,10 @@ class TransformersForward:
         return self._states is None
 
     @property
+    def features(self) -> torch.Tensor:
+        raise ModelError("the modules of transformers are not tapped")
+
+    @property
     def failed(self) -> Mapping[OperationId, str]:
         return self._bridge.failed
 

@@ -6,14 +6,14 @@ says that it cannot, it goes to another, as often as need be. Knows engines only
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import numpy as np
 
 from quire.engine.config import Role
 from quire.engine.messages import Abort, Finish, Generate, Output, SamplingParams
-from quire.keys import Namespace
+from quire.keys import Namespace, UnitKind
 from quire.sim.pd.model import answer
 from quire.sim.pd.node import DTYPE, FINGERPRINT, SimNode, World
 from quire.sim.report import SimulationError
@@ -56,7 +56,8 @@ class SimClients:
             Namespace(FINGERPRINT, DTYPE, options.page_size, salt=salt) for salt in ("", "tenant")
         ]
         for namespace in names:
-            world.oracle.register(namespace)
+            for unit in UnitKind:  # whoever answers
+                world.oracle.register(replace(namespace, unit=unit))
         self._workload = Workload(rng, options.engine(1), names)
         self.calls: list[Call] = []
         self._by_id: dict[RequestId, Call] = {}
@@ -121,7 +122,8 @@ class SimClients:
     def _arrive(self, prompt: Prompt) -> None:
         rng, now = self._rng, self._world.clock()
         tokens = list(prompt.tokens) or [0]
-        count = rng.randrange(1, 2 * self._world.options.page_size + 2)
+        options = self._world.options
+        count = rng.randrange(1, 2 * options.page_size + 2 + 2 * options.drafts)
         namespace = prompt.session.namespace
         expected = answer(self._world.oracle, namespace, tokens, count)
         timeout_s = rng.uniform(0.1, 3.0) if rng.random() < _HASTY_SHARE else 3600.0

@@ -21,11 +21,13 @@ from quire.engine.handovers import Handovers, Prefills
 from quire.engine.messages import EngineInfo, Output, Outputs
 from quire.engine.queue import Queue
 from quire.engine.scheduler import Scheduler
+from quire.keys import UnitKind
 from quire.manager import CacheManager, StoreState, Way
 from quire.manager.inspection import inspect
 from quire.messages import PeerPart
 from quire.peer.hub import Hello
 from quire.peer.identity import Identity
+from quire.sim.apart import Apart
 from quire.sim.audit import audit
 from quire.sim.clock import VirtualClock
 from quire.sim.content import Oracle, Pools
@@ -34,6 +36,7 @@ from quire.sim.lanes import Links
 from quire.sim.latency import Latency
 from quire.sim.network import SimNetwork
 from quire.sim.options import ComponentMix
+from quire.sim.pd.drafts import speculation
 from quire.sim.pd.health import ALL, Health, line
 from quire.sim.pd.model import SimModel
 from quire.sim.pd.options import SimPdOptions
@@ -57,6 +60,7 @@ class World:
     options: SimPdOptions
     clock: VirtualClock
     oracle: Oracle
+    apart: Apart
     network: SimNetwork
     stores: SimStores
     links: Links
@@ -76,6 +80,7 @@ class Place:
     name: str
     role: Role
     ranks: int
+    unit: UnitKind
     prefill: tuple[str, ...] = ()
     peers: tuple[str, ...] = ()
 
@@ -125,6 +130,7 @@ class SimNode:
         self.manager = manager(cache.cache_config(), clock=clock, components=cache.components())
         self.manager.costs.force(Way.BOTH if options.both else None)
         has_window = options.mix in (ComponentMix.WINDOW, ComponentMix.BOTH)
+        has_state = options.mix in (ComponentMix.RECURRENT, ComponentMix.BOTH)
         queue = Queue(max_running=_MAX_RUNNING, max_waiting=_MAX_WAITING, clock=clock)
         self.model = SimModel(
             world.oracle,
@@ -135,6 +141,7 @@ class SimNode:
             window_tokens=options.window_pages * options.page_size if has_window else 0,
             computes_prompts=place.role is not Role.DECODE,
             overlaps=options.ahead,
+            rng=rngs["model"],
             trace=world.trace,
         )
         max_context = options.device_pages * options.page_size - 1
@@ -143,13 +150,14 @@ class SimNode:
         self.scheduler = Scheduler(
             self.manager,
             queue,
-            chunk_tokens=options.chunk_pages * options.page_size,
+            chunk_tokens=options.chunk_pages * options.page_size + 2 * options.drafts,
             remote=self._remote(asker),
+            speculation=speculation(rngs["drafts"], 0 if has_state else options.drafts, place.unit),
         )
         info = EngineInfo(
             place.name, FINGERPRINT, "sim", DTYPE, place.ranks, options.page_size, ALPHABET,
             max_context, tiers(self.manager, dict.fromkeys(cache.pool_sizes(), 1)), "",
-            role=place.role,
+            role=place.role, unit=place.unit,
         )  # fmt: skip
         holder = Holder(
             self.manager,
@@ -241,6 +249,7 @@ class SimNode:
                 free = sorted(allocator.free_pages().tolist())
                 for rank in ranks:
                     self.pools.scribble(rank, tier, free, component.name)
+        self._world.apart.check(self.manager, self._world.stores)
         return audit(self.manager, self._world.oracle, self.pools, ranks)
 
     def kill(self) -> None:
@@ -311,6 +320,8 @@ class SimNode:
         counters["served"] += self.exchange.holder.served
         counters["checked pages"] += self.model.checked_pages
         counters["computed tokens"] += self.model.computed_tokens
+        counters["accepted tokens"] += self.model.accepted_tokens
+        counters["rejected tokens"] += self.model.rejected_tokens
 
     def _ended(self, handover: Handover) -> None:
         """Told of every hand-over that ends."""
@@ -328,4 +339,4 @@ class SimNode:
                 counters["handover of both halves"] += 1
 
 
-_PARTS = ("node", "faults", "latency", "workers")
+_PARTS = ("node", "faults", "latency", "workers", "drafts", "model")

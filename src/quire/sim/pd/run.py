@@ -9,11 +9,14 @@ from hashlib import blake2b
 from random import Random
 
 from quire.engine.config import Role
+from quire.keys import UnitKind
+from quire.sim.apart import Apart
 from quire.sim.clock import VirtualClock
 from quire.sim.content import Oracle
 from quire.sim.drive import Progress, drive
 from quire.sim.lanes import Links
 from quire.sim.network import NetworkTrouble, SimNetwork
+from quire.sim.options import UnitMix
 from quire.sim.pd.client import SimClients
 from quire.sim.pd.health import ALL, Health, line
 from quire.sim.pd.node import Place, SimNode, World
@@ -66,8 +69,18 @@ class PdSimulation:
             lambda one, other, seconds: health.disturbed(line(one, other), seconds),
         )
         stores, links = SimStores(options.store_pages), Links(self.clock, options.link_pages_s)
+        oracle = Oracle()
         self.world = World(
-            seed, options, self.clock, Oracle(), network, stores, links, health, self._trace
+            seed,
+            options,
+            self.clock,
+            oracle,
+            Apart(oracle),
+            network,
+            stores,
+            links,
+            health,
+            self._trace,
         )
         self.clients = SimClients(self.world, Random(f"{seed} clients"))
         self._lives = 0
@@ -221,20 +234,33 @@ class PdSimulation:
 
 
 def _places(options: SimPdOptions, rng: Random) -> list[Place]:
+    """In BOTH there are as many engines again that count in pairs; all of them share a store."""
+    units = {
+        UnitMix.TOKEN: (UnitKind.TOKEN,),
+        UnitMix.PAIR: (UnitKind.PAIR,),
+        UnitMix.BOTH: (UnitKind.TOKEN, UnitKind.PAIR),
+    }[options.units]
+    return [place for unit in units for place in _places_of(unit, options, rng)]
+
+
+def _places_of(unit: UnitKind, options: SimPdOptions, rng: Random) -> list[Place]:
+    kind = "" if unit is UnitKind.TOKEN else "pair-"
     if options.topology is Topology.PEERS:
-        names = [f"unified{i}" for i in range(options.decodes)]
+        names = [f"{kind}unified{i}" for i in range(options.decodes)]
         places = []
         for name in names:
             others = [f"tcp://{other}:1" for other in names if other != name]
             rng.shuffle(others)
-            places.append(Place(name, Role.UNIFIED, options.decode_ranks, peers=tuple(others)))
+            ranks = options.decode_ranks
+            places.append(Place(name, Role.UNIFIED, ranks, unit, peers=tuple(others)))
         return places
     prefills = [
-        Place(f"prefill{i}", Role.PREFILL, options.prefill_ranks) for i in range(options.prefills)
+        Place(f"{kind}prefill{i}", Role.PREFILL, options.prefill_ranks, unit)
+        for i in range(options.prefills)
     ]
     addresses = [place.address for place in prefills]
     decodes = []
     for i in range(options.decodes):
-        order = rng.sample(addresses, len(addresses))
-        decodes.append(Place(f"decode{i}", Role.DECODE, options.decode_ranks, prefill=tuple(order)))
+        order, name = tuple(rng.sample(addresses, len(addresses))), f"{kind}decode{i}"
+        decodes.append(Place(name, Role.DECODE, options.decode_ranks, unit, prefill=order))
     return prefills + decodes

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from quire.engine.draft.weights import DraftTarget
+from quire.engine.draft.weights import draft_target
 from quire.errors import ConfigError
 from quire.models import describe, load_model, read_config
 
@@ -34,13 +34,7 @@ class TeacherModel:
         self.model = model
         self.device, self.dtype = device, dtype
         self.num_q_heads = shape.num_q_heads
-        self.shape = DraftTarget(
-            hidden_size=self.text.hidden_size,
-            vocab_size=shape.vocab_size,
-            num_layers=shape.num_layers,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-        )
+        self.shape = draft_target(shape, self.text.hidden_size)
         if shape.recurrent_layers:
             raise ConfigError(
                 "heads are made for models whose layers all have attention: this one has recurrent "

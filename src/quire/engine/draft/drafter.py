@@ -1,0 +1,151 @@
+"""Drafter: a draft head beside its target on one rank.
+
+Right after the target has computed a batch and tokens were drawn, the head computes the same places
+with what it now knows to come next, into its own layer of the same pages:
+
+    position        p − 2      p − 1      p           p + 1       p + 2
+    token           t          t'         t″          drawn
+    head's pair     (f, t')    (f, t″)    (f, drawn)  (out, d₁)   (out, d₂)
+    about                                 d₁ ────────▶ d₂ ───────▶ d₃
+
+f are the target's features, out is the head's own output. Up to p the pairs are final: they are
+cached with the pages. Those of proposals are overwritten by the next batch. Behind proposals that
+were rejected the pairs make no sense; they are overwritten too.
+
+Knows the head, the bridge to the pages, and batches. What proposals are worth is not its business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from quire.engine.attention import Heads
+from quire.engine.attention.staging import send
+from quire.engine.batch import Batch, Segment, SegmentResult
+from quire.engine.bridge import AttentionBridge, row_ends
+from quire.engine.draft.eagle import EagleHead, Step
+
+
+class _Chain(NamedTuple):
+    """A segment after which tokens are proposed."""
+
+    number: int
+    """Of the segment."""
+    segment: Segment
+    row: int
+    """Place in the packed row of the last token that counts."""
+    position: int
+    """That token's own."""
+
+
+class Drafter:
+    def __init__(
+        self, head: EagleHead, bridge: AttentionBridge, *, layer: int, device: torch.device
+    ) -> None:
+        """`layer`: its number, after all of the target's."""
+        self._head = head
+        self._bridge = bridge
+        self._layer = layer
+        self._device = device
+        self._scaling = head.spec.decoder.scaling
+
+    def follow(self, batch: Batch, features: torch.Tensor, drawn: torch.Tensor | None) -> Step:
+        """Compute the pairs of a batch that the target has just computed. `features` [row, …];
+        `drawn`: one token per row of the batch, on the device."""
+        next_tokens, positions, places, sources = send(
+            [*_known(batch), *_drawn_places(batch)], self._device
+        )
+        if drawn is not None and len(places):
+            next_tokens = next_tokens.index_copy(0, places, drawn.index_select(0, sources))
+        return self._step(self._head.fused(features), next_tokens, positions)
+
+    def propose(
+        self, batch: Batch, done: Step, results: Sequence[SegmentResult]
+    ) -> dict[int, list[int]]:
+        """By number of the segment, what may come after its results."""
+        # Those that go furthest first: who is done leaves from the end.
+        chains = sorted(_chains(batch, results), key=lambda chain: -chain.segment.ahead)
+        if not chains:
+            return {}
+        (rows,) = send([np.array([chain.row for chain in chains], np.int64)], self._device)
+        hidden, normed = (x.index_select(0, rows) for x in done)
+        proposed: dict[int, list[int]] = {chain.number: [] for chain in chains}
+        for number in range(1, chains[0].segment.ahead + 1):
+            tokens = self._head.proposed(self._head.logits(normed).argmax(-1))
+            for chain, token in zip(chains, tokens.tolist(), strict=True):
+                proposed[chain.number].append(token)
+            chains = [chain for chain in chains if chain.segment.ahead > number]
+            if chains:
+                part = Batch(batch.number, [_moved(chain, number) for chain in chains])
+                positions, live = self._bridge.begin(part).positions, len(chains)
+                hidden, normed = self._step(hidden[:live], tokens[:live], positions)
+        return proposed
+
+    def _step(
+        self, hidden: torch.Tensor, next_tokens: torch.Tensor, positions: torch.Tensor
+    ) -> Step:
+        target = self._bridge.target(self._layer)
+
+        def attend(heads: Heads) -> torch.Tensor:
+            return self._bridge.attend(
+                self._layer,
+                heads,
+                scaling=self._scaling,
+                window=None,
+                sinks=None,
+                is_appended=target is not None,
+            ).flatten(1)
+
+        return self._head.step(hidden, next_tokens, positions, attend, target)
+
+
+def _known(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    """Of each place: the token after it, as far as it is known here, and its position."""
+    following, positions = [], []
+    for segment in batch.segments:
+        tokens = np.frombuffer(segment.tokens, "<i4").astype(np.int64)
+        following += [tokens[1:], np.array([max(0, segment.after)], np.int64)]
+        positions.append(np.arange(segment.start, segment.start + len(tokens)))
+    return np.concatenate(following), np.concatenate(positions)
+
+
+def _drawn_places(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    """Places after which the token is drawn and not known, and which of the draws it is."""
+    places = np.array(row_ends(batch), np.int64)
+    is_drawn = np.array(
+        [s.after < 0 for s in batch.segments for _ in range(s.num_rows)], dtype=np.bool_
+    )
+    return places[is_drawn], np.flatnonzero(is_drawn).astype(np.int64)
+
+
+def _chains(batch: Batch, results: Sequence[SegmentResult]) -> list[_Chain]:
+    found, end = [], 0
+    for number, (segment, result) in enumerate(zip(batch.segments, results, strict=True)):
+        end += segment.num_tokens
+        if not segment.ahead or result.sampled is None:
+            continue
+        if any(sampled.error for sampled in (result.sampled, *result.further)):
+            continue
+        behind = segment.drafts - len(result.further)
+        position = segment.start + segment.num_tokens - 1 - behind
+        found.append(_Chain(number, segment, end - 1 - behind, position))
+    return found
+
+
+def _moved(chain: _Chain, count: int) -> Segment:
+    """One place, so many positions further on."""
+    segment = chain.segment
+    return Segment(
+        segment.id,
+        bytes(4),
+        chain.position + count,
+        segment.pages,
+        [],
+        segment.row,
+        window=segment.window,
+        window_first=segment.window_first,
+    )

@@ -1,0 +1,33 @@
+"""How tokens are proposed ahead, as an option says it: `off`, `ngram`, `eagle`, `eagle:DIR`.
+
+Knows text only: no torch, so that settings can be checked without it.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+from quire.errors import ConfigError
+
+
+class DraftKind(enum.StrEnum):
+    OFF = "off"
+    NGRAM = "ngram"
+    """Looked up in the request's own text."""
+    EAGLE = "eagle"
+    """By a head made for the model."""
+
+
+class DraftChoice(NamedTuple):
+    kind: DraftKind
+    head: str = ""
+    """Directory of a head; empty: the one that comes with the model."""
+
+
+def parse_draft(text: str) -> DraftChoice:
+    """Raises ConfigError with the second half of a sentence."""
+    name, colon, head = text.partition(":")
+    if name not in list(DraftKind) or (colon and not head) or (head and name != DraftKind.EAGLE):
+        raise ConfigError("use off, ngram, eagle, or eagle:DIR with the directory of a draft head")
+    return DraftChoice(DraftKind(name), head)

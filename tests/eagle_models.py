@@ -1,0 +1,84 @@
+"""Draft heads of random weights for tiny models, and what they must propose, by another way.
+
+`chain` computes a head over the whole text each time, through transformers and the trainer's own
+unrolling: it knows no page and no cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from quire.engine.draft.eagle import EagleHead
+from quire.engine.draft.speculation import Offered, Speculation
+from quire.engine.draft.training.start import first_weights, new_spec, positions_of, vocabulary_of
+from quire.engine.draft.training.target import TeacherModel
+from quire.engine.draft.training.unroll import Unroll
+from quire.engine.draft.weights import assemble, read_spec, read_tensors, save_head
+from speculating import Eager, FixedPrices
+
+
+def teacher_of(model: Path) -> TeacherModel:
+    return TeacherModel(model, dtype=torch.float32, device=torch.device("cpu"))
+
+
+def write_head(
+    teacher: TeacherModel,
+    path: Path,
+    *,
+    layers: tuple[int, int, int] = (0, 1, 1),
+    num_draft_tokens: int | None = None,
+    seed: int = 1,
+) -> Path:
+    """What it proposes hangs on all that it attends to."""
+    vocabulary = teacher.shape.vocab_size
+    spec = new_spec(teacher, layers, 48, num_draft_tokens or vocabulary)
+    tokens = torch.arange(vocabulary)[-spec.draft_vocab_size :]
+    weights = first_weights(teacher, spec, tokens, own_lm_head=False, seed=seed)
+    for name, tensor in weights.items():
+        if "_proj" in name:
+            weights[name] = tensor / tensor.std() * 0.2
+    save_head(path, spec, weights | vocabulary_of(spec, tokens), positions_of(teacher))
+    return path
+
+
+def read_head(teacher: TeacherModel, path: Path) -> EagleHead:
+    spec = read_spec(path, teacher.shape)
+    tensors = read_tensors(path, spec)
+    return EagleHead(spec, assemble(spec, tensors, teacher.embedding, teacher.lm_head))
+
+
+@torch.no_grad()
+def chain(teacher: TeacherModel, head: EagleHead, tokens: Sequence[int], count: int) -> list[int]:
+    """What it proposes to come after these tokens, so many."""
+    seen = teacher.see(torch.tensor([tokens[:-1]]), head.spec.layers)
+    unroll = Unroll(head, seen.features, torch.tensor([tokens[:-1]]))
+    next_tokens = torch.tensor([tokens[1:]])
+    proposed: list[int] = []
+    for number in range(count):
+        normed = unroll.step(number, next_tokens)
+        next_tokens = head.proposed(head.logits(normed).argmax(-1))
+        proposed.append(int(next_tokens[0, -1]))
+    return proposed
+
+
+class Watching(Speculation):
+    """Every proposal is kept, with the text that it was made for."""
+
+    def __init__(self, max_tokens: int) -> None:
+        super().__init__(Offered, max_tokens, FixedPrices(), on_ranks=True, new_length=Eager)
+        self.seen: list[tuple[list[int], list[int]]] = []
+
+    def offer(self, request, tokens) -> None:
+        self.seen.append((request.tokens[: request.length].tolist(), tokens))
+        super().offer(request, tokens)
+
+    def check(self, chain_of: Callable[[list[int], int], list[int]]) -> None:
+        """All that were made since the last check are the head's own."""
+        seen, self.seen = self.seen, []
+        made = [(text, tokens) for text, tokens in seen if tokens]
+        assert made, "nothing was proposed"
+        for text, tokens in made:
+            assert tokens == chain_of(text, len(tokens)), f"after {len(text)} tokens"
