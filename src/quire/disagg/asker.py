@@ -1,14 +1,14 @@
 """Asker: gets the pages that a request lacks from peers. The decode side of a hand-over.
 
-Knows the cache's manager and messages; neither sockets nor the scheduler. Nothing here waits: all
-hand-overs are looked at once per step, and each has its own deadline, so that none holds back
-another. Whatever goes wrong, the answer is the same: ask for what is still missing, of this peer or
+Knows the cache's manager and messages; neither sockets nor the scheduler. Nothing here waits: the
+hand-overs that move are looked at once per step, and each has its own deadline, so that none holds
+back another. Those that wait for room are not looked at: a step costs the same however many do. Whatever goes wrong, the answer is the same: ask for what is still missing, of this peer or
 of the next; and give up, with a reason, when there is nobody left.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -89,6 +89,12 @@ class Asker:
         self._room = room
         self._on_end = on_end or (lambda _handover: None)
         self.open: dict[Handover, None] = {}
+        self._queued: OrderedDict[Handover, None] = OrderedDict()
+        """Those that wait for room, in the order of their coming."""
+        self._come: list[Handover] = []
+        """Those of them that have come since the last step."""
+        self._active: dict[Handover, None] = {}
+        """LOOKING or MOVING."""
         self._by_id: dict[str, Handover] = {}
         self._hellos: dict[str, Hello] = {}
         self._refusals: dict[str, tuple[float, str]] = {}
@@ -126,7 +132,8 @@ class Asker:
             restore,
             progress_s=now,
         )
-        self.open[handover] = None
+        self.open[handover] = self._queued[handover] = None
+        self._come.append(handover)
         for address in sources:
             self.links.connect(address)
         return handover
@@ -139,16 +146,12 @@ class Asker:
             self._end(handover)
 
     def advance(self) -> None:
-        """Once per step: one look at every hand-over."""
+        """Once per step: one look at every hand-over that moves."""
         now = self._clock()
-        is_short = False
-        for handover in self.open:
+        for handover in self._active:
             self._note_progress(handover, now)
-        for handover in list(self.open):
-            if handover.stage is Stage.QUEUED:
-                # In the order of their coming: a small one that overtakes may do so for ever.
-                is_short = is_short or not self._has_room(handover)
-                self._queue(handover) if is_short else self._begin_looking(handover)
+        self._let_in()
+        for handover in list(self._active):
             if handover.stage is Stage.LOOKING:
                 self._look(handover, now)
             if handover.stage is Stage.MOVING:
@@ -193,10 +196,17 @@ class Asker:
 
     # ---- looking --------------------------------------------------------------------------------
 
-    def _queue(self, handover: Handover) -> None:
-        """Who waits for room takes none: those who move may need what it found."""
-        if not handover.lease.yielded:
-            self._manager.yield_device(handover.lease, host=True)
+    def _let_in(self) -> None:
+        """In the order of their coming: a small one that overtakes may do so for ever. Who waits
+        for room takes none: those who move may need what it found."""
+        while self._queued and self._has_room(first := next(iter(self._queued))):
+            del self._queued[first]
+            self._active[first] = None
+            self._begin_looking(first)
+        come, self._come = self._come, []
+        for handover in come:
+            if handover in self._queued and not handover.lease.yielded:
+                self._manager.yield_device(handover.lease, host=True)
 
     def _begin_looking(self, handover: Handover) -> None:
         handover.stage = Stage.LOOKING
@@ -477,10 +487,13 @@ class Asker:
 
     def _arrived(self, handover: Handover) -> None:
         handover.stage = Stage.READY
+        del self._active[handover]
         self._drop(handover)
 
     def _end(self, handover: Handover) -> None:
         del self.open[handover]
+        self._queued.pop(handover, None)
+        self._active.pop(handover, None)
         if handover.stage is not Stage.QUEUED:
             self._budget.give_back(handover.need)
         self._moved_s = self._clock()
