@@ -219,9 +219,9 @@ async def _route(
     stop: asyncio.Event,
     admin_key: str,
 ) -> None:
-    from quire.disagg.router.config import RouterConfig
-    from quire.disagg.router.fleet import Fleet
-    from quire.disagg.router.run import run
+    from quire.router.config import RouterConfig
+    from quire.router.fleet import Fleet
+    from quire.router.run import run
     from quire.server.run import bind
 
     prefill, decode = ready

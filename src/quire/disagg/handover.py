@@ -1,4 +1,4 @@
-"""Handover: one request's way from "its prompt is known" to "all its pages are here", asker's side.
+"""Handover: one request's way from "its prompt is known" to "all its pages are here": receiving.
 
     QUEUED ──room──▶ LOOKING ──own tiers known──▶ MOVING ──both halves READY──▶ READY
                                                    │ ▲ shortfall: repaired; peer gone: the next
@@ -40,7 +40,7 @@ class Stage(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DecodePrefixMatch:
-    """What the asker has of a prompt, in pages, when it decides what to ask for."""
+    """What the receiver has of a prompt, in pages, when it decides what to ask for."""
 
     device: int
     host: int

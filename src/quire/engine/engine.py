@@ -19,7 +19,6 @@ from quire.engine.executor import Executor, RankLost
 from quire.engine.flights import Flights, Landed
 from quire.engine.messages import (
     Abort,
-    Ask,
     Ended,
     EngineInfo,
     EngineStatus,
@@ -28,6 +27,7 @@ from quire.engine.messages import (
     HandoverStatus,
     Output,
     Outputs,
+    PutQuestion,
     Report,
     Requests,
     StoreStatus,
@@ -133,13 +133,13 @@ class Engine:
         if refused is not None:
             self._outputs.append(refused)
 
-    def handle(self, message: Generate | Abort | Ask) -> None:
+    def handle(self, message: Generate | Abort | PutQuestion) -> None:
         match message:
             case Generate():
                 self.generate(message)
             case Abort(request_id):
                 self.scheduler.abort(request_id)
-            case Ask(number, question):
+            case PutQuestion(number, question):
                 self._questions.ask(number, question)
 
     def take_messages(self) -> list[ToServer]:
@@ -246,10 +246,10 @@ class Engine:
     def _handover_status(self) -> HandoverStatus | None:
         if self.exchange is None:
             return None
-        counters = self.exchange.asker.counters
+        counters = self.exchange.receiver.counters
         moved = self._executor.workers.peer_counters()
         return HandoverStatus(
-            open=len(self.exchange.asker.open) + len(self.exchange.holder.open),
+            open=len(self.exchange.receiver.open) + len(self.exchange.giver.open),
             sent_pages=moved.get("peer_sent_pages", 0),
             sent_bytes=moved.get("peer_sent_bytes", 0),
             received_pages=moved.get("peer_received_pages", 0),

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire.disagg.asker import Asker
 from quire.disagg.handover import Half, Handover, Prompt, Stage
+from quire.disagg.receiving import Receiver
 from quire.engine.messages import CachedTokens, EngineInfo
 from quire.engine.request import Request, State
 from quire.keys import PrefixKey
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Handovers:
     def __init__(
         self,
-        asker: Asker,
+        receiver: Receiver,
         manager: CacheManager,
         *,
         prefill: list[str],
@@ -38,14 +38,14 @@ class Handovers:
     ) -> None:
         """`decode`: prompts are computed by `prefill`, or whom a request names, and not here.
         `restore` = False: of the own tiers only the device is used."""
-        self.asker = asker
+        self.receiver = receiver
         self._manager = manager
         self._prefill = prefill
         self._peers = peers
         self._decode = decode
         self._restore = restore
         for address in [*prefill, *peers]:
-            asker.links.connect(address)
+            receiver.links.connect(address)
 
     def usable(self, match: PrefixMatch) -> PrefixMatch:
         """What of a match may be used."""
@@ -67,7 +67,7 @@ class Handovers:
                 return False
             sources, restore = self._peers, not costs.peers_beat_store()
         prompt = Prompt(request.tokens[: request.length].tobytes(), request.salt, request.priority)
-        request.handover = self.asker.begin(
+        request.handover = self.receiver.begin(
             request.id, lease, prompt, sources, compute=self._decode, restore=restore
         )
         return True
@@ -96,7 +96,7 @@ class Handovers:
     def cancel(self, request: Request) -> None:
         handover, request.handover = request.handover, None
         if handover is not None:
-            self.asker.cancel(handover)
+            self.receiver.cancel(handover)
 
     def found(self, request: Request) -> CachedTokens | None:
         """Reused tokens, by tier and side; None: no peer had a part in it."""
@@ -131,7 +131,7 @@ def reused(handover: Handover, page_size: int) -> CachedTokens:
 
 
 class Prefills:
-    """Computes prompts for peers; see quire.disagg.holder.Computes."""
+    """Computes prompts for peers; see quire.disagg.giving.Computes."""
 
     def __init__(
         self, scheduler: Scheduler, info: EngineInfo, *, clock: Callable[[], float]

@@ -1,11 +1,11 @@
 """What the server and the engine process say to each other: typed, msgpack, nothing else.
 
-    server → engine   Generate, Abort, Ask, Shutdown
+    server → engine   Generate, Abort, PutQuestion, Shutdown
     engine → server   Starting*, then Started or StartFailed; then Outputs, Answer, Report
 
 Token ids travel as little-endian int32 bytes. Every Generate ends with exactly one Output whose
 `finish` is set, unless it was aborted: after Abort nothing more need come, and what does is stale.
-Every Ask gets exactly one Answer.
+Every PutQuestion gets exactly one Answer.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class GetEvents(_Question, frozen=True, tag="events"):
     """What has come into the tiers and gone from them. Answered by Events."""
 
     since: int
-    """Number of the last event that the asker knows; 0: none."""
+    """Number of the last event that who asks knows; 0: none."""
 
 
 class GetKeys(_Question, frozen=True, tag="keys"):
@@ -320,7 +320,7 @@ class Warmed(msgspec.Struct, frozen=True):
     """Where the prompt's pages are now: device, host; `store` counts those just fetched."""
 
 
-class Ask(_Message, frozen=True, tag="ask"):
+class PutQuestion(_Message, frozen=True, tag="question"):
     id: int
     question: Question
 
@@ -391,7 +391,7 @@ class Report(_Message, frozen=True, tag="report"):
     status: EngineStatus
 
 
-ToEngine = Generate | Abort | Ask | Shutdown
+ToEngine = Generate | Abort | PutQuestion | Shutdown
 ToServer = Starting | Started | StartFailed | Outputs | Answer | Report
 
 _encoder = msgspec.msgpack.Encoder()

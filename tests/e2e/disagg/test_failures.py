@@ -85,7 +85,7 @@ def test_store_pages_deleted_between_probe_and_fetch_c26(
         both.ask(subject, turns, "deleted")
         assert deleted
         assert both.decode.exchange is not None
-        assert both.decode.exchange.asker.counters.repairs["restore"]
+        assert both.decode.exchange.receiver.counters.repairs["restore"]
         both.settle()
 
 
@@ -120,7 +120,7 @@ def test_a_fetch_that_raises_when_it_starts_c26(
         both.ask(subject, turns, "raising")
         assert raised
         assert both.decode.exchange is not None
-        assert both.decode.exchange.asker.counters.repairs["restore"]
+        assert both.decode.exchange.receiver.counters.repairs["restore"]
         both.settle()
 
 
@@ -196,7 +196,7 @@ def _stop(both: Pair, number: int) -> None:
 
 def _moving(both: Pair) -> list[Handover]:
     assert both.decode.exchange is not None
-    return list(both.decode.exchange.asker.open)
+    return list(both.decode.exchange.receiver.open)
 
 
 WHEN: dict[str, Callable[[Handover], bool]] = {
@@ -319,7 +319,7 @@ def test_pages_that_do_not_arrive_are_asked_for_again_c26(
         both.ask(subject, [subject.ask()[0]], "cut")
         assert len(broken) == 2
         assert both.decode.exchange is not None
-        assert both.decode.exchange.asker.counters.repairs["failed"]
+        assert both.decode.exchange.receiver.counters.repairs["failed"]
         both.settle()
 
 

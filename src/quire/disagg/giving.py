@@ -1,8 +1,8 @@
-"""Holder: gives peers the pages they ask for, computing them first if need be. The prefill side.
+"""Giver: gives peers the pages they ask for, computing them first if need be. The prefill side.
 
 Knows the cache's manager and messages; neither sockets nor the scheduler, which it reaches through
-`Computes`. What was offered stays until the asker says Done or Abort, is gone, or has said nothing
-for too long. Every message may come twice, late, or before an earlier one: each names its
+`Computes`. What was offered stays until the receiver says Done or Abort, is gone, or has said
+nothing for too long. Every message may come twice, late, or before an earlier one: each names its
 hand-over, and what is over is not begun again, nor what was given up before it was heard of.
 """
 
@@ -29,7 +29,7 @@ from quire.peer.messages import (
 )
 from quire.types import RequestId
 
-_MAX_HOLDINGS = 4096
+_MAX_HANDOUTS = 4096
 _REMEMBERED = 8192
 """Hand-overs that are over and still known by name."""
 
@@ -65,7 +65,7 @@ class Computes(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Holding:
+class Handout:
     link: str
     ask: Ask
     name: str
@@ -84,10 +84,10 @@ class Holding:
     begun: bool = False
     """It has them, and is computed if it is to be; those that wait have nothing."""
     said_s: float = 0.0
-    """When the asker last heard of it."""
+    """When the receiver last heard of it."""
 
 
-class Holder:
+class Giver:
     def __init__(
         self,
         manager: CacheManager,
@@ -103,9 +103,9 @@ class Holder:
         self._clock = clock
         self._send = send
         self._computing = computing
-        self.open: dict[tuple[str, str], Holding] = {}
+        self.open: dict[tuple[str, str], Handout] = {}
         self._over: dict[tuple[str, str], None] = {}
-        self._outgoing: list[tuple[Holding, PeerMessage]] = []
+        self._outgoing: list[tuple[Handout, PeerMessage]] = []
         self._budget = HostBudget(manager)
         """What those that have begun need."""
         self._moved_s = 0.0
@@ -115,57 +115,57 @@ class Holder:
 
     def received(self, link: str, message: Ask | Repair | Wait | Done | Abort) -> None:
         name = (link, message.id)
-        holding = self.open.get(name)
-        if holding is not None:
-            holding.heard_s = self._clock()
+        handout = self.open.get(name)
+        if handout is not None:
+            handout.heard_s = self._clock()
         match message:
             case Ask():
-                if holding is None and name not in self._over:
+                if handout is None and name not in self._over:
                     self._begin(link, message)
             case Repair(_, number, first, last):
-                if holding is None:
+                if handout is None:
                     self._refuse(link, message.id, "there is no such hand-over (any more)")
-                elif number > holding.repair and 0 <= first < last <= holding.export.last:
-                    holding.repair = number
-                    holding.completed = False
-                    self._manager.exports.repair(holding.export, first, last)
+                elif number > handout.repair and 0 <= first < last <= handout.export.last:
+                    handout.repair = number
+                    handout.completed = False
+                    self._manager.exports.repair(handout.export, first, last)
             case Wait():
                 pass
             case Done() | Abort():
-                if holding is None:
+                if handout is None:
                     self._remember_over(link, message.id)
                 else:
                     self.served += isinstance(message, Done)
-                    self._end(holding)
+                    self._end(handout)
 
     def disconnected(self, link: str) -> None:
-        for holding in [h for h in self.open.values() if h.link == link]:
-            self._end(holding)
+        for handout in [h for h in self.open.values() if h.link == link]:
+            self._end(handout)
 
     def advance(self) -> None:
         """Once per step: grant what has become readable. What is to be said about it is kept until
         `flush`: first the workers must know."""
         now = self._clock()
         is_short = False
-        for holding in list(self.open.values()):
-            if holding.completed and now - holding.heard_s > 2 * holding.ask.timeout_s:
-                self._give_up(holding, "it was held for too long")
-            elif not holding.completed:
-                if not holding.begun:
+        for handout in list(self.open.values()):
+            if handout.completed and now - handout.heard_s > 2 * handout.ask.timeout_s:
+                self._give_up(handout, "it was held for too long")
+            elif not handout.completed:
+                if not handout.begun:
                     # In the order of their coming: a small one that overtakes may do so for ever.
-                    is_short = is_short or not self._may_begin(holding)
+                    is_short = is_short or not self._may_begin(handout)
                     if not is_short:
-                        self._start(holding)
-                if holding.begun and self._is_open(holding):
-                    self._advance(holding)
-                self._reassure(holding, now)
+                        self._start(handout)
+                if handout.begun and self._is_open(handout):
+                    self._advance(handout)
+                self._reassure(handout, now)
 
     def flush(self) -> None:
         """Say what there is to say; the workers have been told."""
         outgoing, self._outgoing = self._outgoing, []
-        for holding, message in outgoing:
-            if self._is_open(holding) and not self._send(holding.link, message):
-                self._end(holding)  # it will not be missed: the link is gone, or as good as
+        for handout, message in outgoing:
+            if self._is_open(handout) and not self._send(handout.link, message):
+                self._end(handout)  # it will not be missed: the link is gone, or as good as
 
     def next_deadline(self) -> float | None:
         times = [h.heard_s + 2 * h.ask.timeout_s for h in self.open.values() if h.completed]
@@ -173,12 +173,12 @@ class Holder:
 
     # ---- inside ---------------------------------------------------------------------------------
 
-    def _is_open(self, holding: Holding) -> bool:
-        return (holding.link, holding.ask.id) in self.open
+    def _is_open(self, handout: Handout) -> bool:
+        return (handout.link, handout.ask.id) in self.open
 
     def _begin(self, link: str, ask: Ask) -> None:
         reason = self._computes.problem(ask)
-        if not reason and len(self.open) >= _MAX_HOLDINGS:
+        if not reason and len(self.open) >= _MAX_HANDOUTS:
             reason = "too many hand-overs are open here"
         if not reason and ask.compute and not self._computing:
             reason = "this engine computes nothing for others: ask a prefill server"
@@ -194,8 +194,8 @@ class Holder:
         export = self._manager.exports.open(ask.first, last)
         now = self._clock()
         need = self._budget.need(ask.first, last)
-        holding = Holding(link, ask, name, export, lease, found, need, now, said_s=now)
-        self.open[link, ask.id] = holding
+        handout = Handout(link, ask, name, export, lease, found, need, now, said_s=now)
+        self.open[link, ask.id] = handout
 
     def _what_is_there(self, name: str, ask: Ask) -> tuple[Lease, Found]:
         key = self._computes.key(ask)
@@ -203,64 +203,64 @@ class Holder:
         lease = self._manager.acquire(match, RequestId(name), priority=ask.priority)
         return lease, Found(lease.num_device, lease.num_host)
 
-    def _may_begin(self, holding: Holding) -> bool:
-        is_full = holding.ask.compute and self._computes.is_full()
-        return not is_full and self._budget.has(holding.need)
+    def _may_begin(self, handout: Handout) -> bool:
+        is_full = handout.ask.compute and self._computes.is_full()
+        return not is_full and self._budget.has(handout.need)
 
-    def _start(self, holding: Holding) -> None:
+    def _start(self, handout: Handout) -> None:
         """It has the room that it needs; what is not begun takes none."""
-        holding.begun = True
-        self._budget.take(holding.need)
-        if holding.ask.compute:
-            reason = self._computes.begin(holding.name, holding.ask)
+        handout.begun = True
+        self._budget.take(handout.need)
+        if handout.ask.compute:
+            reason = self._computes.begin(handout.name, handout.ask)
             if reason:
-                self._give_up(holding, reason)
+                self._give_up(handout, reason)
 
-    def _advance(self, holding: Holding) -> None:
-        ask, export = holding.ask, holding.export
-        lease = holding.lease
+    def _advance(self, handout: Handout) -> None:
+        ask, export = handout.ask, handout.export
+        lease = handout.lease
         if lease is None:
-            failure = self._computes.failure(holding.name)
+            failure = self._computes.failure(handout.name)
             if failure:
-                self._give_up(holding, failure)
+                self._give_up(handout, failure)
                 return
-            lease = self._computes.lease(holding.name)
+            lease = self._computes.lease(handout.name)
             if lease is None:
                 return
         for grant in self._manager.exports.grant(export, lease):
-            holding.offers += 1
-            holding.said_s = self._moved_s = self._clock()
+            handout.offers += 1
+            handout.said_s = self._moved_s = self._clock()
             offer = Offer(
                 ask.id, grant.component, grant.op, 0, grant.first, grant.count, export.last
             )
-            self._outgoing.append((holding, offer))
+            self._outgoing.append((handout, offer))
         # What is there and is not computed is all there will be, even if it ends before `first`.
-        is_whole = holding.lease is not None or lease.tail.end >= export.last
+        is_whole = handout.lease is not None or lease.tail.end >= export.last
         if export.complete and is_whole:
             found = (
-                holding.found if holding.lease is not None else self._computes.found(holding.name)
+                handout.found if handout.lease is not None else self._computes.found(handout.name)
             )
-            complete = Complete(ask.id, export.last, holding.offers, found, holding.repair)
-            holding.completed = True
-            holding.heard_s = self._clock()
-            self._outgoing.append((holding, complete))
+            complete = Complete(ask.id, export.last, handout.offers, found, handout.repair)
+            handout.completed = True
+            handout.heard_s = self._clock()
+            self._outgoing.append((handout, complete))
 
-    def _reassure(self, holding: Holding, now: float) -> None:
-        """An asker that hears nothing for too long asks elsewhere. One whose prompt is queued or
+    def _reassure(self, handout: Handout, now: float) -> None:
+        """A receiver that hears nothing for too long asks elsewhere. One whose prompt is queued or
         being computed is told so, and one whose pages find no room on the host as long as any is
         given back there; then it may have better luck elsewhere."""
-        timeout_s = holding.ask.timeout_s
-        if now - holding.said_s < timeout_s / 4:
+        timeout_s = handout.ask.timeout_s
+        if now - handout.said_s < timeout_s / 4:
             return
-        computes = holding.begun and holding.ask.compute
-        is_waiting = not holding.begun or (computes and self._computes.is_waiting(holding.name))
+        computes = handout.begun and handout.ask.compute
+        is_waiting = not handout.begun or (computes and self._computes.is_waiting(handout.name))
         if is_waiting or now - self._moved_s < timeout_s:
-            holding.said_s = now
-            self._outgoing.append((holding, Wait(holding.ask.id)))
+            handout.said_s = now
+            self._outgoing.append((handout, Wait(handout.ask.id)))
 
-    def _give_up(self, holding: Holding, reason: str) -> None:
-        self._refuse(holding.link, holding.ask.id, reason)
-        self._end(holding)
+    def _give_up(self, handout: Handout, reason: str) -> None:
+        self._refuse(handout.link, handout.ask.id, reason)
+        self._end(handout)
 
     def _refuse(self, link: str, name: str, reason: str) -> None:
         self._remember_over(link, name)
@@ -271,14 +271,14 @@ class Holder:
         while len(self._over) > _REMEMBERED:
             del self._over[next(iter(self._over))]
 
-    def _end(self, holding: Holding) -> None:
-        del self.open[holding.link, holding.ask.id]
-        if holding.begun:
-            self._budget.give_back(holding.need)
+    def _end(self, handout: Handout) -> None:
+        del self.open[handout.link, handout.ask.id]
+        if handout.begun:
+            self._budget.give_back(handout.need)
         self._moved_s = self._clock()
-        self._remember_over(holding.link, holding.ask.id)
-        self._manager.exports.close(holding.export)
-        if holding.lease is not None:
-            self._manager.release(holding.lease)
+        self._remember_over(handout.link, handout.ask.id)
+        self._manager.exports.close(handout.export)
+        if handout.lease is not None:
+            self._manager.release(handout.lease)
         else:
-            self._computes.end(holding.name)
+            self._computes.end(handout.name)

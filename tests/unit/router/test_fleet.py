@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from quire.disagg.router.fleet import Health, Member, Side
+from quire.router.fleet import Health, Member, Side
 from quire.server.keyfile import kept, place_of
-from unit.disagg.router.fakes import FakeServer, eventually, rig
+from unit.router.fakes import FakeServer, eventually, rig
 
 
 def run(main) -> None:

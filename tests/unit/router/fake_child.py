@@ -11,7 +11,7 @@ from pathlib import Path
 
 from quire.cli.children import announce, end_with_standard_input
 from quire.engine.messages import EngineInfo, TierStatus
-from unit.disagg.router.fakes import FakeServer
+from unit.router.fakes import FakeServer
 
 
 async def main(folder: Path, arguments: list[str]) -> None:

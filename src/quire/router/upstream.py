@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import httpx
 import msgspec
 
-from quire.disagg.router.fleet import Member
+from quire.router.fleet import Member
 from quire.server.errors import ApiError
 
 _PASSED_ON = ("retry-after", "www-authenticate")

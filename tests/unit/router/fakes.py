@@ -16,9 +16,9 @@ from typing import Any
 
 import httpx
 
-from quire.disagg.router.config import RouterConfig
-from quire.disagg.router.fleet import Fleet
-from quire.disagg.router.run import run
+from quire.router.config import RouterConfig
+from quire.router.fleet import Fleet
+from quire.router.run import run
 from quire.server.config import ServerConfig
 from quire.server.connections import GuardedConfig
 from quire.server.run import Server, bind, url_of

@@ -15,13 +15,13 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from quire.disagg.router.config import RouterConfig
-from quire.disagg.router.run import run as run_router
 from quire.engine.messages import GetStatus
+from quire.router.config import RouterConfig
+from quire.router.run import run as run_router
 from quire.server.config import ServerConfig
 from quire.server.connections import GuardedConfig
 from quire.server.run import Server, bind, url_of
-from unit.disagg.router.fakes import FAST
+from unit.router.fakes import FAST
 from unit.server.scripted import MODEL, Rig, ScriptedEngine, status
 
 PASSED_ON = {"/v1/chat/completions", "/v1/completions", "/v1/models"}

@@ -21,10 +21,10 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
-from quire.disagg.router.affinity import AffinityIndex
-from quire.disagg.router.config import RouterConfig
 from quire.engine.config import Role
 from quire.errors import ConfigError
+from quire.router.affinity import AffinityIndex
+from quire.router.config import RouterConfig
 from quire.server.addresses import is_loopback, parse_peer
 from quire.server.keyfile import find_key
 

@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 import httpx
 import msgspec
 
-from quire.disagg.router.choose import By, Candidate, rank
-from quire.disagg.router.fleet import Fleet, Member, Side, one_line
-from quire.disagg.router.metrics import RouterMetrics
-from quire.disagg.router.transcript import Diverged, Failed, Transcript
-from quire.disagg.router.upstream import (
+from quire.router.choose import By, Candidate, rank
+from quire.router.fleet import Fleet, Member, Side, one_line
+from quire.router.metrics import RouterMetrics
+from quire.router.transcript import Diverged, Failed, Transcript
+from quire.router.upstream import (
     Endpoint,
     Inquiry,
     Lost,

@@ -6,7 +6,7 @@ import json
 import httpx
 import pytest
 
-from unit.disagg.router.fakes import FakeServer, chunks, eventually, rig, said, texts
+from unit.router.fakes import FakeServer, chunks, eventually, rig, said, texts
 
 
 def run(main) -> None:

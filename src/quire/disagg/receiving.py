@@ -1,9 +1,11 @@
-"""Asker: gets the pages that a request lacks from peers. The decode side of a hand-over.
+"""Receiver: gets the pages that a request lacks from peers. The decode side of a hand-over.
 
 Knows the cache's manager and messages; neither sockets nor the scheduler. Nothing here waits: the
 hand-overs that move are looked at once per step, and each has its own deadline, so that none holds
-back another. Those that wait for room are not looked at: a step costs the same however many do. Whatever goes wrong, the answer is the same: ask for what is still missing, of this peer or
-of the next; and give up, with a reason, when there is nobody left.
+back another. Those that wait for room are not looked at: a step costs the same however many do.
+
+Whatever goes wrong, the answer is the same: ask for what is still missing, of this peer or of the
+next; and give up, with a reason, when there is nobody left.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from quire.peer.messages import (
     PeerMessage,
     Refused,
     Repair,
-    ToAsker,
+    ToReceiver,
     Wait,
 )
 from quire.types import PageStatus
@@ -46,7 +48,7 @@ class Links(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class AskerConfig:
+class ReceiverConfig:
     timeout_s: float = 30.0
     """Without progress for so long, a peer is given up."""
     connect_s: float = 5.0
@@ -56,7 +58,7 @@ class AskerConfig:
 
 
 @dataclass(slots=True)
-class AskerCounters:
+class ReceiverCounters:
     promised_pages: int = 0
     restored_pages: int = 0
     transfers: int = 0
@@ -67,7 +69,7 @@ class AskerCounters:
     failed: Counter[str] = field(default_factory=Counter)
 
 
-class Asker:
+class Receiver:
     def __init__(
         self,
         manager: CacheManager,
@@ -75,7 +77,7 @@ class Asker:
         *,
         name: str,
         clock: Callable[[], float],
-        config: AskerConfig | None = None,
+        config: ReceiverConfig | None = None,
         room: Callable[[], int] | None = None,
         on_end: Callable[[Handover], None] | None = None,
     ) -> None:
@@ -85,7 +87,7 @@ class Asker:
         self.links = links
         self._name = name
         self._clock = clock
-        self._config = config or AskerConfig()
+        self._config = config or ReceiverConfig()
         self._room = room
         self._on_end = on_end or (lambda _handover: None)
         self.open: dict[Handover, None] = {}
@@ -104,7 +106,7 @@ class Asker:
         self._num_asked = 0
         self._moved_s = 0.0
         """When a page last came, for whomever, or room was given back."""
-        self.counters = AskerCounters()
+        self.counters = ReceiverCounters()
 
     # ---- for the scheduler ----------------------------------------------------------------------
 
@@ -175,7 +177,7 @@ class Asker:
             if handover.current is not None and handover.current.link == link:
                 self._give_up(handover, "link", f"{link}: {reason}")
 
-    def received(self, link: str, message: ToAsker) -> None:
+    def received(self, link: str, message: ToReceiver) -> None:
         handover = self._by_id.get(message.id)
         current = handover.current if handover is not None else None
         if handover is None or current is None or current.link != link:

@@ -15,11 +15,11 @@ from collections.abc import Callable
 
 import httpx
 
-from quire.disagg.router.app import app_of
-from quire.disagg.router.config import RouterConfig
-from quire.disagg.router.fleet import Fleet
-from quire.disagg.router.metrics import RouterMetrics
-from quire.disagg.router.proxy import Proxy
+from quire.router.app import app_of
+from quire.router.config import RouterConfig
+from quire.router.fleet import Fleet
+from quire.router.metrics import RouterMetrics
+from quire.router.proxy import Proxy
 from quire.server.config import ServerConfig
 from quire.server.connections import GuardedConfig
 from quire.server.run import Server, bind, stop_signals, url_of
