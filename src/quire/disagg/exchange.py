@@ -36,6 +36,8 @@ class Hub(Protocol):
 
     def connect(self, address: str) -> None: ...
 
+    def disconnect(self, address: str) -> None: ...
+
     def send(self, link: str, message: PeerMessage) -> bool: ...
 
     def poll(self) -> list[HubEvent]: ...
@@ -48,19 +50,13 @@ class Exchange:
         self.hub = hub
         self.receiver = receiver
         self.giver = giver
-        self.links: dict[str, str] = {}
-        """How the lines to the peers that we know by address stand."""
 
     def hear(self) -> None:
         for event in self.hub.poll():
             match event:
                 case Connected(link, hello):
-                    self.links[link] = "connected"
                     self.receiver.connected(link, hello)
                 case Disconnected(link, reason):
-                    self.links[link] = reason
-                    if link.startswith("in-"):
-                        del self.links[link]
                     self.receiver.disconnected(link, reason)
                     self.giver.disconnected(link)
                 case Received(link, message):
@@ -72,6 +68,16 @@ class Exchange:
 
     def tell(self) -> None:
         self.giver.flush()
+
+    @property
+    def links(self) -> dict[str, str]:
+        """How the lines to the peers that we know by address stand."""
+        return self.receiver.contacts.states()
+
+    def next_deadline(self) -> float | None:
+        """When something is due though nothing is heard of anybody; None: never."""
+        times = [self.receiver.next_deadline(), self.giver.next_deadline()]
+        return min((time for time in times if time is not None), default=None)
 
     @property
     def busy(self) -> bool:

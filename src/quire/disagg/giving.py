@@ -4,10 +4,19 @@ Knows the cache's manager and messages; neither sockets nor the scheduler, which
 `Computes`. What was offered stays until the receiver says Done or Abort, is gone, or has said
 nothing for too long. Every message may come twice, late, or before an earlier one: each names its
 hand-over, and what is over is not begun again, nor what was given up before it was heard of.
+
+    queued ──room──▶ begun ──all granted──▶ completed ──Done, Abort, link gone, silence──▶ over
+                       └──cannot be computed──▶ Refused, over
+
+A step looks at those that are begun and not completed, and at those whose time has come; how many
+wait makes no difference to it.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -30,6 +39,8 @@ from quire.peer.messages import (
 from quire.types import RequestId
 
 _MAX_HANDOUTS = 4096
+_PACE_SHARE = 0.2
+"""Of a measurement, in the mean of how long a page takes."""
 _REMEMBERED = 8192
 """Hand-overs that are over and still known by name."""
 
@@ -85,6 +96,8 @@ class Handout:
     """It has them, and is computed if it is to be; those that wait have nothing."""
     said_s: float = 0.0
     """When the receiver last heard of it."""
+    place: int = 0
+    """Pages that had been queued before it, of all that ever were."""
 
 
 class Giver:
@@ -105,6 +118,20 @@ class Giver:
         self._computing = computing
         self.open: dict[tuple[str, str], Handout] = {}
         self._over: dict[tuple[str, str], None] = {}
+        self._queued: OrderedDict[Handout, None] = OrderedDict()
+        """Those that wait for room, in the order of their coming."""
+        self._active: dict[Handout, None] = {}
+        """Begun, and not completed."""
+        self._due: list[tuple[float, int, Handout]] = []
+        """When to look at each, though nothing happened: a heap, one entry for each that is open;
+        and some of those that are over."""
+        self._numbers = itertools.count()
+        self._come_pages = 0
+        self._gone_pages = 0
+        """Pages that have ever been queued, and that are not any more."""
+        self._pace_s = 0.0
+        """How long it takes until a page's room is given back, per page; 0: not known."""
+        self._freed_s = 0.0
         self._outgoing: list[tuple[Handout, PeerMessage]] = []
         self._budget = HostBudget(manager)
         """What those that have begun need."""
@@ -128,6 +155,8 @@ class Giver:
                 elif number > handout.repair and 0 <= first < last <= handout.export.last:
                     handout.repair = number
                     handout.completed = False
+                    if handout.begun:
+                        self._active[handout] = None
                     self._manager.exports.repair(handout.export, first, last)
             case Wait():
                 pass
@@ -145,20 +174,17 @@ class Giver:
     def advance(self) -> None:
         """Once per step: grant what has become readable. What is to be said about it is kept until
         `flush`: first the workers must know."""
+        while self._queued and self._may_begin(first := next(iter(self._queued))):
+            # In the order of their coming: a small one that overtakes may do so for ever.
+            self._start(first)
+        for handout in list(self._active):
+            if self._is_open(handout):
+                self._advance(handout)
         now = self._clock()
-        is_short = False
-        for handout in list(self.open.values()):
-            if handout.completed and now - handout.heard_s > 2 * handout.ask.timeout_s:
-                self._give_up(handout, "it was held for too long")
-            elif not handout.completed:
-                if not handout.begun:
-                    # In the order of their coming: a small one that overtakes may do so for ever.
-                    is_short = is_short or not self._may_begin(handout)
-                    if not is_short:
-                        self._start(handout)
-                if handout.begun and self._is_open(handout):
-                    self._advance(handout)
-                self._reassure(handout, now)
+        while self._due and self._due[0][0] <= now:
+            handout = heapq.heappop(self._due)[2]
+            if self._is_open(handout):
+                self._look(handout, now)
 
     def flush(self) -> None:
         """Say what there is to say; the workers have been told."""
@@ -168,13 +194,14 @@ class Giver:
                 self._end(handout)  # it will not be missed: the link is gone, or as good as
 
     def next_deadline(self) -> float | None:
-        times = [h.heard_s + 2 * h.ask.timeout_s for h in self.open.values() if h.completed]
-        return min(times, default=None)
+        while self._due and not self._is_open(self._due[0][2]):
+            heapq.heappop(self._due)
+        return self._due[0][0] if self._due else None
 
     # ---- inside ---------------------------------------------------------------------------------
 
     def _is_open(self, handout: Handout) -> bool:
-        return (handout.link, handout.ask.id) in self.open
+        return self.open.get((handout.link, handout.ask.id)) is handout
 
     def _begin(self, link: str, ask: Ask) -> None:
         reason = self._computes.problem(ask)
@@ -195,7 +222,11 @@ class Giver:
         now = self._clock()
         need = self._budget.need(ask.first, last)
         handout = Handout(link, ask, name, export, lease, found, need, now, said_s=now)
+        handout.place = self._come_pages
+        self._come_pages += need[0]
         self.open[link, ask.id] = handout
+        self._queued[handout] = None
+        self._look_at(handout, now + ask.timeout_s / 4)
 
     def _what_is_there(self, name: str, ask: Ask) -> tuple[Lease, Found]:
         key = self._computes.key(ask)
@@ -207,9 +238,15 @@ class Giver:
         is_full = handout.ask.compute and self._computes.is_full()
         return not is_full and self._budget.has(handout.need)
 
+    def _leave_queue(self, handout: Handout) -> None:
+        del self._queued[handout]
+        self._gone_pages += handout.need[0]
+
     def _start(self, handout: Handout) -> None:
         """It has the room that it needs; what is not begun takes none."""
         handout.begun = True
+        self._leave_queue(handout)
+        self._active[handout] = None
         self._budget.take(handout.need)
         if handout.ask.compute:
             reason = self._computes.begin(handout.name, handout.ask)
@@ -243,12 +280,29 @@ class Giver:
             complete = Complete(ask.id, export.last, handout.offers, found, handout.repair)
             handout.completed = True
             handout.heard_s = self._clock()
+            del self._active[handout]
             self._outgoing.append((handout, complete))
+
+    # ---- time ------------------------------------------------------------------------------------
+
+    def _look_at(self, handout: Handout, due_s: float) -> None:
+        heapq.heappush(self._due, (due_s, next(self._numbers), handout))
+
+    def _look(self, handout: Handout, now: float) -> None:
+        """Its time has come, though nothing was heard of it."""
+        timeout_s = handout.ask.timeout_s
+        if not handout.completed:
+            self._reassure(handout, now)
+            self._look_at(handout, now + timeout_s / 4)
+        elif now - handout.heard_s > 2 * timeout_s:
+            self._give_up(handout, "it was held for too long")
+        else:
+            self._look_at(handout, max(handout.heard_s + 2 * timeout_s, now + timeout_s / 4))
 
     def _reassure(self, handout: Handout, now: float) -> None:
         """A receiver that hears nothing for too long asks elsewhere. One whose prompt is queued or
-        being computed is told so, and one whose pages find no room on the host as long as any is
-        given back there; then it may have better luck elsewhere."""
+        being computed is told so, and for how long; and one whose pages find no room on the host as
+        long as any is given back there: then it may have better luck elsewhere."""
         timeout_s = handout.ask.timeout_s
         if now - handout.said_s < timeout_s / 4:
             return
@@ -256,7 +310,24 @@ class Giver:
         is_waiting = not handout.begun or (computes and self._computes.is_waiting(handout.name))
         if is_waiting or now - self._moved_s < timeout_s:
             handout.said_s = now
-            self._outgoing.append((handout, Wait(handout.ask.id)))
+            wait_s = None if handout.begun else self._estimate_s(handout)
+            self._outgoing.append((handout, Wait(handout.ask.id, wait_s)))
+
+    def _estimate_s(self, handout: Handout) -> float | None:
+        """How long it will be queued, by the pages before it and how fast others went."""
+        ahead = max(0, handout.place - self._gone_pages)
+        return ahead * self._pace_s if self._pace_s else None
+
+    def _note_pace(self, num_pages: int) -> None:
+        """The room of so many pages was given back."""
+        now = self._clock()
+        passed_s, self._freed_s = now - self._freed_s, now
+        if self._queued and num_pages:  # else nobody waited for it
+            pace_s = passed_s / num_pages
+            old_s = self._pace_s or pace_s
+            self._pace_s = old_s + _PACE_SHARE * (pace_s - old_s)
+
+    # ---- ends ------------------------------------------------------------------------------------
 
     def _give_up(self, handout: Handout, reason: str) -> None:
         self._refuse(handout.link, handout.ask.id, reason)
@@ -273,8 +344,12 @@ class Giver:
 
     def _end(self, handout: Handout) -> None:
         del self.open[handout.link, handout.ask.id]
+        self._active.pop(handout, None)
         if handout.begun:
+            self._note_pace(handout.need[0])
             self._budget.give_back(handout.need)
+        else:
+            self._leave_queue(handout)
         self._moved_s = self._clock()
         self._remember_over(handout.link, handout.ask.id)
         self._manager.exports.close(handout.export)

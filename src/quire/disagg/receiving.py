@@ -5,7 +5,8 @@ hand-overs that move are looked at once per step, and each has its own deadline,
 back another. Those that wait for room are not looked at: a step costs the same however many do.
 
 Whatever goes wrong, the answer is the same: ask for what is still missing, of this peer or of the
-next; and give up, with a reason, when there is nobody left.
+next, after a pause that grows; and when there is nobody left, say so: then the request computes the
+rest itself.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from random import Random
 
 from quire.disagg.budget import HostBudget
-from quire.disagg.handover import DecodePrefixMatch, Half, Handover, Prompt, Stage, Try
+from quire.disagg.contacts import Contacts, Links, Patience, Standing
+from quire.disagg.handover import DecodePrefixMatch, DueRepair, Half, Handover, Prompt, Stage, Try
 from quire.manager import CacheManager, Lease, PrefetchState
 from quire.messages import PeerSource
 from quire.peer.hub import Hello
@@ -26,7 +28,6 @@ from quire.peer.messages import (
     Complete,
     Done,
     Offer,
-    PeerMessage,
     Refused,
     Repair,
     ToReceiver,
@@ -39,22 +40,18 @@ _MAX_REPAIRS = 4
 _TOKEN_BYTES = 4
 
 
-class Links(Protocol):
-    """What is needed of PeerHub."""
-
-    def connect(self, address: str) -> None: ...
-
-    def send(self, link: str, message: PeerMessage) -> bool: ...
-
-
 @dataclass(frozen=True, slots=True)
 class ReceiverConfig:
     timeout_s: float = 30.0
     """Without progress for so long, a peer is given up."""
-    connect_s: float = 5.0
-    """To reach a peer."""
     rounds: int = 2
-    """How often every peer is asked before a hand-over fails."""
+    max_tries: int = 6
+    """How often every peer is asked, and how often all of them together, before the request
+    computes what it lacks itself."""
+    first_pause_s: float = 0.1
+    last_pause_s: float = 2.0
+    """Before a peer is asked again, by a repair or anew: it doubles from the one to the other."""
+    patience: Patience = field(default_factory=Patience)
 
 
 @dataclass(slots=True)
@@ -66,7 +63,8 @@ class ReceiverCounters:
     restores: Counter[str] = field(default_factory=Counter)
     restore_s: dict[str, float] = field(default_factory=dict)
     repairs: Counter[str] = field(default_factory=Counter)
-    failed: Counter[str] = field(default_factory=Counter)
+    local: Counter[str] = field(default_factory=Counter)
+    """Hand-overs whose request computes what it lacks itself, by reason."""
 
 
 class Receiver:
@@ -79,15 +77,19 @@ class Receiver:
         clock: Callable[[], float],
         config: ReceiverConfig | None = None,
         room: Callable[[], int] | None = None,
+        rng: Random | None = None,
         on_end: Callable[[Handover], None] | None = None,
     ) -> None:
         """`name`: unique among all engines that ask, in all their lives. `room`: device pages that
-        requests could still be given. `on_end`: told of every hand-over that ends, however."""
+        requests could still be given. `rng`: for pauses, so that those that failed together do not
+        try again together. `on_end`: told of every hand-over that ends, however."""
         self._manager = manager
-        self.links = links
         self._name = name
         self._clock = clock
         self._config = config or ReceiverConfig()
+        self.contacts = Contacts(links, clock, self._config.patience)
+        self._links = links
+        self._rng = rng or Random(name)
         self._room = room
         self._on_end = on_end or (lambda _handover: None)
         self.open: dict[Handover, None] = {}
@@ -98,9 +100,6 @@ class Receiver:
         self._active: dict[Handover, None] = {}
         """LOOKING or MOVING."""
         self._by_id: dict[str, Handover] = {}
-        self._hellos: dict[str, Hello] = {}
-        self._refusals: dict[str, tuple[float, str]] = {}
-        """Links that could not be made: when, and why."""
         self._budget = HostBudget(manager)
         """What those that are not queued need."""
         self._num_asked = 0
@@ -136,8 +135,7 @@ class Receiver:
         )
         self.open[handover] = self._queued[handover] = None
         self._come.append(handover)
-        for address in sources:
-            self.links.connect(address)
+        self.contacts.name(sources)
         return handover
 
     def cancel(self, handover: Handover) -> None:
@@ -158,21 +156,24 @@ class Receiver:
                 self._look(handover, now)
             if handover.stage is Stage.MOVING:
                 self._follow(handover, now)
+        self.contacts.tidy(lambda: {source for h in self.open for source in h.sources})
 
     def next_deadline(self) -> float | None:
         """When somebody will have been waited for long enough."""
-        times = [h.progress_s + self._config.timeout_s for h in self.open]
-        return min(times, default=None)
+        return min((self._due_s(h) for h in self._active), default=None)
+
+    @property
+    def num_waiting(self) -> int:
+        """Those that are not READY."""
+        return len(self._queued) + len(self._active)
 
     # ---- for the line ---------------------------------------------------------------------------
 
     def connected(self, link: str, hello: Hello) -> None:
-        self._hellos[link] = hello
-        self._refusals.pop(link, None)
+        self.contacts.connected(link, hello)
 
     def disconnected(self, link: str, reason: str) -> None:
-        self._hellos.pop(link, None)
-        self._refusals[link] = (self._clock(), reason)
+        self.contacts.disconnected(link, reason)
         for handover in list(self.open):
             if handover.current is not None and handover.current.link == link:
                 self._give_up(handover, "link", f"{link}: {reason}")
@@ -191,8 +192,8 @@ class Receiver:
                 if latest is None or message.repair >= latest.repair:
                     current.complete = message
                     handover.found = message.found
-            case Wait():
-                pass
+            case Wait(_, wait_s):
+                current.estimate_s = wait_s
             case Refused(_, reason):
                 self._give_up(handover, "refused", f"{link}: {reason}")
 
@@ -259,12 +260,15 @@ class Receiver:
     def _follow(self, handover: Handover, now: float) -> None:
         if handover.restore is Half.PENDING:
             self._follow_restore(handover, now)
-        if handover.transfer is Half.PENDING:
+        current = handover.current
+        if current is not None and current.repair is not None and now >= current.repair.at_s:
+            self._send_repair(handover, current, current.repair)
+        elif handover.transfer is Half.PENDING:
             self._follow_transfer(handover, now)
         if handover.stage is not Stage.MOVING:
             return
-        if handover.restore is not Half.PENDING and handover.transfer is Half.READY:
-            if handover.lease.tail.end >= handover.wanted or not handover.compute:
+        if handover.restore is not Half.PENDING and handover.transfer is not Half.PENDING:
+            if handover.lease.tail.end >= handover.least:
                 self._arrived(handover)
             elif handover.current is None:  # all was to be there, and is not
                 handover.transfer = Half.PENDING
@@ -340,7 +344,7 @@ class Receiver:
         if now - moved_s <= timeout_s:
             if now - current.said_s >= timeout_s / 4:
                 current.said_s = now
-                self.links.send(current.link, Wait(current.id))
+                self._links.send(current.link, Wait(current.id))
         elif intake.hindered_by is not None:
             self._give_up(handover, "copies", "copies to the own host do not end")
         elif intake.offers and not intake.coming:
@@ -348,6 +352,14 @@ class Receiver:
             self._forgo_found(handover)
         else:
             self._give_up(handover, "silent", f"{current.link}: nothing for {timeout_s:g} s")
+
+    def _due_s(self, handover: Handover) -> float:
+        """When it should be looked at, whether or not anything is heard of it."""
+        current, timeout_s = handover.current, self._config.timeout_s
+        if current is None:
+            return max(handover.pause_until_s, self._clock() + self._config.first_pause_s)
+        due_s = min(handover.progress_s + timeout_s, current.said_s + timeout_s / 4)
+        return due_s if current.repair is None else min(due_s, current.repair.at_s)
 
     def _note_progress(self, handover: Handover, now: float) -> None:
         current = handover.current
@@ -358,26 +370,28 @@ class Receiver:
 
     def _ask(self, handover: Handover, now: float) -> None:
         """Ask the peer whose turn it is, if it can be reached."""
-        sources, config = handover.sources, self._config
-        rounds = config.rounds if handover.compute else 1
-        if handover.tries >= len(sources) * rounds:
+        sources, contacts = handover.sources, self.contacts
+        if handover.tries >= self._max_tries(handover):
             self._fail(handover)
             return
+        if now < handover.pause_until_s:
+            return
         link = sources[handover.tries % len(sources)]
-        hello = self._hellos.get(link)
-        if hello is None:
-            refused = self._refusals.get(link)
-            others = any(source in self._hellos for source in sources)
-            if refused is not None and (others or refused[0] >= handover.progress_s):
-                self._next(handover, f"{link}: {refused[1]}")
-            elif now - handover.progress_s > config.connect_s:
-                self._next(handover, refused[1] if refused else f"{link}: not reached in time")
+        standing = contacts.standing(link)
+        if standing is not Standing.UP:
+            why = f"{link}: {contacts.reason(link)}"
+            others = {contacts.standing(source) for source in sources}
+            if others == {Standing.GONE}:
+                handover.why = why
+                self._fail(handover)
+            elif Standing.UP in others or standing is Standing.GONE:
+                self._next(handover, why)
             return
         lease, is_restored = handover.lease, handover.restore is not Half.PENDING
         if is_restored and not self._budget.fits(handover.need):
             self._forgo_found(handover)
         first = lease.tail.end if is_restored else handover.promised
-        intake = self._manager.offers.open(lease, handover.wanted, config.timeout_s)
+        intake = self._manager.offers.open(lease, handover.wanted, self._config.timeout_s)
         self._num_asked += 1
         name = f"{self._name}-{self._num_asked}"
         end = handover.wanted * self._manager.config.page_size * _TOKEN_BYTES
@@ -389,10 +403,10 @@ class Receiver:
             first=first,
             last=handover.wanted,
             compute=handover.compute,
-            timeout_s=config.timeout_s,
+            timeout_s=self._config.timeout_s,
             priority=prompt.priority,
         )
-        if not self.links.send(link, ask):
+        if not self._links.send(link, ask):
             self._manager.offers.close(lease)
             self._next(handover, f"{link}: takes no messages")
             return
@@ -402,8 +416,12 @@ class Receiver:
         handover.progress_s = now
         self._by_id[name] = handover
 
+    def _max_tries(self, handover: Handover) -> int:
+        rounds = self._config.rounds if handover.compute else 1
+        return min(len(handover.sources) * rounds, self._config.max_tries)
+
     def _offered(self, handover: Handover, current: Try, offer: Offer) -> None:
-        hello = self._hellos.get(current.link)
+        hello = self.contacts.hello(current.link)
         if hello is None or offer.grant in current.grants:
             return
         current.grants.add(offer.grant)
@@ -433,16 +451,33 @@ class Receiver:
         self._repair(handover, current, first, last, "lost")
 
     def _repair(self, handover: Handover, current: Try, first: int, last: int, reason: str) -> None:
+        """Soon: what failed may fail again at once, and others may want the same."""
+        due = current.repair
+        if due is not None:
+            due.first, due.last = min(due.first, first), max(due.last, last)
+            return
         if current.repairs >= _MAX_REPAIRS:
             self._give_up(handover, "repairs", f"{current.link}: pages fail again and again")
             return
+        now = self._clock()
+        pause_s = self._pause_s(current.repairs) if current.repairs else 0.0
         current.repairs += 1
+        current.repair = DueRepair(now + pause_s, first, last, reason)
+        if not pause_s:
+            self._send_repair(handover, current, current.repair)
+
+    def _send_repair(self, handover: Handover, current: Try, due: DueRepair) -> None:
+        current.repair = None
         handover.progress_s = self._clock()  # it has its time again
-        sent = self.links.send(
-            current.link, Repair(current.id, current.repairs, first, last, reason)
-        )
-        if not sent:
+        repair = Repair(current.id, current.repairs, due.first, due.last, due.reason)
+        if not self._links.send(current.link, repair):
             self._give_up(handover, "link", f"{current.link}: takes no messages")
+
+    def _pause_s(self, times: int) -> float:
+        """Before something is tried again that failed so often."""
+        config = self._config
+        longest = min(config.first_pause_s * 2.0 ** min(times, 16), config.last_pause_s)
+        return longest * self._rng.uniform(0.5, 1.0)
 
     def _forgo_found(self, handover: Handover) -> None:
         """The host has no room for what was found beside what is to come: then all is to come."""
@@ -459,7 +494,9 @@ class Receiver:
         handover.why = why
         self._count_repair(handover, reason, max(0, handover.wanted - handover.lease.tail.end))
         self._drop(handover)
-        handover.progress_s = self._clock()
+        now = handover.progress_s = self._clock()
+        if handover.tries >= len(handover.sources):  # all were asked before
+            handover.pause_until_s = now + self._pause_s(handover.tries - len(handover.sources))
 
     def _next(self, handover: Handover, why: str) -> None:
         """The peer whose turn it is cannot be asked."""
@@ -472,20 +509,17 @@ class Receiver:
         if current is not None:
             del self._by_id[current.id]
             ended = handover.stage is Stage.READY
-            self.links.send(current.link, Done(current.id) if ended else Abort(current.id))
+            self._links.send(current.link, Done(current.id) if ended else Abort(current.id))
         if not handover.lease.released:
             self._manager.offers.close(handover.lease)
 
     def _fail(self, handover: Handover) -> None:
-        if not handover.compute:  # it was worth a try
-            handover.transfer = Half.READY
-            return
-        handover.transfer = Half.FAILED
-        handover.stage = Stage.FAILED
-        handover.why = handover.why or "there is no prefill server to ask"
-        self.counters.failed["no_peer"] += 1
-        self._drop(handover)
-        self._end(handover)
+        """There is nobody to ask: the request goes on with what it has."""
+        handover.transfer = Half.FAILED if handover.compute else Half.READY
+        handover.least = 0
+        if handover.compute:
+            handover.why = handover.why or "there is no prefill server to ask"
+            self.counters.local["no_peer"] += 1
 
     def _arrived(self, handover: Handover) -> None:
         handover.stage = Stage.READY

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
+import zmq
 
 from quire.disagg.exchange import Exchange
 from quire.engine.config import Role
@@ -171,7 +172,6 @@ class Engine:
         if self.exchange is not None:
             self.exchange.hear()
             self.exchange.advance()
-            self._outputs += scheduler.take_failed()
         batch = scheduler.schedule()
         workers.submit(manager.step())  # the loads that the batch will wait for
         if self.exchange is not None:
@@ -190,13 +190,22 @@ class Engine:
 
     def patience_s(self) -> float:
         """How long the loop may sleep, if no message comes, when a step found nothing to do."""
-        busy = len(self.scheduler) or not self.manager.idle or self._questions.pending
-        if busy or (self.exchange is not None and self.exchange.busy):
+        if not (self.scheduler.waits_for_peers and self.manager.is_quiet):
             return _BUSY_WAIT_S
-        wakeup = self.manager.next_wakeup()
+        if self._questions.pending:
+            return _BUSY_WAIT_S
+        times = [self.manager.next_wakeup()]
+        if self.exchange is not None:
+            times.append(self.exchange.next_deadline())
+        wakeup = min((time for time in times if time is not None), default=None)
         if wakeup is None:
             return _IDLE_WAIT_S
         return min(max(wakeup - self._clock(), _BUSY_WAIT_S), _IDLE_WAIT_S)
+
+    @property
+    def news(self) -> list[int | zmq.Socket[bytes]]:
+        """What becomes readable when workers have something to say; for whoever sleeps."""
+        return self._executor.workers.news
 
     def close(self) -> None:
         if self._usage is not None:
@@ -262,9 +271,9 @@ class Engine:
             promised_pages=counters.promised_pages,
             restored_pages=counters.restored_pages,
             repairs=dict(counters.repairs),
-            failed=dict(counters.failed),
+            local=dict(counters.local),
             strangers=self.exchange.hub.strangers,
-            links={k: v for k, v in self.exchange.links.items() if not k.startswith("in-")},
+            links=self.exchange.links,
         )
 
     def tiers(self) -> list[TierStatus]:

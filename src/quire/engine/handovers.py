@@ -44,8 +44,7 @@ class Handovers:
         self._peers = peers
         self._decode = decode
         self._restore = restore
-        for address in [*prefill, *peers]:
-            receiver.links.connect(address)
+        receiver.contacts.name([*prefill, *peers], keep=True)
 
     def usable(self, match: PrefixMatch) -> PrefixMatch:
         """What of a match may be used."""
@@ -83,11 +82,10 @@ class Handovers:
             return True
         return False
 
-    def failure(self, request: Request) -> str:
-        handover = request.handover
-        if handover is None or handover.stage is not Stage.FAILED:
-            return ""
-        return f"no prefill server could be had: {handover.why}"
+    @property
+    def num_waiting(self) -> int:
+        """Requests that go on when peers have sent what they lack, and no sooner."""
+        return self.receiver.num_waiting
 
     def admitted(self, request: Request) -> None:
         """It goes on with what is there."""

@@ -88,9 +88,6 @@ class Finish(enum.StrEnum):
     TIMEOUT = "timeout"
     REJECTED = "rejected"
     """Too busy; `error` says what is full."""
-    UNAVAILABLE = "unavailable"
-    """Nothing is wrong with the request, but no prefill server could be had for it: another server
-    may take it."""
     ERROR = "error"
 
 
@@ -233,7 +230,8 @@ class HandoverStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Those of them that were then really there."""
     repairs: dict[str, int] = {}
     """Pages asked for again, by reason."""
-    failed: dict[str, int] = {}
+    local: dict[str, int] = {}
+    """Hand-overs that came to nothing, so that this engine computed the prompt: by reason."""
     """Hand-overs that came to nothing, by reason."""
     strangers: int = 0
     """Connections that did not get through the handshake."""

@@ -106,6 +106,8 @@ class Wait(_Message, frozen=True, tag="wait"):
     will be. From the receiver: it is still reading."""
 
     id: str
+    wait_s: float | None = None
+    """How long it will be queued, as far as the giver can tell."""
 
 
 class Refused(_Message, frozen=True, tag="refused"):

@@ -212,15 +212,14 @@ class Fleet:
 
     def usable(self, model: str | None = None) -> list[Member]:
         """Targets that can take a request; for a model that some of them have, those."""
-        found = [each for each in self.targets if each.is_up and self.prefill_for(each) is not None]
+        found = [each for each in self.targets if each.is_up]
         return [each for each in found if each.model == model] or found
 
-    def prefill_for(self, target: Member) -> list[Member] | None:
-        """Prefill servers for a target; None: it needs one, and there is none."""
+    def prefill_for(self, target: Member) -> list[Member]:
+        """Prefill servers for a target; with none it computes by itself."""
         if target.side is Side.SERVER:
             return []
-        found = [each for each in self.prefill if each.is_up and _same_model(each, target)]
-        return found or None
+        return [each for each in self.prefill if each.is_up and _same_model(each, target)]
 
     async def keys(self, member: Member, body: bytes) -> list[bytes]:
         """The page keys of a request's prompt. Raises httpx.HTTPError, TimeoutError, ValueError."""

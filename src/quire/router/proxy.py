@@ -174,7 +174,7 @@ class Proxy:
         if inquiry.model is None or not inquiry.body or not len(self.fleet.index):
             return {}, 0
         targets = self.fleet.usable(inquiry.model)
-        prefill = {each.url for target in targets for each in self.fleet.prefill_for(target) or ()}
+        prefill = {each.url for target in targets for each in self.fleet.prefill_for(target)}
         if len(targets) < 2 and len(prefill) < 2:
             return {}, 0
         able = [member for member in targets if member.lets_us_in]
@@ -196,7 +196,7 @@ class Proxy:
             return None
         is_counted = inquiry.endpoint is not Endpoint.MODELS
         target, *_ = self._ranked(targets, matched, num_pages, is_counted)
-        prefill = self.fleet.prefill_for(target) or []
+        prefill = self.fleet.prefill_for(target)
         if prefill:
             prefill = self._ranked(prefill, matched, num_pages, is_counted)
         return Route(target, prefill)
@@ -245,9 +245,6 @@ class _Tour:
         self._proxy.metrics.retries.labels(lost.why).inc()
         if lost.why.is_servers_fault:
             route.target.suspect(f"a request failed there: {lost.why}")
-        elif lost.why is Why.HANDOVER_FAILED:
-            for member in route.prefill:
-                member.wake.set()  # one of them may be gone
 
     def _error(self, *, is_failover: bool) -> ApiError:
         if self._proxy.draining:

@@ -42,6 +42,7 @@ from quire.store.client import PageStore
 from quire.store.counters import Counters
 from quire.types import OperationId, PageStatus
 from quire.worker.attachment import Attachment
+from quire.worker.bell import Bell
 from quire.worker.checks import PageCommand, makes_sense
 from quire.worker.config import IoLimits, PeerServing
 from quire.worker.copies import ComponentPools, CopyTracker, TaskKey
@@ -88,7 +89,8 @@ class CacheWorker:
         self._wall_ns = wall_ns
         self._counters = Counters()
         self._done: deque[Completion] = deque()
-        self._reporter = Reporter(rank, clock, self._done.append, self._counters.error)
+        self._bell = Bell()
+        self._reporter = Reporter(rank, clock, self._report, self._counters.error)
         self._copies = CopyTracker(self._reporter)
         self._loads: dict[TaskKey, Load] = {}
         """Submitted and not begun: they are begun together."""
@@ -110,6 +112,15 @@ class CacheWorker:
     def busy(self) -> bool:
         """Is there anything left to report?"""
         return bool(len(self._copies) or self._tasks or self._num_changes or self._done)
+
+    @property
+    def is_copying(self) -> bool:
+        """Is there anything that only poll() finds out? Of all else `fileno` tells."""
+        return bool(len(self._copies) or self._loads)
+
+    def fileno(self) -> int:
+        """Readable when poll() has something to say of what threads did; for whoever sleeps."""
+        return self._bell.fileno()
 
     @property
     def peer_address(self) -> str:
@@ -148,6 +159,7 @@ class CacheWorker:
     def poll(self) -> list[Completion]:
         """What has happened since the last call. Never waits."""
         now = self._clock()
+        self._bell.hush()
         for task in self._tasks.values():
             task.expire(now)
         self._copies.poll()
@@ -191,6 +203,10 @@ class CacheWorker:
             # A thread stuck in a store or a peer may still use host pages: leave them pinned.
             if all(ended):
                 pools.host.close()
+
+    def _report(self, completion: Completion) -> None:
+        self._done.append(completion)
+        self._bell.ring()
 
     # ---- starting -------------------------------------------------------------------------------
 

@@ -23,6 +23,9 @@ class NoLinks:
     def connect(self, address: str) -> None:
         pass
 
+    def disconnect(self, address: str) -> None:
+        pass
+
     def send(self, link: str, message: PeerMessage) -> bool:
         return False
 
@@ -79,6 +82,7 @@ class Reading:
         )
         if cached:
             self.rig.cache(self.rig.doc(8, seed=1)[:cached])
+        self.receiver.contacts.name(["p"])
         self.receiver.connected("p", Hello(Identity(1, "m", PAGE, "f", []), "p.1", "prefill", []))
         self.handovers = [self._begin(seed) for seed in (1, 2)]
         self.receiver.advance()
@@ -96,6 +100,9 @@ class Reading:
         return self.receiver.begin(f"r{seed}", lease, prompt, ["p"], restore=False)
 
     def connect(self, address: str) -> None:
+        pass
+
+    def disconnect(self, address: str) -> None:
         pass
 
     def send(self, link: str, message: PeerMessage) -> bool:
@@ -185,6 +192,7 @@ class Giving:
             clock=lambda: self.rig.now,
             config=ReceiverConfig(timeout_s=1.0),
         )
+        self.receiver.contacts.name(["p"])
         self.receiver.connected("p", Hello(Identity(1, "m", PAGE, "f", []), "p.1", "prefill", []))
         docs = [self.rig.doc(8, seed=seed) for seed in range(1, num_prompts + 1)]
         for doc in docs:
@@ -197,6 +205,9 @@ class Giving:
         ]
 
     def connect(self, address: str) -> None:
+        pass
+
+    def disconnect(self, address: str) -> None:
         pass
 
     def send(self, link: str, message: PeerMessage) -> bool:

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
+import zmq
+
 from quire.engine.batch import Batch, BatchResult, Segment, SegmentResult
 from quire.engine.request import Request
 from quire.engine.sampling import Sampled
@@ -52,6 +54,10 @@ class TracedWorkers:
         self._workers = workers
         self._trace = trace
 
+    @property
+    def news(self) -> list[int | zmq.Socket[bytes]]:
+        return []
+
     def peer_counters(self) -> dict[str, int]:
         return {}
 
@@ -80,12 +86,12 @@ class SimModel:
         *,
         page_size: int,
         window_tokens: int,
-        computes_prompts: bool,
+        may_compute: Callable[[RequestId], bool],
         overlaps: bool,
         trace: Callable[[bytes], None],
     ) -> None:
         """`request`: what is known of one. `window_tokens`: those before a token that it sees in
-        window layers; 0: no such. `computes_prompts` = False: all full pages of a prompt come from
+        window layers; 0: no such. `may_compute`: else all full pages of a prompt come from
         elsewhere."""
         self._oracle = oracle
         self._request = request
@@ -93,7 +99,7 @@ class SimModel:
         self._sim = workers
         self._page_size = page_size
         self._window_tokens = window_tokens
-        self._computes_prompts = computes_prompts
+        self._may_compute = may_compute
         self.overlaps = overlaps
         self.workers = TracedWorkers(workers, pools.num_ranks, trace)
         self.broken: SimulationError | None = None
@@ -151,7 +157,7 @@ class SimModel:
             tokens = tokens[: start * _TOKEN_BYTES] + last
         elif tokens[start * _TOKEN_BYTES :] != segment.tokens:
             raise SimulationError(f"{segment.id} computes other tokens than its own")
-        if segment.num_tokens > self._page_size and not self._computes_prompts:
+        if segment.num_tokens > self._page_size and not self._may_compute(segment.id):
             raise SimulationError(f"{segment.id} computes what others should have computed for it")
         sequence = _Sequence(self._oracle, request.key.namespace, tokens)
         self._full(segment, sequence, start, end)

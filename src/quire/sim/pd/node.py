@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
+from quire.disagg.contacts import Patience
 from quire.disagg.exchange import Exchange
 from quire.disagg.giving import Giver
-from quire.disagg.handover import Handover, Stage
+from quire.disagg.handover import Half, Handover, Stage
 from quire.disagg.receiving import Receiver, ReceiverConfig
 from quire.engine.config import Role
 from quire.engine.engine import Engine, tiers
@@ -92,6 +93,9 @@ class SimNode:
         self.alive = True
         self.born_s = clock()
         self._world = world
+        self._local: set[str] = set()
+        """Requests that compute what nobody could be asked for."""
+        self._newly_local: list[Handover] = []
         rngs = {part: Random(f"{world.seed} {self.epoch} {part}") for part in _PARTS}
         draw = rngs["node"]
         cache = options.engine(place.ranks)
@@ -133,7 +137,7 @@ class SimNode:
             self.workers,
             page_size=options.page_size,
             window_tokens=options.window_pages * options.page_size if has_window else 0,
-            computes_prompts=place.role is not Role.DECODE,
+            may_compute=lambda name: place.role is not Role.DECODE or name in self._local,
             overlaps=options.ahead,
             trace=world.trace,
         )
@@ -178,7 +182,7 @@ class SimNode:
             self.hub,
             name=self.epoch,
             clock=self._world.clock,
-            config=ReceiverConfig(timeout_s=options.timeout_s, connect_s=1.0),
+            config=ReceiverConfig(timeout_s=options.timeout_s, patience=Patience(1.0, 0.5, 20.0)),
             room=lambda: options.device_pages - queue.used_pages(),
             on_end=self._ended,
         )
@@ -225,6 +229,17 @@ class SimNode:
             and health.is_well(other.epoch, since_s)
             and health.is_well(line(self.place.address, other.place.address), since_s)
         ]
+
+    def check_local(self, others: list[SimNode]) -> None:
+        """A prompt is computed where it should not be only if no healthy way was left."""
+        found, self._newly_local = self._newly_local, []
+        for handover in found:
+            could = [other.epoch for other in self.could_ask(others, handover.began_s)]
+            if could:
+                raise SimulationError(
+                    f"{handover.owner} is computed by {self.epoch}, and {', '.join(could)} could "
+                    f"do it: {handover.why}"
+                )
 
     def check(self) -> None:
         self.manager.check_invariants()
@@ -317,6 +332,10 @@ class SimNode:
         counters = self._world.counters
         kind = "handover" if handover.compute else "peers"
         counters[f"{kind} {handover.stage.value}"] += 1
+        if handover.transfer is Half.FAILED:
+            counters["handover local"] += 1
+            self._local.add(handover.owner)
+            self._newly_local.append(handover)
         if handover.stage is Stage.READY and handover.wanted:
             if handover.compute and not handover.tries:
                 counters["handover all local"] += 1

@@ -140,9 +140,10 @@ class PdSimulation:
         return [node for node in self.nodes if node.place.role is not Role.PREFILL]
 
     def _turn(self, node: SimNode) -> None:
-        self.clients.hear(node, node.step(), self.nodes)
+        self.clients.hear(node, node.step())
         self._steps += 1
         node.check()
+        node.check_local(self.nodes)
         if self._steps % _AUDIT_EVERY == 0:
             self.world.counters["audited pages"] += node.audit()
 
