@@ -1,4 +1,4 @@
-"""An engine whose requests wait for peers sleeps until it hears of one, or until something is due."""
+"""An engine whose requests wait for peers sleeps until it hears of one, or something is due."""
 
 from __future__ import annotations
 
