@@ -407,7 +407,7 @@ class Receiver:
             priority=prompt.priority,
         )
         if not self._links.send(link, ask):
-            self._manager.offers.close(lease)
+            self._manager.offers.pause(lease)
             self._next(handover, f"{link}: takes no messages")
             return
         handover.tries += 1
@@ -482,6 +482,7 @@ class Receiver:
     def _forgo_found(self, handover: Handover) -> None:
         """The host has no room for what was found beside what is to come: then all is to come."""
         if handover.compute and handover.restore is not Half.PENDING:
+            self._manager.offers.close(handover.lease)
             self._manager.yield_device(handover.lease, host=True)
             handover.restored = handover.landed = 0
 
@@ -493,7 +494,7 @@ class Receiver:
         """This asking has failed: what has come of it stays, the next peer is asked for more."""
         handover.why = why
         self._count_repair(handover, reason, max(0, handover.wanted - handover.lease.tail.end))
-        self._drop(handover)
+        self._drop(handover, for_good=False)
         now = handover.progress_s = self._clock()
         if handover.tries >= len(handover.sources):  # all were asked before
             handover.pause_until_s = now + self._pause_s(handover.tries - len(handover.sources))
@@ -504,14 +505,16 @@ class Receiver:
         handover.tries += 1
         handover.progress_s = self._clock()
 
-    def _drop(self, handover: Handover) -> None:
+    def _drop(self, handover: Handover, *, for_good: bool = True) -> None:
+        """Let go of the peer; and, `for_good`, of what has come and is not usable by itself."""
         current, handover.current = handover.current, None
         if current is not None:
             del self._by_id[current.id]
             ended = handover.stage is Stage.READY
             self._links.send(current.link, Done(current.id) if ended else Abort(current.id))
         if not handover.lease.released:
-            self._manager.offers.close(handover.lease)
+            offers = self._manager.offers
+            (offers.close if for_good else offers.pause)(handover.lease)
 
     def _fail(self, handover: Handover) -> None:
         """There is nobody to ask: the request goes on with what it has."""

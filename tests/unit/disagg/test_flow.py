@@ -28,8 +28,8 @@ from quire.peer.messages import (
     Repair,
     Wait,
 )
-from quire.types import PageStatus
-from support import PAGE, Rig
+from quire.types import PageStatus, num_pages
+from support import MIXES, PAGE, Rig
 from unit.disagg.test_giving import LINK, Computing
 
 HELLO = Hello(Identity(1, "m", PAGE, "f", []), "p.1", "prefill", [])
@@ -54,8 +54,10 @@ def calls_of(act: Callable[[], object]) -> int:
 class Deciding:
     """A receiver whose peers the test plays."""
 
-    def __init__(self, peers: tuple[str, ...] = ("p",), *, room: int = 1000) -> None:
-        self.rig = Rig(store=False, host=200)
+    def __init__(
+        self, peers: tuple[str, ...] = ("p",), *, room: int = 1000, mix: str = "full"
+    ) -> None:
+        self.rig = Rig(store=False, host=200, mix=mix)
         self.said: list[tuple[float, str, PeerMessage]] = []
         self.dialled: list[str] = []
         self.hung_up: list[str] = []
@@ -179,6 +181,52 @@ def test_the_estimate_is_shown() -> None:
     deciding.receiver.received("p", Wait("d-1", 7.5))
     assert handover.current is not None
     assert handover.current.estimate_s == 7.5
+
+
+# ---- b: what has come stays ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_what_has_come_is_not_read_again_from_the_next_peer(mix: str) -> None:
+    """The first peer sends all full pages but one, and then nothing more. Of a model with windows
+    or recurrent layers these are of no use by themselves: they are kept all the same."""
+    deciding = Deciding(("p", "q"), mix=mix)
+    deciding.come_up()
+    handover = deciding.begin(pages=6)
+    deciding.turn()
+    offer_all(deciding, handover)
+    deciding.turn()
+    for read in deciding.rig.take_all(Fetch):
+        if read.component == "full":
+            deciding.rig.answer(read, statuses=b"\0\0\0\0\0", final=False)
+    deciding.turn()
+    deciding.turn(1.2)
+    deciding.turn()
+    assert [link for _, link in deciding.messages(Ask)] == ["p", "q"]
+    offer_all(deciding, handover)
+    deciding.turn()
+    reads = deciding.rig.take_all(Fetch)
+    assert [num_pages(read.host) for read in reads if read.component == "full"] == [1]
+    for read in reads:
+        deciding.rig.answer(read, statuses=PageStatus.OK)
+    deciding.turn()
+    deciding.turn()
+    assert handover.stage is Stage.READY
+    deciding.receiver.cancel(handover)
+    deciding.rig.manager.release(handover.lease)
+    deciding.rig.run()
+
+
+def offer_all(deciding: Deciding, handover: Handover) -> None:
+    current = handover.current
+    assert current is not None
+    components = deciding.rig.manager.components
+    for number, component in enumerate(components, 100):
+        first, last = component.span(current.first, handover.wanted)
+        offer = Offer(current.id, component.name, number, 0, first, last - first, handover.wanted)
+        deciding.receiver.received(current.link, offer)
+    complete = Complete(current.id, handover.wanted, len(components), Found())
+    deciding.receiver.received(current.link, complete)
 
 
 # ---- c: tries are not burnt at once --------------------------------------------------------------
