@@ -24,7 +24,7 @@ from quire.settings import OPTIONS, Machine, Settings, effective
 from unit.cli_support import command
 
 TESTS = Path(__file__).parents[1]
-FAKE = TESTS / "unit" / "disagg" / "router" / "fake_child.py"
+FAKE = TESTS / "unit" / "router" / "fake_child.py"
 GIB = 1 << 30
 LAPTOP = Machine(16 * GIB, Path("/home/ada/.cache/quire"), 100 * GIB)
 PROGRAM = """

@@ -137,6 +137,8 @@ class Giver:
         """What those that have begun need."""
         self._moved_s = 0.0
         """When anything was last granted, or given back."""
+        self.is_draining = False
+        """Nothing new is begun for anybody: the engine is to stop."""
         self.served = 0
         """Hand-overs that ended with Done."""
 
@@ -205,6 +207,8 @@ class Giver:
 
     def _begin(self, link: str, ask: Ask) -> None:
         reason = self._computes.problem(ask)
+        if self.is_draining:
+            reason = "this engine is to stop: ask another"
         if not reason and len(self.open) >= _MAX_HANDOUTS:
             reason = "too many hand-overs are open here"
         if not reason and ask.compute and not self._computing:

@@ -110,7 +110,9 @@ class Engine:
         self._page_bytes = {tier.component: tier.page_bytes for tier in info.tiers}
         self._debug = debug
         self._clock = clock
-        self._questions = Questions(manager, self.namespace_of, self.status, self.requests)
+        self._questions = Questions(
+            manager, self.namespace_of, self.status, self.requests, self.drain
+        )
         self._flights = Flights(
             executor, overlaps=executor.overlaps and scheduler.can_go_ahead, clock=clock
         )
@@ -142,6 +144,11 @@ class Engine:
                 self.scheduler.abort(request_id)
             case PutQuestion(number, question):
                 self._questions.ask(number, question)
+
+    def drain(self) -> None:
+        """Take no more prompts of other engines; what was begun for them is finished."""
+        if self.exchange is not None:
+            self.exchange.giver.is_draining = True
 
     def take_messages(self) -> list[ToServer]:
         """What the server should hear."""

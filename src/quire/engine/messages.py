@@ -162,6 +162,10 @@ class Warm(_Question, frozen=True, tag="warm"):
     salt: str = ""
 
 
+class Drain(_Question, frozen=True, tag="drain"):
+    """Take no more prompts of other engines. The answer is an EngineStatus."""
+
+
 class GetRequests(_Question, frozen=True, tag="requests"):
     """Answered by Requests."""
 
@@ -180,7 +184,7 @@ class GetKeys(_Question, frozen=True, tag="keys"):
     salt: str = ""
 
 
-Question = GetStatus | Flush | Attach | Detach | Warm | GetRequests | GetEvents | GetKeys
+Question = GetStatus | Drain | Flush | Attach | Detach | Warm | GetRequests | GetEvents | GetKeys
 
 
 class TierStatus(msgspec.Struct, frozen=True):

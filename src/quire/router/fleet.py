@@ -1,7 +1,10 @@
 """Fleet: the servers there are, what each is, whether it lives and how busy it is.
 
     NEW ──answers──▶ UP ──refuses, or is silent too often──▶ DOWN ──answers──▶ UP
+     │               └──says that it will stop──▶ DRAINING ──refuses──▶ DOWN
      └──answers, but is not what it should be──▶ UNFIT ──is now──▶ UP
+
+One that is DRAINING gets no new requests; those it has it finishes.
 
 Each server has a task that asks for its health: regularly while it is up, less and less often while
 it is down. A request that fails says so (`suspect`), and the server is asked at once. A server that
@@ -42,6 +45,7 @@ class Side(enum.StrEnum):
 class State(enum.StrEnum):
     NEW = "new"
     UP = "up"
+    DRAINING = "draining"
     DOWN = "down"
     UNFIT = "unfit"
 
@@ -55,6 +59,7 @@ class Health(msgspec.Struct):
     instance: str = ""
     running: int = 0
     waiting: int = 0
+    draining: bool = False
 
 
 class Info(msgspec.Struct):
@@ -253,7 +258,8 @@ class Fleet:
     async def _check(self, member: Member) -> None:
         try:
             health = await self._get(member, "/health", Health)
-            if member.instance != health.instance or not member.is_up:
+            known = member.state in (State.UP, State.DRAINING)
+            if member.instance != health.instance or not known:
                 await self._learn(member, health)
         except _Wrong as error:
             self._failed(member, error)
@@ -263,7 +269,10 @@ class Fleet:
         else:
             member.failures = 0
             member.report(health)
-            member.set(State.UP)
+            if health.draining:
+                member.set(State.DRAINING, "it is to stop, and finishes what it has")
+            else:
+                member.set(State.UP)
 
     def _failed(self, member: Member, error: _Wrong) -> None:
         if error.is_unfit:
@@ -271,7 +280,8 @@ class Fleet:
             member.set(State.UNFIT, str(error))
             return
         member.failures += 1
-        if error.is_down or member.failures >= self.config.max_failures or not member.is_up:
+        is_known = member.state in (State.UP, State.DRAINING)
+        if error.is_down or member.failures >= self.config.max_failures or not is_known:
             member.set(State.DOWN, str(error))
             member.cut()
 

@@ -339,6 +339,13 @@ class Settings:
     request_timeout: float = _option(
         600.0, Seconds(), "A request that takes longer is ended.", example="120"
     )
+    drain_timeout: float = _option(
+        600.0,
+        Seconds(),
+        "Told to stop by SIGTERM, a server takes nothing new and finishes what runs; what is not "
+        "finished after so long is cut.",
+        example="30",
+    )
     engine_silence: float = _option(
         120.0,
         Seconds(),

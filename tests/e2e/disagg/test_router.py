@@ -131,9 +131,8 @@ def test_prefill_servers_killed_during_before_and_after_a_transfer_c28(fleet: Fl
     reply = stream(fleet.http, mine := prompt(200), MANY_TOKENS, on_piece=kill)
     is_right(mine, reply)
     assert len(reply.names) == MANY_TOKENS > killed[0]
-    reply = complete(fleet.http, prompt(200), NUM_TOKENS)
-    assert reply.status == 503
-    assert reply.message
+    # With no prefill server at all decode computes: slower, and right.
+    is_right(mine := prompt(200), complete(fleet.http, mine, NUM_TOKENS))
     fleet.settle()
 
     # Both live again, with nothing in their memory, and are used again.

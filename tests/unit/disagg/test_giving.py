@@ -206,3 +206,16 @@ def test_what_is_still_read_is_kept_and_what_nobody_reads_is_not_c45() -> None:
         giving.giver.received(LINK, Wait("a"))
         giving.turn()
     assert list(giving.giver.open) == [(LINK, "a")]
+
+
+def test_an_engine_that_is_to_stop_gives_what_it_has_begun_and_begins_no_more() -> None:
+    giving = Giving()
+    key = giving.rig.doc(6, seed=1)
+    giving.rig.cache(key)
+    giving.giver.received(LINK, giving.ask(key, 0))
+    giving.giver.is_draining = True
+    giving.giver.received(LINK, giving.ask(key, 0, name="b"))
+    assert isinstance(giving.said[0], Refused)
+    assert any(isinstance(message, Offer) for message in giving.turn())
+    giving.giver.received(LINK, Done("a"))
+    assert not giving.giver.open

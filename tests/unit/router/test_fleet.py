@@ -224,3 +224,32 @@ def test_a_request_of_our_own_counts_once_and_only_while_it_lasts():
     member.report(Health("ok"))
     with member.busy():
         assert member.load == 1
+
+
+def test_a_server_that_will_stop_finishes_what_it_has_and_gets_no_more():
+    async def main():
+        async with rig(1, 2) as router:
+            leaving, staying = router.decode
+            leaving.is_draining = True
+            await router.until(leaving.url, "draining")
+            for _ in range(4):
+                assert (await router.complete()).status_code == 200
+            assert not leaving.seen
+            assert len(staying.seen) == 4
+            assert "it is to stop" in await reason(router, leaving)
+            leaving.is_draining = False  # its successor
+            await router.until(leaving.url, "up")
+
+    run(main)
+
+
+def test_a_prefill_server_that_will_stop_is_not_named():
+    async def main():
+        async with rig(2, 1) as router:
+            leaving, staying = router.prefill
+            leaving.is_draining = True
+            await router.until(leaving.url, "draining")
+            await router.complete()
+            assert router.decode[0].seen[-1].headers["x-quire-prefill"] == staying.peer
+
+    run(main)

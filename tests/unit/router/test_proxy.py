@@ -345,6 +345,26 @@ def test_events_come_as_they_are_made():
     run(main)
 
 
+def test_a_router_that_is_to_stop_finishes_what_it_has():
+    async def main():
+        async with rig() as router:
+            router.decode[0].pause_after = 2
+            body = {"model": "tiny", "prompt": "p", "stream": True}
+            async with router.client.stream("POST", "/v1/completions", json=body) as response:
+                lines = response.aiter_lines()
+                await anext(lines)
+                router.stop.set()
+                while (await router.client.get("/ready")).status_code != 503:
+                    await asyncio.sleep(0.005)
+                turned_away = await router.complete()
+                assert error_of(turned_away)["code"] == "shutting_down"
+                router.decode[0].go_on.set()
+                rest = [line async for line in lines if line]
+            assert rest[-1] == "data: [DONE]"
+
+    run(main)
+
+
 def test_a_router_that_is_stopped_tells_those_who_wait():
     async def main():
         async with rig() as router:
@@ -353,7 +373,7 @@ def test_a_router_that_is_stopped_tells_those_who_wait():
             async with router.client.stream("POST", "/v1/completions", json=body) as response:
                 lines = response.aiter_lines()
                 await anext(lines)
-                router.stop.set()
+                router.stop.set(soon=True)
                 rest = [line async for line in lines if line]
             assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "shutting_down"
 
