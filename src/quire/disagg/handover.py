@@ -121,6 +121,8 @@ class Handover:
     hand-over that comes to nothing is no failure."""
     from_store: bool
     """The own store is asked, before a peer is."""
+    is_counted: bool = False
+    """What was promised, and what of it was there, is counted: once for a request."""
     least: int = field(init=False)
     """Pages that must be there before it runs; what lies behind them it computes itself."""
     stage: Stage = Stage.QUEUED

@@ -118,8 +118,10 @@ class Receiver:
         *,
         compute: bool = True,
         restore: bool = True,
+        is_counted: bool = False,
     ) -> Handover:
-        """Start getting what the lease's prefix lacks; with `restore` from the own store first."""
+        """Start getting what the lease's prefix lacks; with `restore` from the own store first.
+        `is_counted`: it has looked before, and was counted then."""
         now = self._clock()
         handover = Handover(
             owner,
@@ -131,6 +133,7 @@ class Receiver:
             now,
             compute,
             restore,
+            is_counted,
             progress_s=now,
         )
         self.open[handover] = self._queued[handover] = None
@@ -238,7 +241,6 @@ class Receiver:
             store = prefetch.num_fetching
         host = lease.tail.end - device - (store if settled else 0)
         handover.match = DecodePrefixMatch(device, host, store, handover.wanted)
-        self.counters.promised_pages += handover.promised
         self._move(handover, now)
 
     def _has_room(self, handover: Handover) -> bool:
@@ -282,7 +284,10 @@ class Receiver:
         promised = handover.promised
         handover.restored = min(lease.tail.end, promised)
         handover.landed = lease.prefetch.num_landed if lease.prefetch is not None else 0
-        self.counters.restored_pages += handover.restored
+        if not handover.is_counted:
+            handover.is_counted = True
+            self.counters.promised_pages += promised
+            self.counters.restored_pages += handover.restored
         short = handover.restored < promised
         handover.restore = Half.FAILED if short else Half.READY
         outcome = handover.restore.value

@@ -67,7 +67,13 @@ class Handovers:
             sources, restore = self._peers, not costs.peers_beat_store()
         prompt = Prompt(request.tokens[: request.length].tobytes(), request.salt, request.priority)
         request.handover = self.receiver.begin(
-            request.id, lease, prompt, sources, compute=self._decode, restore=restore
+            request.id,
+            lease,
+            prompt,
+            sources,
+            compute=self._decode,
+            restore=restore,
+            is_counted=request.is_counted,
         )
         return True
 
@@ -94,6 +100,7 @@ class Handovers:
     def cancel(self, request: Request) -> None:
         handover, request.handover = request.handover, None
         if handover is not None:
+            request.is_counted = handover.is_counted
             self.receiver.cancel(handover)
 
     def found(self, request: Request) -> CachedTokens | None:

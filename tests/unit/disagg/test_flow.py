@@ -13,6 +13,8 @@ from quire.disagg.contacts import Patience
 from quire.disagg.giving import Giver
 from quire.disagg.handover import Half, Handover, Prompt, Stage
 from quire.disagg.receiving import Receiver, ReceiverConfig
+from quire.engine import build
+from quire.engine.config import EngineConfig
 from quire.messages import Fetch
 from quire.peer.hub import Hello
 from quire.peer.identity import Identity
@@ -373,3 +375,31 @@ def test_nothing_is_due_when_nothing_is_open() -> None:
     deciding.receiver.cancel(handover)
     assert [type(m) for _, _, m in deciding.said] == [Ask, Abort]
     assert deciding.receiver.next_deadline() is None
+
+
+# ---- i: counted once -----------------------------------------------------------------------------
+
+
+def test_a_request_that_looks_again_is_counted_once() -> None:
+    """It found two pages, let go, and found them again: two were promised, and two were there."""
+    deciding = Deciding()
+    deciding.come_up()
+    doc = deciding.rig.doc(4, seed=1)
+    deciding.rig.cache(doc[:2])
+    is_counted = False
+    for _ in range(3):
+        lease = deciding.rig.acquire(doc)
+        prompt = Prompt(lease.key.tokens.tobytes())
+        handover = deciding.receiver.begin("r", lease, prompt, ["p"], is_counted=is_counted)
+        deciding.turn()
+        is_counted = handover.is_counted
+        deciding.receiver.cancel(handover)
+        deciding.rig.manager.release(lease)
+    counters = deciding.receiver.counters
+    assert (counters.promised_pages, counters.restored_pages) == (2, 2)
+
+
+def test_a_server_that_no_peer_reaches_tells_routers_what_it_has() -> None:
+    config = EngineConfig(model="m", name="m", device_bytes=1 << 20, host_bytes=1 << 20)
+    assert config.peer_port is None
+    assert build._cache_config(config, 16, 16).event_buffer > 0

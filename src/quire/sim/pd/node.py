@@ -323,6 +323,8 @@ class SimNode:
             counters[f"repair {reason}"] += number
         for outcome, number in receiver.restores.items():
             counters[f"restore {outcome}"] += number
+        counters["promised"] += receiver.promised_pages
+        counters["restored"] += receiver.restored_pages
         counters["served"] += self.exchange.giver.served
         counters["checked pages"] += self.model.checked_pages
         counters["computed tokens"] += self.model.computed_tokens
