@@ -68,6 +68,9 @@ class Computes(Protocol):
     def is_waiting(self, name: str) -> bool:
         """Is it queued, or being computed?"""
 
+    def is_kept(self, name: str) -> bool:
+        """Is all of it computed, and in the tree?"""
+
     def failure(self, name: str) -> str:
         """Why it will never be computed; empty: it may."""
 
@@ -122,6 +125,8 @@ class Giver:
         """Those that wait for room, in the order of their coming."""
         self._active: dict[Handout, None] = {}
         """Begun, and not completed."""
+        self._on_device: dict[Handout, None] = {}
+        """Completed, and perhaps still holding device pages that the host has too."""
         self._due: list[tuple[float, int, Handout]] = []
         """When to look at each, though nothing happened: a heap, one entry for each that is open;
         and some of those that are over."""
@@ -157,6 +162,7 @@ class Giver:
                 elif number > handout.repair and 0 <= first < last <= handout.export.last:
                     handout.repair = number
                     handout.completed = False
+                    self._on_device.pop(handout, None)
                     if handout.begun:
                         self._active[handout] = None
                     self._manager.exports.repair(handout.export, first, last)
@@ -182,6 +188,8 @@ class Giver:
         for handout in list(self._active):
             if self._is_open(handout):
                 self._advance(handout)
+        for handout in list(self._on_device):
+            self._let_go_of_device(handout)
         now = self._clock()
         while self._due and self._due[0][0] <= now:
             handout = heapq.heappop(self._due)[2]
@@ -285,7 +293,18 @@ class Giver:
             handout.completed = True
             handout.heard_s = self._clock()
             del self._active[handout]
+            self._on_device[handout] = None
             self._outgoing.append((handout, complete))
+
+    def _let_go_of_device(self, handout: Handout) -> None:
+        """What a peer reads it reads from the host: others may have the device, once nothing is
+        computed there any more."""
+        lease = handout.lease or self._computes.lease(handout.name)
+        if handout.lease is None and not self._computes.is_kept(handout.name):
+            return
+        del self._on_device[handout]
+        if lease is not None and not lease.yielded and self._manager.exports.is_on_host(lease):
+            self._manager.yield_device(lease)
 
     # ---- time ------------------------------------------------------------------------------------
 
@@ -349,6 +368,7 @@ class Giver:
     def _end(self, handout: Handout) -> None:
         del self.open[handout.link, handout.ask.id]
         self._active.pop(handout, None)
+        self._on_device.pop(handout, None)
         if handout.begun:
             self._note_pace(handout.need[0])
             self._budget.give_back(handout.need)

@@ -51,6 +51,10 @@ class ReceiverConfig:
     first_pause_s: float = 0.1
     last_pause_s: float = 2.0
     """Before a peer is asked again, by a repair or anew: it doubles from the one to the other."""
+    local_pages: int = 0
+    """A request that lacks no more computes them itself."""
+    load_pages: int = 64
+    """That have come, before they are copied on to the device together."""
     patience: Patience = field(default_factory=Patience)
 
 
@@ -255,9 +259,14 @@ class Receiver:
         handover.stage = Stage.MOVING
         handover.moving_s = handover.progress_s = now
         missing = handover.wanted - handover.promised
-        least = 1 if handover.compute else self._manager.config.threshold_pages
-        if missing < least:
+        few = self._manager.config.threshold_pages - 1
+        if handover.compute:
+            few = self._config.local_pages
+        if missing <= few:
             handover.transfer = Half.READY
+            if missing and handover.compute:
+                handover.least = 0
+                self.counters.local["short"] += 1
 
     def _follow(self, handover: Handover, now: float) -> None:
         if handover.restore is Half.PENDING:
@@ -316,6 +325,7 @@ class Receiver:
             self._repair_lost(handover, current)
             return
         current.reached = max(current.reached, lease.tail.end)
+        self._load_what_came(handover)
         complete = current.complete
         if complete is not None and complete.repair >= current.repairs:
             all_offered = len(current.grants) >= complete.offers
@@ -337,6 +347,15 @@ class Receiver:
                 self._manager.admit(lease)
                 current.reached = handover.wanted
         self._check_time(handover, current, now)
+
+    def _load_what_came(self, handover: Handover) -> None:
+        """On to the device, while the rest is still on its way: as far as there is room. Of models
+        with several kinds of state nothing is of use before all has come."""
+        manager, lease = self._manager, handover.lease
+        if not handover.least or lease.yielded or len(manager.components) > 1:
+            return
+        if lease.num_host >= self._config.load_pages and lease.num_host <= manager.room():
+            manager.load(lease)
 
     def _check_time(self, handover: Handover, current: Try, now: float) -> None:
         """A peer that has said and sent nothing for too long is given up; one that is waited for

@@ -200,6 +200,10 @@ class Prefills:
         request = self._request(name)
         return request is not None and request.state is not State.HOLDING
 
+    def is_kept(self, name: str) -> bool:
+        request = self._request(name)
+        return request is not None and request.settled
+
     def failure(self, name: str) -> str:
         request = self._request(name)
         return "it could not be computed" if request is None else request.failure

@@ -90,7 +90,10 @@ class Peering:
             hub,
             name=self._epoch,
             clock=time.monotonic,
-            config=ReceiverConfig(timeout_s=config.handover_timeout_s),
+            config=ReceiverConfig(
+                timeout_s=config.handover_timeout_s,
+                local_pages=config.decode_computes // config.page_size,
+            ),
             room=lambda: manager.config.device_pages - queue.used_pages(),
             on_end=_log(time.monotonic),
         )

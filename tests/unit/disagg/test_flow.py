@@ -57,7 +57,12 @@ class Deciding:
     """A receiver whose peers the test plays."""
 
     def __init__(
-        self, peers: tuple[str, ...] = ("p",), *, room: int = 1000, mix: str = "full"
+        self,
+        peers: tuple[str, ...] = ("p",),
+        *,
+        room: int = 1000,
+        mix: str = "full",
+        local_pages: int = 0,
     ) -> None:
         self.rig = Rig(store=False, host=200, mix=mix)
         self.said: list[tuple[float, str, PeerMessage]] = []
@@ -68,7 +73,9 @@ class Deciding:
             self,
             name="d",
             clock=lambda: self.rig.now,
-            config=ReceiverConfig(timeout_s=1.0, patience=Patience(5.0, 2.0, 60.0)),
+            config=ReceiverConfig(
+                timeout_s=1.0, patience=Patience(5.0, 2.0, 60.0), local_pages=local_pages
+            ),
             room=lambda: room,
             rng=Random(1),
         )
@@ -318,6 +325,19 @@ def test_with_nobody_to_ask_what_there_is_is_used_and_the_rest_computed() -> Non
     assert handover.stage is Stage.READY
     assert (handover.lease.tail.end, handover.least) == (2, 0)
     assert deciding.receiver.counters.local == {"no_peer": 1}
+
+
+@pytest.mark.parametrize(("missing", "asks"), [(2, False), (3, True)])
+def test_what_is_sooner_computed_than_handed_over_is_not_asked_for(
+    missing: int, asks: bool
+) -> None:
+    deciding = Deciding(local_pages=2)
+    deciding.come_up()
+    deciding.rig.cache(deciding.rig.doc(8, seed=1)[: 8 - missing])
+    handover = deciding.begin(pages=8)
+    deciding.turn()
+    assert bool(deciding.messages(Ask)) == asks
+    assert (handover.stage is Stage.READY, handover.least == 0) == (not asks, not asks)
 
 
 def test_one_that_was_there_has_a_moment_to_come_back() -> None:

@@ -52,6 +52,9 @@ class NothingComputed:
     def is_waiting(self, name: str) -> bool:
         raise AssertionError(name)
 
+    def is_kept(self, name: str) -> bool:
+        raise AssertionError(name)
+
     def failure(self, name: str) -> str:
         raise AssertionError(name)
 

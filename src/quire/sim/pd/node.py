@@ -182,7 +182,9 @@ class SimNode:
             self.hub,
             name=self.epoch,
             clock=self._world.clock,
-            config=ReceiverConfig(timeout_s=options.timeout_s, patience=Patience(1.0, 0.5, 20.0)),
+            config=ReceiverConfig(
+                timeout_s=options.timeout_s, load_pages=3, patience=Patience(1.0, 0.5, 20.0)
+            ),
             room=lambda: options.device_pages - queue.used_pages(),
             on_end=self._ended,
         )
