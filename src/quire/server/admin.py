@@ -83,6 +83,15 @@ def admin_router(service: Service) -> APIRouter:
             | await service.load()
         )
 
+    @router.post("/drain")
+    async def drain() -> Response:
+        """Take no more requests, nor prompts of other engines; how much is left to finish. For
+        good: what is drained is then stopped."""
+        try:
+            return _json({"draining": True} | await service.begin_draining())
+        except EngineError as error:
+            raise engine_gone(str(error)) from None
+
     @router.get("/requests")
     async def get_requests() -> Response:
         """Every request in flight, and where it stands."""

@@ -70,6 +70,7 @@ def open_router(service: Service) -> APIRouter:
                 "role": service.info.role,
                 "model": service.info.name,
                 "instance": service.instance,
+                "draining": service.draining,
             }
             | await service.load()
         )

@@ -113,13 +113,6 @@ def shutting_down() -> ApiError:
     )
 
 
-def handover_failed(message: str) -> ApiError:
-    """Nothing is wrong with the request: it may be sent again, here or elsewhere."""
-    return ApiError(
-        503, message, code="handover_failed", headers={"Retry-After": str(RETRY_AFTER_S)}
-    )
-
-
 def wrong_role() -> ApiError:
     return ApiError(
         400,

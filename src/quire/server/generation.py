@@ -25,7 +25,6 @@ from quire.errors import EngineError
 from quire.server.errors import (
     ApiError,
     engine_gone,
-    handover_failed,
     overloaded,
     shutting_down,
     timed_out,
@@ -249,10 +248,6 @@ def _raise_failure(service: Service, output: Output) -> None:
         case Finish.REJECTED:
             service.metrics.turned_away.labels("engine").inc()
             raise overloaded(output.error or "the engine is too busy: try again later", "rejected")
-        case Finish.UNAVAILABLE:
-            raise handover_failed(
-                output.error or "no prefill server could be had for this request: try again"
-            )
         case Finish.TIMEOUT:
             raise timed_out(output.error or "the request took longer than it may")
         case Finish.ERROR if service.draining:

@@ -136,8 +136,8 @@ ENGINE_METRICS = (
          "Those of the promised pages that were then really there."),
     Spec("quire_handover_repairs_total", Kind.COUNTER,
          "Pages asked for again, by reason.", ("reason",)),
-    Spec("quire_handover_failures_total", Kind.COUNTER,
-         "Hand-overs that came to nothing, by reason.", ("reason",)),
+    Spec("quire_handovers_local_total", Kind.COUNTER,
+         "Hand-overs that came to nothing: the prompt was computed here. By reason.", ("reason",)),
     Spec("quire_peer_link", Kind.GAUGE,
          "1 for each peer connected to, with how that stands.", ("peer", "state")),
 )  # fmt: skip
@@ -337,8 +337,8 @@ def _handed_over(found: HandoverStatus) -> Iterator[tuple[str, tuple[str, ...], 
     yield "quire_restored_pages_total", (), found.restored_pages
     for reason, count in found.repairs.items():
         yield "quire_handover_repairs_total", (reason,), count
-    for reason, count in found.failed.items():
-        yield "quire_handover_failures_total", (reason,), count
+    for reason, count in found.local.items():
+        yield "quire_handovers_local_total", (reason,), count
     for peer, state in found.links.items():
         yield "quire_peer_link", (peer, state), 1
 

@@ -432,6 +432,7 @@ def test_health_and_readiness(rig):
         "role": "unified",
         "model": MODEL,
         "instance": rig.service.instance,
+        "draining": False,
         "running": 0,
         "waiting": 0,
     }

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import zmq
 
 from quire.engine.batch import Batch, BatchResult, SegmentResult, decode_result, encode
 from quire.engine.executor.base import RankLost
@@ -59,6 +60,10 @@ class RankExecutor:
     @property
     def peer_addresses(self) -> list[str]:
         return self._ranks.peer_addresses
+
+    @property
+    def news(self) -> list[int | zmq.Socket[bytes]]:
+        return self._ranks.news
 
     def peer_counters(self) -> dict[str, int]:
         return self._ranks.peer_counters()

@@ -114,6 +114,15 @@ class Intakes:
             for piece in pieces:
                 self._forget(intake, piece.first, piece.last)
 
+    def take_over(self, old: Intake, new: Intake) -> None:
+        """What has come for one of them, and is not in the tree, is the other's."""
+        for known, here, theirs in zip(new.known, new.here, old.here, strict=True):
+            for page in [page for page in theirs if page < new.last]:
+                known[page] = 1
+                here[page] = theirs.pop(page)
+        if any(new.here):
+            self._open[new] = self.fresh[new] = None
+
     def close(self, intake: Intake) -> None:
         """As `stop`, and what is here and not in the tree is freed."""
         if not intake.stopped:

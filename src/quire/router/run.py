@@ -15,14 +15,15 @@ from collections.abc import Callable
 
 import httpx
 
-from quire.disagg.router.app import app_of
-from quire.disagg.router.config import RouterConfig
-from quire.disagg.router.fleet import Fleet
-from quire.disagg.router.metrics import RouterMetrics
-from quire.disagg.router.proxy import Proxy
+from quire.router.app import app_of
+from quire.router.config import RouterConfig
+from quire.router.fleet import Fleet
+from quire.router.metrics import RouterMetrics
+from quire.router.proxy import Proxy
 from quire.server.config import ServerConfig
 from quire.server.connections import GuardedConfig
-from quire.server.run import Server, bind, stop_signals, url_of
+from quire.server.run import Server, bind, finish_first, url_of
+from quire.server.stopping import Stop, stop_signals
 
 OnReady = Callable[[str, Fleet], None]
 
@@ -40,7 +41,7 @@ async def run(
     config: RouterConfig,
     listen: ServerConfig,
     listener: socket.socket,
-    stop: asyncio.Event,
+    stop: Stop,
     on_ready: OnReady,
 ) -> None:
     """Until `stop` is set."""
@@ -58,6 +59,8 @@ async def run(
             stopping = asyncio.create_task(stop.wait())
             await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
             stopping.cancel()
+            if stop.is_set:
+                await finish_first(proxy.drain(), listen.drain_timeout_s, stop)
             await _drain(proxy, server, serving, listen.shutdown_grace_s)
         finally:
             serving.cancel()
@@ -80,7 +83,7 @@ async def _drain(proxy: Proxy, server: Server, serving: asyncio.Task[None], grac
     server.should_exit = True
     await asyncio.wait({serving}, timeout=grace_s)
     if not serving.done():
-        proxy.draining = True
+        proxy.is_stopped = True
         for member in proxy.fleet.members:
             member.cut()
         await asyncio.wait({serving}, timeout=_ANSWER_S)

@@ -1,20 +1,24 @@
-"""Asker: gets the pages that a request lacks from peers. The decode side of a hand-over.
+"""Receiver: gets the pages that a request lacks from peers. The decode side of a hand-over.
 
-Knows the cache's manager and messages; neither sockets nor the scheduler. Nothing here waits: all
-hand-overs are looked at once per step, and each has its own deadline, so that none holds back
-another. Whatever goes wrong, the answer is the same: ask for what is still missing, of this peer or
-of the next; and give up, with a reason, when there is nobody left.
+Knows the cache's manager and messages; neither sockets nor the scheduler. Nothing here waits: the
+hand-overs that move are looked at once per step, and each has its own deadline, so that none holds
+back another. Those that wait for room are not looked at: a step costs the same however many do.
+
+Whatever goes wrong, the answer is the same: ask for what is still missing, of this peer or of the
+next, after a pause that grows; and when there is nobody left, say so: then the request computes the
+rest itself.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from random import Random
 
 from quire.disagg.budget import HostBudget
-from quire.disagg.handover import DecodePrefixMatch, Half, Handover, Prompt, Stage, Try
+from quire.disagg.contacts import Contacts, Links, Patience, Standing
+from quire.disagg.handover import DecodePrefixMatch, DueRepair, Half, Handover, Prompt, Stage, Try
 from quire.manager import CacheManager, Lease, PrefetchState
 from quire.messages import PeerSource
 from quire.peer.hub import Hello
@@ -24,10 +28,9 @@ from quire.peer.messages import (
     Complete,
     Done,
     Offer,
-    PeerMessage,
     Refused,
     Repair,
-    ToAsker,
+    ToReceiver,
     Wait,
 )
 from quire.types import PageStatus
@@ -37,26 +40,26 @@ _MAX_REPAIRS = 4
 _TOKEN_BYTES = 4
 
 
-class Links(Protocol):
-    """What is needed of PeerHub."""
-
-    def connect(self, address: str) -> None: ...
-
-    def send(self, link: str, message: PeerMessage) -> bool: ...
-
-
 @dataclass(frozen=True, slots=True)
-class AskerConfig:
+class ReceiverConfig:
     timeout_s: float = 30.0
     """Without progress for so long, a peer is given up."""
-    connect_s: float = 5.0
-    """To reach a peer."""
     rounds: int = 2
-    """How often every peer is asked before a hand-over fails."""
+    max_tries: int = 6
+    """How often every peer is asked, and how often all of them together, before the request
+    computes what it lacks itself."""
+    first_pause_s: float = 0.1
+    last_pause_s: float = 2.0
+    """Before a peer is asked again, by a repair or anew: it doubles from the one to the other."""
+    local_pages: int = 0
+    """A request that lacks no more computes them itself."""
+    load_pages: int = 64
+    """That have come, before they are copied on to the device together."""
+    patience: Patience = field(default_factory=Patience)
 
 
 @dataclass(slots=True)
-class AskerCounters:
+class ReceiverCounters:
     promised_pages: int = 0
     restored_pages: int = 0
     transfers: int = 0
@@ -64,10 +67,11 @@ class AskerCounters:
     restores: Counter[str] = field(default_factory=Counter)
     restore_s: dict[str, float] = field(default_factory=dict)
     repairs: Counter[str] = field(default_factory=Counter)
-    failed: Counter[str] = field(default_factory=Counter)
+    local: Counter[str] = field(default_factory=Counter)
+    """Hand-overs whose request computes what it lacks itself, by reason."""
 
 
-class Asker:
+class Receiver:
     def __init__(
         self,
         manager: CacheManager,
@@ -75,30 +79,37 @@ class Asker:
         *,
         name: str,
         clock: Callable[[], float],
-        config: AskerConfig | None = None,
+        config: ReceiverConfig | None = None,
         room: Callable[[], int] | None = None,
+        rng: Random | None = None,
         on_end: Callable[[Handover], None] | None = None,
     ) -> None:
         """`name`: unique among all engines that ask, in all their lives. `room`: device pages that
-        requests could still be given. `on_end`: told of every hand-over that ends, however."""
+        requests could still be given. `rng`: for pauses, so that those that failed together do not
+        try again together. `on_end`: told of every hand-over that ends, however."""
         self._manager = manager
-        self.links = links
         self._name = name
         self._clock = clock
-        self._config = config or AskerConfig()
+        self._config = config or ReceiverConfig()
+        self.contacts = Contacts(links, clock, self._config.patience)
+        self._links = links
+        self._rng = rng or Random(name)
         self._room = room
         self._on_end = on_end or (lambda _handover: None)
         self.open: dict[Handover, None] = {}
+        self._queued: OrderedDict[Handover, None] = OrderedDict()
+        """Those that wait for room, in the order of their coming."""
+        self._come: list[Handover] = []
+        """Those of them that have come since the last step."""
+        self._active: dict[Handover, None] = {}
+        """LOOKING or MOVING."""
         self._by_id: dict[str, Handover] = {}
-        self._hellos: dict[str, Hello] = {}
-        self._refusals: dict[str, tuple[float, str]] = {}
-        """Links that could not be made: when, and why."""
         self._budget = HostBudget(manager)
         """What those that are not queued need."""
         self._num_asked = 0
         self._moved_s = 0.0
         """When a page last came, for whomever, or room was given back."""
-        self.counters = AskerCounters()
+        self.counters = ReceiverCounters()
 
     # ---- for the scheduler ----------------------------------------------------------------------
 
@@ -111,8 +122,10 @@ class Asker:
         *,
         compute: bool = True,
         restore: bool = True,
+        is_counted: bool = False,
     ) -> Handover:
-        """Start getting what the lease's prefix lacks; with `restore` from the own store first."""
+        """Start getting what the lease's prefix lacks; with `restore` from the own store first.
+        `is_counted`: it has looked before, and was counted then."""
         now = self._clock()
         handover = Handover(
             owner,
@@ -124,11 +137,12 @@ class Asker:
             now,
             compute,
             restore,
+            is_counted,
             progress_s=now,
         )
-        self.open[handover] = None
-        for address in sources:
-            self.links.connect(address)
+        self.open[handover] = self._queued[handover] = None
+        self._come.append(handover)
+        self.contacts.name(sources)
         return handover
 
     def cancel(self, handover: Handover) -> None:
@@ -139,40 +153,39 @@ class Asker:
             self._end(handover)
 
     def advance(self) -> None:
-        """Once per step: one look at every hand-over."""
+        """Once per step: one look at every hand-over that moves."""
         now = self._clock()
-        is_short = False
-        for handover in self.open:
+        for handover in self._active:
             self._note_progress(handover, now)
-        for handover in list(self.open):
-            if handover.stage is Stage.QUEUED:
-                # In the order of their coming: a small one that overtakes may do so for ever.
-                is_short = is_short or not self._has_room(handover)
-                self._queue(handover) if is_short else self._begin_looking(handover)
+        self._let_in()
+        for handover in list(self._active):
             if handover.stage is Stage.LOOKING:
                 self._look(handover, now)
             if handover.stage is Stage.MOVING:
                 self._follow(handover, now)
+        self.contacts.tidy(lambda: {source for h in self.open for source in h.sources})
 
     def next_deadline(self) -> float | None:
         """When somebody will have been waited for long enough."""
-        times = [h.progress_s + self._config.timeout_s for h in self.open]
-        return min(times, default=None)
+        return min((self._due_s(h) for h in self._active), default=None)
+
+    @property
+    def num_waiting(self) -> int:
+        """Those that are not READY."""
+        return len(self._queued) + len(self._active)
 
     # ---- for the line ---------------------------------------------------------------------------
 
     def connected(self, link: str, hello: Hello) -> None:
-        self._hellos[link] = hello
-        self._refusals.pop(link, None)
+        self.contacts.connected(link, hello)
 
     def disconnected(self, link: str, reason: str) -> None:
-        self._hellos.pop(link, None)
-        self._refusals[link] = (self._clock(), reason)
+        self.contacts.disconnected(link, reason)
         for handover in list(self.open):
             if handover.current is not None and handover.current.link == link:
                 self._give_up(handover, "link", f"{link}: {reason}")
 
-    def received(self, link: str, message: ToAsker) -> None:
+    def received(self, link: str, message: ToReceiver) -> None:
         handover = self._by_id.get(message.id)
         current = handover.current if handover is not None else None
         if handover is None or current is None or current.link != link:
@@ -186,17 +199,24 @@ class Asker:
                 if latest is None or message.repair >= latest.repair:
                     current.complete = message
                     handover.found = message.found
-            case Wait():
-                pass
+            case Wait(_, wait_s):
+                current.estimate_s = wait_s
             case Refused(_, reason):
                 self._give_up(handover, "refused", f"{link}: {reason}")
 
     # ---- looking --------------------------------------------------------------------------------
 
-    def _queue(self, handover: Handover) -> None:
-        """Who waits for room takes none: those who move may need what it found."""
-        if not handover.lease.yielded:
-            self._manager.yield_device(handover.lease, host=True)
+    def _let_in(self) -> None:
+        """In the order of their coming: a small one that overtakes may do so for ever. Who waits
+        for room takes none: those who move may need what it found."""
+        while self._queued and self._has_room(first := next(iter(self._queued))):
+            del self._queued[first]
+            self._active[first] = None
+            self._begin_looking(first)
+        come, self._come = self._come, []
+        for handover in come:
+            if handover in self._queued and not handover.lease.yielded:
+                self._manager.yield_device(handover.lease, host=True)
 
     def _begin_looking(self, handover: Handover) -> None:
         handover.stage = Stage.LOOKING
@@ -225,7 +245,6 @@ class Asker:
             store = prefetch.num_fetching
         host = lease.tail.end - device - (store if settled else 0)
         handover.match = DecodePrefixMatch(device, host, store, handover.wanted)
-        self.counters.promised_pages += handover.promised
         self._move(handover, now)
 
     def _has_room(self, handover: Handover) -> bool:
@@ -240,19 +259,27 @@ class Asker:
         handover.stage = Stage.MOVING
         handover.moving_s = handover.progress_s = now
         missing = handover.wanted - handover.promised
-        least = 1 if handover.compute else self._manager.config.threshold_pages
-        if missing < least:
+        few = self._manager.config.threshold_pages - 1
+        if handover.compute:
+            few = self._config.local_pages
+        if missing <= few:
             handover.transfer = Half.READY
+            if missing and handover.compute:
+                handover.least = 0
+                self.counters.local["short"] += 1
 
     def _follow(self, handover: Handover, now: float) -> None:
         if handover.restore is Half.PENDING:
             self._follow_restore(handover, now)
-        if handover.transfer is Half.PENDING:
+        current = handover.current
+        if current is not None and current.repair is not None and now >= current.repair.at_s:
+            self._send_repair(handover, current, current.repair)
+        elif handover.transfer is Half.PENDING:
             self._follow_transfer(handover, now)
         if handover.stage is not Stage.MOVING:
             return
-        if handover.restore is not Half.PENDING and handover.transfer is Half.READY:
-            if handover.lease.tail.end >= handover.wanted or not handover.compute:
+        if handover.restore is not Half.PENDING and handover.transfer is not Half.PENDING:
+            if handover.lease.tail.end >= handover.least:
                 self._arrived(handover)
             elif handover.current is None:  # all was to be there, and is not
                 handover.transfer = Half.PENDING
@@ -266,7 +293,10 @@ class Asker:
         promised = handover.promised
         handover.restored = min(lease.tail.end, promised)
         handover.landed = lease.prefetch.num_landed if lease.prefetch is not None else 0
-        self.counters.restored_pages += handover.restored
+        if not handover.is_counted:
+            handover.is_counted = True
+            self.counters.promised_pages += promised
+            self.counters.restored_pages += handover.restored
         short = handover.restored < promised
         handover.restore = Half.FAILED if short else Half.READY
         outcome = handover.restore.value
@@ -295,6 +325,7 @@ class Asker:
             self._repair_lost(handover, current)
             return
         current.reached = max(current.reached, lease.tail.end)
+        self._load_what_came(handover)
         complete = current.complete
         if complete is not None and complete.repair >= current.repairs:
             all_offered = len(current.grants) >= complete.offers
@@ -317,6 +348,15 @@ class Asker:
                 current.reached = handover.wanted
         self._check_time(handover, current, now)
 
+    def _load_what_came(self, handover: Handover) -> None:
+        """On to the device, while the rest is still on its way: as far as there is room. Of models
+        with several kinds of state nothing is of use before all has come."""
+        manager, lease = self._manager, handover.lease
+        if not handover.least or lease.yielded or len(manager.components) > 1:
+            return
+        if lease.num_host >= self._config.load_pages and lease.num_host <= manager.room():
+            manager.load(lease)
+
     def _check_time(self, handover: Handover, current: Try, now: float) -> None:
         """A peer that has said and sent nothing for too long is given up; one that is waited for
         hears so."""
@@ -328,7 +368,7 @@ class Asker:
         if now - moved_s <= timeout_s:
             if now - current.said_s >= timeout_s / 4:
                 current.said_s = now
-                self.links.send(current.link, Wait(current.id))
+                self._links.send(current.link, Wait(current.id))
         elif intake.hindered_by is not None:
             self._give_up(handover, "copies", "copies to the own host do not end")
         elif intake.offers and not intake.coming:
@@ -336,6 +376,14 @@ class Asker:
             self._forgo_found(handover)
         else:
             self._give_up(handover, "silent", f"{current.link}: nothing for {timeout_s:g} s")
+
+    def _due_s(self, handover: Handover) -> float:
+        """When it should be looked at, whether or not anything is heard of it."""
+        current, timeout_s = handover.current, self._config.timeout_s
+        if current is None:
+            return max(handover.pause_until_s, self._clock() + self._config.first_pause_s)
+        due_s = min(handover.progress_s + timeout_s, current.said_s + timeout_s / 4)
+        return due_s if current.repair is None else min(due_s, current.repair.at_s)
 
     def _note_progress(self, handover: Handover, now: float) -> None:
         current = handover.current
@@ -346,26 +394,28 @@ class Asker:
 
     def _ask(self, handover: Handover, now: float) -> None:
         """Ask the peer whose turn it is, if it can be reached."""
-        sources, config = handover.sources, self._config
-        rounds = config.rounds if handover.compute else 1
-        if handover.tries >= len(sources) * rounds:
+        sources, contacts = handover.sources, self.contacts
+        if handover.tries >= self._max_tries(handover):
             self._fail(handover)
             return
+        if now < handover.pause_until_s:
+            return
         link = sources[handover.tries % len(sources)]
-        hello = self._hellos.get(link)
-        if hello is None:
-            refused = self._refusals.get(link)
-            others = any(source in self._hellos for source in sources)
-            if refused is not None and (others or refused[0] >= handover.progress_s):
-                self._next(handover, f"{link}: {refused[1]}")
-            elif now - handover.progress_s > config.connect_s:
-                self._next(handover, refused[1] if refused else f"{link}: not reached in time")
+        standing = contacts.standing(link)
+        if standing is not Standing.UP:
+            why = f"{link}: {contacts.reason(link)}"
+            others = {contacts.standing(source) for source in sources}
+            if others == {Standing.GONE}:
+                handover.why = why
+                self._fail(handover)
+            elif Standing.UP in others or standing is Standing.GONE:
+                self._next(handover, why)
             return
         lease, is_restored = handover.lease, handover.restore is not Half.PENDING
         if is_restored and not self._budget.fits(handover.need):
             self._forgo_found(handover)
         first = lease.tail.end if is_restored else handover.promised
-        intake = self._manager.offers.open(lease, handover.wanted, config.timeout_s)
+        intake = self._manager.offers.open(lease, handover.wanted, self._config.timeout_s)
         self._num_asked += 1
         name = f"{self._name}-{self._num_asked}"
         overlap = lease.key.namespace.unit.overlap
@@ -378,11 +428,11 @@ class Asker:
             first=first,
             last=handover.wanted,
             compute=handover.compute,
-            timeout_s=config.timeout_s,
+            timeout_s=self._config.timeout_s,
             priority=prompt.priority,
         )
-        if not self.links.send(link, ask):
-            self._manager.offers.close(lease)
+        if not self._links.send(link, ask):
+            self._manager.offers.pause(lease)
             self._next(handover, f"{link}: takes no messages")
             return
         handover.tries += 1
@@ -391,8 +441,12 @@ class Asker:
         handover.progress_s = now
         self._by_id[name] = handover
 
+    def _max_tries(self, handover: Handover) -> int:
+        rounds = self._config.rounds if handover.compute else 1
+        return min(len(handover.sources) * rounds, self._config.max_tries)
+
     def _offered(self, handover: Handover, current: Try, offer: Offer) -> None:
-        hello = self._hellos.get(current.link)
+        hello = self.contacts.hello(current.link)
         if hello is None or offer.grant in current.grants:
             return
         current.grants.add(offer.grant)
@@ -422,20 +476,38 @@ class Asker:
         self._repair(handover, current, first, last, "lost")
 
     def _repair(self, handover: Handover, current: Try, first: int, last: int, reason: str) -> None:
+        """Soon: what failed may fail again at once, and others may want the same."""
+        due = current.repair
+        if due is not None:
+            due.first, due.last = min(due.first, first), max(due.last, last)
+            return
         if current.repairs >= _MAX_REPAIRS:
             self._give_up(handover, "repairs", f"{current.link}: pages fail again and again")
             return
+        now = self._clock()
+        pause_s = self._pause_s(current.repairs) if current.repairs else 0.0
         current.repairs += 1
+        current.repair = DueRepair(now + pause_s, first, last, reason)
+        if not pause_s:
+            self._send_repair(handover, current, current.repair)
+
+    def _send_repair(self, handover: Handover, current: Try, due: DueRepair) -> None:
+        current.repair = None
         handover.progress_s = self._clock()  # it has its time again
-        sent = self.links.send(
-            current.link, Repair(current.id, current.repairs, first, last, reason)
-        )
-        if not sent:
+        repair = Repair(current.id, current.repairs, due.first, due.last, due.reason)
+        if not self._links.send(current.link, repair):
             self._give_up(handover, "link", f"{current.link}: takes no messages")
+
+    def _pause_s(self, times: int) -> float:
+        """Before something is tried again that failed so often."""
+        config = self._config
+        longest = min(config.first_pause_s * 2.0 ** min(times, 16), config.last_pause_s)
+        return longest * self._rng.uniform(0.5, 1.0)
 
     def _forgo_found(self, handover: Handover) -> None:
         """The host has no room for what was found beside what is to come: then all is to come."""
         if handover.compute and handover.restore is not Half.PENDING:
+            self._manager.offers.close(handover.lease)
             self._manager.yield_device(handover.lease, host=True)
             handover.restored = handover.landed = 0
 
@@ -447,8 +519,10 @@ class Asker:
         """This asking has failed: what has come of it stays, the next peer is asked for more."""
         handover.why = why
         self._count_repair(handover, reason, max(0, handover.wanted - handover.lease.tail.end))
-        self._drop(handover)
-        handover.progress_s = self._clock()
+        self._drop(handover, for_good=False)
+        now = handover.progress_s = self._clock()
+        if handover.tries >= len(handover.sources):  # all were asked before
+            handover.pause_until_s = now + self._pause_s(handover.tries - len(handover.sources))
 
     def _next(self, handover: Handover, why: str) -> None:
         """The peer whose turn it is cannot be asked."""
@@ -456,32 +530,34 @@ class Asker:
         handover.tries += 1
         handover.progress_s = self._clock()
 
-    def _drop(self, handover: Handover) -> None:
+    def _drop(self, handover: Handover, *, for_good: bool = True) -> None:
+        """Let go of the peer; and, `for_good`, of what has come and is not usable by itself."""
         current, handover.current = handover.current, None
         if current is not None:
             del self._by_id[current.id]
             ended = handover.stage is Stage.READY
-            self.links.send(current.link, Done(current.id) if ended else Abort(current.id))
+            self._links.send(current.link, Done(current.id) if ended else Abort(current.id))
         if not handover.lease.released:
-            self._manager.offers.close(handover.lease)
+            offers = self._manager.offers
+            (offers.close if for_good else offers.pause)(handover.lease)
 
     def _fail(self, handover: Handover) -> None:
-        if not handover.compute:  # it was worth a try
-            handover.transfer = Half.READY
-            return
-        handover.transfer = Half.FAILED
-        handover.stage = Stage.FAILED
-        handover.why = handover.why or "there is no prefill server to ask"
-        self.counters.failed["no_peer"] += 1
-        self._drop(handover)
-        self._end(handover)
+        """There is nobody to ask: the request goes on with what it has."""
+        handover.transfer = Half.FAILED if handover.compute else Half.READY
+        handover.least = 0
+        if handover.compute:
+            handover.why = handover.why or "there is no prefill server to ask"
+            self.counters.local["no_peer"] += 1
 
     def _arrived(self, handover: Handover) -> None:
         handover.stage = Stage.READY
+        del self._active[handover]
         self._drop(handover)
 
     def _end(self, handover: Handover) -> None:
         del self.open[handover]
+        self._queued.pop(handover, None)
+        self._active.pop(handover, None)
         if handover.stage is not Stage.QUEUED:
             self._budget.give_back(handover.need)
         self._moved_s = self._clock()

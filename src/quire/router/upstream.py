@@ -5,7 +5,7 @@ Lost          nothing final came: another server may be asked
 
 refused       nobody listens there               silent      no byte for too long
 broken        the connection ended on the way    overloaded  429: its queue is full
-unavailable   502, 503: engine gone, stopping    handover_failed   503: no prefill server for it
+unavailable   502, 503: engine gone, stopping
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import httpx
 import msgspec
 
-from quire.disagg.router.fleet import Member
+from quire.router.fleet import Member
 from quire.server.errors import ApiError
 
 _PASSED_ON = ("retry-after", "www-authenticate")
@@ -26,7 +26,6 @@ _RETRIED_CODES = {
     "queue_full": "overloaded",
     "rejected": "overloaded",
     "too_many_connections": "overloaded",
-    "handover_failed": "handover_failed",
     "engine_unavailable": "unavailable",
     "shutting_down": "unavailable",
 }
@@ -38,12 +37,11 @@ class Why(enum.StrEnum):
     SILENT = "silent"
     OVERLOADED = "overloaded"
     UNAVAILABLE = "unavailable"
-    HANDOVER_FAILED = "handover_failed"
 
     @property
     def is_servers_fault(self) -> bool:
         """Whether the server should be looked after before it is used again."""
-        return self not in (Why.OVERLOADED, Why.HANDOVER_FAILED)
+        return self is not Why.OVERLOADED
 
 
 class Lost(Exception):

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from quire.disagg.router.fleet import Health, Member, Side
+from quire.router.fleet import Health, Member, Side
 from quire.server.keyfile import kept, place_of
-from unit.disagg.router.fakes import FakeServer, eventually, rig
+from unit.router.fakes import FakeServer, eventually, rig
 
 
 def run(main) -> None:
@@ -18,7 +18,7 @@ async def reason(router, fake) -> str:
     return next(member["reason"] for member in table if member["url"] == fake.url)
 
 
-def test_health_is_a_table_and_good_while_there_is_a_pair():
+def test_health_is_a_table_and_good_while_somebody_can_answer():
     async def main():
         async with rig() as router:
             prefill, decode = router.prefill[0], router.decode[0]
@@ -44,14 +44,17 @@ def test_health_is_a_table_and_good_while_there_is_a_pair():
             }
             prefill.kill()
             await router.until(prefill.url, "down")
-            response = await router.client.get("/ready")
-            assert response.status_code == 503
-            assert response.json()["status"] == "unavailable"
+            assert (await router.client.get("/ready")).status_code == 200  # decode computes
             # The check that its end cut short says something else.
             while await reason(router, prefill) != "cannot be connected to":
                 await asyncio.sleep(0.005)
             assert await router.metric("quire_router_member_up", url=prefill.url) == 0
             assert await router.metric("quire_router_member_up", url=decode.url) == 1
+            decode.kill()
+            await router.until(decode.url, "down")
+            response = await router.client.get("/ready")
+            assert response.status_code == 503
+            assert response.json()["status"] == "unavailable"
 
     run(main)
 
@@ -130,7 +133,8 @@ def test_a_server_that_is_not_what_it_should_be_is_not_used(role, peer, wanted):
         async with rig([fake], 1) as router:
             await router.until(fake.url, "unfit")
             assert wanted in await reason(router, fake)
-            assert (await router.complete()).status_code == 503
+            await router.complete()
+            assert "x-quire-prefill" not in router.decode[0].seen[-1].headers
             fake.role, fake.peer = "prefill", "tcp://127.0.0.1:7000"
             await router.until(fake.url, "up")
             assert (await router.complete()).status_code == 200
@@ -195,7 +199,8 @@ def test_a_prefill_server_of_another_model_is_not_used():
             assert router.decode[0].seen[0].headers["x-quire-prefill"] == same.peer
             same.kill()
             await router.until(same.url, "down")
-            assert (await router.complete()).status_code == 503
+            assert (await router.complete()).status_code == 200
+            assert "x-quire-prefill" not in router.decode[0].seen[-1].headers
 
     run(main)
 
@@ -219,3 +224,32 @@ def test_a_request_of_our_own_counts_once_and_only_while_it_lasts():
     member.report(Health("ok"))
     with member.busy():
         assert member.load == 1
+
+
+def test_a_server_that_will_stop_finishes_what_it_has_and_gets_no_more():
+    async def main():
+        async with rig(1, 2) as router:
+            leaving, staying = router.decode
+            leaving.is_draining = True
+            await router.until(leaving.url, "draining")
+            for _ in range(4):
+                assert (await router.complete()).status_code == 200
+            assert not leaving.seen
+            assert len(staying.seen) == 4
+            assert "it is to stop" in await reason(router, leaving)
+            leaving.is_draining = False  # its successor
+            await router.until(leaving.url, "up")
+
+    run(main)
+
+
+def test_a_prefill_server_that_will_stop_is_not_named():
+    async def main():
+        async with rig(2, 1) as router:
+            leaving, staying = router.prefill
+            leaving.is_draining = True
+            await router.until(leaving.url, "draining")
+            await router.complete()
+            assert router.decode[0].seen[-1].headers["x-quire-prefill"] == staying.peer
+
+    run(main)

@@ -16,12 +16,13 @@ from typing import Any
 
 import httpx
 
-from quire.disagg.router.config import RouterConfig
-from quire.disagg.router.fleet import Fleet
-from quire.disagg.router.run import run
+from quire.router.config import RouterConfig
+from quire.router.fleet import Fleet
+from quire.router.run import run
 from quire.server.config import ServerConfig
 from quire.server.connections import GuardedConfig
 from quire.server.run import Server, bind, url_of
+from quire.server.stopping import Stop
 
 MODEL = "tiny"
 WORDS = 8
@@ -75,6 +76,9 @@ class FakeServer:
         self.error_after: tuple[int, str] | None = None
         """Chunks of a stream after which it ends with that error."""
         self.hold_after: int | None = None
+        self.pause_after: int | None = None
+        """Chunks of a stream after which it waits for `go_on`."""
+        self.go_on = asyncio.Event()
         self.lies = False
         """Answers something else than others would."""
         self.seen: list[Seen] = []
@@ -82,6 +86,7 @@ class FakeServer:
         self.held = asyncio.Event()
         self.left = asyncio.Event()
         """A client went away while it was held."""
+        self.is_draining = False
         self.url = ""
         self._port = 0
         self._instance = ""
@@ -143,7 +148,8 @@ class FakeServer:
         if self.health_refusal is not None:
             await _fail(send, self.health_refusal, "engine_unavailable")
             return
-        about = {"role": self.role, "model": self.model, "instance": self._instance}
+        about: dict[str, Any] = {"role": self.role, "model": self.model}
+        about |= {"instance": self._instance, "draining": self.is_draining}
         await _answer(send, 200, {"status": "ok", "running": self.load, "waiting": 0} | about)
 
     async def _admin(
@@ -209,6 +215,8 @@ class FakeServer:
             if i == self.hold_after:
                 await self._hold(receive)
                 return
+            if i == self.pause_after:
+                await self.go_on.wait()
             await _event(send, chunk)
         await send({"type": "http.response.body"})
 
@@ -277,7 +285,7 @@ class Rig:
     decode: list[FakeServer]
     fleet: Fleet
     client: httpx.AsyncClient
-    stop: asyncio.Event
+    stop: Stop
 
     async def complete(self, prompt: str = "p", **fields: Any) -> httpx.Response:
         headers = fields.pop("headers", None)
@@ -337,7 +345,7 @@ async def rig(
     )
     listen = ServerConfig(port=0, shutdown_grace_s=0.0)
     ready: asyncio.Future[tuple[str, Fleet]] = asyncio.get_running_loop().create_future()
-    stop = asyncio.Event()
+    stop = Stop()
     with contextlib.closing(bind(listen)) as listener:
         routing = asyncio.create_task(
             run(config, listen, listener, stop, lambda url, fleet: ready.set_result((url, fleet)))
@@ -347,7 +355,7 @@ async def rig(
             async with httpx.AsyncClient(base_url=url, timeout=120, verify=False) as client:
                 yield Rig(sides[0], [*sides[1], *unified], fleet, client, stop)
         finally:
-            if not stop.is_set():  # the long way has its tests
+            if not stop.is_set:  # the long way has its tests
                 routing.cancel()
             await asyncio.gather(routing, return_exceptions=True)
             for fake in fakes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quire.disagg.holder import Holder
+from quire.disagg.giving import Giver
 from quire.keys import PrefixKey
 from quire.manager import Lease
 from quire.peer.messages import (
@@ -52,6 +52,9 @@ class NothingComputed:
     def is_waiting(self, name: str) -> bool:
         raise AssertionError(name)
 
+    def is_kept(self, name: str) -> bool:
+        raise AssertionError(name)
+
     def failure(self, name: str) -> str:
         raise AssertionError(name)
 
@@ -90,13 +93,13 @@ class Computing(NothingComputed):
 
 
 class Giving:
-    """A holder over a scripted cache; what it says is kept."""
+    """A giver over a scripted cache; what it says is kept."""
 
     def __init__(self, mix: str = "full", *, at_once: int = 0, host: int = 64) -> None:
         self.rig = Rig(mix=mix, store=False, host=host)
         self.said: list[PeerMessage] = []
         self.computes = Computing(self.rig, at_once) if at_once else NothingComputed(self.rig)
-        self.holder = Holder(
+        self.giver = Giver(
             self.rig.manager,
             self.computes,
             clock=lambda: self.rig.now,
@@ -114,9 +117,9 @@ class Giving:
     def turn(self) -> list[PeerMessage]:
         """One step of its engine; what it said in it."""
         self.said.clear()
-        self.holder.advance()
+        self.giver.advance()
         self.rig.step()
-        self.holder.flush()
+        self.giver.flush()
         return list(self.said)
 
 
@@ -128,15 +131,15 @@ def test_a_peer_learns_at_once_what_it_can_have_also_if_that_is_nothing(mix: str
     key = giving.rig.doc(6, seed=1)
     if has:
         giving.rig.cache(key[:has])
-    giving.holder.received(LINK, giving.ask(key, 4))
+    giving.giver.received(LINK, giving.ask(key, 4))
     said = giving.turn()
     (complete,) = [message for message in said if isinstance(message, Complete)]
     offers = [message for message in said if isinstance(message, Offer)]
     assert complete.last == max(has, 4)
     assert complete.offers == len(offers)
     assert bool(offers) == (has > 4)
-    giving.holder.received(LINK, Done("a"))
-    assert not giving.holder.open
+    giving.giver.received(LINK, Done("a"))
+    assert not giving.giver.open
     assert not giving.rig.manager.leases
 
 
@@ -147,21 +150,21 @@ def test_nothing_is_held_for_a_peer_whose_last_word_came_before_its_first(
     giving = Giving()
     key = giving.rig.doc(6, seed=1)
     giving.rig.cache(key)
-    giving.holder.received(LINK, last_word)
-    giving.holder.received(LINK, giving.ask(key, 0))
+    giving.giver.received(LINK, last_word)
+    giving.giver.received(LINK, giving.ask(key, 0))
     assert giving.turn() == []
-    assert not giving.holder.open
+    assert not giving.giver.open
     assert not giving.rig.manager.leases
 
 
 def test_what_is_remembered_of_refused_peers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.disagg.holder._REMEMBERED", 8)
+    monkeypatch.setattr("quire.disagg.giving._REMEMBERED", 8)
     giving = Giving()
     key = giving.rig.doc(2, seed=1)
     for n in range(20):
-        giving.holder.received(LINK, giving.ask(key, 0, name=f"a{n}", priority=-1))
+        giving.giver.received(LINK, giving.ask(key, 0, name=f"a{n}", priority=-1))
     assert [type(message) for message in giving.said] == [Refused] * 20
-    assert len(giving.holder._over) == 8
+    assert len(giving.giver._over) == 8
 
 
 def computing(giving: Giving) -> list[str]:
@@ -172,12 +175,12 @@ def computing(giving: Giving) -> list[str]:
 def test_a_full_prefill_server_says_wait_and_begins_in_order_of_arrival_c47() -> None:
     giving = Giving(at_once=2)
     for name in "abcd":
-        giving.holder.received(LINK, giving.ask(giving.rig.doc(4, seed=ord(name)), 0, name=name))
+        giving.giver.received(LINK, giving.ask(giving.rig.doc(4, seed=ord(name)), 0, name=name))
     assert giving.turn() == []
     assert computing(giving) == ["a", "b"]
     giving.rig.now += 0.5
     assert giving.turn() == [Wait(name) for name in "abcd"]
-    giving.holder.received(LINK, Abort("a"))
+    giving.giver.received(LINK, Abort("a"))
     giving.turn()
     assert computing(giving) == ["b", "c"]
 
@@ -186,10 +189,10 @@ def test_room_is_given_in_order_of_arrival_and_who_waits_for_it_takes_none_c46()
     """A small one does not overtake a large one, and nothing is computed that cannot be kept."""
     giving = Giving(at_once=9, host=8)
     for name, pages in {"a": 5, "b": 6, "c": 1}.items():
-        giving.holder.received(LINK, giving.ask(giving.rig.doc(pages, seed=pages), 0, name=name))
+        giving.giver.received(LINK, giving.ask(giving.rig.doc(pages, seed=pages), 0, name=name))
     giving.turn()
     assert computing(giving) == ["a"]
-    giving.holder.received(LINK, Done("a"))
+    giving.giver.received(LINK, Done("a"))
     giving.turn()
     assert computing(giving) == ["b", "c"]
 
@@ -199,10 +202,23 @@ def test_what_is_still_read_is_kept_and_what_nobody_reads_is_not_c45() -> None:
     key = giving.rig.doc(6, seed=1)
     giving.rig.cache(key)
     for name in "ab":
-        giving.holder.received(LINK, giving.ask(key, 0, name=name))
+        giving.giver.received(LINK, giving.ask(key, 0, name=name))
     giving.turn()
     for _ in range(10):
         giving.rig.now += 0.5
-        giving.holder.received(LINK, Wait("a"))
+        giving.giver.received(LINK, Wait("a"))
         giving.turn()
-    assert list(giving.holder.open) == [(LINK, "a")]
+    assert list(giving.giver.open) == [(LINK, "a")]
+
+
+def test_an_engine_that_is_to_stop_gives_what_it_has_begun_and_begins_no_more() -> None:
+    giving = Giving()
+    key = giving.rig.doc(6, seed=1)
+    giving.rig.cache(key)
+    giving.giver.received(LINK, giving.ask(key, 0))
+    giving.giver.is_draining = True
+    giving.giver.received(LINK, giving.ask(key, 0, name="b"))
+    assert isinstance(giving.said[0], Refused)
+    assert any(isinstance(message, Offer) for message in giving.turn())
+    giving.giver.received(LINK, Done("a"))
+    assert not giving.giver.open

@@ -10,22 +10,23 @@ if it has none, and the client gets what it has not got: see transcript.py.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import httpx
 import msgspec
 
-from quire.disagg.router.choose import By, Candidate, rank
-from quire.disagg.router.fleet import Fleet, Member, Side, one_line
-from quire.disagg.router.metrics import RouterMetrics
-from quire.disagg.router.transcript import Diverged, Failed, Transcript
-from quire.disagg.router.upstream import (
+from quire.router.choose import By, Candidate, rank
+from quire.router.fleet import Fleet, Member, Side, one_line
+from quire.router.metrics import RouterMetrics
+from quire.router.transcript import Diverged, Failed, Transcript
+from quire.router.upstream import (
     Endpoint,
     Inquiry,
     Lost,
@@ -48,6 +49,7 @@ _PASSED_ON = ("authorization", "content-type", "accept")
 """Of the client's headers. Not those that say where it comes from: servers would take the router
 for a proxy in front of anybody."""
 _MAX_SEED = 1 << 31
+_DRAIN_LOOK_S = 0.05
 
 logger = logging.getLogger("quire.router")
 
@@ -71,38 +73,60 @@ class Proxy:
         self.metrics = metrics
         self.clock = clock
         self.draining = False
-        """The router is being stopped: what is lost now is not tried again."""
+        """The router is to stop: what is admitted may finish, no more is."""
+        self.is_stopped = False
+        """What is lost now is not tried again."""
+        self._num_open = 0
         self._upstream = Upstream(client, fleet.config.idle_timeout_s)
         self._turns = {side: itertools.count() for side in Side}
 
     async def whole(self, inquiry: Inquiry) -> Reply:
         """Raises ApiError."""
-        tour = await self._tour(inquiry)
-        while True:
-            route = tour.next()
-            try:
-                with contextlib.ExitStack() as busy:
-                    for member in (route.target, *route.prefill[:1]):
-                        busy.enter_context(member.busy())
-                    return await self._upstream.whole(route.target, inquiry, self._headers(route))
-            except Lost as lost:
-                tour.lost(route, lost)
+        with self._admitted():
+            tour = await self._tour(inquiry)
+            while True:
+                route = tour.next()
+                try:
+                    with contextlib.ExitStack() as busy:
+                        for member in (route.target, *route.prefill[:1]):
+                            busy.enter_context(member.busy())
+                        headers = self._headers(route)
+                        return await self._upstream.whole(route.target, inquiry, headers)
+                except Lost as lost:
+                    tour.lost(route, lost)
 
     async def events(self, inquiry: Inquiry) -> AsyncGenerator[bytes, None]:
         """Server-sent events. Raises ApiError."""
-        tour = await self._tour(inquiry)
-        transcript = Transcript()
-        while True:
-            route = tour.next(is_failover=transcript.is_begun)
-            transcript.replay()
-            try:
-                async with contextlib.aclosing(self._try(route, inquiry, transcript)) as events:
-                    async for event in events:
-                        yield event
-            except Lost as lost:
-                tour.lost(route, lost)
-            else:
-                return
+        with self._admitted():
+            tour = await self._tour(inquiry)
+            transcript = Transcript()
+            while True:
+                route = tour.next(is_failover=transcript.is_begun)
+                transcript.replay()
+                try:
+                    async with contextlib.aclosing(self._try(route, inquiry, transcript)) as events:
+                        async for event in events:
+                            yield event
+                except Lost as lost:
+                    tour.lost(route, lost)
+                else:
+                    return
+
+    async def drain(self) -> None:
+        """Returns when all that was taken is answered."""
+        self.draining = True
+        while self._num_open:
+            await asyncio.sleep(_DRAIN_LOOK_S)
+
+    @contextlib.contextmanager
+    def _admitted(self) -> Iterator[None]:
+        if self.draining:
+            raise shutting_down()
+        self._num_open += 1
+        try:
+            yield
+        finally:
+            self._num_open -= 1
 
     def failed_unexpectedly(self, error: BaseException, request_id: str) -> ApiError:
         """A bug here: logged, counted, and this one request's."""
@@ -174,7 +198,7 @@ class Proxy:
         if inquiry.model is None or not inquiry.body or not len(self.fleet.index):
             return {}, 0
         targets = self.fleet.usable(inquiry.model)
-        prefill = {each.url for target in targets for each in self.fleet.prefill_for(target) or ()}
+        prefill = {each.url for target in targets for each in self.fleet.prefill_for(target)}
         if len(targets) < 2 and len(prefill) < 2:
             return {}, 0
         able = [member for member in targets if member.lets_us_in]
@@ -196,7 +220,7 @@ class Proxy:
             return None
         is_counted = inquiry.endpoint is not Endpoint.MODELS
         target, *_ = self._ranked(targets, matched, num_pages, is_counted)
-        prefill = self.fleet.prefill_for(target) or []
+        prefill = self.fleet.prefill_for(target)
         if prefill:
             prefill = self._ranked(prefill, matched, num_pages, is_counted)
         return Route(target, prefill)
@@ -231,7 +255,7 @@ class _Tour:
     def next(self, *, is_failover: bool = False) -> Route:
         """Raises ApiError when there is nobody left to try."""
         route = None
-        if len(self._losses) <= self._proxy.fleet.config.retries and not self._proxy.draining:
+        if len(self._losses) <= self._proxy.fleet.config.retries and not self._proxy.is_stopped:
             route = self._route(self._tried)
         if route is not None:
             self._tried.add(route.target.url)
@@ -245,12 +269,9 @@ class _Tour:
         self._proxy.metrics.retries.labels(lost.why).inc()
         if lost.why.is_servers_fault:
             route.target.suspect(f"a request failed there: {lost.why}")
-        elif lost.why is Why.HANDOVER_FAILED:
-            for member in route.prefill:
-                member.wake.set()  # one of them may be gone
 
     def _error(self, *, is_failover: bool) -> ApiError:
-        if self._proxy.draining:
+        if self._proxy.is_stopped:
             return shutting_down()
         if not self._losses:
             fleet = self._proxy.fleet

@@ -6,7 +6,7 @@ import json
 import httpx
 import pytest
 
-from unit.disagg.router.fakes import FakeServer, chunks, eventually, rig, said, texts
+from unit.router.fakes import FakeServer, chunks, eventually, rig, said, texts
 
 
 def run(main) -> None:
@@ -111,7 +111,6 @@ def test_a_server_that_cannot_is_followed_by_one_that_can(stream):
         async with rig(decode=2) as router:
             for refusal, reason in (
                 ((429, "queue_full"), "overloaded"),
-                ((503, "handover_failed"), "handover_failed"),
                 ((503, "engine_unavailable"), "unavailable"),
                 ((502, "whatever"), "unavailable"),
             ):
@@ -162,18 +161,31 @@ def test_when_nobody_can_the_last_ones_words_are_the_answer():
     run(main)
 
 
-def test_without_a_pair_there_is_one_clear_error():
+def test_without_a_prefill_server_decode_answers_alone():
     async def main():
         async with rig(check_interval_s=60) as router:
             router.prefill[0].kill()
             for member in router.fleet.members:
                 member.wake.set()
             await router.until(router.prefill[0].url, "down")
+            assert (await router.complete()).status_code == 200
+            assert "x-quire-prefill" not in router.decode[0].seen[-1].headers
+
+    run(main)
+
+
+def test_without_anybody_to_answer_there_is_one_clear_error():
+    async def main():
+        async with rig(check_interval_s=60) as router:
+            router.decode[0].kill()
+            for member in router.fleet.members:
+                member.wake.set()
+            await router.until(router.decode[0].url, "down")
             response = await router.complete()
             assert response.status_code == 503
             assert response.headers["retry-after"] == "1"
             assert error_of(response)["code"] == "no_server"
-            assert "prefill 0 of 1, decode 1 of 1" in error_of(response)["message"]
+            assert "prefill 1 of 1, decode 0 of 1" in error_of(response)["message"]
 
     run(main)
 
@@ -233,7 +245,7 @@ def test_choices_logprobs_and_usage_come_once():
     run(main)
 
 
-@pytest.mark.parametrize("code", ["engine_unavailable", "handover_failed", "shutting_down"])
+@pytest.mark.parametrize("code", ["engine_unavailable", "shutting_down"])
 def test_a_stream_that_its_server_gives_up_goes_on_elsewhere(code):
     async def main():
         async with rig(decode=2) as router:
@@ -333,6 +345,26 @@ def test_events_come_as_they_are_made():
     run(main)
 
 
+def test_a_router_that_is_to_stop_finishes_what_it_has():
+    async def main():
+        async with rig() as router:
+            router.decode[0].pause_after = 2
+            body = {"model": "tiny", "prompt": "p", "stream": True}
+            async with router.client.stream("POST", "/v1/completions", json=body) as response:
+                lines = response.aiter_lines()
+                await anext(lines)
+                router.stop.set()
+                while (await router.client.get("/ready")).status_code != 503:
+                    await asyncio.sleep(0.005)
+                turned_away = await router.complete()
+                assert error_of(turned_away)["code"] == "shutting_down"
+                router.decode[0].go_on.set()
+                rest = [line async for line in lines if line]
+            assert rest[-1] == "data: [DONE]"
+
+    run(main)
+
+
 def test_a_router_that_is_stopped_tells_those_who_wait():
     async def main():
         async with rig() as router:
@@ -341,7 +373,7 @@ def test_a_router_that_is_stopped_tells_those_who_wait():
             async with router.client.stream("POST", "/v1/completions", json=body) as response:
                 lines = response.aiter_lines()
                 await anext(lines)
-                router.stop.set()
+                router.stop.set(soon=True)
                 rest = [line async for line in lines if line]
             assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "shutting_down"
 

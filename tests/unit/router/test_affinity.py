@@ -2,8 +2,8 @@
 
 import asyncio
 
-from quire.disagg.router.affinity import AffinityIndex
-from unit.disagg.router.fakes import eventually, key_of, rig
+from quire.router.affinity import AffinityIndex
+from unit.router.fakes import eventually, key_of, rig
 
 A, B, C = b"a", b"b", b"c"
 

@@ -15,13 +15,14 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from quire.disagg.router.config import RouterConfig
-from quire.disagg.router.run import run as run_router
 from quire.engine.messages import GetStatus
+from quire.router.config import RouterConfig
+from quire.router.run import run as run_router
 from quire.server.config import ServerConfig
 from quire.server.connections import GuardedConfig
 from quire.server.run import Server, bind, url_of
-from unit.disagg.router.fakes import FAST
+from quire.server.stopping import Stop
+from unit.router.fakes import FAST
 from unit.server.scripted import MODEL, Rig, ScriptedEngine, status
 
 PASSED_ON = {"/v1/chat/completions", "/v1/completions", "/v1/models"}
@@ -105,7 +106,7 @@ async def door():
 
     config = ServerConfig(port=0, shutdown_grace_s=0.0)
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    stop = asyncio.Event()
+    stop = Stop()
     with contextlib.closing(bind(config)) as behind, contextlib.closing(bind(config)) as front:
         behind.listen()
         server = Server(GuardedConfig(app, config))
@@ -119,7 +120,7 @@ async def door():
         try:
             yield Door(front.getsockname()[1], seen)
         finally:
-            stop.set()
+            stop.set(soon=True)
             await routing
             server.should_exit = True
             await serving

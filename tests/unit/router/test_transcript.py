@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.disagg.router.transcript import Diverged, Failed, Transcript
+from quire.router.transcript import Diverged, Failed, Transcript
 
 
 def chat(text: str | None = None, index: int = 0, finish: str | None = None, **more) -> dict:

@@ -6,8 +6,8 @@ import pytest
 
 from quire.components import PoolSize
 from quire.config import WriteConfig, WritePolicy
-from quire.disagg.asker import Asker, AskerConfig
 from quire.disagg.handover import Handover, Prompt, Stage
+from quire.disagg.receiving import Receiver, ReceiverConfig
 from quire.manager.operations import COPY_TIMEOUT_S
 from quire.messages import Backup, Fetch
 from quire.peer.hub import Hello
@@ -23,6 +23,9 @@ class NoLinks:
     def connect(self, address: str) -> None:
         pass
 
+    def disconnect(self, address: str) -> None:
+        pass
+
     def send(self, link: str, message: PeerMessage) -> bool:
         return False
 
@@ -30,35 +33,35 @@ class NoLinks:
 def test_room_is_given_in_the_order_of_arrival_c46() -> None:
     """A small one that comes later does not overtake: it would do so again and again."""
     rig = Rig(store=False)
-    asker = Asker(rig.manager, NoLinks(), name="a", clock=lambda: rig.now, room=lambda: 10)
+    receiver = Receiver(rig.manager, NoLinks(), name="a", clock=lambda: rig.now, room=lambda: 10)
     handovers = []
     for seed, pages in enumerate((6, 6, 2), 1):
         lease = rig.acquire(rig.doc(pages, seed=seed))
         prompt = Prompt(lease.key.tokens.tobytes())
-        handovers.append(asker.begin(f"r{seed}", lease, prompt, ["tcp://p:1"], restore=False))
-    asker.advance()
+        handovers.append(receiver.begin(f"r{seed}", lease, prompt, ["tcp://p:1"], restore=False))
+    receiver.advance()
     assert [h.stage for h in handovers] == [Stage.MOVING, Stage.QUEUED, Stage.QUEUED]
-    asker.cancel(handovers[0])
-    asker.advance()
+    receiver.cancel(handovers[0])
+    receiver.advance()
     assert [h.stage for h in handovers[1:]] == [Stage.MOVING, Stage.MOVING]
 
 
 def test_who_waits_for_room_holds_nothing_and_finds_it_again() -> None:
     """Those who move may need what it found: if it kept that, they would wait for each other."""
     rig = Rig(store=False)
-    asker = Asker(rig.manager, NoLinks(), name="a", clock=lambda: rig.now, room=lambda: 10)
+    receiver = Receiver(rig.manager, NoLinks(), name="a", clock=lambda: rig.now, room=lambda: 10)
     docs = [rig.doc(8, seed=seed) for seed in (1, 2)]
     rig.cache_on_host(docs[1][:4])
     leases = [rig.acquire(doc) for doc in docs]
     handovers = [
-        asker.begin(f"r{n}", lease, Prompt(lease.key.tokens.tobytes()), ["tcp://p:1"])
+        receiver.begin(f"r{n}", lease, Prompt(lease.key.tokens.tobytes()), ["tcp://p:1"])
         for n, lease in enumerate(leases)
     ]
-    asker.advance()
+    receiver.advance()
     assert [h.stage for h in handovers] == [Stage.MOVING, Stage.QUEUED]
     assert leases[1].tail.end == 0
-    asker.cancel(handovers[0])
-    asker.advance()
+    receiver.cancel(handovers[0])
+    receiver.advance()
     assert leases[1].tail.end == 4
     rig.manager.check_invariants()
 
@@ -70,32 +73,36 @@ class Reading:
         """`cached`: pages of the first that are on the device alone."""
         self.rig = Rig(store=False, write=WriteConfig(WritePolicy.WRITE_BACK))
         self.said: list[PeerMessage] = []
-        self.asker = Asker(
+        self.receiver = Receiver(
             self.rig.manager,
             self,
             name="a",
             clock=lambda: self.rig.now,
-            config=AskerConfig(timeout_s=1.0),
+            config=ReceiverConfig(timeout_s=1.0),
         )
         if cached:
             self.rig.cache(self.rig.doc(8, seed=1)[:cached])
-        self.asker.connected("p", Hello(Identity(1, "m", PAGE, "f", []), "p.1", "prefill", []))
+        self.receiver.contacts.name(["p"])
+        self.receiver.connected("p", Hello(Identity(1, "m", PAGE, "f", []), "p.1", "prefill", []))
         self.handovers = [self._begin(seed) for seed in (1, 2)]
-        self.asker.advance()
+        self.receiver.advance()
         for number, handover in enumerate(self.handovers, 1):
             name = f"a-{number}"
             first = handover.lease.tail.end
-            self.asker.received("p", Offer(name, "full", number, 0, first, 8 - first, 8))
-            self.asker.received("p", Complete(name, 8, 1, Found()))
+            self.receiver.received("p", Offer(name, "full", number, 0, first, 8 - first, 8))
+            self.receiver.received("p", Complete(name, 8, 1, Found()))
         self.rig.step()
         self.reads = self.rig.take_all(Fetch)
 
     def _begin(self, seed: int) -> Handover:
         lease = self.rig.acquire(self.rig.doc(8, seed=seed))
         prompt = Prompt(lease.key.tokens.tobytes())
-        return self.asker.begin(f"r{seed}", lease, prompt, ["p"], restore=False)
+        return self.receiver.begin(f"r{seed}", lease, prompt, ["p"], restore=False)
 
     def connect(self, address: str) -> None:
+        pass
+
+    def disconnect(self, address: str) -> None:
         pass
 
     def send(self, link: str, message: PeerMessage) -> bool:
@@ -104,7 +111,7 @@ class Reading:
 
     def wait(self, seconds: float) -> None:
         self.rig.now += seconds
-        self.asker.advance()
+        self.receiver.advance()
         self.rig.step()
 
 
@@ -141,8 +148,8 @@ def test_what_was_let_go_of_meanwhile_is_asked_for_again_c26() -> None:
     reading.rig.manager.yield_device(first.lease)
     reading.wait(0.0)
     assert [m for m in reading.said if isinstance(m, Repair)] == [Repair("a-1", 1, 0, 2, "lost")]
-    reading.asker.received("p", Offer("a-1", "full", 9, 0, 0, 2, 8))
-    reading.asker.received("p", Complete("a-1", 8, 2, Found(), 1))
+    reading.receiver.received("p", Offer("a-1", "full", 9, 0, 0, 2, 8))
+    reading.receiver.received("p", Complete("a-1", 8, 2, Found(), 1))
     reading.wait(0.0)
     for read in (*reading.rig.take_all(Fetch), reading.reads[0]):
         reading.rig.answer(read, statuses=PageStatus.OK)
@@ -158,7 +165,7 @@ def test_a_page_that_was_asked_for_again_before_it_came_may_come_twice() -> None
     first.current.reached = 2
     reading.wait(0.0)
     assert [m.first for m in reading.said if isinstance(m, Repair)] == [0]
-    reading.asker.received("p", Offer("a-1", "full", 9, 0, 0, 2, 8))
+    reading.receiver.received("p", Offer("a-1", "full", 9, 0, 0, 2, 8))
     reading.rig.step()
     again = reading.rig.take_all(Fetch)
     rig, reads = reading.rig, [*again, reading.reads[0]]
@@ -178,25 +185,29 @@ class Giving:
             store=False, mix=mix, pools={name: pools[name] for name in mix.split("+")[1:]}
         )
         self.asked: list[Ask] = []
-        self.asker = Asker(
+        self.receiver = Receiver(
             self.rig.manager,
             self,
             name="a",
             clock=lambda: self.rig.now,
-            config=AskerConfig(timeout_s=1.0),
+            config=ReceiverConfig(timeout_s=1.0),
         )
-        self.asker.connected("p", Hello(Identity(1, "m", PAGE, "f", []), "p.1", "prefill", []))
+        self.receiver.contacts.name(["p"])
+        self.receiver.connected("p", Hello(Identity(1, "m", PAGE, "f", []), "p.1", "prefill", []))
         docs = [self.rig.doc(8, seed=seed) for seed in range(1, num_prompts + 1)]
         for doc in docs:
             self.rig.cache_on_host(doc[:4])
         self.handovers = [
-            self.asker.begin(
+            self.receiver.begin(
                 f"r{n}", lease, Prompt(lease.key.tokens.tobytes()), ["p"], restore=False
             )
             for n, lease in enumerate(map(self.rig.acquire, docs))
         ]
 
     def connect(self, address: str) -> None:
+        pass
+
+    def disconnect(self, address: str) -> None:
         pass
 
     def send(self, link: str, message: PeerMessage) -> bool:
@@ -207,22 +218,22 @@ class Giving:
     def turn(self) -> None:
         """One step: what is asked for is offered, what is read comes, what is ready goes on."""
         self.rig.now += 0.3
-        self.asker.advance()
+        self.receiver.advance()
         asked, self.asked = self.asked, []
         components = self.rig.manager.components
         for ask in asked:
             spans = [(c.name, *c.span(ask.first, ask.last)) for c in components]
             for number, (name, first, last) in enumerate(spans, 1):
                 offer = Offer(ask.id, name, number, 0, first, last - first, ask.last)
-                self.asker.received("p", offer)
-            self.asker.received("p", Complete(ask.id, ask.last, len(spans), Found()))
+                self.receiver.received("p", offer)
+            self.receiver.received("p", Complete(ask.id, ask.last, len(spans), Found()))
         self.rig.step()
         for read in self.rig.take_all(Fetch):
             self.rig.answer(read, statuses=PageStatus.OK)
         self.rig.run()
         for handover in self.handovers:
             if handover.stage is Stage.READY and not handover.lease.released:
-                self.asker.cancel(handover)
+                self.receiver.cancel(handover)
                 self.rig.manager.release(handover.lease)
 
 
@@ -263,7 +274,7 @@ def test_own_copies_are_not_waited_for_for_ever() -> None:
     time that is not the peer's fault; but they may never end."""
     giving = Giving("full+window", num_prompts=1, slots=0, windows=64)
     rig, (handover,) = giving.rig, giving.handovers
-    giving.asker.advance()
+    giving.receiver.advance()
     assert handover.stage is Stage.MOVING
     rig.manager.release(rig.compute(rig.doc(8, seed=1)))
     rig.step()

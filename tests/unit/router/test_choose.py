@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.disagg.router.choose import By, Candidate, rank
+from quire.router.choose import By, Candidate, rank
 
 
 @pytest.mark.parametrize(

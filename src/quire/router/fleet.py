@@ -1,7 +1,10 @@
 """Fleet: the servers there are, what each is, whether it lives and how busy it is.
 
     NEW ──answers──▶ UP ──refuses, or is silent too often──▶ DOWN ──answers──▶ UP
+     │               └──says that it will stop──▶ DRAINING ──refuses──▶ DOWN
      └──answers, but is not what it should be──▶ UNFIT ──is now──▶ UP
+
+One that is DRAINING gets no new requests; those it has it finishes.
 
 Each server has a task that asks for its health: regularly while it is up, less and less often while
 it is down. A request that fails says so (`suspect`), and the server is asked at once. A server that
@@ -21,10 +24,10 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
-from quire.disagg.router.affinity import AffinityIndex
-from quire.disagg.router.config import RouterConfig
 from quire.engine.config import Role
 from quire.errors import ConfigError
+from quire.router.affinity import AffinityIndex
+from quire.router.config import RouterConfig
 from quire.server.addresses import is_loopback, parse_peer
 from quire.server.keyfile import find_key
 
@@ -42,6 +45,7 @@ class Side(enum.StrEnum):
 class State(enum.StrEnum):
     NEW = "new"
     UP = "up"
+    DRAINING = "draining"
     DOWN = "down"
     UNFIT = "unfit"
 
@@ -55,6 +59,7 @@ class Health(msgspec.Struct):
     instance: str = ""
     running: int = 0
     waiting: int = 0
+    draining: bool = False
 
 
 class Info(msgspec.Struct):
@@ -212,15 +217,14 @@ class Fleet:
 
     def usable(self, model: str | None = None) -> list[Member]:
         """Targets that can take a request; for a model that some of them have, those."""
-        found = [each for each in self.targets if each.is_up and self.prefill_for(each) is not None]
+        found = [each for each in self.targets if each.is_up]
         return [each for each in found if each.model == model] or found
 
-    def prefill_for(self, target: Member) -> list[Member] | None:
-        """Prefill servers for a target; None: it needs one, and there is none."""
+    def prefill_for(self, target: Member) -> list[Member]:
+        """Prefill servers for a target; with none it computes by itself."""
         if target.side is Side.SERVER:
             return []
-        found = [each for each in self.prefill if each.is_up and _same_model(each, target)]
-        return found or None
+        return [each for each in self.prefill if each.is_up and _same_model(each, target)]
 
     async def keys(self, member: Member, body: bytes) -> list[bytes]:
         """The page keys of a request's prompt. Raises httpx.HTTPError, TimeoutError, ValueError."""
@@ -254,7 +258,8 @@ class Fleet:
     async def _check(self, member: Member) -> None:
         try:
             health = await self._get(member, "/health", Health)
-            if member.instance != health.instance or not member.is_up:
+            known = member.state in (State.UP, State.DRAINING)
+            if member.instance != health.instance or not known:
                 await self._learn(member, health)
         except _Wrong as error:
             self._failed(member, error)
@@ -264,7 +269,10 @@ class Fleet:
         else:
             member.failures = 0
             member.report(health)
-            member.set(State.UP)
+            if health.draining:
+                member.set(State.DRAINING, "it is to stop, and finishes what it has")
+            else:
+                member.set(State.UP)
 
     def _failed(self, member: Member, error: _Wrong) -> None:
         if error.is_unfit:
@@ -272,7 +280,8 @@ class Fleet:
             member.set(State.UNFIT, str(error))
             return
         member.failures += 1
-        if error.is_down or member.failures >= self.config.max_failures or not member.is_up:
+        is_known = member.state in (State.UP, State.DRAINING)
+        if error.is_down or member.failures >= self.config.max_failures or not is_known:
             member.set(State.DOWN, str(error))
             member.cut()
 

@@ -9,8 +9,8 @@ from fastapi import FastAPI, Request, Response
 from starlette.requests import ClientDisconnect
 
 import quire
-from quire.disagg.router.proxy import Proxy, pick_model, read_inquiry, read_question
-from quire.disagg.router.upstream import Endpoint
+from quire.router.proxy import Proxy, pick_model, read_inquiry, read_question
+from quire.router.upstream import Endpoint
 from quire.server.app import guard
 from quire.server.config import ServerConfig
 from quire.server.errors import ApiError, client_closed

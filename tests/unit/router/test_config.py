@@ -2,9 +2,9 @@
 
 import pytest
 
-from quire.disagg.router.config import RouterConfig, parse_urls
-from quire.disagg.router.metrics import ROUTER_METRICS, RouterMetrics
 from quire.errors import ConfigError
+from quire.router.config import RouterConfig, parse_urls
+from quire.router.metrics import ROUTER_METRICS, RouterMetrics
 from quire.server.metrics import Kind
 
 

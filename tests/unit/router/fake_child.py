@@ -11,7 +11,7 @@ from pathlib import Path
 
 from quire.cli.children import announce, end_with_standard_input
 from quire.engine.messages import EngineInfo, TierStatus
-from unit.disagg.router.fakes import FakeServer
+from unit.router.fakes import FakeServer
 
 
 async def main(folder: Path, arguments: list[str]) -> None:
@@ -24,7 +24,7 @@ async def main(folder: Path, arguments: list[str]) -> None:
         sys.exit(2)
     fake = await FakeServer(role).start()
     end = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end.set)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, end.set)
     (folder / role).write_text(str(os.getpid()))
     tiers = [TierStatus("device", 1024, 100, 0, 0), TierStatus("host", 1024, 200, 0, 0)]
     announce(
