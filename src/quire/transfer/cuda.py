@@ -134,7 +134,7 @@ def ends_of(device: DevicePool, host: HostPool) -> Ends:
     pages = device_view(host.raw().view(word_dtype(host.layout)), device.device)
     if pages is None:
         raise ConfigError(f"host pool is pinned for another device than {device.device}")
-    return Ends(device, pages, host.raw())
+    return Ends(device, pages, host.raw(), host.slice_pages)
 
 
 # torch leaves these untyped.
