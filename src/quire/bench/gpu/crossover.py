@@ -98,14 +98,15 @@ class _Crossover:
         """Of one meeting more: pages that were computed, fetched, and overtaken by the request; how
         long it took, and how much of that the model was busy."""
         engine = self._drive.engine
-        counters, before = engine.manager.counters, engine.manager.counters.snapshot()
+        counters = engine.manager.counters
+        met, overtaken = counters.met_pages, counters.overtaken_pages
         busy_s = engine.status().seconds["model"]
         took = self.taken(Way.BOTH, repeats=1)
-        fetched = counters.met_pages - before["met_pages"]
+        fetched = counters.met_pages - met
         return {
             "fetched_pages": fetched,
             "computed_pages": self.num_pages - fetched,
-            "overtaken_pages": counters.overtaken_pages - before["overtaken_pages"],
+            "overtaken_pages": counters.overtaken_pages - overtaken,
             "ms": took.seconds * 1e3,
             "model_ms": (engine.status().seconds["model"] - busy_s) * 1e3,
         }
