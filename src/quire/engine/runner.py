@@ -28,6 +28,11 @@ class Flight:
     """Loads that did not arrive for it, and why."""
     end: torch.cuda.Event | None
 
+    @property
+    def is_over(self) -> bool:
+        """Asks the device, without waiting."""
+        return self.end is None or bool(self.end.query())  # type: ignore[no-untyped-call]
+
     def collect(self) -> BatchResult:
         """Wait for all of it."""
         if self.end is not None:

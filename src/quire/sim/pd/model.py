@@ -109,7 +109,7 @@ class SimModel:
         rows = zip(batch.segments, result.results, strict=True)
         self._drawn = [r.sampled.token if r.sampled else 0 for s, r in rows if s.row is not None]
 
-    def collect(self) -> BatchResult:
+    def collect(self, meanwhile: Callable[[], None]) -> BatchResult:
         return self._landing.popleft()
 
     def _run_all(self, batch: Batch) -> BatchResult:
