@@ -115,7 +115,10 @@ class Engine:
             manager, self.namespace_of, self.status, self.requests, self.drain
         )
         self._flights = Flights(
-            executor, overlaps=executor.overlaps and scheduler.can_go_ahead, clock=clock
+            executor,
+            overlaps=executor.overlaps and scheduler.can_go_ahead,
+            clock=clock,
+            meanwhile=self._hear,
         )
         self._outputs: list[Output] = []
         self._seconds = {"step": 0.0, "model": 0.0}
@@ -172,7 +175,7 @@ class Engine:
         """
         began = self._clock()
         workers, manager, scheduler = self._executor.workers, self.manager, self.scheduler
-        workers.submit(manager.step(workers.poll()))
+        self._hear()
         for reason in manager.operations.lost_ranks.values():
             raise RankLost(reason)
         self._questions.advance()
@@ -195,6 +198,12 @@ class Engine:
         elif not worked:
             self._check_when_idle()
         return worked
+
+    def _hear(self) -> None:
+        """What the workers have done, and what they are to do next: also while a batch takes long,
+        so that what comes for others goes on its way."""
+        workers = self._executor.workers
+        workers.submit(self.manager.step(workers.poll()))
 
     def patience_s(self) -> float:
         """How long the loop may sleep, if no message comes, when a step found nothing to do."""

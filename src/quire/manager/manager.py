@@ -79,7 +79,7 @@ class CacheManager:
         """In flight, ended, and lost ranks: to be read."""
         self.events = core.events
         self.costs = CostModel(enabled=config.prefetch.cost_model, page_size=config.page_size)
-        self.store = StoreControl(core)
+        self.store = StoreControl(core, self.costs.forget_store)
         self.leases: set[Lease] = set()
         # What only models of several components need is None for the others: it costs nothing.
         self._states = States(core) if len(core.components) > 1 else None

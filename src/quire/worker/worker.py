@@ -268,6 +268,9 @@ class CacheWorker:
         if lease is None:
             self._refuse(command, PageStatus.MISS if is_fetch else PageStatus.REJECTED)
             return
+        ahead = None
+        if isinstance(command, Fetch) and command.after is not None:
+            ahead = self._tasks.get((command.after, command.component))
         task = StoreTask(
             command,
             self._reporter,
@@ -276,6 +279,7 @@ class CacheWorker:
             batch_pages=self._limits.batch_pages,
             lease=lease,
             used_ns=self._wall_ns(),
+            ahead=ahead if isinstance(ahead, StoreTask) else None,
         )
         self._enqueue(self._fetches if is_fetch else self._writes, command, task)
 

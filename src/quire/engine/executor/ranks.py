@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -81,7 +81,7 @@ class RankExecutor:
         self._ranks.send(encode(batch))
         self._launched.append(batch)
 
-    def collect(self) -> BatchResult:
+    def collect(self, meanwhile: Callable[[], None]) -> BatchResult:
         batch = self._launched.popleft()
         results: dict[int, BatchResult] = {}
         deadline = time.monotonic() + _BATCH_TIMEOUT_S
@@ -95,6 +95,7 @@ class RankExecutor:
             for lost in completions:
                 if isinstance(lost, WorkerLost):
                     raise RankLost(lost.reason)
+            meanwhile()
             if time.monotonic() > deadline:
                 raise RankLost(f"no result from all ranks within {_BATCH_TIMEOUT_S:g} s")
         return _merge(batch, results)

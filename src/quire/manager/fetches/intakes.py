@@ -91,7 +91,8 @@ class Intakes:
             hosts = dict(zip(range(first, last), page_array(host).tolist(), strict=True))
             pieces.append(Piece(component, first, last, hosts))
             keys, name = key.page_keys(first, last), core.components[component].name
-            core.outbox.append(Fetch(op.id, name, keys, host, intake.timeout_s, source))
+            fetch = Fetch(op.id, name, keys, host, intake.timeout_s, source, intake.after)
+            core.outbox.append(fetch)
             if component == 0:
                 self.inflight_pages += last - first
                 if not intake.is_part:

@@ -140,7 +140,7 @@ class SimModel:
             if segment.row is not None:  # nobody goes on from what follows proposals
                 self._drawn += [found.sampled.token if found.sampled else 0] * segment.num_rows
 
-    def collect(self) -> BatchResult:
+    def collect(self, meanwhile: Callable[[], None]) -> BatchResult:
         return self._landing.popleft()
 
     def _run_all(self, batch: Batch) -> BatchResult:
