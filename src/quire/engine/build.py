@@ -18,7 +18,6 @@ from quire.config import CacheConfig, PrefetchConfig, SnapshotConfig, WriteConfi
 from quire.engine.config import EngineConfig, ForwardKind, Role
 from quire.engine.draft import check_target, open_speculation
 from quire.engine.draft.heads import find_head, with_head
-from quire.engine.draft.kinds import DraftKind
 from quire.engine.engine import Engine, attach_and_wait, tiers
 from quire.engine.executor import Executor, Model, RankConfig, open_executor
 from quire.engine.forward import Choice, choose
@@ -155,6 +154,7 @@ def _rank_config(plan: _Plan) -> RankConfig:
         graph_batch=_graph_batch(config, plan.sizes),
         chunk_tokens=plan.chunk_tokens,
         head=str(plan.head or ""),
+        max_drafts=config.max_rows - 1,
     )
 
 
@@ -298,7 +298,6 @@ def _device(config: EngineConfig, rank: int) -> str:
 def _graph_batch(config: EngineConfig, sizes: Mapping[str, PoolSize]) -> int:
     """Ranks that add up their parts on the way are not captured."""
     wanted = config.cuda_graphs and config.device == "cuda" and config.tp == 1
-    wanted = wanted and config.draft.kind is not DraftKind.EAGLE
     return running_limit(config, sizes) if wanted else 0
 
 
