@@ -1,4 +1,4 @@
-"""Proposals on CUDA, in graphs: the answers without, and exactly what the head computes otherwise."""
+"""Proposals on CUDA, in graphs: the answers without, and what the head computes by another way."""
 
 from __future__ import annotations
 
