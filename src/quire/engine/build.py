@@ -80,8 +80,13 @@ class _Plan:
         return min(self.shape.max_position_embeddings, config.max_context or limit, limit)
 
 
-def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engine:
-    """Raises ModelError, ConfigError, MemoryBudgetError, WorkerError; nothing is left then."""
+def build_engine(
+    config: EngineConfig,
+    progress: Progress | None = None,
+    between: Callable[[Executor], Executor] | None = None,
+) -> Engine:
+    """`between`: what a benchmark puts between an engine and its ranks. Raises ModelError,
+    ConfigError, MemoryBudgetError, WorkerError; nothing is left then."""
     tell = progress or (lambda _what, _done: None)
     tell("reading the weights", 0.0)
     plan = _plan(config)
@@ -90,6 +95,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
         plan, model = _tried(plan)
         executor = _open_executor(plan, model, lambda what, done: tell(what, 0.5 + done / 2))
         opened.callback(executor.close)
+        executor = between(executor) if between is not None else executor
         engine = _assemble(plan, executor, opened)
         opened.pop_all()
     tell("ready", 1.0)
