@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from quire.engine.attention import AttentionBackend, Heads, Target, pack
+from quire.engine.attention import AttentionBackend, Heads, Packing, Target, pack
 from quire.engine.attention.staging import Staging
 from quire.engine.batch import Batch
 from quire.engine.layouts import FULL, WINDOW, Place, attention_places
@@ -82,16 +82,7 @@ class AttentionBridge:
 
         Nothing waits for the device.
         """
-        packing = pack(batch, self.page_size)
-        plans = {
-            component: backend.plan(
-                pack(batch, self.page_size, window)
-                if (window := self.windows[component])
-                else packing
-            )
-            for component, backend in self._backends.items()
-        }
-        self.enter(plans, {op for segment in batch.segments for op in segment.loads})
+        packing = self.plan(batch)
         ends = np.array(row_ends(batch), dtype=np.int64)
         arrays = [packing.tokens, packing.positions, ends]
         sources = _sources(batch, packing.tokens)
@@ -102,6 +93,20 @@ class AttentionBridge:
             assert drawn is not None
             tokens = torch.cat((tokens, drawn)).index_select(0, rest[1])
         return Inputs(tokens, positions, None if len(ends) == len(packing.tokens) else rest[0])
+
+    def plan(self, batch: Batch) -> Packing:
+        """Prepare the layers for a batch whose tokens somebody else knows."""
+        packing = pack(batch, self.page_size)
+        plans = {
+            component: backend.plan(
+                pack(batch, self.page_size, window)
+                if (window := self.windows[component])
+                else packing
+            )
+            for component, backend in self._backends.items()
+        }
+        self.enter(plans, {op for segment in batch.segments for op in segment.loads})
+        return packing
 
     def enter(self, plans: dict[str, Any], loads: set[OperationId]) -> None:
         """Prepare for a batch by its backends' own plans."""

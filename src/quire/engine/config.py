@@ -11,7 +11,7 @@ import enum
 import msgspec
 
 from quire.config import PrefetchPolicy, WritePolicy
-from quire.engine.draft.kinds import DraftChoice, DraftKind, parse_draft
+from quire.engine.draft.kinds import MAX_DRAFT_TOKENS, DraftChoice, DraftKind, parse_draft
 from quire.errors import ConfigError
 from quire.transfer.kinds import MoverKind
 
@@ -183,3 +183,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             self.draft  # noqa: B018
         except ConfigError as error:
             raise ConfigError(f"speculate is {self.speculate}: {error}") from None
+        if self.draft_tokens > MAX_DRAFT_TOKENS:
+            raise ConfigError(
+                f"draft_tokens is {self.draft_tokens}: it must be at most {MAX_DRAFT_TOKENS}"
+            )

@@ -12,7 +12,7 @@ from typing import Any
 
 from quire.config import PrefetchPolicy, WritePolicy
 from quire.engine.config import AttentionKind, ForwardKind, Role
-from quire.engine.draft.kinds import DraftKind
+from quire.engine.draft.kinds import MAX_DRAFT_TOKENS, DraftKind
 from quire.settings.kinds import (
     AUTO,
     Choice,
@@ -257,7 +257,7 @@ class Settings:
     )
     draft_tokens: int = _option(
         4,
-        Integer(1, 16, example=4),
+        Integer(1, MAX_DRAFT_TOKENS, example=4),
         "Tokens proposed together for one request, at most; fewer, or none, where that is faster.",
         example="3",
         flag=True,

@@ -1,0 +1,168 @@
+"""GraphDrafter: a draft head's work after steps that only decode or verify, replayed as graphs.
+
+What follows from the draws is found on the device: how many proposals were right, where each
+sequence goes on, and in which places of its pages. So nothing waits between a step and its
+proposals; both come to the host together.
+
+    drawn ─▶ pairs of the whole batch ─▶ accepted ─▶ last pair ─▶ d₁ ─▶ one position on ─▶ d₂ ─▶ …
+
+All other batches go the eager way of drafter.py, which is also what this is measured by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from quire.engine.attention.triton import TritonAttention
+from quire.engine.batch import Batch, SegmentResult
+from quire.engine.bridge import AttentionBridge
+from quire.engine.draft.drafter import Drafted, Drafter
+from quire.engine.forward.block import Sequences
+from quire.engine.forward.graphs import GraphForward, Kind
+from quire.engine.kernels.decode import Tables
+from quire.engine.layouts import FULL
+
+
+class GraphDrafter:
+    def __init__(
+        self,
+        drafter: Drafter,
+        graphs: GraphForward,
+        bridge: AttentionBridge,
+        backend: TritonAttention,
+        *,
+        max_tokens: int,
+    ) -> None:
+        """`backend`: of full attention; `max_tokens`: proposed for one sequence. Captures."""
+        self._drafter = drafter
+        self._graphs = graphs
+        self._bridge = bridge
+        self._backend = backend
+        self._max_tokens = max_tokens
+        kinds = graphs.drawing()
+        device = drafter.device
+        rows = max(kind.num_rows for kind in kinds)
+        self._drawn = torch.zeros(rows, dtype=torch.int64, device=device)
+        shape = (max(kind.num_sequences for kind in kinds), max_tokens)
+        self._proposed = torch.zeros(shape, dtype=torch.int64, device=device)
+        self._replays = {
+            kind: graphs.capture(self._work(kind)) for kind in sorted(kinds, reverse=True)
+        }
+
+    def follow(self, batch: Batch, features: torch.Tensor, drawn: torch.Tensor | None) -> Drafted:
+        kind = self._graphs.replayed
+        if kind is None:
+            return self._drafter.follow(batch, features, drawn)
+        is_known = any(segment.after >= 0 for segment in batch.segments)
+        if kind not in self._replays or drawn is None or is_known:
+            return self._drafter.again(batch, features, drawn)
+        self._drawn[: len(drawn)].copy_(drawn)
+        self._replays[kind]()
+        return _Replayed.of(batch, self._proposed[: len(batch.segments)])
+
+    def _work(self, kind: Kind) -> Callable[[], None]:
+        block, count = self._graphs.block, kind.num_sequences
+        width = kind.num_tokens // count
+        """Tokens of a sequence, at most."""
+
+        @torch.inference_mode()
+        def work() -> None:
+            self._graphs.enter(kind)
+            inputs = block.inputs(kind.num_tokens, None)
+            drawn = self._drawn[: kind.num_tokens]
+            features = self._graphs.features_of(kind.num_tokens)
+            head = self._drafter.head
+            hidden, normed = self._drafter.step(head.fused(features), drawn, inputs.positions)
+            sequences = block.sequences(FULL, count)
+            accepted = _accepted(inputs.tokens, drawn, sequences, width)
+            last = sequences.rows + accepted
+            hidden, normed = (x.index_select(0, last) for x in (hidden, normed))
+            positions = sequences.lengths - sequences.counts + accepted
+            self._chain(kind, hidden, normed, positions, sequences)
+
+        return work
+
+    def _chain(
+        self,
+        kind: Kind,
+        hidden: torch.Tensor,
+        normed: torch.Tensor,
+        positions: torch.Tensor,
+        sequences: Sequences,
+    ) -> None:
+        """Propose after each sequence's last pair, at `positions`."""
+        head = self._drafter.head
+        for number in range(self._max_tokens):
+            tokens = head.proposed(head.logits(normed).argmax(-1))
+            self._proposed[: len(tokens), number].copy_(tokens)
+            if number + 1 < self._max_tokens:
+                positions = positions + 1
+                self._enter(kind, positions, sequences, sequences.ahead > number + 1)
+                hidden, normed = self._drafter.step(hidden, tokens, positions)
+
+    def _enter(
+        self, kind: Kind, positions: torch.Tensor, sequences: Sequences, goes_on: torch.Tensor
+    ) -> None:
+        """Prepare the bridge for one place of each sequence that goes on."""
+        size = self._bridge.page_size
+        entries = (sequences.firsts + positions // size).clamp(max=len(sequences.pages) - 1)
+        slots = sequences.pages.index_select(0, entries) * size + positions % size
+        group = self._graphs.groups(kind)[0]
+        (table,) = self._graphs.block.tables(FULL, [group])
+        places = Tables(
+            torch.arange(len(positions), dtype=torch.int32, device=positions.device),
+            torch.ones_like(positions),
+            torch.where(goes_on, positions + 1, 0),
+            sequences.firsts,
+            sequences.pages,
+            table.split,
+            table.max_splits,
+        )
+        plan = self._backend.planned(torch.where(goes_on, slots, -1), [places])
+        self._bridge.enter({FULL: plan}, set())
+
+
+def _accepted(
+    tokens: torch.Tensor, drawn: torch.Tensor, sequences: Sequences, width: int
+) -> torch.Tensor:
+    """[sequences], int32: how many proposals were drawn, one after the other."""
+    if width == 1:
+        return torch.zeros_like(sequences.rows)
+    number = torch.arange(1, width, dtype=torch.int32, device=tokens.device)
+    places = (sequences.rows[:, None] + number).clamp(max=len(tokens) - 1)
+    is_right = tokens[places.long()] == drawn[places.long() - 1]
+    is_right &= number < sequences.counts[:, None]
+    return is_right.int().cumprod(1).sum(1, dtype=torch.int32)
+
+
+class _Replayed(NamedTuple):
+    batch: Batch
+    tokens: torch.Tensor
+    """On the host, [segments, most], when `copied` says so."""
+    copied: torch.cuda.Event | None
+
+    @classmethod
+    def of(cls, batch: Batch, tokens: torch.Tensor) -> _Replayed:
+        if not tokens.is_cuda or not any(segment.ahead for segment in batch.segments):
+            return cls(batch, tokens.cpu().clone() if not tokens.is_cuda else tokens, None)
+        there = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+        there.copy_(tokens, non_blocking=True)
+        return cls(batch, there, torch.cuda.current_stream().record_event())
+
+    def proposals(self, results: Sequence[SegmentResult]) -> dict[int, list[int]]:
+        wanted = {
+            number: segment.ahead
+            for number, (segment, result) in enumerate(
+                zip(self.batch.segments, results, strict=True)
+            )
+            if segment.ahead and result.is_usable
+        }
+        if not wanted:
+            return {}
+        if self.copied is not None:
+            self.copied.synchronize()
+        tokens = self.tokens.tolist()
+        return {number: tokens[number][:ahead] for number, ahead in wanted.items()}
