@@ -105,6 +105,7 @@ async def _answer(
         fingerprint=service.info.fingerprint,
         wants_logprobs=body.num_logprobs is not None,
         include_usage=body.include_usage,
+        wants_ids=bool(body.return_token_ids),
     )
 
     def unexpected(error: Exception) -> ApiError:

@@ -141,7 +141,8 @@ def unexpected(request_id: str) -> ApiError:
 def from_validation(error: ValidationError) -> ApiError:
     """The first thing wrong with a body, under the name of its field."""
     first = error.errors(include_url=False, include_input=False)[0]
-    param = _path(first["loc"]) or first.get("ctx", {}).get("param")
+    inner = first.get("ctx", {}).get("param")
+    param = _path([*first["loc"], *([inner] if inner else [])])
     kind, message = first["type"], first["msg"]
     if kind == "json_invalid":
         return invalid(None, f"the body is not JSON: {message.removeprefix('Invalid JSON: ')}")
