@@ -265,6 +265,7 @@ def _serve(
     manager.commit(lease, key)
     manager.release(lease)
     timer.step_until_quiet()  # backups, then writes
+    manager.next_wakeup()  # as an engine asks before it sleeps
     return timer.stop(), reused
 
 
@@ -287,7 +288,6 @@ class _Timer:
     def step_until_quiet(self) -> None:
         commands = self._manager.step()
         while commands:
-            self._manager.next_wakeup()
             self.stop()
             reports = self._worker.answer(commands)
             self.start()
