@@ -66,6 +66,10 @@ class Namespace:
     """Tenant salt: requests with different salts never share."""
     digest: bytes = field(init=False, repr=False, compare=False)
     """32 bytes; seed of the page-key chain."""
+    page_bytes: int = field(init=False, repr=False, compare=False)
+    """Of tokens: distance between the starts of two pages."""
+    page_width: int = field(init=False, repr=False, compare=False)
+    """Bytes of one page's tokens, overlap included."""
 
     def __post_init__(self) -> None:
         if self.page_size < 1:
@@ -84,7 +88,10 @@ class Namespace:
             raw = text.encode()
             digest.update(len(raw).to_bytes(8, "little"))  # no two field lists concatenate alike
             digest.update(raw)
+        page_bytes = self.page_size * TOKEN_BYTES
         object.__setattr__(self, "digest", digest.digest())
+        object.__setattr__(self, "page_bytes", page_bytes)
+        object.__setattr__(self, "page_width", page_bytes + self.unit.overlap * TOKEN_BYTES)
 
 
 class _Path:
@@ -99,10 +106,8 @@ class _Path:
     def __init__(self, namespace: Namespace, data: bytes) -> None:
         self.namespace = namespace
         self.data = data
-        self.page_bytes = namespace.page_size * TOKEN_BYTES
-        """Distance between the starts of two pages."""
-        self.page_width = self.page_bytes + namespace.unit.overlap * TOKEN_BYTES
-        """Bytes of one page's tokens, overlap included."""
+        self.page_bytes = namespace.page_bytes
+        self.page_width = namespace.page_width
         self.seed = namespace.digest
         self.chain_first = 0
         self.chain = bytearray()

@@ -9,10 +9,11 @@ import shlex
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
-from quire.sim import ComponentMix, SimulationError
+from quire.sim import ComponentMix, SimulationError, UnitMix
 from quire.sim.pd.options import SimPdOptions, Topology
 from quire.sim.pd.run import simulate_pd
 from sim.test_simulation import other
@@ -46,6 +47,8 @@ FOUND_BY_SWARM = {
     830242151: "hand-overs that moved together had no room for the state at their ends",
 }
 """The same, with what runs out drawn as the swarm does."""
+AS_IT_WAS: dict[str, Any] = {"units": UnitMix.TOKEN, "drafts": 0}
+"""When these were found."""
 
 
 quire = pytest.fixture(command)
@@ -63,18 +66,22 @@ def test_a_cluster_with_faults_breaks_no_rule(seed: int, seen: Counter[str]) -> 
     assert report.counters["finish length"] > 0
     assert report.counters["checked pages"] > 0
     seen.update(report.counters)
-    seen.update({f"{report.options.mix.value}: {k}": n for k, n in report.counters.items()})
+    options = report.options
+    for kind in (options.mix.value, f"{options.units.value} units"):
+        seen.update({f"{kind}: {k}": n for k, n in report.counters.items()})
 
 
 @pytest.mark.parametrize("seed", FOUND)
 def test_what_was_found_once_stays_right(seed: int) -> None:
-    assert simulate_pd(seed, 700).counters["finish length"] > 0
+    options = replace(SimPdOptions.from_seed(seed), **AS_IT_WAS)
+    assert simulate_pd(seed, 700, options).counters["finish length"] > 0
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", FOUND_BY_SWARM)
 def test_what_a_swarm_found_once_stays_right(seed: int) -> None:
-    report = simulate_pd(seed, 700, SimPdOptions.for_swarm(seed))
+    options = replace(SimPdOptions.for_swarm(seed), **AS_IT_WAS)
+    report = simulate_pd(seed, 700, options)
     assert report.counters["finish length"] > 0
 
 
@@ -91,9 +98,8 @@ def test_the_runs_together_reach_every_path(seen: Counter[str]) -> None:
         "handover all local",
         "handover of both halves",
         "handover failed over",
-        "handover failed",
         "peers received",
-        "finish unavailable",
+        "handover local",
         "finish timeout",
         "finished after a failure",
         "lost with its engine",
@@ -111,10 +117,16 @@ def test_the_runs_together_reach_every_path(seen: Counter[str]) -> None:
         "fetch_missed_pages",
         "load_declined_pages",
         "scheduler requests_restarted",
+        "full: accepted tokens",
+        "full: rejected tokens",
+        "window: accepted tokens",
+        "window: rejected tokens",
         "overdue_operations",
     }
     in_each_mix = {"handover received", "handover of both halves", "handover all local", "served"}
     expected |= {f"{mix.value}: {what}" for mix in ComponentMix for what in in_each_mix}
+    with_each_unit = {"received_pages", "fetched_pages", "accepted tokens", "rejected tokens"}
+    expected |= {f"{mix.value} units: {what}" for mix in UnitMix for what in with_each_unit}
     assert not {what for what in expected if not seen[what]}
 
 
@@ -135,7 +147,7 @@ CALM = SimPdOptions(
 @pytest.mark.parametrize("mix", ComponentMix, ids=lambda mix: mix.value)
 def test_without_trouble_nobody_is_refused_or_given_up(mix: ComponentMix) -> None:
     counters = simulate_pd(7, 600, replace(CALM, mix=mix)).counters
-    assert "finish unavailable" not in counters
+    assert "handover local" not in counters
     reasons = ("silent", "link", "refused", "repairs", "room", "copies")
     given_up = {f"repair {reason}" for reason in reasons}
     assert not given_up & counters.keys()

@@ -6,15 +6,23 @@ independent.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
+import msgspec
 import pytest
 
-from quire.disagg.asker import Asker
+from quire.disagg.giving import Giver
 from quire.disagg.handover import Half, Handover, Stage
-from quire.disagg.holder import Holder
+from quire.disagg.receiving import Receiver
+from quire.engine.batch import Segment, SegmentResult
+from quire.engine.holds import Holds
+from quire.engine.request import Request, State
+from quire.engine.sampling import Sampled
+from quire.engine.segments import Segments
+from quire.keys import Namespace, PrefixKey, UnitKind, chain_keys
 from quire.manager import CacheManager, Lease
 from quire.manager.exports import Export, Exporter, Grant, _Wanted
 from quire.manager.fetches.base import Intake
@@ -22,7 +30,8 @@ from quire.manager.fetches.intakes import Intakes
 from quire.manager.operations import Operation, OpState
 from quire.messages import PeerSource
 from quire.peer.messages import Abort, Complete, Offer, Refused, Repair
-from quire.sim import ComponentMix, SimulationError
+from quire.sim import ComponentMix, SimulationError, UnitMix
+from quire.sim.pd.model import SimModel
 from quire.sim.pd.options import SimPdOptions, Topology
 from quire.sim.pd.run import simulate_pd
 from quire.sim.peers import _Grant
@@ -179,9 +188,9 @@ def test_state_is_published_before_the_prefix_is_complete(monkeypatch: Patch) ->
 
 
 def test_an_offer_of_another_hand_over_is_taken(monkeypatch: Patch) -> None:
-    original = Asker.received
+    original = Receiver.received
 
-    def received(self: Asker, link: str, message: Offer | Complete | Refused) -> None:
+    def received(self: Receiver, link: str, message: Offer | Complete | Refused) -> None:
         if isinstance(message, Offer):
             for handover in self.open:
                 current = handover.current
@@ -190,7 +199,7 @@ def test_an_offer_of_another_hand_over_is_taken(monkeypatch: Patch) -> None:
                     return
         original(self, link, message)
 
-    monkeypatch.setattr(Asker, "received", received)
+    monkeypatch.setattr(Receiver, "received", received)
     assert_caught(WRONG_BYTES)
 
 
@@ -235,7 +244,7 @@ def test_state_is_offered_before_the_end_is_reached(monkeypatch: Patch) -> None:
 
 
 def test_an_abort_is_forgotten(monkeypatch: Patch) -> None:
-    ignore(monkeypatch, Holder, Abort)
+    ignore(monkeypatch, Giver, Abort)
     assert_caught(
         "for nobody|could do it", replace(CRAMPED, abort_rate=0.1, timeout_s=3.0, cut_rate=0.0)
     )
@@ -247,16 +256,16 @@ def test_a_repair_is_ignored(monkeypatch: Patch) -> None:
         CRAMPED, host_pages=200, slow_share=0.0, cut_rate=0.0, fault_rate=0.05, concurrency=3
     )
     given_up: list[str] = []
-    original = Asker._give_up
+    original = Receiver._give_up
 
-    def give_up(self: Asker, handover: Handover, reason: str, why: str) -> None:
+    def give_up(self: Receiver, handover: Handover, reason: str, why: str) -> None:
         given_up.append(why)
         original(self, handover, reason, why)
 
-    monkeypatch.setattr(Asker, "_give_up", give_up)
+    monkeypatch.setattr(Receiver, "_give_up", give_up)
     simulate_many(2, options)
     assert not [why for why in given_up if "nothing for" in why]
-    ignore(monkeypatch, Holder, Repair)
+    ignore(monkeypatch, Giver, Repair)
     simulate_many(2, options)
     assert [why for why in given_up if "nothing for" in why]
 
@@ -272,15 +281,15 @@ def ignore(monkeypatch: Patch, kind: type, message_kind: type) -> None:
 
 
 def test_a_shortfall_of_the_restore_is_not_noticed(monkeypatch: Patch) -> None:
-    original = Asker._follow
+    original = Receiver._follow
 
-    def follow(self: Asker, handover: Handover, now: float) -> None:
+    def follow(self: Receiver, handover: Handover, now: float) -> None:
         original(self, handover, now)
         if handover.restore is Half.FAILED and handover.stage is Stage.MOVING:
             handover.wanted = handover.lease.tail.end  # else it is noticed when it is admitted
             self._arrived(handover)
 
-    monkeypatch.setattr(Asker, "_follow", follow)
+    monkeypatch.setattr(Receiver, "_follow", follow)
     assert_caught("others should have computed", replace(CRAMPED, forget_rate=0.3))
 
 
@@ -300,3 +309,89 @@ def test_between_unified_engines_too(monkeypatch: Patch) -> None:
     nothing_granted_is_locked(monkeypatch)
     options = replace(CRAMPED, topology=Topology.PEERS, prefills=0, decodes=3, slow_share=0.2)
     assert_caught(WRONG_BYTES, replace(options, host_pages=16))
+
+
+DRAFTS = replace(CRAMPED, drafts=3)
+
+
+def test_runs_with_drafts_pass_without_sabotage() -> None:
+    simulate_many(2, DRAFTS)
+
+
+def test_pages_of_rejected_tokens_shared_as_if_they_counted(monkeypatch: Patch) -> None:
+    """What was proposed is computed, and so are its pages; most of it is thrown away."""
+    share = Holds.share
+
+    def hasty(self: Holds, request: Request) -> None:
+        """Before what was drawn behind the proposals is known."""
+        request.computed += 2
+        if request.computed <= request.length:
+            share(self, request)
+        request.computed -= 2
+
+    monkeypatch.setattr(Holds, "share", hasty)
+    assert_caught(WRONG_BYTES, DRAFTS)
+
+
+def test_proposals_taken_for_answers(monkeypatch: Patch) -> None:
+    def gullible(segment: Segment, drawn: Sequence[Sampled]) -> SegmentResult:
+        return SegmentResult(drawn[0], list(drawn[1:]))
+
+    monkeypatch.setattr("quire.sim.pd.model.verified", gullible)
+    assert_caught("answered|uses a wrong page", DRAFTS)
+
+
+PAIRS = replace(DRAFTS, units=UnitMix.PAIR)
+TWO_KINDS = replace(CRAMPED, units=UnitMix.BOTH, host_pages=40)
+
+
+@pytest.mark.parametrize("options", [PAIRS, TWO_KINDS], ids=["pairs", "both"])
+def test_runs_with_pairs_pass_without_sabotage(options: SimPdOptions) -> None:
+    simulate_many(2, options, 500)
+
+
+def test_engines_of_tokens_and_of_pairs_that_meet_in_a_store_c3(monkeypatch: Patch) -> None:
+    """They have one model and one store, and their pages go by the same names."""
+    without_invariants(monkeypatch)
+    monkeypatch.setattr(SimModel, "_check", lambda *_: None)
+    monkeypatch.setattr("quire.sim.pd.node.audit", lambda *_: 0)
+    construct: Callable[[Namespace], None] = Namespace.__post_init__
+
+    def alike(self: Namespace) -> None:
+        construct(self)
+        if self.unit is UnitKind.PAIR:
+            object.__setattr__(self, "digest", replace(self, unit=UnitKind.TOKEN).digest)
+
+    monkeypatch.setattr(Namespace, "__post_init__", alike)
+    monkeypatch.setattr("quire.keys.chain_keys", without_overlap)
+    monkeypatch.setattr("quire.messages.chain_keys", without_overlap)
+    monkeypatch.setattr("quire.tree.tree.chain_keys", without_overlap)
+    assert_caught("one key in the store is of tokens and of pairs", TWO_KINDS)
+
+
+def without_overlap(seed: bytes, tokens: bytes, page_bytes: int, page_width: int) -> bytes:
+    return chain_keys(seed, tokens[: len(tokens) - page_width + page_bytes], page_bytes, page_bytes)
+
+
+def test_a_chunk_that_does_not_know_the_token_after_it(monkeypatch: Patch) -> None:
+    make = Segments.make
+
+    def ignorant(self: Segments, *arguments: Any) -> Segment:
+        return msgspec.structs.replace(make(self, *arguments), after=-1)
+
+    monkeypatch.setattr(Segments, "make", ignorant)
+    assert_caught(f"a pair of which it knows one token|{WRONG_BYTES}", PAIRS)
+
+
+def test_a_page_of_pairs_shared_before_its_last_token_is_known(monkeypatch: Patch) -> None:
+    """Named by the tokens that were proposed, of which the model then says others."""
+    key_of = Request.key_of
+
+    def hasty(self: Request, count: int) -> PrefixKey:
+        key = key_of(self, count)
+        if self.state is State.RUNNING and not self.for_peer and self.num_output:
+            return PrefixKey(key.namespace, [*self.tokens[:count].tolist(), 0])
+        return key
+
+    monkeypatch.setattr(Request, "key_of", hasty)
+    assert_caught(f"{WRONG_BYTES}|LeaseError", PAIRS)

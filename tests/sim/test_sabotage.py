@@ -16,10 +16,12 @@ import quire.keys
 import quire.manager.core
 import quire.messages
 import quire.sim.audit
+import quire.sim.engine
+import quire.sim.run
 import quire.tree.tree
 from quire.components import Component, Guard, Recurrent, SlidingWindow
 from quire.config import WritePolicy
-from quire.keys import Namespace
+from quire.keys import Namespace, UnitKind
 from quire.manager import CacheManager
 from quire.manager.loads import Loader
 from quire.manager.operations import Kind, Operation, Operations
@@ -27,10 +29,12 @@ from quire.manager.states import LeaseState, States, WorkingState
 from quire.manager.upkeep import Upkeep
 from quire.memory.allocator import PageAllocator
 from quire.messages import Transferred
-from quire.sim import ComponentMix, SimOptions, SimulationError, simulate
-from quire.sim.engine import SimEngine
+from quire.sim import ComponentMix, SimOptions, SimulationError, UnitMix, simulate
+from quire.sim.compute import Compute
+from quire.sim.engine import SimEngine, SimRequest
+from quire.sim.store import SimStore
 from quire.tree import Holding, Node, PrefixTree, may_go, slot_of
-from quire.types import NO_SLOT, Residency, Tier
+from quire.types import NO_SLOT, PageKey, Residency, Tier
 
 WRONG_BYTES = "uses a wrong page|holds something else"
 OPTIONS = SimOptions(ranks=2, threshold_pages=1, fault_rate=0.1, stuck_share=0.0, admin_rate=0.05)
@@ -454,3 +458,64 @@ def test_guards_that_forget_a_component_c7(monkeypatch: Patch, component: type[C
 
     monkeypatch.setattr(component, "protection", none)
     assert_caught(WRONG_BYTES, HYBRID)
+
+
+# ---- pairs and drafts ----------------------------------------------------------------------------
+
+DRAFTS = replace(OPTIONS, units=UnitMix.BOTH, drafts=3)
+
+
+def test_runs_with_drafts_pass_without_sabotage() -> None:
+    simulate_many(4, DRAFTS)
+
+
+def without_looking_at_content(monkeypatch: Patch) -> None:
+    without_invariants(monkeypatch)
+    monkeypatch.setattr(Compute, "_check", lambda *_: None)
+    monkeypatch.setattr(quire.sim.run, "audit", lambda *_: 0)
+
+
+def test_a_page_of_tokens_and_one_of_pairs_that_meet_in_the_tree_c3(monkeypatch: Patch) -> None:
+    """Namespaces that differ in nothing but their units go by one name."""
+    without_looking_at_content(monkeypatch)
+    construct: Callable[[Namespace], None] = Namespace.__post_init__
+
+    def alike(self: Namespace) -> None:
+        construct(self)
+        if self.unit is UnitKind.PAIR:
+            object.__setattr__(self, "digest", replace(self, unit=UnitKind.TOKEN).digest)
+
+    monkeypatch.setattr(Namespace, "__post_init__", alike)
+    assert_caught("is of tokens and of pairs", DRAFTS)
+
+
+def test_a_page_of_tokens_and_one_of_pairs_that_meet_in_the_store_c3(monkeypatch: Patch) -> None:
+    without_looking_at_content(monkeypatch)
+    put = SimStore.put
+
+    def under_one_name(self: SimStore, name: Any, content: int, parent: Any = None) -> bool:
+        return put(self, (PageKey(bytes(32)), *name[1:]), content)
+
+    monkeypatch.setattr(SimStore, "put", under_one_name)
+    assert_caught("one key in the store is of tokens and of pairs", DRAFTS)
+
+
+def test_rejected_tokens_taken_for_accepted_ones(monkeypatch: Patch) -> None:
+    count = quire.sim.engine.full_pages
+    monkeypatch.setattr(
+        quire.sim.engine,
+        "full_pages",
+        lambda request, accepted: count(request, len(request.draft.tokens)),
+    )
+    assert_caught(WRONG_BYTES, DRAFTS)
+
+
+def test_a_pair_whose_second_token_was_rejected_is_of_another_page(monkeypatch: Patch) -> None:
+    """Counted as tokens are: the last pair of a page was computed with a token that is gone."""
+
+    def as_tokens(request: SimRequest, accepted: int) -> int:
+        return (len(request.tokens) + accepted) // request.key.namespace.page_size
+
+    monkeypatch.setattr(quire.sim.engine, "full_pages", as_tokens)
+    simulate_many(2, replace(DRAFTS, units=UnitMix.TOKEN))
+    assert_caught(WRONG_BYTES, replace(DRAFTS, units=UnitMix.PAIR))

@@ -22,7 +22,7 @@ from quire.manager import CacheManager
 from quire.sim import ComponentMix, SimOptions, SimReport, SimulationError, UnitMix, simulate
 from unit.cli_support import command
 
-SEEDS = range(36)
+SEEDS = range(42)
 STEPS = 1_000
 HYBRID = [mix for mix in ComponentMix if mix is not ComponentMix.FULL]
 WITH_SNAPSHOTS = [ComponentMix.RECURRENT, ComponentMix.BOTH]
@@ -45,9 +45,12 @@ def test_a_run_with_faults_breaks_no_rule(seed: int, seen: set[str]) -> None:
 def met(report: SimReport) -> set[str]:
     """What a run has met, also as "mix: what"."""
     names = {*report.counters, *(f"fault {name}" for name in report.faults)}
-    if report.tally.restarted:
+    tally, options = report.tally, report.options
+    if tally.restarted:
         names.add("restarted")
-    return names | {f"{report.options.mix.value}: {name}" for name in names}
+    if tally.accepted_tokens and tally.rejected_tokens:
+        names |= {"drafts", f"drafts in {options.units.value} units"}
+    return names | {f"{options.mix.value}: {name}" for name in names}
 
 
 def test_the_runs_together_reach_every_path(seen: set[str]) -> None:
@@ -92,6 +95,8 @@ def test_the_runs_together_reach_every_path(seen: set[str]) -> None:
     expected |= {f"{mix.value}: {what}" for mix in ComponentMix for what in in_each_mix}
     expected |= {f"{mix.value}: {what}" for mix in WITH_SNAPSHOTS for what in with_snapshots}
     expected |= {f"{mix.value}: prefetch_declined:no_state" for mix in HYBRID}
+    expected |= {f"drafts in {units.value} units" for units in UnitMix}
+    expected |= {"full: drafts", "window: drafts"}
     assert not expected - seen
 
 

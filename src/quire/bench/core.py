@@ -109,15 +109,18 @@ def longdoc(documents: int = 200, questions: int = 5, device_tokens: int = 6_500
     return Workload("longdoc", prompts, documents * questions, device_tokens)
 
 
-def leaves(count: int) -> Workload:
-    """Unrelated prompts of 4 pages, five times as many as the device holds: all leaves."""
+def leaves(count: int, *, fork: bool = False) -> Workload:
+    """Prompts of 4 pages, five times as many as the device holds: all leaves, of nothing in common
+    or of one `fork`."""
 
     def prompts() -> Iterator[npt.NDArray[np.int32]]:
         rng = np.random.default_rng(13)
+        common = _tokens(rng, 4 * PAGE_SIZE if fork else 0)
         for _ in range(count * 5):
-            yield _tokens(rng, 4 * PAGE_SIZE)
+            yield np.concatenate([common, _tokens(rng, 4 * PAGE_SIZE)])
 
-    return Workload(f"{count} leaves", prompts, count * 5, count * 4 * PAGE_SIZE, host_factor=2)
+    name = f"{count} leaves{' of a fork' if fork else ''}"
+    return Workload(name, prompts, count * 5, (count + 1) * 4 * PAGE_SIZE, host_factor=2)
 
 
 def run(*, rounds: int = 5, progress: Progress | None = None) -> dict[str, Any]:
@@ -154,7 +157,12 @@ def _row(
     }
 
 
-FLAT = {"leaves": (2_000, 20_000), "leases": (200, 2_000), "loads": (200, 2_000)}
+FLAT = {
+    "leaves": (2_000, 20_000),
+    "leaves of a fork": (2_000, 20_000),
+    "leases": (200, 2_000),
+    "loads": (200, 2_000),
+}
 """What there is so many of, and ten times as many, while other requests are served."""
 
 
@@ -166,8 +174,9 @@ def flatness(*, rounds: int = 3, progress: Progress | None = None) -> dict[str, 
         samples: list[list[float]] = [[], []]
         for _ in range(rounds):
             for found, number in zip(samples, numbers, strict=True):
-                load = leaves(number if what == "leaves" else numbers[1])
-                crowd = None if what == "leaves" else Crowd(number, loading=what == "loads")
+                crowd, load = None, leaves(number, fork="fork" in what)
+                if "leaves" not in what:
+                    crowd, load = Crowd(number, loading=what == "loads"), leaves(numbers[1])
                 sample = measure(load, store=False, crowd=crowd, progress=progress)
                 found.append(sample["us_per_request"])
         result[what] = {

@@ -193,6 +193,14 @@ def gpu(
             show_default=False,
         ),
     ] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Put files of the store there: on a disk, or in memory. They are removed.",
+            show_default=False,
+        ),
+    ] = None,
     device_memory: Annotated[str, typer.Option(metavar="SIZE", help="For pages.")] = "60GiB",
     host_memory: Annotated[str, typer.Option(metavar="SIZE", help="For pages.")] = "16GiB",
     page_size: Annotated[int, typer.Option(min=1, help="Tokens per page.")] = 64,
@@ -224,6 +232,7 @@ def gpu(
         host_bytes=parse_size(host_memory),
         seed=seed,
         model=keep,
+        store=store,
     )
     if shape == "tiny":
         plan = replace(plan, **plans.SMALL)

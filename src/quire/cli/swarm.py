@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import secrets
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from quire.cli.output import EXIT_FOUND, AsJson, complain, show, show_json
+from quire.sim.findings import Findings
 from quire.sim.swarm import Failure, Simulator, SwarmPlan, SwarmReport
 from quire.sim.swarm import swarm as run_swarm
 
@@ -30,24 +33,36 @@ def swarm(
     ] = None,
     only: Annotated[Simulator | None, typer.Option(help="One of the simulators.")] = None,
     seed: Annotated[int | None, typer.Option(help="The first; by default nobody knows it.")] = None,
+    failures: Annotated[
+        Path | None,
+        typer.Option(
+            file_okay=False,
+            help="Where each is written as it happens; by default a new temporary folder.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Short runs over seeds that nobody has run, with everything drawn from the seed.
 
-    Each failure is told at once, with the command that repeats it; the exit code is 1 then.
+    Each failure is written and told at once, with the command that repeats it; the exit code is 1
+    then. What is under way when it is stopped is in the same folder.
     """
     if minutes is None and steps is None:
         minutes = _DEFAULT_MINUTES
     plan = SwarmPlan(
         seed=secrets.randbelow(2**32) if seed is None else seed,
         jobs=jobs or len(os.sched_getaffinity(0)),
+        findings=Findings(failures or Path(tempfile.mkdtemp(prefix="quire-swarm-"))),
         simulators=tuple(Simulator) if only is None else (only,),
         seconds=float("inf") if minutes is None else 60 * minutes,
         steps=float("inf") if steps is None else steps,
     )
-    complain(f"seeds from {plan.seed} on, in {plan.jobs} processes")
+    where = f"failures go to {plan.findings.folder}"
+    complain(f"seeds from {plan.seed} on, in {plan.jobs} processes; {where}")
     with _progress(plan) as look:
         report = run_swarm(plan, look=look, found=_tell)
+    for command in report.stopped:
+        complain(f"was under way: {command}")
     if as_json:
         show_json(_as_dict(report))
     else:
@@ -121,4 +136,5 @@ def _as_dict(report: SwarmReport) -> dict[str, Any]:
             }
             for failure in report.failures
         ],
+        "stopped": report.stopped,
     }

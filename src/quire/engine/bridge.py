@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from quire.engine.attention import AttentionBackend, Heads, Packing, Target, pack
-from quire.engine.attention.staging import send
+from quire.engine.attention.staging import Staging
 from quire.engine.batch import Batch
 from quire.engine.layouts import FULL, WINDOW, Place, attention_places
 from quire.errors import ModelError, WorkerError
@@ -57,7 +57,7 @@ class AttentionBridge:
         """`backends`: by component, those that the model has attention for. `has_draft`: as of
         `layouts`."""
         self._backends = backends
-        self._device = device
+        self._staging = Staging(device)
         self._places = attention_places(shape, has_draft=has_draft)
         self.windows = {FULL: 0, WINDOW: shape.window}
         """Tokens that a component's layers see; 0: all."""
@@ -88,7 +88,7 @@ class AttentionBridge:
         sources = _sources(batch, packing.tokens)
         if sources is not None:
             arrays.append(sources)
-        tokens, positions, *rest = send(arrays, self._device)
+        tokens, positions, *rest = self._staging.send(arrays)
         if sources is not None:
             assert drawn is not None
             tokens = torch.cat((tokens, drawn)).index_select(0, rest[1])

@@ -293,7 +293,7 @@ def _cache_config(config: EngineConfig, device_pages: int, host_pages: int) -> C
             per_path=config.snapshots_per_path,
         ),
         num_ranks=config.tp,
-        event_buffer=_EVENTS if config.peer_port is not None else 0,
+        event_buffer=_EVENTS,
     )
 
 

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
+import zmq
 
 from quire.disagg.exchange import Exchange
 from quire.engine.config import Role
@@ -19,7 +20,6 @@ from quire.engine.executor import Executor, RankLost
 from quire.engine.flights import Flights, Landed
 from quire.engine.messages import (
     Abort,
-    Ask,
     DraftStatus,
     Ended,
     EngineInfo,
@@ -29,6 +29,7 @@ from quire.engine.messages import (
     HandoverStatus,
     Output,
     Outputs,
+    PutQuestion,
     Report,
     Requests,
     StoreStatus,
@@ -112,9 +113,14 @@ class Engine:
         self._page_bytes = {tier.component: tier.page_bytes for tier in info.tiers}
         self._debug = debug
         self._clock = clock
-        self._questions = Questions(manager, self.namespace_of, self.status, self.requests)
+        self._questions = Questions(
+            manager, self.namespace_of, self.status, self.requests, self.drain
+        )
         self._flights = Flights(
-            executor, overlaps=executor.overlaps and scheduler.can_go_ahead, clock=clock
+            executor,
+            overlaps=executor.overlaps and scheduler.can_go_ahead,
+            clock=clock,
+            meanwhile=self._hear,
         )
         self._outputs: list[Output] = []
         self._seconds = {"step": 0.0, "model": 0.0}
@@ -136,14 +142,19 @@ class Engine:
         if refused is not None:
             self._outputs.append(refused)
 
-    def handle(self, message: Generate | Abort | Ask) -> None:
+    def handle(self, message: Generate | Abort | PutQuestion) -> None:
         match message:
             case Generate():
                 self.generate(message)
             case Abort(request_id):
                 self.scheduler.abort(request_id)
-            case Ask(number, question):
+            case PutQuestion(number, question):
                 self._questions.ask(number, question)
+
+    def drain(self) -> None:
+        """Take no more prompts of other engines; what was begun for them is finished."""
+        if self.exchange is not None:
+            self.exchange.giver.is_draining = True
 
     def take_messages(self) -> list[ToServer]:
         """What the server should hear."""
@@ -166,7 +177,7 @@ class Engine:
         """
         began = self._clock()
         workers, manager, scheduler = self._executor.workers, self.manager, self.scheduler
-        workers.submit(manager.step(workers.poll()))
+        self._hear()
         for reason in manager.operations.lost_ranks.values():
             raise RankLost(reason)
         self._questions.advance()
@@ -174,7 +185,6 @@ class Engine:
         if self.exchange is not None:
             self.exchange.hear()
             self.exchange.advance()
-            self._outputs += scheduler.take_failed()
         batch = scheduler.schedule()
         workers.submit(manager.step())  # the loads that the batch will wait for
         if self.exchange is not None:
@@ -191,15 +201,30 @@ class Engine:
             self._check_when_idle()
         return worked
 
+    def _hear(self) -> None:
+        """What the workers have done, and what they are to do next: also while a batch takes long,
+        so that what comes for others goes on its way."""
+        workers = self._executor.workers
+        workers.submit(self.manager.step(workers.poll()))
+
     def patience_s(self) -> float:
         """How long the loop may sleep, if no message comes, when a step found nothing to do."""
-        busy = len(self.scheduler) or not self.manager.idle or self._questions.pending
-        if busy or (self.exchange is not None and self.exchange.busy):
+        if not (self.scheduler.waits_for_peers and self.manager.is_quiet):
             return _BUSY_WAIT_S
-        wakeup = self.manager.next_wakeup()
+        if self._questions.pending:
+            return _BUSY_WAIT_S
+        times = [self.manager.next_wakeup()]
+        if self.exchange is not None:
+            times.append(self.exchange.next_deadline())
+        wakeup = min((time for time in times if time is not None), default=None)
         if wakeup is None:
             return _IDLE_WAIT_S
         return min(max(wakeup - self._clock(), _BUSY_WAIT_S), _IDLE_WAIT_S)
+
+    @property
+    def news(self) -> list[int | zmq.Socket[bytes]]:
+        """What becomes readable when workers have something to say; for whoever sleeps."""
+        return self._executor.workers.news
 
     def close(self) -> None:
         if self._usage is not None:
@@ -250,10 +275,10 @@ class Engine:
     def _handover_status(self) -> HandoverStatus | None:
         if self.exchange is None:
             return None
-        counters = self.exchange.asker.counters
+        counters = self.exchange.receiver.counters
         moved = self._executor.workers.peer_counters()
         return HandoverStatus(
-            open=len(self.exchange.asker.open) + len(self.exchange.holder.open),
+            open=len(self.exchange.receiver.open) + len(self.exchange.giver.open),
             sent_pages=moved.get("peer_sent_pages", 0),
             sent_bytes=moved.get("peer_sent_bytes", 0),
             received_pages=moved.get("peer_received_pages", 0),
@@ -266,9 +291,9 @@ class Engine:
             promised_pages=counters.promised_pages,
             restored_pages=counters.restored_pages,
             repairs=dict(counters.repairs),
-            failed=dict(counters.failed),
+            local=dict(counters.local),
             strangers=self.exchange.hub.strangers,
-            links={k: v for k, v in self.exchange.links.items() if not k.startswith("in-")},
+            links=self.exchange.links,
         )
 
     def _draft_status(self) -> DraftStatus | None:

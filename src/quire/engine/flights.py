@@ -34,8 +34,17 @@ class _Flight:
 
 
 class Flights:
-    def __init__(self, executor: Executor, *, overlaps: bool, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        *,
+        overlaps: bool,
+        clock: Callable[[], float],
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`meanwhile`: what there is to do while a batch takes long."""
         self._executor = executor
+        self._meanwhile = meanwhile
         self._overlaps = overlaps
         self._clock = clock
         self._under_way: deque[_Flight] = deque()
@@ -71,7 +80,7 @@ class Flights:
             outcome = flight.error
         else:
             try:
-                outcome = self._executor.collect()
+                outcome = self._executor.collect(self._meanwhile)
             except RankLost:
                 raise
             except Exception as problem:  # request boundary, as above

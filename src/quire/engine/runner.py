@@ -33,6 +33,11 @@ class Flight:
     drafted: Drafted | None = None
     """What a draft head has done with it."""
 
+    @property
+    def is_over(self) -> bool:
+        """Asks the device, without waiting."""
+        return self.end is None or bool(self.end.query())  # type: ignore[no-untyped-call]
+
     def collect(self) -> BatchResult:
         """Wait for all of it."""
         if self.end is not None:

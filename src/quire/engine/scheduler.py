@@ -114,6 +114,12 @@ class Scheduler:
     def is_full(self) -> bool:
         return self._queue.is_full
 
+    @property
+    def waits_for_peers(self) -> bool:
+        """Is there nobody but those whose pages peers are to send, or to take?"""
+        asking = self._remote.num_waiting if self._remote is not None else 0
+        return len(self._queue) <= asking + len(self._queue.holding)
+
     def request(self, request_id: RequestId) -> Request | None:
         return self._queue.get(request_id)
 
@@ -155,19 +161,6 @@ class Scheduler:
             self._remove(request)
             error = f"not finished within {self._queue.age_s(request):.1f} s"
             outputs.append(Output(request.id, [], finish=Finish.TIMEOUT, error=error))
-        return outputs
-
-    def take_failed(self) -> list[Output]:
-        """End the requests whose pages cannot be had from anybody."""
-        outputs: list[Output] = []
-        if self._remote is None:
-            return outputs
-        for request in list(self.waiting):
-            reason = self._remote.failure(request)
-            if reason:
-                self.counters.unavailable += 1
-                self._remove(request)
-                outputs.append(Output(request.id, [], finish=Finish.UNAVAILABLE, error=reason))
         return outputs
 
     def fail(self, batch: Batch, reason: str) -> list[Output]:

@@ -51,10 +51,15 @@ def _require(condition: object, what: str, node: Node | None = None) -> None:
 
 
 def _nodes(core: Core) -> Iterator[Node]:
-    stack: list[Node] = list(core.tree.roots.values())
-    while stack:
-        node = stack.pop()
-        stack.extend((node.children or {}).values())
+    """Parents first. However many children a node has, coming to the next costs the same."""
+    paths: list[Iterator[Node]] = [iter(core.tree.roots.values())]
+    while paths:
+        node = next(paths[-1], None)
+        if node is None:
+            paths.pop()
+            continue
+        if node.children is not None:
+            paths.append(iter(node.children.values()))
         if not isinstance(node, Root):
             yield node
 
@@ -143,30 +148,46 @@ def _check_locks(core: Core, leases: list[Lease]) -> Iterator[None]:
     _require(not locks, "somebody holds a node that is gone")
 
 
+class _Marked:
+    """Pages of a pool that somebody has."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.pages = np.zeros(num_pages, dtype=np.bool_)
+        self.count = 0
+
+    def mark(self, pages: PageIds) -> None:
+        self.pages[page_array(pages)] = True
+        self.count += num_pages(pages)
+
+    def are_distinct(self) -> bool:
+        return int(np.count_nonzero(self.pages)) == self.count
+
+
 def _check_owners(core: Core, leases: list[Lease], fetches: Fetches) -> Iterator[None]:
-    owned: list[list[PageIds]] = [[] for _ in core.allocators]
+    owned = [_Marked(allocator.num_pages) for allocator in core.allocators]
     for at, node in enumerate(_nodes(core)):
         if at % PIECE == 0:
             yield
         for slot, holding in enumerate(node.held):
             if holding is not None:
-                owned[slot].append(holding.pages)
+                owned[slot].mark(holding.pages)
     for lease in leases:
-        owned[DEVICE].append(lease.private_pages)
+        owned[DEVICE].mark(lease.private_pages)
         if lease.state is not None:
             for component in core.components:
                 slot = slot_of(component.index, DEVICE)
-                owned[slot].append(lease.state.private_pages(component))
-    for slot, allocator in enumerate(core.allocators):
+                owned[slot].mark(lease.state.private_pages(component))
+    for slot, (allocator, used) in enumerate(zip(core.allocators, owned, strict=True)):
         yield
-        size = allocator.num_pages
-        pages = page_array(PageIds(b"".join([*owned[slot], *fetches.reserved_pages(slot)])))
-        used, free = (np.bincount(p, minlength=size) for p in (pages, allocator.free_pages()))
-        _require(used.max(initial=0) <= 1, f"slot {slot}: a page has two owners")
-        _require(free.max(initial=0) <= 1, f"slot {slot}: a page is free twice")
-        _require(not (used & free).any(), f"slot {slot}: a free page has an owner")
-        everything = int(used.sum() + free.sum())
-        _require(everything == size == len(used), f"slot {slot}: {everything} pages accounted")
+        free = _Marked(allocator.num_pages)
+        free.mark(PageIds(allocator.free_pages().tobytes()))
+        for pages in fetches.reserved_pages(slot):
+            used.mark(pages)
+        _require(used.are_distinct(), f"slot {slot}: a page has two owners")
+        _require(free.are_distinct(), f"slot {slot}: a page is free twice")
+        _require(not (used.pages & free.pages).any(), f"slot {slot}: a free page has an owner")
+        everything = used.count + free.count
+        _require(everything == allocator.num_pages, f"slot {slot}: {everything} pages accounted")
     _require(
         fetches.inflight_pages == fetches.count_inflight(), "the in-flight budget is miscounted"
     )

@@ -25,6 +25,7 @@ from quire.manager.exports import Exporter
 from quire.manager.fetches import Fetches, Prefetch
 from quire.manager.lease import Lease, LoadState, PrefixMatch
 from quire.manager.loads import Loader
+from quire.manager.operations import Kind
 from quire.manager.states import States
 from quire.manager.stores import StoreControl
 from quire.manager.writes import Writer
@@ -78,7 +79,7 @@ class CacheManager:
         """In flight, ended, and lost ranks: to be read."""
         self.events = core.events
         self.costs = CostModel(enabled=config.prefetch.cost_model, page_size=config.page_size)
-        self.store = StoreControl(core)
+        self.store = StoreControl(core, self.costs.forget_store)
         self.leases: set[Lease] = set()
         # What only models of several components need is None for the others: it costs nothing.
         self._states = States(core) if len(core.components) > 1 else None
@@ -150,14 +151,17 @@ class CacheManager:
 
     def _ends(self, match: PrefixMatch) -> tuple[Node, Node, PageIds]:
         """Where a match ends, at all and on the device, and its device pages."""
-        tree = self._core.tree
+        tree, num_pages = self._core.tree, match.num_pages
         tail: Node = tree.root(match.key)
         device_tail = tail
-        if match.num_pages:
-            tail = tree.node_at(match.walk.nodes[-1], match.num_pages)
+        if num_pages:
+            tail = tree.node_at(match.walk.nodes[-1], num_pages)
         if match.num_device:
             device_tail = tree.node_at(tail, match.num_device)
-        pages = [held_pages(node, DEVICE) for node in tree.path(device_tail)]
+        pages, node = list[PageIds](), device_tail
+        while node.parent is not None:
+            pages.append(held_pages(node, DEVICE))
+            node = node.parent
         pages.reverse()
         return tail, device_tail, PageIds(b"".join(pages))
 
@@ -387,6 +391,14 @@ class CacheManager:
         busy = self._core.operations.running or self._core.outbox
         waiting = self._writer.has_work or self._fetches.has_work
         return not (busy or waiting)
+
+    @property
+    def is_quiet(self) -> bool:
+        """As `idle`, but for I/O that is under way, or waits for what is: workers tell when it
+        ends. What they copy between device and host is found out by asking them."""
+        running = self._core.operations.num_running
+        busy = running[Kind.BACKUP] or running[Kind.LOAD] or self._core.outbox
+        return not (busy or self._writer.has_work or self._fetches.has_news)
 
     @property
     def waiting_writes(self) -> int:

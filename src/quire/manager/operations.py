@@ -48,6 +48,11 @@ class OpState(enum.Enum):
     ENDED = enum.auto()
 
 
+# By a plain name, as in quire.types: every request looks at these.
+BACKUP, WRITE, PROBE = Kind.BACKUP, Kind.WRITE, Kind.PROBE
+RUNNING, OVERDUE, ENDED = OpState.RUNNING, OpState.OVERDUE, OpState.ENDED
+
+
 @dataclass(slots=True, eq=False)
 class Operation:
     id: OperationId
@@ -74,6 +79,10 @@ class Operation:
     """Write only: keys of its pages, once a worker has computed them."""
     error: str = ""
     """The first rank's complaint, for operations whose outcome is not per page."""
+    reported_s: float = 0.0
+    """When the last report was made, which may be long before it was read."""
+    seconds: float = 0.0
+    """The longest that bytes of one report took to move; 0: unknown."""
 
     def agreed_pages(self) -> int:
         """Leading pages that every leg reports OK. For operations on one component."""
@@ -130,28 +139,29 @@ class Operations:
         """`sizes`: pages per component, or as many of every component."""
         if isinstance(sizes, int):
             sizes = dict.fromkeys(self._components, sizes)
-        legs: dict[Leg, bytearray] = {}
-        for name, size in sizes.items():
-            blank = b"\xff" * size
-            for rank in self._ranks:
-                legs[rank, name] = bytearray(blank)
-        self.num_started += 1
-        now = self._clock()
-        op = Operation(
-            OperationId(self.num_started),
+        ranks = self._ranks
+        legs = {
+            (rank, name): bytearray(b"\xff") * size
+            for name, size in sizes.items()
+            for rank in ranks
+        }
+        self.num_started = number = self.num_started + 1
+        now, op_id = self._clock(), OperationId(number)
+        deadline_s = now + timeout_s
+        op = self.running[op_id] = Operation(
+            op_id,
             kind,
             next(iter(sizes.values())),
             now,
             timeout_s,
-            now + timeout_s,
+            deadline_s,
             legs,
             set(legs),
             on_report,
             guards or [],
         )
-        self.running[op.id] = op
         self.num_running[kind] += 1
-        heapq.heappush(self._deadlines, (op.deadline_s, op.id))
+        heapq.heappush(self._deadlines, (deadline_s, op_id))
         return op
 
     def transferred(self, report: Transferred) -> bool:
@@ -167,6 +177,8 @@ class Operations:
             if op.kind in _IN_PIECES and _OK in report.statuses:
                 op.deadline_s = self._clock() + op.timeout_s
             op.keys = op.keys or report.keys
+            op.reported_s = self._clock() if report.at_s is None else report.at_s
+            op.seconds = max(op.seconds, report.seconds)
         self._advance(op, leg if report.final else None)
         return sensible
 
@@ -231,7 +243,7 @@ class Operations:
         if ended_leg is not None:
             op.open_legs.discard(ended_leg)
             if not op.open_legs:
-                op.state = OpState.ENDED
+                op.state = ENDED
                 del self.running[op.id]
                 self.num_running[op.kind] -= 1
                 ended = self.ended[op.kind]

@@ -25,6 +25,7 @@ class Oracle:
         self._roots: dict[Namespace, int] = {}
         """By the namespace's fields: its digest is part of what is under test."""
         self._by_digest: dict[bytes, int] = {}
+        self._units: dict[int, UnitKind] = {}
 
     def register(self, namespace: Namespace) -> int:
         """Content "before page 0" of a namespace."""
@@ -40,6 +41,7 @@ class Oracle:
             )
             root = self._roots[namespace] = _number(repr(fields).encode())
             self._by_digest.setdefault(namespace.digest, root)
+            self._units[root] = namespace.unit
         return root
 
     def root(self, digest: bytes) -> int:
@@ -52,7 +54,12 @@ class Oracle:
         if known is None:
             known = _number(previous.to_bytes(8, "little") + tokens)
             self._pages[previous, tokens] = known
+            self._units[known] = self._units[previous]
         return known
+
+    def unit_of(self, content: int) -> UnitKind:
+        """Of the namespace whose page it is."""
+        return self._units[content]
 
     def after(self, namespace: Namespace, tokens: bytes) -> int:
         """Content after any number of tokens: of the last page, be it full or not. For token

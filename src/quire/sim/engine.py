@@ -23,7 +23,7 @@ from quire.sim.clock import VirtualClock
 from quire.sim.compute import Compute
 from quire.sim.content import Oracle
 from quire.sim.report import SimulationError, Tally
-from quire.sim.workload import Prompt, Workload
+from quire.sim.workload import Draft, Prompt, Workload
 from quire.types import RequestId, num_pages
 
 MAX_WAIT_S = 60.0
@@ -67,6 +67,8 @@ class SimRequest:
     loads_checked: bool = False
     failed_loads: int = 0
     patience: int = _PATIENCE
+    draft: Draft | None = None
+    """Computed next, behind `tokens`, all of which are computed."""
 
 
 @dataclass(slots=True)
@@ -77,6 +79,8 @@ class SimEngine:
     workload: Workload
     clock: VirtualClock
     rng: Random
+    drafts: int
+    """Tokens that are drafted at a time."""
     requests: list[SimRequest] = field(default_factory=list)
 
     @property
@@ -184,15 +188,14 @@ class SimEngine:
         if lease.meeting is not None:
             self._enter(request, RequestState.COMPUTING)
             return
-        pages_due = -(-len(request.tokens) // self.manager.config.page_size)
-        wanted = pages_due - num_pages(lease.pages)
+        wanted = self._pages_due(request) - num_pages(lease.pages)
         if wanted > 0:
             count = min(wanted, self.rng.randrange(1, 5))
             if self.compute.begin(lease) and self.compute.extend(lease, count):
                 self._enter(request, RequestState.COMPUTING)
             else:
                 self._run_out(request)
-        elif request.num_computed < len(request.expected):
+        elif request.num_computed < len(request.expected) or request.draft is not None:
             self._enter(request, RequestState.COMPUTING)
         elif request.answers_left:
             self._answer(request)
@@ -204,6 +207,9 @@ class SimEngine:
     def _compute(self, request: SimRequest) -> None:
         lease = _lease(request)
         if self._restart_if_failed(request):
+            return
+        if request.draft is not None:
+            self._verify(request, request.draft)
             return
         if lease.state and lease.state.recurrent and lease.load_state is LoadState.LOADING:
             self._limit_wait(request, MAX_LOAD_S)  # nothing can be begun before its snapshot
@@ -244,9 +250,43 @@ class SimEngine:
         self._enter(request, RequestState.RUNNING)
         return True
 
+    def _pages_due(self, request: SimRequest) -> int:
+        """Pages for all its tokens, and those that are drafted."""
+        drafted = len(request.draft.tokens) if request.draft is not None else 0
+        return -(-(len(request.tokens) + drafted) // self.manager.config.page_size)
+
     def _answer(self, request: SimRequest) -> None:
-        answer = self.workload.answer()
+        lease = _lease(request)
         request.answers_left -= 1
+        can_go_back = lease.state is None or lease.state.recurrent is None
+        if self.drafts and can_go_back and self.rng.random() < 0.8:
+            request.draft = self.workload.draft(self.drafts)
+        else:
+            self._say(request, self.workload.answer())
+
+    def _verify(self, request: SimRequest, draft: Draft) -> None:
+        """Compute what is drafted, and keep of it what the model would have said. The pages of the
+        rest stay the request's: its next tokens come there."""
+        lease, namespace = _lease(request), request.key.namespace
+        if num_pages(lease.pages) < self._pages_due(request):
+            self._enter(request, RequestState.RUNNING)
+            return
+        if not self.compute.cover(lease, self._pages_due(request)):
+            self._enter(request, RequestState.RUNNING)
+            self._run_out(request)
+            return
+        drafted = self.oracle.pages(namespace, _as_bytes(request.tokens + draft.tokens))
+        self.compute.run(lease, drafted, request.num_computed, len(drafted), save=False)
+        request.num_computed = full_pages(request, draft.num_accepted)
+        request.draft = None
+        self.tally.accepted_tokens += draft.num_accepted
+        self.tally.rejected_tokens += len(draft.tokens) - draft.num_accepted
+        self._say(request, draft.chosen)
+        if self.rng.random() < 0.8:
+            self.manager.commit(lease, request.key[: request.num_computed])
+        self._enter(request, RequestState.RUNNING)
+
+    def _say(self, request: SimRequest, answer: list[int]) -> None:
         request.tokens += answer
         request.key = request.key.extend(answer)
         request.expected = self.oracle.pages(request.key.namespace, _as_bytes(request.tokens))
@@ -272,6 +312,7 @@ class SimEngine:
             request.lease = None
             request.failed_loads += 1
             request.num_computed = 0
+            request.draft = None
             request.match = self._match(request.key)
             self.tally.restarted += 1
             self._enter(request, RequestState.ARRIVED)
@@ -318,6 +359,14 @@ class SimEngine:
 def _lease(request: SimRequest) -> Lease:
     assert request.lease is not None
     return request.lease
+
+
+def full_pages(request: SimRequest, accepted: int) -> int:
+    """Pages computed with tokens that stay, when so many of a draft do. A unit that reaches to the
+    token after those was computed with another."""
+    namespace = request.key.namespace
+    units = len(request.tokens) + accepted - namespace.unit.overlap
+    return max(request.num_computed, units // namespace.page_size)
 
 
 def _as_bytes(tokens: list[int]) -> bytes:

@@ -81,6 +81,8 @@ class CommonOptions:
     store_pages: int = option(0, "Room in the store; 0: endless.", TROUBLE)
     both: bool = option(False, "What the store has comes while the front is computed.", CACHE)
     lane_pages_s: float = option(0.0, "Pages a second of each rank's lanes; 0: any.", TROUBLE)
+    units: UnitMix = option(UnitMix.TOKEN, "Token units, pair units, or namespaces of both.", CACHE)
+    drafts: int = option(0, "Tokens drafted at a time; 0: none are.", CACHE, 0)
     arrivals: float = option(0.0, "Per step, whoever else waits; 0: by concurrency.", TROUBLE)
 
 
@@ -88,7 +90,6 @@ class CommonOptions:
 class SimOptions(CommonOptions):
     ranks: int = option(1, "Tensor-parallel ranks.", CACHE, 1)
     eviction: EvictionKind = option(EvictionKind.LRU, "What goes first.", CACHE)
-    units: UnitMix = option(UnitMix.TOKEN, "Token units, pair units, or namespaces of both.", CACHE)
     snapshot_every: int = option(0, "Pages between two snapshots; 0: only where needed.", HYBRID)
     snapshots_per_path: int = option(4, "Snapshots kept along one prefix.", HYBRID)
     events: bool = option(False, "Keep events and compare them with the tree.", CACHE)
@@ -129,6 +130,7 @@ class SimOptions(CommonOptions):
             events=rng.random() < 0.5,
             cost_model=rng.random() < 0.3,
             both=draws_both(seed),
+            drafts=draws_drafts(seed),
         )
 
     @classmethod
@@ -194,6 +196,11 @@ class SimOptions(CommonOptions):
 def draws_both(seed: int) -> bool:
     """Of its own generator: what else follows from the seed stays as it was."""
     return Random(f"quire sim both {seed}").random() < 0.5
+
+
+def draws_drafts(seed: int) -> int:
+    """The same."""
+    return Random(f"quire sim drafts {seed}").choice((0, 0, 1, 2, 4))
 
 
 T = TypeVar("T", bound=CommonOptions)

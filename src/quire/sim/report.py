@@ -24,6 +24,9 @@ class Tally:
     restarted: int = 0
     """Began again because a load had failed."""
     generated_tokens: int = 0
+    accepted_tokens: int = 0
+    """Of those drafted."""
+    rejected_tokens: int = 0
     computed_pages: int = 0
     reused_pages: int = 0
     checked_pages: int = 0
@@ -62,6 +65,7 @@ class SimReport:
             ("aborted / preempted", f"{tally.aborted:,} / {tally.preempted:,}"),
             ("restarted after a failed load", f"{tally.restarted:,}"),
             ("pages reused / computed", f"{tally.reused_pages:,} / {tally.computed_pages:,}"),
+            ("drafts kept / rejected", f"{tally.accepted_tokens:,} / {tally.rejected_tokens:,}"),
             ("pages checked", f"{tally.checked_pages + tally.audited_pages:,}"),
             ("faults injected", f"{sum(self.faults.values()):,}"),
             ("trace", self.digest),

@@ -12,6 +12,7 @@ from random import Random
 from quire.manager import CacheManager, Way
 from quire.manager.inspection import inspect
 from quire.messages import encode
+from quire.sim.apart import Apart
 from quire.sim.audit import EventMirror, audit
 from quire.sim.clock import VirtualClock
 from quire.sim.compute import Compute
@@ -71,6 +72,7 @@ class Simulation:
         self.manager.costs.force(Way.BOTH if options.both else None)
         self.pools = Pools(options.ranks, options.pool_sizes())
         self.oracle = Oracle()
+        self.apart = Apart(self.oracle)
         self.stores = SimStores(options.store_pages)
         self._rng = rngs["driver"]
         weights = [self._rng.choice((0.2, 1.0, 2.0)) for _ in range(options.ranks)]
@@ -95,7 +97,13 @@ class Simulation:
             self.oracle.register(namespace)
         compute = Compute(self.manager, self.pools, self.workers, options.window_pages)
         self.engine = SimEngine(
-            self.manager, compute, self.oracle, workload, self.clock, rngs["engine"]
+            self.manager,
+            compute,
+            self.oracle,
+            workload,
+            self.clock,
+            rngs["engine"],
+            options.drafts,
         )
         self.operator = Operator(self.manager, self.stores, self.clock, rngs["operator"])
         self.mirror = EventMirror()
@@ -177,6 +185,7 @@ class Simulation:
             self._audit()
 
     def _audit(self) -> None:
+        self.apart.check(self.manager, self.stores)
         ranks = self.workers.alive
         self.engine.tally.audited_pages += audit(self.manager, self.oracle, self.pools, ranks)
         if self.options.events:

@@ -7,7 +7,7 @@ Does not know time or faults of calls; those are the workers' (quire.sim.workers
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from random import Random
 
@@ -85,6 +85,10 @@ class SimStore:
     def clear(self) -> None:
         self._objects.clear()
 
+    def objects(self) -> Iterator[tuple[ObjectName, int]]:
+        """All that is there, and what it contains."""
+        return ((name, found.content) for name, found in self._objects.items())
+
     def forget(self, rng: Random, count: int) -> int:
         """Lose up to `count` objects at random: a hole in the middle of something."""
         names = list(self._objects)
@@ -106,6 +110,10 @@ class SimStores:
         if url not in self._stores:
             self._stores[url] = SimStore(self._max_objects)
         return self._stores[url]
+
+    def objects(self) -> Iterator[tuple[ObjectName, int]]:
+        for store in self._stores.values():
+            yield from store.objects()
 
     def forget(self, rng: Random, count: int) -> int:
         return sum(store.forget(rng, count) for store in self._stores.values())

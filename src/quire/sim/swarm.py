@@ -4,7 +4,7 @@
 
 Knows the simulators and processes; neither consoles nor the options of commands. A run that breaks
 a rule, ends its process or does not end is a failure with the command that repeats it; the others
-go on.
+go on. Failures are written where they happen (findings.py), before anybody is told.
 """
 
 from __future__ import annotations
@@ -13,19 +13,23 @@ import enum
 import multiprocessing
 import signal
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnContext
 
+from quire.sim.findings import Findings
 from quire.sim.options import SimOptions
 from quire.sim.pd.options import SimPdOptions
 from quire.sim.report import SimulationError
 
 _LOOK_EVERY_S = 0.5
-_MAX_PIECE_S = 600.0
-"""A run takes seconds: one that takes so long goes round in circles."""
+_MAX_COMPUTED_S = 300.0
+"""A run takes seconds: one that computes for so long goes round in circles."""
+_MAX_PIECE_S = 3600.0
+"""However busy the machine is with other things."""
 
 
 class Simulator(enum.StrEnum):
@@ -49,6 +53,10 @@ class Piece:
         return kind.for_swarm(self.seed)
 
     @property
+    def name(self) -> str:
+        return f"{self.simulator.value}-{self.seed}"
+
+    @property
     def command(self) -> str:
         """What repeats it."""
         return self.options.command(self.seed, self.steps)
@@ -69,6 +77,8 @@ class SwarmReport:
     runs: Counter[Simulator] = field(default_factory=Counter)
     steps: Counter[Simulator] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
+    stopped: list[str] = field(default_factory=list)
+    """Commands of what was under way when it was interrupted."""
 
     @property
     def steps_per_s(self) -> float:
@@ -79,6 +89,7 @@ class SwarmReport:
 class SwarmPlan:
     seed: int
     jobs: int
+    findings: Findings
     simulators: tuple[Simulator, ...] = tuple(Simulator)
     seconds: float = float("inf")
     steps: float = float("inf")
@@ -109,6 +120,8 @@ def run_piece(piece: Piece) -> str:
             simulate(piece.seed, piece.steps, options)
     except SimulationError as error:
         return str(error)
+    except Exception:  # before its first step, or after its last
+        return f"{traceback.format_exc()}  repeat: {piece.command}"
     return ""
 
 
@@ -117,13 +130,13 @@ def swarm(
     *,
     look: Callable[[SwarmReport], None] = lambda report: None,
     found: Callable[[Failure], None] = lambda failure: None,
-    work: Callable[[Connection], None] | None = None,
+    work: Callable[[Piece], str] = run_piece,
 ) -> SwarmReport:
     """`look` is called every now and then, `found` at each failure. An interruption ends it early.
-    `work`: what each process does with its end of the line; for tests."""
+    `work`: what is done with each piece; for tests."""
     report = SwarmReport(plan.seed, plan.jobs)
     context = multiprocessing.get_context("spawn")
-    hands = [_Hand(context, work or answer) for _ in range(plan.jobs)]
+    hands = [_Hand(context, plan.findings, work) for _ in range(plan.jobs)]
     pieces, began_s = plan.pieces(), time.monotonic()
 
     def give(hand: _Hand) -> None:
@@ -138,14 +151,15 @@ def swarm(
             for at, hand in enumerate(hands):
                 error = hand.heard() if hand in ready else hand.overdue()
                 if error is not None and hand.piece is not None:
+                    plan.findings.end(hand.piece.name, hand.piece.command, error)
                     _take_in(report, hand.piece, error, found)
                     if not hand.process.is_alive():
-                        hands[at] = _Hand(context, work or answer)
+                        hands[at] = _Hand(context, plan.findings, work)
                     give(hands[at])
             report.seconds = time.monotonic() - began_s
             look(report)
     except KeyboardInterrupt:
-        pass
+        report.stopped = plan.findings.under_way()
     finally:
         for hand in hands:
             hand.process.kill()
@@ -166,9 +180,11 @@ def _take_in(
 class _Hand:
     """A process, and the piece that it works at; None: it has nothing to do any more."""
 
-    def __init__(self, context: SpawnContext, work: Callable[[Connection], None]) -> None:
+    def __init__(
+        self, context: SpawnContext, findings: Findings, work: Callable[[Piece], str]
+    ) -> None:
         self.line, there = context.Pipe()
-        self.process = context.Process(target=work, args=(there,), daemon=True)
+        self.process = context.Process(target=answer, args=(there, findings, work), daemon=True)
         self.process.start()
         there.close()
         self.piece: Piece | None = None
@@ -199,12 +215,22 @@ class _Hand:
         return f"{what}\n  repeat: {self.piece.command}"
 
 
-def answer(line: Connection) -> None:
+def answer(line: Connection, findings: Findings, work: Callable[[Piece], str]) -> None:
     """A process of the swarm: until nobody asks any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends us
+    signal.signal(signal.SIGPROF, _too_long)
     while True:
         try:
             piece: Piece = line.recv()
         except EOFError:
             return
-        line.send(run_piece(piece))
+        findings.begin(piece.name, piece.command)
+        signal.setitimer(signal.ITIMER_PROF, _MAX_COMPUTED_S)
+        error = work(piece)
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        findings.end(piece.name, piece.command, error)
+        line.send(error)
+
+
+def _too_long(_signal: int, _frame: object) -> None:
+    raise TimeoutError(f"it has not ended after {_MAX_COMPUTED_S:g} s of computing")

@@ -6,7 +6,7 @@ under different namespaces are the rule. Knows tokens and sessions; does not kno
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from quire.keys import Namespace, UnitKind
@@ -32,6 +32,23 @@ class Prompt:
     session: Session
     tokens: tuple[int, ...]
     priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Tokens that are computed before they are known to be right.
+
+    tokens   [ accepted ···· )[ rejected ··· )
+    chosen   [ accepted ···· )[ one )
+    """
+
+    tokens: list[int]
+    chosen: list[int]
+    """What the model says itself: as many of them as it accepts, and the one after those."""
+
+    @property
+    def num_accepted(self) -> int:
+        return len(self.chosen) - 1
 
 
 class Workload:
@@ -68,6 +85,12 @@ class Workload:
         """Some generated tokens; now and then none."""
         return self._random_tokens(self._rng.randrange(self._page_size + 2))
 
+    def draft(self, count: int) -> Draft:
+        """Some tokens that may be those to come."""
+        tokens, accepted = self._random_tokens(count), self._rng.randint(0, count)
+        others = [token for token in range(ALPHABET) if token not in tokens[accepted:][:1]]
+        return Draft(tokens, [*tokens[:accepted], self._rng.choice(others)])
+
     def finished(self, prompt: Prompt, tokens: list[int]) -> None:
         """The conversation goes on from here, unless another turn did so first."""
         prompt.session.tokens = tokens
@@ -88,7 +111,9 @@ def _namespaces(options: SimOptions) -> list[Namespace]:
         UnitMix.BOTH: (UnitKind.TOKEN, UnitKind.PAIR),
     }[options.units]
     names = [("", ""), ("", "tenant"), ("adapter", "")]
-    return [
+    found = [
         Namespace("model", "float32", options.page_size, kinds[i % 2], adapter, salt)
         for i, (adapter, salt) in enumerate(names)
     ]
+    # In BOTH there are two that differ in nothing but their units.
+    return [*found, replace(found[0], unit=kinds[1])] if kinds[0] is not kinds[1] else found

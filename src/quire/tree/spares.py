@@ -46,11 +46,14 @@ def next_spare(spare: Queue, slot: int) -> Spare | None:
 
 def _in_the_way(node: Node, spare: Queue) -> Holding | None:
     """The end of a path below `node` on the host, if all that would be lost there is worth it."""
-    num_spare, num_lost = node.num_pages, node.given_up
+    num_spare, num_lost, num_seen = node.num_pages, node.given_up, 0
     leaf: Holding | None = None
     nodes = [node]
     for above in nodes:
         for child in (above.children or {}).values():
+            num_seen += 1
+            if num_seen > MAX_BELOW:
+                return None
             holding = child.held[HOST]
             if holding is None:
                 continue
@@ -61,8 +64,6 @@ def _in_the_way(node: Node, spare: Queue) -> Holding | None:
                 num_spare += child.num_pages
             if child.host_below == 0:
                 leaf = holding
-        if len(nodes) > MAX_BELOW:
-            return None
     return leaf if num_lost <= num_spare else None
 
 

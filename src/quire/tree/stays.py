@@ -88,18 +88,17 @@ class Stays:
         holding.reasons = int(holding.state is not READY)
         parent = node.parent
         assert parent is not None
-        if slot <= HOST:
-            if slot == DEVICE:
-                parent.device_below += 1
-            else:
-                parent.host_below += 1
-                if node.host_below and node.children is not None:
-                    below = (child.held[slot] for child in node.children.values())
-                    holding.reasons += sum(h is not None and h.reasons > 0 for h in below)
-            if holding.reasons:
-                self.hold_back(parent, slot)
+        if slot == DEVICE:
+            parent.device_below += 1
+        elif slot == HOST:
+            parent.host_below += 1
+            if node.host_below and node.children is not None:
+                below = (child.held[slot] for child in node.children.values())
+                holding.reasons += sum(h is not None and h.reasons > 0 for h in below)
         if not holding.reasons:
-            self.movable[slot] += num_pages(holding.pages)
+            self.movable[slot] += len(holding.pages) // PAGE_ID_BYTES
+        elif slot <= HOST:
+            self.hold_back(parent, slot)
         self._reckon_around(node, slot)
 
     def leave(self, node: Node, slot: int, holding: Holding) -> None:
@@ -164,16 +163,17 @@ class Stays:
     def _reckon_around(self, node: Node, slot: int) -> None:
         """What the host holds of a node has changed: so may what the device owes."""
         if slot == HOST:
-            self.reckon(node, DEVICE)
-            parent = node.parent
-            if parent is not None and parent.held[DEVICE] is not None:
+            device, parent = node.held[DEVICE], node.parent
+            if device is not None and (device.owes or node.host_below):
+                self.reckon(node, DEVICE)
+            if parent is not None and parent.held[HOST] is None:  # else it owes nothing
                 self.reckon(parent, DEVICE)
-            for device in self._other_devices:
-                self.reckon(node, device)
-        elif slot % NUM_TIERS == DEVICE:
+            for other in self._other_devices:
+                self.reckon(node, other)
+        elif slot != DEVICE:
+            self.reckon(node, slot - slot % NUM_TIERS)
+        elif node.host_below:
             self.reckon(node, slot)
-        else:
-            self.reckon(node, slot - HOST)
 
 
 def is_leaf(node: Node, slot: int) -> bool:

@@ -81,10 +81,11 @@ class PrefixTree:
         `start` is a node known to lie on the key's path: only what is below it is walked.
         """
         nodes: list[Node] = []
-        node = start or self.roots.get(key.namespace.digest)
+        namespace = key.namespace
+        node = start or self.roots.get(namespace.digest)
         if node is None:
             return Walk(nodes, 0)
-        data, step, width = key.data, key.page_bytes, key.page_width
+        data, step, width = key.data, namespace.page_bytes, namespace.page_width
         overlap = width - step
         at, last = node.end, key.last
         while at < last and node.children is not None:

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from quire.engine.attention import Heads
-from quire.engine.attention.staging import send
+from quire.engine.attention.staging import Staging
 from quire.engine.batch import Batch, Segment, SegmentResult
 from quire.engine.bridge import AttentionBridge, row_ends
 from quire.engine.draft.eagle import EagleHead, Step
@@ -66,11 +66,12 @@ class Drafter:
         self._bridge = bridge
         self._layer = layer
         self.device = device
+        self._staging = Staging(device)
         self._scaling = head.spec.decoder.scaling
 
     def follow(self, batch: Batch, features: torch.Tensor, drawn: torch.Tensor | None) -> Drafted:
-        next_tokens, positions, places, sources = send(
-            [*_known(batch), *_drawn_places(batch)], self.device
+        next_tokens, positions, places, sources = self._staging.send(
+            [*_known(batch), *_drawn_places(batch)]
         )
         if drawn is not None and len(places):
             next_tokens = next_tokens.index_copy(0, places, drawn.index_select(0, sources))
@@ -90,7 +91,7 @@ class Drafter:
         chains = sorted(_chains(batch, results), key=lambda chain: -chain.segment.ahead)
         if not chains:
             return {}
-        (rows,) = send([np.array([chain.row for chain in chains], np.int64)], self.device)
+        (rows,) = self._staging.send([np.array([chain.row for chain in chains], np.int64)])
         hidden, normed = (x.index_select(0, rows) for x in done)
         proposed: dict[int, list[int]] = {chain.number: [] for chain in chains}
         for number in range(1, chains[0].segment.ahead + 1):

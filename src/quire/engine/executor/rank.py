@@ -20,6 +20,7 @@ from quire.engine.config import AttentionKind, ForwardKind
 from quire.engine.draft.drafter import Drafter, Drafts
 from quire.engine.draft.eagle import EagleHead
 from quire.engine.draft.weights import assemble, draft_target, read_spec, read_tensors
+from quire.engine.executor.rehearsal import rehearse
 from quire.engine.forward import Forward, choose
 from quire.engine.forward.dense import DenseModel, load_dense
 from quire.engine.forward.opening import Limits, in_graphs, open_dense, ops_of, replayed
@@ -133,6 +134,8 @@ def build_rank(
         else:
             modules = _through_transformers(config, model, bridge, shape, worker)
             forward = _in_graphs(modules, bridge, backends, limits, tell)
+        if config.graph_batch and torch.device(worker_config.device).type == "cuda":
+            _rehearse(forward, shape, worker, tell)
     except BaseException:
         worker.close()
         raise
@@ -237,6 +240,22 @@ def _in_graphs(
         reason = " ".join(str(error).split())[:300]
         _logger.warning("decode steps are not replayed as CUDA graphs: %s", reason)
         return forward
+
+
+def _rehearse(forward: Forward, shape: ModelShape, worker: CacheWorker, progress: Progress) -> None:
+    import torch
+
+    if list(worker.components) != [FULL]:
+        return
+    pool = worker.components[FULL].device
+    with torch.inference_mode():
+        rehearse(
+            forward,
+            page_size=pool.layout.page_size,
+            num_pages=pool.num_pages,
+            max_positions=shape.max_position_embeddings,
+            progress=lambda done: progress("kernels", done),
+        )
 
 
 def _join(config: RankConfig, worker_config: WorkerConfig) -> AllReduce:

@@ -1,4 +1,4 @@
-"""Block: the memory that CUDA graphs read, filled by one copy per step.
+"""Block: the memory that CUDA graphs read, filled by one kernel per step.
 
 What differs from step to step lies in columns of one length, and the page numbers behind them:
 
@@ -27,6 +27,7 @@ import numpy.typing as npt
 import torch
 
 from quire.engine.attention.columns import Column, Columns
+from quire.engine.attention.staging import Staging
 from quire.engine.batch import Segment
 from quire.engine.bridge import Inputs
 from quire.engine.kernels.decode import Tables
@@ -101,6 +102,7 @@ class Block:
         self._capacity = capacity
         self._columns = (_SHARED + _OWN * len(components)) * capacity
         self._there = torch.zeros(self._columns + num_pages, dtype=torch.int32, device=device)
+        self._staging = Staging(device)
         for nowhere in (self._shared(7), *(self._own(name, 0) for name in components)):
             self._there[nowhere] = -1
 
@@ -154,27 +156,23 @@ class Block:
     ) -> None:
         """`places`: the entry of each piece; `splits`: by component, of each table."""
         size = self._columns + sum(len(table.pages) for table in tables.values())
-        # torch does not lend this memory again before the copy out of it has happened.
-        pinned = self._there.device.type == "cuda"
-        staging = torch.empty(size, dtype=torch.int32, pin_memory=pinned)
-        block = staging.numpy()
-        block[: self._columns] = 0
-        self._fill_tokens(block, segments)
-        for which, column in ((5, pieces.rows), (6, pieces.counts)):
-            block[self._shared(which)][places] = column
-        first = 0
-        for component, table in tables.items():
-            slots, lengths, firsts, split = (
-                block[self._own(component, which)] for which in range(_OWN)
-            )
-            split[: len(splits[component])] = splits[component]
-            slots[: len(table.slots)], slots[len(table.slots) :] = table.slots, -1
-            lengths[places] = pieces.lengths(table)
-            firsts[places] = table.firsts[pieces.segments] + first
-            place = self._columns + first
-            block[place : place + len(table.pages)] = table.pages
-            first += len(table.pages)
-        self._there[:size].copy_(staging, non_blocking=True)
+        with self._staging.filling(self._there[:size]) as block:
+            block[: self._columns] = 0
+            self._fill_tokens(block, segments)
+            for which, column in ((5, pieces.rows), (6, pieces.counts)):
+                block[self._shared(which)][places] = column
+            first = 0
+            for component, table in tables.items():
+                slots, lengths, firsts, split = (
+                    block[self._own(component, which)] for which in range(_OWN)
+                )
+                split[: len(splits[component])] = splits[component]
+                slots[: len(table.slots)], slots[len(table.slots) :] = table.slots, -1
+                lengths[places] = pieces.lengths(table)
+                firsts[places] = table.firsts[pieces.segments] + first
+                place = self._columns + first
+                block[place : place + len(table.pages)] = table.pages
+                first += len(table.pages)
 
     def follow(self, drawn: torch.Tensor) -> None:
         """What the batch before drew; after `fill`."""

@@ -14,11 +14,11 @@ from itertools import islice
 from quire.components import Component, Guard
 from quire.config import WritePolicy
 from quire.manager.core import Core
-from quire.manager.operations import COPY_TIMEOUT_S, Kind, Operation, OpState
+from quire.manager.operations import BACKUP, COPY_TIMEOUT_S, ENDED, Operation
 from quire.manager.writes.spans import Outcome, Span, UnderWay, joined, size_of
 from quire.messages import Backup
 from quire.tree import Node, rest, slot_of
-from quire.types import DEVICE, FILLING, HOST, READY, num_pages
+from quire.types import DEVICE, FILLING, HOST, PAGE_ID_BYTES, READY, num_pages
 
 LOOK_AHEAD = 128
 """Cold holdings looked at, at most, for copying out ahead of eviction."""
@@ -72,10 +72,9 @@ class Backups:
 
     def used(self, tail: Node) -> None:
         """Selective write-through counts."""
-        if self._selective and self._keeps:
-            for node in self._core.tree.path(tail):
-                if self._is_proven(node):
-                    self.want(node)
+        for node in self._core.tree.path(tail):
+            if self._is_proven(node):
+                self.want(node)
 
     def expect(self, num_pages: int) -> None:
         self._expected = max(self._expected, num_pages)
@@ -155,7 +154,7 @@ class Backups:
         for due in self.take_due():
             missing = self._missing(due)
             for node in missing:
-                if not self._is_dirty(node):
+                if guards and not self._is_dirty(node):
                     break  # it went when room was made for those before it
                 held = self._reserve_host(node, due)
                 if held is None:  # what lies below would hang in the air
@@ -170,8 +169,8 @@ class Backups:
             return
         device, host = joined(spans, self._device), joined(spans, self._host)
         op = core.operations.start(
-            Kind.BACKUP,
-            {self._component.name: num_pages(host)},
+            BACKUP,
+            {self._component.name: len(host) // PAGE_ID_BYTES},
             timeout_s=COPY_TIMEOUT_S,
             on_report=self._reported,
             guards=guards,
@@ -187,7 +186,7 @@ class Backups:
             while above is not None and above.parent is not None and above.held[HOST] is None:
                 nodes.insert(0, above)
                 above = above.parent
-        return [node for node in nodes if self._is_dirty(node)]
+        return list(filter(self._is_dirty, nodes))
 
     def _is_dirty(self, node: Node) -> bool:
         """On the device and not on the host."""
@@ -196,18 +195,20 @@ class Backups:
 
     def _reserve_host(self, node: Node, due: Span) -> list[Guard] | None:
         """Give the node its FILLING host holding; returns the locks on what is copied."""
-        core, size = self._core, size_of(self._component, node)
-        is_free = core.allocators[self._host].num_free >= size
+        core, slot, above = self._core, self._host, node.parent
+        assert above is not None
+        size = size_of(self._component, node)
+        is_free = core.allocators[slot].num_free >= size
         if not is_free and not self._is_worth_room(due):
             return None
-        held, above = core.hold(node, self._device), node.parent
-        assert above is not None
+        held = core.hold(node, self._device)
         # What it will hang under on the host must not be what makes room for it.
         path = [] if is_free or above.held[HOST] is None else core.hold(above, HOST)
-        pages = core.reserve(self._host, size)
+        pages = core.reserve(slot, size)
         if pages is not None:
-            core.tree.attach(node, self._host, pages, FILLING)
-        core.unprotect(path)
+            core.tree.attach(node, slot, pages, FILLING)
+        if path:
+            core.unprotect(path)
         if pages is None:
             core.unprotect(held)
             core.tidy((node,))
@@ -232,14 +233,14 @@ class Backups:
         return due.urgent or due.cold or self._core.store_epoch > 0
 
     def _reported(self, op: Operation) -> None:
-        if op.state is not OpState.ENDED:
+        if op.state is not ENDED:
             return
         core, slot = self._core, self._host
         outcomes = self._under_way.take(op)
         failed: list[Outcome] = []
         for outcome in outcomes:
             span, node, size, statuses = outcome
-            if any(statuses):
+            if statuses and any(statuses):
                 failed.insert(0, outcome)
                 continue
             core.tree.make_ready(node, slot)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from quire.components import Component
 from quire.manager.core import Core
@@ -44,13 +43,9 @@ class Span:
         return nodes
 
 
-class Outcome(NamedTuple):
-    """A node of an operation, its pages, and what became of them; no statuses: all is well."""
-
-    span: Span
-    node: Node
-    size: int
-    statuses: bytes
+Outcome = tuple[Span, Node, int, bytes]
+"""A node of an operation, its pages, and what became of them; no statuses: all is well. A plain
+tuple because every request makes some."""
 
 
 class UnderWay:
@@ -71,10 +66,11 @@ class UnderWay:
         for span in self._spans.pop(op.id):
             for node in span.nodes(self._component):
                 size = size_of(self._component, node)
-                mine = statuses[at : at + size]
-                if mine:
+                mine = b""
+                if statuses:
+                    mine = statuses[at : at + size]
                     self._core.count_faults(op.kind, mine)
-                outcomes.append(Outcome(span, node, size, mine))
+                outcomes.append((span, node, size, mine))
                 at += size
         return outcomes
 
@@ -86,4 +82,4 @@ def size_of(component: Component, node: Node) -> int:
 
 def joined(spans: Iterable[Span], slot: int) -> PageIds:
     """Their pages in a slot."""
-    return PageIds(b"".join(held_pages(span.tail, slot) for span in spans))
+    return PageIds(b"".join([held_pages(span.tail, slot) for span in spans]))

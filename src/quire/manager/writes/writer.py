@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from quire.components import Component
+from quire.config import WritePolicy
 from quire.manager.core import Core
 from quire.manager.writes.backups import Backups, Forgiven
 from quire.manager.writes.writes import Writes
@@ -26,6 +27,8 @@ class Writer:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._forgiven: Forgiven = {}
+        config = core.config.write
+        self._selective = config.enabled and config.policy is WritePolicy.WRITE_THROUGH_SELECTIVE
         self._backups: list[Backups] = []
         """By component, as the writes."""
         self._writes: list[Writes] = []
@@ -61,10 +64,11 @@ class Writer:
             self._touched[tail] = None
             if len(self._touched) > TOUCHED_PAGES:
                 self._touched.pop(next(iter(self._touched)))
-        for backups in self._backups:
-            backups.used(tail)
-        for writes in self._writes:
-            writes.used(tail)
+            for writes in self._writes:
+                writes.used(tail)
+        if self._selective:
+            for backups in self._backups:
+                backups.used(tail)
 
     def expect(self, num_pages: int) -> None:
         """A request has arrived that will take so many device pages once it is its turn."""
@@ -127,7 +131,11 @@ class Writer:
         return sum(writes.num_waiting for writes in self._writes)
 
     def next_retry(self) -> float | None:
-        return min((w.retries[0][0] for w in self._writes if w.retries), default=None)
+        first = None
+        for writes in self._writes:
+            if writes.retries and (first is None or writes.retries[0][0] < first):
+                first = writes.retries[0][0]
+        return first
 
     def _touch(self) -> None:
         """Tell the store which paths were used here: what is hot in memory must not grow cold

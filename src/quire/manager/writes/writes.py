@@ -14,7 +14,7 @@ import msgspec
 
 from quire.components import Component, Guard
 from quire.manager.core import Core
-from quire.manager.operations import Kind, Operation, OpState
+from quire.manager.operations import ENDED, WRITE, Operation
 from quire.manager.writes.spans import Span, UnderWay, joined, size_of
 from quire.messages import Run, Write
 from quire.tree import Node, rest, slot_of
@@ -62,8 +62,6 @@ class Writes:
     def used(self, tail: Node) -> None:
         """Holes in the store are repaired."""
         epoch, node, index, host = self._core.store_epoch, tail, self._index, self._host
-        if epoch == 0:
-            return
         while (parent := node.parent) is not None:
             stored = node.stored_in(index) if index else node.stored
             if stored != epoch and node.held[host] is not None:
@@ -149,7 +147,7 @@ class Writes:
         self._writing.update(spans)
         host, timeout_s = joined(spans.values(), self._host), core.config.write.timeout_s
         op = core.operations.start(
-            Kind.WRITE,
+            WRITE,
             {self._component.name: num_pages(host)},
             timeout_s=timeout_s * 2,  # the worker gives up first
             on_report=self._reported,
@@ -200,7 +198,7 @@ class Writes:
         return runs
 
     def _reported(self, op: Operation) -> None:
-        if op.state is not OpState.ENDED:
+        if op.state is not ENDED:
             return
         core, outcomes = self._core, self._under_way.take(op)
         epoch, at = self._epochs.pop(op.id), 0

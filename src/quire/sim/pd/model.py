@@ -1,21 +1,30 @@
 """SimModel: plays the model over simulated pages, and checks every page before it is read.
 
 An Executor for the real engine. A sequence's state is one number (quire.sim.content), and so is
-what a page holds after the last token that was written into it; the next token is a function of
+what a page holds after the last unit that was written into it; the next token is a function of
 that number. A wrong page is remembered in `broken`, because the engine takes an exception for a
 model that failed.
+
+In a namespace of pairs there is a draft head too: what a page holds depends on the token after it,
+which is known or drawn in the very step that fills the page. What was computed for proposals that
+are rejected is written behind what counts, and it is as if nothing were there.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from hashlib import blake2b
+from random import Random
 
-from quire.engine.batch import Batch, BatchResult, Segment, SegmentResult
+import msgspec
+import zmq
+
+from quire.engine.batch import Batch, BatchResult, Segment, SegmentResult, verified
 from quire.engine.request import Request
 from quire.engine.sampling import Sampled
-from quire.keys import Namespace
+from quire.keys import Namespace, UnitKind
 from quire.messages import Command, Completion, encode
 from quire.sim.compute import FULL, RECURRENT, WINDOW
 from quire.sim.content import Oracle, Pools
@@ -39,10 +48,17 @@ def answer(oracle: Oracle, namespace: Namespace, tokens: Sequence[int], count: i
     data = b"".join(t.to_bytes(_TOKEN_BYTES, "little") for t in tokens)
     found: list[int] = []
     for _ in range(count):
-        token = next_token(oracle.after(namespace, data))
+        token = said(oracle, namespace, data)
         found.append(token)
         data += token.to_bytes(_TOKEN_BYTES, "little")
     return found
+
+
+def said(oracle: Oracle, namespace: Namespace, tokens: bytes) -> int:
+    """The model's next token: the same whatever the units are in which its prefixes are named."""
+    if namespace.unit is not UnitKind.TOKEN:
+        namespace = replace(namespace, unit=UnitKind.TOKEN)
+    return next_token(oracle.after(namespace, tokens))
 
 
 class TracedWorkers:
@@ -53,6 +69,10 @@ class TracedWorkers:
         self.peer_addresses = [""] * num_ranks
         self._workers = workers
         self._trace = trace
+
+    @property
+    def news(self) -> list[int | zmq.Socket[bytes]]:
+        return []
 
     def peer_counters(self) -> dict[str, int]:
         return {}
@@ -82,12 +102,13 @@ class SimModel:
         *,
         page_size: int,
         window_tokens: int,
-        computes_prompts: bool,
+        may_compute: Callable[[RequestId], bool],
         overlaps: bool,
+        rng: Random,
         trace: Callable[[bytes], None],
     ) -> None:
         """`request`: what is known of one. `window_tokens`: those before a token that it sees in
-        window layers; 0: no such. `computes_prompts` = False: all full pages of a prompt come from
+        window layers; 0: no such. `may_compute`: else all full pages of a prompt come from
         elsewhere."""
         self._oracle = oracle
         self._request = request
@@ -95,8 +116,9 @@ class SimModel:
         self._sim = workers
         self._page_size = page_size
         self._window_tokens = window_tokens
-        self._computes_prompts = computes_prompts
+        self._may_compute = may_compute
         self.overlaps = overlaps
+        self._rng = rng
         self.workers = TracedWorkers(workers, pools.num_ranks, trace)
         self.broken: SimulationError | None = None
         self._landing: deque[BatchResult] = deque()
@@ -106,14 +128,19 @@ class SimModel:
         """Requests, each in its life, for which the last batch computed nothing of use."""
         self.checked_pages = 0
         self.computed_tokens = 0
+        self.accepted_tokens = 0
+        """Of those proposed."""
+        self.rejected_tokens = 0
 
     def launch(self, batch: Batch) -> None:
         result = self._run_all(batch)
         self._landing.append(result)
-        rows = zip(batch.segments, result.results, strict=True)
-        self._drawn = [r.sampled.token if r.sampled else 0 for s, r in rows if s.row is not None]
+        self._drawn = []
+        for segment, found in zip(batch.segments, result.results, strict=True):
+            if segment.row is not None:  # nobody goes on from what follows proposals
+                self._drawn += [found.sampled.token if found.sampled else 0] * segment.num_rows
 
-    def collect(self) -> BatchResult:
+    def collect(self, meanwhile: Callable[[], None]) -> BatchResult:
         return self._landing.popleft()
 
     def _run_all(self, batch: Batch) -> BatchResult:
@@ -154,17 +181,23 @@ class SimModel:
         if life in self._void:
             void.add(life)
             return self._run_on_nothing(segment)
-        start, end = segment.start, segment.start + segment.num_tokens
-        tokens = request.tokens[:end].tobytes()
+        start, known = segment.start, segment.num_tokens - segment.drafts
+        tokens = request.tokens[: start + known].tobytes()
+        own = known * _TOKEN_BYTES
         if segment.follows >= 0:
             if start != request.length:
                 raise SimulationError(f"{segment.id} does not go on where it is")
             last = self._drawn[segment.follows].to_bytes(_TOKEN_BYTES, "little")
             tokens = tokens[: start * _TOKEN_BYTES] + last
-        elif tokens[start * _TOKEN_BYTES :] != segment.tokens:
+        elif tokens[start * _TOKEN_BYTES :] != segment.tokens[:own]:
             raise SimulationError(f"{segment.id} computes other tokens than its own")
-        if segment.num_tokens > self._page_size and not self._computes_prompts:
+        if known > self._page_size and not self._may_compute(segment.id):
             raise SimulationError(f"{segment.id} computes what others should have computed for it")
+        result = self._draw(segment, request.key.namespace, tokens + segment.tokens[own:])
+        end = start + known + len(result.further)
+        tokens = (tokens + segment.tokens[own:])[: end * _TOKEN_BYTES]
+        if request.key.namespace.unit is UnitKind.PAIR:
+            tokens += self._after(segment, request, result, end).to_bytes(_TOKEN_BYTES, "little")
         sequence = _Sequence(self._oracle, request.key.namespace, tokens)
         self._full(segment, sequence, start, end)
         if self._window_tokens:
@@ -172,9 +205,32 @@ class SimModel:
         if segment.state != NO_SLOT:
             self._state(segment, sequence, start, end)
         self.computed_tokens += segment.num_tokens
-        if segment.row is None:
+        self.accepted_tokens += len(result.further)
+        self.rejected_tokens += segment.drafts - len(result.further)
+        return result
+
+    def _draw(self, segment: Segment, namespace: Namespace, tokens: bytes) -> SegmentResult:
+        """What comes after its tokens, and as far as its proposals are right after these; and what
+        may come then."""
+        drawn = []
+        for rejected in range(segment.num_rows - 1, -1, -1):
+            known = tokens[: len(tokens) - rejected * _TOKEN_BYTES]
+            drawn.append(Sampled(said(self._oracle, namespace, known)))
+        if not drawn:
             return SegmentResult()
-        return SegmentResult(Sampled(next_token(sequence.at(end))))
+        proposed = [self._rng.randrange(ALPHABET) for _ in range(segment.ahead)]
+        return msgspec.structs.replace(verified(segment, drawn), proposed=proposed)
+
+    def _after(self, segment: Segment, request: Request, result: SegmentResult, end: int) -> int:
+        """The second token of its last pair."""
+        if segment.after >= 0:
+            if segment.drafts or segment.after != request.tokens[end]:
+                raise SimulationError(f"{segment.id} computes a pair with another's token")
+            return segment.after
+        drawn = [*([result.sampled] if result.sampled else []), *result.further]
+        if not drawn:
+            raise SimulationError(f"{segment.id} computes a pair of which it knows one token")
+        return drawn[-1].token
 
     def _run_on_nothing(self, segment: Segment) -> SegmentResult:
         """It was launched before anybody heard that what it goes on from could not be computed:
@@ -198,6 +254,7 @@ class SimModel:
         self._check(segment, segment.pages, due, FULL)
         first, last = start // self._page_size, -(-end // self._page_size)
         self._pools.compute(pages[first:last], sequence.pages(first, end), FULL)
+        self._pools.scribble_everywhere(pages[last:], FULL)
 
     def _window(self, segment: Segment, sequence: _Sequence, start: int, end: int) -> None:
         size, at = self._page_size, segment.window_first
@@ -208,9 +265,11 @@ class SimModel:
         due = sequence.pages(at, start)
         self._check(segment, segment.window, due, WINDOW)
         first, last = max(at, start // size), -(-end // size)
-        if last - at > len(pages):
+        written = -(-(start + segment.num_tokens) // size)
+        if written - at > len(pages):
             raise SimulationError(f"{segment.id} has no window pages for what it computes")
         self._pools.compute(pages[first - at : last - at], sequence.pages(first, end), WINDOW)
+        self._pools.scribble_everywhere(pages[last - at : written - at], WINDOW)
 
     def _state(self, segment: Segment, sequence: _Sequence, start: int, end: int) -> None:
         slot, pools = segment.state, self._pools
@@ -240,9 +299,10 @@ class SimModel:
 
 
 class _Sequence:
-    """What the pages of one sequence must contain."""
+    """What the pages of one sequence must contain. Of pairs, with one token more than units."""
 
     def __init__(self, oracle: Oracle, namespace: Namespace, tokens: bytes) -> None:
+        self._overlap = namespace.unit.overlap
         self._oracle = oracle
         self._tokens = tokens
         self._root = oracle.register(namespace)
@@ -250,16 +310,17 @@ class _Sequence:
         self._full = oracle.pages(namespace, tokens)
 
     def at(self, count: int) -> int:
-        """After `count` tokens."""
+        """After `count` units."""
         full = count // self._size
         before = self._full[full - 1] if full else self._root
         if count % self._size == 0:
             return before
-        rest = self._tokens[full * self._size * _TOKEN_BYTES : count * _TOKEN_BYTES]
+        last = count + self._overlap
+        rest = self._tokens[full * self._size * _TOKEN_BYTES : last * _TOKEN_BYTES]
         return self._oracle.page_after(before, rest)
 
     def pages(self, first: int, count: int) -> list[int]:
-        """Pages from `first` on, when `count` tokens are written."""
+        """Pages from `first` on, when `count` units are written."""
         full = count // self._size
         pages = self._full[first:full]
         if count % self._size and first <= full:

@@ -18,8 +18,10 @@ from quire.sim.options import (
     CommonOptions,
     ComponentMix,
     SimOptions,
+    UnitMix,
     command_line,
     draws_both,
+    draws_drafts,
     option,
 )
 
@@ -112,6 +114,8 @@ class SimPdOptions(CommonOptions):
             reordered=rng.choice((0.0, 0.0, 0.1)),
             delayed=rng.choice((0.0, 0.02)),
             both=draws_both(seed),
+            units=_draws_units(seed),
+            drafts=draws_drafts(seed),
         )
 
     @classmethod
@@ -146,3 +150,9 @@ class SimPdOptions(CommonOptions):
     def command(self, seed: int, steps: int) -> str:
         """The exact command that repeats a run with these options."""
         return command_line("pd", self, SimPdOptions.from_seed(seed), seed, steps)
+
+
+def _draws_units(seed: int) -> UnitMix:
+    """Of its own generator: what else follows from the seed stays as it was."""
+    mixes = (UnitMix.TOKEN, UnitMix.TOKEN, UnitMix.PAIR, UnitMix.PAIR, UnitMix.BOTH)
+    return Random(f"quire sim units {seed}").choice(mixes)

@@ -9,11 +9,14 @@ from hashlib import blake2b
 from random import Random
 
 from quire.engine.config import Role
+from quire.keys import UnitKind
+from quire.sim.apart import Apart
 from quire.sim.clock import VirtualClock
 from quire.sim.content import Oracle
 from quire.sim.drive import Progress, drive
 from quire.sim.lanes import Links
 from quire.sim.network import NetworkTrouble, SimNetwork
+from quire.sim.options import UnitMix
 from quire.sim.pd.client import SimClients
 from quire.sim.pd.health import ALL, Health, line
 from quire.sim.pd.node import Place, SimNode, World
@@ -66,8 +69,18 @@ class PdSimulation:
             lambda one, other, seconds: health.disturbed(line(one, other), seconds),
         )
         stores, links = SimStores(options.store_pages), Links(self.clock, options.link_pages_s)
+        oracle = Oracle()
         self.world = World(
-            seed, options, self.clock, Oracle(), network, stores, links, health, self._trace
+            seed,
+            options,
+            self.clock,
+            oracle,
+            Apart(oracle),
+            network,
+            stores,
+            links,
+            health,
+            self._trace,
         )
         self.clients = SimClients(self.world, Random(f"{seed} clients"))
         self._lives = 0
@@ -140,9 +153,10 @@ class PdSimulation:
         return [node for node in self.nodes if node.place.role is not Role.PREFILL]
 
     def _turn(self, node: SimNode) -> None:
-        self.clients.hear(node, node.step(), self.nodes)
+        self.clients.hear(node, node.step())
         self._steps += 1
         node.check()
+        node.check_local(self.nodes)
         if self._steps % _AUDIT_EVERY == 0:
             self.world.counters["audited pages"] += node.audit()
 
@@ -200,11 +214,11 @@ class PdSimulation:
     def _check_nobody_is_forgotten(self) -> None:
         """With nobody asking and nothing under way, nothing may be held for anybody."""
         talking = self.world.network.next_event_s() is not None
-        asking = any(node.exchange.asker.open or node.hub.events for node in self.nodes)
+        asking = any(node.exchange.receiver.open or node.hub.events for node in self.nodes)
         self._quiet_turns = 0 if talking or asking or self.clients.calls else self._quiet_turns + 1
         if self._quiet_turns > _QUIET_TURNS:
             for node in self.nodes:
-                for link, name in node.exchange.holder.open:
+                for link, name in node.exchange.giver.open:
                     raise SimulationError(f"{node.epoch} holds {name} of {link} for nobody")
 
     def _unfinished(self) -> str:
@@ -212,7 +226,7 @@ class PdSimulation:
         for node in self.nodes:
             operations = [str(op.kind) for op in node.manager.operations.running.values()]
             requests = [f"{s.id} {s.state} {s.handover}" for s in node.engine.requests().requests]
-            asked, given = node.exchange.asker.open, node.exchange.holder.open
+            asked, given = node.exchange.receiver.open, node.exchange.giver.open
             found.append(
                 f"{node.epoch}: operations {operations}, requests {requests}, "
                 f"asked {len(asked)}, given {list(given)}, idle {node.idle}"
@@ -221,20 +235,33 @@ class PdSimulation:
 
 
 def _places(options: SimPdOptions, rng: Random) -> list[Place]:
+    """In BOTH there are as many engines again that count in pairs; all of them share a store."""
+    units = {
+        UnitMix.TOKEN: (UnitKind.TOKEN,),
+        UnitMix.PAIR: (UnitKind.PAIR,),
+        UnitMix.BOTH: (UnitKind.TOKEN, UnitKind.PAIR),
+    }[options.units]
+    return [place for unit in units for place in _places_of(unit, options, rng)]
+
+
+def _places_of(unit: UnitKind, options: SimPdOptions, rng: Random) -> list[Place]:
+    kind = "" if unit is UnitKind.TOKEN else "pair-"
     if options.topology is Topology.PEERS:
-        names = [f"unified{i}" for i in range(options.decodes)]
+        names = [f"{kind}unified{i}" for i in range(options.decodes)]
         places = []
         for name in names:
             others = [f"tcp://{other}:1" for other in names if other != name]
             rng.shuffle(others)
-            places.append(Place(name, Role.UNIFIED, options.decode_ranks, peers=tuple(others)))
+            ranks = options.decode_ranks
+            places.append(Place(name, Role.UNIFIED, ranks, unit, peers=tuple(others)))
         return places
     prefills = [
-        Place(f"prefill{i}", Role.PREFILL, options.prefill_ranks) for i in range(options.prefills)
+        Place(f"{kind}prefill{i}", Role.PREFILL, options.prefill_ranks, unit)
+        for i in range(options.prefills)
     ]
     addresses = [place.address for place in prefills]
     decodes = []
     for i in range(options.decodes):
-        order = rng.sample(addresses, len(addresses))
-        decodes.append(Place(f"decode{i}", Role.DECODE, options.decode_ranks, prefill=tuple(order)))
+        order, name = tuple(rng.sample(addresses, len(addresses))), f"{kind}decode{i}"
+        decodes.append(Place(name, Role.DECODE, options.decode_ranks, unit, prefill=order))
     return prefills + decodes
