@@ -9,6 +9,7 @@ pytest.importorskip("transformers")
 from dense_models import DENSE, VOCABULARY
 from eagle_models import Watching, chain, read_head, teacher_of, write_head
 from small_engine import SmallEngine
+from speculating import Eager, FixedPrices
 
 pytestmark = pytest.mark.gpu
 AHEAD = 3
@@ -57,6 +58,7 @@ def test_what_is_looked_up_changes_nothing(kind, tmp_path) -> None:
         assert speculation is not None
         known = [[*p, *a] for p, a in zip(PROMPTS, expected, strict=True)]
         speculation.new_proposer = lambda tokens: _Half(tokens, known)
+        speculation.prices, speculation.new_length = FixedPrices(), Eager
         assert answers(engine) == expected
         assert sum(speculation.counters.accepted) > 10
 

@@ -51,6 +51,8 @@ _BUSY_WAIT_S = 0.001
 _IDLE_WAIT_S = 0.2
 _REPORT_EVERY_S = 0.5
 _ATTACH_TIMEOUT_S = 60.0
+_MOST_OF_A_TURN = 1.5
+"""Of a batch's own time: a turn that took longer began with nothing to do."""
 _CHECK_SHARE = 0.01
 _CHECK_PIECE_S = 0.002
 """Of its idle time an engine spends at most so much on checking itself, and this at a time."""
@@ -354,7 +356,8 @@ class Engine:
         # about a prompt that would be recomputed.
         if 2 * batch.num_tokens >= self.scheduler.chunk_tokens:
             self.manager.costs.observe_prefill(batch.num_tokens, landed.seconds)
-        self.scheduler.timed(batch, landed.seconds)
+        # What the loop does between two batches counts; waiting for somebody to ask does not.
+        self.scheduler.timed(batch, min(landed.turn_s, _MOST_OF_A_TURN * landed.seconds))
         self._outputs += self.scheduler.complete(batch, outcome)
         self._observe_lengths()
 

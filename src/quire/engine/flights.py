@@ -21,6 +21,8 @@ class Landed:
     """The error concerns this batch only."""
     seconds: float
     """From its launch, or from the end of the batch before it."""
+    turn_s: float
+    """From the end of the batch before it, in any case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,5 +85,6 @@ class Flights:
                 raise
             except Exception as problem:  # request boundary, as above
                 outcome = problem
-        began, self._landed_s = max(flight.began_s, self._landed_s), self._clock()
-        return Landed(flight.batch, outcome, self._landed_s - began)
+        before, self._landed_s = self._landed_s, self._clock()
+        began = max(flight.began_s, before)
+        return Landed(flight.batch, outcome, self._landed_s - began, self._landed_s - before)

@@ -254,11 +254,15 @@ class Scheduler:
         return lengths
 
     def timed(self, batch: Batch, seconds: float) -> None:
-        """A batch kept the executor busy for so long."""
+        """A turn with this batch took so long. One after which tokens are proposed and that had
+        none itself is neither plain nor of use."""
         if self.speculation is None:
             return
-        if all(s.row is not None and s.num_tokens == 1 + s.drafts for s in batch.segments):
-            self.speculation.prices.observe(len(batch.segments), batch.num_tokens, seconds)
+        segments = batch.segments
+        if not all(s.row is not None and s.num_tokens == 1 + s.drafts for s in segments):
+            return
+        if batch.num_tokens > len(segments) or not any(s.ahead for s in segments):
+            self.speculation.prices.observe(len(segments), batch.num_tokens, seconds)
 
     # ---- choosing -------------------------------------------------------------------------------
 

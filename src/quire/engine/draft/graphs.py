@@ -12,7 +12,7 @@ All other batches go the eager way of drafter.py, which is also what this is mea
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -48,6 +48,9 @@ class GraphDrafter:
         self._drawn = torch.zeros(rows, dtype=torch.int64, device=device)
         shape = (max(kind.num_sequences for kind in kinds), max_tokens)
         self._proposed = torch.zeros(shape, dtype=torch.int64, device=device)
+        most = max(max_tokens, shape[0]) + 1
+        self._numbers = torch.arange(1, most, dtype=torch.int32, device=device)
+        self._ones = torch.ones(most, dtype=torch.int32, device=device)
         self._replays = {
             kind: graphs.capture(self._work(kind)) for kind in sorted(kinds, reverse=True)
         }
@@ -77,7 +80,7 @@ class GraphDrafter:
             head = self._drafter.head
             hidden, normed = self._drafter.step(head.fused(features), drawn, inputs.positions)
             sequences = block.sequences(FULL, count)
-            accepted = _accepted(inputs.tokens, drawn, sequences, width)
+            accepted = _accepted(inputs.tokens, drawn, sequences, self._numbers[: width - 1])
             last = sequences.rows + accepted
             hidden, normed = (x.index_select(0, last) for x in (hidden, normed))
             positions = sequences.lengths - sequences.counts + accepted
@@ -95,43 +98,56 @@ class GraphDrafter:
     ) -> None:
         """Propose after each sequence's last pair, at `positions`."""
         head = self._drafter.head
+        plans, further = self._plans(kind, positions, sequences)
         for number in range(self._max_tokens):
             tokens = head.proposed(head.logits(normed).argmax(-1))
             self._proposed[: len(tokens), number].copy_(tokens)
-            if number + 1 < self._max_tokens:
-                positions = positions + 1
-                self._enter(kind, positions, sequences, sequences.ahead > number + 1)
-                hidden, normed = self._drafter.step(hidden, tokens, positions)
+            if number < len(plans):
+                self._bridge.enter({FULL: plans[number]}, set())
+                hidden, normed = self._drafter.step(hidden, tokens, further[number])
 
-    def _enter(
-        self, kind: Kind, positions: torch.Tensor, sequences: Sequences, goes_on: torch.Tensor
-    ) -> None:
-        """Prepare the bridge for one place of each sequence that goes on."""
-        size = self._bridge.page_size
-        entries = (sequences.firsts + positions // size).clamp(max=len(sequences.pages) - 1)
-        slots = sequences.pages.index_select(0, entries) * size + positions % size
-        group = self._graphs.groups(kind)[0]
-        (table,) = self._graphs.block.tables(FULL, [group])
-        places = Tables(
-            torch.arange(len(positions), dtype=torch.int32, device=positions.device),
-            torch.ones_like(positions),
-            torch.where(goes_on, positions + 1, 0),
-            sequences.firsts,
-            sequences.pages,
-            table.split,
-            table.max_splits,
-        )
-        plan = self._backend.planned(torch.where(goes_on, slots, -1), [places])
-        self._bridge.enter({FULL: plan}, set())
+    def _plans(
+        self, kind: Kind, positions: torch.Tensor, sequences: Sequences
+    ) -> tuple[list[Any], torch.Tensor]:
+        """For one place of each sequence that goes on, one position further each time; and the
+        positions."""
+        size, count = self._bridge.page_size, len(positions)
+        number = self._numbers[: self._max_tokens - 1, None]
+        further = positions + number
+        goes_on = sequences.ahead > number
+        entries = (sequences.firsts + further // size).clamp(max=len(sequences.pages) - 1)
+        slots = sequences.pages[entries.long()] * size + further % size
+        slots = torch.where(goes_on, slots, -1)
+        lengths = torch.where(goes_on, further + 1, 0)
+        (table,) = self._graphs.block.tables(FULL, self._graphs.groups(kind)[:1])
+        rows, ones = self._numbers[:count] - 1, self._ones[:count]
+        plans = [
+            self._backend.planned(
+                slots[i],
+                [
+                    Tables(
+                        rows,
+                        ones,
+                        lengths[i],
+                        sequences.firsts,
+                        sequences.pages,
+                        table.split,
+                        table.max_splits,
+                    )
+                ],
+            )
+            for i in range(self._max_tokens - 1)
+        ]
+        return plans, further
 
 
 def _accepted(
-    tokens: torch.Tensor, drawn: torch.Tensor, sequences: Sequences, width: int
+    tokens: torch.Tensor, drawn: torch.Tensor, sequences: Sequences, number: torch.Tensor
 ) -> torch.Tensor:
-    """[sequences], int32: how many proposals were drawn, one after the other."""
-    if width == 1:
+    """[sequences], int32: how many proposals were drawn, one after the other. `number`: 1, 2, …,
+    as many as a sequence may have."""
+    if not len(number):
         return torch.zeros_like(sequences.rows)
-    number = torch.arange(1, width, dtype=torch.int32, device=tokens.device)
     places = (sequences.rows[:, None] + number).clamp(max=len(tokens) - 1)
     is_right = tokens[places.long()] == drawn[places.long() - 1]
     is_right &= number < sequences.counts[:, None]
