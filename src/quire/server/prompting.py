@@ -86,7 +86,8 @@ class Prompting:
             tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,
         )
-        self._special = SpecialText(self._backend, self.vocabulary)
+        known = self._template.source + self.reading.marks
+        self._special = SpecialText(self._backend, self.vocabulary, known)
         self._threads = ThreadPoolExecutor(_THREADS, "quire-prompt")
 
     @classmethod
