@@ -37,6 +37,18 @@ class ServerConfig:
     """For its body to arrive."""
     write_timeout_s: float = 60.0
     """For a client to take what was sent to it."""
+    waiting_s: float = 10.0
+    """A stream without a first token says so often that it is there."""
+    strict: bool = False
+    """Fields of /v1 that nobody knows are wrong; else they are ignored."""
+    served_names: tuple[str, ...] = ()
+    """What requests may call the model; empty: by the engine's name for it."""
+    tool_parser: str = "auto"
+    """How calls are read: a format's name, "auto" or "none"."""
+    reasoning_parser: str = "auto"
+    """"think", "auto" or "none"."""
+    use_model_defaults: bool = True
+    """What a request does not say of sampling is as the model's makers say."""
     keep_alive_s: int = 30
     """An idle connection is closed after this."""
     record: Path | None = None
@@ -60,6 +72,7 @@ class ServerConfig:
             "head_timeout_s",
             "body_timeout_s",
             "write_timeout_s",
+            "waiting_s",
             "keep_alive_s",
             "record_max_bytes",
         ):

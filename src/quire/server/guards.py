@@ -23,6 +23,8 @@ _KNOWN_PATHS = frozenset(
         "/v1/chat/completions",
         "/v1/completions",
         "/v1/models",
+        "/tokenize",
+        "/detokenize",
         "/health",
         "/ready",
         "/metrics",

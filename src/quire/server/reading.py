@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from quire.server.templates import ChatTemplate
 from quire.server.tools import AUTO, NONE, Parser, Plain, Thinking, ToolFormat, Tools, choose
 from quire.server.tools.reasoning import CLOSING, OPENING
+from quire.server.tools.toolless import RESULT_MARKS
 from quire.server.vocabulary import Vocabulary
 
 _AFTER_THOUGHT = f"\n{CLOSING}\n\n"
@@ -33,6 +34,12 @@ class Reading:
         knows_thought = CLOSING in template.source or CLOSING in vocabulary.added_texts
         self._thinks = knows_thought if reasoning_parser == AUTO else reasoning_parser != NONE
         self._vocabulary = vocabulary
+
+    @property
+    def marks(self) -> str:
+        """All that has a meaning in an answer or in a prompt, in one text."""
+        markers = self.format.markers if self.format else ()
+        return " ".join((*markers, OPENING, CLOSING, *RESULT_MARKS))
 
     def is_thinking(self, rendered: str) -> bool:
         """Whether the template has opened the reasoning."""

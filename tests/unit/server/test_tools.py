@@ -39,9 +39,9 @@ TEXTUAL = NATIVE.replace(
 MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
 
-def rig_of(reply="hello", template=NATIVE, **tokens):
+def rig_of(reply="hello", template=NATIVE, *, max_context=4000, **tokens):
     tokenizer = TinyTokenizer(template, **tokens)
-    engine = ScriptedEngine(reply, backend=tokenizer.backend_tokenizer, max_context=4000)
+    engine = ScriptedEngine(reply, backend=tokenizer.backend_tokenizer, max_context=max_context)
     return Rig(engine, tokenizer=tokenizer)
 
 
