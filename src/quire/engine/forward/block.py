@@ -182,7 +182,7 @@ class Block:
         self._there[self._shared(1)][: len(drawn)].copy_(drawn)
 
     def _fill_tokens(self, columns: Column, segments: Sequence[Segment]) -> None:
-        tokens, _, sources, positions, ends, _, _, states = columns[:_SHARED]
+        tokens, _, sources, positions, ends, _, _, states, ahead = columns[:_SHARED]
         sizes = np.fromiter((len(segment.tokens) >> 2 for segment in segments), np.int32)
         starts = np.fromiter((segment.start for segment in segments), np.int32)
         follows = np.fromiter((segment.follows for segment in segments), np.int32)
@@ -197,9 +197,7 @@ class Block:
         sources[behind[known] - 1] = follows[known] + self._capacity
         states[len(segments) :] = -1
         states[: len(segments)] = np.fromiter((segment.state for segment in segments), np.int32)
-        block[self._shared(8)][: len(segments)] = np.fromiter(
-            (segment.ahead for segment in segments), np.int32
-        )
+        ahead[: len(segments)] = np.fromiter((segment.ahead for segment in segments), np.int32)
         last = (behind - 1)[wanted]
         ends[: len(last)] = last
 
