@@ -86,6 +86,8 @@ class Scheduler:
         """By number of the batch: whose results will be taken in."""
         self._must_land = False
         """Somebody is to be preempted, when no batch is under way."""
+        self.waits_for_tokens = False
+        """Was no batch chosen because tokens of one under way must be known first?"""
         self._with_drafts = 0
         """Number of the last batch that had proposals."""
 
@@ -190,7 +192,8 @@ class Scheduler:
                 self._admission.go_on(request)
             elif request.lease.meeting is not None:
                 self._holds.meet(request)
-        if self._under_way and self._must_know_tokens():
+        self.waits_for_tokens = bool(self._under_way) and self._must_know_tokens()
+        if self.waits_for_tokens:
             return None
         chosen: dict[RequestId, Segment] = {}
         decoding = [r for r in self.running if r.remaining == 1]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -95,9 +96,9 @@ class Imposed:
         self._ranks.launch(batch)
         self._launched.append(batch)
 
-    def collect(self) -> BatchResult:
+    def collect(self, meanwhile: Callable[[], None]) -> BatchResult:
         batch = self._launched.popleft()
-        result = self._ranks.collect()
+        result = self._ranks.collect(meanwhile)
         pairs = zip(batch.segments, result.results, strict=True)
         return BatchResult(result.number, [self._let_through(s, r) for s, r in pairs])
 
