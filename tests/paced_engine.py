@@ -8,7 +8,7 @@ the other.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -112,7 +112,7 @@ class PacedModel:
     def launch(self, batch: Batch) -> None:
         self._launched.append(batch)
 
-    def collect(self) -> BatchResult:
+    def collect(self, meanwhile: Callable[[], None]) -> BatchResult:
         batch = self._launched.popleft()
         loads = [op for segment in batch.segments for op in segment.loads]
         self._clock.advance(max((self.workers.left_s(op) for op in loads), default=0.0))

@@ -139,6 +139,8 @@ class Fetch(_Message, frozen=True, tag="fetch"):
     timeout_s: float
     source: PeerSource | None = None
     """None: the store attached."""
+    after: OperationId | None = None
+    """Its pages are of no use before those of this one, which come first."""
 
 
 class Serve(_Message, frozen=True, tag="serve"):
@@ -220,6 +222,8 @@ class Transferred(_Message, frozen=True, tag="transferred"):
     """Time the bytes of this report took to move; 0 when unknown."""
     keys: bytes = b""
     """With the final report of a write: the keys of its pages, if it had to compute them."""
+    at_s: float | None = None
+    """When it was made, on the machine's monotonic clock; None: when it is read."""
 
 
 class Probed(_Message, frozen=True, tag="probed"):

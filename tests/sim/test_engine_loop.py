@@ -12,7 +12,7 @@ import pytest
 
 from engine_support import MIXES, PAGE, TinyEngine, oracle
 from quire.config import PrefetchPolicy, WritePolicy
-from quire.engine.messages import Ask, Attach, Detach, Finish, Flush, GetStatus, Warm
+from quire.engine.messages import Attach, Detach, Finish, Flush, GetStatus, PutQuestion, Warm
 from quire.manager import Way
 from quire.types import Tier
 
@@ -92,7 +92,7 @@ class Load:
                 Warm(tokens),
             ]
         )
-        self.tiny.engine.handle(Ask(self.random.randrange(1 << 30), question))
+        self.tiny.engine.handle(PutQuestion(self.random.randrange(1 << 30), question))
 
     def _tokens(self, count: int) -> list[int]:
         return [self.random.randrange(50) for _ in range(count)]

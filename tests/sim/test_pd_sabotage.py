@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from quire.disagg.asker import Asker
+from quire.disagg.giving import Giver
 from quire.disagg.handover import Half, Handover, Stage
-from quire.disagg.holder import Holder
+from quire.disagg.receiving import Receiver
 from quire.engine.batch import Segment, SegmentResult
 from quire.engine.holds import Holds
 from quire.engine.request import Request, State
@@ -189,9 +189,9 @@ def test_state_is_published_before_the_prefix_is_complete(monkeypatch: Patch) ->
 
 
 def test_an_offer_of_another_hand_over_is_taken(monkeypatch: Patch) -> None:
-    original = Asker.received
+    original = Receiver.received
 
-    def received(self: Asker, link: str, message: Offer | Complete | Refused) -> None:
+    def received(self: Receiver, link: str, message: Offer | Complete | Refused) -> None:
         if isinstance(message, Offer):
             for handover in self.open:
                 current = handover.current
@@ -200,7 +200,7 @@ def test_an_offer_of_another_hand_over_is_taken(monkeypatch: Patch) -> None:
                     return
         original(self, link, message)
 
-    monkeypatch.setattr(Asker, "received", received)
+    monkeypatch.setattr(Receiver, "received", received)
     assert_caught(WRONG_BYTES)
 
 
@@ -245,7 +245,7 @@ def test_state_is_offered_before_the_end_is_reached(monkeypatch: Patch) -> None:
 
 
 def test_an_abort_is_forgotten(monkeypatch: Patch) -> None:
-    ignore(monkeypatch, Holder, Abort)
+    ignore(monkeypatch, Giver, Abort)
     assert_caught(
         "for nobody|could do it", replace(CRAMPED, abort_rate=0.1, timeout_s=3.0, cut_rate=0.0)
     )
@@ -257,16 +257,16 @@ def test_a_repair_is_ignored(monkeypatch: Patch) -> None:
         CRAMPED, host_pages=200, slow_share=0.0, cut_rate=0.0, fault_rate=0.05, concurrency=3
     )
     given_up: list[str] = []
-    original = Asker._give_up
+    original = Receiver._give_up
 
-    def give_up(self: Asker, handover: Handover, reason: str, why: str) -> None:
+    def give_up(self: Receiver, handover: Handover, reason: str, why: str) -> None:
         given_up.append(why)
         original(self, handover, reason, why)
 
-    monkeypatch.setattr(Asker, "_give_up", give_up)
+    monkeypatch.setattr(Receiver, "_give_up", give_up)
     simulate_many(2, options)
     assert not [why for why in given_up if "nothing for" in why]
-    ignore(monkeypatch, Holder, Repair)
+    ignore(monkeypatch, Giver, Repair)
     simulate_many(2, options)
     assert [why for why in given_up if "nothing for" in why]
 
@@ -282,15 +282,15 @@ def ignore(monkeypatch: Patch, kind: type, message_kind: type) -> None:
 
 
 def test_a_shortfall_of_the_restore_is_not_noticed(monkeypatch: Patch) -> None:
-    original = Asker._follow
+    original = Receiver._follow
 
-    def follow(self: Asker, handover: Handover, now: float) -> None:
+    def follow(self: Receiver, handover: Handover, now: float) -> None:
         original(self, handover, now)
         if handover.restore is Half.FAILED and handover.stage is Stage.MOVING:
             handover.wanted = handover.lease.tail.end  # else it is noticed when it is admitted
             self._arrived(handover)
 
-    monkeypatch.setattr(Asker, "_follow", follow)
+    monkeypatch.setattr(Receiver, "_follow", follow)
     assert_caught("others should have computed", replace(CRAMPED, forget_rate=0.3))
 
 

@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from quire.disagg.asker import Asker
 from quire.disagg.handover import Handover
+from quire.disagg.receiving import Receiver
 from quire.sim import ComponentMix, SimOptions, SimulationError, simulate
 from quire.sim.clock import VirtualClock
 from quire.sim.lanes import Lane, Links
@@ -183,21 +183,21 @@ def test_a_swarm_draws_what_runs_out_and_leaves_the_rest_to_the_seed(seed: int) 
         assert kind.for_swarm(seed) == drawn
 
 
-# ---- a request may fail only if no healthy way was left ------------------------------------------
+# ---- decode computes only if no healthy way was left ---------------------------------------------
 
 
-def test_a_request_that_fails_though_a_prefill_server_is_well_is_found_out(
+def test_a_prompt_that_decode_computes_though_a_prefill_server_is_well_is_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def give_up(self: Asker, handover: Handover, _now: float) -> None:
+    def give_up(self: Receiver, handover: Handover, _now: float) -> None:
         self._fail(handover)
 
-    monkeypatch.setattr(Asker, "_ask", give_up)
+    monkeypatch.setattr(Receiver, "_ask", give_up)
     rarely = SimPdOptions(cut_rate=1e-9)  # it is not calm, and nothing happens
-    with pytest.raises(SimulationError, match=r"failed, and prefill0\.1 could do it"):
+    with pytest.raises(SimulationError, match=r"by decode0\.2, and prefill0\.1 could do it"):
         simulate_pd(1, 300, rarely)
 
 
-def test_a_request_may_fail_when_its_only_line_is_cut() -> None:
+def test_a_prompt_may_be_computed_by_decode_when_its_only_line_is_cut() -> None:
     counters = simulate_pd(1, 400, SimPdOptions(cut_rate=0.05)).counters
-    assert counters["finish unavailable"] > 0
+    assert counters["handover local"] > 0

@@ -24,7 +24,7 @@ from quire.settings import OPTIONS, Machine, Settings, effective
 from unit.cli_support import command
 
 TESTS = Path(__file__).parents[1]
-FAKE = TESTS / "unit" / "disagg" / "router" / "fake_child.py"
+FAKE = TESTS / "unit" / "router" / "fake_child.py"
 GIB = 1 << 30
 LAPTOP = Machine(16 * GIB, Path("/home/ada/.cache/quire"), 100 * GIB)
 PROGRAM = """
@@ -77,12 +77,12 @@ def test_route_starts_what_was_asked_for(quire, monkeypatch, tmp_path):
     got = {}
 
     async def route(config, listen, on_ready):
-        from quire.disagg.router.fleet import Fleet
+        from quire.router.fleet import Fleet
 
         got.update(config=config, listen=listen)
         on_ready("http://127.0.0.1:9", Fleet(config, None))
 
-    monkeypatch.setattr("quire.disagg.router.run.route", route)
+    monkeypatch.setattr("quire.router.run.route", route)
     monkeypatch.setenv("QUIRE_ADMIN_KEY", "root")
     servers = [
         "--prefill",

@@ -62,7 +62,7 @@ def test_the_metrics_table_is_what_the_server_offers():
 
 
 def test_every_metric_named_exists():
-    from quire.disagg.router.metrics import ROUTER_METRICS
+    from quire.router.metrics import ROUTER_METRICS
     from quire.server.metrics import METRICS
 
     known = {spec.name for spec in (*METRICS, *ROUTER_METRICS)}

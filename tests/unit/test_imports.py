@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "memory": BOTTOM,
     "transfer": BOTTOM | {"memory"},
     "store": BOTTOM,
+    "testing": BOTTOM | {"store"},
     "peer": BOTTOM | {"memory"},
     "worker": HANDS | {"peer"},
     "disagg": LEADER | {"manager", "peer"},
@@ -72,7 +73,7 @@ TYPING_ONLY = {("eviction", "tree")}
 def part_of(module: str) -> str:
     """quire.manager.core → manager; quire itself → "". The router is on top of what disagg is
     below."""
-    if module.startswith("quire.disagg.router"):
+    if module.startswith("quire.router"):
         return "disagg.router"
     return module.removeprefix("quire").lstrip(".").partition(".")[0]
 

@@ -429,10 +429,12 @@ def test_auto_on_a_gpu():
     assert (settings.device, settings.dtype) == ("cuda", "bfloat16")
     assert settings.device_memory is None  # until the weights are known
     assert settings.host_memory == 32 * GIB
+    assert settings.decode_computes == 1024
 
 
 def test_what_is_given_is_left_alone():
-    given = Settings(device="cpu", dtype="float16", device_memory=5, host_memory=7, store="none")
+    sizes = {"device_memory": 5, "host_memory": 7, "decode_computes": 9}
+    given = Settings(device="cpu", dtype="float16", store="none", **sizes)
     assert effective(given, GPU_BOX) == given
 
 

@@ -193,6 +193,14 @@ def gpu(
             show_default=False,
         ),
     ] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Put files of the store there: on a disk, or in memory. They are removed.",
+            show_default=False,
+        ),
+    ] = None,
     device_memory: Annotated[str, typer.Option(metavar="SIZE", help="For pages.")] = "60GiB",
     host_memory: Annotated[str, typer.Option(metavar="SIZE", help="For pages.")] = "16GiB",
     page_size: Annotated[int, typer.Option(min=1, help="Tokens per page.")] = 64,
@@ -224,6 +232,7 @@ def gpu(
         host_bytes=parse_size(host_memory),
         seed=seed,
         model=keep,
+        store=store,
     )
     if shape == "tiny":
         plan = replace(plan, **plans.SMALL)
@@ -290,6 +299,91 @@ def disagg(
     with progress_bar() as progress:
         result = bench.run(plan, progress)
     conclude(result, disagg_report.tables, as_json=as_json)
+
+
+@app.command(epilog="Example: [bold]quire bench speculate --chat questions.jsonl --json[/bold]")
+def speculate(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR|FILE",
+            help="By default SmolLM2-135M-Instruct, which comes with Quire.",
+            show_default=False,
+        ),
+    ] = None,
+    agent: Annotated[
+        list[Path] | None,
+        typer.Option(help="Lines of JSON with `input`; repeat for several.", show_default=False),
+    ] = None,
+    chat: Annotated[
+        list[Path] | None,
+        typer.Option(help="Lines of JSON with `turns`; repeat for several.", show_default=False),
+    ] = None,
+    way: Annotated[
+        list[str] | None,
+        typer.Option(help="Beside off; repeat for several. [ngram, eagle]", show_default=False),
+    ] = None,
+    draft_tokens: Annotated[int, typer.Option(min=1, help="Proposed together, at most.")] = 4,
+    prompts: Annotated[int, typer.Option(min=1, help="Of each workload.")] = 8,
+    prompt_tokens: Annotated[int, typer.Option(min=16, help="Of a prompt, at most.")] = 1024,
+    tokens: Annotated[int, typer.Option(min=2, help="Of an answer.")] = 128,
+    at_once: Annotated[int, typer.Option(min=1, help="Requests computed together.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Over all prompts.")] = 1,
+    threads: Annotated[int, typer.Option(min=0, help="Of the model; 0: all cores.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    impose: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="On a random model: the share of proposals to let through, whatever it says.",
+            show_default=False,
+        ),
+    ] = None,
+    shape: Annotated[str, typer.Option(help="Of the random model.")] = "qwen3-8b",
+    as_json: AsJson = False,
+) -> None:
+    """What proposing tokens ahead saves: tokens per second beside those without, acceptance.
+
+    Engines in this process, without a server. Exit code 1 when an answer differs, in float32.
+    """
+    needs("serve", SERVE)
+    from quire.bench.speculate import report as speculate_report
+    from quire.bench.speculate import run as bench
+    from quire.bench.speculate.prompts import read_workload
+    from quire.models import EMBEDDED_NAME, load_tokenizer, resolve
+
+    named = [(name, files) for name, files in (("agent", agent), ("chat", chat)) if files]
+    if impose is None and not named:
+        raise ConfigError("nothing would be asked: give --agent or --chat a file, or --impose")
+    _check_device(device)
+    directory, workloads = None, []
+    if impose is None:
+        with start_bar() as starting:
+            directory = resolve(model, starting)
+        tokenizer = load_tokenizer(directory)
+        workloads = [
+            read_workload(name, files, tokenizer, count=prompts, max_tokens=prompt_tokens)
+            for name, files in named
+        ]
+    plan = bench.Plan(
+        model=directory,
+        name=shape if impose is not None else EMBEDDED_NAME if model is None else Path(model).name,
+        ways=way or ["ngram", "eagle"],
+        draft_tokens=draft_tokens,
+        num_tokens=tokens,
+        rounds=rounds,
+        at_once=at_once,
+        device=device,
+        dtype="float32" if device == "cpu" else "bfloat16",
+        device_bytes=(512 << 20) if device == "cpu" else (8 << 30),
+        threads=threads,
+        impose=impose,
+        shape=shape if impose is not None else "",
+    )
+    with progress_bar() as progress:
+        result = bench.run(plan, workloads, progress)
+    conclude(result, speculate_report.tables, as_json=as_json)
 
 
 def _check_page_sizes(sizes: list[int] | tuple[int, ...], total_bytes: int) -> None:

@@ -85,9 +85,9 @@ class Child:
         return f"the {self.name} server {how}{why}"
 
     async def stop(self) -> None:
-        """By force if it does not go by itself."""
+        """Soon, and by force if it does not go by itself."""
         with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
+            self._process.send_signal(signal.SIGINT)
         try:
             async with asyncio.timeout(_STOP_S):
                 await self._process.wait()
@@ -122,7 +122,7 @@ def end_with_standard_input() -> None:
         with contextlib.suppress(OSError):
             while os.read(0, 4096):
                 pass
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
         time.sleep(_ORPHAN_GRACE_S)
         os._exit(_EXIT_ORPHAN)
 

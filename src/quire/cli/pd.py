@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from quire.cli.children import Child, Ready
     from quire.server.config import ServerConfig
+    from quire.server.stopping import Stop
 
 NAMES = ("prefill", "decode")
 COMMAND = (sys.executable, "-m", "quire.cli", "serve", "--child")
@@ -170,7 +171,7 @@ async def _run(
 ) -> None:
     """Until it is stopped. Raises EngineError when a server ends before."""
     from quire.cli.children import Child
-    from quire.server.run import stop_signals
+    from quire.server.stopping import stop_signals
 
     with stop_signals() as stop:
         async with contextlib.AsyncExitStack() as running:
@@ -195,7 +196,7 @@ async def _run(
                 await _route(children, ready, settings, listen, stop, admin_key)
 
 
-async def _all_ready(children: Sequence[Child], stop: asyncio.Event) -> list[Ready] | None:
+async def _all_ready(children: Sequence[Child], stop: Stop) -> list[Ready] | None:
     """None: it was stopped before. Raises EngineError."""
 
     async def all_ready() -> list[Ready]:
@@ -216,12 +217,12 @@ async def _route(
     ready: Sequence[Ready],
     settings: Settings,
     listen: ServerConfig,
-    stop: asyncio.Event,
+    stop: Stop,
     admin_key: str,
 ) -> None:
-    from quire.disagg.router.config import RouterConfig
-    from quire.disagg.router.fleet import Fleet
-    from quire.disagg.router.run import run
+    from quire.router.config import RouterConfig
+    from quire.router.fleet import Fleet
+    from quire.router.run import run
     from quire.server.run import bind
 
     prefill, decode = ready
@@ -236,7 +237,7 @@ async def _route(
 
     async def watch(child: Child) -> None:
         ended.append(await child.gone())
-        stop.set()
+        stop.set(soon=True)
 
     watching = [asyncio.create_task(watch(child)) for child in children]
     try:

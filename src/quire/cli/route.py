@@ -16,7 +16,7 @@ from quire.cli.output import show
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from quire.disagg.router.fleet import Fleet
+    from quire.router.fleet import Fleet
 
 KEY_VARIABLE = "QUIRE_ADMIN_KEY"
 SERVERS = "The servers (each option may be given several times, or with commas)"
@@ -52,8 +52,8 @@ def route(
 ) -> None:
     """Route requests to prefill and decode servers: by cached prefix and load, around failures."""
     needs("serve", ROUTE)
-    from quire.disagg.router.config import RouterConfig, parse_urls
-    from quire.disagg.router.run import route as run
+    from quire.router.config import RouterConfig, parse_urls
+    from quire.router.run import route as run
     from quire.server.config import ServerConfig
     from quire.server.keyfile import read_key
 

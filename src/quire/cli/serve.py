@@ -86,6 +86,7 @@ def server_config(settings: Settings) -> ServerConfig:
         admin_key=settings.admin_key or make_key(),
         request_timeout_s=settings.request_timeout,
         engine_silence_s=settings.engine_silence,
+        drain_timeout_s=settings.drain_timeout,
         record=Path(settings.record).expanduser() if settings.record else None,
         record_max_bytes=settings.record_max,
     )

@@ -1,4 +1,4 @@
-"""Exchange: an engine's part in giving and taking pages; puts hub, asker and holder together.
+"""Exchange: an engine's part in giving and taking pages; puts hub, receiver and giver together.
 
 Once per step, in this order: `hear` takes in what peers have said, `advance` decides, and `tell`
 says what there is to say, after the workers were told. Nothing here waits.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from quire.disagg.asker import Asker
-from quire.disagg.holder import Holder
+from quire.disagg.giving import Giver
+from quire.disagg.receiving import Receiver
 from quire.peer.hub import Connected, Disconnected, HubEvent, Received
 from quire.peer.messages import (
     Abort,
@@ -36,6 +36,8 @@ class Hub(Protocol):
 
     def connect(self, address: str) -> None: ...
 
+    def disconnect(self, address: str) -> None: ...
+
     def send(self, link: str, message: PeerMessage) -> bool: ...
 
     def poll(self) -> list[HubEvent]: ...
@@ -44,39 +46,43 @@ class Hub(Protocol):
 
 
 class Exchange:
-    def __init__(self, hub: Hub, asker: Asker, holder: Holder) -> None:
+    def __init__(self, hub: Hub, receiver: Receiver, giver: Giver) -> None:
         self.hub = hub
-        self.asker = asker
-        self.holder = holder
-        self.links: dict[str, str] = {}
-        """How the lines to the peers that we know by address stand."""
+        self.receiver = receiver
+        self.giver = giver
 
     def hear(self) -> None:
         for event in self.hub.poll():
             match event:
                 case Connected(link, hello):
-                    self.links[link] = "connected"
-                    self.asker.connected(link, hello)
+                    self.receiver.connected(link, hello)
                 case Disconnected(link, reason):
-                    self.links[link] = reason
-                    if link.startswith("in-"):
-                        del self.links[link]
-                    self.asker.disconnected(link, reason)
-                    self.holder.disconnected(link)
+                    self.receiver.disconnected(link, reason)
+                    self.giver.disconnected(link)
                 case Received(link, message):
                     self._received(link, message)
 
     def advance(self) -> None:
-        self.asker.advance()
-        self.holder.advance()
+        self.receiver.advance()
+        self.giver.advance()
 
     def tell(self) -> None:
-        self.holder.flush()
+        self.giver.flush()
+
+    @property
+    def links(self) -> dict[str, str]:
+        """How the lines to the peers that we know by address stand."""
+        return self.receiver.contacts.states()
+
+    def next_deadline(self) -> float | None:
+        """When something is due though nothing is heard of anybody; None: never."""
+        times = [self.receiver.next_deadline(), self.giver.next_deadline()]
+        return min((time for time in times if time is not None), default=None)
 
     @property
     def busy(self) -> bool:
         """Is there anything that should not wait?"""
-        return bool(self.asker.open or self.holder.open)
+        return bool(self.receiver.open or self.giver.open)
 
     def close(self) -> None:
         self.hub.close()
@@ -84,11 +90,11 @@ class Exchange:
     def _received(self, link: str, message: PeerMessage) -> None:
         match message:
             case Ask() | Repair() | Done() | Abort():
-                self.holder.received(link, message)
+                self.giver.received(link, message)
             case Offer() | Complete() | Refused():
-                self.asker.received(link, message)
+                self.receiver.received(link, message)
             case Wait():  # whoever knows it by its name
-                self.asker.received(link, message)
-                self.holder.received(link, message)
+                self.receiver.received(link, message)
+                self.giver.received(link, message)
             case Beat():
                 pass

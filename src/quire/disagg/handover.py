@@ -1,13 +1,14 @@
-"""Handover: one request's way from "its prompt is known" to "all its pages are here", asker's side.
+"""Handover: one request's way from "its prompt is known" to "all its pages are here": receiving.
 
     QUEUED ──room──▶ LOOKING ──own tiers known──▶ MOVING ──both halves READY──▶ READY
                                                    │ ▲ shortfall: repaired; peer gone: the next
-                                                   ├─┘
-                                                   └──nobody left to ask──▶ FAILED
+                                                   └─┘
 
 A request that moves has two halves, each PENDING, then READY or FAILED: *restore*, what the own
 host and store are to bring back, and *transfer*, what the peer sends. A restore that falls short is
-repaired by the peer. The match is made once, before anything is promised, and used throughout.
+repaired by the peer. With nobody left to ask the transfer FAILED, and the request goes on with what
+it has: it computes the rest itself. The match is made once, before anything is promised, and used
+throughout.
 """
 
 from __future__ import annotations
@@ -35,12 +36,11 @@ class Stage(enum.StrEnum):
     """In its own tiers."""
     MOVING = "moving"
     READY = "ready"
-    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class DecodePrefixMatch:
-    """What the asker has of a prompt, in pages, when it decides what to ask for."""
+    """What the receiver has of a prompt, in pages, when it decides what to ask for."""
 
     device: int
     host: int
@@ -70,6 +70,16 @@ class Prompt:
 
 
 @dataclass(slots=True)
+class DueRepair:
+    """Pages [first, last) that are asked for again, at a time."""
+
+    at_s: float
+    first: int
+    last: int
+    reason: str
+
+
+@dataclass(slots=True)
 class Try:
     """One asking of one peer."""
 
@@ -86,6 +96,10 @@ class Try:
     reached: int = 0
     """Up to which page there was everything."""
     repairs: int = 0
+    repair: DueRepair | None = None
+    """The last of them, until it is sent."""
+    estimate_s: float | None = None
+    """How long the peer says that it will be before it begins; None: it has not said."""
     received: int = 0
     """Pages of its intake that are counted."""
 
@@ -107,12 +121,18 @@ class Handover:
     hand-over that comes to nothing is no failure."""
     from_store: bool
     """The own store is asked, before a peer is."""
+    is_counted: bool = False
+    """What was promised, and what of it was there, is counted: once for a request."""
+    least: int = field(init=False)
+    """Pages that must be there before it runs; what lies behind them it computes itself."""
     stage: Stage = Stage.QUEUED
     restore: Half = Half.PENDING
     transfer: Half = Half.PENDING
     match: DecodePrefixMatch | None = None
     current: Try | None = None
     tries: int = 0
+    pause_until_s: float = 0.0
+    """Nobody is asked before."""
     moving_s: float = 0.0
     """Since when it moves."""
     progress_s: float = 0.0
@@ -131,6 +151,9 @@ class Handover:
     """Of the last thing that went wrong."""
     peer: str = ""
     """The last that was asked."""
+
+    def __post_init__(self) -> None:
+        self.least = self.wanted if self.compute else 0
 
     @property
     def promised(self) -> int:
@@ -162,6 +185,9 @@ def describe(handover: Handover, now: float) -> dict[str, str | int | float]:
     if handover.moving_s:
         about["moving_s"] = round(now - handover.moving_s, 4)
     about |= {f"repaired:{reason}": count for reason, count in handover.repaired.items()}
+    current = handover.current
+    if current is not None and current.estimate_s is not None:
+        about["estimate_s"] = round(current.estimate_s, 3)
     if handover.why:
         about["why"] = handover.why
     return about

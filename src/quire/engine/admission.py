@@ -161,7 +161,7 @@ class Admission:
         manager, lease = self._manager, request.lease
         assert lease is not None
         have, handover = manager.admit(lease), request.handover
-        if handover is not None and handover.compute and have < handover.wanted:
+        if handover is not None and have < handover.least:
             self._holds.let_go(request)  # what it yielded is gone: it is got again
             return False
         on_device = manager.match(lease.key).num_device
@@ -206,7 +206,7 @@ class Admission:
         """The pages a prompt lacks, and a state to work on."""
         manager, lease = self._manager, request.lease
         assert lease is not None
-        if request.handover is not None and request.handover.compute and lease.num_host:
+        if request.handover is not None and request.handover.least and lease.num_host:
             manager.load(lease)  # there was no room for all of it
             if lease.num_host:
                 return False  # it was not got from a peer to be computed here

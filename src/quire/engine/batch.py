@@ -97,6 +97,12 @@ class SegmentResult(msgspec.Struct, frozen=True):
     failed: str = ""
     """A load it counted on failed: nothing computed for it may be used."""
 
+    @property
+    def is_usable(self) -> bool:
+        """Were tokens drawn, and are they all?"""
+        drawn = () if self.sampled is None else (self.sampled, *self.further)
+        return bool(drawn) and not any(sampled.error for sampled in drawn)
+
 
 def verified(segment: Segment, drawn: Sequence[Sampled]) -> SegmentResult:
     """What of its draws counts: all up to the first that is not what was proposed there."""

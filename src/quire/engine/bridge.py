@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from quire.engine.attention import AttentionBackend, Heads, Target, pack
-from quire.engine.attention.staging import send
+from quire.engine.attention import AttentionBackend, Heads, Packing, Target, pack
+from quire.engine.attention.staging import Staging
 from quire.engine.batch import Batch
 from quire.engine.layouts import FULL, WINDOW, Place, attention_places
 from quire.errors import ModelError, WorkerError
@@ -57,7 +57,7 @@ class AttentionBridge:
         """`backends`: by component, those that the model has attention for. `has_draft`: as of
         `layouts`."""
         self._backends = backends
-        self._device = device
+        self._staging = Staging(device)
         self._places = attention_places(shape, has_draft=has_draft)
         self.windows = {FULL: 0, WINDOW: shape.window}
         """Tokens that a component's layers see; 0: all."""
@@ -82,6 +82,20 @@ class AttentionBridge:
 
         Nothing waits for the device.
         """
+        packing = self.plan(batch)
+        ends = np.array(row_ends(batch), dtype=np.int64)
+        arrays = [packing.tokens, packing.positions, ends]
+        sources = _sources(batch, packing.tokens)
+        if sources is not None:
+            arrays.append(sources)
+        tokens, positions, *rest = self._staging.send(arrays)
+        if sources is not None:
+            assert drawn is not None
+            tokens = torch.cat((tokens, drawn)).index_select(0, rest[1])
+        return Inputs(tokens, positions, None if len(ends) == len(packing.tokens) else rest[0])
+
+    def plan(self, batch: Batch) -> Packing:
+        """Prepare the layers for a batch whose tokens somebody else knows."""
         packing = pack(batch, self.page_size)
         plans = {
             component: backend.plan(
@@ -92,16 +106,7 @@ class AttentionBridge:
             for component, backend in self._backends.items()
         }
         self.enter(plans, {op for segment in batch.segments for op in segment.loads})
-        ends = np.array(row_ends(batch), dtype=np.int64)
-        arrays = [packing.tokens, packing.positions, ends]
-        sources = _sources(batch, packing.tokens)
-        if sources is not None:
-            arrays.append(sources)
-        tokens, positions, *rest = send(arrays, self._device)
-        if sources is not None:
-            assert drawn is not None
-            tokens = torch.cat((tokens, drawn)).index_select(0, rest[1])
-        return Inputs(tokens, positions, None if len(ends) == len(packing.tokens) else rest[0])
+        return packing
 
     def enter(self, plans: dict[str, Any], loads: set[OperationId]) -> None:
         """Prepare for a batch by its backends' own plans."""

@@ -18,7 +18,6 @@ from quire.config import CacheConfig, PrefetchConfig, SnapshotConfig, WriteConfi
 from quire.engine.config import EngineConfig, ForwardKind, Role
 from quire.engine.draft import check_target, open_speculation
 from quire.engine.draft.heads import find_head, with_head
-from quire.engine.draft.kinds import DraftKind
 from quire.engine.engine import Engine, attach_and_wait, tiers
 from quire.engine.executor import Executor, Model, RankConfig, open_executor
 from quire.engine.forward import Choice, choose
@@ -81,8 +80,13 @@ class _Plan:
         return min(self.shape.max_position_embeddings, config.max_context or limit, limit)
 
 
-def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engine:
-    """Raises ModelError, ConfigError, MemoryBudgetError, WorkerError; nothing is left then."""
+def build_engine(
+    config: EngineConfig,
+    progress: Progress | None = None,
+    between: Callable[[Executor], Executor] | None = None,
+) -> Engine:
+    """`between`: what a benchmark puts between an engine and its ranks. Raises ModelError,
+    ConfigError, MemoryBudgetError, WorkerError; nothing is left then."""
     tell = progress or (lambda _what, _done: None)
     tell("reading the weights", 0.0)
     plan = _plan(config)
@@ -91,6 +95,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
         plan, model = _tried(plan)
         executor = _open_executor(plan, model, lambda what, done: tell(what, 0.5 + done / 2))
         opened.callback(executor.close)
+        executor = between(executor) if between is not None else executor
         engine = _assemble(plan, executor, opened)
         opened.pop_all()
     tell("ready", 1.0)
@@ -151,11 +156,18 @@ def _rank_config(plan: _Plan) -> RankConfig:
         attention=config.attention,
         forward=plan.forward.kind,
         overlap=config.overlap,
-        max_rows=plan.max_running * config.max_rows,
+        max_rows=_max_rows(plan),
         graph_batch=_graph_batch(config, plan.sizes),
         chunk_tokens=plan.chunk_tokens,
         head=str(plan.head or ""),
+        max_drafts=config.max_rows - 1,
     )
+
+
+def _max_rows(plan: _Plan) -> int:
+    """Tokens drawn in one step, at most: proposals never exceed the budget of a step."""
+    most = max(plan.chunk_tokens, plan.max_running)
+    return min(plan.max_running * plan.config.max_rows, most)
 
 
 def _worker_configs(plan: _Plan) -> list[WorkerConfig]:
@@ -287,7 +299,7 @@ def _cache_config(config: EngineConfig, device_pages: int, host_pages: int) -> C
             per_path=config.snapshots_per_path,
         ),
         num_ranks=config.tp,
-        event_buffer=_EVENTS if config.peer_port is not None else 0,
+        event_buffer=_EVENTS,
     )
 
 
@@ -298,7 +310,6 @@ def _device(config: EngineConfig, rank: int) -> str:
 def _graph_batch(config: EngineConfig, sizes: Mapping[str, PoolSize]) -> int:
     """Ranks that add up their parts on the way are not captured."""
     wanted = config.cuda_graphs and config.device == "cuda" and config.tp == 1
-    wanted = wanted and config.draft.kind is not DraftKind.EAGLE
     return running_limit(config, sizes) if wanted else 0
 
 

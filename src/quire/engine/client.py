@@ -33,13 +33,13 @@ from quire.engine.config import EngineConfig
 from quire.engine.messages import (
     Abort,
     Answer,
-    Ask,
     EngineInfo,
     EngineStatus,
     Finish,
     Generate,
     Output,
     Outputs,
+    PutQuestion,
     Question,
     Report,
     SamplingParams,
@@ -163,7 +163,7 @@ class EngineClient:
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._answers[number] = future
         try:
-            self._send(Ask(number, question))
+            self._send(PutQuestion(number, question))
             async with asyncio.timeout(timeout_s):
                 return msgspec.msgpack.decode(await future, type=answer)
         except TimeoutError:

@@ -11,7 +11,7 @@ import enum
 import msgspec
 
 from quire.config import PrefetchPolicy, WritePolicy
-from quire.engine.draft.kinds import DraftChoice, DraftKind, parse_draft
+from quire.engine.draft.kinds import MAX_DRAFT_TOKENS, DraftChoice, DraftKind, parse_draft
 from quire.errors import ConfigError
 from quire.transfer.kinds import MoverKind
 
@@ -116,6 +116,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Decode: look for prefixes in the own tiers at all."""
     decode_restore: bool = True
     """Decode: also in host and store, not only on the device."""
+    decode_computes: int = 0
+    """Decode: prompt tokens that are computed here, if no more are missing."""
     handover_timeout_s: float = 30.0
     """Without progress for so long, a hand-over is given up and tried elsewhere."""
     debug: bool = False
@@ -134,7 +136,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"{option} is {getattr(self, option)}: it must be at least 1")
         if self.max_waiting < 0:
             raise ConfigError(f"max_waiting is {self.max_waiting}: it must not be negative")
-        for option in ("typical_tokens", "snapshot_every", "snapshots_per_path"):
+        for option in (
+            "typical_tokens",
+            "snapshot_every",
+            "snapshots_per_path",
+            "decode_computes",
+        ):
             if getattr(self, option) < 0:
                 raise ConfigError(f"{option} is {getattr(self, option)}: it must not be negative")
         self._check_draft()
@@ -176,3 +183,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             self.draft  # noqa: B018
         except ConfigError as error:
             raise ConfigError(f"speculate is {self.speculate}: {error}") from None
+        if self.draft_tokens > MAX_DRAFT_TOKENS:
+            raise ConfigError(
+                f"draft_tokens is {self.draft_tokens}: it must be at most {MAX_DRAFT_TOKENS}"
+            )

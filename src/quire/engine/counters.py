@@ -16,8 +16,6 @@ class SchedulerCounters:
     timed_out: int = 0
     rejected: int = 0
     failed: int = 0
-    unavailable: int = 0
-    """No prefill server could be had for them."""
     handed_over: int = 0
     """Computed for a peer, in full; it may have gone before it took all of it."""
     preempted: int = 0

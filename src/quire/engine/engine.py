@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
+import zmq
 
 from quire.disagg.exchange import Exchange
 from quire.engine.config import Role
@@ -19,7 +20,6 @@ from quire.engine.executor import Executor, RankLost
 from quire.engine.flights import Flights, Landed
 from quire.engine.messages import (
     Abort,
-    Ask,
     DraftStatus,
     Ended,
     EngineInfo,
@@ -29,6 +29,7 @@ from quire.engine.messages import (
     HandoverStatus,
     Output,
     Outputs,
+    PutQuestion,
     Report,
     Requests,
     StoreStatus,
@@ -50,6 +51,8 @@ _BUSY_WAIT_S = 0.001
 _IDLE_WAIT_S = 0.2
 _REPORT_EVERY_S = 0.5
 _ATTACH_TIMEOUT_S = 60.0
+_MOST_OF_A_TURN = 1.5
+"""Of a batch's own time: a turn that took longer began with nothing to do."""
 _CHECK_SHARE = 0.01
 _CHECK_PIECE_S = 0.002
 """Of its idle time an engine spends at most so much on checking itself, and this at a time."""
@@ -110,9 +113,14 @@ class Engine:
         self._page_bytes = {tier.component: tier.page_bytes for tier in info.tiers}
         self._debug = debug
         self._clock = clock
-        self._questions = Questions(manager, self.namespace_of, self.status, self.requests)
+        self._questions = Questions(
+            manager, self.namespace_of, self.status, self.requests, self.drain
+        )
         self._flights = Flights(
-            executor, overlaps=executor.overlaps and scheduler.can_go_ahead, clock=clock
+            executor,
+            overlaps=executor.overlaps and scheduler.can_go_ahead,
+            clock=clock,
+            meanwhile=self._hear,
         )
         self._outputs: list[Output] = []
         self._seconds = {"step": 0.0, "model": 0.0}
@@ -134,14 +142,19 @@ class Engine:
         if refused is not None:
             self._outputs.append(refused)
 
-    def handle(self, message: Generate | Abort | Ask) -> None:
+    def handle(self, message: Generate | Abort | PutQuestion) -> None:
         match message:
             case Generate():
                 self.generate(message)
             case Abort(request_id):
                 self.scheduler.abort(request_id)
-            case Ask(number, question):
+            case PutQuestion(number, question):
                 self._questions.ask(number, question)
+
+    def drain(self) -> None:
+        """Take no more prompts of other engines; what was begun for them is finished."""
+        if self.exchange is not None:
+            self.exchange.giver.is_draining = True
 
     def take_messages(self) -> list[ToServer]:
         """What the server should hear."""
@@ -164,7 +177,7 @@ class Engine:
         """
         began = self._clock()
         workers, manager, scheduler = self._executor.workers, self.manager, self.scheduler
-        workers.submit(manager.step(workers.poll()))
+        self._hear()
         for reason in manager.operations.lost_ranks.values():
             raise RankLost(reason)
         self._questions.advance()
@@ -172,12 +185,16 @@ class Engine:
         if self.exchange is not None:
             self.exchange.hear()
             self.exchange.advance()
-            self._outputs += scheduler.take_failed()
         batch = scheduler.schedule()
+        worked = batch is not None or len(self._flights) > 0
+        if batch is None and scheduler.waits_for_tokens:
+            # Now they are known; who asked for them is told while the next batch is computed.
+            while self._flights:
+                self._take_in(self._flights.land())
+            batch = scheduler.schedule()
         workers.submit(manager.step())  # the loads that the batch will wait for
         if self.exchange is not None:
             self.exchange.tell()  # of what the workers know by now
-        worked = batch is not None or len(self._flights) > 0
         if batch is not None:
             self._flights.launch(batch)
         while self._flights.is_due or (batch is None and self._flights):
@@ -189,15 +206,30 @@ class Engine:
             self._check_when_idle()
         return worked
 
+    def _hear(self) -> None:
+        """What the workers have done, and what they are to do next: also while a batch takes long,
+        so that what comes for others goes on its way."""
+        workers = self._executor.workers
+        workers.submit(self.manager.step(workers.poll()))
+
     def patience_s(self) -> float:
         """How long the loop may sleep, if no message comes, when a step found nothing to do."""
-        busy = len(self.scheduler) or not self.manager.idle or self._questions.pending
-        if busy or (self.exchange is not None and self.exchange.busy):
+        if not (self.scheduler.waits_for_peers and self.manager.is_quiet):
             return _BUSY_WAIT_S
-        wakeup = self.manager.next_wakeup()
+        if self._questions.pending:
+            return _BUSY_WAIT_S
+        times = [self.manager.next_wakeup()]
+        if self.exchange is not None:
+            times.append(self.exchange.next_deadline())
+        wakeup = min((time for time in times if time is not None), default=None)
         if wakeup is None:
             return _IDLE_WAIT_S
         return min(max(wakeup - self._clock(), _BUSY_WAIT_S), _IDLE_WAIT_S)
+
+    @property
+    def news(self) -> list[int | zmq.Socket[bytes]]:
+        """What becomes readable when workers have something to say; for whoever sleeps."""
+        return self._executor.workers.news
 
     def close(self) -> None:
         if self._usage is not None:
@@ -248,10 +280,10 @@ class Engine:
     def _handover_status(self) -> HandoverStatus | None:
         if self.exchange is None:
             return None
-        counters = self.exchange.asker.counters
+        counters = self.exchange.receiver.counters
         moved = self._executor.workers.peer_counters()
         return HandoverStatus(
-            open=len(self.exchange.asker.open) + len(self.exchange.holder.open),
+            open=len(self.exchange.receiver.open) + len(self.exchange.giver.open),
             sent_pages=moved.get("peer_sent_pages", 0),
             sent_bytes=moved.get("peer_sent_bytes", 0),
             received_pages=moved.get("peer_received_pages", 0),
@@ -264,9 +296,9 @@ class Engine:
             promised_pages=counters.promised_pages,
             restored_pages=counters.restored_pages,
             repairs=dict(counters.repairs),
-            failed=dict(counters.failed),
+            local=dict(counters.local),
             strangers=self.exchange.hub.strangers,
-            links={k: v for k, v in self.exchange.links.items() if not k.startswith("in-")},
+            links=self.exchange.links,
         )
 
     def _draft_status(self) -> DraftStatus | None:
@@ -329,7 +361,8 @@ class Engine:
         # about a prompt that would be recomputed.
         if 2 * batch.num_tokens >= self.scheduler.chunk_tokens:
             self.manager.costs.observe_prefill(batch.num_tokens, landed.seconds)
-        self.scheduler.timed(batch, landed.seconds)
+        # What the loop does between two batches counts; waiting for somebody to ask does not.
+        self.scheduler.timed(batch, min(landed.turn_s, _MOST_OF_A_TURN * landed.seconds))
         self._outputs += self.scheduler.complete(batch, outcome)
         self._observe_lengths()
 

@@ -21,6 +21,8 @@ class Landed:
     """The error concerns this batch only."""
     seconds: float
     """From its launch, or from the end of the batch before it."""
+    turn_s: float
+    """From the end of the batch before it, in any case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +34,17 @@ class _Flight:
 
 
 class Flights:
-    def __init__(self, executor: Executor, *, overlaps: bool, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        *,
+        overlaps: bool,
+        clock: Callable[[], float],
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`meanwhile`: what there is to do while a batch takes long."""
         self._executor = executor
+        self._meanwhile = meanwhile
         self._overlaps = overlaps
         self._clock = clock
         self._under_way: deque[_Flight] = deque()
@@ -69,10 +80,11 @@ class Flights:
             outcome = flight.error
         else:
             try:
-                outcome = self._executor.collect()
+                outcome = self._executor.collect(self._meanwhile)
             except RankLost:
                 raise
             except Exception as problem:  # request boundary, as above
                 outcome = problem
-        began, self._landed_s = max(flight.began_s, self._landed_s), self._clock()
-        return Landed(flight.batch, outcome, self._landed_s - began)
+        before, self._landed_s = self._landed_s, self._clock()
+        began = max(flight.began_s, before)
+        return Landed(flight.batch, outcome, self._landed_s - began, self._landed_s - before)

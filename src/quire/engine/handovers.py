@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire.disagg.asker import Asker
 from quire.disagg.handover import Half, Handover, Prompt, Stage
+from quire.disagg.receiving import Receiver
 from quire.engine.messages import CachedTokens, EngineInfo
 from quire.engine.request import Request, State
 from quire.keys import PrefixKey
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Handovers:
     def __init__(
         self,
-        asker: Asker,
+        receiver: Receiver,
         manager: CacheManager,
         *,
         prefill: list[str],
@@ -38,14 +38,13 @@ class Handovers:
     ) -> None:
         """`decode`: prompts are computed by `prefill`, or whom a request names, and not here.
         `restore` = False: of the own tiers only the device is used."""
-        self.asker = asker
+        self.receiver = receiver
         self._manager = manager
         self._prefill = prefill
         self._peers = peers
         self._decode = decode
         self._restore = restore
-        for address in [*prefill, *peers]:
-            asker.links.connect(address)
+        receiver.contacts.name([*prefill, *peers], keep=True)
 
     def usable(self, match: PrefixMatch) -> PrefixMatch:
         """What of a match may be used."""
@@ -67,8 +66,14 @@ class Handovers:
                 return False
             sources, restore = self._peers, not costs.peers_beat_store()
         prompt = Prompt(request.tokens[: request.length].tobytes(), request.salt, request.priority)
-        request.handover = self.asker.begin(
-            request.id, lease, prompt, sources, compute=self._decode, restore=restore
+        request.handover = self.receiver.begin(
+            request.id,
+            lease,
+            prompt,
+            sources,
+            compute=self._decode,
+            restore=restore,
+            is_counted=request.is_counted,
         )
         return True
 
@@ -83,11 +88,10 @@ class Handovers:
             return True
         return False
 
-    def failure(self, request: Request) -> str:
-        handover = request.handover
-        if handover is None or handover.stage is not Stage.FAILED:
-            return ""
-        return f"no prefill server could be had: {handover.why}"
+    @property
+    def num_waiting(self) -> int:
+        """Requests that go on when peers have sent what they lack, and no sooner."""
+        return self.receiver.num_waiting
 
     def admitted(self, request: Request) -> None:
         """It goes on with what is there."""
@@ -96,7 +100,8 @@ class Handovers:
     def cancel(self, request: Request) -> None:
         handover, request.handover = request.handover, None
         if handover is not None:
-            self.asker.cancel(handover)
+            request.is_counted = handover.is_counted
+            self.receiver.cancel(handover)
 
     def found(self, request: Request) -> CachedTokens | None:
         """Reused tokens, by tier and side; None: no peer had a part in it."""
@@ -131,7 +136,7 @@ def reused(handover: Handover, page_size: int) -> CachedTokens:
 
 
 class Prefills:
-    """Computes prompts for peers; see quire.disagg.holder.Computes."""
+    """Computes prompts for peers; see quire.disagg.giving.Computes."""
 
     def __init__(
         self, scheduler: Scheduler, info: EngineInfo, *, clock: Callable[[], float]
@@ -195,6 +200,10 @@ class Prefills:
     def is_waiting(self, name: str) -> bool:
         request = self._request(name)
         return request is not None and request.state is not State.HOLDING
+
+    def is_kept(self, name: str) -> bool:
+        request = self._request(name)
+        return request is not None and request.settled
 
     def failure(self, name: str) -> str:
         request = self._request(name)

@@ -1,11 +1,11 @@
 """What the server and the engine process say to each other: typed, msgpack, nothing else.
 
-    server → engine   Generate, Abort, Ask, Shutdown
+    server → engine   Generate, Abort, PutQuestion, Shutdown
     engine → server   Starting*, then Started or StartFailed; then Outputs, Answer, Report
 
 Token ids travel as little-endian int32 bytes. Every Generate ends with exactly one Output whose
 `finish` is set, unless it was aborted: after Abort nothing more need come, and what does is stale.
-Every Ask gets exactly one Answer.
+Every PutQuestion gets exactly one Answer.
 """
 
 from __future__ import annotations
@@ -88,9 +88,6 @@ class Finish(enum.StrEnum):
     TIMEOUT = "timeout"
     REJECTED = "rejected"
     """Too busy; `error` says what is full."""
-    UNAVAILABLE = "unavailable"
-    """Nothing is wrong with the request, but no prefill server could be had for it: another server
-    may take it."""
     ERROR = "error"
 
 
@@ -169,6 +166,10 @@ class Warm(_Question, frozen=True, tag="warm"):
     salt: str = ""
 
 
+class Drain(_Question, frozen=True, tag="drain"):
+    """Take no more prompts of other engines. The answer is an EngineStatus."""
+
+
 class GetRequests(_Question, frozen=True, tag="requests"):
     """Answered by Requests."""
 
@@ -177,7 +178,7 @@ class GetEvents(_Question, frozen=True, tag="events"):
     """What has come into the tiers and gone from them. Answered by Events."""
 
     since: int
-    """Number of the last event that the asker knows; 0: none."""
+    """Number of the last event that who asks knows; 0: none."""
 
 
 class GetKeys(_Question, frozen=True, tag="keys"):
@@ -187,7 +188,7 @@ class GetKeys(_Question, frozen=True, tag="keys"):
     salt: str = ""
 
 
-Question = GetStatus | Flush | Attach | Detach | Warm | GetRequests | GetEvents | GetKeys
+Question = GetStatus | Drain | Flush | Attach | Detach | Warm | GetRequests | GetEvents | GetKeys
 
 
 class TierStatus(msgspec.Struct, frozen=True):
@@ -237,7 +238,8 @@ class HandoverStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Those of them that were then really there."""
     repairs: dict[str, int] = {}
     """Pages asked for again, by reason."""
-    failed: dict[str, int] = {}
+    local: dict[str, int] = {}
+    """Hand-overs that came to nothing, so that this engine computed the prompt: by reason."""
     """Hand-overs that came to nothing, by reason."""
     strangers: int = 0
     """Connections that did not get through the handshake."""
@@ -335,7 +337,7 @@ class Warmed(msgspec.Struct, frozen=True):
     """Where the prompt's pages are now: device, host; `store` counts those just fetched."""
 
 
-class Ask(_Message, frozen=True, tag="ask"):
+class PutQuestion(_Message, frozen=True, tag="question"):
     id: int
     question: Question
 
@@ -408,7 +410,7 @@ class Report(_Message, frozen=True, tag="report"):
     status: EngineStatus
 
 
-ToEngine = Generate | Abort | Ask | Shutdown
+ToEngine = Generate | Abort | PutQuestion | Shutdown
 ToServer = Starting | Started | StartFailed | Outputs | Answer | Report
 
 _encoder = msgspec.msgpack.Encoder()

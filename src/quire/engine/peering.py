@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from quire.disagg.asker import Asker, AskerConfig
 from quire.disagg.exchange import Exchange
+from quire.disagg.giving import Giver
 from quire.disagg.handover import Handover, describe
-from quire.disagg.holder import Holder
+from quire.disagg.receiving import Receiver, ReceiverConfig
 from quire.engine.config import EngineConfig, Role
 from quire.engine.handovers import Handovers, Prefills
 from quire.engine.layouts import RECURRENT
@@ -85,24 +85,27 @@ class Peering:
             listen = f"tcp://{host}:{config.peer_port}"
         hello = Hello(self._identity, self._epoch, config.role.value, parts)
         hub = PeerHub(hello, config.peer_secret, listen=listen)
-        asker = Asker(
+        receiver = Receiver(
             manager,
             hub,
             name=self._epoch,
             clock=time.monotonic,
-            config=AskerConfig(timeout_s=config.handover_timeout_s),
+            config=ReceiverConfig(
+                timeout_s=config.handover_timeout_s,
+                local_pages=config.decode_computes // config.page_size,
+            ),
             room=lambda: manager.config.device_pages - queue.used_pages(),
             on_end=_log(time.monotonic),
         )
-        return Neighbours(hub, asker, self._remote(asker, manager))
+        return Neighbours(hub, receiver, self._remote(receiver, manager))
 
-    def _remote(self, asker: Asker, manager: CacheManager) -> Handovers | None:
+    def _remote(self, receiver: Receiver, manager: CacheManager) -> Handovers | None:
         config = self._config
         decode = config.role is Role.DECODE
         if not decode and not config.peers:
             return None
         return Handovers(
-            asker,
+            receiver,
             manager,
             prefill=config.prefill,
             peers=config.peers,
@@ -116,10 +119,10 @@ class Peering:
         """Compute for others, too."""
         prefills = Prefills(scheduler, info, clock=time.monotonic)
         computing = self._config.role is not Role.DECODE
-        holder = Holder(
+        giver = Giver(
             manager, prefills, clock=time.monotonic, send=others.hub.send, computing=computing
         )
-        return Exchange(others.hub, others.asker, holder)
+        return Exchange(others.hub, others.receiver, giver)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +130,7 @@ class Neighbours:
     """The way to other engines, before anything is computed for them."""
 
     hub: PeerHub
-    asker: Asker
+    receiver: Receiver
     remote: Handovers | None
     """None: nothing is asked of others."""
 

@@ -52,9 +52,9 @@ class Line:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
 
-    def watch(self, fileno: int) -> None:
+    def watch(self, source: int | zmq.Socket[bytes]) -> None:
         """End a wait also when this becomes readable."""
-        self._poller.register(fileno, zmq.POLLIN)
+        self._poller.register(source, zmq.POLLIN)
 
     def receive(self, wait_s: float) -> list[ToEngine]:
         """What has come; waits up to `wait_s` for something."""
@@ -84,6 +84,8 @@ def serve(engine: Engine, line: Line, stop: threading.Event) -> None:
     worked = False
     if engine.exchange is not None and isinstance(engine.exchange.hub, PeerHub):
         line.watch(engine.exchange.hub.fileno())
+    for source in engine.news:
+        line.watch(source)
     while not stop.is_set():
         for message in line.receive(0.0 if worked else engine.patience_s()):
             if isinstance(message, Shutdown):

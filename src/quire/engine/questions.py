@@ -20,6 +20,7 @@ from quire.engine.messages import (
     Attach,
     CachedTokens,
     Detach,
+    Drain,
     EngineStatus,
     Event,
     Events,
@@ -72,11 +73,14 @@ class Questions:
         namespace_of: Callable[[str], Namespace],
         status: Callable[[], EngineStatus],
         requests: Callable[[], Requests],
+        drain: Callable[[], None],
     ) -> None:
+        """`drain`: take no more work of other engines."""
         self._manager = manager
         self._namespace_of = namespace_of
         self._status = status
         self._requests = requests
+        self._drain = drain
         self._events = EventLog()
         self._asked: list[tuple[int, Question]] = []
         self._pending: dict[int, _Changing | _Warming] = {}
@@ -122,6 +126,9 @@ class Questions:
             case GetStatus(check):
                 if check:
                     manager.check_invariants()
+                self._reply(number, self._status())
+            case Drain():
+                self._drain()
                 self._reply(number, self._status())
             case Flush(tiers):
                 self._flush(number, tiers)

@@ -124,6 +124,8 @@ class Request:
     """Peers that may compute its prompt."""
     handover: Handover | None = None
     """Pages that are on their way from a peer."""
+    is_counted: bool = False
+    """Has what was promised for it been counted? It may look again."""
     for_peer: bool = False
     """It ends with the last page of its prompt, and is answered with pages."""
     settled: bool = False

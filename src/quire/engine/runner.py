@@ -14,8 +14,7 @@ import msgspec
 import torch
 
 from quire.engine.batch import Batch, BatchResult, Segment, SegmentResult, verified
-from quire.engine.draft.drafter import Drafter
-from quire.engine.draft.eagle import Step
+from quire.engine.draft.drafter import Drafted, Drafts
 from quire.engine.forward.base import Forward
 from quire.engine.sampling import Drawn, Row, Sampler, needs_history
 from quire.types import OperationId, RequestId
@@ -34,6 +33,11 @@ class Flight:
     drafted: Drafted | None = None
     """What a draft head has done with it."""
 
+    @property
+    def is_over(self) -> bool:
+        """Asks the device, without waiting."""
+        return self.end is None or bool(self.end.query())  # type: ignore[no-untyped-call]
+
     def collect(self) -> BatchResult:
         """Wait for all of it."""
         if self.end is not None:
@@ -47,29 +51,14 @@ class Flight:
                 results.append(SegmentResult(failed=reasons[0]))
             else:
                 results.append(verified(segment, own) if own else SegmentResult())
-        if self.drafted is not None:
-            results = self.drafted.with_proposals(results)
+        for i, tokens in (self.drafted.proposals(results) if self.drafted else {}).items():
+            results[i] = msgspec.structs.replace(results[i], proposed=tokens)
         return BatchResult(self.batch.number, results)
-
-
-@dataclass(frozen=True, slots=True)
-class Drafted:
-    batch: Batch
-    drafter: Drafter
-    done: Step
-
-    @torch.inference_mode()
-    def with_proposals(self, results: list[SegmentResult]) -> list[SegmentResult]:
-        proposed = self.drafter.propose(self.batch, self.done, results)
-        return [
-            msgspec.structs.replace(result, proposed=proposed[i]) if i in proposed else result
-            for i, result in enumerate(results)
-        ]
 
 
 class ModelRunner:
     def __init__(
-        self, forward: Forward, sampler: Sampler | None, drafter: Drafter | None = None
+        self, forward: Forward, sampler: Sampler | None, drafter: Drafts | None = None
     ) -> None:
         """`sampler`: on the rank that picks the tokens. `drafter`: of a head, if there is one."""
         self._forward = forward
@@ -89,8 +78,7 @@ class ModelRunner:
         self._drawn = drawn.tokens if drawn is not None else None
         drafted = None
         if self._drafter is not None:
-            done = self._drafter.follow(batch, self._forward.features, self._drawn)
-            drafted = Drafted(batch, self._drafter, done)
+            drafted = self._drafter.follow(batch, self._forward.features, self._drawn)
         end = torch.cuda.current_stream(logits.device).record_event() if logits.is_cuda else None
         return Flight(batch, drawn, dict(self._forward.failed), end, drafted)
 

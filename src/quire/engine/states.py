@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from quire.engine.attention.staging import send
+from quire.engine.attention.staging import Staging
 from quire.engine.batch import Segment
 from quire.errors import ModelError
 from quire.memory.device import DevicePool
@@ -67,6 +67,7 @@ class States:
     ) -> None:
         """`wait(i)`: until layer i of the pool is loaded."""
         self._pool = pool
+        self._staging = Staging(pool.device)
         self._layout = layout
         self._index = {layer: i for i, layer in enumerate(layers)}
         self._wait = wait
@@ -214,7 +215,7 @@ class States:
         return self._tensor(sources), self._tensor(targets)
 
     def _tensor(self, numbers: Sequence[int]) -> torch.Tensor:
-        (found,) = send([np.array(numbers, dtype=np.int64)], self._pool.device)
+        (found,) = self._staging.send([np.array(numbers, dtype=np.int64)])
         return found
 
 

@@ -98,6 +98,10 @@ class CostModel:
         """`reckoned_s`: as `meeting_s` said when it began."""
         self._meeting.observe(reckoned_s, seconds)
 
+    def forget_store(self) -> None:
+        """Another one is attached: how fast the one before was says nothing of it."""
+        self._fetch, self._meeting = _Rate(), _Rate()
+
     def force(self, way: Way | None) -> None:
         """Always this way, whatever it costs; None: the best again. For measurements and tests."""
         self._forced = way
@@ -152,6 +156,15 @@ class CostModel:
             fetch_s=fetch * (num_pages + ahead) + load * num_pages,
             both_s=(meet_s + min(page_s, arrive_s) * num_pages * _MISMATCH) * self._slip,
         )
+
+    def computed_share(self, num_pages: int) -> float:
+        """Of pages that are on their way: how many to compute until the others have come; 0 while
+        that is unknown."""
+        times = self.times(num_pages)
+        if times is None:
+            return 0.0
+        fetch_s = times.fetch_s
+        return fetch_s / (fetch_s + times.compute_s) if times.compute_s else 0.0
 
     def worth_fetching(self, num_pages: int, ahead: int = 0) -> bool:
         """Alone, without computing meanwhile."""

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from quire.components import Component
+from quire.components import Component, Guard
 from quire.components.base import is_ready
 from quire.manager.core import Core
 from quire.manager.lease import Lease
@@ -96,6 +96,17 @@ class Exporter:
         export.wanted = [wanted for wanted in export.wanted if wanted.next < wanted.end]
         return grants
 
+    def is_on_host(self, lease: Lease) -> bool:
+        """Has the host all of the prefix that a lease holds, so that the device may let it go?"""
+        core, tail = self._core, lease.tail
+        if not self._has_path(tail):
+            return False
+        return all(
+            is_ready(node, slot_of(component.index, HOST), host=False)
+            for component in core.components[1:]
+            for node in component.needed(tail)
+        )
+
     def close(self, export: Export) -> None:
         """The peer needs it no longer."""
         export.closed = True
@@ -122,19 +133,30 @@ class Exporter:
         count = wanted.next - first
         skip = 0 if component.is_point else (first - run[0].start) * PAGE_ID_BYTES
         pages = b"".join(held_pages(node, host) for node in run)
-        kept = [(host, run[-1], run[0].parent), *core.components[0].protection(run[-1])]
         op = core.operations.start(
             Kind.SERVE,
             {component.name: count},
             timeout_s=SERVE_TIMEOUT_S,
             on_report=self._reported,
-            guards=core.lock(kept),
+            guards=core.lock(self._kept(host, run)),
         )
         served = PageIds(pages[skip : skip + count * PAGE_ID_BYTES])
         core.outbox.append(Serve(op.id, component.name, served))
         export.grants.append(op.id)
         core.counters.exported_pages += count
         return [Grant(op.id, component.name, first, count)]
+
+    def _kept(self, host: int, run: list[Node]) -> list[Guard]:
+        """What must stay while a run of nodes is read from a pool of the host: that, and the path
+        to it, on the host if it has all of it. Then the device need not."""
+        core, tail = self._core, run[-1]
+        if not self._has_path(tail):
+            return [(host, tail, run[0].parent), *core.components[0].protection(tail)]
+        path: list[Guard] = [(HOST, tail, None)]
+        return path if host == HOST else [(host, tail, run[0].parent), *path]
+
+    def _has_path(self, tail: Node) -> bool:
+        return all(is_ready(node, HOST, host=False) for node in self._core.tree.path(tail))
 
     def _reported(self, op: Operation) -> None:
         if op.state is OpState.ENDED:

@@ -252,7 +252,7 @@ class Loader:
         if op.state is OpState.ENDED:
             del self._spans[op.id]
             self._core.counters.loaded_pages += arrived
-            self._costs.observe_load(arrived, self._core.clock() - op.started_s)
+            self._costs.observe_load(arrived, op.seconds or self._core.clock() - op.started_s)
             self._core.counters.load_failed_pages += op.num_pages - arrived
             self._core.finish(op)
 

@@ -25,6 +25,7 @@ from quire.manager.exports import Exporter
 from quire.manager.fetches import Fetches, Prefetch
 from quire.manager.lease import Lease, LoadState, PrefixMatch
 from quire.manager.loads import Loader
+from quire.manager.operations import Kind
 from quire.manager.states import States
 from quire.manager.stores import StoreControl
 from quire.manager.writes import Writer
@@ -78,7 +79,7 @@ class CacheManager:
         """In flight, ended, and lost ranks: to be read."""
         self.events = core.events
         self.costs = CostModel(enabled=config.prefetch.cost_model, page_size=config.page_size)
-        self.store = StoreControl(core)
+        self.store = StoreControl(core, self.costs.forget_store)
         self.leases: set[Lease] = set()
         # What only models of several components need is None for the others: it costs nothing.
         self._states = States(core) if len(core.components) > 1 else None
@@ -390,6 +391,14 @@ class CacheManager:
         busy = self._core.operations.running or self._core.outbox
         waiting = self._writer.has_work or self._fetches.has_work
         return not (busy or waiting)
+
+    @property
+    def is_quiet(self) -> bool:
+        """As `idle`, but for I/O that is under way, or waits for what is: workers tell when it
+        ends. What they copy between device and host is found out by asking them."""
+        running = self._core.operations.num_running
+        busy = running[Kind.BACKUP] or running[Kind.LOAD] or self._core.outbox
+        return not (busy or self._writer.has_work or self._fetches.has_news)
 
     @property
     def waiting_writes(self) -> int:

@@ -80,6 +80,10 @@ class Operation:
     """Write only: keys of its pages, once a worker has computed them."""
     error: str = ""
     """The first rank's complaint, for operations whose outcome is not per page."""
+    reported_s: float = 0.0
+    """When the last report was made, which may be long before it was read."""
+    seconds: float = 0.0
+    """The longest that bytes of one report took to move; 0: unknown."""
 
     def agreed_pages(self) -> int:
         """Leading pages that every leg reports OK. For operations on one component."""
@@ -172,6 +176,8 @@ class Operations:
             if op.kind in _IN_PIECES and _OK in report.statuses:
                 op.deadline_s = self._clock() + op.timeout_s
             op.keys = op.keys or report.keys
+            op.reported_s = self._clock() if report.at_s is None else report.at_s
+            op.seconds = max(op.seconds, report.seconds)
         self._advance(op, leg if report.final else None)
         return sensible
 

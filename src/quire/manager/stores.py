@@ -40,8 +40,10 @@ class StoreChange:
 
 
 class StoreControl:
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, is_another: Callable[[], None]) -> None:
+        """`is_another`: told when one is attached that was not there before."""
         self._core = core
+        self._is_another = is_another
         self.state = StoreState.DETACHED
         self.url = ""
 
@@ -93,6 +95,8 @@ class StoreControl:
         overdue = op.state is OpState.OVERDUE
         change.error = op.error or ("a worker did not answer in time" if overdue else "")
         if change.url and (change.stays or not change.error):
+            if change.url != self.url:
+                self._is_another()
             self.state, self.url = StoreState.ATTACHED, change.url
             self._core.next_epoch()
             change.done = True

@@ -73,6 +73,11 @@ class HostPool:
             self._pin(pin_for, lambda done, total: tell(total + done, passes * total))
 
     @property
+    def slice_pages(self) -> int:
+        """Pages that are pinned together: no copy may cross from one slice into the next."""
+        return max(1, _PIN_SLICE_BYTES // self.layout.page_stride_bytes)
+
+    @property
     def pinned(self) -> bool:
         return bool(self._slices)
 
@@ -110,7 +115,7 @@ class HostPool:
 
     def _pin(self, device: torch.device, progress: Progress) -> None:
         """Page by page whole: a copy that crossed two registrations would be refused."""
-        step = max(1, _PIN_SLICE_BYTES // self.layout.page_stride_bytes)
+        step = self.slice_pages
         for first in range(0, self.num_pages, step):
             part = self._bytes[first : first + step]
             try:

@@ -79,7 +79,10 @@ class HubLimits:
     max_queued_bytes: int = 64 << 20
     """Of the same."""
     max_incoming: int = 256
-    """Connections from others, strangers included."""
+    """Links from others; more are closed at once."""
+    max_strangers: int = 64
+    """Connections that have not shaken hands yet; one more closes the oldest of them, so that
+    those who say nothing keep nobody out."""
 
 
 @dataclass(slots=True)
@@ -124,6 +127,8 @@ class PeerHub:
         self._wanted: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         """All of the loop's that are not part of another."""
+        self._greeting: dict[socket.socket, asyncio.Task[None]] = {}
+        """Of those who have not shaken hands yet, the oldest first."""
         self._num_incoming = 0
         self._numbers = itertools.count(1)
         self._strangers = 0
@@ -256,17 +261,21 @@ class PeerHub:
             self._loop.remove_reader(listener)
             self._loop.call_later(_ACCEPT_PAUSE_S, self._listen, listener)
             return
-        if self._num_incoming >= self._limits.max_incoming:
+        if self._num_incoming - len(self._greeting) >= self._limits.max_incoming:
             sock.close()
             return
+        if len(self._greeting) >= self._limits.max_strangers:
+            self._greeting.pop(next(iter(self._greeting))).cancel()
         self._num_incoming += 1
 
         def left(_: asyncio.Task[None]) -> None:
             # Here, and not in the task: one that is cancelled early never begins.
             self._num_incoming -= 1
+            self._greeting.pop(sock, None)
             sock.close()
 
-        self._spawn(self._take_in(sock)).add_done_callback(left)
+        task = self._greeting[sock] = self._spawn(self._take_in(sock))
+        task.add_done_callback(left)
 
     async def _keep_connected(self, address: str) -> None:
         limits = self._limits
@@ -303,6 +312,7 @@ class PeerHub:
             reader, writer = await asyncio.open_connection(sock=sock, limit=MAX_FRAME_BYTES)
             try:
                 hello = await self._greet(Side.LISTENER, reader, writer)
+                self._greeting.pop(sock, None)
                 await self._talk(f"in-{next(self._numbers)}", hello, reader, writer)
             finally:
                 await close_stream(writer)

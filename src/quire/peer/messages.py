@@ -1,12 +1,12 @@
 """What two leaders say to each other about pages: typed, msgpack, nothing else.
 
-    asker → holder   Ask, Repair, Wait, Done, Abort, Beat
-    holder → asker   Wait and Offer, any number, then Complete; or Refused
+    receiver → giver   Ask, Repair, Wait, Done, Abort, Beat
+    giver → receiver   Wait and Offer, any number, then Complete; or Refused
 
-An asker wants the pages [first, last) of a prompt's prefix; the holder offers them as they become
+A receiver wants the pages [first, last) of a prompt's prefix; the giver offers them as they become
 READY on its host, computing them first if it was asked to. Offered pages stay until Done or Abort,
-or until the asker has not been heard of for too long. The bytes travel elsewhere: page servers hand
-them out against the offer's grant.
+or until the receiver has not been heard of for too long. The bytes travel elsewhere: page servers
+hand them out against the offer's grant.
 
 `id` names one hand-over and is never used again, so that a late, doubled or delayed message finds
 either its hand-over or nothing. Every message may come twice.
@@ -21,7 +21,7 @@ class _Message(msgspec.Struct, frozen=True, tag_field="t"):
     pass
 
 
-# ---- asker → holder ------------------------------------------------------------------------------
+# ---- receiver → giver ---------------------------------------------------------------------------
 
 
 class Ask(_Message, frozen=True, tag="ask"):
@@ -39,7 +39,7 @@ class Ask(_Message, frozen=True, tag="ask"):
 
 
 class Repair(_Message, frozen=True, tag="repair"):
-    """Pages of the prefix that the asker had, or was offered, and could not get at: offer them."""
+    """Pages of the prefix that the receiver had, or was offered, and could not get: offer them."""
 
     id: str
     number: int
@@ -50,13 +50,13 @@ class Repair(_Message, frozen=True, tag="repair"):
 
 
 class Done(_Message, frozen=True, tag="done"):
-    """The asker has what it wanted."""
+    """The receiver has what it wanted."""
 
     id: str
 
 
 class Abort(_Message, frozen=True, tag="abort"):
-    """The asker does not want it any more."""
+    """The receiver does not want it any more."""
 
     id: str
 
@@ -65,7 +65,7 @@ class Beat(_Message, frozen=True, tag="beat"):
     """Still here."""
 
 
-# ---- holder → asker ------------------------------------------------------------------------------
+# ---- giver → receiver ---------------------------------------------------------------------------
 
 
 class Offer(_Message, frozen=True, tag="offer"):
@@ -82,7 +82,7 @@ class Offer(_Message, frozen=True, tag="offer"):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """Pages of the prefix that the holder had, by tier, from page 0 on: device, host, store."""
+    """Pages of the prefix that the giver had, by tier, from page 0 on: device, host, store."""
 
     device: int = 0
     host: int = 0
@@ -102,10 +102,12 @@ class Complete(_Message, frozen=True, tag="complete"):
 
 
 class Wait(_Message, frozen=True, tag="wait"):
-    """From the holder: it is queued, or being computed; there is nothing to offer yet, but there
-    will be. From the asker: it is still reading."""
+    """From the giver: it is queued, or being computed; there is nothing to offer yet, but there
+    will be. From the receiver: it is still reading."""
 
     id: str
+    wait_s: float | None = None
+    """How long it will be queued, as far as the giver can tell."""
 
 
 class Refused(_Message, frozen=True, tag="refused"):
@@ -115,9 +117,9 @@ class Refused(_Message, frozen=True, tag="refused"):
     reason: str
 
 
-ToHolder = Ask | Repair | Wait | Done | Abort | Beat
-ToAsker = Offer | Complete | Wait | Refused
-PeerMessage = ToHolder | ToAsker
+ToGiver = Ask | Repair | Wait | Done | Abort | Beat
+ToReceiver = Offer | Complete | Wait | Refused
+PeerMessage = ToGiver | ToReceiver
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(PeerMessage)

@@ -11,6 +11,7 @@ revoked is free again after a bounded time.
 from __future__ import annotations
 
 import contextlib
+import enum
 import threading
 import time
 from collections.abc import Iterable
@@ -36,14 +37,32 @@ _ACCEPT_PAUSE_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    max_connections: int = 64
-    """Strangers included; more are turned away at once."""
+    max_connections: int = 512
+    """Of peers; one more closes the one that was idle for longest."""
+    max_strangers: int = 64
+    """Connections that have not shaken hands yet; one more closes the oldest of them, so that
+    those who say nothing keep nobody out."""
     max_wait_s: float = 10.0
     """For a grant that a reader has heard of before we have."""
     send_timeout_s: float = 10.0
     """For the bytes of one read to be taken."""
     idle_s: float = 300.0
     """Without a read, before a connection is closed."""
+
+
+class _State(enum.Enum):
+    """STRANGER ──hands shaken──▶ IDLE ⇄ READING; any ──no room──▶ LEAVING"""
+
+    STRANGER = enum.auto()
+    IDLE = enum.auto()
+    READING = enum.auto()
+    LEAVING = enum.auto()
+
+
+@dataclass(slots=True)
+class _Guest:
+    thread: threading.Thread
+    state: _State = _State.STRANGER
 
 
 class PageServer:
@@ -65,7 +84,8 @@ class PageServer:
         self._limits = limits or ServerLimits()
         self._grants = Grants()
         self._lock = threading.Lock()
-        self._connections: dict[Connection, threading.Thread] = {}
+        self._guests: dict[Connection, _Guest] = {}
+        """The longest quiet first."""
         self._sent_pages = 0
         self._sent_bytes = 0
         self._closed = False
@@ -81,7 +101,7 @@ class PageServer:
 
     @property
     def num_connections(self) -> int:
-        return len(self._connections)
+        return len(self._guests)
 
     def counters(self) -> dict[str, int]:
         with self._lock:
@@ -102,8 +122,8 @@ class PageServer:
         self._listener.close()
         self._grants.close()
         with self._lock:
-            threads = [self._accepting, *self._connections.values()]
-            for connection in self._connections:
+            threads = [self._accepting, *(guest.thread for guest in self._guests.values())]
+            for connection in self._guests:
                 connection.interrupt()
         deadline = time.monotonic() + timeout_s
         for thread in threads:
@@ -125,12 +145,35 @@ class PageServer:
                 target=self._serve, args=(connection,), name="quire-pages", daemon=True
             )
             with self._lock:
-                welcome = not self._closed and len(self._connections) < self._limits.max_connections
-                if welcome:
-                    self._connections[connection] = thread
+                if not self._closed:
+                    self._make_room(_State.STRANGER, self._limits.max_strangers)
+                    self._guests[connection] = _Guest(thread)
                     thread.start()
-            if not welcome:
+            if self._closed:
                 connection.close()
+
+    def _make_room(self, state: _State, most: int) -> None:
+        """End the one that has been so for longest, if there are too many. With the lock held."""
+        found = [c for c, guest in self._guests.items() if guest.state is state]
+        if len(found) >= most:
+            self._guests[found[0]].state = _State.LEAVING
+            found[0].interrupt()
+
+    def _enter(self, connection: Connection, state: _State) -> bool:
+        """It is so from now on. False: it is to go."""
+        with self._lock:
+            guest = self._guests.pop(connection)
+            self._guests[connection] = guest
+            if guest.state is _State.LEAVING:
+                return False
+            known = [g for g in self._guests.values() if g.state in (_State.IDLE, _State.READING)]
+            if guest.state is _State.STRANGER and len(known) >= self._limits.max_connections:
+                idle = sum(g.state is _State.IDLE for g in known)
+                self._make_room(_State.IDLE, idle or 1)
+                if not idle:
+                    return False
+            guest.state = state
+            return True
 
     def _serve(self, connection: Connection) -> None:
         """One connection's life. However it ends, it costs that connection and no more."""
@@ -138,15 +181,17 @@ class PageServer:
             connection.set_deadline(time.monotonic() + TIMEOUT_S)
             handshake = page_handshake(Side.LISTENER, self._secret, self._identity)
             shake_hands(connection, handshake, dials=False)
-            while not self._closed:
+            while not self._closed and self._enter(connection, _State.IDLE):
                 connection.set_deadline(time.monotonic() + self._limits.idle_s)
-                read = protocol.decode_read(connection.recv_frame(protocol.MAX_FRAME_BYTES))
-                self._answer(connection, read)
+                frame = connection.recv_frame(protocol.MAX_FRAME_BYTES)
+                if not self._enter(connection, _State.READING):
+                    return
+                self._answer(connection, protocol.decode_read(frame))
         except (PeerError, EOFError, OSError, msgspec.DecodeError, ValueError, RecursionError):
             pass  # gone, too slow, or no peer of ours
         finally:
             with self._lock:
-                self._connections.pop(connection, None)
+                self._guests.pop(connection, None)
             with contextlib.suppress(OSError):
                 connection.close()
 

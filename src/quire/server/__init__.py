@@ -6,9 +6,12 @@ api.py          /v1, /health, /ready, /metrics      admin.py        /admin
 service.py      what every endpoint shares: engine, prompting, admission, metrics
 
 bodies.py       a JSON body, read and described     protocol.py     what it may hold
-forms.py        fields of several forms             sampling.py     … for the engine
-prompting.py    prompts → token ids                 generation.py   → pieces of text
-vocabulary.py   token ids → bytes                   text.py         → text, stop strings
+messages.py     messages, tools, calls              forms.py        fields of several forms
+prompting.py    prompts → token ids                 templates.py    chats → text, for it
+special.py      clients' text is only text          sampling.py     parameters for the engine
+generation.py   the engine's tokens → pieces        vocabulary.py   token ids → bytes
+text.py         → text, stop strings                reading.py      … read by a parser of tools/
+generation_config.py   what a model's makers say of sampling
 chat.py, completions.py   what differs between the two endpoints
 answers.py      pieces → one JSON answer or events  usage.py        the usage object
 

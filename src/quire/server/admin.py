@@ -39,7 +39,6 @@ from quire.server.prompting import Prompt
 from quire.server.protocol import (
     FlushRequest,
     KeysRequest,
-    Messages,
     PrefetchRequest,
     StoreRequest,
 )
@@ -83,6 +82,15 @@ def admin_router(service: Service) -> APIRouter:
             | await service.load()
         )
 
+    @router.post("/drain")
+    async def drain() -> Response:
+        """Take no more requests, nor prompts of other engines; how much is left to finish. For
+        good: what is drained is then stopped."""
+        try:
+            return _json({"draining": True} | await service.begin_draining())
+        except EngineError as error:
+            raise engine_gone(str(error)) from None
+
     @router.get("/requests")
     async def get_requests() -> Response:
         """Every request in flight, and where it stands."""
@@ -99,7 +107,7 @@ def admin_router(service: Service) -> APIRouter:
     async def keys(request: Request) -> Response:
         """The page keys of a request's prompt. Computes hashes, nothing else."""
         body = await read_body(request, KeysRequest)
-        prompt = await _prompt(service, body.messages, body.first_prompt)
+        prompt = await _prompt(service, body, body.first_prompt)
         question = GetKeys(prompt.tokens, body.cache_salt or "")
         found = await _ask(service, question, Keys, STATUS_TIMEOUT_S)
         return _json(
@@ -130,7 +138,7 @@ def admin_router(service: Service) -> APIRouter:
     async def prefetch(request: Request) -> Response:
         """Bring a prompt's pages from the store to the host."""
         body = await read_body(request, PrefetchRequest)
-        prompt = await _prompt(service, body.messages, body.prompt)
+        prompt = await _prompt(service, body, body.prompt)
         question = Warm(prompt.tokens, body.cache_salt or "")
         warmed = await _ask(service, question, Warmed, CHANGE_TIMEOUT_S)
         return _json({"prompt_tokens": warmed.prompt_tokens} | cached_to_dict([warmed.cached]))
@@ -180,10 +188,11 @@ async def _ask(
 
 
 async def _prompt(
-    service: Service, messages: Messages | None, prompt: str | list[int] | None
+    service: Service, body: KeysRequest | PrefetchRequest, prompt: str | list[int] | None
 ) -> Prompt:
-    if messages is not None:
-        return await service.prompting.of_messages(messages, service.info)
+    if body.messages is not None:
+        conversation = body.conversation(body.messages)
+        return await service.prompting.of_chat(conversation, service.info)
     if isinstance(prompt, str):
         return await service.prompting.of_text(prompt, service.info)
     assert prompt is not None  # one of the two is there: protocol.py saw to it

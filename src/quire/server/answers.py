@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from quire.server.generation import Piece, Scored, Work
+from quire.server.generation import Piece, Said, Scored, Work
+from quire.server.tools import Text
 from quire.server.usage import Usage
 
 DONE = b"data: [DONE]\n\n"
@@ -29,15 +30,17 @@ class Format(Protocol):
     id_prefix: str
     whole_object: str
     chunk_object: str
+    shares_prompt: bool
+    """All choices have one prompt, whose token ids stand beside them and not in each."""
 
-    def whole(self, index: int, text: str, scored: list[Scored] | None) -> dict[str, Any]:
+    def whole(self, index: int, said: list[Said], scored: list[Scored] | None) -> dict[str, Any]:
         """A whole choice, less index and finish_reason."""
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """What a stream says before a choice's first token."""
 
-    def chunk(self, text: str, scored: list[Scored] | None) -> dict[str, Any]:
-        """A piece of a choice."""
+    def chunk(self, said: Said | None, scored: list[Scored] | None) -> dict[str, Any]:
+        """A piece of a choice; None: nothing that is certain yet."""
 
 
 class Running(NamedTuple):
@@ -56,7 +59,8 @@ Start = Callable[[], AbstractAsyncContextManager[Running]]
 class _Whole:
     """A choice as it grows."""
 
-    texts: list[str] = field(default_factory=list)
+    said: list[Said] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
     scored: list[Scored] = field(default_factory=list)
     finish: str | None = None
 
@@ -69,6 +73,7 @@ class Heading:
     fingerprint: str
     wants_logprobs: bool
     include_usage: bool
+    wants_ids: bool = False
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -93,20 +98,25 @@ async def whole(start: Start, heading: Heading) -> bytes:
         async for piece in pieces:
             _count(usage, piece, work)
             choice = choices[piece.index]
-            choice.texts.append(piece.text)
+            choice.said += piece.said
+            choice.tokens += piece.tokens
             choice.scored += piece.scored
             choice.finish = piece.finish
+    ids = _PromptIds(work, form, heading)
     return msgspec.json.encode(
         heading.of(form.id_prefix, form.whole_object)
         | {
             "choices": [
                 {"index": i}
-                | form.whole(i, "".join(choice.texts), heading.wanted(choice.scored))
+                | form.whole(i, choice.said, heading.wanted(choice.scored))
                 | {"finish_reason": choice.finish}
+                | ids.of_choice(i)
+                | ({"token_ids": choice.tokens} if heading.wants_ids else {})
                 for i, choice in enumerate(choices)
             ],
             "usage": usage.to_dict(),
         }
+        | ids.of_answer()
     )
 
 
@@ -114,6 +124,7 @@ async def events(start: Start, heading: Heading) -> AsyncGenerator[bytes, None]:
     """Server-sent events. Raises ApiError."""
     async with start() as (work, form, pieces):
         usage = _usage(work)
+        ids = _PromptIds(work, form, heading)
         base = heading.of(form.id_prefix, form.chunk_object)
         if heading.include_usage:
             base["usage"] = None
@@ -123,16 +134,49 @@ async def events(start: Start, heading: Heading) -> AsyncGenerator[bytes, None]:
             if piece.index not in opened:
                 opened.add(piece.index)
                 opening = form.opening(piece.index)
+                if opening is None and heading.wants_ids:
+                    opening = form.chunk(None, None)
                 if opening is not None:
-                    yield _event(base, piece.index, opening, None)
-            scored = heading.wanted(piece.scored)
-            if piece.text or scored:
-                yield _event(base, piece.index, form.chunk(piece.text, scored), None)
+                    first = base | ids.of_answer()
+                    yield _event(first, piece.index, opening | ids.of_choice(piece.index), None)
+            for content in _chunks(form, heading, piece):
+                yield _event(base, piece.index, content, None)
             if piece.finish is not None:
-                yield _event(base, piece.index, form.chunk("", None), piece.finish)
+                yield _event(base, piece.index, form.chunk(None, None), piece.finish)
         if heading.include_usage:
             yield _data(base | {"choices": [], "usage": usage.to_dict()})
         yield DONE
+
+
+def _chunks(form: Format, heading: Heading, piece: Piece) -> Iterator[dict[str, Any]]:
+    """One for each thing said; the tokens and their probabilities come with the first."""
+    scored = heading.wanted(piece.scored)
+    tokens = {"token_ids": piece.tokens} if heading.wants_ids else {}
+    said: Sequence[Said] = piece.said
+    if not said and (scored or (tokens and piece.tokens)):
+        said = [Text("")]
+    for i, each in enumerate(said):
+        none: list[Scored] | None = None if scored is None else []
+        yield form.chunk(each, scored if i == 0 else none) | (tokens if i == 0 else {})
+
+
+class _PromptIds:
+    """Token ids of the prompts, if they are wanted: where vLLM has them too."""
+
+    def __init__(self, work: Work, form: Format, heading: Heading) -> None:
+        self._work = work
+        self._is_wanted = heading.wants_ids
+        self._is_shared = form.shares_prompt
+
+    def of_answer(self) -> dict[str, Any]:
+        if not (self._is_wanted and self._is_shared):
+            return {}
+        return {"prompt_token_ids": self._work.prompts[0].ids}
+
+    def of_choice(self, index: int) -> dict[str, Any]:
+        if not self._is_wanted or self._is_shared:
+            return {}
+        return {"prompt_token_ids": self._work.choices[index].prompt.ids}
 
 
 def _event(base: dict[str, Any], index: int, content: dict[str, Any], finish: str | None) -> bytes:

@@ -70,6 +70,7 @@ def open_router(service: Service) -> APIRouter:
                 "role": service.info.role,
                 "model": service.info.name,
                 "instance": service.instance,
+                "draining": service.draining,
             }
             | await service.load()
         )
@@ -104,6 +105,7 @@ async def _answer(
         fingerprint=service.info.fingerprint,
         wants_logprobs=body.num_logprobs is not None,
         include_usage=body.include_usage,
+        wants_ids=bool(body.return_token_ids),
     )
 
     def unexpected(error: Exception) -> ApiError:

@@ -10,8 +10,8 @@ from pydantic.json_schema import models_json_schema
 from starlette.requests import ClientDisconnect, Request
 
 from quire.server.errors import ApiError, client_closed, from_validation
+from quire.server.messages import Body
 from quire.server.protocol import (
-    Body,
     ChatRequest,
     CompletionRequest,
     FlushRequest,

@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from quire.server.answers import Format, Running, Start
-from quire.server.generation import Scored, plan, run
+from quire.server.generation import Called, Said, Scored, plan, run
 from quire.server.protocol import ChatRequest
 from quire.server.service import Service
+from quire.server.tools import Reasoning, Text
 from quire.server.vocabulary import Vocabulary
 
 
@@ -17,19 +18,35 @@ class ChatFormat(Format):
     id_prefix = "chatcmpl"
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
+    shares_prompt = True
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
 
-    def whole(self, index: int, text: str, scored: list[Scored] | None) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text, "refusal": None}
+    def whole(self, index: int, said: list[Said], scored: list[Scored] | None) -> dict[str, Any]:
+        text = "".join(each.text for each in said if isinstance(each, Text))
+        thought = "".join(each.text for each in said if isinstance(each, Reasoning))
+        calls = [_call(each) for each in said if isinstance(each, Called)]
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if thought:
+            message["reasoning_content"] = thought
+        if calls:
+            message["tool_calls"] = calls
+            message["content"] = text or None
         return {"message": message, "logprobs": self._logprobs(scored)}
 
     def opening(self, index: int) -> dict[str, Any]:
         return {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
 
-    def chunk(self, text: str, scored: list[Scored] | None) -> dict[str, Any]:
-        delta = {"content": text} if text or scored else {}
+    def chunk(self, said: Said | None, scored: list[Scored] | None) -> dict[str, Any]:
+        delta: dict[str, Any] = {}
+        match said:
+            case Text(text):
+                delta = {"content": text}
+            case Reasoning(text):
+                delta = {"reasoning_content": text}
+            case Called():
+                delta = {"tool_calls": [{"index": said.number} | _call(said)]}
         return {"delta": delta, "logprobs": self._logprobs(scored)}
 
     def _logprobs(self, scored: list[Scored] | None) -> dict[str, Any] | None:
@@ -52,12 +69,25 @@ class ChatFormat(Format):
         }
 
 
+def _call(called: Called) -> dict[str, Any]:
+    function = {"name": called.name, "arguments": called.arguments}
+    return {"id": called.id, "type": "function", "function": function}
+
+
 def start_chat(service: Service, request: ChatRequest, prefill: Sequence[str] = ()) -> Start:
     @contextlib.asynccontextmanager
     async def start() -> AsyncIterator[Running]:
         with service.admit(request.num_choices, request.model):
-            prompt = await service.prompting.of_messages(request.messages, service.info)
-            work = plan(service, request, [prompt], prefill)
+            conversation = request.conversation(request.messages)
+            prompt = await service.prompting.of_chat(conversation, service.info)
+            work = plan(
+                service,
+                request,
+                [prompt],
+                prefill,
+                tools=conversation.schemas if request.wants_calls else {},
+                is_one_call=request.parallel_tool_calls is False,
+            )
             async with run(service, work) as pieces:
                 yield Running(work, ChatFormat(service.prompting.vocabulary), pieces)
 

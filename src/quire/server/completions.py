@@ -8,10 +8,11 @@ from typing import Any
 
 from quire.server.answers import Format, Running, Start
 from quire.server.errors import invalid
-from quire.server.generation import Scored, plan, run
+from quire.server.generation import Said, Scored, plan, run
 from quire.server.prompting import Prompt
 from quire.server.protocol import MAX_SEQUENCES, CompletionRequest
 from quire.server.service import Service
+from quire.server.tools import Text
 from quire.server.vocabulary import Vocabulary
 
 
@@ -19,20 +20,23 @@ class CompletionFormat(Format):
     id_prefix = "cmpl"
     whole_object = "text_completion"
     chunk_object = "text_completion"
+    shares_prompt = False
 
     def __init__(self, vocabulary: Vocabulary, echoes: Sequence[str]) -> None:
         """`echoes`: what each choice's text begins with; empty when nothing is echoed."""
         self._vocabulary = vocabulary
         self._echoes = echoes
 
-    def whole(self, index: int, text: str, scored: list[Scored] | None) -> dict[str, Any]:
+    def whole(self, index: int, said: list[Said], scored: list[Scored] | None) -> dict[str, Any]:
         echo = self._echoes[index] if self._echoes else ""
-        return self.chunk(echo + text, scored)
+        text = "".join(each.text for each in said if isinstance(each, Text))
+        return self.chunk(Text(echo + text), scored)
 
     def opening(self, index: int) -> dict[str, Any] | None:
         return {"text": self._echoes[index], "logprobs": None} if self._echoes else None
 
-    def chunk(self, text: str, scored: list[Scored] | None) -> dict[str, Any]:
+    def chunk(self, said: Said | None, scored: list[Scored] | None) -> dict[str, Any]:
+        text = said.text if isinstance(said, Text) else ""
         return {"text": text, "logprobs": self._logprobs(scored)}
 
     def _logprobs(self, scored: list[Scored] | None) -> dict[str, Any] | None:

@@ -42,8 +42,11 @@ class ServerConfig:
     record: Path | None = None
     """A new file, to which a trace of the requests is written; None: they are not recorded."""
     record_max_bytes: int = 256 * _MIB
+    drain_timeout_s: float = 600.0
+    """For requests to finish when the server is told to stop by SIGTERM."""
     shutdown_grace_s: float = 5.0
-    """For requests to finish when the server is stopped; the rest are told that it stops."""
+    """For requests to finish when it is to stop soon, or that time is over; the rest are told that
+    it stops."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -62,10 +65,9 @@ class ServerConfig:
         ):
             if not getattr(self, option) > 0:
                 raise ConfigError(f"{option} is {getattr(self, option)}: it must be more than 0")
-        if self.shutdown_grace_s < 0:
-            raise ConfigError(
-                f"shutdown_grace_s is {self.shutdown_grace_s}: it must not be negative"
-            )
+        for option in ("shutdown_grace_s", "drain_timeout_s"):
+            if getattr(self, option) < 0:
+                raise ConfigError(f"{option} is {getattr(self, option)}: it must not be negative")
         for option in ("api_key", "admin_key"):
             key = getattr(self, option)
             if key is not None and not (key.isascii() and key.isprintable() and key.strip() == key):

@@ -113,13 +113,6 @@ def shutting_down() -> ApiError:
     )
 
 
-def handover_failed(message: str) -> ApiError:
-    """Nothing is wrong with the request: it may be sent again, here or elsewhere."""
-    return ApiError(
-        503, message, code="handover_failed", headers={"Retry-After": str(RETRY_AFTER_S)}
-    )
-
-
 def wrong_role() -> ApiError:
     return ApiError(
         400,
@@ -148,7 +141,8 @@ def unexpected(request_id: str) -> ApiError:
 def from_validation(error: ValidationError) -> ApiError:
     """The first thing wrong with a body, under the name of its field."""
     first = error.errors(include_url=False, include_input=False)[0]
-    param = _path(first["loc"]) or first.get("ctx", {}).get("param")
+    inner = first.get("ctx", {}).get("param")
+    param = _path([*first["loc"], *([inner] if inner else [])])
     kind, message = first["type"], first["msg"]
     if kind == "json_invalid":
         return invalid(None, f"the body is not JSON: {message.removeprefix('Invalid JSON: ')}")

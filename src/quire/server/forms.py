@@ -18,6 +18,7 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_LOGIT_BIASES = 1024
 MAX_SALT_CHARS = 128
+MAX_TEMPLATE_FIELDS = 32
 
 _INT64 = 1 << 63
 _SALT = re.compile(rf"[!-~]{{1,{MAX_SALT_CHARS}}}")
@@ -93,9 +94,33 @@ def _check_content(value: Any) -> str:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text":
             raise wrong(f"holds a part of type {str(kind)[:40]!r}: this model reads only text")
-        if part.keys() != {"type", "text"} or not isinstance(part["text"], str):
+        if not isinstance(part.get("text"), str):  # what else it has is about caching, elsewhere
             raise wrong('parts must be {"type": "text", "text": a string}')
     return "".join(part["text"] for part in value)
+
+
+def _check_tool_choice(value: Any) -> str:
+    """A function's name gets a colon before it, which tells it from the words."""
+    if value in ("none", "auto", "required") and isinstance(value, str):
+        return value
+    function = value.get("function") if isinstance(value, dict) else None
+    if isinstance(function, dict) and value.get("type") == "function":
+        name = function.get("name")
+        if isinstance(name, str):
+            return f":{name}"
+    raise wrong(
+        'must be "none", "auto", "required" or {"type": "function", "function": {"name": …}}'
+    )
+
+
+def _check_template_fields(value: Any) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or not all(name.isidentifier() for name in value):
+        raise wrong("must be an object whose keys are names")
+    if len(value) > MAX_TEMPLATE_FIELDS:
+        raise wrong(f"has {len(value)} fields: at most {MAX_TEMPLATE_FIELDS} are possible")
+    return value
 
 
 def _check_stop(value: Any) -> list[str]:
@@ -138,7 +163,6 @@ _PART = {
     "type": "object",
     "properties": {"type": {"const": "text"}, "text": _TEXT},
     "required": ["type", "text"],
-    "additionalProperties": False,
 }
 _STOP_TEXT = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
 
@@ -156,7 +180,42 @@ OnePrompt = Annotated[
     str | list[int] | None,
     *_shaped(_optional(_check_one_prompt), _TEXT | {"minLength": 1}, _TOKEN_IDS, _NULL),
 ]
-Content = Annotated[str, *_shaped(_check_content, _TEXT, {"type": "array", "items": _PART})]
+OptionalContent = Annotated[
+    str | None, *_shaped(_optional(_check_content), _TEXT, {"type": "array", "items": _PART}, _NULL)
+]
+ToolChoice = Annotated[
+    str | None,
+    *_shaped(
+        _optional(_check_tool_choice),
+        {"enum": ["none", "auto", "required"]},
+        {
+            "type": "object",
+            "properties": {
+                "type": {"const": "function"},
+                "function": {
+                    "type": "object",
+                    "properties": {"name": _TEXT},
+                    "required": ["name"],
+                },
+            },
+            "required": ["type", "function"],
+        },
+        _NULL,
+    ),
+]
+TemplateFields = Annotated[
+    dict[str, Any],
+    *_shaped(
+        _check_template_fields,
+        {
+            "type": "object",
+            "propertyNames": {"pattern": "^[a-z_]{1,20}$"},
+            "additionalProperties": True,
+            "maxProperties": MAX_TEMPLATE_FIELDS,
+        },
+        _NULL,
+    ),
+]
 Stop = Annotated[
     list[str],
     *_shaped(

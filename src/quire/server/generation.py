@@ -5,8 +5,10 @@
         async for piece in pieces: ...
 
 Each choice runs in a task of its own, and their pieces come out in the order in which they are
-made. A stop string ends a choice here: leaving the engine's block aborts it there. Knows token ids
-and text, nothing of the JSON they travel in.
+made. A stop string ends a choice here, and so does the first call where only one is wanted: leaving
+the engine's block aborts it there. Knows token ids and text, nothing of the JSON they travel in.
+
+    tokens ─▶ bytes ─▶ TextStream: text, stop strings ─▶ a parser of tools/: text, reasoning, calls
 """
 
 from __future__ import annotations
@@ -25,17 +27,27 @@ from quire.errors import EngineError
 from quire.server.errors import (
     ApiError,
     engine_gone,
-    handover_failed,
     overloaded,
     shutting_down,
     timed_out,
 )
 from quire.server.prompting import Prompt
 from quire.server.protocol import GenerationRequest
+from quire.server.reading import fed
 from quire.server.recorder import Asked
 from quire.server.sampling import max_tokens, sampling_params, seed_of
 from quire.server.service import Service
 from quire.server.text import TextStream
+from quire.server.tools import (
+    Call,
+    Event,
+    Malformed,
+    Parser,
+    Plain,
+    Reasoning,
+    Text,
+    Tools,
+)
 
 ENGINE_GRACE_S = 5.0
 """The engine keeps a request's time; this much later we stop believing that it does."""
@@ -55,21 +67,39 @@ class Scored(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Called:
+    """A call, as it is told to clients."""
+
+    number: int
+    """Among the calls of its choice."""
+    id: str
+    name: str
+    arguments: str
+
+
+Said = Text | Reasoning | Called
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """What one step added to one choice."""
 
     index: int
-    text: str
-    num_tokens: int
+    said: list[Said]
+    tokens: list[int]
     """Generated, whether or not their text is certain yet."""
     scored: list[Scored] = field(default_factory=list)
     finish: str | None = None
-    """In OpenAI's words: "stop" or "length"."""
+    """In OpenAI's words: "stop", "length" or "tool_calls"."""
     cached: CachedTokens | None = None
     num_accepted: int = 0
     """Of the tokens: proposed ahead."""
     num_rejected: int = 0
     """Proposed ahead, and not among them."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +122,10 @@ class Work:
     timeout_s: float
     prefill: Sequence[str] = ()
     """Page servers of prefill servers to ask; empty: those of the configuration."""
+    tools: Tools | None = None
+    """Of a chat, those that may be called. None: not a chat, all is text."""
+    is_one_call: bool = False
+    """An answer ends with its first call."""
 
     def is_first(self, index: int) -> bool:
         """Whether that is the first choice of its prompt."""
@@ -103,12 +137,15 @@ def plan(
     request: GenerationRequest,
     prompts: Sequence[Prompt],
     prefill: Sequence[str] = (),
+    *,
+    tools: Tools | None = None,
+    is_one_call: bool = False,
 ) -> Work:
     """Raises ApiError."""
     choices: list[Choice] = []
     for prompt in prompts:
         limit = max_tokens(request, prompt.num_tokens, service.info)
-        params = sampling_params(request, service.info, service.prompting.eos_ids, limit)
+        params = sampling_params(request, service.info, service.prompting, limit)
         for i in range(request.num_choices):
             seeded = msgspec.structs.replace(params, seed=seed_of(request, i))
             choices.append(Choice(len(choices), prompt, seeded))
@@ -120,6 +157,8 @@ def plan(
         priority=request.priority or 0,
         timeout_s=service.timeout_s(request.timeout),
         prefill=prefill,
+        tools=tools,
+        is_one_call=is_one_call,
     )
 
 
@@ -161,7 +200,7 @@ async def _follow(
     service: Service, work: Work, choice: Choice, queue: asyncio.Queue[Piece | BaseException]
 ) -> None:
     """One choice, from the engine to the queue."""
-    scribe = _Scribe(service, choice, TextStream(work.stops))
+    scribe = _Scribe(service, work, choice)
     timing = service.metrics.timing(service.clock)
     began_s = service.clock()
     answer: list[int] = []
@@ -196,41 +235,78 @@ async def _follow(
 class _Scribe:
     """Turns one choice's outputs into pieces."""
 
-    def __init__(self, service: Service, choice: Choice, text: TextStream) -> None:
+    def __init__(self, service: Service, work: Work, choice: Choice) -> None:
+        self._reading = service.prompting.reading
         self._vocabulary = service.prompting.vocabulary
+        self._metrics = service.metrics
         self._choice = choice
-        self._text = text
+        self._text = TextStream(work.stops)
+        self._is_one_call = work.is_one_call
+        self._num_calls = 0
+        prompt = choice.prompt
+        self._parser: Parser = Plain()
+        self._shown: frozenset[int] = frozenset()
+        if work.tools is not None:
+            self._shown = self._reading.shown(work.tools)
+            parser = self._reading.parser(work.tools, is_thinking=prompt.is_thinking)
+            self._parser = fed(parser, prompt.opening)
 
     def write(self, output: Output) -> Piece:
-        parts: list[str] = []
+        said: list[Said] = []
         scored: list[Scored] = []
-        num_tokens = 0
+        tokens: list[int] = []
         last = len(output.tokens) - 1
         for i, token in enumerate(output.tokens):
-            num_tokens += 1
+            tokens.append(token)
             if output.finish is Finish.STOP and i == last:
                 break  # the stop token is generated, but not part of the answer
             if output.logprobs:
                 scored.append(self._score(token, output, i))
-            parts.append(self._text.push(self._vocabulary.text(token)))
-            if self._text.stopped:
+            self._say(self._parser.push(self._text.push(self._bytes(token))), said)
+            if self._is_ended:
                 break
-        finish = _finish_reason(output, stopped=self._text.stopped)
+        finish = _finish_reason(output, stopped=self._is_ended)
         if finish is not None:
-            parts.append(self._text.finish())
-            if self._text.stopped:  # by what was held back until the end
+            rest = self._text.finish()
+            self._say(self._parser.push(rest) + self._parser.finish(), said)
+            if self._is_ended:  # by what was held back until the end
                 finish = "stop"
-        accepted = min(output.accepted, num_tokens)
+            if finish == "stop" and self._num_calls:
+                finish = "tool_calls"
+        accepted = min(output.accepted, len(tokens))
         return Piece(
             self._choice.index,
-            "".join(parts),
-            num_tokens,
+            said,
+            tokens,
             scored,
             finish,
             output.cached,
             accepted,
             output.rejected + output.accepted - accepted,
         )
+
+    @property
+    def _is_ended(self) -> bool:
+        return self._text.stopped or (self._is_one_call and self._num_calls > 0)
+
+    def _bytes(self, token: int) -> bytes:
+        """Special tokens are none, but for those that the parser wants to see."""
+        is_shown = token in self._shown
+        return self._vocabulary.name(token) if is_shown else self._vocabulary.text(token)
+
+    def _say(self, events: list[Event], said: list[Said]) -> None:
+        for event in events:
+            if self._is_one_call and self._num_calls:
+                return  # one call, and nothing after it
+            if isinstance(event, Malformed):
+                self._metrics.malformed_calls.labels(event.reason).inc()
+            elif isinstance(event, Call):
+                self._metrics.tool_calls.inc()
+                new_id = self._reading.new_id()
+                said.append(Called(self._num_calls, new_id, event.name, event.arguments))
+                self._num_calls += 1
+            else:
+                said.append(event)
 
     def _score(self, token: int, output: Output, i: int) -> Scored:
         found = output.logprobs[i]
@@ -249,10 +325,6 @@ def _raise_failure(service: Service, output: Output) -> None:
         case Finish.REJECTED:
             service.metrics.turned_away.labels("engine").inc()
             raise overloaded(output.error or "the engine is too busy: try again later", "rejected")
-        case Finish.UNAVAILABLE:
-            raise handover_failed(
-                output.error or "no prefill server could be had for this request: try again"
-            )
         case Finish.TIMEOUT:
             raise timed_out(output.error or "the request took longer than it may")
         case Finish.ERROR if service.draining:

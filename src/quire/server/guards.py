@@ -35,6 +35,7 @@ _KNOWN_PATHS = frozenset(
         "/admin/requests",
         "/admin/events",
         "/admin/keys",
+        "/admin/drain",
     }
 )
 

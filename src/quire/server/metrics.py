@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from quire.engine.messages import CachedTokens, DraftStatus, EngineStatus, HandoverStatus
+from quire.server.tools.base import Reason
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -55,6 +56,10 @@ SERVER_METRICS = (
          "Tokens of prompts that were not computed, by the tier they were found in; prefill_…: by "
          "the prefill server, which handed them over; store_left: those that the store had too, "
          "and that were computed.", ("tier",)),
+    Spec("quire_tool_calls_total", Kind.COUNTER, "Calls of functions found in answers."),
+    Spec("quire_malformed_tool_calls_total", Kind.COUNTER,
+         "What began like a call and ended as text, by reason: unfinished, not_json, no_name, "
+         "no_arguments, unknown_function, syntax, too_long.", ("reason",)),
     Spec("quire_aborts_total", Kind.COUNTER,
          "Requests given up, by reason: disconnect.", ("reason",)),
     Spec("quire_turned_away_total", Kind.COUNTER,
@@ -136,8 +141,8 @@ ENGINE_METRICS = (
          "Those of the promised pages that were then really there."),
     Spec("quire_handover_repairs_total", Kind.COUNTER,
          "Pages asked for again, by reason.", ("reason",)),
-    Spec("quire_handover_failures_total", Kind.COUNTER,
-         "Hand-overs that came to nothing, by reason.", ("reason",)),
+    Spec("quire_handovers_local_total", Kind.COUNTER,
+         "Hand-overs that came to nothing: the prompt was computed here. By reason.", ("reason",)),
     Spec("quire_peer_link", Kind.GAUGE,
          "1 for each peer connected to, with how that stands.", ("peer", "state")),
 )  # fmt: skip
@@ -172,6 +177,10 @@ class Metrics:
         self.prompt_tokens = counter("quire_prompt_tokens_total")
         self.generated_tokens = counter("quire_generated_tokens_total")
         self.aborts = counter("quire_aborts_total")
+        self.tool_calls = counter("quire_tool_calls_total")
+        self.malformed_calls = counter("quire_malformed_tool_calls_total")
+        for reason in Reason:
+            self.malformed_calls.labels(reason)
         self.turned_away = counter("quire_turned_away_total")
         self.unexpected_errors = counter("quire_unexpected_errors_total")
         self._cached_tokens = counter("quire_cached_tokens_total")
@@ -337,8 +346,8 @@ def _handed_over(found: HandoverStatus) -> Iterator[tuple[str, tuple[str, ...], 
     yield "quire_restored_pages_total", (), found.restored_pages
     for reason, count in found.repairs.items():
         yield "quire_handover_repairs_total", (reason,), count
-    for reason, count in found.failed.items():
-        yield "quire_handover_failures_total", (reason,), count
+    for reason, count in found.local.items():
+        yield "quire_handovers_local_total", (reason,), count
     for peer, state in found.links.items():
         yield "quire_peer_link", (peer, state), 1
 

@@ -5,7 +5,8 @@ field is not given, everywhere.
 
     fields of OpenAI's that do not change the answer     taken and ignored (user, metadata, …)
     fields of OpenAI's that we do not have               400, unless null or the default
-    fields that nobody knows                             400: a typing error must not pass silently
+    fields that nobody knows                             ignored, with a warning in the log; with
+                                                         `strict` 400 (see bodies.py)
 
 Knows no model: whether a token id exists or a prompt fits is checked in prompting.py.
 """
@@ -14,10 +15,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from quire.server.forms import (
-    Content,
     LogitBias,
     OnePrompt,
     Prompt,
@@ -27,18 +27,17 @@ from quire.server.forms import (
     only,
     wrong,
 )
+from quire.server.messages import Body, Messages, TemplateRequest
 
 MAX_CHOICES = 16
 MAX_SEQUENCES = 128
 """Prompts times choices of one request."""
 MAX_STOP_IDS = 64
 MAX_LOGPROBS = 20
-MAX_MESSAGES = 4096
 MAX_PRIORITY = 1000
-
-
-class Body(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+MAX_DETOKENIZED = 1 << 20
+COMPLETION_TOKENS = 16
+"""As many as OpenAI's /v1/completions generates when it is not told how many."""
 
 
 class StreamOptions(Body):
@@ -72,6 +71,8 @@ class GenerationRequest(Body):
     cache_salt: Salt = None
     """Requests share cached pages only with requests of the same salt."""
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    return_token_ids: bool | None = None
+    """Those of the prompt and of the answer, beside the text."""
     timeout: Annotated[float, Field(gt=0)] | None = None
     """Seconds; at most the server's own limit."""
 
@@ -88,6 +89,11 @@ class GenerationRequest(Body):
         return self.max_tokens
 
     @property
+    def default_tokens(self) -> int | None:
+        """Where no limit is asked for; None: as many as fit."""
+        return None
+
+    @property
     def num_logprobs(self) -> int | None:
         """None: none are wanted."""
         raise NotImplementedError
@@ -101,45 +107,30 @@ class GenerationRequest(Body):
         return self
 
 
-class Message(Body):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
-    name: str | None = None
-    refusal: Annotated[Any, only()] = None
-    audio: Annotated[Any, only()] = None
-    function_call: Annotated[Any, only()] = None
-    tool_calls: Annotated[Any, only([])] = None
-    annotations: Annotated[Any, only([])] = None
-
-
-Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-
-
-class ChatRequest(GenerationRequest):
+class ChatRequest(GenerationRequest, TemplateRequest):
     messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
-    metadata: Any = None
     parallel_tool_calls: bool | None = None
+    """False: the answer ends with its first call."""
+
+    metadata: Any = None
+    prediction: Any = None
     prompt_cache_key: str | None = None
     prompt_cache_options: Any = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
+    service_tier: str | None = None
+    store: bool | None = None
 
     audio: Annotated[Any, only()] = None
     function_call: Annotated[Any, only("none")] = None
     functions: Annotated[Any, only([])] = None
     modalities: Annotated[Any, only(["text"])] = None
     moderation: Annotated[Any, only()] = None
-    prediction: Annotated[Any, only()] = None
-    reasoning_effort: Annotated[Any, only("none")] = None
     response_format: Annotated[Any, only({"type": "text"})] = None
-    service_tier: Annotated[Any, only("auto", "default")] = None
-    store: Annotated[Any, only(False)] = None
-    tool_choice: Annotated[Any, only("none")] = None
-    tools: Annotated[Any, only([])] = None
     verbosity: Annotated[Any, only("medium")] = None
     web_search_options: Annotated[Any, only()] = None
 
@@ -170,6 +161,10 @@ class CompletionRequest(GenerationRequest):
     suffix: Annotated[Any, only("")] = None
 
     @property
+    def default_tokens(self) -> int | None:
+        return COMPLETION_TOKENS
+
+    @property
     def num_logprobs(self) -> int | None:
         return self.logprobs
 
@@ -192,6 +187,28 @@ class CompletionRequest(GenerationRequest):
         return prompt
 
 
+class TokenizeRequest(TemplateRequest):
+    """One of `prompt` and `messages`."""
+
+    model: str | None = None
+    prompt: OnePrompt = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
+    """Of a prompt: as the model's own prompts begin, if not false."""
+    return_token_strs: bool | None = None
+
+    @model_validator(mode="after")
+    def _one_prompt(self) -> Self:
+        if isinstance(self.prompt, list) or (self.prompt is None) == (self.messages is None):
+            raise wrong("(a text) or messages: give one of the two", param="prompt")
+        return self
+
+
+class DetokenizeRequest(Body):
+    model: str | None = None
+    tokens: Annotated[list[int], Field(max_length=MAX_DETOKENIZED)]
+
+
 class FlushRequest(Body):
     tiers: Annotated[list[Literal["device", "host", "store"]], Field(min_length=1, max_length=3)]
 
@@ -200,7 +217,7 @@ class StoreRequest(Body):
     url: Annotated[str, Field(min_length=1, max_length=4096)]
 
 
-class PrefetchRequest(Body):
+class PrefetchRequest(TemplateRequest):
     """One of `prompt` and `messages`."""
 
     prompt: OnePrompt = None
@@ -214,7 +231,7 @@ class PrefetchRequest(Body):
         return self
 
 
-class KeysRequest(Body):
+class KeysRequest(TemplateRequest):
     """A request to chat or completions, of which only the prompt and the salt are looked at."""
 
     model_config = ConfigDict(extra="ignore")

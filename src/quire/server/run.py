@@ -4,6 +4,9 @@
 
 The socket is bound first: a port in use is said before a model is loaded for nothing. It ends with
 SIGINT or SIGTERM (0), or when the engine is gone (1).
+
+Draining, it still listens: who asks is told to go elsewhere, a router sees why, and what runs, or
+is held for another engine, is finished. A second signal, or Ctrl-C, cuts that short.
 """
 
 from __future__ import annotations
@@ -12,7 +15,6 @@ import asyncio
 import contextlib
 import errno
 import logging
-import signal
 import socket
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -31,6 +33,7 @@ from quire.server.metrics import Metrics
 from quire.server.prompting import Prompting
 from quire.server.recorder import Recorder, cannot_record
 from quire.server.service import Service
+from quire.server.stopping import Stop, stop_signals
 
 OnReady = Callable[[str, EngineInfo], None]
 
@@ -138,7 +141,7 @@ async def _serve(
     service: Service,
     client: EngineClient,
     listener: socket.socket,
-    stop: asyncio.Event,
+    stop: Stop,
     on_ready: OnReady,
 ) -> int:
     server = Server(GuardedConfig(app_of(service), service.config))
@@ -157,12 +160,26 @@ async def _serve(
         if gone.done() and not stopping.done():
             logger.error("%s", gone.result())
         code = 0 if stopping.done() else 1
+        if stop.is_set:
+            await finish_first(service.drain(), service.config.drain_timeout_s, stop)
         await _drain(service, client, server, serving)
         return code
     finally:
         for task in (gone, stopping, serving):
             task.cancel()
         await asyncio.gather(gone, stopping, serving, return_exceptions=True)
+
+
+async def finish_first(work: Coroutine[Any, Any, None], timeout_s: float, stop: Stop) -> None:
+    """Wait for what runs to finish; but not for ever, nor when it is to be soon."""
+    working = asyncio.create_task(work, name="quire-drain")
+    hurry = asyncio.create_task(stop.wait_soon())
+    try:
+        await asyncio.wait({working, hurry}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (working, hurry):
+            task.cancel()
+        await asyncio.gather(working, hurry, return_exceptions=True)
 
 
 async def _drain(
@@ -187,21 +204,8 @@ class Server(uvicorn.Server):
         yield
 
 
-@contextlib.contextmanager
-def stop_signals() -> Iterator[asyncio.Event]:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    try:
-        yield stop
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
-
-
 async def _unless(
-    stop: asyncio.Event, work: Coroutine[Any, Any, tuple[EngineClient, Prompting]]
+    stop: Stop, work: Coroutine[Any, Any, tuple[EngineClient, Prompting]]
 ) -> tuple[EngineClient, Prompting] | None:
     """`work`'s result, or None if the stop came first."""
     working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 from quire.engine.messages import EngineInfo, SamplingParams
 from quire.server.errors import context_length_exceeded, invalid
+from quire.server.prompting import Prompting
 from quire.server.protocol import GenerationRequest
+from quire.server.reading import ids_named
 
 _GREEDY_BELOW = 1e-4
 """A temperature under this divides logits beyond what a float holds, and means greedy anyway."""
@@ -25,20 +27,25 @@ def max_tokens(request: GenerationRequest, num_prompt_tokens: int, info: EngineI
             f"this asks for {num_prompt_tokens + asked}: {num_prompt_tokens} of the prompt and "
             f"{asked} of the answer; shorten the prompt or lower max_tokens",
         )
-    return room if asked is None else asked
+    if asked is None:
+        return room if request.default_tokens is None else min(room, request.default_tokens)
+    return asked
 
 
 def sampling_params(
-    request: GenerationRequest, info: EngineInfo, eos_ids: Sequence[int], num_tokens: int
+    request: GenerationRequest, info: EngineInfo, prompting: Prompting, num_tokens: int
 ) -> SamplingParams:
     """Without a seed: see seed_of. Raises ApiError."""
+    defaults = prompting.defaults
     stop_ids = list(request.stop_token_ids or [])
     _check_ids("stop_token_ids", stop_ids, info)
     _check_ids("logit_bias", list(request.logit_bias), info)
+    stop_ids += ids_named(prompting.vocabulary, request.stop)
     if not request.ignore_eos:
-        stop_ids += eos_ids
-    temperature = _or(request.temperature, 1.0)
-    top_p, top_k = _or(request.top_p, 1.0), max(0, request.top_k or 0)
+        stop_ids += prompting.eos_ids
+    temperature = _or(request.temperature, defaults.temperature)
+    top_p = _or(request.top_p, defaults.top_p)
+    top_k = max(0, defaults.top_k if request.top_k is None else request.top_k)
     if top_p == 0:  # nothing but the likeliest
         top_p, top_k = 1.0, 1
     return SamplingParams(
@@ -46,8 +53,8 @@ def sampling_params(
         temperature=0.0 if temperature < _GREEDY_BELOW else temperature,
         top_p=top_p,
         top_k=min(top_k, info.vocab_size),
-        min_p=_or(request.min_p, 0.0),
-        repetition_penalty=_or(request.repetition_penalty, 1.0),
+        min_p=_or(request.min_p, defaults.min_p),
+        repetition_penalty=_or(request.repetition_penalty, defaults.repetition_penalty),
         presence_penalty=_or(request.presence_penalty, 0.0),
         frequency_penalty=_or(request.frequency_penalty, 0.0),
         logit_bias=request.logit_bias,

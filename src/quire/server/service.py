@@ -6,6 +6,7 @@ however it ends. Knows no HTTP but the errors it raises.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import secrets
@@ -16,6 +17,7 @@ from typing import Protocol, TypeVar
 
 from quire.engine.config import EngineConfig, Role
 from quire.engine.messages import (
+    Drain,
     EngineInfo,
     EngineStatus,
     GetStatus,
@@ -41,6 +43,8 @@ from quire.server.recorder import Recorder
 
 STATUS_TIMEOUT_S = 1.0
 LOAD_TIMEOUT_S = 0.25
+DRAIN_TIMEOUT_S = 30.0
+DRAIN_LOOK_S = 0.1
 
 logger = logging.getLogger("quire.server")
 Result = TypeVar("Result")
@@ -94,7 +98,7 @@ class Service:
         self.instance = secrets.token_hex(8)
         """Another one each time a server starts: whoever remembers things of it begins anew."""
         self.draining = False
-        """The server is being stopped: what is admitted may finish, no more is."""
+        """The server is to stop: what is admitted may finish, no more is."""
         self._num_admitted = 0
 
     @property
@@ -164,6 +168,24 @@ class Service:
                 status = await self.engine.ask(GetStatus(), EngineStatus, timeout_s=LOAD_TIMEOUT_S)
         running, waiting = (0, 0) if status is None else (status.running, status.waiting)
         return {"running": running, "waiting": waiting}
+
+    async def begin_draining(self) -> dict[str, int]:
+        """Take no more, here or from other engines; how much is left to finish."""
+        self.draining = True
+        status = await self.engine.ask(Drain(), EngineStatus, timeout_s=DRAIN_TIMEOUT_S)
+        handovers = status.handover.open if status.handover is not None else 0
+        requests = max(self._num_admitted, status.running + status.waiting)
+        return {"requests": requests, "handovers": handovers}
+
+    async def drain(self) -> None:
+        """Returns when all that was taken is finished, and taken by those it was computed for; or
+        when the engine is gone."""
+        self.draining = True
+        while self.engine.failure is None:
+            with contextlib.suppress(EngineError):  # it may be too busy to answer
+                if not any((await self.begin_draining()).values()):
+                    return
+            await asyncio.sleep(DRAIN_LOOK_S)
 
     async def fresh_status(self) -> EngineStatus | None:
         """The engine's state now, or else the last that is known."""

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 
 from tokenizers import Tokenizer
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_MARK = re.compile(r"<[^<>\s]+>|\[[A-Z_/]+\]")
 _SPACE = "\u2581"
 
 
@@ -33,6 +35,20 @@ class Vocabulary:
     def special_texts(self) -> list[str]:
         """Written in a prompt, each of these is one token with a meaning of its own."""
         return [token.content for token in self._added.values() if token.special]
+
+    @property
+    def mark_texts(self) -> list[str]:
+        """Added tokens that look like markup, such as <tool_call>: not all that models read as
+        marks are called special."""
+        return [token.content for token in self._added.values() if _MARK.fullmatch(token.content)]
+
+    @property
+    def added_texts(self) -> list[str]:
+        return [token.content for token in self._added.values()]
+
+    def ids_of(self, texts: Collection[str]) -> frozenset[int]:
+        """The added tokens of these texts, as far as there are any."""
+        return frozenset(token for token, added in self._added.items() if added.content in texts)
 
     def text(self, token: int) -> bytes:
         """What a token adds to the text: nothing, if it is special or unknown."""

@@ -63,6 +63,7 @@ def engine_config(
         peers=list(effective.peers),
         decode_cache=effective.decode_cache,
         decode_restore=effective.decode_restore,
+        decode_computes=effective.decode_computes or 0,
         handover_timeout_s=effective.handover_timeout,
         debug=effective.debug,
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import math
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,14 +16,13 @@ from quire.engine.draft.kinds import parse_draft
 from quire.errors import ConfigError, StoreURLError
 from quire.server.addresses import parse_peers
 from quire.sizes import format_bytes, parse_size
-from quire.store.url import parse_url
+from quire.store.url import parse_url, shown
 
 Value = str | int | float | bool | enum.Enum | tuple[str, ...] | None
 
 AUTO = "auto"
 NONE = "none"
 
-_PASSWORD = re.compile(r"^([^:/?#]+://[^:/?#@]*):[^/?#]*@")
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
 
@@ -206,7 +204,7 @@ class Store(Kind):
 
     def show(self, value: Value) -> str:
         """Without the password, if there is one."""
-        return _PASSWORD.sub(r"\1:***@", str(value))
+        return shown(str(value))
 
     def plain(self, value: Value) -> str | None:
         return None if value is None else self.show(value)

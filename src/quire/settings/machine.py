@@ -25,6 +25,8 @@ MIB, GIB = 1 << 20, 1 << 30
 
 CPU_DEVICE_MAX_BYTES = 1 * GIB
 CPU_HOST_MAX_BYTES = 2 * GIB
+CUDA_DECODE_COMPUTES = 1024
+"""Tokens that an H200 computes in about the time that a hand-over of them takes."""
 CUDA_HOST_MAX_BYTES = 32 * GIB
 STORE_MAX_BYTES = 10 * GIB
 STORE_MIN_BYTES = 64 * MIB
@@ -74,6 +76,9 @@ def effective(settings: Settings, machine: Machine) -> Settings:
     store = settings.store
     if store is None:
         store = default_store(machine) if host_memory else NONE
+    decode_computes = settings.decode_computes
+    if decode_computes is None:
+        decode_computes = CUDA_DECODE_COMPUTES if device == "cuda" else 0
     peer_port = settings.peer_port
     if peer_port is None and (settings.role is not Role.UNIFIED or settings.peers):
         peer_port = 0
@@ -85,6 +90,7 @@ def effective(settings: Settings, machine: Machine) -> Settings:
         host_memory=host_memory,
         store=store,
         peer_port=peer_port,
+        decode_computes=decode_computes,
     )
 
 

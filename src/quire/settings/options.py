@@ -12,7 +12,7 @@ from typing import Any
 
 from quire.config import PrefetchPolicy, WritePolicy
 from quire.engine.config import AttentionKind, ForwardKind, Role
-from quire.engine.draft.kinds import DraftKind
+from quire.engine.draft.kinds import MAX_DRAFT_TOKENS, DraftKind
 from quire.settings.kinds import (
     AUTO,
     Choice,
@@ -257,7 +257,7 @@ class Settings:
     )
     draft_tokens: int = _option(
         4,
-        Integer(1, 16, example=4),
+        Integer(1, MAX_DRAFT_TOKENS, example=4),
         "Tokens proposed together for one request, at most; fewer, or none, where that is faster.",
         example="3",
         flag=True,
@@ -321,6 +321,14 @@ class Settings:
         "Role decode: look for them in host memory and store too, not only on the device.",
         example="false",
     )
+    decode_computes: int | None = _option(
+        None,
+        Integer(0, example=1024),
+        "Role decode: a prompt that lacks at most so many tokens is computed here: that is sooner "
+        "done than handed over.",
+        auto="1024 on a GPU, 0 on a CPU",
+        example="0",
+    )
     handover_timeout: float = _option(
         30.0,
         Seconds(),
@@ -356,6 +364,13 @@ class Settings:
     )
     request_timeout: float = _option(
         600.0, Seconds(), "A request that takes longer is ended.", example="120"
+    )
+    drain_timeout: float = _option(
+        600.0,
+        Seconds(),
+        "Told to stop by SIGTERM, a server takes nothing new and finishes what runs; what is not "
+        "finished after so long is cut.",
+        example="30",
     )
     engine_silence: float = _option(
         120.0,

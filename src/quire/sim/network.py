@@ -75,6 +75,10 @@ class SimHub:
             self.wanted[address] = _FIRST_RETRY_S
             self._network.dial(self, address)
 
+    def disconnect(self, address: str) -> None:
+        if self.wanted.pop(address, None) is not None and address in self.links:
+            self._network.hang_up(self, address)
+
     def send(self, link: str, message: PeerMessage) -> bool:
         connection = self.links.get(link)
         if connection is None or self.closed:
@@ -172,6 +176,13 @@ class SimNetwork:
 
     # ---- for the hubs ---------------------------------------------------------------------------
 
+    def hang_up(self, hub: SimHub, link: str) -> None:
+        connection = hub.links[link]
+        connection.is_up = False
+        other, there = connection.other(hub)
+        self._notice(hub, link, connection, "we disconnected")
+        self._notice(other, there, connection, "the peer closed the connection")
+
     def dial(self, hub: SimHub, address: str) -> None:
         self._later(self._delay_s(), lambda: self._dialled(hub, address))
 
@@ -209,7 +220,7 @@ class SimNetwork:
         receiver.events.append(Received(link, messages.decode(data)))
 
     def _dialled(self, hub: SimHub, address: str) -> None:
-        if hub.closed:
+        if hub.closed or address not in hub.wanted or address in hub.links:
             return
         target = self._hubs.get(address)
         state = self._state(self._bad, _pair(hub.address, address))

@@ -12,6 +12,7 @@ store that does raise is treated as having failed every object of that call.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -28,6 +29,10 @@ finer."""
 MAX_OBJECTS, MAX_BYTES = 16, 16 << 20
 """Of one call that moves objects, at most: enough to keep a disk busy, little enough that the
 checksums of one thread fall into the transfers of another."""
+
+
+OBJECT_TEXT = re.compile(r"([0-9a-f]{64})\.([a-z0-9_-]{1,32})\.(\d{1,6})of(\d{1,6})")
+"""What ObjectName.text looks like."""
 
 
 def pages_per_call(page_bytes: int) -> int:
@@ -60,6 +65,14 @@ class ObjectName(NamedTuple):
     def text(self) -> str:
         """File- and URL-safe name: hex key, then component and shard."""
         return f"{self.key.hex()}.{self.component}.{self.shard}of{self.num_shards}"
+
+    @classmethod
+    def parse(cls, text: str) -> ObjectName | None:
+        """What `text` names; None: somebody else's."""
+        match = OBJECT_TEXT.fullmatch(text)
+        if match is None:
+            return None
+        return cls(PageKey(bytes.fromhex(match[1])), match[2], int(match[3]), int(match[4]))
 
 
 class Blob(NamedTuple):

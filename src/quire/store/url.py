@@ -8,6 +8,7 @@ Knows nothing of any particular store.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -18,6 +19,7 @@ from quire.sizes import parse_size
 from quire.store.base import Store
 
 GROUP = "quire.stores"
+_PASSWORD = re.compile(r"([a-z][a-z0-9+.-]*://[^:/?#@\s]*):[^/?#\s]*@", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +36,27 @@ class StoreURL:
     must_exist: bool = False
     """Open what is there and create nothing: for listing, verifying, clearing."""
 
+    @property
+    def shown(self) -> str:
+        """For messages."""
+        return shown(self.text)
+
+    @property
+    def credentials(self) -> tuple[str, str]:
+        """User and password; each empty if it is not given. Never for messages."""
+        user, _, password = self.host.rpartition("@")[0].partition(":")
+        return unquote(user), unquote(password)
+
     def without_options(self, scheme: str, drop: set[str]) -> str:
         """The URL again, under another scheme and less some options."""
         rest = {name: value for name, value in self.options.items() if name not in drop}
         base = self.text.partition("?")[0].partition("://")[2]
         return f"{scheme}://{base}" + (f"?{urlencode(rest)}" if rest else "")
+
+
+def shown(text: str) -> str:
+    """URLs within a text, without the passwords in them."""
+    return _PASSWORD.sub(r"\1:***@", text)
 
 
 class Options:
@@ -53,7 +71,11 @@ class Options:
         try:
             return default if text is None else parse_size(text)
         except ConfigError as error:
-            raise StoreURLError(f"option {name!r} in {self._url.text!r}: {error}") from error
+            raise StoreURLError(f"option {name!r} in {self._url.shown!r}: {error}") from error
+
+    def text(self, name: str, default: str) -> str:
+        text = self._take(name)
+        return default if text is None else text
 
     def integer(self, name: str, default: int) -> int:
         text = self._take(name)
@@ -76,7 +98,7 @@ class Options:
         if unknown:
             valid = ", ".join(sorted(self.known)) or "none"
             raise StoreURLError(
-                f"unknown option {unknown[0]!r} in {self._url.text!r}: valid options are {valid}"
+                f"unknown option {unknown[0]!r} in {self._url.shown!r}: valid options are {valid}"
             )
 
     def _take(self, name: str) -> str | None:
@@ -84,26 +106,28 @@ class Options:
         return self._url.options.get(name)
 
     def _wrong(self, name: str, expected: str) -> StoreURLError:
-        return StoreURLError(f"option {name!r} in {self._url.text!r} must be {expected}")
+        return StoreURLError(f"option {name!r} in {self._url.shown!r} must be {expected}")
 
 
 def parse_url(text: str, *, must_exist: bool = False) -> StoreURL:
     if "://" not in text:
         raise StoreURLError(
-            f"{text!r} is not a store URL: write scheme://..., such as file:///var/cache/quire"
+            f"{shown(text)!r} is not a store URL: write scheme://..., such as file:///var/cache/quire"
         )
     try:
         parts = urlsplit(text)
         pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     except ValueError as error:
         raise StoreURLError(
-            f"{text!r} is not a store URL ({error}): write options as ?name=value&name=value"
+            f"{shown(text)!r} is not a store URL ({error}): write options as ?name=value&name=value"
         ) from error
     options = dict(pairs)
     if len(options) != len(pairs):
-        raise StoreURLError(f"{text!r} gives an option twice: give each option once")
+        raise StoreURLError(f"{shown(text)!r} gives an option twice: give each option once")
     if parts.fragment:
-        raise StoreURLError(f"{text!r} holds a '#': write it as %23 if it is part of the path")
+        raise StoreURLError(
+            f"{shown(text)!r} holds a '#': write it as %23 if it is part of the path"
+        )
     scheme, _, inner = parts.scheme.partition("+")
     return StoreURL(
         text, scheme, inner, parts.netloc, unquote(parts.path), options, must_exist=must_exist
@@ -116,7 +140,7 @@ def open_store(text: str, *, must_exist: bool = False) -> Store:
     known = {entry.name: entry for entry in entry_points(group=GROUP)}
     if url.scheme not in known:
         raise StoreURLError(
-            f"unknown store scheme {url.scheme!r} in {text!r}: "
+            f"unknown store scheme {url.scheme!r} in {shown(text)!r}: "
             f"known schemes are {', '.join(sorted(known)) or 'none (is quire installed?)'}"
         )
     try:
@@ -124,6 +148,6 @@ def open_store(text: str, *, must_exist: bool = False) -> Store:
     except (ImportError, AttributeError) as error:
         raise StoreError(
             f"the plug-in for {url.scheme!r} stores cannot be loaded ({error}): "
-            f"install what it needs"
+            f"install what it needs, such as quire[{url.scheme}]"
         ) from error
     return opener(url)

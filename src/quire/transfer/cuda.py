@@ -12,13 +12,12 @@ overwrite pages that earlier work still reads.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from quire.errors import ConfigError
 from quire.memory.device import DevicePool, word_dtype
 from quire.memory.host import HostPool
+from quire.memory.mapped import device_view
 from quire.transfer.base import Copy, CopyState
 from quire.transfer.movers import Ends, Mover, groups
 from quire.transfer.reference import DirectedEngine, Direction
@@ -27,7 +26,6 @@ from quire.types import PageIds, page_array
 _BACKUP_BYTES = 32 << 20
 """Of a backup at least, if it can wait: half a millisecond on the link, and some tens of
 microseconds of the step's interpreter to start, however small it is."""
-_TYPE_STRINGS = {8: "<i8", 4: "<i4", 2: "<i2", 1: "|u1"}
 
 
 class CudaCopy(Copy):
@@ -133,25 +131,10 @@ def ends_of(device: DevicePool, host: HostPool) -> Ends:
         raise ConfigError("host pool is not pinned: build it with pin_for=the CUDA device")
     if not host.num_pages:
         return Ends(device, host.raw().view(word_dtype(host.layout)), host.raw())
-    pages = torch.as_tensor(_PinnedMemory(host), device=device.device)
-    if pages.data_ptr() != host.data_ptr:  # torch copied
+    pages = device_view(host.raw().view(word_dtype(host.layout)), device.device)
+    if pages is None:
         raise ConfigError(f"host pool is pinned for another device than {device.device}")
-    return Ends(device, pages, host.raw())
-
-
-class _PinnedMemory:
-    """Describes pinned host memory to torch as if it were device memory, and keeps it alive."""
-
-    def __init__(self, host: HostPool) -> None:
-        layout = host.layout
-        self.pool = host
-        self.__cuda_array_interface__: dict[str, Any] = {
-            "shape": (host.num_pages, layout.page_stride_bytes // layout.word_bytes),
-            "typestr": _TYPE_STRINGS[layout.word_bytes],
-            "data": (host.data_ptr, False),
-            "strides": None,
-            "version": 3,
-        }
+    return Ends(device, pages, host.raw(), host.slice_pages)
 
 
 # torch leaves these untyped.

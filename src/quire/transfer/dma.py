@@ -36,7 +36,7 @@ from quire.transfer.driver import (
 )
 from quire.transfer.kinds import MoverKind
 from quire.transfer.movers import Ends, Move, Pages
-from quire.transfer.reference import Rows, runs
+from quire.transfer.reference import Rows, cut_runs, runs
 
 Numbers = npt.NDArray[np.signedinteger[Any]]
 
@@ -69,6 +69,8 @@ class RectangleMover:
     def plan(self, device_pages: Pages, host_pages: Pages) -> Move:
         stream = torch.cuda.current_stream().cuda_stream
         pieces = runs(device_pages, host_pages)
+        if self._ends.slice_pages is not None:
+            pieces = cut_runs(pieces, self._ends.slice_pages)
         if len(host_pages) * self._chunk_bytes >= self._rectangle_bytes * max(1, len(pieces)):
             launch = partial(self._planes_of_runs, pieces)
             group = 1

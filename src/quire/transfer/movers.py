@@ -46,6 +46,8 @@ class Ends:
     """[num_pages, stride words], as the device addresses it."""
     host_bytes: torch.Tensor
     """The same, [num_pages, stride], as the host does."""
+    slice_pages: int | None = None
+    """No copy may cross from one slice of so many host pages into the next; None: it may."""
 
 
 class Mover(Protocol):

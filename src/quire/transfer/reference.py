@@ -86,6 +86,19 @@ def runs(source: npt.NDArray[np.int32], target: npt.NDArray[np.int32]) -> list[R
     ]
 
 
+def cut_runs(runs: Sequence[Rows], target_slice: int) -> list[Rows]:
+    """No run crosses from one slice of so many target rows into the next."""
+    found = []
+    for source, target, length in runs:
+        done = 0
+        while done < length:
+            left_in_slice = target_slice - (target + done) % target_slice
+            some = min(length - done, left_in_slice)
+            found.append(Rows(source + done, target + done, some))
+            done += some
+    return found
+
+
 def copy_runs(source: torch.Tensor, target: torch.Tensor, runs: Sequence[Rows]) -> None:
     """Row by row as the runs say, without a stop in between."""
     for first, to, length in runs:

@@ -32,6 +32,9 @@ class IoLimits(msgspec.Struct, frozen=True):
     """A long fetch may have all of them, if nobody else fetches."""
     write_threads: int = 4
     peer_threads: int = 4
+    """For each peer."""
+    max_peer_lanes: int = 16
+    """Peers that have threads of their own; more share them."""
     max_queued: int = 4096
     """Operations waiting per lane; more are turned away at once."""
     max_touches: int = 256

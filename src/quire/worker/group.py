@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+import zmq
+
 from quire.messages import Command, Completion
 
 if TYPE_CHECKING:
@@ -28,6 +30,11 @@ class WorkerGroup(Protocol):
 
     def peer_counters(self) -> dict[str, int]:
         """Pages and bytes exchanged with peers, summed over the ranks, as last heard of."""
+
+    @property
+    def news(self) -> list[int | zmq.Socket[bytes]]:
+        """What becomes readable when poll() has something to say; for whoever sleeps. Copies
+        between device and host are not told of."""
 
     def submit(self, commands: list[Command]) -> None:
         """Give the commands to every living rank, in order. Never blocks."""
@@ -58,6 +65,10 @@ class LocalWorkers:
 
     def peer_counters(self) -> dict[str, int]:
         return total(worker.peer_counters() for worker in self.workers)
+
+    @property
+    def news(self) -> list[int | zmq.Socket[bytes]]:
+        return [worker.fileno() for worker in self.workers]
 
     def submit(self, commands: list[Command]) -> None:
         for worker in self.workers:

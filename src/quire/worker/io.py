@@ -31,10 +31,13 @@ class StoreTask(PageTask):
         batch_pages: int,
         lease: StoreLease,
         used_ns: int,
+        ahead: PageTask | None = None,
     ) -> None:
         """The command's pages and keys have been checked."""
         batch_pages = min(batch_pages, pages_per_call(part.page_bytes))
-        super().__init__(command, reporter, batch_pages=batch_pages, let_go=lease.release)
+        super().__init__(
+            command, reporter, batch_pages=batch_pages, let_go=lease.release, ahead=ahead
+        )
         self.wide = isinstance(command, Fetch)
         self._part = part
         self._host = host

@@ -49,9 +49,12 @@ def serve(
     Also what an engine's own rank process runs: `handle` then runs the model, on this thread.
     """
     unsent: list[Completion] = []
+    poller = zmq.Poller()
+    poller.register(socket, zmq.POLLIN)
+    poller.register(worker.fileno(), zmq.POLLIN)
     next_heartbeat = clock()
     while not stop.is_set():
-        socket.poll(_BUSY_POLL_MS if worker.busy or unsent else _IDLE_POLL_MS)
+        poller.poll(_BUSY_POLL_MS if worker.is_copying or unsent else _IDLE_POLL_MS)
         for message in _received(socket):
             match message:
                 case wire.Shutdown():

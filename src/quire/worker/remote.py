@@ -132,6 +132,10 @@ class RemoteWorkers:
         children = sorted(self._children.values(), key=lambda child: child.rank)
         return [child.peer_address for child in children]
 
+    @property
+    def news(self) -> list[int | zmq.Socket[bytes]]:
+        return [self._socket]
+
     def peer_counters(self) -> dict[str, int]:
         return total(child.peer_counters for child in self._children.values())
 

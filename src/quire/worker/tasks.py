@@ -19,6 +19,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from quire.messages import Backup, Completion, Fetch, Load, Serve, Transferred, Write
 from quire.types import PageStatus, num_pages, page_array
@@ -46,7 +47,18 @@ class Reporter:
         """The one report of a command whose pages all have this status."""
         op, component, statuses = command.op, command.component, bytes([status])
         statuses *= num_pages(command.host)
-        self.report(Transferred(op, self.rank, component, 0, statuses, final=True, seconds=seconds))
+        self.report(
+            Transferred(
+                op,
+                self.rank,
+                component,
+                0,
+                statuses,
+                final=True,
+                seconds=seconds,
+                at_s=self.clock(),
+            )
+        )
 
 
 class IoTask(ABC):
@@ -164,9 +176,11 @@ class PageTask(IoTask):
         *,
         batch_pages: int,
         let_go: Callable[[], None] = lambda: None,
+        ahead: PageTask | None = None,
     ) -> None:
-        """The command's pages have been checked."""
+        """The command's pages have been checked. `ahead`: its turns are that one's first."""
         super().__init__(reporter, command.timeout_s, let_go)
+        self._ahead = ahead
         self._command = command
         self._batch_pages = batch_pages
         self._pages = page_array(command.host)
@@ -177,6 +191,15 @@ class PageTask(IoTask):
         self._reported_at: float | None = None
         self._found_keys = b""
         """Keys of its pages, if it had to compute them."""
+
+    def take(self) -> Callable[[], None] | None:
+        ahead = self._ahead
+        if ahead is not None:
+            piece = ahead.take()
+            if piece is not None:
+                return partial(_carry_out, ahead, piece)
+            self._ahead = None  # all of it was taken
+        return super().take()
 
     def _next_piece(self) -> Callable[[], None] | None:
         first = self._taken
@@ -230,7 +253,16 @@ class PageTask(IoTask):
                 final=final,
                 seconds=0.0 if self._reported_at is None else now - self._reported_at,
                 keys=self._found_keys if final else b"",
+                at_s=now,
             )
         )
         self._first = end
         self._reported_at = now
+
+
+def _carry_out(task: IoTask, piece: Callable[[], None]) -> None:
+    """On another task's turn."""
+    try:
+        piece()
+    except Exception as error:  # thread boundary: the task whose piece it is fails
+        task.fail(error)

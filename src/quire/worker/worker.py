@@ -5,7 +5,7 @@ which pages, when and why is the leader's business.
 
     Backup, Load          → copy engine   asked for news in poll()
     Probe | Fetch | Write → a lane each   so that a probe never waits behind a queue of writes
-    Fetch from a peer     → its own lane  so that a slow peer does not hold up the store
+    Fetch from a peer     → a lane each   so that a slow peer holds up neither store nor others
     Touch                 → a short lane  dropped when that is full
     Serve                 → page server   until it is cancelled
     Attach, Detach, Clear → Attachment    in the order given
@@ -42,9 +42,11 @@ from quire.store.client import PageStore
 from quire.store.counters import Counters
 from quire.types import OperationId, PageStatus
 from quire.worker.attachment import Attachment
+from quire.worker.bell import Bell
 from quire.worker.checks import PageCommand, makes_sense
 from quire.worker.config import IoLimits, PeerServing
 from quire.worker.copies import ComponentPools, CopyTracker, TaskKey
+from quire.worker.fan import Fan
 from quire.worker.io import ProbeTask, StoreTask, nothing_of, probed, touch_task
 from quire.worker.lanes import Lane
 from quire.worker.peering import Peering, PeerTask, ServeTask
@@ -88,7 +90,8 @@ class CacheWorker:
         self._wall_ns = wall_ns
         self._counters = Counters()
         self._done: deque[Completion] = deque()
-        self._reporter = Reporter(rank, clock, self._done.append, self._counters.error)
+        self._bell = Bell()
+        self._reporter = Reporter(rank, clock, self._report, self._counters.error)
         self._copies = CopyTracker(self._reporter)
         self._loads: dict[TaskKey, Load] = {}
         """Submitted and not begun: they are begun together."""
@@ -101,7 +104,9 @@ class CacheWorker:
         self._probes = Lane("probe", limits.probe_threads, limits.max_queued)
         self._fetches = Lane("fetch", limits.fetch_threads, limits.max_queued)
         self._writes = Lane("write", limits.write_threads, limits.max_queued)
-        self._from_peers = Lane("peer", limits.peer_threads, limits.max_queued)
+        self._from_peers = Fan(
+            "peer", limits.peer_threads, limits.max_queued, limits.max_peer_lanes
+        )
         self._touches = Lane("touch", 1, limits.max_touches)
         self._attachment = Attachment(open_store, self._reporter, limits.max_queued)
         self._closed = False
@@ -110,6 +115,15 @@ class CacheWorker:
     def busy(self) -> bool:
         """Is there anything left to report?"""
         return bool(len(self._copies) or self._tasks or self._num_changes or self._done)
+
+    @property
+    def is_copying(self) -> bool:
+        """Is there anything that only poll() finds out? Of all else `fileno` tells."""
+        return bool(len(self._copies) or self._loads)
+
+    def fileno(self) -> int:
+        """Readable when poll() has something to say of what threads did; for whoever sleeps."""
+        return self._bell.fileno()
 
     @property
     def peer_address(self) -> str:
@@ -148,6 +162,7 @@ class CacheWorker:
     def poll(self) -> list[Completion]:
         """What has happened since the last call. Never waits."""
         now = self._clock()
+        self._bell.hush()
         for task in self._tasks.values():
             task.expire(now)
         self._copies.poll()
@@ -181,8 +196,8 @@ class CacheWorker:
             self._cancel(op)
         if self._peering is not None:
             self._peering.client.interrupt()
-        lanes = (self._probes, self._fetches, self._writes, self._from_peers, self._touches)
-        ended = [lane.close(timeout_s) for lane in lanes]
+        lanes = (self._probes, self._fetches, self._writes, self._touches)
+        ended = [lane.close(timeout_s) for lane in (*lanes, self._from_peers)]
         ended.append(self._attachment.close(timeout_s))
         if self._peering is not None:
             ended.append(self._peering.close(timeout_s))
@@ -191,6 +206,10 @@ class CacheWorker:
             # A thread stuck in a store or a peer may still use host pages: leave them pinned.
             if all(ended):
                 pools.host.close()
+
+    def _report(self, completion: Completion) -> None:
+        self._done.append(completion)
+        self._bell.ring()
 
     # ---- starting -------------------------------------------------------------------------------
 
@@ -249,6 +268,9 @@ class CacheWorker:
         if lease is None:
             self._refuse(command, PageStatus.MISS if is_fetch else PageStatus.REJECTED)
             return
+        ahead = None
+        if isinstance(command, Fetch) and command.after is not None:
+            ahead = self._tasks.get((command.after, command.component))
         task = StoreTask(
             command,
             self._reporter,
@@ -257,6 +279,7 @@ class CacheWorker:
             batch_pages=self._limits.batch_pages,
             lease=lease,
             used_ns=self._wall_ns(),
+            ahead=ahead if isinstance(ahead, StoreTask) else None,
         )
         self._enqueue(self._fetches if is_fetch else self._writes, command, task)
 
@@ -284,7 +307,9 @@ class CacheWorker:
             client=self._peering.client,
             batch_pages=self._limits.peer_batch_pages,
         )
-        self._enqueue(self._from_peers, command, task)
+        self._tasks[command.op, command.component] = task
+        if not self._from_peers.submit(source.epoch, task):
+            self._turn_away(task)
 
     def _start_serve(self, command: Serve) -> None:
         if self._peering is None:
@@ -305,8 +330,11 @@ class CacheWorker:
     def _enqueue(self, lane: Lane, command: Write | Fetch | Probe, task: IoTask) -> None:
         self._tasks[command.op, command.component] = task
         if not lane.submit(task):
-            self._counters.count("queue_full")
-            task.stop(PageStatus.REJECTED)
+            self._turn_away(task)
+
+    def _turn_away(self, task: IoTask) -> None:
+        self._counters.count("queue_full")
+        task.stop(PageStatus.REJECTED)
 
     def _cancel(self, op: OperationId) -> None:
         # Copies are left to finish: they take milliseconds, and on a stream nothing can stop them.

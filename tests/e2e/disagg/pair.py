@@ -77,9 +77,9 @@ class Pair(EngineRig):
         engine.manager.check_invariants()
         assert not engine.manager.leases
         assert engine.exchange is not None
-        assert not engine.exchange.asker.open
-        assert not engine.exchange.asker._by_id
-        assert not engine.exchange.holder.open
+        assert not engine.exchange.receiver.open
+        assert not engine.exchange.receiver._by_id
+        assert not engine.exchange.giver.open
 
     def flush(self, *tiers: Tier) -> None:
         self.settle()

@@ -114,12 +114,10 @@ def test_prefill_servers_killed_during_before_and_after_a_transfer_c28(fleet: Fl
         # Before: it is the first to be asked, and is no more.
         mine = prompt(200)
         is_right(mine, complete(http, mine, NUM_TOKENS, prefill=[dead.peer, other.peer]))
-        # And nobody else is named: that is said.
+        # And nobody else is named: then it computes by itself.
         for ask in (complete, stream):
-            reply = ask(http, prompt(200), NUM_TOKENS, prefill=[dead.peer])
-            assert (reply.status, reply.error["code"]) == (503, "handover_failed")
-            assert "no prefill server could be had" in reply.message
-            assert dead.peer in reply.message
+            is_right(mine := prompt(200), ask(http, mine, NUM_TOKENS, prefill=[dead.peer]))
+        assert decode.handover()["local"]["no_peer"] >= 2
         decode.wait_clean()
 
     # After: it is not needed any more.
@@ -133,9 +131,8 @@ def test_prefill_servers_killed_during_before_and_after_a_transfer_c28(fleet: Fl
     reply = stream(fleet.http, mine := prompt(200), MANY_TOKENS, on_piece=kill)
     is_right(mine, reply)
     assert len(reply.names) == MANY_TOKENS > killed[0]
-    reply = complete(fleet.http, prompt(200), NUM_TOKENS)
-    assert reply.status == 503
-    assert reply.message
+    # With no prefill server at all decode computes: slower, and right.
+    is_right(mine := prompt(200), complete(fleet.http, mine, NUM_TOKENS))
     fleet.settle()
 
     # Both live again, with nothing in their memory, and are used again.

@@ -173,7 +173,7 @@ def test_a_conversation_through_every_tier_and_side_c25_c30_c31_c32(
             _check_switched_off(talk, decodes)
         for node in (prefill, *decodes.values()):
             node.wait_clean()
-            assert node.handover()["failed"] == {}
+            assert node.handover()["local"] == {}
             assert node.handover()["repairs"] == {}
         if variants:
             talk.decode = decodes["decode"]

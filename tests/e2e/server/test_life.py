@@ -48,7 +48,37 @@ def test_a_signal_while_it_starts_ends_it():
         assert "Traceback" not in process.log()
 
 
-def test_a_signal_ends_it_after_what_it_was_doing():
+def test_told_to_terminate_it_finishes_what_runs_and_takes_nothing_new():
+    with running() as process:
+        long = Reading(process.url, LONG | {"max_tokens": 60})
+        wait_until(lambda: long.lines, "the stream has begun")
+        process.process.send_signal(signal.SIGTERM)
+        with process.client() as client:
+            wait_until(lambda: client.get("/ready").status_code == 503, "it drains")
+            assert client.get("/health").json()["draining"] is True
+            response = client.post("/v1/completions", json=LONG)
+            assert (response.status_code, response.json()["error"]["code"]) == (
+                503,
+                "shutting_down",
+            )
+        assert process.wait() == 0
+        long.join()
+        assert long.lines[-1] == "data: [DONE]"
+
+
+def test_a_second_signal_ends_it_soon():
+    with running(server={"shutdown_grace_s": 0.1}) as process:
+        long = Reading(process.url, LONG)
+        wait_until(lambda: long.lines, "the stream has begun")
+        process.process.send_signal(signal.SIGTERM)
+        with process.client() as client:
+            wait_until(lambda: client.get("/ready").status_code == 503, "it drains")
+        assert process.stop() == 0
+        long.join()
+        assert '"shutting_down"' in long.lines[-1]
+
+
+def test_ctrl_c_ends_it_after_what_it_was_doing():
     """Short requests finish; long ones are told that it is over; the engine goes too. What is short
     depends on the machine: on a slow one it takes more grace."""
     assert any(short_one_finishes(grace_s) for grace_s in (1.0, 5.0, 25.0))
@@ -63,7 +93,7 @@ def short_one_finishes(grace_s):
         wait_until(lambda: long.lines, "the stream has begun")
         short = Reading(process.url, LONG | {"max_tokens": 3})
         wait_until(lambda: short.status, "the short one has begun")
-        assert process.stop() == 0
+        assert process.stop(signal.SIGINT) == 0
         short.join()
         long.join()
         assert '"shutting_down"' in long.lines[-1]

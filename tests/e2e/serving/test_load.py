@@ -73,7 +73,7 @@ def test_64_impatient_clients_on_little_memory(tmp_path, store):
         with reading(client, prompts()[:2], num_tokens=360) as streams:
             server.process.terminate()
         assert server.wait() == 0
-        assert all("shutting down" in str(stream.error) for stream in streams)
+        assert not [stream.error for stream in streams if stream.error is not None]
         server.wait_gone()
         assert "Traceback" not in server.log
         assert server.leftovers() == []

@@ -91,7 +91,7 @@ def test_pages_are_shared_only_when_their_batch_has_ended() -> None:
         tiny.step()
         assert tiny.manager.match(key).num_pages == 2
 
-        def broken() -> None:
+        def broken(meanwhile: object) -> None:
             raise RankLost("the accelerator is broken")
 
         tiny.model.collect = broken  # type: ignore[method-assign,assignment]

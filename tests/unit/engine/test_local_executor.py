@@ -43,3 +43,35 @@ def test_an_accelerator_that_answers_nothing_any_more_is_lost(monkeypatch) -> No
     executor = executor_that_raises(RuntimeError("illegal memory access"))
     with pytest.raises(RankLost, match="the accelerator is broken"):
         executor.launch(Batch(1, []))
+
+
+def flying(num_tokens: int, looks: int) -> tuple[LocalExecutor, list[str]]:
+    """A batch that is over at the so-manieth look, and what happens in which order."""
+    told: list[str] = []
+
+    class Flight:
+        batch = SimpleNamespace(num_tokens=num_tokens)
+
+        @property
+        def is_over(self) -> bool:
+            return told.count("heard") == looks
+
+        def collect(self) -> None:
+            told.append("collected")
+
+    runner = SimpleNamespace(launch=lambda batch: Flight())
+    rank = SimpleNamespace(worker=SimpleNamespace(), runner=runner)
+    executor = LocalExecutor(rank, overlaps=True)  # type: ignore[arg-type]
+    executor.launch(Batch(1, []))
+    executor.collect(lambda: told.append("heard"))
+    return executor, told
+
+
+def test_while_a_long_batch_is_computed_the_workers_are_heard() -> None:
+    _, told = flying(8192, looks=3)
+    assert told == ["heard"] * 3 + ["collected"]
+
+
+def test_nothing_comes_between_tokens_that_are_decoded() -> None:
+    _, told = flying(64, looks=3)
+    assert told == ["collected"]

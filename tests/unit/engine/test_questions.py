@@ -6,13 +6,13 @@ import pytest
 from engine_support import PAGE, TinyEngine, oracle
 from quire.engine.messages import (
     Answer,
-    Ask,
     Attach,
     Detach,
     EngineStatus,
     Flush,
     Flushed,
     GetStatus,
+    PutQuestion,
     StoreStatus,
     Warm,
     Warmed,
@@ -32,7 +32,7 @@ class Desk:
     def ask(self, question, kind=None):
         """The decoded result, or the error as a string."""
         self.number += 1
-        self.tiny.engine.handle(Ask(self.number, question))
+        self.tiny.engine.handle(PutQuestion(self.number, question))
         answers: list[Answer] = []
         while not answers:
             messages = self.tiny.engine.take_messages()

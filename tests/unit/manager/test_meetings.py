@@ -84,10 +84,17 @@ def key(rig: Rig) -> PrefixKey:
     return rig.doc(PAGES, seed=1)
 
 
-def meeting(ranks: int = 1, host: int = 64, **prefetch: object) -> Meeting:
-    rig = Rig(device=3 * PAGES, host=host, ranks=ranks, prefetch={"cost_model": False} | prefetch)
+def meeting(
+    ranks: int = 1, host: int = 64, page_s: tuple[float, float] | None = None, **prefetch: object
+) -> Meeting:
+    """`page_s`: what it is believed to take to fetch a page, and to compute one."""
+    knows = {"cost_model": page_s is not None}
+    rig = Rig(device=3 * PAGES, host=host, ranks=ranks, prefetch=knows | prefetch)
     rig.cache_in_store(key(rig))
     rig.manager.costs.force(Way.BOTH)
+    if page_s is not None:
+        rig.manager.costs.observe_fetch(1, page_s[0])
+        rig.manager.costs.observe_prefill(rig.manager.config.page_size, page_s[1])
     lease = rig.acquire(key(rig))
     rig.manager.prefetch(lease, can_meet=True)
     while not rig.manager.ready(lease):
@@ -166,6 +173,27 @@ def test_a_copy_of_the_same_pages_that_is_on_its_way_leaves_them_where_they_are_
     rig.manager.release(other)
     rig.run()
     rig.manager.commit(lease, key(rig))
+    at.finish()
+
+
+def test_what_is_late_is_computed_in_few_batches_c52() -> None:
+    """A batch costs much whatever is in it: part by part took longer than computing it all."""
+    at = meeting(page_s=(1.0, 1.0))
+    manager, lease = at.rig.manager, at.lease
+    at.compute()
+    assert lease.meeting is not None
+    late = lease.meeting.high - lease.meeting.low
+    assert late >= 4 * lease.meeting.part_pages
+    for _ in range(2):
+        manager.costs.observe_fetch(1, 9.0)
+    at.compute()
+    assert manager.counters.overtaken_pages >= 0.75 * late
+    for _ in range(9):
+        bring(at, Fetch)
+        bring(at, Load)
+        at.compute()
+    assert at.computed == PAGES
+    at.check()
     at.finish()
 
 

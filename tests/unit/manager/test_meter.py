@@ -22,10 +22,13 @@ class Line:
         self._meter.begin(op)
         return op
 
-    def come(self, op: Operation, first: int, last: int, *, status: int = 0) -> None:
+    def come(
+        self, op: Operation, first: int, last: int, *, status: int = 0, at_s: float | None = None
+    ) -> None:
         final = last == op.num_pages
         said = bytes([status]) * (last - first)
-        self._operations.transferred(Transferred(op.id, 0, "full", first, said, final))
+        report = Transferred(op.id, 0, "full", first, said, final, at_s=at_s)
+        self._operations.transferred(report)
         if final:
             self._meter.end(op)
 
@@ -74,3 +77,27 @@ def test_one_that_is_stuck_does_not_spoil_the_rate_for_ever() -> None:
     line.come(op, 0, 10)
     assert line.rates == pytest.approx([10.0])
     line.come(stuck, 0, 5)
+
+
+def test_reports_that_are_read_together_after_a_long_step_count_by_when_they_were_made() -> None:
+    """Read all at once, each seemed to have brought its pages in no time at all."""
+    line = Line()
+    ops = [line.begin(10) for _ in range(9)]
+    line.now = 60.0
+    for number, op in enumerate(ops, 1):
+        line.come(op, 0, 10, at_s=number * 1.0)
+        line.now += 1e-6
+    assert line.rates == pytest.approx([10.0] * 9)
+
+
+def test_the_last_pages_of_operations_that_take_turns_are_no_rate_of_their_own() -> None:
+    line = Line()
+    ops = [line.begin(2) for _ in range(8)]
+    for op in ops:
+        line.now += 0.01
+        line.come(op, 0, 1)
+    for op in ops:
+        line.now += 0.0001
+        line.come(op, 1, 2)
+    assert len(line.rates) == 2
+    assert line.rates[0] == pytest.approx(9 / 0.0801, rel=0.01)

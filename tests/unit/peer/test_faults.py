@@ -19,6 +19,8 @@ from unit.peer.rig import (
     WAIT_S,
     Impostor,
     Pair,
+    answer,
+    ask,
     bother,
     connect,
     dial_in,
@@ -118,16 +120,32 @@ def test_rubbish_after_the_handshake_ends_that_connection_only():
         wait_until(lambda: pair.server.num_connections <= 2)
 
 
-def test_more_connections_than_allowed_are_closed_at_once():
-    with Pair(server={"limits": ServerLimits(max_connections=2)}, streams=1) as pair:
-        strangers = [raw_socket(pair.server.address) for _ in range(2)]
-        wait_until(lambda: pair.server.num_connections == 2)
-        one_more = raw_socket(pair.server.address)
-        assert one_more.recv(1) == b""
-        for sock in [*strangers, one_more]:
-            sock.close()
-        wait_until(lambda: pair.server.num_connections == 0)
+def test_those_who_say_nothing_keep_nobody_out():
+    """As many as may wait to shake hands do, and say nothing: the oldest of them goes."""
+    with Pair(server={"limits": ServerLimits(max_strangers=3)}) as pair:
+        silent = []
+        for number in range(3):
+            silent.append(raw_socket(pair.server.address))
+            wait_until(lambda number=number: pair.server.num_connections == number + 1)
         assert pair.read() == ALL_OK
+        assert silent[0].recv(1) == b""
+        for sock in silent:
+            sock.close()
+
+
+def test_one_reader_more_than_allowed_takes_the_place_of_one_that_is_idle():
+    """The ninth rank of decode finds a connection too."""
+    with Pair(server={"limits": ServerLimits(max_connections=2)}) as pair:
+        readers = []
+        for _ in range(4):
+            readers.append(reader := dial_in(pair.server.address))
+            ask(reader, count=1)
+            assert answer(reader)[0].statuses == bytes([OK])
+        with pytest.raises((EOFError, OSError)):
+            readers[0].recv_frame(100)
+        wait_until(lambda: pair.server.num_connections == 2)
+        for reader in readers:
+            reader.close()
 
 
 def test_closing_does_not_wait_for_strangers():

@@ -234,12 +234,19 @@ def test_a_hello_with_addresses_that_are_none_is_not_let_in(hubs):
     assert holder.poll() == []
 
 
-def test_more_connections_than_allowed_are_closed_at_once(hubs):
-    hub = hubs("a", limits=HubLimits(max_incoming=2))
-    with raw_socket(hub.address), raw_socket(hub.address):
+def test_more_links_than_allowed_are_closed_at_once(hubs):
+    hub = hubs("a", limits=HubLimits(max_incoming=1))
+    linked(hubs("b"), hub)
+    with raw_socket(hub.address) as one_more:
+        assert one_more.recv(1) == b""
+
+
+def test_those_who_say_nothing_keep_nobody_out(hubs):
+    hub, other = hubs("a", limits=HubLimits(max_strangers=2)), hubs("b")
+    with raw_socket(hub.address) as first, raw_socket(hub.address):
         wait_until(lambda: hub._num_incoming == 2)
-        with raw_socket(hub.address) as one_more:
-            assert one_more.recv(1) == b""
+        linked(other, hub)
+        assert first.recv(1) == b""
 
 
 # ---- liveness and bounds ------------------------------------------------------------------------

@@ -94,7 +94,10 @@ def _string(schema: dict[str, Any]) -> st.SearchStrategy[str]:
 def _object(schema: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
     if "propertyNames" in schema:
         names = st.from_regex(schema["propertyNames"]["pattern"], fullmatch=True)
-        return st.dictionaries(names, made(schema["additionalProperties"]), max_size=3)
+        inner = schema["additionalProperties"]
+        return st.dictionaries(names, JUNK if inner is True else made(inner), max_size=3)
+    if "properties" not in schema:
+        return st.dictionaries(st.text(max_size=8), JUNK, max_size=3)
     required = set(schema.get("required", []))
     fields = {name: made(each) for name, each in schema["properties"].items()}
     return st.fixed_dictionaries(

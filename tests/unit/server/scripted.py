@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import json
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ from quire.engine.messages import (
 from quire.errors import EngineError
 from quire.server.app import app_of
 from quire.server.config import ServerConfig
+from quire.server.generation_config import SamplingDefaults
 from quire.server.metrics import Metrics
 from quire.server.prompting import Prompting
 from quire.server.service import Service
@@ -56,8 +58,9 @@ TEMPLATE = (
 Result = TypeVar("Result")
 
 
-def tiny_backend() -> Tokenizer:
-    """Byte-level: a token per byte, and a few for pairs, so that characters are cut by tokens."""
+def tiny_backend(special: Sequence[str] = (), added: Sequence[str] = ()) -> Tokenizer:
+    """Byte-level: a token per byte, and a few for pairs, so that characters are cut by tokens.
+    `special` and `added`: more tokens of these kinds."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("h", "e"), ("l", "l"), ("he", "ll"), ("o", "Ġ"), ("Ã", "©")]
     vocab = {char: i for i, char in enumerate([*alphabet, *("".join(pair) for pair in merges)])}
@@ -66,30 +69,52 @@ def tiny_backend() -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(t) for t in ("<|im_start|>", "<|im_end|>")])
     tokenizer.add_tokens([AddedToken("<think>", normalized=False)])
+    tokenizer.add_special_tokens([AddedToken(each) for each in special])
+    tokenizer.add_tokens([AddedToken(each, normalized=False) for each in added])
     return tokenizer
 
 
 class TinyTokenizer:
     """What Prompting needs of a tokenizer of transformers."""
 
-    def __init__(self, template: str | None = TEMPLATE) -> None:
-        self.backend_tokenizer = tiny_backend()
+    def __init__(
+        self,
+        template: str | None = TEMPLATE,
+        special: Sequence[str] = (),
+        added: Sequence[str] = (),
+    ) -> None:
+        self.backend_tokenizer = tiny_backend(special, added)
         self.chat_template = template
         self.eos_token_id = self.backend_tokenizer.token_to_id("<|im_end|>")
         self._compiled = _compiled(template or "")
 
-    def apply_chat_template(self, conversation: Any, **options: Any) -> str:
-        assert options == {"tokenize": False, "add_generation_prompt": True}
-        return self._compiled.render(messages=conversation, add_generation_prompt=True)
+    def apply_chat_template(
+        self,
+        conversation: Any,
+        tools: Any = None,
+        tokenize: bool = True,
+        add_generation_prompt: bool = False,
+        **options: Any,
+    ) -> str:
+        assert (tokenize, add_generation_prompt) == (False, True)
+        return self._compiled.render(
+            messages=conversation, tools=tools, add_generation_prompt=True, **options
+        )
 
 
 @functools.cache
 def _compiled(template: str) -> jinja2.Template:
+    """As transformers does it."""
+
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
 
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment()
+    def tojson(value: Any) -> str:
+        return json.dumps(value, ensure_ascii=False)
+
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.globals["raise_exception"] = raise_exception
+    environment.filters["tojson"] = tojson
     return environment.from_string(template)
 
 
@@ -123,8 +148,15 @@ def status(**changes: Any) -> EngineStatus:
 
 
 class ScriptedEngine:
-    def __init__(self, reply: str = "hello there", *, config: EngineConfig | None = None) -> None:
-        self.backend = tiny_backend()
+    def __init__(
+        self,
+        reply: str = "hello there",
+        *,
+        config: EngineConfig | None = None,
+        backend: Tokenizer | None = None,
+        max_context: int = MAX_CONTEXT,
+    ) -> None:
+        self.backend = backend or tiny_backend()
         self.config = config or EngineConfig(model="/nowhere", name=MODEL, device_bytes=1 << 20)
         self.info = EngineInfo(
             name=MODEL,
@@ -134,7 +166,7 @@ class ScriptedEngine:
             tp=1,
             page_size=16,
             vocab_size=self.backend.get_vocab_size(),
-            max_context=MAX_CONTEXT,
+            max_context=max_context,
             tiers=[],
             store="",
         )
@@ -270,9 +302,10 @@ class Rig:
     engine: ScriptedEngine = field(default_factory=ScriptedEngine)
     config: ServerConfig = field(default_factory=lambda: ServerConfig(admin_key=ADMIN_KEY))
     tokenizer: TinyTokenizer = field(default_factory=TinyTokenizer)
+    defaults: SamplingDefaults | None = None
 
     def __post_init__(self) -> None:
-        self.prompting = Prompting(self.tokenizer)
+        self.prompting = Prompting(self.tokenizer, defaults=self.defaults)
         self.service = Service(self.engine, self.prompting, self.config, Metrics())
         self.app = app_of(self.service)
 

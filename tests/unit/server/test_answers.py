@@ -290,7 +290,7 @@ def test_the_defaults(rig, engine):
     rig.complete("he")
     (call,) = engine.calls
     params = call.params
-    assert params.max_tokens == MAX_CONTEXT - 1
+    assert params.max_tokens == 16  # as OpenAI's
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (1.0, 1.0, 0, 0.0)
     assert params.repetition_penalty == 1.0
     assert (params.presence_penalty, params.frequency_penalty) == (0.0, 0.0)
@@ -432,6 +432,7 @@ def test_health_and_readiness(rig):
         "role": "unified",
         "model": MODEL,
         "instance": rig.service.instance,
+        "draining": False,
         "running": 0,
         "waiting": 0,
     }

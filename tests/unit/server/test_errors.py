@@ -13,6 +13,7 @@ from unit.server.scripted import MAX_CONTEXT, MODEL, Rig, ScriptedEngine, TinyTo
 
 CHAT = "/v1/chat/completions"
 JSON = {"content-type": "application/json"}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
 def refused(response, status, param=None, code=None):
@@ -139,18 +140,11 @@ def test_a_wrong_field_of_a_completion_is_named(rig, engine, field, value):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tools", [{"type": "function"}]),
-        ("tool_choice", "auto"),
         ("functions", [{}]),
         ("function_call", "auto"),
         ("response_format", {"type": "json_object"}),
         ("audio", {}),
         ("modalities", ["text", "audio"]),
-        ("prediction", {"type": "content", "content": "x"}),
-        ("reasoning_effort", "high"),
-        ("store", True),
-        ("store", 0),
-        ("service_tier", "flex"),
         ("verbosity", "high"),
         ("web_search_options", {}),
         ("moderation", {}),
@@ -176,10 +170,13 @@ def test_a_field_that_is_not_supported_is_named(rig, field, value):
         ([{"role": "user", "content": ["x"]}], "messages.0.content"),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages.0.content"),
         ([{"role": "user", "content": [{"type": "text", "text": 1}]}], "messages.0.content"),
-        ([{"role": "tool", "content": "x"}], "messages.0.role"),
+        ([{"role": "tool"}], "messages.0.content"),
         ([{"role": "x", "content": "x"}], "messages.0.role"),
         ([{"role": "user", "content": "x", "z": 1}], "messages.0.z"),
-        ([{"role": "assistant", "content": "x", "tool_calls": [1]}], "messages.0.tool_calls"),
+        ([{"role": "assistant", "content": "x", "tool_calls": [1]}], "messages.0.tool_calls.0"),
+        ([{"role": "user", "content": "x", "tool_calls": [CALL]}], "messages.0.tool_calls"),
+        ([{"role": "assistant"}], "messages.0.content"),
+        ([{"role": "assistant", "content": None}], "messages.0.content"),
     ],
 )
 def test_wrong_messages_are_named_by_their_place(rig, messages, param):

@@ -31,7 +31,7 @@ HANDOVER = HandoverStatus(
     promised_pages=8,
     restored_pages=9,
     repairs={"evicted": 10},
-    failed={"timeout": 11},
+    local={"timeout": 11},
     links={"tcp://a:1": "up"},
 )
 
@@ -124,7 +124,7 @@ def test_what_goes_between_engines_has_its_metrics(exposed):
     assert found[("quire_promised_pages_total",)] == 8
     assert found[("quire_restored_pages_total",)] == 9
     assert found["quire_handover_repairs_total", "evicted"] == 10
-    assert found["quire_handover_failures_total", "timeout"] == 11
+    assert found["quire_handovers_local_total", "timeout"] == 11
     assert found["quire_peer_link", "tcp://a:1", "up"] == 1
     assert found["quire_cached_tokens_total", "prefill_host"] == 0
 

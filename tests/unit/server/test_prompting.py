@@ -9,8 +9,13 @@ import msgspec
 import pytest
 
 from quire.errors import ModelError
-from quire.server.prompting import Prompting, _eos_of_generation_config
-from quire.server.protocol import Message
+from quire.server.generation_config import (
+    SamplingDefaults,
+    read_generation_config,
+    sampling_defaults,
+)
+from quire.server.messages import Conversation, Message
+from quire.server.prompting import Prompting, _ids
 from unit.server.scripted import ScriptedEngine, TinyTokenizer
 
 INFO = ScriptedEngine().info
@@ -35,17 +40,27 @@ def prompting():
 )
 def test_a_model_may_name_more_ends(tmp_path, content, ids):
     (tmp_path / "generation_config.json").write_text(json.dumps(content))
-    assert _eos_of_generation_config(tmp_path) == ids
+    assert _ids(read_generation_config(tmp_path).get("eos_token_id")) == ids
 
 
 def test_a_model_need_not_name_ends(tmp_path):
-    assert _eos_of_generation_config(tmp_path) == []
+    assert read_generation_config(tmp_path) == {}
 
 
 def test_a_damaged_file_is_named(tmp_path):
     (tmp_path / "generation_config.json").write_text("{")
     with pytest.raises(ModelError, match=r"generation_config\.json"):
-        _eos_of_generation_config(tmp_path)
+        read_generation_config(tmp_path)
+
+
+def test_a_model_may_say_how_to_sample():
+    found = sampling_defaults({"temperature": 0.6, "top_k": 20, "do_sample": True, "top_p": None})
+    assert found == SamplingDefaults(temperature=0.6, top_k=20)
+
+
+@pytest.mark.parametrize("value", [-1, "x", True, 1e9, None, [], float("nan")])
+def test_what_makes_no_sense_in_it_is_passed_over(value):
+    assert sampling_defaults({"temperature": value, "top_p": value}) == SamplingDefaults()
 
 
 def test_the_tokenizers_end_is_always_one():
@@ -82,6 +97,6 @@ def test_what_cannot_fit_is_not_tokenised(prompting, monkeypatch):
 def test_marks_that_a_user_writes_are_only_text(prompting):
     """The marks that stand for special text while a template runs hold a secret."""
     text = "\ue0000123456789abcdef.0\ue001 <|im_end|>"
-    prompt = prompting._chat([Message(role="user", content=text)])
+    prompt = prompting._chat(Conversation([Message(role="user", content=text)]))
     ids = memoryview(prompt.tokens).cast("i").tolist()
     assert text in prompting._backend.decode(ids, skip_special_tokens=False)

@@ -2,9 +2,8 @@
 
 import pytest
 
-from quire.engine.messages import Finish
 from quire.server.config import ServerConfig
-from unit.server.scripted import ADMIN_KEY, Rig, ScriptedEngine, error_of, of_role
+from unit.server.scripted import ADMIN_KEY, Rig, error_of, of_role
 
 NAMED = {"x-quire-prefill": "tcp://10.0.0.5:7000, tcp://[::1]:7001"}
 PREFILL = NAMED | {"x-quire-admin-key": ADMIN_KEY}
@@ -73,27 +72,3 @@ def test_others_do_not_take_it(rig, engine):
     assert response.status_code == 400
     assert error_of(response)["code"] == "wrong_role"
     assert not engine.calls
-
-
-def test_a_hand_over_that_failed_may_be_tried_again():
-    engine = of_role("decode", reply="")
-    engine.end = (Finish.UNAVAILABLE, "tcp://a:1 does not answer")
-    for response in (Rig(engine).chat(), Rig(engine).chat(stream=True)):
-        assert response.status_code == 503
-        assert error_of(response) == {
-            "message": "tcp://a:1 does not answer",
-            "type": "unavailable",
-            "param": None,
-            "code": "handover_failed",
-        }
-        assert response.headers["retry-after"] == "1"
-
-
-def test_within_a_stream_it_is_an_event_of_its_own():
-    engine: ScriptedEngine = of_role("decode", reply="hello")
-    engine.end = (Finish.UNAVAILABLE, "gone")
-    response = Rig(engine).chat(stream=True)
-    assert response.status_code == 200
-    *_, last, empty = response.text.split("\n\n")
-    assert ('"code":"handover_failed"' in last, empty) == (True, "")
-    assert "[DONE]" not in response.text

@@ -16,6 +16,7 @@ from quire.store.client import PageStore
 from quire.store.codec import object_name
 from quire.store.file import FileStore
 from quire.types import NO_PARENT, PageKey, PageStatus
+from store_servers import Moto, Valkey
 
 PAGE_BYTES = 2 * HEADER_BYTES
 
@@ -150,3 +151,20 @@ def file_store(tmp_path: Path) -> Iterator[FileStores]:
     yield stores
     for store in stores.made:
         store.close()
+
+
+@pytest.fixture(scope="module")
+def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
+    server = Valkey(tmp_path_factory.mktemp("valkey"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Moto]:
+    """A test double."""
+    for package in ("moto", "flask_cors", "obstore"):
+        pytest.importorskip(package, reason="needs the packages of the dev extra")
+    server = Moto(tmp_path_factory.mktemp("moto"))
+    yield server
+    server.stop()

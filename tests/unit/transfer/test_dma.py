@@ -1,6 +1,7 @@
 """What the copy engines are told to do, done by hand: the same bytes, and no others."""
 
 import ctypes
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -91,6 +92,16 @@ def test_pages_in_order_are_one_rectangle_per_plane_and_go_layer_by_layer(engine
     scattered = mover.plan(order[::-1].copy(), order)
     scattered.launch(range(4))
     assert engines.rectangles[2:] == [(layout.chunk_bytes, 4 * layout.num_planes)] * 8
+
+
+def test_no_rectangle_crosses_from_one_pinned_slice_into_the_next(engines):
+    """The driver refuses a copy that begins in one registration and ends in another."""
+    layout = LAYOUTS[0]
+    ends = replace(Pools(layout, "cpu", 0).ends(), slice_pages=4)
+    mover = RectangleMover(ends, to_device=True, rectangle_bytes=layout.chunk_bytes)
+    order = np.arange(8, dtype=np.int32)
+    mover.plan(order, order + 2).launch(range(1))
+    assert [height for _, height in engines.rectangles] == [2, 4, 2] * layout.num_planes
 
 
 @pytest.mark.parametrize(("kib", "group"), [(1, 1), (16, 1), (32, 2), (64, 4), (1000, 4)])

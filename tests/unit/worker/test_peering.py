@@ -193,6 +193,22 @@ def test_a_fetch_can_be_cancelled_while_the_peer_stalls(engines):
     impostor.close()
 
 
+def test_a_peer_that_stalls_holds_up_nobody_else(engines):
+    """More reads of it than there are threads for one peer, and then one of another."""
+    holder, asker = engines(), engines()
+    stop = threading.Event()
+    identity = config().peer.identity
+    impostor = Impostor(lambda *_: stop.wait(WAIT_S) and False, identity=identity, secret="s")
+    stalled = PeerSource("stalled", 1, 0, [PeerPart(impostor.address, 0, HEADS)])
+    for op in range(2, 8):
+        asker.submit([Fetch(op, "full", b"", page_ids([op]), 60.0, stalled)])
+    holder.submit([Serve(1, "full", page_ids(range(4)))])
+    done = run(asker, fetch(9, holder, host=[12, 13, 14, 15]), num_finals=1)
+    assert statuses_of(done, 9) == [OK] * 4
+    stop.set()
+    impostor.close()
+
+
 # ---- wrong commands -----------------------------------------------------------------------------
 
 

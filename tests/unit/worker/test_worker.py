@@ -3,6 +3,7 @@
 import math
 import threading
 
+import msgspec
 import pytest
 import torch
 
@@ -378,6 +379,46 @@ def test_a_long_fetch_lets_a_short_one_pass(rig):
     done = collect(rig.worker, lambda done: len(finals(done)) == 2)
     assert finals(done) == [2, 1]
     assert statuses(done, 1) == [OK] * 40
+
+
+def test_what_is_asked_for_after_another_comes_after_it_c52(rig):
+    """Taking turns, all would be there at the end and none before."""
+    rig.worker.close()
+    rig = Rig(limits=IoLimits(batch_pages=1, fetch_threads=1))
+    store = rig.attach(held=["get"])
+    store.stock(keys(12))
+    parts = [keys(12)[8:], keys(12)[4:8], keys(12)[:4]]
+    fetches = [fetch(op, part, pages=range(4 * op, 4 * op + 4)) for op, part in enumerate(parts)]
+    chained = [
+        msgspec.structs.replace(one, after=one.op - 1 if one.op else None) for one in fetches
+    ]
+    rig.worker.submit(chained)
+    store.gates["get"].set()
+    done = collect(rig.worker, lambda done: len(finals(done)) == 3)
+    assert [report.op for report in done] == [0] * 4 + [1] * 4 + [2] * 4
+    rig.worker.close()
+
+
+def test_a_piece_that_raises_fails_the_operation_that_it_is_of_c52(monkeypatch):
+    """Also on another's turn."""
+    rig = Rig(limits=IoLimits(batch_pages=1, fetch_threads=1))
+    store = rig.attach(held=["get"])
+    store.stock(keys(8))
+    first, second = fetch(1, keys(8)[4:]), fetch(2, keys(8)[:4], pages=range(4, 8))
+    get = FakeStore.get
+
+    def raises(self, part, page_keys, *rest, **options):
+        if keys(8)[6] in page_keys:
+            raise RuntimeError("broken")
+        return get(self, part, page_keys, *rest, **options)
+
+    monkeypatch.setattr(FakeStore, "get", raises)
+    rig.worker.submit([first, msgspec.structs.replace(second, after=1)])
+    store.gates["get"].set()
+    done = collect(rig.worker, lambda done: len(finals(done)) == 2)
+    assert statuses(done, 1) == [OK, OK, FAILED, FAILED]
+    assert statuses(done, 2) == [OK] * 4
+    rig.worker.close()
 
 
 def test_a_full_queue_turns_operations_away():

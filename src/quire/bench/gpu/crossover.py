@@ -41,12 +41,11 @@ def measure(
     run = _Crossover(drive, prompt, repeats)
     drive.first_token_s(prompt)
     computed_s = run.taken(Way.COMPUTE).seconds
-    info = drive.engine.info
-    num_pages = (len(prompt) - 1) // info.page_size
+    page_bytes = drive.engine.info.tiers[0].page_bytes
     rows = []
     for done, ratio in enumerate(ratios):
         progress(done, len(ratios))
-        rate = num_pages * info.tiers[0].page_bytes / (computed_s * ratio)
+        rate = run.num_pages * page_bytes / (computed_s * ratio)
         drive.engine.attach_and_wait(f"faulty+{store}&rate={max(1, round(rate))}")
         rows.append({"ratio": ratio, "bytes_s": rate} | run.row(computed_s))
     progress(len(ratios), len(ratios))
@@ -70,6 +69,7 @@ class _Crossover:
     def __init__(self, drive: Drive, prompt: Tokens, repeats: int) -> None:
         self._drive = drive
         self._prompt = prompt
+        self.num_pages = (len(prompt) - 1) // drive.engine.info.page_size
         self._repeats = repeats
 
     def row(self, computed_s: float) -> Result:
@@ -79,21 +79,44 @@ class _Crossover:
             Way.FETCH: self.taken(Way.FETCH).seconds,
             Way.BOTH: self.taken(Way.BOTH).seconds,
         }
+        met = self._met()
         chosen, best_s = self.taken(None), min(seconds.values())
+        reckoned = self._drive.engine.manager.costs.times(self.num_pages)
         right = [seconds[way] <= _RIGHT * best_s for way in chosen.ways]
         return {f"{way}_ms": taken * 1e3 for way, taken in seconds.items()} | {
             "chosen_ms": chosen.seconds * 1e3,
             "chosen": [way.value for way in chosen.ways],
             "gain": min(seconds[Way.COMPUTE], seconds[Way.FETCH]) / seconds[Way.BOTH],
             "right_share": statistics.mean(right),
+            "met": met,
+            "reckoned_ms": {}
+            if reckoned is None
+            else {name.removesuffix("_s"): took * 1e3 for name, took in reckoned._asdict().items()},
         }
 
-    def taken(self, way: Way | None) -> _Taken:
+    def _met(self) -> Result:
+        """Of one meeting more: pages that were computed, fetched, and overtaken by the request; how
+        long it took, and how much of that the model was busy."""
+        engine = self._drive.engine
+        counters = engine.manager.counters
+        met, overtaken = counters.met_pages, counters.overtaken_pages
+        busy_s = engine.status().seconds["model"]
+        took = self.taken(Way.BOTH, repeats=1)
+        fetched = counters.met_pages - met
+        return {
+            "fetched_pages": fetched,
+            "computed_pages": self.num_pages - fetched,
+            "overtaken_pages": counters.overtaken_pages - overtaken,
+            "ms": took.seconds * 1e3,
+            "model_ms": (engine.status().seconds["model"] - busy_s) * 1e3,
+        }
+
+    def taken(self, way: Way | None, repeats: int | None = None) -> _Taken:
         """With the prompt in the store and nowhere else. None: as the cost model chooses."""
         drive, manager = self._drive, self._drive.engine.manager
         seconds, ways = [], []
         manager.costs.force(way)
-        for _ in range(self._repeats):
+        for _ in range(repeats or self._repeats):
             drive.forget(Tier.DEVICE, Tier.HOST)
             before = manager.counters.meetings
             took, cached = drive.first_token_s(self._prompt)

@@ -17,6 +17,12 @@ _DRAWN = SamplingParams(
     max_tokens=1, temperature=0.8, top_p=0.95, presence_penalty=0.5, frequency_penalty=0.1
 )
 _REPEATS = 3
+_GONE: dict[str, tuple[Tier, ...]] = {
+    "device": (),
+    "host": (Tier.DEVICE,),
+    "store": (Tier.DEVICE, Tier.HOST),
+}
+"""From where a prompt is gone, for it to be found there."""
 
 
 def decode(rig: Rig, drive: Drive) -> list[Result]:
@@ -42,10 +48,20 @@ def longest(params: SamplingParams, drive: Drive, context: int) -> SamplingParam
 
 
 def prompts(rig: Rig, drive: Drive) -> list[Result]:
-    rows = []
-    for i, (tokens, chunk) in enumerate(rig.plan.prompts):
-        rig.progress("prompts", i, len(rig.plan.prompts))
-        drive.engine.scheduler.chunk_tokens = chunk
+    """In chunks of other sizes, on engines of their own."""
+    plan, rows = rig.plan, _prompts(rig, drive, rig.plan.chunk_tokens)
+    for chunk in sorted({chunk for _, chunk in plan.prompts} - {plan.chunk_tokens}):
+        longest = max(tokens for tokens, other in plan.prompts if other == chunk)
+        pool_bytes = 2 * (longest + plan.page_size) * rig.needs.kv_bytes
+        with rig.engine(device_bytes=pool_bytes, host_bytes=0, chunk_tokens=chunk) as other:
+            rows += _prompts(rig, other, chunk)
+    return rows
+
+
+def _prompts(rig: Rig, drive: Drive, chunk: int) -> list[Result]:
+    rows, lengths = [], [tokens for tokens, other in rig.plan.prompts if other == chunk]
+    for i, tokens in enumerate(lengths):
+        rig.progress(f"prompts in chunks of {chunk}", i, len(lengths))
         seconds = []
         for _ in range(_REPEATS):
             seconds.append(drive.first_token_s(rig.prompt(tokens))[0])
@@ -67,7 +83,6 @@ def prompts(rig: Rig, drive: Drive) -> list[Result]:
 def crossing(rig: Rig, drive: Drive) -> Result:
     """Computing, fetching, both, and what the cost model chooses."""
     plan = rig.plan
-    drive.engine.scheduler.chunk_tokens = max(chunk for _, chunk in plan.prompts)
     return crossover.measure(
         drive,
         rig.prompt(plan.crossover_tokens),
@@ -82,8 +97,9 @@ def hits(rig: Rig, drive: Drive) -> list[Result]:
     rows = []
     rig.attach(drive)
     step_s = rig.needs.decode_s(rig.machine, 1, 0)
-    for i, tokens in enumerate(rig.plan.hits):
-        rig.progress("hits", i, len(rig.plan.hits))
+    lengths = [tokens for tokens in rig.plan.hits if tokens < drive.engine.info.max_context]
+    for i, tokens in enumerate(lengths):
+        rig.progress("hits", i, len(lengths))
         prompt = rig.prompt(tokens)
         computed_s, _ = drive.first_token_s(prompt)
         link_s = tokens * rig.needs.kv_bytes / rig.machine.link_bytes_s
@@ -92,11 +108,8 @@ def hits(rig: Rig, drive: Drive) -> list[Result]:
             "computed_ms": computed_s * 1e3,
             "floor_ms": (step_s + link_s) * 1e3,
         }
-        for tier, gone in (
-            ("device", ()),
-            ("host", (Tier.DEVICE,)),
-            ("store", (Tier.DEVICE, Tier.HOST)),
-        ):
+        is_held = tokens * rig.needs.kv_bytes < rig.plan.host_bytes
+        for tier, gone in _GONE.items() if is_held else [("device", ())]:
             seconds = []
             for _ in range(_REPEATS):
                 drive.forget(*gone)

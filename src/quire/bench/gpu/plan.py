@@ -69,7 +69,8 @@ class Plan:
     decode_tokens: int = 64
     prompts: tuple[tuple[int, int], ...] = ((8192, 8192), (32768, 8192), (32768, 2048))
     """Tokens, and of each chunk."""
-    hits: tuple[int, ...] = (1024, 8192, 32768)
+    hits: tuple[int, ...] = (1024, 8192, 32768, 130816)
+    """Those that the model takes; what the host cannot hold is looked for on the device only."""
     crossover_tokens: int = 8192
     crossover_ratios: tuple[float, ...] = (0.5, 1.0, 1.4, 2.0)
     """Of the time that the store takes for a page to that of computing it; a disk may be slower."""
@@ -88,6 +89,13 @@ class Plan:
     seed: int = 0
     model: Path | None = None
     """Where the random weights are, or shall be, kept; None: not at all."""
+    store: Path | None = None
+    """Where the files of stores are put; None: where temporary files are."""
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Of the engine that all is measured on, unless it says otherwise."""
+        return max(chunk for _, chunk in self.prompts)
 
 
 SMALL: dict[str, Any] = {

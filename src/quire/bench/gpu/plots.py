@@ -11,6 +11,7 @@ matplotlib is loaded only here, and without a display.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,12 @@ if TYPE_CHECKING:
 Result = dict[str, Any]
 
 _COLOURS = {"nowhere": "#6b7278", "device": "#1b7f5c", "host": "#c8553d", "store": "#7a9cc6"}
-_OF_TIERS = {"L1": "#6b7278", "L1+L2": "#c8553d", "L1+L2+L3": "#7a9cc6"}
+_OF_TIERS = {
+    "L1": "#6b7278",
+    "L1+L2": "#c8553d",
+    "L1+half L2": "#d9a441",
+    "L1+half L2+L3": "#7a9cc6",
+}
 
 
 def write(result: Result, folder: Path) -> list[Path]:
@@ -67,7 +73,7 @@ def _hits(rows: list[Result], axes: Axes) -> None:
         ("host", "host_ms"),
         ("device", "device_ms"),
     ):
-        values = [row[figure] for row in rows]
+        values = [row.get(figure, math.nan) for row in rows]
         axes.plot(lengths, values, marker="o", linewidth=2, color=_COLOURS[where], label=where)
     floors = [row["floor_ms"] for row in rows]
     axes.plot(lengths, floors, linestyle="--", color=_COLOURS["host"], label="host's floor")

@@ -35,167 +35,178 @@ def tables(result: Result) -> list[RenderableType]:
     return [head, *(table for show, rows in found for table in show(rows)), *failed]
 
 
-def _table(title: str, names: Iterable[str], rows: Iterable[Iterable[str]]) -> RenderableType:
+Columns = dict[str, Callable[[Result], str]]
+
+
+def _table(title: str, rows: Iterable[Result], columns: Columns) -> RenderableType:
     table = new_table(title)
-    for name in names:
+    for name in columns:
         table.add_column(name, justify="right")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(show(row) for show in columns.values()))
     return table
+
+
+def _number(name: str, digits: int = 0, scale: float = 1.0) -> Callable[[Result], str]:
+    """Of that name, in so many of its units; nothing if it was not measured."""
+    return lambda row: f"{row[name] / scale:,.{digits}f}" if name in row else "–"
+
+
+def _share(name: str, digits: int = 0) -> Callable[[Result], str]:
+    return lambda row: f"{row[name]:.{digits}%}"
+
+
+def _text(name: str) -> Callable[[Result], str]:
+    return lambda row: str(row[name])
 
 
 def _decode(rows: list[Result]) -> Iterable[RenderableType]:
     yield _table(
         "Decoding: ms from token to token",
-        ("requests", "context", "greedy", "floor", "of the floor", "drawn", "drawn ÷ greedy"),
-        (
-            (
-                str(row["batch"]),
-                f"{row['context']:,}",
-                f"{row['greedy_ms']:.2f}",
-                f"{row['floor_ms']:.2f}",
-                f"{row['share_of_floor']:.0%}",
-                f"{row['drawn_ms']:.2f}",
-                f"{row['drawn_ms'] / row['greedy_ms']:.2f}",
-            )
-            for row in rows
-        ),
+        rows,
+        {
+            "requests": _text("batch"),
+            "context": _number("context"),
+            "greedy": _number("greedy_ms", 2),
+            "floor": _number("floor_ms", 2),
+            "of the floor": _share("share_of_floor"),
+            "drawn": _number("drawn_ms", 2),
+            "drawn ÷ greedy": lambda row: f"{row['drawn_ms'] / row['greedy_ms']:.2f}",
+        },
     )
 
 
 def _prompts(rows: list[Result]) -> Iterable[RenderableType]:
     yield _table(
         "Prompts: ms to the first token",
-        ("tokens", "chunk", "took", "floor", "of the floor", "TFLOP/s"),
-        (
-            (
-                f"{row['tokens']:,}",
-                f"{row['chunk']:,}",
-                f"{row['ms']:.0f}",
-                f"{row['floor_ms']:.0f}",
-                f"{row['share_of_floor']:.0%}",
-                f"{row['tflops']:.0f}",
-            )
-            for row in rows
-        ),
+        rows,
+        {
+            "tokens": _number("tokens"),
+            "chunk": _number("chunk"),
+            "took": _number("ms"),
+            "floor": _number("floor_ms"),
+            "of the floor": _share("share_of_floor"),
+            "TFLOP/s": _number("tflops"),
+        },
     )
 
 
 def _hits(rows: list[Result]) -> Iterable[RenderableType]:
     yield _table(
         "Hits: ms to the first token, by where the prompt was",
-        ("tokens", "nowhere", "device", "host", "host's floor", "store"),
-        (
-            (
-                f"{row['tokens']:,}",
-                f"{row['computed_ms']:.0f}",
-                f"{row['device_ms']:.1f}",
-                f"{row['host_ms']:.1f}",
-                f"{row['floor_ms']:.1f}",
-                f"{row['store_ms']:.1f}",
-            )
-            for row in rows
-        ),
+        rows,
+        {
+            "tokens": _number("tokens"),
+            "nowhere": _number("computed_ms"),
+            "device": _number("device_ms", 1),
+            "host": _number("host_ms", 1),
+            "host's floor": _number("floor_ms", 1),
+            "store": _number("store_ms", 1),
+        },
     )
 
 
 def _crossover(found: Result) -> Iterable[RenderableType]:
+    ways = ("compute", "fetch", "both", "chosen")
     yield _table(
         f"A prompt of {found['tokens']:,} tokens in the store, ms to the first token: the choice "
         f"was right in {found['right_share']:.0%}, both at once up to {found['best_gain']:.2f} × "
         "faster than the better one",
-        ("fetched ÷ computed", "GB/s at most", "compute", "fetch", "both", "chosen", "which"),
-        (
-            (
-                f"{row['ratio']:.2f}",
-                f"{row['bytes_s'] / 1e9:.2f}",
-                *(f"{row[f'{way}_ms']:.0f}" for way in ("compute", "fetch", "both", "chosen")),
-                ", ".join(dict.fromkeys(row["chosen"])),
-            )
-            for row in found["rows"]
-        ),
+        found["rows"],
+        {
+            "fetched ÷ computed": _number("ratio", 2),
+            "GB/s at most": _number("bytes_s", 2, 1e9),
+            **{way: _number(f"{way}_ms") for way in ways},
+            "which": lambda row: ", ".join(dict.fromkeys(row["chosen"])),
+        },
+    )
+    yield _table(
+        "Both at once: pages by how they came, ms, and what was reckoned",
+        [row["met"] | {"ratio": row["ratio"]} | row["reckoned_ms"] for row in found["rows"]],
+        {
+            "fetched ÷ computed": _number("ratio", 2),
+            "computed": _number("computed_pages"),
+            "fetched": _number("fetched_pages"),
+            "overtaken": _number("overtaken_pages"),
+            "took": _number("ms"),
+            "model busy": _number("model_ms"),
+            **{f"{way}, reckoned": _number(way) for way in ways[:3]},
+        },
     )
 
 
 def _copies(found: Result) -> Iterable[RenderableType]:
     yield _table(
         "Copies: GB/s beside plain copies of pinned memory",
-        ("page", "way", "order", "GB/s", "plain", "of plain"),
-        (
-            (
-                str(row["page_size"]),
-                row["way"],
-                row["order"],
-                f"{row['bytes_s'] / 1e9:.1f}",
-                f"{row['plain_bytes_s'] / 1e9:.1f}",
-                f"{row['share']:.1%}",
-            )
-            for row in found["link"]
-        ),
+        found["link"],
+        {
+            "page": _text("page_size"),
+            "way": _text("way"),
+            "order": _text("order"),
+            "GB/s": _number("bytes_s", 1, 1e9),
+            "plain": _number("plain_bytes_s", 1, 1e9),
+            "of plain": _share("share", 1),
+        },
     )
     yield _table(
         "Decoding while copies fill the link: ms from token to token",
-        ("requests", "context", "alone", "loads", "backups", "both", "GB/s both"),
-        (
-            (
-                str(row["batch"]),
-                f"{row['context']:,}",
-                f"{row['alone_ms']:.2f}",
-                *(
-                    f"{row[f'{way}_ms']:.2f} ({row[f'{way}_slower']:+.1%})"
-                    for way in ("load", "backup", "both")
-                ),
-                f"{row['both_bytes_s'] / 1e9:.1f}",
-            )
-            for row in found["beside"]
-        ),
+        found["beside"],
+        {
+            "requests": _text("batch"),
+            "context": _number("context"),
+            "alone": _number("alone_ms", 2),
+            **{f"{way}s": _slower(way) for way in ("load", "backup")},
+            "both": _slower("both"),
+            "GB/s both": _number("both_bytes_s", 1, 1e9),
+        },
     )
     yield _table(
         "Nothing reused: tokens a second",
-        ("tiers", "with them", "without", "share"),
-        (
-            (
-                row["tiers"],
-                f"{row['tokens_s']:,.0f}",
-                f"{row['off_tokens_s']:,.0f}",
-                f"{row['share']:.1%}",
-            )
-            for row in found["fresh"]
-        ),
+        found["fresh"],
+        {
+            "tiers": _text("tiers"),
+            "with them": _number("tokens_s"),
+            "without": _number("off_tokens_s"),
+            "share": _share("share", 1),
+        },
     )
+
+
+def _slower(way: str) -> Callable[[Result], str]:
+    return lambda row: f"{row[f'{way}_ms']:.2f} ({row[f'{way}_slower']:+.1%})"
 
 
 def _sets(rows: list[Result]) -> Iterable[RenderableType]:
     if not rows:
         return
+    shared: Columns = {"set ÷ device": _number("times_device", 1), "tiers": _text("tiers")}
+    rounds = range(len(rows[0]["rounds"]))
     yield _table(
         "Sessions, round by round: reused, ms to the first token in the mean, requests a second",
-        ("set ÷ device", "tiers", *(f"round {i}" for i in range(1, len(rows[0]["rounds"]) + 1))),
-        (
-            (
-                f"{row['times_device']:.1f}",
-                row["tiers"],
-                *(
-                    f"{one['hit']:.0%}  {one['ttft_s'] * 1e3:,.0f}  {one['requests_s']:.2f}"
-                    for one in row["rounds"]
-                ),
-            )
-            for row in rows
-        ),
+        rows,
+        shared | {f"round {i + 1}": _round(i) for i in rounds},
     )
     alone = {row["times_device"]: row for row in rows if row["tiers"] == "L1"}
+
+    def times(name: str) -> Callable[[Result], float]:
+        return lambda row: later(row, name) / later(alone[row["times_device"]], name)
+
+    throughput, first = times("requests_s"), times("ttft_s")
     yield _table(
         "The same beside the device alone, from the second round on",
-        ("set ÷ device", "tiers", "reused", "throughput", "first token"),
-        (
-            (
-                f"{row['times_device']:.1f}",
-                row["tiers"],
-                f"{later(row, 'hit'):.0%}",
-                f"{later(row, 'requests_s') / later(base, 'requests_s'):.1f} ×",
-                f"{later(row, 'ttft_s') / later(base, 'ttft_s') - 1:+.0%}",
-            )
-            for row in rows
-            if (base := alone[row["times_device"]]) is not row
-        ),
+        [row for row in rows if alone[row["times_device"]] is not row],
+        shared
+        | {
+            "reused": lambda row: f"{later(row, 'hit'):.0%}",
+            "throughput": lambda row: f"{throughput(row):.1f} ×",
+            "first token": lambda row: f"{first(row) - 1:+.0%}",
+        },
     )
+
+
+def _round(number: int) -> Callable[[Result], str]:
+    def show(row: Result) -> str:
+        one = row["rounds"][number]
+        return f"{one['hit']:.0%}  {one['ttft_s'] * 1e3:,.0f}  {one['requests_s']:.2f}"
+
+    return show

@@ -30,14 +30,15 @@ _STORE_SIZE = "24GiB"
 
 
 class Rig:
-    def __init__(self, plan: Plan, folder: Path, progress: Progress) -> None:
-        """`folder`: for what is not kept. Raises ConfigError."""
+    def __init__(self, plan: Plan, folder: Path, stores: Path, progress: Progress) -> None:
+        """`folder`, `stores`: for a model that is not kept, and for files of stores. Raises
+        ConfigError."""
         self.plan = plan
         self.progress = progress
         self.device = torch.device(plan.device)
         progress("what the machine does", 0, 1)
         self.machine: Machine = measure(self.device)
-        self._folder = folder
+        self._stores = stores
         self._model = plan.model or folder / "model"
         if not self._model.exists():
             write_model(
@@ -61,14 +62,18 @@ class Rig:
 
     @contextlib.contextmanager
     def engine(
-        self, *, device_bytes: int | None = None, host_bytes: int | None = None
+        self,
+        *,
+        device_bytes: int | None = None,
+        host_bytes: int | None = None,
+        chunk_tokens: int | None = None,
     ) -> Iterator[Drive]:
-        """Warm. By default with the memory that the plan says."""
+        """Warm. By default as the plan says."""
         gc.collect()  # engines are circles: what an earlier one held is held until now
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         plan = self.plan
-        chunks = {chunk for _, chunk in plan.prompts}
+        chunk = chunk_tokens or plan.chunk_tokens
         engine = build_engine(
             EngineConfig(
                 model=str(self._model),
@@ -79,17 +84,14 @@ class Rig:
                 device_bytes=plan.device_bytes if device_bytes is None else device_bytes,
                 host_bytes=plan.host_bytes if host_bytes is None else host_bytes,
                 max_running=max(plan.fresh[0], *(batch for batch, _ in plan.decode)),
-                chunk_tokens=max(chunks),
+                chunk_tokens=chunk,
             ),
             lambda what, done: self.progress(what, int(done * 100), 100),
         )
         try:
             drive = Drive(engine)
-            for chunk in sorted(chunks):  # the first batches of a process choose kernels
-                drive.engine.scheduler.chunk_tokens = chunk
-                drive.first_token_s(
-                    self.prompt(min(2 * chunk + 7, drive.engine.info.max_context - 1))
-                )
+            # The first batches of a process choose kernels.
+            drive.first_token_s(self.prompt(min(2 * chunk + 7, drive.engine.info.max_context - 1)))
             drive.forget(Tier.DEVICE, Tier.HOST)
             yield drive
         finally:
@@ -97,7 +99,7 @@ class Rig:
 
     def new_folder(self) -> Path:
         """For files of a store."""
-        return Path(tempfile.mkdtemp(prefix="store-", dir=self._folder))
+        return Path(tempfile.mkdtemp(prefix="store-", dir=self._stores))
 
     def attach(self, drive: Drive) -> None:
         """A store of its own, in files; the one before is removed."""

@@ -30,8 +30,11 @@ _ON_ONE_ENGINE: tuple[tuple[Part, Callable[[Rig, Drive], object]], ...] = (
 def run(plan: Plan, progress: Progress = lambda what, done, of: None) -> Result:
     """What a part could not measure is under `failed`; interrupted from the keyboard, it gives what
     it has. Raises ConfigError, MemoryBudgetError, EngineError if there is nothing to begin with."""
-    with tempfile.TemporaryDirectory(prefix="quire-bench-") as folder:
-        rig = Rig(plan, Path(folder), progress)
+    with (
+        tempfile.TemporaryDirectory(prefix="quire-bench-") as folder,
+        tempfile.TemporaryDirectory(prefix="quire-bench-", dir=plan.store) as stores,
+    ):
+        rig = Rig(plan, Path(folder), Path(stores), progress)
         result: Result = {"shape": plan.shape, "machine": asdict(rig.machine), "failed": {}}
         try:
             _on_one_engine(rig, result)

@@ -1,5 +1,6 @@
 """Working sets: sessions that come back turn by turn, on a device that holds all of them or a
-quarter; with the device alone, with host memory, with host memory and a store.
+quarter; with the device alone, with host memory for all of them, with host memory for half of them,
+and with that and a store.
 
 Each round asks every session once, in an order of its own, a few at a time; each prompt is all
 that was said before and some more.
@@ -33,8 +34,10 @@ class _Tiers:
 _VARIANTS = (
     _Tiers("L1", 0),
     _Tiers("L1+L2", 1.25),
-    _Tiers("L1+L2+L3", 0.5, store=True),
+    _Tiers("L1+half L2", 0.5),
+    _Tiers("L1+half L2+L3", 0.5, store=True),
 )
+"""What a store adds is seen beside as much host memory without one."""
 
 
 def measure(rig: Rig) -> Iterator[Result]:
@@ -50,7 +53,6 @@ def _with(rig: Rig, tiers: _Tiers) -> Iterator[Result]:
     with rig.engine(
         device_bytes=int(set_bytes / plan.times_device), host_bytes=int(set_bytes * tiers.host)
     ) as drive:
-        drive.engine.scheduler.chunk_tokens = max(chunk for _, chunk in rig.plan.prompts)
         if tiers.store:
             rig.attach(drive)
         for sessions in (plan.sessions, plan.fitting):

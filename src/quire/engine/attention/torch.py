@@ -22,7 +22,7 @@ import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from quire.engine.attention.base import Heads, Packing, Span, Target
-from quire.engine.attention.staging import Array, send
+from quire.engine.attention.staging import Array, Staging
 from quire.memory.device import DevicePool
 
 _MAX_GROUP_PADDING = 2
@@ -69,6 +69,7 @@ class TorchAttention:
         self._pool = pool
         self._window = window
         self._page_size = pool.layout.page_size
+        self._staging = Staging(pool.device)
 
     def plan(self, packing: Packing) -> _Plan:
         parts = self._blocks(packing.spans)
@@ -184,11 +185,11 @@ class TorchAttention:
         seen = places < lengths
         if self._window:
             seen &= places >= lengths - self._window
-        there = send([rows, table, seen[:, None, None]], self._pool.device)
+        there = self._staging.send([rows, table, seen[:, None, None]])
         return _Decodes(there[0], there[1], None if seen.all() else there[2])
 
     def _tensor(self, array: Array) -> torch.Tensor:
-        return send([array], self._pool.device)[0]
+        return self._staging.send([array])[0]
 
 
 def _attend(

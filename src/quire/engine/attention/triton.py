@@ -25,7 +25,7 @@ import torch
 from quire.engine.attention.base import Heads, Packing, Span, Target
 from quire.engine.attention.installed import installed_ways, seconds
 from quire.engine.attention.parts import Part, Parts, Way
-from quire.engine.attention.staging import Array, send
+from quire.engine.attention.staging import Array, Staging
 from quire.engine.attention.torch import Prompt, TorchAttention, gather
 from quire.engine.kernels.append import append
 from quire.engine.kernels.decode import Tables, decode, fills, num_splits, split_tokens
@@ -68,6 +68,7 @@ class TritonAttention:
         self._window = window
         self._parts = Parts(pool.device, torch_dtype(pool.layout))
         self._torch = TorchAttention(pool, window)
+        self._staging = Staging(pool.device)
 
     def plan(self, packing: Packing) -> _Plan:
         singles = [span for span in packing.spans if span.num_tokens == 1]
@@ -76,13 +77,12 @@ class TritonAttention:
         chunks = [] if self._window else long
         few = [spans for spans in (singles, short) if spans]
         page_size = self._pool.layout.page_size
-        slots, *rest = send(
+        slots, *rest = self._staging.send(
             [
                 packing.slots.astype(np.int32),
                 *(column for spans in few for column in self._tables(spans)),
                 *(span.pages[: -(-span.start // page_size)] for span in chunks),
-            ],
-            self._pool.device,
+            ]
         )
         return _Plan(
             slots,

@@ -18,13 +18,13 @@ Knows the head, the bridge to the pages, and batches. What proposals are worth i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from quire.engine.attention import Heads
-from quire.engine.attention.staging import send
+from quire.engine.attention.staging import Staging
 from quire.engine.batch import Batch, Segment, SegmentResult
 from quire.engine.bridge import AttentionBridge, row_ends
 from quire.engine.draft.eagle import EagleHead, Step
@@ -42,27 +42,47 @@ class _Chain(NamedTuple):
     """That token's own."""
 
 
+class Drafted(Protocol):
+    """What a head has done with a batch."""
+
+    def proposals(self, results: Sequence[SegmentResult]) -> dict[int, list[int]]:
+        """By number of the segment, what may come after its results. Waits for it."""
+
+
+class Drafts(Protocol):
+    """A head, on one rank."""
+
+    def follow(self, batch: Batch, features: torch.Tensor, drawn: torch.Tensor | None) -> Drafted:
+        """Compute the pairs of a batch that the target has just computed. `features` [row, …];
+        `drawn`: one token per row of the batch, on the device."""
+
+
 class Drafter:
     def __init__(
         self, head: EagleHead, bridge: AttentionBridge, *, layer: int, device: torch.device
     ) -> None:
         """`layer`: its number, after all of the target's."""
-        self._head = head
+        self.head = head
         self._bridge = bridge
         self._layer = layer
-        self._device = device
+        self.device = device
+        self.staging = Staging(device)
         self._scaling = head.spec.decoder.scaling
 
-    def follow(self, batch: Batch, features: torch.Tensor, drawn: torch.Tensor | None) -> Step:
-        """Compute the pairs of a batch that the target has just computed. `features` [row, …];
-        `drawn`: one token per row of the batch, on the device."""
-        next_tokens, positions, places, sources = send(
-            [*_known(batch), *_drawn_places(batch)], self._device
+    def follow(self, batch: Batch, features: torch.Tensor, drawn: torch.Tensor | None) -> Drafted:
+        next_tokens, positions, places, sources = self.staging.send(
+            [*_known(batch), *_drawn_places(batch)]
         )
         if drawn is not None and len(places):
             next_tokens = next_tokens.index_copy(0, places, drawn.index_select(0, sources))
-        return self._step(self._head.fused(features), next_tokens, positions)
+        return _Eager(self, batch, self.step(self.head.fused(features), next_tokens, positions))
 
+    def again(self, batch: Batch, features: torch.Tensor, drawn: torch.Tensor | None) -> Drafted:
+        """As `follow`, of a batch for which the bridge was not prepared."""
+        self._bridge.plan(batch)
+        return self.follow(batch, features, drawn)
+
+    @torch.inference_mode()
     def propose(
         self, batch: Batch, done: Step, results: Sequence[SegmentResult]
     ) -> dict[int, list[int]]:
@@ -71,23 +91,24 @@ class Drafter:
         chains = sorted(_chains(batch, results), key=lambda chain: -chain.segment.ahead)
         if not chains:
             return {}
-        (rows,) = send([np.array([chain.row for chain in chains], np.int64)], self._device)
+        (rows,) = self.staging.send([np.array([chain.row for chain in chains], np.int64)])
         hidden, normed = (x.index_select(0, rows) for x in done)
         proposed: dict[int, list[int]] = {chain.number: [] for chain in chains}
         for number in range(1, chains[0].segment.ahead + 1):
-            tokens = self._head.proposed(self._head.logits(normed).argmax(-1))
+            tokens = self.head.proposed(self.head.logits(normed).argmax(-1))
             for chain, token in zip(chains, tokens.tolist(), strict=True):
                 proposed[chain.number].append(token)
             chains = [chain for chain in chains if chain.segment.ahead > number]
             if chains:
                 part = Batch(batch.number, [_moved(chain, number) for chain in chains])
                 positions, live = self._bridge.begin(part).positions, len(chains)
-                hidden, normed = self._step(hidden[:live], tokens[:live], positions)
+                hidden, normed = self.step(hidden[:live], tokens[:live], positions)
         return proposed
 
-    def _step(
+    def step(
         self, hidden: torch.Tensor, next_tokens: torch.Tensor, positions: torch.Tensor
     ) -> Step:
+        """One position further on each row; the bridge is prepared for these."""
         target = self._bridge.target(self._layer)
 
         def attend(heads: Heads) -> torch.Tensor:
@@ -100,7 +121,16 @@ class Drafter:
                 is_appended=target is not None,
             ).flatten(1)
 
-        return self._head.step(hidden, next_tokens, positions, attend, target)
+        return self.head.step(hidden, next_tokens, positions, attend, target)
+
+
+class _Eager(NamedTuple):
+    drafter: Drafter
+    batch: Batch
+    done: Step
+
+    def proposals(self, results: Sequence[SegmentResult]) -> dict[int, list[int]]:
+        return self.drafter.propose(self.batch, self.done, results)
 
 
 def _known(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
@@ -126,9 +156,7 @@ def _chains(batch: Batch, results: Sequence[SegmentResult]) -> list[_Chain]:
     found, end = [], 0
     for number, (segment, result) in enumerate(zip(batch.segments, results, strict=True)):
         end += segment.num_tokens
-        if not segment.ahead or result.sampled is None:
-            continue
-        if any(sampled.error for sampled in (result.sampled, *result.further)):
+        if not segment.ahead or not result.is_usable:
             continue
         behind = segment.drafts - len(result.further)
         position = segment.start + segment.num_tokens - 1 - behind

@@ -10,6 +10,9 @@ from typing import NamedTuple
 
 from quire.errors import ConfigError
 
+MAX_DRAFT_TOKENS = 15
+"""With the token before them one tile of attention."""
+
 
 class DraftKind(enum.StrEnum):
     OFF = "off"

@@ -15,9 +15,11 @@ _BELIEVED = DraftPrice(per_token=0.06, fixed=0.05)
 _BELIEF = 4.0
 """What is believed before counts like so many steps."""
 _DECAY = 0.97
-_MOST = 4.0
-"""A step that took longer than so many was held up by something else."""
-_FRESH_STEPS = 128
+_HELD_UP = 3.0
+"""A step that took so many times as long as a plain one was held up by something else."""
+_FIRST_PLAIN = 4
+"""Steps without proposals before there are any."""
+_FRESH_STEPS = 64
 """After so many steps with proposals, one without is due."""
 
 
@@ -27,6 +29,7 @@ class _Measured:
 
     plain_s: float
     """Of a step without proposals."""
+    num_plain: int = 1
     age: int = 0
     """Steps since there was one."""
     dearer: float = 0.0
@@ -51,19 +54,22 @@ class StepPrices:
             if known is None:
                 self._measured[_class_of(num_requests)] = _Measured(seconds)
             else:
-                known.plain_s += (seconds - known.plain_s) / (1 if known.age >= _FRESH_STEPS else 8)
+                known.num_plain = min(known.num_plain + 1, _FIRST_PLAIN)
+                # One that was held up says nothing of the others.
+                seconds = min(seconds, _HELD_UP * known.plain_s)
+                known.plain_s += (seconds - known.plain_s) / known.num_plain
                 known.age = 0
         elif known is not None:
             known.age += 1
             believed = _BELIEVED.cost((num_tokens - num_requests) / num_requests) - 1
-            dearer = min(seconds / known.plain_s, _MOST) - 1
+            dearer = min(seconds / known.plain_s, _HELD_UP) - 1
             known.dearer = known.dearer * _DECAY + dearer
             known.believed = known.believed * _DECAY + believed
 
     def price(self, num_requests: int) -> DraftPrice | None:
         """None: let there be a step without proposals."""
         known = self._measured.get(_class_of(num_requests))
-        if known is None or known.age >= _FRESH_STEPS:
+        if known is None or known.num_plain < _FIRST_PLAIN or known.age >= _FRESH_STEPS:
             return None
         scale = known.scale
         return DraftPrice(_BELIEVED.per_token * scale, _BELIEVED.fixed * scale)

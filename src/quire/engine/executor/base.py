@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from quire.engine.batch import Batch, BatchResult
@@ -32,8 +33,11 @@ class Executor(Protocol):
         collected.
         """
 
-    def collect(self) -> BatchResult:
-        """Wait for the first batch launched that was not collected; raises as `launch`."""
+    def collect(self, meanwhile: Callable[[], None]) -> BatchResult:
+        """Wait for the first batch launched that was not collected; raises as `launch`.
+
+        `meanwhile` is called again and again if that takes long, and raises whatever it will.
+        """
 
     def self_check(self) -> str:
         """Does the model go on from saved state as if it had not stopped? Empty, or why not. For

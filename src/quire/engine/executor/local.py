@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Callable
 
 from quire.engine.batch import Batch, BatchResult
 from quire.engine.executor.base import RankLost
@@ -11,6 +13,9 @@ from quire.engine.runner import Flight
 from quire.engine.selfcheck import check_resume
 from quire.errors import EngineError
 from quire.worker import LocalWorkers
+
+_LONG_TOKENS = 512
+_LOOK_EVERY_S = 0.001
 
 
 class LocalExecutor:
@@ -26,9 +31,21 @@ class LocalExecutor:
         except Exception as error:
             raise explained(error) from error
 
-    def collect(self) -> BatchResult:
+    def collect(self, meanwhile: Callable[[], None]) -> BatchResult:
+        flight = self._flights.popleft()
+        # What decodes is over soon, and every token waits for it: nothing is to come in between.
+        is_long = flight.batch.num_tokens >= _LONG_TOKENS
+        while is_long and not self._is_over(flight):
+            meanwhile()
+            time.sleep(_LOOK_EVERY_S)
         try:
-            return self._flights.popleft().collect()
+            return flight.collect()
+        except Exception as error:
+            raise explained(error) from error
+
+    def _is_over(self, flight: Flight) -> bool:
+        try:
+            return flight.is_over
         except Exception as error:
             raise explained(error) from error
 

@@ -17,12 +17,13 @@ import msgspec
 from quire.engine.attention import AttentionBackend, open_attention
 from quire.engine.bridge import AttentionBridge
 from quire.engine.config import AttentionKind, ForwardKind
-from quire.engine.draft.drafter import Drafter
+from quire.engine.draft.drafter import Drafter, Drafts
 from quire.engine.draft.eagle import EagleHead
 from quire.engine.draft.weights import assemble, draft_target, read_spec, read_tensors
+from quire.engine.executor.rehearsal import rehearse
 from quire.engine.forward import Forward, choose
 from quire.engine.forward.dense import DenseModel, load_dense
-from quire.engine.forward.opening import Limits, in_graphs, open_dense, ops_of
+from quire.engine.forward.opening import Limits, in_graphs, open_dense, ops_of, replayed
 from quire.engine.forward.transformers import ATTENTION, TransformersForward, register_attention
 from quire.engine.layouts import FULL, RECURRENT, WINDOW
 from quire.engine.parallel import AllReduce, shard
@@ -66,6 +67,8 @@ class RankConfig(msgspec.Struct, frozen=True):
     """Of one prompt in one batch: attention of so many is made ready at start; 0: of none."""
     head: str = ""
     """Directory of a draft head; empty: there is none."""
+    max_drafts: int = 0
+    """Tokens proposed for one request, by whomever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,19 +113,29 @@ def build_rank(
         backends = _backends(config, shape, worker)
         bridge = _bridge(backends, shape, worker, has_draft=bool(config.head))
         forward: Forward
-        drafter: Drafter | None = None
+        drafter: Drafts | None = None
         taps: tuple[int, ...] = ()
-        limits = Limits(config.graph_batch, config.chunk_tokens, shape.max_position_embeddings)
+        limits = Limits(
+            config.graph_batch,
+            config.chunk_tokens,
+            shape.max_position_embeddings,
+            config.max_drafts,
+        )
         tell = progress or (lambda _what, _done: None)
         if isinstance(model, DenseModel):
+            head = None
             if config.head:
-                drafter, taps = _drafter(Path(config.head), model, bridge, shape)
+                head, taps = _drafter(Path(config.head), model, bridge, shape)
             forward = open_dense(
                 model, bridge, backends, all_reduce, limits=limits, progress=tell, taps=taps
             )
+            if head is not None:
+                drafter = replayed(head, forward, bridge, backends, config.max_drafts)
         else:
             modules = _through_transformers(config, model, bridge, shape, worker)
             forward = _in_graphs(modules, bridge, backends, limits, tell)
+        if config.graph_batch and torch.device(worker_config.device).type == "cuda":
+            _rehearse(forward, shape, worker, tell)
     except BaseException:
         worker.close()
         raise
@@ -227,6 +240,22 @@ def _in_graphs(
         reason = " ".join(str(error).split())[:300]
         _logger.warning("decode steps are not replayed as CUDA graphs: %s", reason)
         return forward
+
+
+def _rehearse(forward: Forward, shape: ModelShape, worker: CacheWorker, progress: Progress) -> None:
+    import torch
+
+    if list(worker.components) != [FULL]:
+        return
+    pool = worker.components[FULL].device
+    with torch.inference_mode():
+        rehearse(
+            forward,
+            page_size=pool.layout.page_size,
+            num_pages=pool.num_pages,
+            max_positions=shape.max_position_embeddings,
+            progress=lambda done: progress("kernels", done),
+        )
 
 
 def _join(config: RankConfig, worker_config: WorkerConfig) -> AllReduce:

@@ -10,10 +10,11 @@ import shutil
 import tempfile
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
+import zmq
 
 from quire.engine.batch import Batch, BatchResult, SegmentResult, decode_result, encode
 from quire.engine.executor.base import RankLost
@@ -60,6 +61,10 @@ class RankExecutor:
     def peer_addresses(self) -> list[str]:
         return self._ranks.peer_addresses
 
+    @property
+    def news(self) -> list[int | zmq.Socket[bytes]]:
+        return self._ranks.news
+
     def peer_counters(self) -> dict[str, int]:
         return self._ranks.peer_counters()
 
@@ -76,7 +81,7 @@ class RankExecutor:
         self._ranks.send(encode(batch))
         self._launched.append(batch)
 
-    def collect(self) -> BatchResult:
+    def collect(self, meanwhile: Callable[[], None]) -> BatchResult:
         batch = self._launched.popleft()
         results: dict[int, BatchResult] = {}
         deadline = time.monotonic() + _BATCH_TIMEOUT_S
@@ -90,6 +95,7 @@ class RankExecutor:
             for lost in completions:
                 if isinstance(lost, WorkerLost):
                     raise RankLost(lost.reason)
+            meanwhile()
             if time.monotonic() > deadline:
                 raise RankLost(f"no result from all ranks within {_BATCH_TIMEOUT_S:g} s")
         return _merge(batch, results)

@@ -44,5 +44,8 @@ class Capturable(Forward, Protocol):
     def new_logits(self, num_rows: int) -> torch.Tensor:
         """Room for the logits of so many."""
 
+    def after_replay(self, num_tokens: int) -> None:
+        """Work on so many has been replayed."""
+
     def compute(self, inputs: Inputs, out: torch.Tensor | None = None) -> torch.Tensor:
         """Logits of a batch for which the bridge has been prepared; into `out`, if there is one."""

@@ -1,8 +1,8 @@
-"""Block: the memory that CUDA graphs read, filled by one copy per step.
+"""Block: the memory that CUDA graphs read, filled by one kernel per step.
 
 What differs from step to step lies in columns of one length, and the page numbers behind them:
 
-    tokens | drawn | sources | positions | ends | rows | counts | states
+    tokens | drawn | sources | positions | ends | rows | counts | states | ahead
     ╰─ of each token ────────────────────╯
 
     slots | lengths | firsts | split    of each component
@@ -10,7 +10,8 @@ What differs from step to step lies in columns of one length, and the page numbe
 `sources` says where a token is found: among `tokens`, or among those `drawn` by the batch before,
 which come from the device itself. `ends` are the places of the tokens whose logits are wanted.
 Rows, counts, lengths and firsts are those of pieces (see Tables); slots of tokens; `split` has a
-number for each table; `states` are the slots of recurrent layers, of sequences with one token. A
+number for each table; `states` are the slots of recurrent layers, of sequences with one token;
+`ahead` says how many tokens are to be proposed after each sequence. A
 piece that is not there has the length 0, a token that is not there the slot −1: nothing is read for
 them, and nothing written.
 """
@@ -26,11 +27,12 @@ import numpy.typing as npt
 import torch
 
 from quire.engine.attention.columns import Column, Columns
+from quire.engine.attention.staging import Staging
 from quire.engine.batch import Segment
 from quire.engine.bridge import Inputs
 from quire.engine.kernels.decode import Tables
 
-_SHARED, _OWN = 8, 4
+_SHARED, _OWN = 9, 4
 """Columns of a batch, and of each component."""
 
 
@@ -77,6 +79,20 @@ class Group(NamedTuple):
     """By component."""
 
 
+class Sequences(NamedTuple):
+    """Of a batch, int32 on the device. One that is not there has the count and the length 0."""
+
+    rows: torch.Tensor
+    """Where its first token is in the packed row."""
+    counts: torch.Tensor
+    ahead: torch.Tensor
+    lengths: torch.Tensor
+    """Tokens in its pages, the batch's own included."""
+    firsts: torch.Tensor
+    """Where its page numbers begin in `pages`, which has those of all."""
+    pages: torch.Tensor
+
+
 class Block:
     def __init__(
         self, components: Sequence[str], capacity: int, num_pages: int, device: torch.device
@@ -86,6 +102,7 @@ class Block:
         self._capacity = capacity
         self._columns = (_SHARED + _OWN * len(components)) * capacity
         self._there = torch.zeros(self._columns + num_pages, dtype=torch.int32, device=device)
+        self._staging = Staging(device)
         for nowhere in (self._shared(7), *(self._own(name, 0) for name in components)):
             self._there[nowhere] = -1
 
@@ -102,6 +119,12 @@ class Block:
             None if num_rows is None else ends[:num_rows],
             states[:num_tokens],
         )
+
+    def sequences(self, component: str, count: int) -> Sequences:
+        """The first so many, of batches in which each is one piece."""
+        rows, counts, ahead = (self._there[self._shared(which)][:count] for which in (5, 6, 8))
+        lengths, firsts = (self._there[self._own(component, which)][:count] for which in (1, 2))
+        return Sequences(rows, counts, ahead, lengths, firsts, self._there[self._columns :])
 
     def slots(self, component: str, num_tokens: int) -> torch.Tensor:
         return self._there[self._own(component, 0)][:num_tokens]
@@ -133,27 +156,23 @@ class Block:
     ) -> None:
         """`places`: the entry of each piece; `splits`: by component, of each table."""
         size = self._columns + sum(len(table.pages) for table in tables.values())
-        # torch does not lend this memory again before the copy out of it has happened.
-        pinned = self._there.device.type == "cuda"
-        staging = torch.empty(size, dtype=torch.int32, pin_memory=pinned)
-        block = staging.numpy()
-        block[: self._columns] = 0
-        self._fill_tokens(block, segments)
-        for which, column in ((5, pieces.rows), (6, pieces.counts)):
-            block[self._shared(which)][places] = column
-        first = 0
-        for component, table in tables.items():
-            slots, lengths, firsts, split = (
-                block[self._own(component, which)] for which in range(_OWN)
-            )
-            split[: len(splits[component])] = splits[component]
-            slots[: len(table.slots)], slots[len(table.slots) :] = table.slots, -1
-            lengths[places] = pieces.lengths(table)
-            firsts[places] = table.firsts[pieces.segments] + first
-            place = self._columns + first
-            block[place : place + len(table.pages)] = table.pages
-            first += len(table.pages)
-        self._there[:size].copy_(staging, non_blocking=True)
+        with self._staging.filling(self._there[:size]) as block:
+            block[: self._columns] = 0
+            self._fill_tokens(block, segments)
+            for which, column in ((5, pieces.rows), (6, pieces.counts)):
+                block[self._shared(which)][places] = column
+            first = 0
+            for component, table in tables.items():
+                slots, lengths, firsts, split = (
+                    block[self._own(component, which)] for which in range(_OWN)
+                )
+                split[: len(splits[component])] = splits[component]
+                slots[: len(table.slots)], slots[len(table.slots) :] = table.slots, -1
+                lengths[places] = pieces.lengths(table)
+                firsts[places] = table.firsts[pieces.segments] + first
+                place = self._columns + first
+                block[place : place + len(table.pages)] = table.pages
+                first += len(table.pages)
 
     def follow(self, drawn: torch.Tensor) -> None:
         """What the batch before drew; after `fill`."""
@@ -176,6 +195,9 @@ class Block:
         states = block[self._shared(7)]
         states[len(segments) :] = -1
         states[: len(segments)] = np.fromiter((segment.state for segment in segments), np.int32)
+        block[self._shared(8)][: len(segments)] = np.fromiter(
+            (segment.ahead for segment in segments), np.int32
+        )
         last = (behind - 1)[wanted]
         ends[: len(last)] = last
 

@@ -7,7 +7,7 @@ torch's operations, or fused kernels on CUDA.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ class DenseForward:
         bridge: AttentionBridge,
         all_reduce: AllReduce | None = None,
         ops: Ops | None = None,
-        taps: Sequence[int] = (),
+        taps: Taps | None = None,
     ) -> None:
         """`all_reduce` adds up over ranks; None: there is only one. `ops`: None: torch's. `taps`:
         layers whose outputs are `features`."""
@@ -87,7 +87,7 @@ class DenseForward:
         self._ops = ops or TorchOps(model.spec, num_kv_heads(model))
         dtype, device = model.weights.embedding.dtype, model.weights.embedding.device
         self._turner = Turner(model.spec.ropes, device)
-        self._taps = Taps(taps, model.weights.embedding)
+        self._taps = taps or Taps((), model.weights.embedding)
         # transformers rounds it to the model's dtype before it multiplies.
         self._embedding_scale = float(torch.tensor(model.spec.embedding_scale).to(dtype))
 
@@ -105,6 +105,9 @@ class DenseForward:
 
     def new_logits(self, num_rows: int) -> torch.Tensor:
         return self._weights.head.new_empty((num_rows, self._spec.vocab_size))
+
+    def after_replay(self, num_tokens: int) -> None:
+        self._taps.begin(num_tokens)
 
     def compute(self, inputs: Inputs, out: torch.Tensor | None = None) -> torch.Tensor:
         spec, weights, ops = self._spec, self._weights, self._ops

@@ -4,6 +4,7 @@ A graph is a fixed sequence of kernels on fixed memory. One is captured for each
 batches; a batch takes the smallest that holds it:
 
     decoding    one token of each sequence, and all of their logits
+    verifying   one token of each sequence and what is proposed after it, and all of their logits
     short       up to some tokens of a few sequences: the ends of prompts whose pages are there,
                 alone or beside others that decode. Attention gets them in pieces
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -92,10 +93,17 @@ class Kind(NamedTuple):
     """Sequences with several tokens; 0: it only decodes, and all logits are wanted."""
     splits: bool = True
     """Sequences are split. With many of about the same length that is not worth a kernel more."""
+    verifies: bool = False
+    """The short ones are tokens to check: all logits are wanted."""
 
     @property
     def num_sequences(self) -> int:
         return self.num_single + self.num_short
+
+    @property
+    def num_rows(self) -> int:
+        """Whose logits are wanted."""
+        return self.num_tokens if self.verifies else self.num_sequences
 
     @property
     def piece(self) -> int:
@@ -137,16 +145,23 @@ class GraphForward:
         max_pages: int,
         capture: Capture,
         progress: Progress | None = None,
+        max_drafts: int = 0,
     ) -> None:
         """`backends`: those of the bridge. `max_batch`: sequences in the largest graph; `max_pages`
-        of one sequence. Captures."""
+        of one sequence; `max_drafts`: tokens proposed for one. Captures."""
         self._forward = forward
+        self.capture = capture
         self._bridge = bridge
         self._backends = backends
         self._sizes = batch_sizes(max_batch)
         self._short = short_kinds(max_batch) if forward.packs else []
-        kinds = [*self._decoding(), *self._short]
-        self._logits = forward.new_logits(max(kind.num_sequences for kind in kinds))
+        self._verifying = [
+            Kind(size * (1 + max_drafts), 0, size, verifies=True) for size in self._sizes
+        ]
+        if not max_drafts:
+            self._verifying = []
+        kinds = [*self._decoding(), *self._verifying, *self._short]
+        self._logits = forward.new_logits(max(kind.num_rows for kind in kinds))
         self._block = Block(
             list(backends),
             max(max(kind.num_tokens, kind.num_entries) for kind in kinds),
@@ -155,6 +170,8 @@ class GraphForward:
         )
         self._groups = {kind: self._tables(kind) for kind in kinds}
         self._replays: dict[Kind, Replay] = {}
+        self.replayed: Kind | None = None
+        """Which of them the last batch was; None: it was not replayed."""
         # The largest first: it makes room for the others.
         for kind in sorted(kinds, reverse=True):
             if progress is not None:
@@ -169,6 +186,27 @@ class GraphForward:
     def features(self) -> torch.Tensor:
         return self._forward.features
 
+    def features_of(self, num_tokens: int) -> torch.Tensor:
+        """Of the last batch that was replayed with so many, on memory that stays."""
+        self._forward.after_replay(num_tokens)
+        return self._forward.features
+
+    @property
+    def block(self) -> Block:
+        """What the last batch replayed was, on the device."""
+        return self._block
+
+    def drawing(self) -> list[Kind]:
+        """Those after whose tokens all logits are wanted."""
+        return [kind for kind in self._replays if kind.verifies or not kind.num_short]
+
+    def groups(self, kind: Kind) -> list[Group]:
+        return self._groups[kind]
+
+    def enter(self, kind: Kind) -> None:
+        """Prepare the bridge for its tokens."""
+        self._bridge.enter(self._plans(kind), set())
+
     @property
     def failed(self) -> Mapping[OperationId, str]:
         return self._bridge.failed
@@ -178,6 +216,7 @@ class GraphForward:
         if all(segment.follows < 0 for segment in segments):
             drawn = None
         kind = self._kind_of(segments)
+        self.replayed = None
         if kind is None:
             return self._forward.logits(batch, drawn)
         tables = {
@@ -201,12 +240,14 @@ class GraphForward:
             is_even = all(splits[name][0] >= lengths[name].max() for name in splits)
             kind = kind._replace(splits=not is_even)
         self._replays[kind]()
-        return self._logits[: sum(segment.row is not None for segment in segments)]
+        self.replayed = kind
+        self._forward.after_replay(batch.num_tokens)
+        return self._logits[: sum(segment.num_rows for segment in segments)]
 
     def _kind_of(self, segments: Sequence[Segment]) -> Kind | None:
         """The smallest that holds them; None: there is none. What is still being loaded is waited
         for layer by layer, which no graph does; nor does one begin, restore or save a state."""
-        if any(segment.loads or segment.drafts for segment in segments):
+        if any(segment.loads for segment in segments):
             return None
         if not self._forward.packs and any(map(_moves_state, segments)):
             return None
@@ -215,6 +256,10 @@ class GraphForward:
         if num_tokens == count and all(segment.row is not None for segment in segments):
             size = next((size for size in self._sizes if size >= count), None)
             return None if size is None else Kind(size, size, 0)
+        if any(segment.drafts for segment in segments):
+            if any(segment.num_rows < len(segment.tokens) >> 2 for segment in segments):
+                return None
+            return next((kind for kind in self._verifying if kind.num_short >= count), None)
         single = sum(len(segment.tokens) == 4 for segment in segments)
         fits = (kind for kind in self._short if kind.holds(num_tokens, single, count - single))
         return next(fits, None)
@@ -259,22 +304,25 @@ class GraphForward:
         return found
 
     def _work(self, kind: Kind) -> Callable[[], None]:
+        block = self._block
+        num_rows = kind.num_sequences if kind.num_short and not kind.verifies else None
+
+        @torch.inference_mode()
+        def work() -> None:
+            self.enter(kind)
+            inputs = block.inputs(kind.num_tokens, num_rows)
+            self._forward.compute(inputs, self._logits[: kind.num_rows])
+
+        return work
+
+    def _plans(self, kind: Kind) -> dict[str, Any]:
         block, groups = self._block, self._groups[kind]
-        plans = {
+        return {
             component: backend.planned(
                 block.slots(component, kind.num_tokens), block.tables(component, groups)
             )
             for component, backend in self._backends.items()
         }
-        num_rows = kind.num_sequences if kind.num_short else None
-
-        @torch.inference_mode()
-        def work() -> None:
-            self._bridge.enter(plans, set())
-            inputs = block.inputs(kind.num_tokens, num_rows)
-            self._forward.compute(inputs, self._logits[: kind.num_sequences])
-
-        return work
 
 
 def _moves_state(segment: Segment) -> bool:

@@ -15,11 +15,14 @@ import torch
 
 from quire.engine.attention import AttentionBackend
 from quire.engine.bridge import AttentionBridge
+from quire.engine.draft.drafter import Drafter, Drafts
 from quire.engine.forward.base import Capturable, Forward
 from quire.engine.forward.dense import DenseForward, DenseModel, num_kv_heads
 from quire.engine.forward.ops import Ops, TorchOps
 from quire.engine.forward.spec import DenseSpec
+from quire.engine.forward.taps import Taps
 from quire.engine.kernels import available
+from quire.engine.layouts import FULL
 from quire.engine.parallel import AllReduce
 
 if TYPE_CHECKING:
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 Progress = Callable[[str, float], None]
+
+MAX_SHORT = 256
+"""Tokens of the largest batch of prompts' ends that is replayed; see graphs.py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,8 @@ class Limits:
     chunk_tokens: int
     """Of one prompt in one batch; 0: nothing is made ready."""
     max_positions: int
+    max_drafts: int = 0
+    """Tokens proposed for one sequence."""
 
 
 def open_dense(
@@ -51,8 +59,9 @@ def open_dense(
     progress: Progress,
     taps: Sequence[int] = (),
 ) -> Forward:
-    """`backends`: those of the bridge. `taps`: as of DenseForward."""
-    dense = DenseForward(model, bridge, all_reduce, ops_of(model.spec, model), taps)
+    """`backends`: those of the bridge. `taps`: layers that a draft head looks at."""
+    tapped = Taps(taps, model.weights.embedding, max_steady(limits) if taps else 0)
+    dense = DenseForward(model, bridge, all_reduce, ops_of(model.spec, model), tapped)
     if not _has_kernels(model):
         return dense
     ours, spec = _ours(backends), model.spec
@@ -65,6 +74,13 @@ def open_dense(
             max_keys=limits.max_positions,
         )
     return in_graphs(dense, bridge, backends, limits=limits, progress=progress)
+
+
+def max_steady(limits: Limits) -> int:
+    """Tokens of the largest batch that is replayed."""
+    if not limits.graph_batch:
+        return 0
+    return max(MAX_SHORT, limits.graph_batch * (1 + limits.max_drafts))
 
 
 def in_graphs(
@@ -94,6 +110,7 @@ def in_graphs(
         max_pages=-(-limits.max_positions // bridge.page_size),
         capture=CudaCapture(is_careful=is_careful),
         progress=lambda share: progress("graphs", share),
+        max_drafts=limits.max_drafts,
     )
     _logger.info(
         "%d graphs of up to %d sequences captured in %.1f s; they take %d MiB",
@@ -103,6 +120,25 @@ def in_graphs(
         (free - torch.cuda.mem_get_info()[0]) >> 20,
     )
     return graphs
+
+
+def replayed(
+    drafter: Drafter,
+    forward: Forward,
+    bridge: AttentionBridge,
+    backends: Mapping[str, AttentionBackend],
+    max_tokens: int,
+) -> Drafts:
+    """The same, in graphs too if `forward` is. `max_tokens`: proposed for one sequence."""
+    if not (torch.cuda.is_available() and available()):
+        return drafter
+    from quire.engine.draft.graphs import GraphDrafter
+    from quire.engine.forward.graphs import GraphForward
+
+    if not isinstance(forward, GraphForward):
+        return drafter
+    full = _ours(backends)[FULL]
+    return GraphDrafter(drafter, forward, bridge, full, max_tokens=max_tokens)
 
 
 def _ours(backends: Mapping[str, AttentionBackend]) -> dict[str, TritonAttention]:

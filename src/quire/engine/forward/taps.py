@@ -6,17 +6,14 @@ from collections.abc import Sequence
 
 import torch
 
-_STEADY_ROWS = 1024
-"""Batches of up to so many tokens have them on memory that stays where it is, for graphs."""
-
 
 class Taps:
-    def __init__(self, layers: Sequence[int], like: torch.Tensor) -> None:
-        """`layers`: from 0, may be none. `like`: [any, hidden] of the model's device and dtype."""
+    def __init__(self, layers: Sequence[int], like: torch.Tensor, steady_rows: int = 0) -> None:
+        """`layers`: from 0, may be none. `like`: [any, hidden] of the model's device and dtype.
+        `steady_rows`: batches of up to so many tokens have them where they stay, for graphs."""
         self.layers = tuple(layers)
         self._size = like.shape[1]
-        rows = _STEADY_ROWS if self.layers else 0
-        self._steady = like.new_empty((rows, len(self.layers) * self._size))
+        self._steady = like.new_empty((steady_rows, len(self.layers) * self._size))
         self.features = self._steady
 
     def begin(self, num_rows: int) -> None:

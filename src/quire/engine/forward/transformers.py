@@ -76,6 +76,9 @@ class TransformersForward:
         head: torch.Tensor = self._model.get_output_embeddings().weight  # type: ignore[operator]
         return head.new_empty((num_rows, head.shape[0]))
 
+    def after_replay(self, num_tokens: int) -> None:
+        pass  # nobody looks into it
+
     def compute(self, inputs: Inputs, out: torch.Tensor | None = None) -> torch.Tensor:
         if self._states is None:
             logits = self._row_of(inputs)

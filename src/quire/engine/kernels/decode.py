@@ -57,6 +57,55 @@ class Tables:
 
 
 @triton.jit
+def _see(
+    i, q, m, total, acc, keys, values, table, position, length, seen_from, window, scale, h,
+    KV: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, P: tl.constexpr, BN: tl.constexpr,
+    IS_MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One block of keys more. `m`, `total`, `acc`: the largest score, sum of weights, and weighted
+    values so far. Masks are a third of the work: where all is seen there are none."""
+    n = tl.arange(0, BN)
+    d = tl.arange(0, BD)
+    t = i * BN + n
+    there = t < length
+    if HAS_WINDOW:
+        there = there & (t >= seen_from)
+    if P % BN == 0:
+        page = tl.load(table + (i * BN) // P).to(tl.int64)
+        slot = page * P + (i * BN) % P + n
+    elif IS_MASKED:
+        page = tl.load(table + t // P, mask=there, other=0).to(tl.int64)
+        slot = page * P + t % P
+    else:
+        page = tl.load(table + t // P).to(tl.int64)
+        slot = page * P + t % P
+    at = (slot * (KV * D) + h * D)[:, None] + d[None, :]
+    if IS_MASKED or D != BD:
+        read = (d < D)[None, :]
+        if IS_MASKED:
+            read = there[:, None] & read
+        k = tl.load(keys + at, mask=read, other=0.0)
+        v = tl.load(values + at, mask=read, other=0.0)
+    else:
+        k = tl.load(keys + at)
+        v = tl.load(values + at)
+    x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    seen = there[None, :] & (t[None, :] <= position[:, None])
+    if HAS_WINDOW:
+        seen = seen & (t[None, :] > position[:, None] - window)
+    if IS_MASKED:
+        x = tl.where(seen, x, _NEVER)
+    top = tl.maximum(m, tl.max(x, 1))
+    p = tl.exp2(x - top[:, None])
+    if IS_MASKED:
+        p = tl.where(seen, p, 0.0)
+    shrink = tl.exp2(m - top)
+    total = total * shrink + tl.sum(p, 1)
+    acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
+    return top, total, acc
+
+
+@triton.jit
 def _decode(
     query, keys, values, rows, counts, lengths, firsts, pages, split, sinks, out,
     part, part_m, part_l,
@@ -87,7 +136,6 @@ def _decode(
 
     r = tl.arange(0, ROWS)
     d = tl.arange(0, BD)
-    n = tl.arange(0, BN)
     j = first_query + r // BG
     heads = h * G + r % BG
     is_row = (r % BG < G) & (r // BG < QUERIES) & (j < count)
@@ -99,32 +147,19 @@ def _decode(
     m = tl.full([ROWS], _NEVER, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, BD], tl.float32)
-    for i in range(low, high):
-        t = i * BN + n
-        there = t < length
-        if HAS_WINDOW:
-            there = there & (t >= seen_from)
-        if P % BN == 0:
-            page = tl.load(table + (i * BN) // P).to(tl.int64)
-            slot = page * P + (i * BN) % P + n
-        else:
-            page = tl.load(table + t // P, mask=there, other=0).to(tl.int64)
-            slot = page * P + t % P
-        at = (slot * (KV * D) + h * D)[:, None] + d[None, :]
-        read = there[:, None] & (d < D)[None, :]
-        k = tl.load(keys + at, mask=read, other=0.0)
-        v = tl.load(values + at, mask=read, other=0.0)
-        seen = there[None, :] & (t[None, :] <= position[:, None])
-        if HAS_WINDOW:
-            seen = seen & (t[None, :] > position[:, None] - window)
-        x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-        x = tl.where(seen, x, _NEVER)
-        top = tl.maximum(m, tl.max(x, 1))
-        shrink = tl.exp2(m - top)
-        p = tl.where(seen, tl.exp2(x - top[:, None]), 0.0)
-        total = total * shrink + tl.sum(p, 1)
-        acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
-        m = top
+    plain = low
+    if not HAS_WINDOW:  # every query sees all of the blocks before this one
+        plain = tl.maximum(low, tl.minimum(high, (before + first_query + 1) // BN))
+        for i in range(low, plain):
+            m, total, acc = _see(
+                i, q, m, total, acc, keys, values, table, position, length, seen_from, window,
+                scale, h, KV, D, BD, P, BN, False, HAS_WINDOW, PRECISION,
+            )  # fmt: skip
+    for i in range(plain, high):
+        m, total, acc = _see(
+            i, q, m, total, acc, keys, values, table, position, length, seen_from, window,
+            scale, h, KV, D, BD, P, BN, True, HAS_WINDOW, PRECISION,
+        )  # fmt: skip
     is_whole = s == 0
     if S > 1:
         is_whole = is_whole & (end - begin <= per)

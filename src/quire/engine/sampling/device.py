@@ -4,10 +4,10 @@
                                      ▲                                   │            │
            histories (see slots.py) ─┘◀─────── counts its token ─────────┤            │
                                                                          ▼            ▼
-                                                          a copy to pinned memory, and an event
+                                                          to pinned memory, and an event
 
-What goes to the device goes through pinned memory of torch's allocator, which gives none of it out
-again before the copy is over. Knows requests by their ids; not what becomes of their tokens.
+What goes to the device, and comes from it, goes past the copy engines (see Staging). Knows requests
+by their ids; not what becomes of their tokens.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from quire.engine.attention.staging import Staging
 from quire.engine.kernels.candidates import Searches
 from quire.engine.kernels.histories import edit, note
 from quire.engine.kernels.likeliest import likeliest
@@ -39,47 +40,27 @@ from quire.engine.sampling.slots import Slot, Slots
 from quire.types import RequestId
 
 
-def to_device(values: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    tensor = torch.from_numpy(values)
-    if device.type == "cuda":
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True, copy=True)
-
-
-def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Its copy in pinned memory, under way."""
-    if tensor.device.type != "cuda":
-        return tensor.clone()
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return copy.copy_(tensor, non_blocking=True)
-
-
-def _record_event() -> torch.cuda.Event:
-    event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record()
-    return event
-
-
 class DeviceDrawn:
     def __init__(
-        self, record: torch.Tensor, found: torch.Tensor | None, asked: dict[int, int]
+        self,
+        staging: Staging,
+        record: torch.Tensor,
+        found: torch.Tensor | None,
+        asked: dict[int, int],
     ) -> None:
         """`record`, `found`: as the kernels gave them; `asked`: rows → number of likeliest."""
         self._tokens = record[0]
-        self._record = to_host(record)
-        self._found = None if found is None else to_host(found)
+        self._record = staging.receive(record)
+        self._found = None if found is None else staging.receive(found)
         self._asked = asked
-        self._copied = _record_event() if record.device.type == "cuda" else None
 
     @property
     def tokens(self) -> torch.Tensor:
         return self._tokens
 
     def collect(self) -> list[Sampled]:
-        if self._copied is not None:
-            self._copied.synchronize()
+        tokens, usable = self._record.wait().tolist()
         logprobs = self._logprobs()
-        tokens, usable = self._record.tolist()
         return [
             Sampled(token, logprobs.get(i)) if fine else Sampled(0, error=NOT_FINITE)
             for i, (token, fine) in enumerate(zip(tokens, usable, strict=True))
@@ -90,7 +71,7 @@ class DeviceDrawn:
             return {}
         logprobs = {}
         for (i, count), (chosen, peak, total, *top) in zip(
-            self._asked.items(), self._found.tolist(), strict=True
+            self._asked.items(), self._found.wait().tolist(), strict=True
         ):
             base = peak + math.log(total) if total > 0 else math.nan  # NaN: the row is unusable
             ids = [int(token) for token in top[: 2 * count : 2]]
@@ -121,7 +102,8 @@ class DeviceSampler:
         self._seen = torch.zeros(max_rows, vocab_size, dtype=torch.int32, device=device)
         self._adjusted = torch.empty(max_rows, vocab_size, dtype=torch.float32, device=device)
         self._searches = Searches.room(max_rows, vocab_size, device, block)
-        self._biases = _Biases(device, max_rows)
+        self._staging = Staging(device)
+        self._biases = _Biases(device, max_rows, self._staging)
         self._before = _Before({}, [], torch.zeros(1, dtype=torch.int64, device=device))
 
     def warm_up(self, dtype: torch.dtype) -> None:
@@ -149,12 +131,12 @@ class DeviceSampler:
         places = {id: place for place, id in enumerate(ids)}
         self._before = _Before(places, [row.position for row in rows], record[0])
         asked, found = self._find_logprobs(logits, record, rows)
-        return DeviceDrawn(record, found, asked)
+        return DeviceDrawn(self._staging, record, found, asked)
 
     def _draw(
         self, logits: torch.Tensor, rows: Sequence[Row], slots: dict[int, Slot]
     ) -> torch.Tensor:
-        columns = to_device(_columns(rows, slots), self._device)
+        (columns,) = self._staging.send([_columns(rows, slots)])
         adjusted, block = self._adjusted, self._block
         if slots:
             biased = any(slot.num_biases for slot in slots.values())
@@ -214,13 +196,8 @@ class DeviceSampler:
         flat = np.frombuffer(b"".join(tokens) or bytes(4), dtype="<i4").copy()
         table = np.array(parts, dtype=np.int64).T.copy()
         longest = int((table[3] - table[1]).max())
-        note(
-            self._seen,
-            to_device(flat, self._device),
-            to_device(table, self._device),
-            longest,
-            self._before.tokens,
-        )
+        tokens_there, table_there = self._staging.send([flat, table])
+        note(self._seen, tokens_there, table_there, longest, self._before.tokens)
 
     def _place_before(self, row: Row, id: RequestId) -> int:
         """Where its last token is in the draw before."""
@@ -238,15 +215,15 @@ class DeviceSampler:
         }
         if not asked:
             return {}, None
-        table = to_device(np.array([list(asked), list(asked.values())]), self._device)
+        (table,) = self._staging.send([np.array([list(asked), list(asked.values())])])
         return asked, likeliest(logits, record, table, max(asked.values()))
 
 
 class _Biases:
     """By slot, tokens and values as columns; room grows with the longest there has been."""
 
-    def __init__(self, device: torch.device, capacity: int) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, capacity: int, staging: Staging) -> None:
+        self._staging = staging
         self._tokens = torch.empty(capacity, 64, dtype=torch.int32, device=device)
         self._values = torch.empty(capacity, 64, dtype=torch.float32, device=device)
 
@@ -263,8 +240,11 @@ class _Biases:
         while self._tokens.shape[1] < number:
             self._tokens = torch.cat([self._tokens, torch.empty_like(self._tokens)], dim=1)
             self._values = torch.cat([self._values, torch.empty_like(self._values)], dim=1)
-        tokens = to_device(np.fromiter(biases, dtype=np.int32), self._device)
-        values = to_device(np.fromiter(biases.values(), dtype=np.float32), self._device)
+        columns = (
+            np.fromiter(biases, dtype=np.int32),
+            np.fromiter(biases.values(), dtype=np.float32),
+        )
+        tokens, values = self._staging.send(columns)
         self._tokens[slot, :number] = tokens
         self._values[slot, :number] = values
         return number

@@ -131,6 +131,8 @@ class Intake:
     """Of a peer: whose pages they are."""
     is_part: bool = False
     """Of a stream or a meeting: nobody shares it."""
+    after: OperationId | None = None
+    """Of a meeting: what comes first."""
     wanted_by: list[Prefetch] = field(default_factory=list)
     """Of the store: who waits for it."""
     here: list[dict[int, int]] = field(init=False)
@@ -267,7 +269,7 @@ class Meeting:
     asks: bool = True
     """False: no more is asked for."""
     waits_until_s: float | None = None
-    """The request has come to a part that should have come by now: until then it waits."""
+    """The request has come to parts that should have come by now: until then it waits."""
     is_patient: bool = True
     """False: it has waited in vain, and does not do so again."""
 
@@ -280,6 +282,14 @@ class Meeting:
     def num_coming(self) -> int:
         """Parts that are on their way to the host."""
         return sum(part.state is PartState.FETCHING for part in self.parts)
+
+    @property
+    def late(self) -> list[Part]:
+        """Those in front that are not on their way to the device: whoever comes to them waits for
+        them, or computes them."""
+        on_its_way = (PartState.LOADING, PartState.LOADED)
+        ends = (i for i, part in enumerate(self.parts) if part.state in on_its_way)
+        return self.parts[: next(ends, len(self.parts))]
 
 
 def point_before(

@@ -54,6 +54,11 @@ class Fetches:
         return bool(self._line.claims or self._intakes.fresh) or self.prefetches.has_work
 
     @property
+    def has_news(self) -> bool:
+        """Is anything to be done that waits for nothing?"""
+        return bool(self._intakes.fresh) or self.prefetches.has_work
+
+    @property
     def inflight_pages(self) -> int:
         """Full pages on the host that are on their way, and what the budget counts."""
         return self._intakes.inflight_pages

@@ -91,7 +91,8 @@ class Intakes:
             hosts = dict(zip(range(first, last), page_array(host).tolist(), strict=True))
             pieces.append(Piece(component, first, last, hosts))
             keys, name = key.page_keys(first, last), core.components[component].name
-            core.outbox.append(Fetch(op.id, name, keys, host, intake.timeout_s, source))
+            fetch = Fetch(op.id, name, keys, host, intake.timeout_s, source, intake.after)
+            core.outbox.append(fetch)
             if component == 0:
                 self.inflight_pages += last - first
                 if not intake.is_part:
@@ -113,6 +114,15 @@ class Intakes:
             self._core.outbox.append(Cancel(op))
             for piece in pieces:
                 self._forget(intake, piece.first, piece.last)
+
+    def take_over(self, old: Intake, new: Intake) -> None:
+        """What has come for one of them, and is not in the tree, is the other's."""
+        for known, here, theirs in zip(new.known, new.here, old.here, strict=True):
+            for page in [page for page in theirs if page < new.last]:
+                known[page] = 1
+                here[page] = theirs.pop(page)
+        if any(new.here):
+            self._open[new] = self.fresh[new] = None
 
     def close(self, intake: Intake) -> None:
         """As `stop`, and what is here and not in the tree is freed."""

@@ -7,11 +7,13 @@ State of a page depends on tokens only, so what comes is right before what lies 
 there; but it enters the tree when all of that is in it, and not before.
 
 Parts are asked for from the end on, as long as they would be there before they are computed; all of
-that at once, so that the store never waits for a step. Whoever is late gives pages over: a part
-that the request comes to and that is still on its way to the host is computed instead. For one that
-should have come by now it waits as long as computing it would take, once: a store that stalls is
-not waited for again. Copies to the device are waited for, since nothing is computed into pages that
-are being written. What fails to come is computed, and nothing in front of it is asked for.
+that at once, so that the store never waits for a step; they come one after the other. Whoever is
+late gives pages over: of the parts that the request comes to and that are still on their way to the
+host, it computes as many as take as long as the rest takes to come, in one go: many small batches
+take longer than one. For what should have come by now it waits as long as computing a part would
+take, once: a store that stalls is not waited for again, and half of what is late is computed each
+time. Copies to the device are waited for, since nothing is computed into pages that are being
+written. What fails to come is computed, and nothing in front of it is asked for.
 
 Only where all state is that of full pages: with windows or recurrent layers what comes later is of
 no use to what is computed before it.
@@ -19,7 +21,7 @@ no use to what is computed before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from quire.manager.core import Core
@@ -99,18 +101,24 @@ class Meetings:
         assert meeting is not None
         if at < meeting.low or not meeting.parts:
             return meeting.low
-        part = meeting.parts[0]
-        if part.state in (PartState.FETCHING, PartState.HERE) and not self._waits(meeting, part):
-            self._core.counters.overtaken_pages += part.last - part.first
-            self._drop_front(meeting, 1)
+        late = meeting.late
+        count = self._num_overtaken(meeting, late) if late else 0
+        if count:
+            self._core.counters.overtaken_pages += late[count - 1].last - late[0].first
+            self._drop_front(meeting, count)
         return meeting.low
 
-    def _waits(self, meeting: Meeting, part: Part) -> bool:
+    def _num_overtaken(self, meeting: Meeting, late: Sequence[Part]) -> int:
+        """How many of these are computed now; 0: they are waited for."""
+        num_pages, first_pages = late[-1].last - late[0].first, late[0].last - late[0].first
+        share = self._costs.computed_share(num_pages)
+        if share * num_pages >= first_pages:
+            return max(1, int(share * len(late)))
         now = self._core.clock()
         if meeting.waits_until_s is None:
-            meeting.waits_until_s = now + self._costs.compute_s(part.last - part.first)
+            meeting.waits_until_s = now + self._costs.compute_s(first_pages)
         meeting.is_patient = meeting.is_patient and now < meeting.waits_until_s
-        return meeting.is_patient
+        return 0 if meeting.is_patient else -(-len(late) // 2)
 
     def computing(self, lease: Lease, last: int) -> None:
         """Pages before `last` are given to the model, while it has a meeting."""
@@ -189,6 +197,8 @@ class Meetings:
         timeout_s = core.config.prefetch.max_timeout_s
         intake = Intake(meeting.key, first, last, timeout_s, known, meeting.epoch)
         intake.is_part = True
+        if meeting.parts:
+            intake.after = next(iter(meeting.parts[0].intake.coming), None)
         part = Part(first, last, intake)
         intake.on_end = partial(self._arrived, meeting, part)
         if self._intakes.send(intake, [(0, first, last)]) is None:

@@ -1,8 +1,9 @@
 """Meter: how fast pages come over one line, however many operations share it.
 
-Knows operations and time. From one operation's end to the next it counts the pages that all of them
-have brought: whether they take turns or go one after the other makes no difference then, nor that
-reports are read only once in a step.
+Knows operations and time. It counts the pages that all operations have brought while the line was
+busy: whether they take turns or go one after the other makes no difference then. What counts is
+when their reports were made, not when they are read: that is once in a step, and a step may be
+long.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from quire.manager.operations import Operation
 from quire.types import OperationId, PageStatus
 
 _OK = bytes([PageStatus.OK])
+_LEAST_S = 0.05
+"""Of a busy line, for a rate: operations that take turns end together, one page after the other."""
 
 
 class Meter:
@@ -22,24 +25,26 @@ class Meter:
         self._observe = observe
         self._under_way: dict[OperationId, Operation] = {}
         self._counted: dict[OperationId, int] = {}
+        self._brought = 0
+        """Pages, since then."""
         self._since_s = 0.0
 
     def begin(self, op: Operation) -> None:
         if not self._under_way:
-            self._since_s = self._clock()
+            self._since_s, self._brought = self._clock(), 0
         self._under_way[op.id] = op
         self._counted[op.id] = 0
 
     def end(self, op: Operation) -> None:
-        now, brought = self._clock(), 0
         for other in self._under_way.values():
             count = _num_here(other)
-            brought += count - self._counted[other.id]
+            self._brought += count - self._counted[other.id]
             self._counted[other.id] = count
         self.forget(op)
-        if brought and now > self._since_s:
-            self._observe(brought, now - self._since_s)
-            self._since_s = now
+        seconds = op.reported_s - self._since_s
+        if self._brought and seconds > 0 and (seconds >= _LEAST_S or not self._under_way):
+            self._observe(self._brought, seconds)
+            self._since_s, self._brought = op.reported_s, 0
 
     def forget(self, op: Operation) -> None:
         """It is overdue: whatever it still brings says nothing of the line."""

@@ -32,13 +32,22 @@ class Offers:
     def open(self, lease: Lease, last: int, timeout_s: float) -> Intake:
         """Prepare for pages of the lease's prefix, up to page `last`, that a peer will offer."""
         lease.require_live()
-        self.close(lease)
         known = [bytearray(last) for _ in self._core.components]
-        lease.intake = Intake(lease.key, lease.tail.end, last, timeout_s, known, lease=lease)
-        return lease.intake
+        intake = Intake(lease.key, lease.tail.end, last, timeout_s, known, lease=lease)
+        if lease.intake is not None:
+            self._intakes.take_over(lease.intake, intake)
+        self.close(lease)
+        lease.intake = intake
+        return intake
+
+    def pause(self, lease: Lease) -> None:
+        """No more is wanted from this peer; what has come, usable by itself or not, is kept for
+        the next `open`, or until `close`."""
+        if lease.intake is not None and not lease.intake.stopped:
+            self._intakes.stop(lease.intake)
 
     def close(self, lease: Lease) -> None:
-        """No more is wanted from the peer; what has come and fits stays."""
+        """No more is wanted from any peer; what has come and fits stays."""
         if lease.intake is not None:
             self._intakes.close(lease.intake)
             lease.intake = None

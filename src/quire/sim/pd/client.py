@@ -11,7 +11,6 @@ from random import Random
 
 import numpy as np
 
-from quire.engine.config import Role
 from quire.engine.messages import Abort, Finish, Generate, Output, SamplingParams
 from quire.keys import Namespace, UnitKind
 from quire.sim.pd.model import answer
@@ -90,8 +89,7 @@ class SimClients:
             elif call.node is not None and now - call.sent_s > MAX_ATTEMPT_S:
                 raise SimulationError(self._about(call))
 
-    def hear(self, node: SimNode, outputs: list[Output], nodes: list[SimNode]) -> None:
-        """`nodes`: all that are alive."""
+    def hear(self, node: SimNode, outputs: list[Output]) -> None:
         for output in outputs:
             call = self._by_id.get(output.id)
             if output.id in self._aborted and output.finish is Finish.REJECTED:
@@ -102,22 +100,15 @@ class SimClients:
             if call.got != call.expected[: len(call.got)]:
                 raise SimulationError(f"{output.id} answered {call.got} instead of {call.expected}")
             if output.finish is not None:
-                self._check_failure(call, output, nodes)
+                self._check_failure(call, output)
                 self._finished(call, output)
 
     # ---- inside ---------------------------------------------------------------------------------
 
-    def _check_failure(self, call: Call, output: Output, nodes: list[SimNode]) -> None:
-        """A request may fail only if no healthy way was left."""
-        node = call.node
-        assert node is not None
+    def _check_failure(self, call: Call, output: Output) -> None:
+        """Only who has no room may turn anybody away."""
         if output.finish is Finish.REJECTED and not call.was_full:
             raise SimulationError(f"{call.id} was rejected by one that has room: {output.error}")
-        if output.finish is Finish.UNAVAILABLE:
-            could = [other.epoch for other in node.could_ask(nodes, call.sent_s)]
-            if could or node.place.role is not Role.DECODE:
-                ways = ", ".join(could) or node.epoch
-                raise SimulationError(f"{call.id} failed, and {ways} could do it: {output.error}")
 
     def _arrive(self, prompt: Prompt) -> None:
         rng, now = self._rng, self._world.clock()
@@ -164,7 +155,7 @@ class SimClients:
                 self._count("finished after a failure", call.attempts > 1)
                 self._workload.finished(call.prompt, call.tokens + call.got)
                 self._end(call)
-            case Finish.UNAVAILABLE | Finish.REJECTED:
+            case Finish.REJECTED:
                 if world.options.is_calm:
                     raise SimulationError(f"{call.id} was refused without need: {output.error}")
                 self._take_back(call, self._rng.uniform(0.1, 1.0))

@@ -19,6 +19,7 @@ from hashlib import blake2b
 from random import Random
 
 import msgspec
+import zmq
 
 from quire.engine.batch import Batch, BatchResult, Segment, SegmentResult, verified
 from quire.engine.request import Request
@@ -69,6 +70,10 @@ class TracedWorkers:
         self._workers = workers
         self._trace = trace
 
+    @property
+    def news(self) -> list[int | zmq.Socket[bytes]]:
+        return []
+
     def peer_counters(self) -> dict[str, int]:
         return {}
 
@@ -97,13 +102,13 @@ class SimModel:
         *,
         page_size: int,
         window_tokens: int,
-        computes_prompts: bool,
+        may_compute: Callable[[RequestId], bool],
         overlaps: bool,
         rng: Random,
         trace: Callable[[bytes], None],
     ) -> None:
         """`request`: what is known of one. `window_tokens`: those before a token that it sees in
-        window layers; 0: no such. `computes_prompts` = False: all full pages of a prompt come from
+        window layers; 0: no such. `may_compute`: else all full pages of a prompt come from
         elsewhere."""
         self._oracle = oracle
         self._request = request
@@ -111,7 +116,7 @@ class SimModel:
         self._sim = workers
         self._page_size = page_size
         self._window_tokens = window_tokens
-        self._computes_prompts = computes_prompts
+        self._may_compute = may_compute
         self.overlaps = overlaps
         self._rng = rng
         self.workers = TracedWorkers(workers, pools.num_ranks, trace)
@@ -135,7 +140,7 @@ class SimModel:
             if segment.row is not None:  # nobody goes on from what follows proposals
                 self._drawn += [found.sampled.token if found.sampled else 0] * segment.num_rows
 
-    def collect(self) -> BatchResult:
+    def collect(self, meanwhile: Callable[[], None]) -> BatchResult:
         return self._landing.popleft()
 
     def _run_all(self, batch: Batch) -> BatchResult:
@@ -186,7 +191,7 @@ class SimModel:
             tokens = tokens[: start * _TOKEN_BYTES] + last
         elif tokens[start * _TOKEN_BYTES :] != segment.tokens[:own]:
             raise SimulationError(f"{segment.id} computes other tokens than its own")
-        if known > self._page_size and not self._computes_prompts:
+        if known > self._page_size and not self._may_compute(segment.id):
             raise SimulationError(f"{segment.id} computes what others should have computed for it")
         result = self._draw(segment, request.key.namespace, tokens + segment.tokens[own:])
         end = start + known + len(result.further)

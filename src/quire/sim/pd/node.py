@@ -11,10 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from quire.disagg.asker import Asker, AskerConfig
+from quire.disagg.contacts import Patience
 from quire.disagg.exchange import Exchange
-from quire.disagg.handover import Handover, Stage
-from quire.disagg.holder import Holder
+from quire.disagg.giving import Giver
+from quire.disagg.handover import Half, Handover, Stage
+from quire.disagg.receiving import Receiver, ReceiverConfig
 from quire.engine.config import Role
 from quire.engine.engine import Engine, tiers
 from quire.engine.handovers import Handovers, Prefills
@@ -97,6 +98,9 @@ class SimNode:
         self.alive = True
         self.born_s = clock()
         self._world = world
+        self._local: set[str] = set()
+        """Requests that compute what nobody could be asked for."""
+        self._newly_local: list[Handover] = []
         rngs = {part: Random(f"{world.seed} {self.epoch} {part}") for part in _PARTS}
         draw = rngs["node"]
         cache = options.engine(place.ranks)
@@ -139,19 +143,19 @@ class SimNode:
             self.workers,
             page_size=options.page_size,
             window_tokens=options.window_pages * options.page_size if has_window else 0,
-            computes_prompts=place.role is not Role.DECODE,
+            may_compute=lambda name: place.role is not Role.DECODE or name in self._local,
             overlaps=options.ahead,
             rng=rngs["model"],
             trace=world.trace,
         )
         max_context = options.device_pages * options.page_size - 1
         self.hub = world.network.open(self._hello(), place.address)
-        asker = self._asker(queue)
+        receiver = self._receiver(queue)
         self.scheduler = Scheduler(
             self.manager,
             queue,
             chunk_tokens=options.chunk_pages * options.page_size + 2 * options.drafts,
-            remote=self._remote(asker),
+            remote=self._remote(receiver),
             speculation=speculation(rngs["drafts"], 0 if has_state else options.drafts, place.unit),
         )
         info = EngineInfo(
@@ -159,14 +163,14 @@ class SimNode:
             max_context, tiers(self.manager, dict.fromkeys(cache.pool_sizes(), 1)), "",
             role=place.role, unit=place.unit,
         )  # fmt: skip
-        holder = Holder(
+        giver = Giver(
             self.manager,
             Prefills(self.scheduler, info, clock=clock),
             clock=clock,
             send=self.hub.send,
             computing=place.role is not Role.DECODE,
         )
-        self.exchange = Exchange(self.hub, asker, holder)
+        self.exchange = Exchange(self.hub, receiver, giver)
         self.engine = Engine(
             self.model, self.manager, self.scheduler, info, exchange=self.exchange, clock=clock
         )
@@ -179,24 +183,26 @@ class SimNode:
         identity = Identity(1, FINGERPRINT, self._world.options.page_size, DTYPE, [])
         return Hello(identity, self.epoch, place.role.value, parts)
 
-    def _asker(self, queue: Queue) -> Asker:
+    def _receiver(self, queue: Queue) -> Receiver:
         options = self._world.options
-        return Asker(
+        return Receiver(
             self.manager,
             self.hub,
             name=self.epoch,
             clock=self._world.clock,
-            config=AskerConfig(timeout_s=options.timeout_s, connect_s=1.0),
+            config=ReceiverConfig(
+                timeout_s=options.timeout_s, load_pages=3, patience=Patience(1.0, 0.5, 20.0)
+            ),
             room=lambda: options.device_pages - queue.used_pages(),
             on_end=self._ended,
         )
 
-    def _remote(self, asker: Asker) -> Handovers | None:
+    def _remote(self, receiver: Receiver) -> Handovers | None:
         place, decode = self.place, self.place.role is Role.DECODE
         if not decode and not place.peers:
             return None
         return Handovers(
-            asker,
+            receiver,
             self.manager,
             prefill=list(place.prefill),
             peers=list(place.peers),
@@ -233,6 +239,17 @@ class SimNode:
             and health.is_well(other.epoch, since_s)
             and health.is_well(line(self.place.address, other.place.address), since_s)
         ]
+
+    def check_local(self, others: list[SimNode]) -> None:
+        """A prompt is computed where it should not be only if no healthy way was left."""
+        found, self._newly_local = self._newly_local, []
+        for handover in found:
+            could = [other.epoch for other in self.could_ask(others, handover.began_s)]
+            if could:
+                raise SimulationError(
+                    f"{handover.owner} is computed by {self.epoch}, and {', '.join(could)} could "
+                    f"do it: {handover.why}"
+                )
 
     def check(self) -> None:
         self.manager.check_invariants()
@@ -272,8 +289,8 @@ class SimNode:
         times = [
             self.workers.next_event_s(),
             self.manager.next_wakeup(),
-            self.exchange.asker.next_deadline(),
-            self.exchange.holder.next_deadline(),
+            self.exchange.receiver.next_deadline(),
+            self.exchange.giver.next_deadline(),
         ]
         return [time for time in times if time is not None]
 
@@ -285,8 +302,8 @@ class SimNode:
             "leases": len(manager.leases),
             "operations": len(manager.operations.running),
             "requests": len(self.scheduler) + len(self.scheduler.holding),
-            "hand-overs asked for": len(exchange.asker.open) + len(exchange.asker._by_id),
-            "hand-overs given": len(exchange.holder.open) + len(exchange.holder._outgoing),
+            "hand-overs asked for": len(exchange.receiver.open) + len(exchange.receiver._by_id),
+            "hand-overs given": len(exchange.giver.open) + len(exchange.giver._outgoing),
             "grants": len(self.serving),
         }
         for what, count in left.items():
@@ -306,18 +323,20 @@ class SimNode:
 
     def count(self) -> None:
         """Add what it has counted to the world's counters; once in its life."""
-        counters, asker = self._world.counters, self.exchange.asker.counters
+        counters, receiver = self._world.counters, self.exchange.receiver.counters
         for name, number in self.manager.counters.snapshot().items():
             counters[str(name)] += int(number)
         for name, number in self.scheduler.counters.snapshot().items():
             counters[f"scheduler {name}"] += int(number)
         for name, number in self.faults.injected.items():
             counters[f"fault {name}"] += number
-        for reason, number in asker.repairs.items():
+        for reason, number in receiver.repairs.items():
             counters[f"repair {reason}"] += number
-        for outcome, number in asker.restores.items():
+        for outcome, number in receiver.restores.items():
             counters[f"restore {outcome}"] += number
-        counters["served"] += self.exchange.holder.served
+        counters["promised"] += receiver.promised_pages
+        counters["restored"] += receiver.restored_pages
+        counters["served"] += self.exchange.giver.served
         counters["checked pages"] += self.model.checked_pages
         counters["computed tokens"] += self.model.computed_tokens
         counters["accepted tokens"] += self.model.accepted_tokens
@@ -328,6 +347,10 @@ class SimNode:
         counters = self._world.counters
         kind = "handover" if handover.compute else "peers"
         counters[f"{kind} {handover.stage.value}"] += 1
+        if handover.transfer is Half.FAILED:
+            counters["handover local"] += 1
+            self._local.add(handover.owner)
+            self._newly_local.append(handover)
         if handover.stage is Stage.READY and handover.wanted:
             if handover.compute and not handover.tries:
                 counters["handover all local"] += 1

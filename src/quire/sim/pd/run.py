@@ -153,9 +153,10 @@ class PdSimulation:
         return [node for node in self.nodes if node.place.role is not Role.PREFILL]
 
     def _turn(self, node: SimNode) -> None:
-        self.clients.hear(node, node.step(), self.nodes)
+        self.clients.hear(node, node.step())
         self._steps += 1
         node.check()
+        node.check_local(self.nodes)
         if self._steps % _AUDIT_EVERY == 0:
             self.world.counters["audited pages"] += node.audit()
 
@@ -213,11 +214,11 @@ class PdSimulation:
     def _check_nobody_is_forgotten(self) -> None:
         """With nobody asking and nothing under way, nothing may be held for anybody."""
         talking = self.world.network.next_event_s() is not None
-        asking = any(node.exchange.asker.open or node.hub.events for node in self.nodes)
+        asking = any(node.exchange.receiver.open or node.hub.events for node in self.nodes)
         self._quiet_turns = 0 if talking or asking or self.clients.calls else self._quiet_turns + 1
         if self._quiet_turns > _QUIET_TURNS:
             for node in self.nodes:
-                for link, name in node.exchange.holder.open:
+                for link, name in node.exchange.giver.open:
                     raise SimulationError(f"{node.epoch} holds {name} of {link} for nobody")
 
     def _unfinished(self) -> str:
@@ -225,7 +226,7 @@ class PdSimulation:
         for node in self.nodes:
             operations = [str(op.kind) for op in node.manager.operations.running.values()]
             requests = [f"{s.id} {s.state} {s.handover}" for s in node.engine.requests().requests]
-            asked, given = node.exchange.asker.open, node.exchange.holder.open
+            asked, given = node.exchange.receiver.open, node.exchange.giver.open
             found.append(
                 f"{node.epoch}: operations {operations}, requests {requests}, "
                 f"asked {len(asked)}, given {list(given)}, idle {node.idle}"

@@ -30,24 +30,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from quire.errors import StoreError
-from quire.store.base import ObjectName
-from quire.types import PageKey
+from quire.store.base import OBJECT_TEXT
 
 LAYOUT_VERSION = 1
 MARKER = "quire-store.json"
 MAX_WRITERS = 4096
 NUM_SHARDS = 256
 
-_OBJECT = re.compile(r"([0-9a-f]{64})\.([a-z0-9_-]{1,32})\.(\d{1,6})of(\d{1,6})")
 _TEMPORARY = re.compile(r"\.(\d{1,4})\.(\d+)\.\d+\.tmp")
-
-
-def parse_name(text: str) -> ObjectName | None:
-    """The object a file name stands for; None for a foreign file."""
-    match = _OBJECT.fullmatch(text)
-    if match is None:
-        return None
-    return ObjectName(PageKey(bytes.fromhex(match[1])), match[2], int(match[3]), int(match[4]))
 
 
 def unusable(root: Path, error: OSError) -> StoreError:
@@ -127,7 +117,7 @@ class Layout:
                 for name in names:
                     path = f"{folder}/{name}"
                     with contextlib.suppress(OSError):  # somebody else was faster
-                        if not _OBJECT.fullmatch(name) and not _TEMPORARY.fullmatch(name):
+                        if not OBJECT_TEXT.fullmatch(name) and not _TEMPORARY.fullmatch(name):
                             place = os.path.relpath(folder, f"{self._trash}/{top}")
                             os.rename(path, os.path.join(home, place, name))
                             continue
@@ -158,7 +148,9 @@ class Layout:
         with entries:
             for entry in entries:
                 try:
-                    if _OBJECT.fullmatch(entry.name) or (clean and self._is_being_written(entry)):
+                    if OBJECT_TEXT.fullmatch(entry.name) or (
+                        clean and self._is_being_written(entry)
+                    ):
                         # Not entry.stat(), which holds up all threads while the disk is read.
                         yield entry.name, os.stat(entry.path, follow_symlinks=False)
                 except OSError:  # removed by another process meanwhile; or else tried again

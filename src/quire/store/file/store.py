@@ -28,7 +28,7 @@ from quire.store.base import HEADER_BYTES, Blob, NewObject, ObjectName, StoredOb
 from quire.store.file.budget import Budget, Ledger, Place
 from quire.store.file.cold import ColdQueue
 from quire.store.file.io import BulkIO
-from quire.store.file.layout import Layout, parse_name, unusable
+from quire.store.file.layout import Layout, unusable
 from quire.store.file.scan import Scanner
 from quire.store.file.space import FreeSpace
 from quire.store.file.uses import renew
@@ -145,7 +145,7 @@ class FileStore:
 
     def scan(self) -> Iterator[StoredObject]:
         for text, stat in self._layout.scan():
-            name = parse_name(text)
+            name = ObjectName.parse(text)
             if name is not None:
                 yield StoredObject(name, stat.st_size, stat.st_mtime)
 

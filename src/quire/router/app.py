@@ -1,0 +1,91 @@
+"""The router's endpoints: /v1 is passed on, /health and /metrics are its own."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from starlette.requests import ClientDisconnect
+
+import quire
+from quire.router.proxy import Proxy, pick_model, read_inquiry, read_question
+from quire.router.upstream import Endpoint
+from quire.server.app import guard
+from quire.server.config import ServerConfig
+from quire.server.errors import ApiError, client_closed
+from quire.server.guards import request_id_of
+from quire.server.metrics import CONTENT_TYPE
+from quire.server.streams import EventStream, unless_disconnected
+
+_LARGE_BYTES = 256 * 1024
+"""From here on reading a body takes milliseconds, and is done in a thread."""
+
+
+def app_of(proxy: Proxy, config: ServerConfig) -> FastAPI:
+    app = FastAPI(
+        title="Quire router",
+        version=quire.__version__,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    metrics = proxy.metrics
+
+    @app.post("/v1/chat/completions", tags=["openai"])
+    async def chat_completions(request: Request) -> Response:
+        return await generate(request, Endpoint.CHAT)
+
+    @app.post("/v1/completions", tags=["openai"])
+    async def completions(request: Request) -> Response:
+        return await generate(request, Endpoint.COMPLETIONS)
+
+    async def generate(request: Request, endpoint: Endpoint) -> Response:
+        try:
+            content = await request.body()
+        except ClientDisconnect:
+            raise client_closed() from None
+        if len(content) < _LARGE_BYTES:
+            inquiry = read_inquiry(endpoint, request.headers, content)
+        else:
+            inquiry = await asyncio.to_thread(read_inquiry, endpoint, request.headers, content)
+
+        def unexpected(error: Exception) -> ApiError:
+            return proxy.failed_unexpectedly(error, request_id_of(request.scope))
+
+        if inquiry.is_stream:
+            return EventStream(proxy.events(inquiry), metrics.aborts, unexpected)
+        work = proxy.whole(inquiry)
+        reply = await unless_disconnected(request.receive, work, metrics.aborts)
+        return Response(reply.content, headers={"content-type": reply.content_type})
+
+    @app.get("/v1/models", tags=["openai"])
+    async def models(request: Request) -> Response:
+        reply = await proxy.whole(read_question(request.headers))
+        return Response(reply.content, headers={"content-type": reply.content_type})
+
+    @app.get("/v1/models/{model:path}", tags=["openai"])
+    async def one_model(model: str, request: Request) -> Response:
+        reply = pick_model(await proxy.whole(read_question(request.headers, model)), model)
+        return Response(reply.content, headers={"content-type": reply.content_type})
+
+    @app.get("/health", tags=["operation"])
+    @app.get("/ready", tags=["operation"])
+    async def health() -> Response:
+        """Whether requests can be answered, and how every server is."""
+        fleet = proxy.fleet
+        is_well = bool(fleet.usable()) and not proxy.draining
+        content = {
+            "status": "ok" if is_well else "unavailable",
+            "members": [member.as_dict() for member in fleet.members],
+        }
+        status = 200 if is_well else 503
+        return Response(msgspec.json.encode(content), status, media_type="application/json")
+
+    @app.get("/metrics", tags=["operation"])
+    async def exposition() -> Response:
+        """For Prometheus."""
+        return Response(metrics.exposition(proxy.fleet), headers={"content-type": CONTENT_TYPE})
+
+    guard(app, proxy, config)
+    return app

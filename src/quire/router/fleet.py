@@ -1,0 +1,411 @@
+"""Fleet: the servers there are, what each is, whether it lives and how busy it is.
+
+    NEW ──answers──▶ UP ──refuses, or is silent too often──▶ DOWN ──answers──▶ UP
+     │               └──says that it will stop──▶ DRAINING ──refuses──▶ DOWN
+     └──answers, but is not what it should be──▶ UNFIT ──is now──▶ UP
+
+One that is DRAINING gets no new requests; those it has it finishes.
+
+Each server has a task that asks for its health: regularly while it is up, less and less often while
+it is down. A request that fails says so (`suspect`), and the server is asked at once. A server that
+has started anew says so by another `instance`, and is asked again what it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import logging
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+
+from quire.engine.config import Role
+from quire.errors import ConfigError
+from quire.router.affinity import AffinityIndex
+from quire.router.config import RouterConfig
+from quire.server.addresses import is_loopback, parse_peer
+from quire.server.keyfile import find_key
+
+logger = logging.getLogger("quire.router")
+Answer = TypeVar("Answer", bound=msgspec.Struct)
+
+
+class Side(enum.StrEnum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+    SERVER = "server"
+    """Does everything itself, or knows its prefill servers."""
+
+
+class State(enum.StrEnum):
+    NEW = "new"
+    UP = "up"
+    DRAINING = "draining"
+    DOWN = "down"
+    UNFIT = "unfit"
+
+
+class Health(msgspec.Struct):
+    """What a server says of itself to anybody."""
+
+    status: str
+    role: str = ""
+    model: str = ""
+    instance: str = ""
+    running: int = 0
+    waiting: int = 0
+    draining: bool = False
+
+
+class Info(msgspec.Struct):
+    """… and to a router."""
+
+    role: str
+    peer: str
+    fingerprint: str
+    instance: str
+
+
+class CacheEvent(msgspec.Struct):
+    kind: str
+    tier: str
+    keys: list[str]
+
+
+class CacheEvents(msgspec.Struct):
+    instance: str
+    last: int
+    complete: bool
+    events: list[CacheEvent]
+    more: bool = False
+
+
+class PromptKeys(msgspec.Struct):
+    keys: list[str]
+
+
+class _Wrong(Exception):
+    """A check failed: the sentence's second half, after the server's address."""
+
+    def __init__(self, reason: str, *, is_down: bool = False, is_unfit: bool = False) -> None:
+        super().__init__(reason)
+        self.is_down = is_down
+        """No doubt that nobody is there."""
+        self.is_unfit = is_unfit
+
+
+class Member:
+    """One server."""
+
+    def __init__(self, url: str, side: Side) -> None:
+        self.url = url
+        self.side = side
+        self.state = State.NEW
+        self.reason = "not asked yet"
+        """Why it is not up."""
+        self.model = ""
+        self.fingerprint = ""
+        """Empty: not known."""
+        self.peer = ""
+        self.lets_us_in = False
+        """Whether /admin answers us."""
+        self.admin_key: str | None = None
+        self.instance = ""
+        self.in_flight = 0
+        self.reported = Health("")
+        self._foreign = 0
+        """Requests there that are not ours."""
+        self.failures = 0
+        """Checks in a row without an answer."""
+        self.seen_event = 0
+        self.wake = asyncio.Event()
+        self._reads: set[asyncio.Timeout] = set()
+
+    @property
+    def is_up(self) -> bool:
+        return self.state is State.UP
+
+    @property
+    def load(self) -> int:
+        """Requests there: ours at this moment, and those of others as of its last word."""
+        return self.in_flight + self._foreign
+
+    @contextlib.contextmanager
+    def busy(self) -> Iterator[None]:
+        self.in_flight += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+
+    @contextlib.asynccontextmanager
+    async def reading(self, timeout_s: float) -> AsyncIterator[None]:
+        """Around a wait for this server: TimeoutError when it takes too long, or is lost."""
+        async with asyncio.timeout(timeout_s) as read:
+            self._reads.add(read)
+            try:
+                yield
+            finally:
+                self._reads.discard(read)
+
+    def report(self, health: Health) -> None:
+        self.reported = health
+        self._foreign = max(health.running + health.waiting - self.in_flight, 0)
+
+    def cut(self) -> None:
+        """Whoever waits for it need not."""
+        now = asyncio.get_running_loop().time()
+        for read in self._reads:
+            read.reschedule(now)
+
+    def suspect(self, reason: str) -> None:
+        """A request failed there: not used again before it has answered a check."""
+        if self.state is State.UP:
+            self.set(State.DOWN, reason)
+        self.wake.set()
+
+    def set(self, state: State, reason: str = "") -> None:
+        if state is not self.state:
+            log = logger.info if state is State.UP else logger.warning
+            log("%s server %s is %s%s", self.side, self.url, state, f": {reason}" * bool(reason))
+        self.state, self.reason = state, reason
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "url": self.url,
+            "side": self.side,
+            "state": self.state,
+            "reason": self.reason,
+            "model": self.model,
+            "running": self.reported.running,
+            "waiting": self.reported.waiting,
+            "in_flight": self.in_flight,
+        }
+
+
+class Fleet:
+    def __init__(self, config: RouterConfig, client: httpx.AsyncClient) -> None:
+        self.config = config
+        self.index = AffinityIndex(config.max_index_keys)
+        self.prefill = [Member(url, Side.PREFILL) for url in config.prefill]
+        self.targets = [
+            *(Member(url, Side.DECODE) for url in config.decode),
+            *(Member(url, Side.SERVER) for url in config.servers),
+        ]
+        """Those that answer requests."""
+        self.members = [*self.prefill, *self.targets]
+        self._client = client
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Ask each of them once, and then again and again."""
+        await asyncio.gather(*(self._check(member) for member in self.members))
+        self._tasks = [asyncio.create_task(self._watch(member)) for member in self.members]
+        for members in (self.prefill, self.targets):
+            if len(members) > 1:  # else there is nothing to choose
+                self._tasks += [asyncio.create_task(self._follow(member)) for member in members]
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def usable(self, model: str | None = None) -> list[Member]:
+        """Targets that can take a request; for a model that some of them have, those."""
+        found = [each for each in self.targets if each.is_up]
+        return [each for each in found if each.model == model] or found
+
+    def prefill_for(self, target: Member) -> list[Member]:
+        """Prefill servers for a target; with none it computes by itself."""
+        if target.side is Side.SERVER:
+            return []
+        return [each for each in self.prefill if each.is_up and _same_model(each, target)]
+
+    async def keys(self, member: Member, body: bytes) -> list[bytes]:
+        """The page keys of a request's prompt. Raises httpx.HTTPError, TimeoutError, ValueError."""
+        async with asyncio.timeout(self.config.keys_timeout_s):
+            response = await self._client.post(
+                f"{member.url}/admin/keys",
+                content=body,
+                headers=_bearer(member.admin_key) | {"content-type": "application/json"},
+            )
+        if response.status_code != 200:
+            raise ValueError(f"{member.url}/admin/keys answered {response.status_code}")
+        found = msgspec.json.decode(response.content, type=PromptKeys)
+        return [bytes.fromhex(key) for key in found.keys]
+
+    # ---- health ---------------------------------------------------------------------------------
+
+    async def _watch(self, member: Member) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._pause_s(member)):
+                    await member.wake.wait()
+            member.wake.clear()
+            await self._check(member)
+
+    def _pause_s(self, member: Member) -> float:
+        if not member.failures:
+            return self.config.check_interval_s
+        backoff = self.config.min_backoff_s * 2.0 ** min(member.failures - 1, 16)
+        return min(backoff, self.config.max_backoff_s)
+
+    async def _check(self, member: Member) -> None:
+        try:
+            health = await self._get(member, "/health", Health)
+            known = member.state in (State.UP, State.DRAINING)
+            if member.instance != health.instance or not known:
+                await self._learn(member, health)
+        except _Wrong as error:
+            self._failed(member, error)
+        except Exception as error:  # of this one check: the next may go better
+            logger.error("checking %s failed", member.url, exc_info=error)
+            self._failed(member, _Wrong("the check itself failed; see the router's log"))
+        else:
+            member.failures = 0
+            member.report(health)
+            if health.draining:
+                member.set(State.DRAINING, "it is to stop, and finishes what it has")
+            else:
+                member.set(State.UP)
+
+    def _failed(self, member: Member, error: _Wrong) -> None:
+        if error.is_unfit:
+            member.failures = 0
+            member.set(State.UNFIT, str(error))
+            return
+        member.failures += 1
+        is_known = member.state in (State.UP, State.DRAINING)
+        if error.is_down or member.failures >= self.config.max_failures or not is_known:
+            member.set(State.DOWN, str(error))
+            member.cut()
+
+    async def _learn(self, member: Member, health: Health) -> None:
+        """What a server is that we do not know yet. Raises _Wrong."""
+        if member.instance != health.instance:
+            self.index.forget(member.url)
+            member.seen_event = 0
+        member.lets_us_in = False
+        member.fingerprint = member.peer = ""
+        # Read again: a server that was given none has another after each start.
+        member.admin_key = self.config.admin_key or find_key(member.url, self.config.admin_key_file)
+        _check_role(member.side, health.role)
+        try:
+            info = await self._get(member, "/admin/info", Info)
+        except _Wrong as error:
+            if member.side is not Side.SERVER or not error.is_unfit:
+                raise
+        else:
+            member.fingerprint = info.fingerprint
+            member.lets_us_in = True
+            if member.side is Side.PREFILL:
+                member.peer = _reachable(info.peer, member.url)
+        member.model = health.model
+        member.instance = health.instance
+
+    # ---- events ---------------------------------------------------------------------------------
+
+    async def _follow(self, member: Member) -> None:
+        """What comes into its tiers and goes from them."""
+        while True:
+            more = False
+            if member.is_up and member.lets_us_in:
+                try:
+                    more = await self._take_events(member)
+                except _Wrong as error:
+                    logger.info("no events from %s: %s", member.url, error)
+                except Exception as error:  # of this one question
+                    logger.error("events of %s", member.url, exc_info=error)
+            if not more:
+                await asyncio.sleep(self.config.events_interval_s)
+
+    async def _take_events(self, member: Member) -> bool:
+        """Whether there are more. Raises _Wrong."""
+        found = await self._get(member, f"/admin/events?since={member.seen_event}", CacheEvents)
+        if found.instance != member.instance:
+            member.wake.set()  # it has started anew: it is asked what it is first
+            return False
+        if not found.complete:
+            self.index.forget(member.url)
+        for event in found.events:
+            keys = [bytes.fromhex(key) for key in event.keys]
+            if event.kind == "stored":
+                self.index.stored(member.url, event.tier, keys)
+            else:
+                self.index.removed(member.url, event.tier, keys)
+        member.seen_event = found.last
+        return found.more
+
+    # ---- asking ---------------------------------------------------------------------------------
+
+    async def _get(self, member: Member, path: str, answer: type[Answer]) -> Answer:
+        """Raises _Wrong."""
+        try:
+            async with asyncio.timeout(self.config.check_timeout_s):
+                response = await self._client.get(
+                    member.url + path,
+                    headers=_bearer(member.admin_key) if path.startswith("/admin") else {},
+                )
+        except httpx.ConnectError:
+            raise _Wrong("cannot be connected to", is_down=True) from None
+        except (httpx.HTTPError, TimeoutError) as error:
+            raise _Wrong(f"did not answer {path} ({type(error).__name__})") from None
+        if response.status_code in (401, 403):
+            raise _Wrong("does not let this router in: give both the same admin_key", is_unfit=True)
+        if response.status_code != 200:
+            raise _Wrong(f"answered {path} with {response.status_code}", is_down=True)
+        try:
+            return msgspec.json.decode(response.content, type=answer)
+        except msgspec.DecodeError:
+            raise _Wrong("is no Quire server of this version", is_unfit=True) from None
+
+
+def _bearer(key: str | None) -> dict[str, str]:
+    return {} if key is None else {"authorization": f"Bearer {key}"}
+
+
+def _same_model(one: Member, other: Member) -> bool:
+    return one.fingerprint == other.fingerprint
+
+
+def _check_role(side: Side, role: str) -> None:
+    if side is Side.SERVER:
+        if role == Role.PREFILL:
+            raise _Wrong("is a prefill server: give it as --prefill", is_unfit=True)
+    elif role != side.value:
+        raise _Wrong(
+            f"has the role {role or 'of an older version'}: start it with --role {side.value}",
+            is_unfit=True,
+        )
+
+
+def _reachable(peer: str, url: str) -> str:
+    """A prefill server's page server, as a decode server finds it. Raises _Wrong."""
+    try:
+        peer = parse_peer(peer)
+    except ConfigError:
+        raise _Wrong("has no page server: start it with --peer-port", is_unfit=True) from None
+    there, here = urlsplit(peer), urlsplit(url)
+    assert there.hostname is not None
+    assert here.hostname is not None
+    if there.hostname in ("0.0.0.0", "::"):
+        host = f"[{here.hostname}]" if ":" in here.hostname else here.hostname
+        return f"tcp://{host}:{there.port}"
+    is_local = here.hostname == "localhost" or is_loopback(here.hostname)
+    if is_loopback(there.hostname) and not is_local:
+        raise _Wrong(
+            f"has its page server on {there.hostname}, where only itself finds it: start it with "
+            "--peer-host and its address",
+            is_unfit=True,
+        )
+    return peer
+
+
+def one_line(members: Sequence[Member]) -> str:
+    """How they are, for an error: "2 of 3"."""
+    return f"{sum(member.is_up for member in members)} of {len(members)}"

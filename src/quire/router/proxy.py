@@ -1,0 +1,344 @@
+"""Proxy: one request from the client's side to a server's and back, and on to another if need be.
+
+    read → page keys, if there is a choice → choose → try ─┬─ answered: the client's
+                       ▲                                    └─ lost ─┐
+                       └────── servers and retries are left ─────────┘
+
+A stream whose server is lost on the way is sent again, with the seed that every request gets here
+if it has none, and the client gets what it has not got: see transcript.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import httpx
+import msgspec
+
+from quire.router.choose import By, Candidate, rank
+from quire.router.fleet import Fleet, Member, Side, one_line
+from quire.router.metrics import RouterMetrics
+from quire.router.transcript import Diverged, Failed, Transcript
+from quire.router.upstream import (
+    Endpoint,
+    Inquiry,
+    Lost,
+    Reply,
+    Upstream,
+    Why,
+    api_error,
+    lost_by,
+)
+from quire.server.errors import (
+    RETRY_AFTER_S,
+    ApiError,
+    model_not_found,
+    shutting_down,
+    unexpected,
+)
+from quire.server.security import ADMIN_KEY_HEADER, PREFILL_HEADER
+
+_PASSED_ON = ("authorization", "content-type", "accept")
+"""Of the client's headers. Not those that say where it comes from: servers would take the router
+for a proxy in front of anybody."""
+_MAX_SEED = 1 << 31
+_DRAIN_LOOK_S = 0.05
+
+logger = logging.getLogger("quire.router")
+
+
+class Route(NamedTuple):
+    target: Member
+    prefill: list[Member]
+    """Best first; empty: the target needs none."""
+
+
+class Proxy:
+    def __init__(
+        self,
+        fleet: Fleet,
+        client: httpx.AsyncClient,
+        metrics: RouterMetrics,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.fleet = fleet
+        self.metrics = metrics
+        self.clock = clock
+        self.draining = False
+        """The router is to stop: what is admitted may finish, no more is."""
+        self.is_stopped = False
+        """What is lost now is not tried again."""
+        self._num_open = 0
+        self._upstream = Upstream(client, fleet.config.idle_timeout_s)
+        self._turns = {side: itertools.count() for side in Side}
+
+    async def whole(self, inquiry: Inquiry) -> Reply:
+        """Raises ApiError."""
+        with self._admitted():
+            tour = await self._tour(inquiry)
+            while True:
+                route = tour.next()
+                try:
+                    with contextlib.ExitStack() as busy:
+                        for member in (route.target, *route.prefill[:1]):
+                            busy.enter_context(member.busy())
+                        headers = self._headers(route)
+                        return await self._upstream.whole(route.target, inquiry, headers)
+                except Lost as lost:
+                    tour.lost(route, lost)
+
+    async def events(self, inquiry: Inquiry) -> AsyncGenerator[bytes, None]:
+        """Server-sent events. Raises ApiError."""
+        with self._admitted():
+            tour = await self._tour(inquiry)
+            transcript = Transcript()
+            while True:
+                route = tour.next(is_failover=transcript.is_begun)
+                transcript.replay()
+                try:
+                    async with contextlib.aclosing(self._try(route, inquiry, transcript)) as events:
+                        async for event in events:
+                            yield event
+                except Lost as lost:
+                    tour.lost(route, lost)
+                else:
+                    return
+
+    async def drain(self) -> None:
+        """Returns when all that was taken is answered."""
+        self.draining = True
+        while self._num_open:
+            await asyncio.sleep(_DRAIN_LOOK_S)
+
+    @contextlib.contextmanager
+    def _admitted(self) -> Iterator[None]:
+        if self.draining:
+            raise shutting_down()
+        self._num_open += 1
+        try:
+            yield
+        finally:
+            self._num_open -= 1
+
+    def failed_unexpectedly(self, error: BaseException, request_id: str) -> ApiError:
+        """A bug here: logged, counted, and this one request's."""
+        self.metrics.unexpected_errors.inc()
+        logger.error("request %s failed", request_id, exc_info=error)
+        return unexpected(request_id)
+
+    # ---- one try --------------------------------------------------------------------------------
+
+    async def _try(
+        self, route: Route, inquiry: Inquiry, transcript: Transcript
+    ) -> AsyncGenerator[bytes, None]:
+        """What is new to the client. Raises Lost, ApiError."""
+        is_failover = transcript.is_begun
+        with contextlib.ExitStack() as busy, route.target.busy():
+            if route.prefill:  # until the first word: then the prompt is computed
+                busy.enter_context(route.prefill[0].busy())
+            source = self._upstream.events(route.target, inquiry, self._headers(route))
+            async with contextlib.aclosing(source) as events:
+                async for data in events:
+                    busy.close()
+                    event = self._take(transcript, data)
+                    if event is None:
+                        continue
+                    if is_failover:
+                        is_failover = False
+                        self.metrics.failovers.labels("resumed").inc()
+                    yield event
+                    if transcript.is_done:
+                        return
+        raise Lost(Why.BROKEN)  # without [DONE]
+
+    def _take(self, transcript: Transcript, data: bytes) -> bytes | None:
+        """Raises Lost, ApiError."""
+        try:
+            return transcript.take(data)
+        except Failed as failed:
+            raise lost_by(failed.error) or api_error(500, failed.error) from None
+        except Diverged:
+            self.metrics.failovers.labels("diverged").inc()
+            raise ApiError(
+                503,
+                "the server was lost, and another one's answer begins differently: send the "
+                "request again",
+                code="replay_diverged",
+            ) from None
+        except msgspec.DecodeError:
+            raise Lost(Why.BROKEN) from None
+
+    def _headers(self, route: Route) -> dict[str, str]:
+        if not route.prefill:
+            return {}
+        headers = {PREFILL_HEADER: ",".join(member.peer for member in route.prefill)}
+        key = route.target.admin_key
+        return headers if key is None else headers | {ADMIN_KEY_HEADER: key}
+
+    # ---- whom to try ----------------------------------------------------------------------------
+
+    async def _tour(self, inquiry: Inquiry) -> _Tour:
+        matched, num_pages = await self._matched(inquiry)
+
+        def route(tried: set[str]) -> Route | None:
+            return self._route(inquiry, tried, matched, num_pages)
+
+        return _Tour(self, route)
+
+    async def _matched(self, inquiry: Inquiry) -> tuple[Mapping[str, int], int]:
+        """Who has how many pages of the prompt, and how many it has; nothing if nobody can say."""
+        if inquiry.model is None or not inquiry.body or not len(self.fleet.index):
+            return {}, 0
+        targets = self.fleet.usable(inquiry.model)
+        prefill = {each.url for target in targets for each in self.fleet.prefill_for(target)}
+        if len(targets) < 2 and len(prefill) < 2:
+            return {}, 0
+        able = [member for member in targets if member.lets_us_in]
+        if not able:
+            return {}, 0
+        try:
+            keys = await self.fleet.keys(min(able, key=lambda each: each.load), inquiry.body)
+        except (httpx.HTTPError, TimeoutError, ValueError) as error:
+            self.metrics.keys_failures.inc()
+            logger.info("no page keys: %r", error)
+            return {}, 0
+        return self.fleet.index.matched(keys), len(keys)
+
+    def _route(
+        self, inquiry: Inquiry, tried: set[str], matched: Mapping[str, int], num_pages: int
+    ) -> Route | None:
+        targets = [each for each in self.fleet.usable(inquiry.model) if each.url not in tried]
+        if not targets:
+            return None
+        is_counted = inquiry.endpoint is not Endpoint.MODELS
+        target, *_ = self._ranked(targets, matched, num_pages, is_counted)
+        prefill = self.fleet.prefill_for(target)
+        if prefill:
+            prefill = self._ranked(prefill, matched, num_pages, is_counted)
+        return Route(target, prefill)
+
+    def _ranked(
+        self, members: list[Member], matched: Mapping[str, int], num_pages: int, is_counted: bool
+    ) -> list[Member]:
+        by_url = {member.url: member for member in members}
+        candidates = [
+            Candidate(url, each.load, matched.get(url, 0)) for url, each in by_url.items()
+        ]
+        load_pages = self.fleet.config.load_pages
+        turn = next(self._turns[members[0].side])
+        ranked = rank(candidates, num_pages, load_pages, turn)
+        first = by_url[ranked.names[0]]
+        if is_counted:
+            self.metrics.choices.labels(first.side, ranked.by).inc()
+        if ranked.by is not By.ONLY:
+            logger.debug("%s by %s among %s", first.url, ranked.by, candidates)
+        return [by_url[name] for name in ranked.names]
+
+
+class _Tour:
+    """The servers tried for one request."""
+
+    def __init__(self, proxy: Proxy, route: Callable[[set[str]], Route | None]) -> None:
+        self._proxy = proxy
+        self._route = route
+        self._tried: set[str] = set()
+        self._losses: list[Lost] = []
+
+    def next(self, *, is_failover: bool = False) -> Route:
+        """Raises ApiError when there is nobody left to try."""
+        route = None
+        if len(self._losses) <= self._proxy.fleet.config.retries and not self._proxy.is_stopped:
+            route = self._route(self._tried)
+        if route is not None:
+            self._tried.add(route.target.url)
+            return route
+        if is_failover:
+            self._proxy.metrics.failovers.labels("failed").inc()
+        raise self._error(is_failover=is_failover)
+
+    def lost(self, route: Route, lost: Lost) -> None:
+        self._losses.append(lost)
+        self._proxy.metrics.retries.labels(lost.why).inc()
+        if lost.why.is_servers_fault:
+            route.target.suspect(f"a request failed there: {lost.why}")
+
+    def _error(self, *, is_failover: bool) -> ApiError:
+        if self._proxy.is_stopped:
+            return shutting_down()
+        if not self._losses:
+            fleet = self._proxy.fleet
+            how = ", ".join(
+                f"{side} {one_line(members)}"
+                for side in Side
+                if (members := [each for each in fleet.members if each.side is side])
+            )
+            return _unavailable(f"no server can take requests now ({how} are up): try again later")
+        own = self._losses[-1].error
+        if own is not None and not is_failover:
+            return own
+        reasons = ", ".join(dict.fromkeys(lost.why.value for lost in self._losses))
+        what = (
+            "the server that was answering was lost, and no other could go on"
+            if is_failover
+            else f"{len(self._losses)} server(s) were tried and none answered"
+        )
+        return _unavailable(f"{what} ({reasons}): send the request again")
+
+
+def read_inquiry(endpoint: Endpoint, headers: Mapping[str, str], content: bytes) -> Inquiry:
+    """A client's request for an answer. What is wrong with it is for a server to say."""
+    kept = _kept(headers)
+    try:
+        body: dict[str, Any] = msgspec.json.decode(content, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return Inquiry(endpoint, content, kept)
+    if body.get("seed") is None:
+        body["seed"] = secrets.randbelow(_MAX_SEED)
+        content = msgspec.json.encode(body)
+    model = body.get("model")
+    return Inquiry(
+        endpoint,
+        content,
+        kept,
+        model if isinstance(model, str) else None,
+        body.get("stream") is True,
+    )
+
+
+def read_question(headers: Mapping[str, str], model: str | None = None) -> Inquiry:
+    """A client's question which models there are, to a server that has `model` if one has."""
+    return Inquiry(Endpoint.MODELS, b"", _kept(headers), model)
+
+
+def pick_model(reply: Reply, model: str) -> Reply:
+    """Of a server's list of models, one. Raises ApiError."""
+    try:
+        listed = msgspec.json.decode(reply.content, type=_Models).data
+    except msgspec.DecodeError:
+        raise ApiError(
+            502, "the server's list of models cannot be read", code="bad_server"
+        ) from None
+    for each in listed:
+        if each.get("id") == model:
+            return Reply(msgspec.json.encode(each), reply.content_type)
+    raise model_not_found(model, ", ".join(str(each.get("id")) for each in listed))
+
+
+class _Models(msgspec.Struct):
+    data: list[dict[str, Any]]
+
+
+def _kept(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: headers[name] for name in _PASSED_ON if name in headers}
+
+
+def _unavailable(message: str) -> ApiError:
+    return ApiError(503, message, code="no_server", headers={"Retry-After": str(RETRY_AFTER_S)})

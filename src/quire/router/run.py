@@ -1,0 +1,89 @@
+"""route(): a socket, a fleet and an app, from their start to their end.
+
+    bind → ask every server once → listen → serve → drain
+
+It starts whether or not the servers are there: it uses those that come. It ends with SIGINT or
+SIGTERM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+
+import httpx
+
+from quire.router.app import app_of
+from quire.router.config import RouterConfig
+from quire.router.fleet import Fleet
+from quire.router.metrics import RouterMetrics
+from quire.router.proxy import Proxy
+from quire.server.config import ServerConfig
+from quire.server.connections import GuardedConfig
+from quire.server.run import Server, bind, finish_first, url_of
+from quire.server.stopping import Stop, stop_signals
+
+OnReady = Callable[[str, Fleet], None]
+
+_ANSWER_S = 2.0
+"""For errors to reach clients, once nothing more is awaited."""
+
+
+async def route(config: RouterConfig, listen: ServerConfig, on_ready: OnReady) -> None:
+    """Raises ConfigError when it cannot start."""
+    with contextlib.closing(bind(listen)) as listener, stop_signals() as stop:
+        await run(config, listen, listener, stop, on_ready)
+
+
+async def run(
+    config: RouterConfig,
+    listen: ServerConfig,
+    listener: socket.socket,
+    stop: Stop,
+    on_ready: OnReady,
+) -> None:
+    """Until `stop` is set."""
+    async with http_client(config) as client:
+        fleet = Fleet(config, client)
+        proxy = Proxy(fleet, client, RouterMetrics())
+        await fleet.start()
+        listener.listen(1024)
+        server = Server(GuardedConfig(app_of(proxy, listen), listen))
+        serving = asyncio.create_task(server.serve(sockets=[listener]), name="quire-router")
+        try:
+            while not server.started and not serving.done():
+                await asyncio.sleep(0.005)
+            on_ready(url_of(listen, listener), fleet)
+            stopping = asyncio.create_task(stop.wait())
+            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            if stop.is_set:
+                await finish_first(proxy.drain(), listen.drain_timeout_s, stop)
+            await _drain(proxy, server, serving, listen.shutdown_grace_s)
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+            await fleet.close()
+
+
+def http_client(config: RouterConfig) -> httpx.AsyncClient:
+    """How long an answer may take is for upstream.py and fleet.py to say; and no proxy of the
+    environment stands between the servers of a fleet."""
+    return httpx.AsyncClient(
+        timeout=httpx.Timeout(None, connect=config.connect_timeout_s),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
+        trust_env=False,
+    )
+
+
+async def _drain(proxy: Proxy, server: Server, serving: asyncio.Task[None], grace_s: float) -> None:
+    """Stop listening, let requests finish, then tell the rest that it is over."""
+    server.should_exit = True
+    await asyncio.wait({serving}, timeout=grace_s)
+    if not serving.done():
+        proxy.is_stopped = True
+        for member in proxy.fleet.members:
+            member.cut()
+        await asyncio.wait({serving}, timeout=_ANSWER_S)

@@ -1,0 +1,178 @@
+"""One try: a request sent to one server, and its answer, or how that was lost.
+
+answer        any status that is final: the client's
+Lost          nothing final came: another server may be asked
+
+refused       nobody listens there               silent      no byte for too long
+broken        the connection ended on the way    overloaded  429: its queue is full
+unavailable   502, 503: engine gone, stopping
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import httpx
+import msgspec
+
+from quire.router.fleet import Member
+from quire.server.errors import ApiError
+
+_PASSED_ON = ("retry-after", "www-authenticate")
+_RETRIED_CODES = {
+    "queue_full": "overloaded",
+    "rejected": "overloaded",
+    "too_many_connections": "overloaded",
+    "engine_unavailable": "unavailable",
+    "shutting_down": "unavailable",
+}
+
+
+class Why(enum.StrEnum):
+    REFUSED = "refused"
+    BROKEN = "broken"
+    SILENT = "silent"
+    OVERLOADED = "overloaded"
+    UNAVAILABLE = "unavailable"
+
+    @property
+    def is_servers_fault(self) -> bool:
+        """Whether the server should be looked after before it is used again."""
+        return self is not Why.OVERLOADED
+
+
+class Lost(Exception):
+    def __init__(self, why: Why, error: ApiError | None = None) -> None:
+        super().__init__(why.value)
+        self.why = why
+        self.error = error
+        """The server's own words, if it had any."""
+
+
+class Endpoint(enum.Enum):
+    """All that the router passes requests on to. A client chooses among these and spells none:
+    what it writes never becomes a part of an address."""
+
+    CHAT = ("POST", "/v1/chat/completions")
+    COMPLETIONS = ("POST", "/v1/completions")
+    MODELS = ("GET", "/v1/models")
+
+
+class Inquiry(NamedTuple):
+    """A client's request, as it is sent on."""
+
+    endpoint: Endpoint
+    body: bytes
+    headers: Mapping[str, str]
+    model: str | None = None
+    is_stream: bool = False
+
+
+class Reply(NamedTuple):
+    content: bytes
+    content_type: str
+
+
+class Upstream:
+    def __init__(self, client: httpx.AsyncClient, idle_timeout_s: float) -> None:
+        self._client = client
+        self._timeout_s = idle_timeout_s
+
+    async def whole(self, member: Member, inquiry: Inquiry, headers: Mapping[str, str]) -> Reply:
+        """Raises Lost, and ApiError for an answer that is an error."""
+        async with self._open(member, inquiry, headers) as response:
+            content = await self._read(member, response)
+            return Reply(content, response.headers.get("content-type", "application/json"))
+
+    async def events(
+        self, member: Member, inquiry: Inquiry, headers: Mapping[str, str]
+    ) -> AsyncGenerator[bytes, None]:
+        """The data of each event, as it comes. Raises Lost, and ApiError for an answer that is an
+        error. It ends when the connection does, well or not."""
+        async with self._open(member, inquiry, headers) as response:
+            pieces = response.aiter_bytes()
+            buffer = b""
+            while True:
+                with _losses():
+                    async with member.reading(self._timeout_s):
+                        piece = await anext(pieces, None)
+                if piece is None:
+                    return
+                *events, buffer = (buffer + piece).split(b"\n\n")
+                for event in events:
+                    if event.startswith(b"data:"):
+                        yield event.removeprefix(b"data:").strip()
+
+    @contextlib.asynccontextmanager
+    async def _open(
+        self, member: Member, inquiry: Inquiry, headers: Mapping[str, str]
+    ) -> AsyncIterator[httpx.Response]:
+        method, path = inquiry.endpoint.value
+        request = self._client.build_request(
+            method,
+            member.url + path,
+            content=inquiry.body,
+            headers={**inquiry.headers, **headers},
+        )
+        with _losses():
+            async with member.reading(self._timeout_s):
+                response = await self._client.send(request, stream=True)
+        async with contextlib.aclosing(response):
+            if response.status_code != 200:
+                raise _refusal(response, await self._read(member, response))
+            yield response
+
+    async def _read(self, member: Member, response: httpx.Response) -> bytes:
+        with _losses():
+            async with member.reading(self._timeout_s):
+                return await response.aread()
+
+
+def lost_by(error: Mapping[str, Any]) -> Lost | None:
+    """An error that a server ended a stream with; None: it is final."""
+    why = _RETRIED_CODES.get(str(error.get("code")))
+    return None if why is None else Lost(Why(why), api_error(503, error))
+
+
+def api_error(
+    status: int, error: Mapping[str, Any], headers: Mapping[str, str] | None = None
+) -> ApiError:
+    """A server's error, as ours."""
+    param, code = error.get("param"), error.get("code")
+    return ApiError(
+        status,
+        str(error.get("message", "the server did not say what is wrong")),
+        param=param if isinstance(param, str) else None,
+        code=code if isinstance(code, str) else None,
+        headers=headers,
+    )
+
+
+@contextlib.contextmanager
+def _losses() -> Iterator[None]:
+    try:
+        yield
+    except (httpx.ConnectError, httpx.ConnectTimeout):
+        raise Lost(Why.REFUSED) from None
+    except (httpx.TimeoutException, TimeoutError):
+        raise Lost(Why.SILENT) from None
+    except httpx.HTTPError:
+        raise Lost(Why.BROKEN) from None
+
+
+def _refusal(response: httpx.Response, content: bytes) -> Lost | ApiError:
+    status = response.status_code
+    try:
+        body = msgspec.json.decode(content)
+        found = body["error"] if isinstance(body["error"], dict) else {}
+    except (msgspec.DecodeError, TypeError, KeyError):
+        found = {}
+    headers = {name: response.headers[name] for name in _PASSED_ON if name in response.headers}
+    error = api_error(status, found, headers)
+    why = _RETRIED_CODES.get(str(error.code))
+    if why is None and status in (429, 502, 503):
+        why = "overloaded" if status == 429 else "unavailable"
+    return error if why is None else Lost(Why(why), error)

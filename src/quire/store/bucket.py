@@ -1,0 +1,294 @@
+"""Pages as objects of a bucket: `s3://bucket/prefix`, `gs://…`, `az://…`, through obstore.
+
+    page            PREFIX/objects/xx/NAME       xx: two digits of its key, so that none is crowded
+    quarantined     PREFIX/quarantine/NAME
+
+Many requests at once, on an event loop of its own: a bucket is far away and wide. A bucket orders
+nothing by use and has no budget: what goes, and when, is its lifecycle's. Credentials come from
+where that ecosystem keeps them (environment, files, the machine's role), never from the URL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from datetime import timedelta
+from functools import partial
+from itertools import compress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import obstore
+from obstore import exceptions, store
+
+from quire.errors import StoreError, StoreURLError
+from quire.store.base import Blob, NewObject, ObjectName, StoredObject, StoreStats
+from quire.store.url import Options, StoreURL
+from quire.types import PAGE_KEY_BYTES, PageKey, PageStatus
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+OPEN_TIMEOUT_S = 10.0
+_ADMIN_TIMEOUT_S = 60.0
+_REQUESTS = 64
+"""Under way at once, of one call."""
+_DELETED = 500
+"""Objects deleted at a time."""
+
+_OK = PageStatus.OK
+Result = TypeVar("Result")
+
+
+class BucketStore:
+    def __init__(self, bucket: ObjectStore) -> None:
+        """`bucket`: with the prefix, if there is one."""
+        self._bucket = bucket
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="quire-bucket")
+        self._thread.daemon = True
+        self._thread.start()
+
+    # ---- pages ----------------------------------------------------------------------------------
+
+    def contains(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
+        async def look(name: ObjectName) -> bool:
+            try:
+                await obstore.head_async(self._bucket, _path(name))
+            except (FileNotFoundError, exceptions.NotFoundError):
+                return False
+            return True
+
+        found = self._all(look, names, deadline)
+        for answer in found:
+            if isinstance(answer, BaseException):
+                raise _as_error(answer)
+        return [answer is True for answer in found]
+
+    def get(
+        self, names: Sequence[ObjectName], into: Sequence[Blob], *, deadline: float
+    ) -> list[PageStatus]:
+        async def read(item: tuple[ObjectName, Blob]) -> PageStatus:
+            name, blob = item
+            answer = await obstore.get_async(self._bucket, _path(name))
+            if answer.meta["size"] != blob.header.nbytes + blob.payload.nbytes:
+                return PageStatus.CORRUPT
+            at = 0
+            async for chunk in answer.stream(min_chunk_size=1 << 20):
+                at = _spread(memoryview(chunk), at, blob)
+            return _OK if at == answer.meta["size"] else PageStatus.FAILED
+
+        pairs = list(zip(names, into, strict=True))
+        return [_status(answer) for answer in self._all(read, pairs, deadline)]
+
+    def put(self, objects: Sequence[NewObject], *, deadline: float) -> list[PageStatus]:
+        """Parents first, one behind the other; a path's pages side by side once they are known to
+        be there or to come."""
+        lands = self._has_parents(objects, deadline)
+        if isinstance(lands, BaseException):
+            return [_status(lands)] * len(objects)
+        answers = iter(self._all(self._write, list(compress(objects, lands)), deadline))
+        statuses, lost, strays = [], set(), []
+        for new, is_landing in zip(objects, lands, strict=True):
+            status = _status(next(answers)) if is_landing else PageStatus.ORPHAN
+            if status is _OK and new.parent in lost:
+                status = PageStatus.ORPHAN
+                strays.append(_path(new.name))
+            if status is not _OK:
+                lost.add(new.name)
+            statuses.append(status)
+        if strays:  # the page before one did not land: it is of no use
+            self._run(lambda: obstore.delete_async(self._bucket, strays), deadline)
+        return statuses
+
+    async def _write(self, new: NewObject) -> PageStatus:
+        data = b"".join(new.blob)  # one object, published when all of it has come
+        try:
+            await obstore.put_async(
+                self._bucket, _path(new.name), data, mode="create", use_multipart=False
+            )
+        except (FileExistsError, exceptions.AlreadyExistsError):
+            pass
+        except (NotImplementedError, exceptions.NotSupportedError):
+            await obstore.put_async(self._bucket, _path(new.name), data, use_multipart=False)
+        return _OK
+
+    def touch(self, names: Sequence[ObjectName], *, used_ns: int, each: bool = False) -> None:
+        """A bucket does not know what is used."""
+
+    def quarantine(self, name: ObjectName) -> bool:
+        aside, deadline = f"quarantine/{name.text}", time.monotonic() + _ADMIN_TIMEOUT_S
+        answer = self._run(lambda: obstore.rename_async(self._bucket, _path(name), aside), deadline)
+        return not isinstance(answer, BaseException)
+
+    # ---- for people -----------------------------------------------------------------------------
+
+    def scan(self) -> Iterator[StoredObject]:
+        for listed in obstore.list(self._bucket, prefix="objects"):
+            for item in listed:
+                name = ObjectName.parse(str(item["path"]).rpartition("/")[2])
+                if name is not None and item["path"] == _path(name):
+                    yield StoredObject(name, item["size"], item["last_modified"].timestamp())
+
+    def clear(self, *, wait: bool = False) -> int:
+        paths = [_path(item.name) for item in self.scan()]
+        for at in range(0, len(paths), _DELETED):
+            some, deadline = paths[at : at + _DELETED], time.monotonic() + _ADMIN_TIMEOUT_S
+            answer = self._run(partial(obstore.delete_async, self._bucket, some), deadline)
+            if isinstance(answer, BaseException):
+                raise _as_error(answer)
+        return len(paths)
+
+    def stats(self) -> StoreStats:
+        """Counting would mean listing all of it."""
+        return StoreStats()
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    # ---- inside ---------------------------------------------------------------------------------
+
+    def _has_parents(
+        self, objects: Sequence[NewObject], deadline: float
+    ) -> list[bool] | BaseException:
+        """Of each: is the page that it needs there, or before it in this call?"""
+        own = {new.name for new in objects}
+        parents = list({new.parent for new in objects if new.parent is not None} - own)
+        try:
+            there = set(compress(parents, self.contains(parents, deadline=deadline)))
+        except (OSError, StoreError) as error:
+            return error
+        lands = []
+        for new in objects:
+            lands.append(new.parent is None or new.parent in there)
+            if lands[-1]:
+                there.add(new.name)
+        return lands
+
+    def _all(
+        self,
+        work: Callable[[Any], Coroutine[Any, Any, Result]],
+        items: Sequence[Any],
+        deadline: float,
+    ) -> list[Result | BaseException]:
+        """Side by side; when it returns, nothing of it is under way."""
+        if not items:
+            return []
+
+        async def all_of_them() -> list[Result | BaseException]:
+            room = asyncio.Semaphore(_REQUESTS)
+
+            async def one(item: Any) -> Result:
+                async with room:
+                    return await work(item)
+
+            tasks = [asyncio.ensure_future(one(item)) for item in items]
+            _, late = await asyncio.wait(tasks, timeout=max(0.0, deadline - time.monotonic()))
+            for task in late:
+                task.cancel()
+            answers = await asyncio.gather(*tasks, return_exceptions=True)
+            return [
+                TimeoutError() if task in late else a
+                for task, a in zip(tasks, answers, strict=True)
+            ]
+
+        return asyncio.run_coroutine_threadsafe(all_of_them(), self._loop).result()
+
+    def _run(
+        self, work: Callable[[], Awaitable[Result]], deadline: float
+    ) -> Result | BaseException:
+        """Awaited on the loop, where it must also be called."""
+
+        async def one(call: Callable[[], Awaitable[Result]]) -> Result:
+            return await call()
+
+        return self._all(one, [work], deadline)[0]
+
+
+def _path(name: ObjectName) -> str:
+    return f"objects/{name.key[:1].hex()}/{name.text}"
+
+
+def _spread(chunk: memoryview, at: int, blob: Blob) -> int:
+    """A chunk of an object to where it belongs; returns where the next one begins."""
+    split = blob.header.nbytes
+    if at < split:
+        head = chunk[: split - at]
+        blob.header[at : at + head.nbytes] = head
+        at, chunk = at + head.nbytes, chunk[head.nbytes :]
+    if chunk.nbytes:
+        blob.payload[at - split : at - split + chunk.nbytes] = chunk
+    return at + chunk.nbytes
+
+
+def _status(answer: PageStatus | BaseException) -> PageStatus:
+    if not isinstance(answer, BaseException):
+        return answer
+    if isinstance(answer, FileNotFoundError | exceptions.NotFoundError):
+        return PageStatus.MISS
+    if isinstance(answer, TimeoutError):
+        return PageStatus.TIMEOUT
+    if isinstance(answer, PermissionError | exceptions.PermissionDeniedError):
+        return PageStatus.REJECTED
+    return PageStatus.FAILED
+
+
+def _as_error(answer: BaseException) -> OSError | StoreError:
+    """Not what the server said: there may be keys and signatures in it."""
+    if isinstance(answer, TimeoutError):
+        return answer
+    if isinstance(answer, PermissionError | exceptions.PermissionDeniedError):
+        return StoreError("the bucket turns us away: check the credentials and their rights")
+    if isinstance(answer, exceptions.UnauthenticatedError):
+        return StoreError("the bucket does not know us: check the credentials")
+    kind = type(answer).__name__
+    return StoreError(f"the bucket cannot be used ({kind}): check its name, endpoint and region")
+
+
+# ---- by URL --------------------------------------------------------------------------------------
+
+
+def open_url(url: StoreURL) -> BucketStore:
+    """`s3://bucket/prefix?endpoint=http://…&region=…`; also gs:// and az://."""
+    options = Options(url)
+    endpoint, region = options.text("endpoint", ""), options.text("region", "")
+    options.finish()
+    if not url.host or "@" in url.host or ":" in url.host:
+        raise StoreURLError(
+            f"{url.shown!r} must name a bucket and nothing else before the path: credentials come "
+            "from the environment, the server's address from ?endpoint="
+        )
+    settings: dict[str, Any] = {}
+    if endpoint:
+        settings["endpoint"] = endpoint
+    if region:
+        settings["region"] = region
+    if settings and url.scheme != "s3":
+        raise StoreURLError(f"{url.shown!r}: endpoint and region are for s3://")
+    try:
+        bucket = store.from_url(
+            f"{url.scheme}://{url.host}{url.path}",
+            client_options={
+                "allow_http": endpoint.startswith("http://"),
+                "connect_timeout": timedelta(seconds=OPEN_TIMEOUT_S),
+                "timeout": timedelta(seconds=_ADMIN_TIMEOUT_S),
+            },
+            retry_config={"max_retries": 2, "retry_timeout": timedelta(seconds=OPEN_TIMEOUT_S)},
+            **settings,
+        )
+    except (exceptions.BaseError, ValueError, OSError) as error:
+        kind = type(error).__name__
+        raise StoreURLError(f"{url.shown!r} names no bucket ({kind}): check it") from None
+    opened = BucketStore(bucket)
+    nobody = ObjectName(PageKey(bytes(PAGE_KEY_BYTES)), "full", 0, 1)
+    try:
+        opened.contains([nobody], deadline=time.monotonic() + OPEN_TIMEOUT_S)
+    except (StoreError, OSError) as error:
+        opened.close()
+        reason = str(error) or "no answer"
+        raise StoreError(f"{url.shown}: {reason}") from None
+    return opened

@@ -1,0 +1,187 @@
+"""Connection: one line to one server, on which every call has a deadline.
+
+A call that fails half-way leaves answers behind that nobody waits for: the connection is of no use
+any more, and is closed by whoever had it. Knows sockets and TLS; nothing of keys.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from quire.errors import StoreError
+from quire.store.redis.wire import (
+    Answer,
+    Buffer,
+    ProtocolError,
+    ServerError,
+    command,
+    read_answer,
+    read_into,
+)
+
+_BUFFER_BYTES = 64 << 10
+_IOV_MAX = 512
+"""Buffers of one call to the kernel, which takes 1,024."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    host: str
+    port: int
+
+    @property
+    def text(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """What every connection begins with. Never shown."""
+
+    user: str = ""
+    password: str = ""
+    database: int = 0
+    tls: ssl.SSLContext | None = None
+
+    def commands(self) -> list[list[Buffer]]:
+        said = []
+        if self.password:
+            words = [self.user] if self.user else []
+            said.append(command(b"AUTH", *(word.encode() for word in (*words, self.password))))
+        if self.database:
+            said.append(command(b"SELECT", b"%d" % self.database))
+        return said
+
+
+class Connection:
+    def __init__(self, address: Address, login: Login, deadline: float) -> None:
+        """Raises OSError, StoreError: the server turns us away."""
+        self.address = address
+        self._deadline = deadline
+        self._socket = _connect(address, login, deadline)
+        self._can_gather = login.tls is None
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._at = self._end = 0
+        self.is_used = False
+        """Something was answered on it before: it may have died since."""
+        try:
+            opening = login.commands()
+            self.send(list(chain.from_iterable(opening)), deadline)
+            for _ in opening:
+                answer = self.answer()
+                if isinstance(answer, ServerError):
+                    raise turned_away(address, answer)
+        except BaseException:
+            self.close()
+            raise
+
+    def send(self, buffers: Sequence[Buffer], deadline: float) -> None:
+        """All of it; answers that follow have the same deadline. Raises OSError."""
+        self._deadline = deadline
+        if not self._can_gather:
+            for buffer in buffers:
+                self._wait()
+                self._socket.sendall(buffer)
+            return
+        left = [memoryview(buffer).cast("B") for buffer in buffers if len(buffer)]
+        while left:
+            self._wait()
+            sent = self._socket.sendmsg(left[:_IOV_MAX])
+            done = 0
+            while done < len(left) and sent >= left[done].nbytes:
+                sent -= left[done].nbytes
+                done += 1
+            del left[:done]
+            if sent:
+                left[0] = left[0][sent:]
+
+    def answer(self) -> Answer:
+        """Raises OSError, ProtocolError."""
+        return read_answer(self)
+
+    def answer_into(self, targets: Sequence[memoryview]) -> int | ServerError:
+        """See wire.read_into. Raises OSError, ProtocolError."""
+        return read_into(self, targets)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    # ---- as a Source ----------------------------------------------------------------------------
+
+    def line(self, limit: int) -> bytes:
+        found = bytearray()
+        while True:
+            if self._at == self._end:
+                self._more()
+            here = bytes(self._buffer[self._at : self._end])
+            end = here.find(b"\n")
+            if end >= 0:
+                self._at += end + 1
+                found += here[: end + 1]
+                break
+            self._at = self._end
+            found += here
+            if len(found) > limit:
+                raise ProtocolError("a line without an end")
+        if not found.endswith(b"\r\n"):
+            raise ProtocolError("a line that does not end as lines do")
+        return bytes(found[:-2])
+
+    def fill(self, target: memoryview) -> None:
+        have = min(target.nbytes, self._end - self._at)
+        target[:have] = self._buffer[self._at : self._at + have]
+        self._at += have
+        while have < target.nbytes:
+            self._wait()
+            count = self._socket.recv_into(target[have:])
+            if not count:
+                raise ConnectionResetError("the server has closed the connection")
+            have += count
+
+    def skip(self, num_bytes: int) -> None:
+        while num_bytes:
+            if self._at == self._end:
+                self._more()
+            count = min(num_bytes, self._end - self._at)
+            self._at += count
+            num_bytes -= count
+
+    def _more(self) -> None:
+        self._wait()
+        self._at, self._end = 0, self._socket.recv_into(self._buffer)
+        if not self._end:
+            raise ConnectionResetError("the server has closed the connection")
+        self.is_used = True
+
+    def _wait(self) -> None:
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self._socket.settimeout(left_s)
+
+
+def turned_away(address: Address, answer: ServerError) -> StoreError:
+    return StoreError(
+        f"{address.text} turns us away ({answer.code}): check user, password and database of the "
+        "store's URL"
+    )
+
+
+def _connect(address: Address, login: Login, deadline: float) -> socket.socket:
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    plain = socket.create_connection((address.host, address.port), timeout=left_s)
+    try:
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if login.tls is None:
+            return plain
+        return login.tls.wrap_socket(plain, server_hostname=address.host)
+    except BaseException:
+        plain.close()
+        raise

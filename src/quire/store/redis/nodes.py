@@ -1,0 +1,241 @@
+"""Nodes: the servers behind one URL, which of them has a key, and calls that go to all at once.
+
+    exchanges ──by key──▶ node A: all of its commands, then all of its answers
+                     └──▶ node B: the same, sent before A's answers are read
+
+One server is a cluster of one. Connections are kept for the next call, as many as calls were made
+at once. What fails, fails for the exchanges of that node; who held a connection that died while
+nobody used it, or asked a node that has given its keys away, asks once more.
+"""
+
+from __future__ import annotations
+
+import binascii
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import StoreError
+from quire.store.redis.connection import Address, Connection, Login, turned_away
+from quire.store.redis.wire import Answer, Buffer, ProtocolError, ServerError, command
+
+_NUM_SLOTS = 16384
+_MAX_IDLE = 32
+_TRIES = 3
+
+Failure = OSError | ProtocolError | ServerError | StoreError
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One command, and how its answer is read."""
+
+    key: bytes
+    """With its part in braces: that decides who has it."""
+    said: Sequence[Buffer]
+    hear: Callable[[Connection], Any] = Connection.answer
+
+
+class Nodes:
+    def __init__(self, address: Address, login: Login, *, deadline: float) -> None:
+        """Raises OSError, StoreError."""
+        self._first = address
+        self._login = login
+        self._lock = threading.Lock()
+        self._idle: dict[Address, list[Connection]] = defaultdict(list)
+        self._is_closed = False
+        self._slots: list[Address] | None = None
+        """None: one server has all."""
+        try:
+            self._look_around(deadline)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def is_cluster(self) -> bool:
+        return self._slots is not None
+
+    @property
+    def addresses(self) -> list[Address]:
+        """Each that has keys."""
+        slots = self._slots
+        return [self._first] if slots is None else list(dict.fromkeys(slots))
+
+    def ask(self, exchanges: Sequence[Exchange], deadline: float) -> list[Any]:
+        """Each one's answer, or Failure."""
+        answers: list[Any] = [None] * len(exchanges)
+        left: Iterable[int] = range(len(exchanges))
+        for _ in range(_TRIES):
+            groups: dict[Address, list[int]] = defaultdict(list)
+            for index in left:
+                groups[self._owner(exchanges[index].key)].append(index)
+            again = self._round(exchanges, groups, answers, deadline)
+            if not again:
+                break
+            left = again
+            if any(_has_moved(answers[index]) for index in again):
+                try:
+                    self._look_around(deadline)
+                except (OSError, StoreError, ProtocolError):
+                    break
+        return answers
+
+    def ask_node(self, address: Address, words: Sequence[Buffer], deadline: float) -> Answer:
+        """Raises Failure."""
+        connection = self._take(address, deadline)
+        try:
+            connection.send(command(*words), deadline)
+            answer = connection.answer()
+        except BaseException:
+            connection.close()
+            raise
+        self._give_back(connection)
+        if isinstance(answer, ServerError):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self._idle, defaultdict(list)
+        for connections in idle.values():
+            for connection in connections:
+                connection.close()
+
+    # ---- one round ------------------------------------------------------------------------------
+
+    def _round(
+        self,
+        exchanges: Sequence[Exchange],
+        groups: dict[Address, list[int]],
+        answers: list[Any],
+        deadline: float,
+    ) -> list[int]:
+        """Fills in answers. Returns those to be asked for once more."""
+        again: list[int] = []
+        under_way: list[tuple[Connection, list[int]]] = []
+        for address, indices in groups.items():
+            try:
+                connection = self._take(address, deadline)
+            except (OSError, StoreError, ProtocolError) as error:
+                _fail(answers, indices, error)
+                continue
+            said = [buffer for index in indices for buffer in exchanges[index].said]
+            try:
+                connection.send(said, deadline)
+            except OSError as error:
+                again += self._broken(connection, indices, answers, error)
+            else:
+                under_way.append((connection, indices))
+        for connection, indices in under_way:
+            again += self._hear(connection, indices, exchanges, answers)
+        return again
+
+    def _hear(
+        self,
+        connection: Connection,
+        indices: list[int],
+        exchanges: Sequence[Exchange],
+        answers: list[Any],
+    ) -> list[int]:
+        again: list[int] = []
+        for place, index in enumerate(indices):
+            try:
+                answers[index] = exchanges[index].hear(connection)
+            except (OSError, ProtocolError) as error:
+                return again + self._broken(connection, indices[place:], answers, error)
+            except BaseException:
+                connection.close()
+                raise
+            if _has_moved(answers[index]):
+                again.append(index)
+        self._give_back(connection)
+        return again
+
+    def _broken(
+        self,
+        connection: Connection,
+        indices: list[int],
+        answers: list[Any],
+        error: OSError | ProtocolError,
+    ) -> list[int]:
+        """It died. While nobody used it? Then others that were kept have, too."""
+        connection.close()
+        _fail(answers, indices, error)
+        if not connection.is_used or not isinstance(error, ConnectionError):
+            return []
+        with self._lock:
+            dead = self._idle.pop(connection.address, [])
+        for other in dead:
+            other.close()
+        return indices
+
+    # ---- connections ----------------------------------------------------------------------------
+
+    def _take(self, address: Address, deadline: float) -> Connection:
+        with self._lock:
+            if self._is_closed:
+                raise StoreError("the store is closed")
+            idle = self._idle[address]
+            if idle:
+                return idle.pop()
+        return Connection(address, self._login, deadline)
+
+    def _give_back(self, connection: Connection) -> None:
+        with self._lock:
+            idle = self._idle[connection.address]
+            if not self._is_closed and len(idle) < _MAX_IDLE:
+                idle.append(connection)
+                return
+        connection.close()
+
+    # ---- who has what ---------------------------------------------------------------------------
+
+    def _owner(self, key: bytes) -> Address:
+        slots = self._slots
+        if slots is None:
+            return self._first
+        named = key.partition(b"{")[2].partition(b"}")[0] or key
+        return slots[binascii.crc_hqx(named, 0) % _NUM_SLOTS]
+
+    def _look_around(self, deadline: float) -> None:
+        """Of whoever answers first of those that are known."""
+        known = list(dict.fromkeys([*self.addresses, self._first]))
+        for place, address in enumerate(known):
+            try:
+                answer = self.ask_node(address, (b"CLUSTER", b"SLOTS"), deadline)
+            except ServerError as error:
+                if error.code == "NOAUTH":
+                    raise turned_away(address, error) from None
+                return  # it is in no cluster, or does not say
+            except (OSError, StoreError, ProtocolError):
+                if place == len(known) - 1:
+                    raise
+                continue
+            slots = _slots(answer, address)
+            if slots is not None:
+                self._slots = slots
+            return
+
+
+def _slots(answer: Answer, told_by: Address) -> list[Address] | None:
+    """None: nothing is assigned."""
+    slots: list[Address | None] = [None] * _NUM_SLOTS
+    for first, last, (host, port, *_), *_ in answer or ():
+        address = Address(host.decode() if host else told_by.host, port)
+        for slot in range(first, last + 1):
+            slots[slot] = address
+    found = next((address for address in slots if address is not None), None)
+    return None if found is None else [address or found for address in slots]
+
+
+def _has_moved(answer: Any) -> bool:
+    return isinstance(answer, ServerError) and answer.code in ("MOVED", "CLUSTERDOWN", "TRYAGAIN")
+
+
+def _fail(answers: list[Any], indices: Iterable[int], error: Failure) -> None:
+    for index in indices:
+        answers[index] = error

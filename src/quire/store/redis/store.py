@@ -1,0 +1,306 @@
+"""RedisStore: what each call of a store says to the servers.
+
+    page             PREFIX{NAME}              SET, GET, EXISTS; a value is published as a whole
+    quarantined      PREFIXquarantine{NAME}    RENAME, for a week
+
+The server decides what goes when memory is short. With a policy by use (`allkeys-lru`, `-lfu`) a
+path keeps its beginning longest: of a path that is used the end is touched first, and what lies
+behind a hole is not touched at all. With `noeviction` it says no when it is full, and so do we.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+import time
+from collections.abc import Iterator, Sequence
+from itertools import compress, takewhile
+from typing import Any
+
+from quire.errors import StoreError, StoreURLError
+from quire.store.base import Blob, NewObject, ObjectName, StoredObject, StoreStats
+from quire.store.redis.connection import Address, Connection, Login
+from quire.store.redis.nodes import Exchange, Nodes
+from quire.store.redis.wire import ProtocolError, ServerError, command, set_command
+from quire.store.url import Options, StoreURL
+from quire.types import PageStatus
+
+DEFAULT_PORT = 6379
+OPEN_TIMEOUT_S = 5.0
+_TOUCH_TIMEOUT_S = 2.0
+_ADMIN_TIMEOUT_S = 30.0
+_QUARANTINE_S = 7 * 24 * 3600
+_SCAN = 512
+"""Keys asked for at a time."""
+
+
+class RedisStore:
+    def __init__(self, nodes: Nodes, prefix: str = "quire:") -> None:
+        self._nodes = nodes
+        self._prefix = prefix.encode()
+
+    # ---- pages ----------------------------------------------------------------------------------
+
+    def contains(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
+        """In one round trip to each server."""
+        keys = [self._key(name) for name in names]
+        return [answer == 1 for answer in self._all(b"EXISTS", keys, deadline)]
+
+    def get(
+        self, names: Sequence[ObjectName], into: Sequence[Blob], *, deadline: float
+    ) -> list[PageStatus]:
+        exchanges = [
+            Exchange(key, command(b"GET", key), _reading(blob))
+            for key, blob in zip(map(self._key, names), into, strict=True)
+        ]
+        answers = self._nodes.ask(exchanges, deadline)
+        return [
+            _status(answer) if isinstance(answer, Exception) else _got(answer, blob)
+            for answer, blob in zip(answers, into, strict=True)
+        ]
+
+    def put(self, objects: Sequence[NewObject], *, deadline: float) -> list[PageStatus]:
+        statuses = [PageStatus.OK] * len(objects)
+        lands = self._has_parents(objects, deadline)
+        if isinstance(lands, Exception):
+            return [_status(lands)] * len(objects)
+        exchanges = [
+            Exchange(key, set_command(key, new.blob))
+            for key, new in zip(map(self._key_of, objects), objects, strict=True)
+        ]
+        answers = iter(self._nodes.ask(list(compress(exchanges, lands)), deadline))
+        lost: set[ObjectName] = set()
+        strays = []
+        for index, new in enumerate(objects):
+            answer = next(answers) if lands[index] else None
+            if not lands[index]:
+                statuses[index] = PageStatus.ORPHAN
+            elif isinstance(answer, Exception):
+                statuses[index] = _status(answer)
+            elif new.parent in lost:
+                statuses[index] = PageStatus.ORPHAN
+                strays.append(new)
+            if statuses[index] is not PageStatus.OK:
+                lost.add(new.name)
+        if strays:  # the page before one did not land: it is of no use
+            keys = map(self._key_of, strays)
+            self._nodes.ask([Exchange(key, command(b"UNLINK", key)) for key in keys], deadline)
+        return statuses
+
+    def touch(self, names: Sequence[ObjectName], *, used_ns: int, each: bool = False) -> None:
+        deadline = time.monotonic() + _TOUCH_TIMEOUT_S
+        if not each:
+            there = self.contains(names, deadline=deadline)
+            names = names[: len(list(takewhile(bool, there)))]
+        keys = [self._key(name) for name in reversed(names)]
+        self._nodes.ask([Exchange(key, command(b"TOUCH", key)) for key in keys], deadline)
+
+    def quarantine(self, name: ObjectName) -> bool:
+        deadline, key = time.monotonic() + _TOUCH_TIMEOUT_S, self._key(name)
+        aside = self._prefix + b"quarantine" + key[len(self._prefix) :]
+        (moved,) = self._nodes.ask([Exchange(key, command(b"RENAME", key, aside))], deadline)
+        if isinstance(moved, Exception):
+            return False
+        expire = command(b"EXPIRE", aside, b"%d" % _QUARANTINE_S)
+        self._nodes.ask([Exchange(key, expire)], deadline)
+        return True
+
+    # ---- for people -----------------------------------------------------------------------------
+
+    def scan(self) -> Iterator[StoredObject]:
+        now = time.time()
+        for keys in self._keys():
+            deadline = time.monotonic() + _ADMIN_TIMEOUT_S
+            sizes = [Exchange(key, command(b"STRLEN", key)) for key in keys]
+            idle = [Exchange(key, command(b"OBJECT", b"IDLETIME", key)) for key in keys]
+            answers = self._nodes.ask(sizes + idle, deadline)
+            for key, size, idle_s in zip(keys, answers, answers[len(keys) :], strict=False):
+                name = self._name(key)
+                if name is not None and isinstance(size, int) and size:
+                    # Policies by frequency do not say when.
+                    used_s = now - idle_s if isinstance(idle_s, int) else now
+                    yield StoredObject(name, size, used_s)
+
+    def clear(self, *, wait: bool = False) -> int:
+        """When it returns, all of it is gone; the server frees the memory in the background."""
+        count = 0
+        for keys in self._keys():
+            own = [key for key in keys if self._name(key) is not None]
+            deadline = time.monotonic() + _ADMIN_TIMEOUT_S
+            count += sum(self._all(b"UNLINK", own, deadline))
+        return count
+
+    def stats(self) -> StoreStats:
+        """Memory and evictions of the servers, whoever uses them."""
+        used = room = evicted = 0
+        bounded = True
+        deadline = time.monotonic() + OPEN_TIMEOUT_S
+        for address in self._nodes.addresses:
+            with _told():
+                info = _fields(self._nodes.ask_node(address, (b"INFO",), deadline))
+            used += info.get("used_memory", 0)
+            evicted += info.get("evicted_keys", 0)
+            bounded = bounded and bool(info.get("maxmemory"))
+            room += info.get("maxmemory", 0)
+        return StoreStats(None, used, room if bounded else None, evicted)
+
+    def close(self) -> None:
+        self._nodes.close()
+
+    # ---- inside ---------------------------------------------------------------------------------
+
+    def _all(self, word: bytes, keys: Sequence[bytes], deadline: float) -> list[int]:
+        """One command for each key. Raises OSError, StoreError if any of them fails."""
+        answers = self._nodes.ask([Exchange(key, command(word, key)) for key in keys], deadline)
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise _as_error(answer)
+        return answers
+
+    def _key(self, name: ObjectName) -> bytes:
+        # In braces, so that a name and what belongs to it are on one server of a cluster.
+        return b"%b{%b}" % (self._prefix, name.text.encode())
+
+    def _key_of(self, new: NewObject) -> bytes:
+        return self._key(new.name)
+
+    def _name(self, key: bytes) -> ObjectName | None:
+        """None: it is not a page of ours."""
+        text = key[len(self._prefix) :]
+        if not key.startswith(self._prefix) or text[:1] != b"{" or text[-1:] != b"}":
+            return None
+        return ObjectName.parse(text[1:-1].decode("ascii", "replace"))
+
+    def _has_parents(self, objects: Sequence[NewObject], deadline: float) -> list[bool] | Exception:
+        """Of each: is the page that it needs there, or before it in this call?"""
+        own = {new.name for new in objects}
+        outside = {new.parent for new in objects} - own - {None}
+        parents = [parent for parent in outside if parent is not None]
+        try:
+            there = set(compress(parents, self.contains(parents, deadline=deadline)))
+        except (OSError, StoreError) as error:
+            return error
+        lands: list[bool] = []
+        for new in objects:
+            is_there = new.parent is None or new.parent in there
+            lands.append(is_there)
+            if is_there:
+                there.add(new.name)
+        return lands
+
+    def _keys(self) -> Iterator[list[bytes]]:
+        """Of all servers, with this prefix; one may come twice."""
+        pattern = _escaped(self._prefix) + b"{*"
+        for address in self._nodes.addresses:
+            cursor = b"0"
+            while True:
+                words = (b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"%d" % _SCAN)
+                deadline = time.monotonic() + _ADMIN_TIMEOUT_S
+                with _told():
+                    answer: Any = self._nodes.ask_node(address, words, deadline)
+                cursor, keys = answer
+                if keys:
+                    yield list(dict.fromkeys(keys))
+                if cursor == b"0":
+                    break
+
+
+def _reading(blob: Blob) -> Any:
+    def hear(connection: Connection) -> int | ServerError:
+        return connection.answer_into(blob)
+
+    return hear
+
+
+def _got(size: int, blob: Blob) -> PageStatus:
+    if size < 0:
+        return PageStatus.MISS
+    is_whole = size == blob.header.nbytes + blob.payload.nbytes
+    return PageStatus.OK if is_whole else PageStatus.CORRUPT
+
+
+def _status(failure: Exception) -> PageStatus:
+    if isinstance(failure, TimeoutError):
+        return PageStatus.TIMEOUT
+    if isinstance(failure, ServerError) and failure.code in ("OOM", "READONLY", "MISCONF"):
+        return PageStatus.REJECTED
+    return PageStatus.FAILED
+
+
+def _as_error(failure: Exception) -> OSError | StoreError:
+    """What a call that has no statuses raises: no key, value or password is in it."""
+    if isinstance(failure, OSError | StoreError):
+        return failure
+    if isinstance(failure, ServerError):
+        return StoreError(f"the store's server says {failure.code}: look at its log")
+    return StoreError(f"the store's server cannot be understood ({failure}): check the URL")
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except (ServerError, ProtocolError) as error:
+        raise _as_error(error) from None
+
+
+def _fields(info: Any) -> dict[str, int]:
+    lines = (line.partition(":") for line in info.decode().splitlines())
+    return {name: int(value) for name, _, value in lines if value.isdecimal()}
+
+
+def _escaped(prefix: bytes) -> bytes:
+    """As a pattern that matches only itself."""
+    return b"".join(b"\\" + bytes([c]) if c in b"*?[]^\\" else bytes([c]) for c in prefix)
+
+
+# ---- by URL --------------------------------------------------------------------------------------
+
+
+def open_url(url: StoreURL) -> RedisStore:
+    """`redis://[user:password@]host[:port][/database]?prefix=…`; rediss:// with `ca=FILE` if the
+    server's certificate is not one that the system trusts."""
+    options = Options(url)
+    prefix, ca = options.text("prefix", "quire:"), options.text("ca", "")
+    options.finish()
+    if not prefix or not prefix.isascii() or not prefix.isprintable() or set(prefix) & set("{} "):
+        raise StoreURLError(
+            f"option 'prefix' in {url.shown!r} must be of printable ASCII without spaces or braces"
+        )
+    address, login = _address(url), _login(url, ca)
+    try:
+        nodes = Nodes(address, login, deadline=time.monotonic() + OPEN_TIMEOUT_S)
+    except ProtocolError as error:
+        raise StoreError(f"{address.text}: {error}") from None
+    except OSError as error:
+        reason = str(error) or "no answer"
+        raise StoreError(
+            f"{address.text} cannot be reached ({reason}): start Redis or Valkey there, or check "
+            "the store's URL"
+        ) from None
+    return RedisStore(nodes, prefix)
+
+
+def _address(url: StoreURL) -> Address:
+    _, _, place = url.host.rpartition("@")
+    host, colon, port = place.rpartition(":") if not place.endswith("]") else (place, "", "")
+    host = (host if colon else place).strip("[]")
+    if not host or (colon and not (port.isdecimal() and 0 < int(port) < 1 << 16)):
+        raise StoreURLError(f"{url.shown!r} names no server: write {url.scheme}://host:6379")
+    return Address(host, int(port) if colon else DEFAULT_PORT)
+
+
+def _login(url: StoreURL, ca: str) -> Login:
+    user, password = url.credentials
+    database = url.path.strip("/")
+    if database and not database.isdecimal():
+        raise StoreURLError(f"{url.shown!r}: what follows the host is the database, a number")
+    if ca and url.scheme != "rediss":
+        raise StoreURLError(f"option 'ca' in {url.shown!r} is for rediss://")
+    tls = None
+    if url.scheme == "rediss":
+        try:
+            tls = ssl.create_default_context(cafile=ca or None)
+        except OSError as error:
+            raise StoreURLError(f"option 'ca' in {url.shown!r}: {error}") from error
+    return Login(user, password, int(database or 0), tls)

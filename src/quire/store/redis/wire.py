@@ -1,0 +1,121 @@
+"""RESP, what Redis and Valkey speak: commands to bytes, bytes to answers.
+
+Large values are never assembled: a command is a list of buffers, and an answer's bytes go straight
+to where the reader wants them. Knows no sockets: whoever has bytes gives a `Source`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+Buffer = bytes | memoryview
+Answer = Any
+"""int, bytes, None, ServerError, or a list of these."""
+
+_LINE_BYTES = 64 << 10
+"""No line of an answer is longer."""
+_MAX_DEPTH = 8
+_MAX_ITEMS = 1 << 20
+
+
+class ServerError(Exception):
+    """The server understood and says no. `code` is its first word, such as OOM or MOVED."""
+
+    @property
+    def code(self) -> str:
+        return str(self).partition(" ")[0]
+
+
+class ProtocolError(Exception):
+    """Not what a Redis server says: nothing that follows can be understood."""
+
+
+class Source(Protocol):
+    def line(self, limit: int) -> bytes:
+        """Up to the next CR LF, without it."""
+
+    def fill(self, target: memoryview) -> None:
+        """All of `target`."""
+
+    def skip(self, num_bytes: int) -> None: ...
+
+
+def command(*words: Buffer) -> list[Buffer]:
+    """One command; large words stay as they are."""
+    out: list[Buffer] = [b"*%d\r\n" % len(words)]
+    for word in words:
+        size = word.nbytes if isinstance(word, memoryview) else len(word)
+        out += (b"$%d\r\n" % size, word, b"\r\n")
+    return out
+
+
+def set_command(key: bytes, parts: Sequence[memoryview]) -> list[Buffer]:
+    """SET of a value that lies in several places."""
+    size = sum(part.nbytes for part in parts)
+    head = b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(key), key, size)
+    return [head, *parts, b"\r\n"]
+
+
+def read_answer(source: Source, depth: int = 0) -> Answer:
+    """Raises ProtocolError. What the server refuses is returned, so that the answers behind it can
+    be read."""
+    line = source.line(_LINE_BYTES)
+    kind, rest = line[:1], line[1:]
+    if kind == b"+":
+        return rest
+    if kind == b"-":
+        return ServerError(rest.decode("utf-8", "replace"))
+    if kind == b":":
+        return _number(rest)
+    if kind == b"$":
+        return _bulk(source, _number(rest))
+    if kind == b"*" and depth < _MAX_DEPTH:
+        count = _number(rest)
+        if count > _MAX_ITEMS:
+            raise ProtocolError("an answer of too many parts")
+        return None if count < 0 else [read_answer(source, depth + 1) for _ in range(count)]
+    raise ProtocolError("this is not a Redis server, or it is one that speaks otherwise")
+
+
+def read_into(source: Source, targets: Sequence[memoryview]) -> int | ServerError:
+    """A value straight into `targets`, one behind the other. Returns its size, -1 if there is none;
+    one of another size than theirs together is skipped."""
+    line = source.line(_LINE_BYTES)
+    if line[:1] == b"-":
+        return ServerError(line[1:].decode("utf-8", "replace"))
+    if line[:1] != b"$":
+        raise ProtocolError("a value was asked for, and something else was answered")
+    size = _number(line[1:])
+    if size < 0:
+        return size
+    if size == sum(target.nbytes for target in targets):
+        for target in targets:
+            source.fill(target)
+    else:
+        source.skip(size)
+    _end_of_value(source)
+    return size
+
+
+def _bulk(source: Source, size: int) -> bytes | None:
+    if size < 0:
+        return None
+    if size > _MAX_ITEMS:
+        raise ProtocolError("an answer larger than was asked for")
+    value = bytearray(size)
+    source.fill(memoryview(value))
+    _end_of_value(source)
+    return bytes(value)
+
+
+def _end_of_value(source: Source) -> None:
+    if source.line(_LINE_BYTES):
+        raise ProtocolError("a value that is longer than was said")
+
+
+def _number(text: bytes) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ProtocolError("a number was expected") from error

@@ -1,0 +1,267 @@
+"""StoreSuite: what every store promises, as tests. For those who write one.
+
+    from quire.testing.stores import StoreSuite
+
+    class TestMine(StoreSuite):
+        def open(self):
+            return MyStore(...)         # the same content each time it is opened
+
+and `pytest`. Each rule has a sentence; a store that breaks it fails there. Knows the protocol
+(`quire.store.Store`) and no store; needs no fixture and no network.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+
+from quire.store.base import HEADER_BYTES, MAX_OBJECTS, Blob, NewObject, ObjectName, Store
+from quire.types import PageKey, PageStatus
+
+OK, MISS, CORRUPT, ORPHAN = (
+    PageStatus.OK,
+    PageStatus.MISS,
+    PageStatus.CORRUPT,
+    PageStatus.ORPHAN,
+)
+_FAILED = (PageStatus.TIMEOUT, PageStatus.FAILED)
+_HANGS_S = 10.0
+"""A call that is over its deadline by so much hangs."""
+
+
+class StoreSuite:
+    page_bytes = 2 * HEADER_BYTES
+    is_shared = True
+    """Does what one has put into it outlive its opener, and is it there for others?"""
+
+    def open(self) -> Store:
+        """The store, empty the first time in a test."""
+        raise NotImplementedError
+
+    # ---- what goes in comes out -----------------------------------------------------------------
+
+    def test_what_is_put_comes_back_byte_for_byte(self) -> None:
+        with self._opened() as store:
+            names = [name(n) for n in range(MAX_OBJECTS)]
+            assert self._put(store, *range(MAX_OBJECTS)) == [OK] * MAX_OBJECTS
+            assert store.contains(names, deadline=soon()) == [True] * MAX_OBJECTS
+            assert self._get(store, *reversed(range(MAX_OBJECTS))) == [OK] * MAX_OBJECTS
+
+    def test_what_was_never_put_is_a_miss_and_the_others_come(self) -> None:
+        with self._opened() as store:
+            self._put(store, 1, 3)
+            assert store.contains([name(n) for n in (1, 2, 3)], deadline=soon()) == [
+                True,
+                False,
+                True,
+            ]
+            assert self._get(store, 1, 2, 3) == [OK, MISS, OK]
+
+    def test_names_that_differ_in_one_part_only_are_different_objects(self) -> None:
+        with self._opened() as store:
+            self._put(store, 1)
+            others = [
+                name(1)._replace(component="window"),
+                name(1)._replace(shard=1, num_shards=2),
+                name(1)._replace(num_shards=2),
+            ]
+            assert store.contains(others, deadline=soon()) == [False] * 3
+
+    def test_putting_what_is_there_is_fine(self) -> None:
+        with self._opened() as store:
+            self._put(store, 1)
+            assert self._put(store, 1) == [OK]
+            assert self._get(store, 1) == [OK]
+
+    def test_nothing_at_all_may_be_asked_for(self) -> None:
+        with self._opened() as store:
+            assert store.contains([], deadline=soon()) == []
+            assert store.get([], [], deadline=soon()) == []
+            assert store.put([], deadline=soon()) == []
+            store.touch([], used_ns=time.time_ns())
+
+    def test_others_and_those_who_come_later_find_it(self) -> None:
+        if not self.is_shared:
+            return
+        with self._opened() as first, self._opened() as second:
+            self._put(first, 1)
+            assert self._get(second, 1) == [OK]
+        with self._opened() as third:
+            assert self._get(third, 1) == [OK]
+
+    # ---- never a part, never a mixture ----------------------------------------------------------
+
+    def test_an_object_of_another_size_is_damaged_and_its_neighbours_are_not(self) -> None:
+        with self._opened() as store:
+            short = self._new(2, None, page_bytes=HEADER_BYTES)
+            assert store.put([short], deadline=soon()) == [OK]
+            self._put(store, 1, 3)
+            statuses = self._get(store, 1, 2, 3)
+            assert statuses[0] is statuses[2] is OK
+            assert statuses[1] in (CORRUPT, MISS)
+
+    def test_of_writers_of_one_name_at_once_one_is_seen_whole(self) -> None:
+        """All of them write different bytes, as no two engines would: so that a mixture shows."""
+        with self._opened() as store:
+            wrong: list[str] = []
+            ended = threading.Event()
+
+            def write(fill: int) -> None:
+                payload = memoryview(bytearray([fill]) * self.page_bytes)
+                header = memoryview(bytearray([fill]) * HEADER_BYTES)
+                new = NewObject(name(7), Blob(header, payload), None, time.time_ns())
+                for _ in range(8):
+                    store.put([new], deadline=soon())
+
+            def read() -> None:
+                while not ended.is_set():
+                    blob = self._blob()
+                    if store.get([name(7)], [blob], deadline=soon()) == [OK]:
+                        whole = bytes(blob.header) + bytes(blob.payload)
+                        if whole != whole[:1] * len(whole):
+                            wrong.append("a mixture of two objects was read")
+
+            reader = threading.Thread(target=read)
+            writers = [threading.Thread(target=write, args=(fill,)) for fill in (1, 2, 3)]
+            for thread in (reader, *writers):
+                thread.start()
+            for thread in writers:
+                thread.join()
+            ended.set()
+            reader.join()
+            assert not wrong
+
+    # ---- paths ----------------------------------------------------------------------------------
+
+    def test_a_page_without_the_one_it_needs_is_not_kept(self) -> None:
+        with self._opened() as store:
+            assert self._put_path(store, 2, 3, after=1) == [ORPHAN, ORPHAN]
+            assert store.contains([name(2), name(3)], deadline=soon()) == [False, False]
+
+    def test_a_page_may_come_with_the_one_it_needs(self) -> None:
+        with self._opened() as store:
+            assert self._put_path(store, 1, 2, 3) == [OK] * 3
+            assert self._put_path(store, 4, after=3) == [OK]
+
+    def test_using_a_path_changes_nothing_but_its_time(self) -> None:
+        with self._opened() as store:
+            self._put_path(store, 1, 2)
+            store.touch([name(1), name(2), name(9)], used_ns=time.time_ns())
+            store.touch([name(2), name(9)], used_ns=time.time_ns(), each=True)
+            assert self._get(store, 1, 2, 9) == [OK, OK, MISS]
+
+    # ---- time -----------------------------------------------------------------------------------
+
+    def test_a_call_whose_time_is_over_ends(self) -> None:
+        """With what it could do, or with a failure; and the store works afterwards."""
+        with self._opened() as store:
+            self._put(store, 1)
+            began, over = time.monotonic(), time.monotonic() - 1
+            got = store.get([name(1)], [self._blob()], deadline=over)
+            put = store.put([self._new(2, None)], deadline=over)
+            assert got[0] in (OK, *_FAILED)
+            assert put[0] in (OK, *_FAILED)
+            assert time.monotonic() - began < _HANGS_S
+            assert self._get(store, 1) == [OK]
+
+    # ---- for people -----------------------------------------------------------------------------
+
+    def test_what_is_damaged_is_taken_out_once(self) -> None:
+        with self._opened() as store:
+            self._put(store, 1, 2)
+            assert store.quarantine(name(1))
+            assert not store.quarantine(name(1))
+            assert self._get(store, 1, 2) == [MISS, OK]
+            assert self._put(store, 1) == [OK]
+            assert self._get(store, 1) == [OK]
+
+    def test_a_scan_finds_every_object_once_by_its_name_and_size(self) -> None:
+        with self._opened() as store:
+            self._put(store, 1, 2, 3)
+            store.quarantine(name(2))
+            found = sorted((item.name, item.size_bytes) for item in store.scan())
+            assert found == [(name(n), HEADER_BYTES + self.page_bytes) for n in (1, 3)]
+
+    def test_what_was_cleared_is_gone_and_it_can_be_filled_again(self) -> None:
+        with self._opened() as store:
+            self._put_path(store, 1, 2, 3)
+            store.clear(wait=True)
+            assert self._get(store, 1, 2, 3) == [MISS] * 3
+            assert list(store.scan()) == []
+            assert self._put_path(store, 1, 2) == [OK, OK]
+
+    def test_figures_are_told(self) -> None:
+        with self._opened() as store:
+            self._put(store, 1)
+            stats = store.stats()
+            assert stats.used_bytes is None or stats.used_bytes >= self.page_bytes
+            assert stats.num_objects in (None, 1)
+            assert not stats.read_only
+
+    # ---- many at once ---------------------------------------------------------------------------
+
+    def test_threads_do_not_get_each_others_pages(self) -> None:
+        with self._opened() as store:
+            wrong: list[int] = []
+
+            def work(first: int) -> None:
+                for n in range(first, first + 16):
+                    try:
+                        assert self._put(store, n) == [OK]
+                        assert self._get(store, n) == [OK]
+                    except AssertionError:
+                        wrong.append(n)
+
+            threads = [threading.Thread(target=work, args=(100 * i,)) for i in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert not wrong
+
+    # ---- inside ---------------------------------------------------------------------------------
+
+    @contextmanager
+    def _opened(self) -> Iterator[Store]:
+        with closing(self.open()) as store:
+            yield store
+
+    def _blob(self, page_bytes: int | None = None) -> Blob:
+        size = self.page_bytes if page_bytes is None else page_bytes
+        return Blob(memoryview(bytearray(HEADER_BYTES)), memoryview(bytearray(size)))
+
+    def _new(self, n: int, parent: int | None, page_bytes: int | None = None) -> NewObject:
+        blob = self._blob(page_bytes)
+        blob.header[:] = n.to_bytes(4, "big") * (HEADER_BYTES // 4)
+        blob.payload[:] = (n + 1).to_bytes(4, "big") * (blob.payload.nbytes // 4)
+        needs = None if parent is None else name(parent)
+        return NewObject(name(n), blob, needs, time.time_ns())
+
+    def _put(self, store: Store, *numbers: int) -> Sequence[PageStatus]:
+        return store.put([self._new(n, None) for n in numbers], deadline=soon())
+
+    def _put_path(self, store: Store, *numbers: int, after: int | None = None) -> list[PageStatus]:
+        parents = [after, *numbers[:-1]]
+        news = [self._new(n, parent) for n, parent in zip(numbers, parents, strict=True)]
+        return store.put(news, deadline=soon())
+
+    def _get(self, store: Store, *numbers: int) -> list[PageStatus]:
+        """Whatever is OK must be right."""
+        into = [self._blob() for _ in numbers]
+        statuses = store.get([name(n) for n in numbers], into, deadline=soon())
+        for n, status, blob in zip(numbers, statuses, into, strict=True):
+            right = self._new(n, None).blob
+            if status is OK:
+                assert blob.header == right.header, f"object {n} has another's header"
+                assert blob.payload == right.payload, f"object {n} has another's bytes"
+        return statuses
+
+
+def name(n: int) -> ObjectName:
+    return ObjectName(PageKey(n.to_bytes(4, "big") * 8), "full", 0, 1)
+
+
+def soon() -> float:
+    return time.monotonic() + 60

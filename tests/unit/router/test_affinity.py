@@ -1,0 +1,149 @@
+"""Which server holds which page: the index alone, and by events and keys over HTTP."""
+
+import asyncio
+
+from quire.router.affinity import AffinityIndex
+from unit.router.fakes import eventually, key_of, rig
+
+A, B, C = b"a", b"b", b"c"
+
+
+def run(main) -> None:
+    asyncio.run(asyncio.wait_for(main(), 120))
+
+
+def test_the_longest_prefix_without_a_gap_counts():
+    index = AffinityIndex(10)
+    index.stored("one", "device", [A, B])
+    index.stored("two", "host", [A, C])
+    index.stored("three", "host", [B, C])
+    assert index.matched([A, B, C]) == {"one": 2, "two": 1}
+    assert index.matched([]) == {}
+    assert index.matched([C]) == {"two": 1, "three": 1}
+
+
+def test_a_page_is_gone_when_no_tier_has_it():
+    index = AffinityIndex(10)
+    index.stored("one", "device", [A])
+    index.stored("one", "host", [A])
+    index.removed("one", "device", [A, B])
+    assert index.matched([A]) == {"one": 1}
+    index.removed("one", "host", [A])
+    assert index.matched([A]) == {}
+    assert len(index) == 0
+
+
+def test_what_all_share_favours_none():
+    index = AffinityIndex(10)
+    index.stored("one", "store", [A])
+    index.removed("one", "store", [A])
+    assert len(index) == 0
+
+
+def test_a_server_is_forgotten_as_a_whole():
+    index = AffinityIndex(10)
+    index.stored("one", "device", [A, B])
+    index.stored("two", "device", [A])
+    index.forget("one")
+    assert index.matched([A, B]) == {"two": 1}
+    assert len(index) == 1
+
+
+def test_what_was_not_asked_for_longest_goes_first():
+    index = AffinityIndex(2)
+    index.stored("one", "device", [A, B])
+    index.matched([A])
+    index.stored("one", "device", [C])
+    assert index.matched([A]) == {"one": 1}
+    assert index.matched([B]) == {}
+
+
+# ---- over HTTP -----------------------------------------------------------------------------------
+
+
+def test_a_prompt_goes_where_its_pages_are():
+    async def main():
+        async with rig(prefill=2, decode=2) as router:
+            keys = [key_of("x"), key_of("y")]
+            for fake in router.decode:
+                fake.keys = {"warm": keys}
+            router.decode[1].stores("x", "y")
+            router.prefill[0].stores("x", tier="host")
+            await eventually(lambda: len(router.fleet.index) == 2)
+            await eventually(lambda: len(router.fleet.index.matched([bytes.fromhex(keys[0])])) == 2)
+            for _ in range(4):
+                await router.complete("warm")
+            assert [len(fake.seen) for fake in router.decode] == [0, 4]
+            for seen in router.decode[1].seen:
+                first, second = seen.headers["x-quire-prefill"].split(",")
+                assert (first, second) == (router.prefill[0].peer, router.prefill[1].peer)
+            choices = "quire_router_choices_total"
+            assert await router.metric(choices, side="decode", by="affinity") == 4
+            assert await router.metric(choices, side="prefill", by="affinity") == 4
+            for _ in range(4):
+                await router.complete("cold")
+            assert await router.metric(choices, side="decode", by="load") == 4
+
+    run(main)
+
+
+def test_one_of_each_is_not_asked_for_keys():
+    async def main():
+        async with rig() as router:
+            router.decode[0].stores("x")
+            await router.complete()
+            assert router.decode[0].num_keys_asked == 0
+
+    run(main)
+
+
+def test_keys_that_cannot_be_had_cost_nothing_but_affinity():
+    async def main():
+        async with rig(decode=2) as router:
+            for fake in router.decode:
+                fake.keys_refusal = 409
+            router.decode[0].stores("x")
+            await eventually(lambda: len(router.fleet.index) == 1)
+            for _ in range(2):
+                assert (await router.complete()).status_code == 200
+            assert sum(fake.num_keys_asked for fake in router.decode) == 2
+            assert await router.metric("quire_router_keys_failures_total") == 2
+
+    run(main)
+
+
+def test_events_with_a_gap_and_a_server_that_restarts_begin_anew():
+    async def main():
+        async with rig(decode=2) as router:
+            fake, index = router.decode[0], router.fleet.index
+            fake.stores("x")
+            await eventually(lambda: len(index) == 1)
+            fake.num_forgotten, fake.events = 10, []
+            fake.stores("y")
+            await eventually(lambda: index.matched([bytes.fromhex(key_of("y"))]) != {})
+            assert len(index) == 1
+            fake.stores("y", kind="removed")
+            await eventually(lambda: len(index) == 0)
+            fake.stores("y")
+            await eventually(lambda: len(index) == 1)
+            await fake.stop()
+            fake.num_forgotten, fake.events = 0, []
+            await fake.start()
+            await eventually(lambda: len(index) == 0)
+
+    run(main)
+
+
+def test_the_busier_one_is_left_alone_even_if_it_has_a_few_pages_more():
+    async def main():
+        async with rig(decode=2) as router:
+            for fake in router.decode:
+                fake.keys = {"warm": [key_of("x")]}
+            router.decode[0].stores("x")
+            router.decode[0].load = 5
+            await eventually(lambda: len(router.fleet.index) == 1)
+            await eventually(lambda: router.fleet.targets[0].load == 5)
+            await router.complete("warm")
+            assert [len(fake.seen) for fake in router.decode] == [0, 1]
+
+    run(main)

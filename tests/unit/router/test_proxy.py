@@ -1,0 +1,380 @@
+"""The router in front of fake servers: passing on, retries, failover, disconnects."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+
+from unit.router.fakes import FakeServer, chunks, eventually, rig, said, texts
+
+
+def run(main) -> None:
+    asyncio.run(asyncio.wait_for(main(), 120))
+
+
+def error_of(response: httpx.Response) -> dict:
+    return response.json()["error"]
+
+
+def last_event(response: httpx.Response) -> dict:
+    """Of a stream that ended with an error."""
+    assert "[DONE]" not in response.text
+    return json.loads(response.text.split("\n\n")[-2].removeprefix("data: "))["error"]
+
+
+# ---- passing on ----------------------------------------------------------------------------------
+
+
+def test_an_answer_and_a_stream_are_those_of_the_decode_server():
+    async def main():
+        async with rig() as router:
+            whole = await router.complete(seed=5)
+            assert whole.json() == {"choices": [{"text": said({"prompt": "p", "seed": 5})}]}
+            stream = await router.chat(seed=5, stream=True)
+            assert stream.headers["content-type"].startswith("text/event-stream")
+            assert texts(stream) == {0: said({"prompt": "p", "seed": 5})}
+            assert (await router.client.get("/v1/models")).json()["data"][0]["id"] == "tiny"
+            assert not router.prefill[0].seen
+
+    run(main)
+
+
+def test_the_decode_server_is_told_whom_to_ask_and_only_that():
+    async def main():
+        async with rig(prefill=2, admin_key="root") as router:
+            headers = {
+                "Authorization": "Bearer client",
+                "X-Forwarded-For": "1.2.3.4",
+                "Origin": "https://evil.example",
+                "X-Quire-Prefill": "tcp://evil:1",
+                "X-Quire-Admin-Key": "guess",
+            }
+            await router.complete(headers=headers)
+            (seen,) = router.decode[0].seen
+            assert seen.headers["authorization"] == "Bearer client"
+            assert seen.headers["x-quire-admin-key"] == "root"
+            assert {*seen.headers["x-quire-prefill"].split(",")} == {
+                fake.peer for fake in router.prefill
+            }
+            assert not {"x-forwarded-for", "origin"} & seen.headers.keys()
+
+    run(main)
+
+
+def test_every_request_has_a_seed_and_a_given_one_is_kept():
+    async def main():
+        async with rig() as router:
+            await router.complete()
+            await router.complete(seed=None)
+            await router.complete(seed=7)
+            seeds = [seen.body["seed"] for seen in router.decode[0].seen]
+            assert seeds[2] == 7
+            assert all(isinstance(seed, int) for seed in seeds)
+            assert seeds[0] != seeds[1]
+
+    run(main)
+
+
+def test_what_is_wrong_with_a_request_is_for_the_server_to_say():
+    async def main():
+        async with rig(decode=2) as router:
+            for fake in router.decode:
+                fake.refusal = (400, "unknown_field")
+            response = await router.complete(stream=True)
+            assert response.status_code == 400
+            assert error_of(response)["code"] == "unknown_field"
+            assert sum(len(fake.seen) for fake in router.decode) == 1
+            assert (await router.client.post("/v1/embeddings")).status_code == 404
+
+    run(main)
+
+
+def test_unified_servers_need_no_prefill_server():
+    async def main():
+        servers = [FakeServer("unified"), FakeServer("unified")]
+        async with rig(0, 0, unified=servers) as router:
+            for _ in range(4):
+                assert (await router.complete()).status_code == 200
+            assert [len(fake.seen) for fake in servers] == [2, 2]  # by turns
+            assert "x-quire-prefill" not in servers[0].seen[0].headers
+
+    run(main)
+
+
+# ---- retries -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_server_that_cannot_is_followed_by_one_that_can(stream):
+    async def main():
+        async with rig(decode=2) as router:
+            for refusal, reason in (
+                ((429, "queue_full"), "overloaded"),
+                ((503, "engine_unavailable"), "unavailable"),
+                ((502, "whatever"), "unavailable"),
+            ):
+                router.decode[0].refusal = refusal
+                await router.until(router.decode[0].url, "up")
+                for _ in range(2):  # by turns, so that each of them comes first once
+                    assert (await router.complete(stream=stream)).status_code == 200
+                assert await router.metric("quire_router_retries_total", reason=reason) >= 1
+
+    run(main)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_server_that_is_gone_is_followed_by_one_that_is_not(stream):
+    async def main():
+        async with rig(decode=2, check_interval_s=60) as router:
+            router.decode[0].kill()
+            for _ in range(4):
+                assert (await router.complete(stream=stream)).status_code == 200
+            assert await router.metric("quire_router_retries_total") == 1  # then it is known
+            assert await router.metric("quire_router_failovers_total") == 0
+
+    run(main)
+
+
+def test_a_server_that_dies_before_the_first_word_is_no_failover():
+    async def main():
+        async with rig(decode=2) as router:
+            router.decode[0].die_after = router.decode[1].die_after = 0
+            response = await router.complete(stream=True)
+            assert response.status_code == 503
+            assert error_of(response)["code"] == "no_server"
+            assert "2 server(s) were tried" in error_of(response)["message"]
+            assert await router.metric("quire_router_retries_total", reason="broken") == 2
+
+    run(main)
+
+
+def test_when_nobody_can_the_last_ones_words_are_the_answer():
+    async def main():
+        async with rig(decode=3, retries=1) as router:
+            for fake in router.decode:
+                fake.refusal = (429, "queue_full")
+            response = await router.complete()
+            assert (response.status_code, error_of(response)["code"]) == (429, "queue_full")
+            assert sum(len(fake.seen) for fake in router.decode) == 2  # retries=1
+
+    run(main)
+
+
+def test_without_a_prefill_server_decode_answers_alone():
+    async def main():
+        async with rig(check_interval_s=60) as router:
+            router.prefill[0].kill()
+            for member in router.fleet.members:
+                member.wake.set()
+            await router.until(router.prefill[0].url, "down")
+            assert (await router.complete()).status_code == 200
+            assert "x-quire-prefill" not in router.decode[0].seen[-1].headers
+
+    run(main)
+
+
+def test_without_anybody_to_answer_there_is_one_clear_error():
+    async def main():
+        async with rig(check_interval_s=60) as router:
+            router.decode[0].kill()
+            for member in router.fleet.members:
+                member.wake.set()
+            await router.until(router.decode[0].url, "down")
+            response = await router.complete()
+            assert response.status_code == 503
+            assert response.headers["retry-after"] == "1"
+            assert error_of(response)["code"] == "no_server"
+            assert "prefill 1 of 1, decode 0 of 1" in error_of(response)["message"]
+
+    run(main)
+
+
+# ---- failover ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "die_after"), [("complete", 1), ("complete", 9), ("chat", 1), ("chat", 5), ("chat", 9)]
+)
+def test_a_stream_goes_on_where_its_server_died(kind, die_after):
+    async def main():
+        async with rig(decode=2) as router:
+            for fake in router.decode:
+                fake.die_after = die_after
+            asked = asyncio.create_task(getattr(router, kind)(stream=True))
+            await eventually(lambda: any(fake.seen for fake in router.decode))
+            (other,) = [fake for fake in router.decode if not fake.seen]
+            other.die_after = None
+            response = await asked
+            (seen,) = other.seen
+            assert texts(response) == {0: said({"prompt": "p", "seed": seen.body["seed"]})}
+            assert await router.metric("quire_router_failovers_total", outcome="resumed") == 1
+            opened = [c for c in chunks(response) if "role" in c["choices"][0].get("delta", {})]
+            assert len(opened) == (kind == "chat")
+
+    run(main)
+
+
+def test_choices_logprobs_and_usage_come_once():
+    async def main():
+        async with rig(decode=2) as router:
+            fields = {"n": 2, "logprobs": True, "stream_options": {"include_usage": True}}
+            for fake in router.decode:
+                fake.die_after = 14  # the second choice has begun
+            for kind in (router.chat, router.complete):
+                asked = asyncio.create_task(kind(stream=True, seed=3, **fields))
+                await eventually(lambda: any(fake.seen for fake in router.decode))
+                first = next(fake for fake in router.decode if fake.seen)
+                next(fake for fake in router.decode if not fake.seen).die_after = None
+                response = await asked
+                assert texts(response) == {i: said({"prompt": "p", "seed": 3}, i) for i in (0, 1)}
+                scored = {0: 0, 1: 0}
+                for choice in (c for chunk in chunks(response) for c in chunk["choices"]):
+                    found = choice.get("logprobs") or {}
+                    entries = found.get("content") or found.get("tokens") or []
+                    scored[choice["index"]] += len(entries)
+                assert scored == {0: 8, 1: 8}
+                assert [c for c in chunks(response) if c.get("usage")] == [chunks(response)[-1]]
+                await first.stop()
+                await first.start()
+                await router.until(first.url, "up")
+                for fake in router.decode:
+                    fake.seen.clear()
+                    fake.die_after = 14
+
+    run(main)
+
+
+@pytest.mark.parametrize("code", ["engine_unavailable", "shutting_down"])
+def test_a_stream_that_its_server_gives_up_goes_on_elsewhere(code):
+    async def main():
+        async with rig(decode=2) as router:
+            router.decode[0].error_after = (3, code)
+            for _ in range(4):
+                response = await router.complete(stream=True, seed=1)
+                assert texts(response) == {0: said({"prompt": "p", "seed": 1})}
+
+    run(main)
+
+
+def test_an_error_that_another_server_would_have_too_ends_the_stream():
+    async def main():
+        async with rig() as router:
+            router.decode[0].error_after = (3, "timeout")
+            response = await router.complete(stream=True)
+            assert last_event(response)["code"] == "timeout"
+            assert len(router.decode[0].seen) == 1
+
+    run(main)
+
+
+def test_a_replay_that_says_something_else_ends_the_stream():
+    async def main():
+        async with rig(decode=2) as router:
+            for fake in router.decode:
+                fake.die_after = 3
+            asked = asyncio.create_task(router.complete(stream=True))
+            await eventually(lambda: any(fake.seen for fake in router.decode))
+            (other,) = [fake for fake in router.decode if not fake.seen]
+            other.die_after, other.lies = None, True
+            response = await asked
+            assert last_event(response)["code"] == "replay_diverged"
+            assert "LIE" not in response.text
+            assert await router.metric("quire_router_failovers_total", outcome="diverged") == 1
+
+    run(main)
+
+
+def test_a_stream_that_nobody_can_go_on_with_ends_with_an_error():
+    async def main():
+        async with rig() as router:
+            router.decode[0].die_after = 3
+            response = await router.complete(stream=True)
+            assert response.status_code == 200
+            assert last_event(response)["code"] == "no_server"
+            assert await router.metric("quire_router_failovers_total", outcome="failed") == 1
+
+    run(main)
+
+
+def test_a_server_that_falls_silent_is_left_when_its_health_says_so():
+    async def main():
+        async with rig(decode=2) as router:
+            for fake in router.decode:
+                fake.hold_after = 3
+            asked = asyncio.create_task(router.complete(stream=True, seed=1))
+            await eventually(lambda: any(fake.held.is_set() for fake in router.decode))
+            stuck, other = sorted(router.decode, key=lambda fake: not fake.seen)
+            other.hold_after = None
+            stuck.health_refusal = 503
+            assert texts(await asked) == {0: said({"prompt": "p", "seed": 1})}
+
+    run(main)
+
+
+# ---- clients -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_when_the_client_goes_the_server_is_told_at_once(stream):
+    async def main():
+        async with rig() as router:
+            (fake,) = router.decode
+            fake.hold_after = 2
+            asked = asyncio.create_task(router.complete(stream=stream))
+            await fake.held.wait()
+            asked.cancel()
+            await asyncio.wait_for(fake.left.wait(), 10)
+            await eventually(lambda: not any(each.in_flight for each in router.fleet.members))
+            assert await router.metric("quire_router_aborts_total", reason="disconnect") == 1
+            assert len(fake.seen) == 1  # nobody was asked in its place
+
+    run(main)
+
+
+def test_events_come_as_they_are_made():
+    async def main():
+        async with rig() as router:
+            router.decode[0].hold_after = 2
+            body = {"model": "tiny", "prompt": "p", "stream": True}
+            async with router.client.stream("POST", "/v1/completions", json=body) as response:
+                lines = response.aiter_lines()
+                assert (await anext(lines)).startswith("data: ")
+                assert not router.decode[0].left.is_set()
+
+    run(main)
+
+
+def test_a_router_that_is_to_stop_finishes_what_it_has():
+    async def main():
+        async with rig() as router:
+            router.decode[0].pause_after = 2
+            body = {"model": "tiny", "prompt": "p", "stream": True}
+            async with router.client.stream("POST", "/v1/completions", json=body) as response:
+                lines = response.aiter_lines()
+                await anext(lines)
+                router.stop.set()
+                while (await router.client.get("/ready")).status_code != 503:
+                    await asyncio.sleep(0.005)
+                turned_away = await router.complete()
+                assert error_of(turned_away)["code"] == "shutting_down"
+                router.decode[0].go_on.set()
+                rest = [line async for line in lines if line]
+            assert rest[-1] == "data: [DONE]"
+
+    run(main)
+
+
+def test_a_router_that_is_stopped_tells_those_who_wait():
+    async def main():
+        async with rig() as router:
+            router.decode[0].hold_after = 2
+            body = {"model": "tiny", "prompt": "p", "stream": True}
+            async with router.client.stream("POST", "/v1/completions", json=body) as response:
+                lines = response.aiter_lines()
+                await anext(lines)
+                router.stop.set(soon=True)
+                rest = [line async for line in lines if line]
+            assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "shutting_down"
+
+    run(main)

@@ -1,0 +1,111 @@
+"""Transcript: whatever was delivered, a replay adds the rest and nothing twice."""
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.router.transcript import Diverged, Failed, Transcript
+
+
+def chat(text: str | None = None, index: int = 0, finish: str | None = None, **more) -> dict:
+    delta = {} if text is None else {"content": text}
+    choice = {"index": index, "delta": delta | more, "logprobs": None, "finish_reason": finish}
+    return {"id": "a", "created": 1, "choices": [choice]}
+
+
+def encoded(chunk) -> bytes:
+    return chunk if isinstance(chunk, bytes) else json.dumps(chunk).encode()
+
+
+def take(transcript: Transcript, stream: list) -> str:
+    """What a client gets, as text."""
+    out = ""
+    for chunk in stream:
+        event = transcript.take(encoded(chunk))
+        if event is not None and b"[DONE]" not in event:
+            got = json.loads(event.removeprefix(b"data: "))
+            assert got["id"] == "a"
+            out += "".join(c["delta"].get("content", "") for c in got["choices"])
+    return out
+
+
+def cut(text: str, places: list[int]) -> list[str]:
+    ends = sorted({min(place, len(text)) for place in places} | {0, len(text)})
+    return [text[a:b] for a, b in itertools.pairwise(ends)]
+
+
+places = st.lists(st.integers(0, 40), max_size=8)
+
+
+@given(st.text(max_size=40), places, places, st.integers(0, 10))
+def test_however_the_pieces_are_cut_the_client_gets_the_text_once(text, one, other, lost_after):
+    opening = chat("", role="assistant")
+    first = [opening, *map(chat, cut(text, one))][:lost_after]
+    second = [opening, *map(chat, cut(text, other)), chat(finish="stop"), b"[DONE]"]
+    transcript = Transcript()
+    got = take(transcript, first)
+    transcript.replay()
+    got += take(transcript, second)
+    assert got == text
+    assert transcript.is_done
+
+
+def test_a_replay_keeps_the_first_heading():
+    transcript = Transcript()
+    transcript.take(encoded(chat("ab")))
+    transcript.replay()
+    event = transcript.take(encoded(chat("abc") | {"id": "b", "created": 2}))
+    assert event is not None
+    got = json.loads(event.removeprefix(b"data: "))
+    assert (got["id"], got["created"]) == ("a", 1)
+    assert got["choices"][0]["delta"] == {"content": "c"}
+
+
+@pytest.mark.parametrize(
+    "replay",
+    [
+        [chat("xyz")],
+        [chat("a"), chat("xyz")],
+        [chat("a"), chat(finish="stop")],
+        [chat("a"), b"[DONE]"],
+    ],
+)
+def test_another_text_is_noticed(replay):
+    transcript = Transcript()
+    take(transcript, [chat("ab")])
+    transcript.replay()
+    with pytest.raises(Diverged):
+        take(transcript, replay)
+
+
+def test_a_second_failover_replays_what_both_said():
+    transcript = Transcript()
+    assert take(transcript, [chat("a")]) == "a"
+    transcript.replay()
+    assert take(transcript, [chat("ab")]) == "b"
+    transcript.replay()
+    assert take(transcript, [chat("a"), chat("bc"), chat(finish="stop"), b"[DONE]"]) == "c"
+
+
+def test_what_was_finished_does_not_finish_again():
+    transcript = Transcript()
+    usage = {"id": "a", "created": 1, "choices": [], "usage": {"n": 1}}
+    stream = [chat("a"), chat(finish="stop"), usage]
+    take(transcript, stream)
+    transcript.replay()
+    assert [transcript.take(encoded(chunk)) for chunk in stream] == [None, None, None]
+    assert transcript.take(b"[DONE]") == b"data: [DONE]\n\n"
+
+
+def test_an_error_is_the_servers():
+    with pytest.raises(Failed) as caught:
+        Transcript().take(b'{"error": {"message": "m", "code": "c"}}')
+    assert caught.value.error["code"] == "c"
+
+
+def test_without_a_failover_events_pass_as_they_are():
+    raw = b'{"id":"a", "choices":[{"index":0,"text":"x","odd":1}]}'
+    assert Transcript().take(raw) == b"data: " + raw + b"\n\n"

@@ -1,0 +1,113 @@
+"""A bucket: what cannot be opened says why, and what others keep there stays. On a test double."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from quire.errors import StoreError, StoreURLError
+from quire.store.base import HEADER_BYTES
+from quire.store.codec import object_name
+from quire.store.url import open_store
+from quire.types import PageStatus
+
+OK, MISS = PageStatus.OK, PageStatus.MISS
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("obstore", reason="needs the packages of the s3 extra")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "someone")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s3cret")
+
+
+@pytest.fixture
+def bucket(moto):
+    moto.empty()
+    return moto
+
+
+def raw(bucket):
+    """As somebody else sees it."""
+    from obstore.store import from_url
+
+    options = {"allow_http": True}
+    where = f"s3://{bucket.bucket}"
+    return from_url(where, endpoint=bucket.endpoint, region="us-east-1", client_options=options)
+
+
+def send(bucket, path: str, data: bytes) -> None:
+    raw(bucket).put(path, data)
+
+
+def path_of(pages, n: int) -> str:
+    name = object_name(pages.part, pages.key(n))
+    return f"cache/objects/{name.key[:1].hex()}/{name.text}"
+
+
+def test_pages_come_back_for_another_engine(bucket, client, pages):
+    assert pages.put_path(client(open_store(bucket.url)), 1, 2, 3) == [OK] * 3
+    other = client(open_store(bucket.url))
+    assert pages.usable(other, 1, 2, 3, 4) == 3
+    assert pages.get(other, 1, 2, 3, 4) == [OK, OK, OK, MISS]
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * HEADER_BYTES, b"x" * (1 << 20)])
+def test_an_object_that_is_no_page_is_a_miss_and_the_next_is_right_c17(bucket, client, pages, data):
+    cache = client(open_store(bucket.url))
+    pages.put_path(cache, 1, 2)
+    send(bucket, path_of(pages, 1), data)
+    assert pages.get(cache, 1, 2)[0] in (PageStatus.CORRUPT, MISS)
+    assert pages.get(cache, 1, 2) == [MISS, OK]
+
+
+def test_a_damaged_page_is_set_aside_and_written_again_c17(bucket, client, pages):
+    cache = client(open_store(bucket.url))
+    pages.put_path(cache, 1)
+    send(bucket, path_of(pages, 1), b"x" * pages.object_bytes)
+    assert pages.get(cache, 1) != [OK]
+    assert pages.put_path(cache, 1) == [OK]
+    assert pages.get(cache, 1) == [OK]
+
+
+def test_what_others_keep_there_is_left_alone(bucket, client, pages):
+    cache = client(open_store(bucket.url))
+    foreign = ("else", "cache/else", "cache/objects/00/else", path_of(pages, 9).replace("09", "x"))
+    for path in foreign:
+        send(bucket, path, b"theirs")
+    pages.put_path(cache, 1, 2)
+    assert len(list(cache._store.scan())) == 2
+    assert cache._store.clear() == 2
+    for path in foreign:
+        assert bytes(raw(bucket).get(path).bytes()) == b"theirs"
+
+
+def test_a_bucket_that_does_not_answer_is_left_at_the_deadline(bucket, client, pages):
+    cache = client(open_store(bucket.url))
+    pages.put(cache, 1)
+    bucket.pause()
+    try:
+        statuses = pages.get(cache, 1, deadline=time.monotonic() + 0.3)
+    finally:
+        bucket.go_on()
+    assert statuses == [PageStatus.TIMEOUT]
+    assert pages.get(cache, 1) == [OK]
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["s3://", "s3://u:pw@bucket", "s3://bucket?nothing=1", "gs://bucket?endpoint=http://x"],
+)
+def test_a_url_that_says_nothing_sensible_is_one_sentence_without_secrets(url):
+    with pytest.raises(StoreURLError) as caught:
+        open_store(url)
+    assert "pw" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_nobody_there_is_one_sentence_without_secrets():
+    with pytest.raises(StoreError) as caught:
+        open_store("s3://bucket?endpoint=http://127.0.0.1:1&region=us-east-1")
+    assert "s3cret" not in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,319 @@
+"""Pages in a real Valkey: what it keeps, refuses, loses; and what becomes of a call then."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.errors import StoreError, StoreURLError
+from quire.store.admin import list_objects
+from quire.store.base import HEADER_BYTES, Blob, NewObject, ObjectName
+from quire.store.client import PageStore
+from quire.store.codec import object_name
+from quire.store.redis import RedisStore
+from quire.store.url import open_store, shown
+from quire.types import PageStatus
+from store_servers import Valkey
+
+OK, MISS = PageStatus.OK, PageStatus.MISS
+
+
+@pytest.fixture
+def store(valkey: Valkey) -> Iterator[RedisStore]:
+    valkey.say(b"FLUSHALL")
+    opened = open_store(valkey.url)
+    assert isinstance(opened, RedisStore)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def cache(store: RedisStore, client: Callable[..., PageStore]) -> PageStore:
+    return client(store)
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[Callable[..., Valkey]]:
+    made: list[Valkey] = []
+
+    def make(**options: str) -> Valkey:
+        made.append(Valkey(tmp_path, **options))
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.stop()
+
+
+def test_pages_come_back_as_they_were(cache, pages):
+    assert pages.put_path(cache, 1, 2, 3) == [OK] * 3
+    assert pages.usable(cache, 1, 2, 3, 4) == 3
+    assert pages.get(cache, 1, 2, 3, 4) == [OK, OK, OK, MISS]
+
+
+def test_pages_are_found_by_another_engine_and_after_its_end(cache, client, valkey, pages):
+    pages.put_path(cache, 1, 2)
+    cache.close()
+    assert pages.get(client(open_store(valkey.url)), 1, 2) == [OK, OK]
+
+
+def test_a_page_without_the_one_before_it_is_not_stored_c36(cache, pages):
+    assert pages.put_path(cache, 2, 3, after=1) == [PageStatus.ORPHAN] * 2
+    assert pages.there(cache, 2, 3) == []
+    pages.put_path(cache, 1)
+    assert pages.put_path(cache, 2, 3, after=1) == [OK, OK]
+
+
+def test_what_lies_behind_a_hole_is_not_kept_by_asking_c36(cache, pages, valkey):
+    pages.put_path(cache, 1, 2, 3)
+    names = [object_name(pages.part, key).text for key in pages.keys(1, 2, 3)]
+    keys = [f"quire:{{{name}}}".encode() for name in names]
+    valkey.say(b"DEL", keys[1])
+    time.sleep(2.1)  # the server counts in seconds
+    assert pages.usable(cache, 1, 2, 3) == 1
+    idle = [valkey.say(b"OBJECT", b"IDLETIME", key) for key in (keys[0], keys[2])]
+    assert idle[0] < idle[1]
+
+
+def test_a_damaged_page_is_a_miss_and_is_kept_for_a_person_c17(cache, pages, valkey):
+    pages.put_path(cache, 1, 2)
+    key = f"quire:{{{object_name(pages.part, pages.key(2)).text}}}".encode()
+    valkey.say(b"SETRANGE", key, str(HEADER_BYTES + 100).encode(), b"damage")
+    assert pages.get(cache, 1, 2) == [OK, PageStatus.CORRUPT]
+    assert pages.get(cache, 1, 2) == [OK, MISS]
+    aside = key.replace(b"quire:", b"quire:quarantine")
+    assert 0 < valkey.say(b"TTL", aside) <= 7 * 24 * 3600
+    assert pages.put_path(cache, 2, after=1) == [OK]
+    assert pages.get(cache, 1, 2) == [OK, OK]
+
+
+@pytest.mark.parametrize("value", [b"", b"x", b"x" * HEADER_BYTES, b"x" * (1 << 20)])
+def test_a_value_of_another_size_is_no_page_and_the_next_is_read_right_c17(
+    cache, pages, valkey, value
+):
+    pages.put_path(cache, 1, 2)
+    valkey.say(b"SET", f"quire:{{{object_name(pages.part, pages.key(1)).text}}}".encode(), value)
+    assert pages.get(cache, 1, 2)[0] in (PageStatus.CORRUPT, MISS)
+    assert pages.get(cache, 2) == [OK]
+
+
+def test_a_key_that_holds_something_else_fails_alone(cache, pages, valkey):
+    pages.put_path(cache, 1, 2)
+    key = f"quire:{{{object_name(pages.part, pages.key(1)).text}}}".encode()
+    valkey.say(b"DEL", key)
+    valkey.say(b"LPUSH", key, b"a")
+    assert pages.get(cache, 1, 2) == [PageStatus.FAILED, OK]
+
+
+def test_what_others_keep_there_is_left_alone(cache, store, pages, valkey):
+    foreign = {b"quire:{x}": b"1", b"other": b"2", b"quire:y": b"3"}
+    for key, value in foreign.items():
+        valkey.say(b"SET", key, value)
+    pages.put_path(cache, 1, 2, 3)
+    assert len(list(store.scan())) == 3
+    assert store.clear() == 3
+    assert pages.get(cache, 1, 2, 3) == [MISS] * 3
+    assert {key: valkey.say(b"GET", key) for key in foreign} == foreign
+
+
+def test_prefixes_are_stores_of_their_own(valkey, client, pages):
+    valkey.say(b"FLUSHALL")
+    one, other = (client(open_store(f"{valkey.url}/1?prefix={name}:")) for name in "ab")
+    pages.put(one, 1)
+    assert pages.get(other, 1) == [MISS]
+    assert other._store.clear() == 0
+    assert pages.get(one, 1) == [OK]
+
+
+def test_a_full_server_refuses_and_serves_c17(servers, client, pages):
+    server = servers(maxmemory="3mb", maxmemory_policy="noeviction")
+    cache = client(open_store(server.url))
+    statuses = [pages.put(cache, n)[0] for n in range(1, 400)]
+    assert set(statuses) == {OK, PageStatus.REJECTED}
+    assert pages.get(cache, 1) == [OK]
+    stats = cache._store.stats()
+    assert stats.capacity_bytes == 3 << 20
+    assert stats.used_bytes
+
+
+def test_a_server_that_evicts_goes_on_taking_pages(servers, client, pages):
+    server = servers(maxmemory="4mb", maxmemory_policy="allkeys-lru")
+    cache = client(open_store(server.url))
+    assert {pages.put(cache, n)[0] for n in range(1, 500)} == {OK}
+    assert cache._store.stats().evicted_objects > 0
+
+
+def test_a_server_that_starts_again_is_asked_again(servers, client, pages):
+    server = servers()
+    cache = client(open_store(server.url))
+    pages.put_path(cache, 1, 2)
+    server.stop()
+    server.start()
+    assert pages.get(cache, 1) == [MISS]  # on a connection that died meanwhile
+    assert pages.put_path(cache, 1, 2) == [OK, OK]
+
+
+def test_a_server_that_is_gone_fails_within_the_deadline(servers, client, pages):
+    server = servers()
+    cache = client(open_store(server.url))
+    pages.put(cache, 1)
+    server.stop()
+    assert pages.get(cache, 1) == [PageStatus.FAILED]
+    assert pages.put(cache, 2) == [PageStatus.FAILED]
+
+
+def test_a_server_that_hangs_is_left_at_the_deadline_and_asked_later(servers, client, pages):
+    server = servers()
+    cache = client(open_store(server.url))
+    pages.put_path(cache, 1, 2)
+    server.pause()
+    assert pages.get(cache, 1, 2, deadline=time.monotonic() + 0.3) == [PageStatus.TIMEOUT] * 2
+    server.go_on()
+    # What it answers late to the call before must not be taken for the answer to this one.
+    assert pages.get(cache, 2, 1) == [OK, OK]
+
+
+def test_many_threads_share_it(cache, pages):
+    wrong: list[Any] = []
+
+    def work(first: int) -> None:
+        for n in range(first, first + 40):
+            if pages.put(cache, n) != [OK] or pages.get(cache, n) != [OK]:
+                wrong.append(n)
+
+    threads = [threading.Thread(target=work, args=(1000 * i,)) for i in range(1, 7)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_one_call_asks_for_many(store, pages):
+    names = [object_name(pages.part, key) for key in pages.keys(*range(1, 257))]
+    before = store._nodes
+    assert store.contains(names, deadline=time.monotonic() + 10) == [False] * 256
+    assert sum(map(len, before._idle.values())) == 1
+
+
+def test_a_page_whose_parent_does_not_land_does_not_stay(store, pages, monkeypatch):
+    """The server refuses the first of two and takes the second."""
+
+    def named(n: int) -> ObjectName:
+        return object_name(pages.part, pages.key(n))
+
+    def new(n: int, parent: ObjectName | None) -> NewObject:
+        return NewObject(named(n), Blob(memoryview(bytes(HEADER_BYTES)), pages.full(n)), parent, 1)
+
+    ask = store._nodes.ask
+
+    def refusing(exchanges: Any, deadline: float) -> list[Any]:
+        answers = ask(exchanges, deadline)
+        if exchanges and exchanges[0].said[0].startswith(b"*3\r\n$3\r\nSET"):
+            answers[0] = TimeoutError()
+        return answers
+
+    monkeypatch.setattr(store._nodes, "ask", refusing)
+    statuses = store.put([new(1, None), new(2, named(1))], deadline=time.monotonic() + 10)
+    assert statuses == [PageStatus.TIMEOUT, PageStatus.ORPHAN]
+    assert store.contains([named(2)], deadline=time.monotonic() + 10) == [False]
+
+
+# ---- who may, and where --------------------------------------------------------------------------
+
+
+def test_a_password_is_needed_where_one_is_set_and_never_shown(servers, client, pages):
+    server = servers(requirepass="s3cret")
+    url = f"redis://default:s3cret@{server.address}"
+    assert pages.put(client(open_store(url)), 1) == [OK]
+    for wrong in (f"redis://default:guessed@{server.address}", f"redis://{server.address}"):
+        with pytest.raises(StoreError) as caught:
+            open_store(wrong)
+        assert "guessed" not in str(caught.value)
+    assert shown(url) == f"redis://default:***@{server.address}"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://",
+        "redis://host:0",
+        "redis://host:x",
+        "redis://u:pw@host/seven",
+        "redis://u:pw@host?prefix=a%20b",
+        "redis://u:pw@host?prefix=",
+        "redis://u:pw@host?nothing=1",
+        "redis://u:pw@host?ca=/etc/none",
+        "rediss://u:pw@host?ca=/etc/none",
+    ],
+)
+def test_a_url_that_says_nothing_sensible_is_one_sentence_without_the_password(url):
+    with pytest.raises(StoreURLError) as caught:
+        open_store(url)
+    assert "pw" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_nobody_there_is_one_sentence_with_what_to_do():
+    with pytest.raises(StoreError, match=r"127\.0\.0\.1:1 cannot be reached .*start Redis"):
+        open_store("redis://127.0.0.1:1")
+
+
+def test_people_can_list_it(cache, pages, valkey):
+    pages.put_path(cache, 1, 2, 3)
+    assert len(list(list_objects(valkey.url))) == 3
+
+
+# ---- clusters ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Valkey]]:
+    """Two servers with half of the slots each."""
+    nodes = [
+        Valkey(
+            tmp_path_factory.mktemp(name), cluster_enabled="yes", cluster_config_file=f"{name}.conf"
+        )
+        for name in ("one", "two")
+    ]
+    nodes[0].say(b"CLUSTER", b"ADDSLOTSRANGE", b"0", b"8191")
+    nodes[1].say(b"CLUSTER", b"ADDSLOTSRANGE", b"8192", b"16383")
+    nodes[0].say(b"CLUSTER", b"MEET", b"127.0.0.1", str(nodes[1].port).encode())
+    deadline = time.monotonic() + 60
+    while not all(b"cluster_state:ok" in _text(node.say(b"CLUSTER", b"INFO")) for node in nodes):
+        assert time.monotonic() < deadline, "the servers do not find each other"
+        time.sleep(0.05)
+    yield nodes
+    for node in nodes:
+        node.stop()
+
+
+def _text(answer: object) -> bytes:
+    assert isinstance(answer, bytes)
+    return answer
+
+
+def test_a_cluster_has_each_page_in_its_place(cluster, client, pages):
+    cache = client(open_store(cluster[0].url))
+    numbers = range(1, 17)
+    assert pages.put_path(cache, *numbers) == [OK] * 16
+    assert pages.get(client(open_store(cluster[1].url)), *numbers) == [OK] * 16
+    sizes = [node.say(b"DBSIZE") for node in cluster]
+    assert all(sizes)
+    assert sum(sizes) == 16
+    assert cache._store.clear() == 16
+
+
+def test_pages_that_moved_to_another_server_are_found(cluster, client, pages):
+    """The slots that were known at the start are not those that are."""
+    store = open_store(cluster[0].url)
+    cache = client(store)
+    pages.put_path(cache, *range(1, 9))
+    store._nodes._slots = list(reversed(store._nodes._slots))
+    assert pages.get(cache, *range(1, 9)) == [OK] * 8
+    store.clear()

@@ -1,0 +1,233 @@
+"""The suite that every store must pass, on every store there is; and stores that must not pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.store.base import Blob, NewObject, ObjectName, Store
+from quire.store.faulty import Faults, FaultyStore
+from quire.store.file import FileStore
+from quire.store.memory import MemoryStore
+from quire.store.url import open_store
+from quire.testing.stores import StoreSuite
+from quire.types import PageStatus
+from store_servers import Moto, Valkey
+
+
+class TestFiles(StoreSuite):
+    @pytest.fixture(autouse=True)
+    def _place(self, tmp_path: Path) -> None:
+        self._root = tmp_path / "store"
+
+    def open(self) -> Store:
+        store = FileStore(self._root, reserve_bytes=0)
+        assert store.wait_scanned(30)
+        return store
+
+
+class TestMemory(StoreSuite):
+    @pytest.fixture(autouse=True)
+    def _place(self) -> None:
+        self._store = MemoryStore()
+
+    def open(self) -> Store:
+        return self._store
+
+
+class TestBehindFaults(TestMemory):
+    """A wrapper that does no harm promises the same."""
+
+    def open(self) -> Store:
+        return FaultyStore(self._store, Faults(), seed=1)
+
+
+class TestValkey(StoreSuite):
+    @pytest.fixture(autouse=True)
+    def _place(self, valkey: Valkey) -> None:
+        valkey.say(b"FLUSHALL")
+        self._url = valkey.url
+
+    def open(self) -> Store:
+        return open_store(self._url)
+
+
+class TestBucket(StoreSuite):
+    """On a test double of S3."""
+
+    @pytest.fixture(autouse=True)
+    def _place(self, moto: Moto, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "tests")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "tests")
+        moto.empty()
+        self._url = moto.url
+
+    def open(self) -> Store:
+        return open_store(self._url)
+
+
+# ---- stores that break one rule ------------------------------------------------------------------
+
+
+class Wrong(MemoryStore):
+    """Each kind of it forgets one promise."""
+
+
+class MixesUp(Wrong):
+    def get(
+        self, names: Sequence[ObjectName], into: Sequence[Blob], *, deadline: float
+    ) -> list[PageStatus]:
+        return super().get(list(reversed(names)), into, deadline=deadline)
+
+
+class AlwaysThere(Wrong):
+    def contains(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
+        return [True] * len(names)
+
+
+class IgnoresShards(Wrong):
+    def contains(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
+        alike = [name._replace(component="full", shard=0, num_shards=1) for name in names]
+        return super().contains(alike, deadline=deadline)
+
+
+class RefusesTwice(Wrong):
+    def put(self, objects: Sequence[NewObject], *, deadline: float) -> list[PageStatus]:
+        there = self.contains([new.name for new in objects], deadline=deadline)
+        statuses = super().put(objects, deadline=deadline)
+        return [PageStatus.REJECTED if t else s for t, s in zip(there, statuses, strict=True)]
+
+
+class NeedsSomething(Wrong):
+    def get(
+        self, names: Sequence[ObjectName], into: Sequence[Blob], *, deadline: float
+    ) -> list[PageStatus]:
+        assert names[0]
+        return super().get(names, into, deadline=deadline)
+
+
+class Forgets(Wrong):
+    def close(self) -> None:
+        self.clear()
+
+
+class TakesAnySize(Wrong):
+    def _get_one(self, name: ObjectName, blob: Blob) -> PageStatus:
+        status = super()._get_one(name, blob)
+        return PageStatus.OK if status is PageStatus.CORRUPT else status
+
+
+class WritesInParts(Wrong):
+    def _put_one(self, new: NewObject) -> PageStatus:
+        self._drop(new.name)
+        status = super()._put_one(new)
+        if new.name in self._objects:
+            whole = self._objects[new.name].data
+            self._objects[new.name].data = whole[: len(whole) // 2] + bytes(
+                len(whole) - len(whole) // 2
+            )
+            time.sleep(0.002)
+            self._objects[new.name].data = whole
+        return status
+
+
+class KeepsOrphans(Wrong):
+    def put(self, objects: Sequence[NewObject], *, deadline: float) -> list[PageStatus]:
+        return super().put([new._replace(parent=None) for new in objects], deadline=deadline)
+
+
+class OneAtATime(Wrong):
+    """A parent of the same call is not seen."""
+
+    def put(self, objects: Sequence[NewObject], *, deadline: float) -> list[PageStatus]:
+        return list(reversed([super(OneAtATime, self)._put_one(n) for n in reversed(objects)]))
+
+
+class TouchCreates(Wrong):
+    def touch(self, names: Sequence[ObjectName], *, used_ns: int, each: bool = False) -> None:
+        for name in names[1:]:
+            self._drop(name)
+
+
+class BreaksAfterDeadline(Wrong):
+    def get(
+        self, names: Sequence[ObjectName], into: Sequence[Blob], *, deadline: float
+    ) -> list[PageStatus]:
+        if deadline < time.monotonic():
+            self.clear()
+            return [PageStatus.TIMEOUT] * len(names)
+        return super().get(names, into, deadline=deadline)
+
+
+class KeepsDamage(Wrong):
+    def quarantine(self, name: ObjectName) -> bool:
+        return True
+
+
+class ScansTwice(Wrong):
+    def scan(self) -> Iterator[Any]:
+        yield from super().scan()
+        yield from super().scan()
+
+
+class ClearsNothing(Wrong):
+    def clear(self, *, wait: bool = False) -> int:
+        return 3
+
+
+class Miscounts(Wrong):
+    def stats(self) -> Any:
+        return super().stats().__class__(17, 1)
+
+
+class SharesABuffer(Wrong):
+    """Between threads."""
+
+    def _put_one(self, new: NewObject) -> PageStatus:
+        self._last = new
+        time.sleep(0.001)
+        return super()._put_one(self._last._replace(name=new.name))
+
+
+BREAKS: dict[type[Wrong], str] = {
+    MixesUp: "byte_for_byte",
+    AlwaysThere: "never_put_is_a_miss",
+    IgnoresShards: "names_that_differ",
+    RefusesTwice: "putting_what_is_there",
+    NeedsSomething: "nothing_at_all",
+    Forgets: "those_who_come_later",
+    TakesAnySize: "another_size",
+    WritesInParts: "writers_of_one_name",
+    KeepsOrphans: "without_the_one_it_needs",
+    OneAtATime: "with_the_one_it_needs",
+    TouchCreates: "using_a_path",
+    BreaksAfterDeadline: "whose_time_is_over",
+    KeepsDamage: "damaged_is_taken_out",
+    ScansTwice: "scan_finds",
+    ClearsNothing: "was_cleared",
+    Miscounts: "figures",
+    SharesABuffer: "threads_do_not_get",
+}
+
+
+def rules() -> dict[str, Callable[[StoreSuite], None]]:
+    return {n: getattr(StoreSuite, n) for n in vars(StoreSuite) if n.startswith("test_")}
+
+
+@pytest.mark.parametrize("kind", BREAKS, ids=lambda kind: kind.__name__)
+def test_a_store_that_breaks_a_rule_fails_there(kind: type[Wrong]) -> None:
+    (rule,) = [test for name, test in rules().items() if BREAKS[kind] in name]
+    store = kind()
+    suite = StoreSuite()
+    suite.open = lambda: store  # type: ignore[method-assign]
+    with pytest.raises((AssertionError, IndexError)):
+        rule(suite)
+
+
+def test_every_rule_has_a_store_that_breaks_it() -> None:
+    assert all(any(part in name for part in BREAKS.values()) for name in rules())
+    assert len(BREAKS) == len(rules())
