@@ -156,12 +156,18 @@ def _rank_config(plan: _Plan) -> RankConfig:
         attention=config.attention,
         forward=plan.forward.kind,
         overlap=config.overlap,
-        max_rows=plan.max_running * config.max_rows,
+        max_rows=_max_rows(plan),
         graph_batch=_graph_batch(config, plan.sizes),
         chunk_tokens=plan.chunk_tokens,
         head=str(plan.head or ""),
         max_drafts=config.max_rows - 1,
     )
+
+
+def _max_rows(plan: _Plan) -> int:
+    """Tokens drawn in one step, at most: proposals never exceed the budget of a step."""
+    most = max(plan.chunk_tokens, plan.max_running)
+    return min(plan.max_running * plan.config.max_rows, most)
 
 
 def _worker_configs(plan: _Plan) -> list[WorkerConfig]:

@@ -186,10 +186,15 @@ class Engine:
             self.exchange.hear()
             self.exchange.advance()
         batch = scheduler.schedule()
+        worked = batch is not None or len(self._flights) > 0
+        if batch is None and scheduler.waits_for_tokens:
+            # Now they are known; who asked for them is told while the next batch is computed.
+            while self._flights:
+                self._take_in(self._flights.land())
+            batch = scheduler.schedule()
         workers.submit(manager.step())  # the loads that the batch will wait for
         if self.exchange is not None:
             self.exchange.tell()  # of what the workers know by now
-        worked = batch is not None or len(self._flights) > 0
         if batch is not None:
             self._flights.launch(batch)
         while self._flights.is_due or (batch is None and self._flights):

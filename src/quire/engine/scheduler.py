@@ -79,13 +79,16 @@ class Scheduler:
         self._holds = Holds(manager, queue, remote, reuse=reuse)
         self._kept = Kept(manager, queue, self._holds, num_slots=num_slots)
         self._admission = Admission(manager, queue, self._holds, self._kept, remote, reuse=reuse)
-        self._segments = Segments(manager, self._kept, reuse=reuse)
+        pairs = speculation is not None and speculation.on_ranks
+        self._segments = Segments(manager, self._kept, reuse=reuse, pairs=pairs)
         self._num_batches = 0
         self._lengths: list[int] = []
         self._under_way: dict[int, dict[RequestId, _Part]] = {}
         """By number of the batch: whose results will be taken in."""
         self._must_land = False
         """Somebody is to be preempted, when no batch is under way."""
+        self.waits_for_tokens = False
+        """Was no batch chosen because tokens of one under way must be known first?"""
         self._with_drafts = 0
         """Number of the last batch that had proposals."""
 
@@ -190,15 +193,20 @@ class Scheduler:
                 self._admission.go_on(request)
             elif request.lease.meeting is not None:
                 self._holds.meet(request)
-        if self._under_way and self._must_know_tokens():
+        self.waits_for_tokens = bool(self._under_way) and self._must_know_tokens()
+        if self.waits_for_tokens:
             return None
         chosen: dict[RequestId, Segment] = {}
         decoding = [r for r in self.running if r.remaining == 1]
         spare = self.chunk_tokens - len(decoding)
+        num_proposed = 0
         for request in decoding:
-            spare -= self._decode(request, len(decoding), spare, chosen)
-        num_tokens = sum(segment.num_tokens for segment in chosen.values())
-        budget = max(self.chunk_tokens - num_tokens, self._page_size)
+            if self.speculation is not None and not request.flying:
+                left = spare - num_proposed
+                num_proposed += self._propose(request, len(decoding), left, chosen)
+            if request.id not in chosen:
+                self._continue(request, 1, chosen)
+        budget = max(self.chunk_tokens - len(chosen) - num_proposed, self._page_size)
         for request in [r for r in self.running if r.remaining > 1]:
             if budget > 0:
                 budget -= self._continue(request, budget, chosen)
@@ -229,7 +237,7 @@ class Scheduler:
             if segment.row is not None:
                 request.draws += 1
                 request.place = num_rows
-                num_rows += segment.num_rows
+                num_rows += 1 + segment.drafts
             if segment.drafts or segment.ahead:
                 self._with_drafts = batch.number
         return batch
@@ -277,20 +285,20 @@ class Scheduler:
             for request in decoding
         )
 
-    def _decode(
+    def _propose(
         self, request: Request, num_decoding: int, spare: int, chosen: dict[RequestId, Segment]
     ) -> int:
         """Put its last token into the batch, and behind it what is proposed, `spare` tokens at
-        most, if there is room for that. Returns how many those are."""
+        most, if anything is and there is room for it. Returns how many those are."""
         speculation = self.speculation
-        if speculation is not None and request.state is State.RUNNING and not request.flying:
-            proposed = speculation.propose(request, num_decoding, spare)
-            # Nobody gives way for what may be thrown away.
-            if proposed and self._segments.extend(request, 1 + len(proposed)):
-                chosen[request.id] = self._make(request, 1, proposed)
-                return len(proposed)
-        self._continue(request, 1, chosen)
-        return 0
+        if speculation is None or request.state is not State.RUNNING:
+            return 0
+        proposed = speculation.propose(request, num_decoding, spare)
+        # Nobody gives way for what may be thrown away.
+        if not proposed or not self._segments.extend(request, 1 + len(proposed)):
+            return 0
+        chosen[request.id] = self._make(request, 1, proposed)
+        return len(proposed)
 
     def _continue(self, request: Request, budget: int, chosen: dict[RequestId, Segment]) -> int:
         """Put tokens of a running request into the batch, if there is room for them."""
@@ -299,7 +307,8 @@ class Scheduler:
         count = self._segments.size(request, budget)
         if not count or not self._make_room(request, count, chosen):
             return 0
-        chosen[request.id] = self._make(request, count)
+        make = self._make if self.speculation is not None else self._segments.make
+        chosen[request.id] = make(request, count)
         return count
 
     def _make(self, request: Request, count: int, proposed: Sequence[int] = ()) -> Segment:

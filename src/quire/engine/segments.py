@@ -14,14 +14,17 @@ import msgspec
 from quire.engine.batch import Segment
 from quire.engine.kept import Kept
 from quire.engine.request import Request
-from quire.keys import UnitKind
 from quire.manager import CacheManager, Lease, LeaseState
 from quire.types import NO_SLOT, PAGE_ID_BYTES, PageIds
 
 
 class Segments:
-    def __init__(self, manager: CacheManager, kept: Kept, *, reuse: bool) -> None:
+    def __init__(
+        self, manager: CacheManager, kept: Kept, *, reuse: bool, pairs: bool = False
+    ) -> None:
+        """`pairs`: ranks want to know which token comes after a segment, where that is known."""
         self._manager = manager
+        self._pairs = pairs
         self._kept = kept
         self._reuse = reuse
         self._page_size = manager.config.page_size
@@ -68,8 +71,9 @@ class Segments:
         follows = request.place if start == request.length else -1
         tokens = request.tokens[start:end].tobytes() if follows < 0 else bytes(4)
         num_pages = -(-(end + len(proposed) + ahead) // self._page_size)
-        is_pair = request.key.namespace.unit is UnitKind.PAIR
-        after = int(request.tokens[end]) if is_pair and end < request.num_known else -1
+        after = -1
+        if self._pairs and end < request.num_known:
+            after = int(request.tokens[end])
         if lease.meeting is not None:
             self._manager.meetings.computing(lease, num_pages)
         pages = lease.pages[: num_pages * PAGE_ID_BYTES]

@@ -143,3 +143,16 @@ def test_without_proposals_batches_are_chosen_ahead_as_ever() -> None:
         assert len(tiny.tokens(request)) == 1
         tiny.run()
         assert tiny.tokens(request) == oracle(PROMPT, 4)
+
+
+def test_where_nothing_is_found_the_device_is_not_made_to_wait() -> None:
+    """Looking needs the last token: after a few times in vain, only some steps wait for it."""
+    silent = speculation(oracle, 4, [-1], VOCABULARY)
+    with TinyEngine(speculation=silent, ahead=True) as tiny:
+        request = tiny.ask(PROMPT, 60)
+        alone = 0
+        while tiny.scheduler.request(request) is not None:
+            tiny.step()
+            alone += len(tiny.engine._flights) == 0
+        assert tiny.tokens(request) == oracle(PROMPT, 60)
+        assert alone < 30

@@ -66,11 +66,11 @@ class Drafter:
         self._bridge = bridge
         self._layer = layer
         self.device = device
-        self._staging = Staging(device)
+        self.staging = Staging(device)
         self._scaling = head.spec.decoder.scaling
 
     def follow(self, batch: Batch, features: torch.Tensor, drawn: torch.Tensor | None) -> Drafted:
-        next_tokens, positions, places, sources = self._staging.send(
+        next_tokens, positions, places, sources = self.staging.send(
             [*_known(batch), *_drawn_places(batch)]
         )
         if drawn is not None and len(places):
@@ -91,7 +91,7 @@ class Drafter:
         chains = sorted(_chains(batch, results), key=lambda chain: -chain.segment.ahead)
         if not chains:
             return {}
-        (rows,) = self._staging.send([np.array([chain.row for chain in chains], np.int64)])
+        (rows,) = self.staging.send([np.array([chain.row for chain in chains], np.int64)])
         hidden, normed = (x.index_select(0, rows) for x in done)
         proposed: dict[int, list[int]] = {chain.number: [] for chain in chains}
         for number in range(1, chains[0].segment.ahead + 1):

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from quire.engine.attention.staging import Arriving
 from quire.engine.attention.triton import TritonAttention
 from quire.engine.batch import Batch, SegmentResult
 from quire.engine.bridge import AttentionBridge
@@ -64,7 +65,10 @@ class GraphDrafter:
             return self._drafter.again(batch, features, drawn)
         self._drawn[: len(drawn)].copy_(drawn)
         self._replays[kind]()
-        return _Replayed.of(batch, self._proposed[: len(batch.segments)])
+        if not any(segment.ahead for segment in batch.segments):
+            return _Replayed(batch, None)
+        proposed = self._proposed[: len(batch.segments)]
+        return _Replayed(batch, self._drafter.staging.receive(proposed))
 
     def _work(self, kind: Kind) -> Callable[[], None]:
         block, count = self._graphs.block, kind.num_sequences
@@ -156,29 +160,15 @@ def _accepted(
 
 class _Replayed(NamedTuple):
     batch: Batch
-    tokens: torch.Tensor
-    """On the host, [segments, most], when `copied` says so."""
-    copied: torch.cuda.Event | None
-
-    @classmethod
-    def of(cls, batch: Batch, tokens: torch.Tensor) -> _Replayed:
-        if not tokens.is_cuda or not any(segment.ahead for segment in batch.segments):
-            return cls(batch, tokens.cpu().clone() if not tokens.is_cuda else tokens, None)
-        there = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
-        there.copy_(tokens, non_blocking=True)
-        return cls(batch, there, torch.cuda.current_stream().record_event())
+    tokens: Arriving | None
+    """[segments, most]; None: nobody asked for any."""
 
     def proposals(self, results: Sequence[SegmentResult]) -> dict[int, list[int]]:
-        wanted = {
-            number: segment.ahead
-            for number, (segment, result) in enumerate(
-                zip(self.batch.segments, results, strict=True)
-            )
-            if segment.ahead and result.is_usable
-        }
-        if not wanted:
+        if self.tokens is None:
             return {}
-        if self.copied is not None:
-            self.copied.synchronize()
-        tokens = self.tokens.tolist()
-        return {number: tokens[number][:ahead] for number, ahead in wanted.items()}
+        tokens = self.tokens.wait().tolist()
+        return {
+            number: tokens[number][: segment.ahead]
+            for number, segment in enumerate(self.batch.segments)
+            if segment.ahead and results[number].is_usable
+        }

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from quire.engine.request import Request
 
 
+_QUIET_AFTER, _LOOK_EVERY = 4, 4
+
+
 class Proposer(Protocol):
     """One request's."""
 
@@ -64,6 +67,10 @@ class Draft:
     """Tokens that the proposer was told of."""
     wanted: int | None = None
     """For the step that is chosen next; None: not decided."""
+    num_missed: int = 0
+    """Times in a row that nothing was found to propose."""
+    num_passed: int = 0
+    """Steps since that were chosen without looking."""
 
 
 @dataclass(slots=True)
@@ -115,8 +122,16 @@ class Speculation:
         self.counters = DraftCounters.of(self.max_tokens)
 
     def needs_tokens(self, request: Request, num_requests: int) -> bool:
-        """Must its last token be known before its next step is chosen?"""
-        return not self.on_ranks and self._wants(request, num_requests) > 0
+        """Must its last token be known before its next step is chosen? Where nothing was found a
+        few times, only now and then: the device would wait for us each time."""
+        if self.on_ranks:
+            return False
+        draft = self._draft_of(request)
+        if draft.num_missed >= _QUIET_AFTER:
+            draft.num_passed = (draft.num_passed + 1) % _LOOK_EVERY
+            if draft.num_passed:
+                return False
+        return self._wants(request, num_requests) > 0
 
     def propose(self, request: Request, num_requests: int, max_tokens: int) -> list[int]:
         """For its next step, which is chosen now, beside those of so many requests. All of its
@@ -129,7 +144,11 @@ class Speculation:
         if draft.num_known < request.length:
             draft.proposer.extend(request.tokens[draft.num_known : request.length].tolist())
             draft.num_known = request.length
-        return draft.proposer.propose(most) if most > 0 else []
+        if most <= 0:
+            return []
+        proposed = draft.proposer.propose(most)
+        draft.num_missed = 0 if proposed else draft.num_missed + 1
+        return proposed
 
     def ahead(self, request: Request, num_requests: int) -> int:
         """How many tokens the ranks are to propose after its next step, which is chosen now."""
