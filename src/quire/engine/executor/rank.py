@@ -141,7 +141,7 @@ def build_rank(
             modules = _through_transformers(config, model, bridge, shape, worker)
             forward = _in_graphs(modules, bridge, backends, limits, tell)
         if config.graph_batch and torch.device(worker_config.device).type == "cuda":
-            _rehearse(forward, shape, worker, tell)
+            _rehearse(forward, shape, worker, config.chunk_tokens, tell)
     except BaseException:
         worker.close()
         raise
@@ -248,7 +248,9 @@ def _in_graphs(
         return forward
 
 
-def _rehearse(forward: Forward, shape: ModelShape, worker: CacheWorker, progress: Progress) -> None:
+def _rehearse(
+    forward: Forward, shape: ModelShape, worker: CacheWorker, chunk_tokens: int, progress: Progress
+) -> None:
     import torch
 
     if list(worker.components) != [FULL]:
@@ -260,6 +262,7 @@ def _rehearse(forward: Forward, shape: ModelShape, worker: CacheWorker, progress
             page_size=pool.layout.page_size,
             num_pages=pool.num_pages,
             max_positions=shape.max_position_embeddings,
+            chunk_tokens=chunk_tokens,
             progress=lambda done: progress("kernels", done),
         )
 
