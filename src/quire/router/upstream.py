@@ -69,6 +69,8 @@ class Inquiry(NamedTuple):
     headers: Mapping[str, str]
     model: str | None = None
     is_stream: bool = False
+    is_vouched: bool = False
+    """The router has looked at the client's key."""
 
 
 class Reply(NamedTuple):

@@ -17,6 +17,7 @@ from quire.server.errors import ApiError, engine_gone, model_not_found, shutting
 from quire.server.guards import request_id_of
 from quire.server.metrics import CONTENT_TYPE
 from quire.server.protocol import ChatRequest, CompletionRequest, GenerationRequest
+from quire.server.routes import Route, read_route
 from quire.server.security import check_key, prefill_of
 from quire.server.service import Service
 from quire.server.streams import EventStream, unless_disconnected
@@ -26,20 +27,23 @@ def v1_router(service: Service, now: Callable[[], float]) -> APIRouter:
     started = int(now())
 
     async def door(request: Request) -> None:
-        if service.config.api_key is not None:
+        if service.config.api_key is None:
+            return
+        route = _route(service, request, now)
+        if route is None or not route.vouches:
             check_key(request.headers, service.config.api_key)
 
     router = APIRouter(prefix="/v1", dependencies=[Depends(door)], tags=["openai"])
 
     @router.post("/chat/completions", openapi_extra=describe_body(ChatRequest))
     async def chat_completions(request: Request) -> Response:
-        prefill = _prefill(service, request)
+        prefill = _prefill(service, request, now)
         body = await read_body(request, ChatRequest)
         return await _answer(service, request, body, start_chat(service, body, prefill))
 
     @router.post("/completions", openapi_extra=describe_body(CompletionRequest))
     async def completions(request: Request) -> Response:
-        prefill = _prefill(service, request)
+        prefill = _prefill(service, request, now)
         body = await read_body(request, CompletionRequest)
         return await _answer(service, request, body, start_completion(service, body, prefill))
 
@@ -116,9 +120,13 @@ async def _answer(
     return Response(content, media_type="application/json")
 
 
-def _prefill(service: Service, request: Request) -> Sequence[str]:
+def _route(service: Service, request: Request, now: Callable[[], float]) -> Route | None:
+    return read_route(request.headers, service.config.admin_key, now())
+
+
+def _prefill(service: Service, request: Request, now: Callable[[], float]) -> Sequence[str]:
     is_decode = service.info.role == Role.DECODE
-    return prefill_of(request.headers, service.config.admin_key, is_decode=is_decode)
+    return prefill_of(request.headers, _route(service, request, now), is_decode=is_decode)
 
 
 def _model(service: Service, created: int) -> dict[str, Any]:
