@@ -67,18 +67,18 @@ def app_of(proxy: Proxy, config: ServerConfig) -> FastAPI:
             return EventStream(proxy.events(inquiry), metrics.aborts, unexpected)
         work = proxy.whole(inquiry)
         reply = await unless_disconnected(request.receive, work, metrics.aborts)
-        return Response(reply.content, headers={"content-type": reply.content_type})
+        return Response(reply.content, media_type="application/json")
 
     @app.get("/v1/models", tags=["openai"], dependencies=keyed)
     async def models(request: Request) -> Response:
         reply = await proxy.whole(read_question(request.headers, is_vouched=is_vouched))
-        return Response(reply.content, headers={"content-type": reply.content_type})
+        return Response(reply.content, media_type="application/json")
 
     @app.get("/v1/models/{model:path}", tags=["openai"], dependencies=keyed)
     async def one_model(model: str, request: Request) -> Response:
         question = read_question(request.headers, model, is_vouched=is_vouched)
         reply = pick_model(await proxy.whole(question), model)
-        return Response(reply.content, headers={"content-type": reply.content_type})
+        return Response(reply.content, media_type="application/json")
 
     @app.get("/health", tags=["operation"])
     @app.get("/ready", tags=["operation"])

@@ -28,6 +28,7 @@ from quire.engine.config import Role
 from quire.errors import ConfigError
 from quire.router.affinity import AffinityIndex
 from quire.router.config import RouterConfig
+from quire.router.sieve import shown_name
 from quire.server.addresses import is_loopback, parse_peer
 from quire.server.keyfile import find_key
 from quire.server.routes import router_key
@@ -308,7 +309,7 @@ class Fleet:
             member.lets_us_in = True
             if member.side is Side.PREFILL:
                 member.peer = _reachable(info.peer, member.url)
-        member.model = health.model
+        member.model = shown_name(health.model)
         member.instance = health.instance
 
     # ---- events ---------------------------------------------------------------------------------

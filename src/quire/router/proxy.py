@@ -25,6 +25,7 @@ import msgspec
 from quire.router.choose import By, Candidate, rank
 from quire.router.fleet import Fleet, Member, Side, one_line
 from quire.router.metrics import RouterMetrics
+from quire.router.sieve import error_of
 from quire.router.transcript import Diverged, Failed, Transcript
 from quire.router.upstream import (
     Endpoint,
@@ -33,7 +34,6 @@ from quire.router.upstream import (
     Reply,
     Upstream,
     Why,
-    api_error,
     lost_by,
 )
 from quire.server.errors import (
@@ -169,7 +169,7 @@ class Proxy:
         try:
             return transcript.take(data)
         except Failed as failed:
-            raise lost_by(failed.error) or api_error(500, failed.error) from None
+            raise lost_by(failed.error) or error_of(500, failed.error) from None
         except Diverged:
             self.metrics.failovers.labels("diverged").inc()
             raise ApiError(
@@ -341,7 +341,7 @@ def pick_model(reply: Reply, model: str) -> Reply:
         ) from None
     for each in listed:
         if each.get("id") == model:
-            return Reply(msgspec.json.encode(each), reply.content_type)
+            return Reply(msgspec.json.encode(each))
     raise model_not_found(model, ", ".join(str(each.get("id")) for each in listed))
 
 
