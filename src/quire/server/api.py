@@ -23,6 +23,7 @@ from quire.server.protocol import (
     GenerationRequest,
     TokenizeRequest,
 )
+from quire.server.routes import Route, read_route
 from quire.server.security import check_key, prefill_of
 from quire.server.service import Service
 from quire.server.streams import EventStream, unless_disconnected
@@ -32,20 +33,23 @@ def v1_router(service: Service, now: Callable[[], float]) -> APIRouter:
     started = int(now())
 
     async def door(request: Request) -> None:
-        if service.config.api_key is not None:
+        if service.config.api_key is None:
+            return
+        route = _route(service, request, now)
+        if route is None or not route.vouches:
             check_key(request.headers, service.config.api_key)
 
     router = APIRouter(prefix="/v1", dependencies=[Depends(door)], tags=["openai"])
 
     @router.post("/chat/completions", openapi_extra=describe_body(ChatRequest))
     async def chat_completions(request: Request) -> Response:
-        prefill = _prefill(service, request)
+        prefill = _prefill(service, request, now)
         body = await read_body(request, ChatRequest, service.unknown)
         return await _answer(service, request, body, start_chat(service, body, prefill))
 
     @router.post("/completions", openapi_extra=describe_body(CompletionRequest))
     async def completions(request: Request) -> Response:
-        prefill = _prefill(service, request)
+        prefill = _prefill(service, request, now)
         body = await read_body(request, CompletionRequest, service.unknown)
         return await _answer(service, request, body, start_completion(service, body, prefill))
 
@@ -171,9 +175,13 @@ async def _answer(
     return Response(content, media_type="application/json")
 
 
-def _prefill(service: Service, request: Request) -> Sequence[str]:
+def _route(service: Service, request: Request, now: Callable[[], float]) -> Route | None:
+    return read_route(request.headers, service.config.admin_key, now())
+
+
+def _prefill(service: Service, request: Request, now: Callable[[], float]) -> Sequence[str]:
     is_decode = service.info.role == Role.DECODE
-    return prefill_of(request.headers, service.config.admin_key, is_decode=is_decode)
+    return prefill_of(request.headers, _route(service, request, now), is_decode=is_decode)
 
 
 def _model(service: Service, name: str, created: int) -> dict[str, Any]:
