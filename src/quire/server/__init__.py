@@ -13,6 +13,8 @@ generation.py   the engine's tokens → pieces        vocabulary.py   token ids 
 text.py         → text, stop strings                reading.py      … read by a parser of tools/
 generation_config.py   what a model's makers say of sampling
 chat.py, completions.py   what differs between the two endpoints
+responses/      /v1/responses, as a chat            tools/          calls and reasoning in answers
+unknown.py      fields that nobody knows
 answers.py      pieces → one JSON answer or events  usage.py        the usage object
 
 connections.py  slow heads, slow readers, too many connections, junk

@@ -38,6 +38,7 @@ from quire.server.errors import (
 from quire.server.metrics import Metrics
 from quire.server.prompting import Prompting
 from quire.server.recorder import Recorder
+from quire.server.responses.memory import ResponseMemory
 from quire.server.unknown import UnknownFields
 
 STATUS_TIMEOUT_S = 1.0
@@ -96,6 +97,8 @@ class Service:
         """Another one each time a server starts: whoever remembers things of it begins anew."""
         self.unknown = None if config.strict else UnknownFields()
         """Takes fields that nobody knows; None: they are wrong."""
+        self.responses = ResponseMemory()
+        """What /v1/responses may go on from."""
         self.draining = False
         """The server is being stopped: what is admitted may finish, no more is."""
         self._num_admitted = 0
