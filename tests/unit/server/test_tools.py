@@ -3,10 +3,12 @@
 import json
 import string
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.engine.messages import CachedTokens, GetKeys, Keys, Warm, Warmed
 from unit.server.scripted import MODEL, TEMPLATE, Rig, ScriptedEngine, TinyTokenizer, error_of
 from unit.server.test_answers import chunks, finishes, streamed_text
 
@@ -274,6 +276,26 @@ def test_ids_are_of_the_templates_kind():
     assert ask(rig, *turn()).status_code == 200
     first, second = prompt_of(rig).split("[")[0].split(",")
     assert first == second
+
+
+@pytest.mark.parametrize("path", ["/admin/keys", "/admin/cache/prefetch", "/tokenize"])
+def test_whoever_asks_about_a_chat_asks_about_its_prompt(path):
+    """With tools, results, options, and a call that must be."""
+    rig = rig_of()
+    rig.engine.answers = {GetKeys: Keys(16, 1, b""), Warm: Warmed(1, CachedTokens())}
+    body = {"messages": ask_messages(), "tools": [WEATHER], "tool_choice": "required"}
+    if path == "/admin/keys":  # a router sends all of the client's body
+        body = body | {"model": MODEL, "temperature": 0, "unheard_of": 1}
+        body["messages"][1]["unheard_of"] = 2
+    rig.request("POST", "/v1/chat/completions", json={"model": MODEL} | body)
+    asked = rig.request("POST", path, json=body)
+    assert asked.status_code == 200, asked.text
+    tokens = rig.engine.calls[0].tokens
+    if path == "/tokenize":
+        assert asked.json()["tokens"] == tokens
+    else:
+        (question,) = rig.engine.questions
+        assert np.frombuffer(question.tokens, dtype="<i4").tolist() == tokens
 
 
 HOSTILE = [
