@@ -17,7 +17,8 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from quire.server.generation import Piece, Said, Scored, Work
+from quire.server.generation import Work
+from quire.server.scribe import Piece, Said, Scored
 from quire.server.tools import Text
 from quire.server.usage import Usage
 

@@ -370,6 +370,17 @@ def test_reasoning_that_the_template_opened():
     assert (message["reasoning_content"], message["content"]) == ("Hm.", "Yes.")
 
 
+@pytest.mark.parametrize("fields", [{}, {"tools": [WEATHER]}])
+def test_reasoning_between_special_tokens(fields):
+    rig = rig_of(
+        "<|channel>thought\nHm.\n<channel|>Yes.",
+        TEMPLATE + "{# tools <channel|> #}",
+        special=["<|channel>", "<channel|>"],
+    )
+    message, _ = message_of(rig.chat(**fields))
+    assert (message["reasoning_content"], message["content"]) == ("Hm.", "Yes.")
+
+
 @pytest.mark.parametrize(
     "fields",
     [{"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}}],

@@ -10,8 +10,8 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from quire.server.generation import Called, Said
 from quire.server.messages import FunctionCall, Message, MessageCall
+from quire.server.scribe import Called, Said
 from quire.server.tools import Reasoning
 
 Event = dict[str, Any]
