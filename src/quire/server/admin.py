@@ -44,6 +44,7 @@ from quire.server.protocol import (
 )
 from quire.server.security import check_admin, check_router, redact
 from quire.server.service import Service
+from quire.server.unknown import Unnamed
 from quire.server.usage import cached_to_dict
 from quire.store.url import parse_url
 from quire.types import PAGE_KEY_BYTES
@@ -108,7 +109,7 @@ def admin_router(service: Service) -> APIRouter:
     @router.post("/keys", openapi_extra=describe_body(KeysRequest))
     async def keys(request: Request) -> Response:
         """The page keys of a request's prompt. Computes hashes, nothing else."""
-        body = await read_body(request, KeysRequest)
+        body = await read_body(request, KeysRequest, Unnamed())
         prompt = await _prompt(service, body, body.first_prompt)
         question = GetKeys(prompt.tokens, body.cache_salt or "")
         found = await _ask(service, question, Keys, STATUS_TIMEOUT_S)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -23,6 +23,8 @@ from quire.server.protocol import (
     GenerationRequest,
     TokenizeRequest,
 )
+from quire.server.responses.answers import Answering
+from quire.server.responses.protocol import ResponsesRequest
 from quire.server.routes import Route, read_route
 from quire.server.security import check_key, prefill_of
 from quire.server.service import Service
@@ -52,6 +54,16 @@ def v1_router(service: Service, now: Callable[[], float]) -> APIRouter:
         prefill = _prefill(service, request, now)
         body = await read_body(request, CompletionRequest, service.unknown)
         return await _answer(service, request, body, start_completion(service, body, prefill))
+
+    @router.post("/responses", openapi_extra=describe_body(ResponsesRequest))
+    async def responses(request: Request) -> Response:
+        prefill = _prefill(service, request, now)
+        body = await read_body(request, ResponsesRequest, service.unknown)
+        answering = Answering(body, service.responses)
+        start = start_chat(service, answering.chat, prefill)
+        if body.stream:
+            return _stream(service, request, answering.events(start))
+        return await _whole(service, request, answering.whole(start))
 
     @router.get("/models")
     async def models() -> Response:
@@ -156,7 +168,6 @@ def open_router(service: Service) -> APIRouter:
 async def _answer(
     service: Service, request: Request, body: GenerationRequest, start: Start
 ) -> Response:
-    aborts = service.metrics.aborts
     heading = Heading(
         model=body.model,
         fingerprint=service.info.fingerprint,
@@ -164,14 +175,21 @@ async def _answer(
         include_usage=body.include_usage,
         wants_ids=bool(body.return_token_ids),
     )
+    if body.stream:
+        return _stream(service, request, events(start, heading))
+    return await _whole(service, request, whole(start, heading))
 
+
+def _stream(service: Service, request: Request, events: AsyncGenerator[bytes, None]) -> Response:
     def unexpected(error: Exception) -> ApiError:
         return service.failed_unexpectedly(error, request_id_of(request.scope))
 
-    if body.stream:
-        waiting_s = service.config.waiting_s
-        return EventStream(events(start, heading), aborts, unexpected, waiting_s=waiting_s)
-    content = await unless_disconnected(request.receive, whole(start, heading), aborts)
+    waiting_s = service.config.waiting_s
+    return EventStream(events, service.metrics.aborts, unexpected, waiting_s=waiting_s)
+
+
+async def _whole(service: Service, request: Request, work: Coroutine[Any, Any, bytes]) -> Response:
+    content = await unless_disconnected(request.receive, work, service.metrics.aborts)
     return Response(content, media_type="application/json")
 
 

@@ -21,6 +21,7 @@ from quire.server.protocol import (
     StoreRequest,
     TokenizeRequest,
 )
+from quire.server.responses.protocol import ResponsesRequest
 from quire.server.unknown import UnknownFields
 
 _LARGE_BYTES = 256 * 1024
@@ -33,6 +34,7 @@ _BODIES: tuple[type[Body], ...] = (
     FlushRequest,
     KeysRequest,
     PrefetchRequest,
+    ResponsesRequest,
     StoreRequest,
     TokenizeRequest,
 )

@@ -23,6 +23,7 @@ _KNOWN_PATHS = frozenset(
         "/v1/chat/completions",
         "/v1/completions",
         "/v1/models",
+        "/v1/responses",
         "/tokenize",
         "/detokenize",
         "/health",

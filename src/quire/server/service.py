@@ -40,7 +40,8 @@ from quire.server.errors import (
 from quire.server.metrics import Metrics
 from quire.server.prompting import Prompting
 from quire.server.recorder import Recorder
-from quire.server.unknown import UnknownFields
+from quire.server.responses.memory import ResponseMemory
+from quire.server.unknown import UnknownFields, Warned
 
 STATUS_TIMEOUT_S = 1.0
 LOAD_TIMEOUT_S = 0.25
@@ -98,8 +99,10 @@ class Service:
         self.clock = clock
         self.instance = secrets.token_hex(8)
         """Another one each time a server starts: whoever remembers things of it begins anew."""
-        self.unknown = None if config.strict else UnknownFields()
+        self.unknown: UnknownFields | None = None if config.strict else Warned()
         """Takes fields that nobody knows; None: they are wrong."""
+        self.responses = ResponseMemory()
+        """What /v1/responses may go on from."""
         self.draining = False
         """The server is to stop: what is admitted may finish, no more is."""
         self._num_admitted = 0

@@ -19,7 +19,7 @@ from quire.server.special import Cleaning
 from quire.server.tools.toolless import described, told
 
 _RESERVED = {"messages", "tools", "raise_exception", "strftime_now", "bos_token", "eos_token"}
-_SHORT_ID = re.compile(r"length\s*(?:!=|==)\s*9")
+_SHORT_ID = re.compile(r"length\s*(?:!=|==|<)\s*9\b")
 _ID_CHARS = 9
 
 

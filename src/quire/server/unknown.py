@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import Protocol
 
 from pydantic import BaseModel
 
@@ -17,7 +18,18 @@ MAX_NAME_CHARS = 80
 logger = logging.getLogger("quire.server")
 
 
-class UnknownFields:
+class UnknownFields(Protocol):
+    def note(self, body: BaseModel) -> None: ...
+
+
+class Unnamed:
+    """For a look at a request that is not answered: whoever answers it names them."""
+
+    def note(self, body: BaseModel) -> None:
+        pass
+
+
+class Warned:
     def __init__(self) -> None:
         self._warned: set[str] = set()
 

@@ -52,7 +52,7 @@ def test_the_examples_in_python(monkeypatch, capsys):
 
     monkeypatch.setattr(openai, "OpenAI", connected)
     found = blocks("python")
-    assert len(found) == 3
+    assert len(found) == 4
     names: dict[str, object] = {}
     try:
         for block in found:
@@ -60,11 +60,12 @@ def test_the_examples_in_python(monkeypatch, capsys):
     finally:
         for client in opened:
             client.close()
-    first, streamed, reasoning = capsys.readouterr().out.splitlines()
+    first, streamed, reasoning, second = capsys.readouterr().out.splitlines()
     assert first == "No, it is sunny."
     assert streamed.split(" ", 1)[0] == "0"
     assert streamed.endswith('get_weather {"city": "Rome"}')
     assert reasoning == "None"
+    assert second == "No, it is sunny."
 
 
 @pytest.mark.parametrize("line", [line for block in blocks("bash") for line in block.splitlines()])
