@@ -29,6 +29,8 @@ from quire.worker.instant import InstantWorker
 
 PAGE = 16
 VOCABULARY = 1000
+_LOOK_S = 1e-3
+"""Between two looks at the workers while a batch is computed."""
 _TICK_S = 1e-4
 """Between two looks when there is nothing to compute."""
 
@@ -43,6 +45,8 @@ class Speeds:
     batch_s: float = 0.001
     """Of a batch, whatever is in it."""
     chunk_pages: int = 16
+    overlaps: bool = False
+    """As on an accelerator: batches are launched ahead, and workers heard while one is computed."""
 
 
 @dataclass(slots=True)
@@ -101,9 +105,8 @@ class PacedWorkers:
 class PacedModel:
     """An executor."""
 
-    overlaps = False
-
     def __init__(self, clock: VirtualClock, speeds: Speeds) -> None:
+        self.overlaps = speeds.overlaps
         self.workers = PacedWorkers(clock, speeds)
         self._clock = clock
         self._speeds = speeds
@@ -116,8 +119,12 @@ class PacedModel:
         batch = self._launched.popleft()
         loads = [op for segment in batch.segments for op in segment.loads]
         self._clock.advance(max((self.workers.left_s(op) for op in loads), default=0.0))
-        page_s = self._speeds.compute_s
-        self._clock.advance(self._speeds.batch_s + batch.num_tokens / PAGE * page_s)
+        left_s = self._speeds.batch_s + batch.num_tokens / PAGE * self._speeds.compute_s
+        while left_s > 0:
+            some_s = min(left_s, _LOOK_S if self.overlaps else left_s)
+            self._clock.advance(some_s)
+            left_s -= some_s
+            meanwhile()
         sampled = [Sampled(token=0) if s.row is not None else None for s in batch.segments]
         return BatchResult(batch.number, [SegmentResult(token) for token in sampled])
 

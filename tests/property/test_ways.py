@@ -54,3 +54,13 @@ def test_near_the_crossover_both_is_faster_by_a_third_c52(ratio: float, chunk_pa
     alone = min(taken_s(speeds, 256, way) for way in (Way.COMPUTE, Way.FETCH))
     assert alone >= 1.3 * taken_s(speeds, 256, Way.BOTH)
     assert alone >= 1.3 * taken_s(speeds, 256, None)
+
+
+@pytest.mark.parametrize("ratio", [0.5, 0.7, 1.0, 1.4, 2.0])
+def test_so_it_is_on_an_accelerator_c52(ratio: float) -> None:
+    """A prompt is one batch; a batch costs much whatever is in it, and is launched ahead."""
+    speeds = Speeds(0.0015, 0.0015 * ratio, 0.0002, batch_s=0.015, chunk_pages=128, overlaps=True)
+    alone = min(taken_s(speeds, 128, way) for way in (Way.COMPUTE, Way.FETCH))
+    both = taken_s(speeds, 128, Way.BOTH)
+    assert alone >= 1.2 * both
+    assert taken_s(speeds, 128, None) <= 1.05 * both

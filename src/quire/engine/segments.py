@@ -41,7 +41,9 @@ class Segments:
         assert lease is not None
         start = request.next_start
         if lease.meeting is not None:
-            return min(count, self._manager.meetings.front(lease, start // size) * size - start)
+            meetings, is_computed = self._manager.meetings, not request.flying
+            front = meetings.front(lease, start // size, is_computed=is_computed)
+            return min(count, front * size - start)
         if lease.state is None or lease.state.recurrent is None:
             return count
         first, last = start // size, (start + count) // size

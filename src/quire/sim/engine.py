@@ -218,7 +218,7 @@ class SimEngine:
         if lease.meeting is not None:
             if self._have_met(request):
                 return
-            front = self.manager.meetings.front(lease, first)
+            front = self.manager.meetings.front(lease, first, is_computed=True)
             last = min(front, first + self.rng.randrange(1, 5))
             if last <= first:
                 self._limit_wait(request, MAX_LOAD_S)

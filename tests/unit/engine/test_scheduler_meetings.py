@@ -157,6 +157,27 @@ def test_a_store_that_stalls_is_not_waited_for_c52(folder: Path, ahead: bool) ->
         settle(tiny)
 
 
+def test_nothing_is_late_while_what_comes_before_it_is_being_computed_c52(folder: Path) -> None:
+    """A batch is chosen as soon as the one before it is launched: by then nothing can have come."""
+    with engine(folder, ahead=True) as tiny:
+        hands = Hands(tiny, Fetch)
+        request = tiny.ask(PROMPT, 5)
+        drop, flying = tiny.manager.meetings._drop_front, []
+
+        def watch(meeting: Any, count: int) -> None:
+            asked = tiny.scheduler.request(request)
+            flying.append(asked.flying if asked is not None else 0)
+            drop(meeting, count)
+
+        tiny.manager.meetings._drop_front = watch  # type: ignore[method-assign]
+        while not tiny.of(request) or tiny.last(request).finish is None:
+            tiny.step()
+        assert flying
+        assert not any(flying)
+        hands.is_open = True
+        settle(tiny)
+
+
 @both_ways
 def test_no_page_is_computed_into_while_it_is_copied_into_c52(folder: Path, ahead: bool) -> None:
     """Copies that do not end: the request computes up to them, and no further."""

@@ -35,7 +35,9 @@ class Meeting:
         met = manager.meetings.met(lease, self.computed)
         if met is not None:
             self.computed = met
-        front = PAGES if lease.meeting is None else manager.meetings.front(lease, self.computed)
+        front = PAGES
+        if lease.meeting is not None:
+            front = manager.meetings.front(lease, self.computed, is_computed=True)
         last = min(front, self.computed + most)
         if last == self.computed:
             return met is not None

@@ -24,42 +24,47 @@ _TIERS = ("device", "host", "store")
 
 
 @dataclass(frozen=True, slots=True)
-class _Tiers:
+class _Host:
     name: str
-    host: float
-    """Times the whole set."""
-    store: bool = False
+    share: float
+    """Of the whole set."""
+    with_store: str = ""
+    """Its name with a store; what that adds is seen beside as much host memory without one."""
 
 
-_VARIANTS = (
-    _Tiers("L1", 0),
-    _Tiers("L1+L2", 1.25),
-    _Tiers("L1+half L2", 0.5),
-    _Tiers("L1+half L2+L3", 0.5, store=True),
+_HOSTS = (
+    _Host("L1", 0),
+    _Host("L1+L2", 1.25),
+    _Host("L1+half L2", 0.5, with_store="L1+half L2+L3"),
 )
-"""What a store adds is seen beside as much host memory without one."""
 
 
 def measure(rig: Rig) -> Iterator[Result]:
     """One row per tiers and set, as they come; in it, one per round."""
-    for tiers in _VARIANTS:
-        yield from _with(rig, tiers)
+    for host in _HOSTS:
+        yield from _with(rig, host)
 
 
-def _with(rig: Rig, tiers: _Tiers) -> Iterator[Result]:
+def _with(rig: Rig, host: _Host) -> Iterator[Result]:
     plan = rig.plan.sets
     pages = plan.sessions * -(-plan.session_tokens // rig.plan.page_size)
     set_bytes = pages * rig.plan.page_size * rig.needs.kv_bytes
     with rig.engine(
-        device_bytes=int(set_bytes / plan.times_device), host_bytes=int(set_bytes * tiers.host)
+        device_bytes=int(set_bytes / plan.times_device), host_bytes=int(set_bytes * host.share)
     ) as drive:
-        if tiers.store:
+        yield from _sets(rig, drive, host.name)
+        if host.with_store:
             rig.attach(drive)
-        for sessions in (plan.sessions, plan.fitting):
-            rounds = _rounds(rig, drive, sessions, tiers.name)
-            times = plan.times_device * sessions / plan.sessions
-            yield {"tiers": tiers.name, "times_device": times, "rounds": rounds}
-            drive.forget(Tier.DEVICE, Tier.HOST)
+            yield from _sets(rig, drive, host.with_store)
+
+
+def _sets(rig: Rig, drive: Drive, name: str) -> Iterator[Result]:
+    plan = rig.plan.sets
+    for sessions in (plan.sessions, plan.fitting):
+        rounds = _rounds(rig, drive, sessions, name)
+        times = plan.times_device * sessions / plan.sessions
+        yield {"tiers": name, "times_device": times, "rounds": rounds}
+        drive.forget(Tier.DEVICE, Tier.HOST)
 
 
 def later(row: Result, figure: str) -> float:

@@ -43,6 +43,8 @@ class Staging:
         self._device = device
         self._in_use: dict[int, deque[_Lent]] = defaultdict(deque)
         """By size, in the order of their kernels."""
+        self._arriving: set[_Lent] = set()
+        """Held here too: a kernel may write into what nobody waits for any more."""
 
     def send(self, arrays: Sequence[Array]) -> list[torch.Tensor]:
         """Each as a tensor there. On a CPU they may share the arrays' memory."""
@@ -89,9 +91,11 @@ class Staging:
         lent = self._lend(words.numel())
         _by_kernel(words, lent.there[: words.numel()])
         lent.used()
+        self._arriving.add(lent)
         return Arriving(self, lent, tensor)
 
     def give_back(self, lent: _Lent) -> None:
+        self._arriving.remove(lent)
         self._in_use[lent.num_words].append(lent)
 
     def _lend(self, num_words: int) -> _Lent:

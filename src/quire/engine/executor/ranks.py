@@ -95,7 +95,8 @@ class RankExecutor:
             for lost in completions:
                 if isinstance(lost, WorkerLost):
                     raise RankLost(lost.reason)
-            meanwhile()
+            if completions:
+                meanwhile()
             if time.monotonic() > deadline:
                 raise RankLost(f"no result from all ranks within {_BATCH_TIMEOUT_S:g} s")
         return _merge(batch, results)

@@ -96,13 +96,14 @@ class Meetings:
             self._line.join(meeting.key, partial(self._serve, meeting))
         return True
 
-    def front(self, lease: Lease, at: int) -> int:
+    def front(self, lease: Lease, at: int, *, is_computed: bool) -> int:
         """Page up to which the request may compute now, from page `at` on, while it has a meeting:
         what is still on its way to the host when it is needed, is computed. If that is `at` itself,
-        they meet there."""
+        they meet there. `is_computed`: all before `at` is; what is still under way takes its time,
+        in which more comes, and nothing is late before that."""
         meeting = lease.meeting
         assert meeting is not None
-        if at < meeting.low or not meeting.parts:
+        if at < meeting.low or not meeting.parts or not is_computed:
             return meeting.low
         late = meeting.late
         count = self._num_overtaken(meeting, late) if late else 0
