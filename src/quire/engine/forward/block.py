@@ -58,6 +58,10 @@ class Pieces:
 def cut(segments: Sequence[Segment], longest: int) -> Pieces:
     """Into pieces of so many tokens at most."""
     sizes = np.fromiter((len(segment.tokens) >> 2 for segment in segments), np.int32)
+    if int(sizes.max()) <= longest:  # as most are: each is one piece
+        firsts = np.cumsum(sizes, dtype=np.int32) - sizes
+        every = np.arange(len(sizes), dtype=np.int32)
+        return Pieces(every, firsts, sizes, np.zeros_like(sizes), sizes == 1)
     numbers = -(-sizes // longest)
     of = np.repeat(np.arange(len(sizes), dtype=np.int32), numbers)
     firsts = np.cumsum(numbers, dtype=np.int32) - numbers
@@ -180,10 +184,13 @@ class Block:
 
     def _fill_tokens(self, block: Column, segments: Sequence[Segment]) -> None:
         tokens, _, sources, positions, ends = (block[self._shared(which)] for which in range(5))
-        sizes = np.fromiter((len(segment.tokens) >> 2 for segment in segments), np.int32)
-        starts = np.fromiter((segment.start for segment in segments), np.int32)
-        follows = np.fromiter((segment.follows for segment in segments), np.int32)
-        wanted = np.fromiter((segment.row is not None for segment in segments), np.bool_)
+        sizes, starts, follows, wanted, slots, ahead = np.array(
+            [
+                (len(s.tokens) >> 2, s.start, s.follows, s.row is not None, s.state, s.ahead)
+                for s in segments
+            ],
+            dtype=np.int32,
+        ).T
         behind = np.cumsum(sizes, dtype=np.int32)
         count = int(behind[-1])
         places = np.arange(count, dtype=np.int32)
@@ -194,11 +201,9 @@ class Block:
         sources[behind[known] - 1] = follows[known] + self._capacity
         states = block[self._shared(7)]
         states[len(segments) :] = -1
-        states[: len(segments)] = np.fromiter((segment.state for segment in segments), np.int32)
-        block[self._shared(8)][: len(segments)] = np.fromiter(
-            (segment.ahead for segment in segments), np.int32
-        )
-        last = (behind - 1)[wanted]
+        states[: len(segments)] = slots
+        block[self._shared(8)][: len(segments)] = ahead
+        last = (behind - 1)[wanted.astype(np.bool_)]
         ends[: len(last)] = last
 
     def _shared(self, which: int) -> slice:
