@@ -16,6 +16,8 @@ from quire.engine.messages import Generate, Output, Outputs, SamplingParams
 from quire.types import RequestId
 
 PAGE = 8
+PATIENCE_S = 900.0
+"""Only how long a broken test takes to fail."""
 
 
 class SmallEngine:
@@ -44,7 +46,7 @@ class SmallEngine:
 
     def run(self) -> None:
         """Until everything is answered and nothing moves any more."""
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE_S
         while len(self.engine.scheduler) or not self.engine.manager.idle:
             assert time.monotonic() < deadline, self.engine.status()
             self.step()

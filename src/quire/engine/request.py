@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -84,6 +84,9 @@ class Grown(NamedTuple):
     finish: Finish | None = None
     """How it ends with them; None: it goes on."""
     error: str = ""
+
+
+NOTHING = Grown([])
 
 
 @dataclass(slots=True, eq=False)
@@ -196,10 +199,10 @@ class Request:
     def num_output(self) -> int:
         return self.length - self.num_prompt
 
-    def grow(self, drawn: Iterable[Sampled]) -> Grown:
+    def grow(self, first: Sampled, further: Sequence[Sampled] = ()) -> Grown:
         """Take in what was drawn, one token after the other, as far as its answer goes."""
         kept: list[Sampled] = []
-        for sampled in () if self.for_peer else drawn:
+        for sampled in (first, *further) if further else (first,):
             if sampled.error:
                 return Grown(kept, Finish.ERROR, sampled.error)
             self.tokens[self.length] = sampled.token

@@ -30,9 +30,10 @@ from quire.engine.draft.speculation import Speculation
 from quire.engine.handovers import Handovers
 from quire.engine.holds import Holds
 from quire.engine.kept import Kept
-from quire.engine.messages import Finish, Output
+from quire.engine.messages import Finish, Output, TokenLogprobs
 from quire.engine.queue import Queue
-from quire.engine.request import Grown, Request, State
+from quire.engine.request import NOTHING, Grown, Request, State
+from quire.engine.sampling import Sampled
 from quire.engine.segments import Segments
 from quire.manager import CacheManager, LoadState
 from quire.types import NO_SLOT, RequestId, Tier
@@ -359,18 +360,22 @@ class Scheduler:
         if computed.failed or lease.load_state is LoadState.FAILED:
             self._restart(request)
             return None
-        drawn = () if computed.sampled is None else (computed.sampled, *computed.further)
-        grown = request.grow(drawn)
-        num_computed = segment.num_tokens - segment.drafts + max(0, len(grown.kept) - 1)
-        prompt_tokens = min(num_computed, max(0, request.num_prompt - request.computed))
-        self.counters.prompt_tokens += prompt_tokens
+        sampled, grown = computed.sampled, NOTHING
+        num_computed = segment.num_tokens
+        if sampled is not None and not request.for_peer:
+            grown = request.grow(sampled, computed.further)
+            if segment.drafts:
+                num_computed += max(0, len(grown.kept) - 1) - segment.drafts
+        if request.computed < request.num_prompt:
+            left = request.num_prompt - request.computed
+            self.counters.prompt_tokens += min(num_computed, left)
         request.computed += num_computed
         if lease.state is not None and lease.state.recurrent is not None:
             lease.state.recurrent.restore = NO_SLOT
             if segment.save != NO_SLOT:
                 self._manager.saved(lease, request.computed // self._page_size)
         self._holds.share(request)
-        if not drawn:
+        if sampled is None:
             return None
         if request.for_peer:
             self._kept.take(request)
@@ -381,15 +386,18 @@ class Scheduler:
         self, request: Request, segment: Segment, computed: SegmentResult, grown: Grown
     ) -> Output:
         """What its client hears of it."""
-        kept, finish = grown.kept, grown.finish
+        kept, finish, error = grown
         self.counters.generated_tokens += len(kept)
-        accepted = min(len(computed.further), len(kept))
+        accepted = rejected = 0
         if self.speculation is not None:
             self.speculation.offer(request, computed.proposed)
             if segment.drafts:
                 self.speculation.saw(request, segment.drafts, len(computed.further))
-        cached = request.cached if kept and not request.reported else None
-        request.reported = request.reported or bool(kept)
+                accepted = min(len(computed.further), len(kept))
+                rejected = segment.drafts - accepted
+        cached = None
+        if kept and not request.reported:
+            cached, request.reported = request.cached, True
         if finish is Finish.ERROR:
             self.counters.failed += 1
             self._remove(request)
@@ -397,16 +405,9 @@ class Scheduler:
             self.counters.finished += 1
             self._lengths.append(request.length)
             self._remove(request)
-        return Output(
-            request.id,
-            [sampled.token for sampled in kept],
-            [sampled.logprobs for sampled in kept if sampled.logprobs is not None],
-            finish,
-            grown.error,
-            cached,
-            accepted,
-            segment.drafts - accepted,
-        )
+        tokens = [sampled.token for sampled in kept]
+        logprobs = [] if request.params.logprobs is None else _logprobs(kept)
+        return Output(request.id, tokens, logprobs, finish, error, cached, accepted, rejected)
 
     # ---- ending ---------------------------------------------------------------------------------
 
@@ -423,3 +424,7 @@ class Scheduler:
         self._queue.remove(request)
         self._admission.forget(request)
         self._holds.let_go(request)
+
+
+def _logprobs(kept: list[Sampled]) -> list[TokenLogprobs]:
+    return [sampled.logprobs for sampled in kept if sampled.logprobs is not None]

@@ -39,6 +39,10 @@ def test_under_eviction_c32(subject: Subject, store: str) -> None:
     scenarios.eviction(subject, store, WritePolicy.WRITE_THROUGH)
 
 
+def test_more_than_the_host_holds_c12_c13_c32(subject: Subject, store: str) -> None:
+    scenarios.more_than_the_host_holds(subject, store)
+
+
 def test_a_conversation_c32(subject: Subject, store: str) -> None:
     scenarios.conversation(subject, store, 3)
 

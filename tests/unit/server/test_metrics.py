@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from quire.engine.messages import Ended, GetStatus, HandoverStatus
+from quire.engine.messages import DraftStatus, Ended, GetStatus, HandoverStatus
 from quire.server.guards import endpoint_of
 from quire.server.metrics import METRICS, Kind, Metrics, reference
 from unit.server.scripted import Rig, ScriptedEngine, status
@@ -52,7 +52,7 @@ def samples(text):
 def exposed():
     """Everything there is, after one request of each kind."""
     engine = ScriptedEngine()
-    engine.answers[GetStatus] = status(counters=COUNTERS, handover=HANDOVER)
+    engine.answers[GetStatus] = status(counters=COUNTERS, handover=HANDOVER, drafts=DraftStatus([3, 2], [2, 1], 3))
     rig = Rig(engine)
     rig.chat()
     rig.chat(n=0)

@@ -59,6 +59,10 @@ class Pieces:
 def cut(segments: Sequence[Segment], longest: int) -> Pieces:
     """Into pieces of so many tokens at most."""
     sizes = np.fromiter((len(segment.tokens) >> 2 for segment in segments), np.int32)
+    if int(sizes.max()) <= longest:  # as most are: each is one piece
+        firsts = np.cumsum(sizes, dtype=np.int32) - sizes
+        every = np.arange(len(sizes), dtype=np.int32)
+        return Pieces(every, firsts, sizes, np.zeros_like(sizes), sizes == 1)
     numbers = -(-sizes // longest)
     of = np.repeat(np.arange(len(sizes), dtype=np.int32), numbers)
     firsts = np.cumsum(numbers, dtype=np.int32) - numbers
@@ -182,11 +186,14 @@ class Block:
         self._there[self._shared(1)][: len(drawn)].copy_(drawn)
 
     def _fill_tokens(self, columns: Column, segments: Sequence[Segment]) -> None:
-        tokens, _, sources, positions, ends, _, _, states, ahead = columns[:_SHARED]
-        sizes = np.fromiter((len(segment.tokens) >> 2 for segment in segments), np.int32)
-        starts = np.fromiter((segment.start for segment in segments), np.int32)
-        follows = np.fromiter((segment.follows for segment in segments), np.int32)
-        wanted = np.fromiter((segment.row is not None for segment in segments), np.bool_)
+        tokens, _, sources, positions, ends, _, _, states, aheads = columns[:_SHARED]
+        sizes, starts, follows, wanted, slots, ahead = np.array(
+            [
+                (len(s.tokens) >> 2, s.start, s.follows, s.row is not None, s.state, s.ahead)
+                for s in segments
+            ],
+            dtype=np.int32,
+        ).T
         behind = np.cumsum(sizes, dtype=np.int32)
         count = int(behind[-1])
         places = np.arange(count, dtype=np.int32)
@@ -196,9 +203,8 @@ class Block:
         known = follows >= 0
         sources[behind[known] - 1] = follows[known] + self._capacity
         states[len(segments) :] = -1
-        states[: len(segments)] = np.fromiter((segment.state for segment in segments), np.int32)
-        ahead[: len(segments)] = np.fromiter((segment.ahead for segment in segments), np.int32)
-        last = (behind - 1)[wanted]
+        states[: len(segments)], aheads[: len(segments)] = slots, ahead
+        last = (behind - 1)[wanted.astype(np.bool_)]
         ends[: len(last)] = last
 
     def _shared(self, which: int) -> slice:

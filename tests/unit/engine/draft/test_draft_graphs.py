@@ -72,7 +72,7 @@ def test_proposals_and_answers_are_those_without_graphs(kind, tmp_path) -> None:
     with SmallEngine(model, speculate=f"eagle:{path}", draft_tokens=AHEAD, max_running=2) as engine:
         watching = engine.engine.scheduler.speculation = Watching(AHEAD)
         runner = engine.engine._executor._rank.runner
-        asked = [engine.ask(p, max_tokens=5 + i, temperature=0.0) for i, p in enumerate(prompts)]
+        asked = [engine.ask(p, max_tokens=4 + i, temperature=0.0) for i, p in enumerate(prompts)]
         engine.run()
         assert runner._forward.replayed is not None, "nothing was replayed"
         answers = [engine.tokens(request) for request in asked]

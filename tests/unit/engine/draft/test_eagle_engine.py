@@ -15,6 +15,8 @@ from eagle_models import Watching, chain, read_head, teacher_of, write_head
 from quire.engine.config import ForwardKind
 from quire.errors import ConfigError
 from quire.keys import UnitKind
+from quire.manager import Way
+from quire.models import describe
 from quire.types import DEVICE
 from small_engine import PAGE, SmallEngine
 
@@ -35,6 +37,10 @@ class Subject:
         self.teacher = teacher_of(self.model)
         self.path = write_head(self.teacher, folder / "head", num_draft_tokens=200)
         self.head = read_head(self.teacher, self.path)
+
+    @property
+    def has_windows(self) -> bool:
+        return bool(describe(self.model).window_layers)
 
     def engine(self, **options) -> Watched:
         return Watched(self, **options)
@@ -115,6 +121,36 @@ def next_turn(engine: SmallEngine, text: list[int], tier: str) -> list[int]:
     engine.run()
     assert getattr(engine.cached(request), tier) == (len(text) - 1) // PAGE * PAGE
     return [*text, 5, 6, 7, *engine.tokens(request)]
+
+
+def test_a_branch_shares_the_pairs_before_it(subject) -> None:
+    """Right at the end of a page the last pair is another: a page less is shared."""
+    if subject.has_windows:
+        pytest.skip("windows are kept at the ends of requests only")
+    prompt, cut = PROMPTS[4], 5 * PAGE
+    other = [*prompt[:cut], *(token ^ 1 for token in prompt[cut:])]
+    with subject.engine() as engine, SmallEngine(subject.model) as plain:
+        engine.answer(prompt, max_tokens=4, temperature=0.0)
+        for branch, shared in ((other, cut - PAGE), ([*prompt[: cut + 1], 9, 8, 7], cut)):
+            request = engine.ask(branch, max_tokens=12, temperature=0.0)
+            engine.run()
+            assert engine.tokens(request) == plain.answer(branch, max_tokens=12, temperature=0.0)
+            assert engine.cached(request).device == shared
+            engine.check_proposals(subject)
+
+
+def test_what_is_met_from_the_store_has_it_too(subject, tmp_path) -> None:
+    """The front of a prompt is computed while its back is fetched."""
+    if subject.has_windows:
+        pytest.skip("with windows nothing is met")
+    options = {"store": f"file://{tmp_path}/store?max=64MiB", "prefetch_threshold": PAGE}
+    prompt = [(7 * i + i * i) % VOCABULARY for i in range(30 * PAGE)]
+    with subject.engine(**options) as engine:
+        first = engine.answer(prompt, max_tokens=6, temperature=0.0)
+    with subject.engine(**options | {"chunk_tokens": 2 * PAGE}) as engine:
+        engine.engine.manager.costs.force(Way.BOTH)
+        assert engine.answer(prompt, max_tokens=6, temperature=0.0) == first
+        engine.check_proposals(subject)
 
 
 def test_without_its_pages_the_head_proposes_something_else(subject) -> None:
