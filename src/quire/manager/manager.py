@@ -186,11 +186,14 @@ class CacheManager:
         return lease.prefetch is None or self._fetches.prefetches.is_over(lease.prefetch)
 
     def admit(self, lease: Lease) -> int:
-        """End the prefetch and take in what has arrived, from the store or by other requests.
+        """End the prefetch and take in what has arrived, from the store or by other requests. What
+        was loaded already, and did not arrive, is on the host as before.
 
         Returns the usable pages, on device and host together.
         """
         lease.require_live()
+        if lease.load_state is _LOAD_FAILED and not lease.private_pages:
+            self.yield_device(lease)
         if lease.prefetch is not None:
             self._fetches.prefetches.settle(lease.prefetch)
         if lease.yielded:
@@ -221,12 +224,13 @@ class CacheManager:
         """Bring the host part to the device; returns the device pages gained.
 
         The pages count as the lease's at once, and arrive layer by layer: wait for each layer on
-        the worker, or for `lease.load_state` to leave LOADING.
+        the worker, or for `lease.load_state` to leave LOADING. After one that has FAILED there is
+        no other before `admit`, or a new lease.
         """
         lease.require_live()
         if lease.private_pages:
             raise LeaseError(f"{lease.owner!r} has computed pages already: load before extend")
-        return self._loader.load(lease)
+        return 0 if lease.load_state is _LOAD_FAILED else self._loader.load(lease)
 
     def room(self) -> int:
         """Device pages that could be had now: the free ones, and all that may be evicted."""

@@ -337,3 +337,29 @@ def test_loading_after_computing_is_refused() -> None:
     with pytest.raises(LeaseError, match="load before extend"):
         rig.manager.load(lease)
     rig.manager.release(lease)
+
+
+@pytest.mark.parametrize(("mix", "part"), MIX_PARTS)
+def test_a_load_that_failed_while_its_request_waits_is_made_again_by_admit(
+    mix: str, part: str
+) -> None:
+    """As when pages go on to the device while more of them come: others may have been given its
+    device pages since."""
+    rig = Rig(mix=mix, store=False)
+    key = rig.doc(4, seed=1)
+    rig.cache_on_host(key)
+    lease = rig.acquire(key)
+    assert rig.manager.load(lease) == 4
+    rig.step()
+    rig.answer_all(Load, part, statuses=failing(part, [OK, FAILED, OK, OK]))
+    assert lease.load_state is LoadState.FAILED
+    assert rig.manager.load(lease) == 0
+    assert lease.load_state is LoadState.FAILED
+    assert rig.manager.admit(lease) == 4
+    assert lease.load_state is LoadState.IDLE
+    rig.manager.load(lease)
+    rig.run()
+    assert lease.load_state is LoadState.IDLE
+    assert lease.num_device == 4
+    assert len(set(page_array(lease.pages).tolist())) == 4
+    rig.manager.check_invariants()

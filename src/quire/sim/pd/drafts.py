@@ -16,11 +16,12 @@ from quire.sim.workload import ALPHABET
 
 
 def speculation(rng: Random, max_tokens: int, unit: UnitKind) -> Speculation | None:
-    """None: nothing is proposed. With pairs the model proposes, as one with a draft head does."""
-    if not max_tokens:
+    """None: nothing is proposed. With pairs there is always a draft head, which may propose nothing
+    for as long as it likes."""
+    on_ranks = unit is UnitKind.PAIR
+    if not max_tokens and not on_ranks:
         return None
     chance = _Chance(rng, max_tokens)
-    on_ranks = unit is UnitKind.PAIR
     proposer = Offered if on_ranks else lambda _tokens: chance
     return Speculation(proposer, max_tokens, chance, on_ranks, lambda _most: chance)
 
