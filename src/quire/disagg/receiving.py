@@ -19,7 +19,7 @@ from random import Random
 from quire.disagg.budget import HostBudget
 from quire.disagg.contacts import Contacts, Links, Patience, Standing
 from quire.disagg.handover import DecodePrefixMatch, DueRepair, Half, Handover, Prompt, Stage, Try
-from quire.manager import CacheManager, Lease, PrefetchState
+from quire.manager import CacheManager, Lease, LoadState, PrefetchState
 from quire.messages import PeerSource
 from quire.peer.hub import Hello
 from quire.peer.messages import (
@@ -352,6 +352,8 @@ class Receiver:
         """On to the device, while the rest is still on its way: as far as there is room. Of models
         with several kinds of state nothing is of use before all has come."""
         manager, lease = self._manager, handover.lease
+        if lease.load_state is LoadState.FAILED:  # the host still has it
+            manager.yield_device(lease)
         if not handover.least or lease.yielded or len(manager.components) > 1:
             return
         if lease.num_host >= self._config.load_pages and lease.num_host <= manager.room():

@@ -17,7 +17,7 @@ from quire.disagg.receiving import Receiver
 from quire.engine.messages import CachedTokens, EngineInfo
 from quire.engine.request import Request, State
 from quire.keys import PrefixKey
-from quire.manager import CacheManager, Lease, PrefixMatch
+from quire.manager import CacheManager, Lease, LoadState, PrefixMatch
 from quire.peer.messages import Ask, Found
 from quire.types import RequestId
 
@@ -83,6 +83,8 @@ class Handovers:
         if handover is None:
             return True
         if handover.stage is Stage.READY:
+            if handover.lease.load_state is LoadState.FAILED:  # while others were served
+                self._manager.yield_device(handover.lease)
             if not self._decode and handover.lease.prefetch is None:
                 self._manager.prefetch(handover.lease)  # peers were first; now for the rest
             return True

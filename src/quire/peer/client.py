@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
@@ -92,7 +92,11 @@ class _Order:
     start: int
     """Index within the grant of the first page."""
     deadline: float
+    """For the first bytes."""
+    timeout_s: float
+    """Without a page for so long, it is given up."""
     cancelled: Cancelled
+    came: Callable[[int, bytes], None]
 
 
 class PageClient:
@@ -135,9 +139,11 @@ class PageClient:
         offset: int = 0,
         timeout_s: float,
         cancelled: Cancelled = lambda: False,
+        came: Callable[[int, bytes], None] = lambda _first, _statuses: None,
     ) -> list[PageStatus]:
         """Pages source.first + offset + i of the grant into pages[i] of the region's pool. Never
-        raises for what a peer does."""
+        raises for what a peer does. `timeout_s`: without a page. `came` hears, from any thread, of
+        pages that are here while others are not, if one rank of the peer has all of them."""
         if self._closing:
             return [PageStatus.CANCELLED] * len(pages)
         order = _Order(
@@ -146,12 +152,16 @@ class PageClient:
             pages,
             source.first + offset,
             time.monotonic() + timeout_s,
+            timeout_s,
             lambda: self._closing or cancelled(),
+            came,
         )
         parts = covering(source.parts, region.first_head, region.last_head)
         if parts is None:
             self._on_error(PeerError("the peer's ranks do not have all the heads that ours needs"))
             return [PageStatus.FAILED] * len(pages)
+        if len(parts) > 1:  # a page has come when all its parts have
+            order = replace(order, came=lambda _first, _statuses: None)
         shares = [self._share(order, part) for part in parts]
         self._fetch_all(order, shares)
         return self._result(order, shares)
@@ -266,6 +276,7 @@ class PageClient:
             page = order.pages[piece.first + index]
             view = region.page(page) if whole else scratch
             connection.recv_into_views([view])
+            connection.set_deadline(time.monotonic() + order.timeout_s, order.cancelled)
             if protocol.checksum(view) != sums[: protocol.CHECKSUM_BYTES]:
                 statuses[index] = PageStatus.CORRUPT
             elif not whole:
@@ -273,6 +284,7 @@ class PageClient:
             sums = sums[protocol.CHECKSUM_BYTES :]
             num_ok += 1
         piece.statuses = bytes(statuses)
+        order.came(piece.first, piece.statuses)
         with self._lock:
             self._received_bytes += num_ok * page_bytes
 

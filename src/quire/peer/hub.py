@@ -356,11 +356,15 @@ class PeerHub:
         dials = side is Side.DIALER
         context = tls_context(self._secret, is_server=not dials)
         reader, writer = await secured(writer, context, is_server=not dials)
-        shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-        check_certificate(self._secret, shown)
-        writer.write(framed(handshake.seal(side)))
-        theirs = Side.LISTENER if dials else Side.DIALER
-        check_seal(handshake, theirs, await read_frame(reader, MAX_FRAME_BYTES))
+        try:
+            shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+            check_certificate(self._secret, shown)
+            writer.write(framed(handshake.seal(side)))
+            theirs = Side.LISTENER if dials else Side.DIALER
+            check_seal(handshake, theirs, await read_frame(reader, MAX_FRAME_BYTES))
+        except BaseException:  # nobody else knows of it yet
+            writer.transport.abort()
+            raise
         return reader, writer
 
     def _handshake(self, side: Side) -> Handshake:

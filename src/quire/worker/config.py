@@ -43,7 +43,9 @@ class IoLimits(msgspec.Struct, frozen=True):
     """Pages per call of the store, which moves them together: the grain of progress reports,
     cancellation and fairness."""
     peer_batch_pages: int = 64
-    """The same for a peer, which is asked by one thread at a time."""
+    peer_batch_bytes: int = 16 << 20
+    """The same for a peer, which is asked by one thread at a time: so many pages, or as many as
+    have so many bytes."""
     close_timeout_s: float = 10.0
     """How long close() waits for a thread that is inside a store."""
 

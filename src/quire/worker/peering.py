@@ -22,7 +22,7 @@ from quire.peer.server import PageServer
 from quire.peer.tickets import Tickets
 from quire.types import PageStatus
 from quire.worker.config import PeerServing
-from quire.worker.tasks import PageTask, Reporter
+from quire.worker.tasks import UNKNOWN, PageTask, Reporter
 
 
 class Peering:
@@ -78,9 +78,13 @@ class ServeTask:
         """It has no deadline of its own."""
 
 
+_REPORT_EVERY_S = 0.1
+"""Of what has come of a batch that is still under way."""
+
+
 class PeerTask(PageTask):
-    """A fetch from a peer. Each piece has the whole time; what waits for a thread is not late: its
-    leader knows whether anything moves, and cancels it."""
+    """A fetch from a peer. What moves is not late, page by page; what waits for a thread is not
+    either: its leader knows whether anything moves, and cancels it."""
 
     def __init__(
         self,
@@ -114,6 +118,18 @@ class PeerTask(PageTask):
             self._region,
             self._pages[first:end].tolist(),
             offset=first,
-            timeout_s=self._deadline - self._clock(),
+            timeout_s=self._timeout_s,
             cancelled=lambda: self._stop is PageStatus.CANCELLED,
+            came=lambda at, statuses: self._came(first + at, statuses),
         )
+
+    def _came(self, first: int, statuses: bytes) -> None:
+        """Pages from `first` on, in the middle of a batch: a peer that is slow is not silent."""
+        with self._lock:
+            now = self._clock()
+            self._deadline = now + self._timeout_s
+            self._statuses[first : first + len(statuses)] = statuses
+            unknown = self._statuses.find(UNKNOWN, self._first)
+            is_due = now - (self._reported_at or 0.0) >= _REPORT_EVERY_S
+            if is_due and unknown > self._first and not self._is_over and self._stop is None:
+                self._send(unknown, final=False)

@@ -29,7 +29,7 @@ Clock = Callable[[], float]
 
 PagesCommand = Backup | Load | Write | Fetch | Serve
 
-_UNKNOWN = 255
+UNKNOWN = 255
 """In place of a status: not moved yet."""
 
 
@@ -185,7 +185,7 @@ class PageTask(IoTask):
         self._batch_pages = batch_pages
         self._pages = page_array(command.host)
         # Pages [0, first) have been reported, [0, taken) were given to threads.
-        self._statuses = bytearray([_UNKNOWN]) * len(self._pages)
+        self._statuses = bytearray([UNKNOWN]) * len(self._pages)
         self._first = 0
         self._taken = 0
         self._reported_at: float | None = None
@@ -223,7 +223,7 @@ class PageTask(IoTask):
                 self._deadline = now + self._timeout_s
             self._statuses[first:end] = bytes(statuses)
             self._stop = self._stop or self._stops_at(statuses)
-            unknown = self._statuses.find(_UNKNOWN, self._first)
+            unknown = self._statuses.find(UNKNOWN, self._first)
             known = len(self._pages) if unknown < 0 else unknown
             if known > self._first and known < len(self._pages) and self._stop is None:
                 self._send(known, final=False)
@@ -238,7 +238,7 @@ class PageTask(IoTask):
 
     def _final_report(self) -> None:
         rest = self._stop if self._stop is not None else PageStatus.FAILED
-        self._statuses = self._statuses.replace(bytes([_UNKNOWN]), bytes([rest]))
+        self._statuses = self._statuses.replace(bytes([UNKNOWN]), bytes([rest]))
         self._send(len(self._pages), final=True)
 
     def _send(self, end: int, *, final: bool) -> None:

@@ -299,13 +299,15 @@ class CacheWorker:
         if self._peering is None or not command.host:
             self._refuse(command, PageStatus.FAILED)
             return
+        region, limits = self._peering.regions[command.component], self._limits
+        few = max(1, limits.peer_batch_bytes // region.pool.layout.page_bytes)
         task = PeerTask(
             command,
             self._reporter,
             source,
-            region=self._peering.regions[command.component],
+            region=region,
             client=self._peering.client,
-            batch_pages=self._limits.peer_batch_pages,
+            batch_pages=min(limits.peer_batch_pages, few),
         )
         self._tasks[command.op, command.component] = task
         if not self._from_peers.submit(source.epoch, task):

@@ -1,6 +1,7 @@
 """Peers that die, stall, lie or are strangers: a status per page, no hang, and service goes on."""
 
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -313,4 +314,39 @@ def test_closing_ends_reads_that_wait():
     thread.join(WAIT_S)
     assert found == [PageStatus.CANCELLED]
     stop.set()
+    impostor.close()
+
+
+def test_a_peer_that_is_slow_is_not_late_while_pages_come():
+    """All of them take longer than any may: the wait is for the next one."""
+    num_pages, page_s = 20, 0.15
+    held = filled(num_pages=num_pages)
+    came = []
+
+    def trickle(connection, read):
+        views = [
+            Region(held, 0, 2).page(page) for page in range(read.start, read.start + read.count)
+        ]
+        sums = b"".join(protocol.checksum(view) for view in views)
+        answer = protocol.Answer(bytes(read.count), views[0].nbytes, sums)
+        connection.send_frame(protocol.encode(answer))
+        for view in views:
+            time.sleep(page_s)
+            connection.set_deadline(time.monotonic() + WAIT_S)
+            connection.send_views([view])
+        return True
+
+    impostor = Impostor(trickle)
+    client = connect(streams=1)
+    region = Region(HostPool(LAYOUT, num_pages), 0, 2)
+    statuses = client.read(
+        source((impostor.address, 0, 2)),
+        region,
+        range(num_pages),
+        timeout_s=num_pages * page_s * 0.8,
+        came=lambda first, statuses: came.append((first, len(statuses))),
+    )
+    assert statuses == [OK] * num_pages
+    assert sum(count for _, count in came) == num_pages
+    client.close()
     impostor.close()

@@ -219,7 +219,7 @@ class SlowClient:
     def __init__(self, seconds):
         self.now, self._seconds = 0.0, seconds
 
-    def read(self, source, region, pages, *, offset, timeout_s, cancelled):
+    def read(self, source, region, pages, *, offset, timeout_s, cancelled, came):
         self.now += min(self._seconds, timeout_s)
         return [PageStatus.TIMEOUT if self._seconds > timeout_s else OK] * len(pages)
 
