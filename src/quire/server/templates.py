@@ -164,6 +164,7 @@ def num_chars_of(conversation: Conversation) -> int:
 def _object_or_text(text: str) -> Any:
     try:
         value = json.loads(text)
+        json.dumps(value, ensure_ascii=False).encode()  # no half of a surrogate pair
     except (ValueError, RecursionError):
         return text
     return value if isinstance(value, dict) else text

@@ -266,6 +266,14 @@ def test_arguments_however_deep_are_taken(template, depth):
     assert ask(rig, *turn(deep)).status_code == 200
 
 
+@pytest.mark.parametrize("template", [NATIVE, TEXTUAL, TEMPLATE], ids=["object", "text", "none"])
+@pytest.mark.parametrize(
+    "arguments", ['{"a": "\\ud800"}', '{"\\udfff": 1}', '{"a": NaN}', "[]", ""]
+)
+def test_arguments_of_any_kind_are_taken(template, arguments):
+    assert ask(rig_of(template=template), *turn(arguments)).status_code == 200
+
+
 @pytest.mark.parametrize("depth", [50, 90, 120, 190])
 def test_tools_and_options_are_only_so_deep(depth):
     deep = json.loads("[" * depth + "]" * depth)
