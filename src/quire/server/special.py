@@ -26,6 +26,13 @@ from tokenizers import Tokenizer
 
 from quire.server.vocabulary import Vocabulary
 
+MAX_DEPTH = 100
+"""Of JSON. Templates and their filters go down by recursion."""
+
+
+class TooDeep(Exception):
+    """JSON within JSON within JSON."""
+
 
 class SpecialText:
     """Of one tokenizer."""
@@ -61,14 +68,16 @@ class Cleaning:
     def strict(self, text: str) -> str:
         return self._clean(text, self._special.marks)
 
-    def deep(self, value: Any) -> Any:
-        """All text in a JSON value, names too, strictly."""
+    def deep(self, value: Any, room: int = MAX_DEPTH) -> Any:
+        """All text in a JSON value, names too, strictly. Raises TooDeep."""
         if isinstance(value, str):
             return self.strict(value)
+        if isinstance(value, list | dict) and not room:
+            raise TooDeep
         if isinstance(value, list):
-            return [self.deep(each) for each in value]
+            return [self.deep(each, room - 1) for each in value]
         if isinstance(value, dict):
-            return {self.strict(name): self.deep(each) for name, each in value.items()}
+            return {self.strict(name): self.deep(each, room - 1) for name, each in value.items()}
         return value
 
     def encode(self, rendered: str, encode: Callable[[str], list[int]]) -> list[int]:

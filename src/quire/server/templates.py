@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from quire.server.errors import ApiError, invalid
 from quire.server.messages import Conversation, Message, MessageCall, Tool
-from quire.server.special import Cleaning
+from quire.server.special import MAX_DEPTH, Cleaning, TooDeep
 from quire.server.tools.toolless import described, told
 
 _RESERVED = {"messages", "tools", "raise_exception", "strftime_now", "bos_token", "eos_token"}
@@ -51,8 +51,13 @@ class ChatTemplate:
 
     def render(self, conversation: Conversation, cleaning: Cleaning) -> str:
         """Raises ApiError."""
-        options = self._options(conversation, cleaning)
-        tools = [_described(tool, cleaning) for tool in conversation.tools]
+        try:
+            options = self._options(conversation, cleaning)
+            tools = [_described(tool, cleaning) for tool in conversation.tools]
+        except TooDeep:
+            raise invalid(
+                None, f"tools or chat_template_kwargs are nested deeper than {MAX_DEPTH}"
+            ) from None
         if tools and self.knows_tools:
             options["tools"] = tools
         messages = self._messages(conversation, cleaning)
@@ -117,13 +122,14 @@ class ChatTemplate:
         arguments: Any = text
         if not self._takes_text and self.knows_tools:
             arguments = _object_or_text(text)
+        try:
+            clean = cleaning.deep(arguments)
+        except TooDeep:
+            clean = cleaning.strict(text)
         return {
             "id": cleaning.strict(self._id(call.id)),
             "type": "function",
-            "function": {
-                "name": cleaning.strict(call.function.name),
-                "arguments": cleaning.deep(arguments),
-            },
+            "function": {"name": cleaning.strict(call.function.name), "arguments": clean},
         }
 
     def _id(self, given: str | None) -> str:
@@ -158,6 +164,7 @@ def num_chars_of(conversation: Conversation) -> int:
 def _object_or_text(text: str) -> Any:
     try:
         value = json.loads(text)
+        json.dumps(value, ensure_ascii=False).encode()  # no half of a surrogate pair
     except (ValueError, RecursionError):
         return text
     return value if isinstance(value, dict) else text

@@ -231,9 +231,8 @@ async def a_reader_that_does_not_read() -> None:
         engine = server.rig.engine
         engine.info = msgspec.structs.replace(engine.info, max_context=200_000)
         engine.replies = lambda call: [65] * 100_000
-        body = json.dumps(
-            {"model": MODEL, "prompt": "x", "stream": True, "max_tokens": 150_000}
-        ).encode()
+        asked = {"model": MODEL, "prompt": "x", "stream": True, "max_tokens": 150_000}
+        body = json.dumps(asked).encode()
         reader, writer = await server.open()
         with contextlib.closing(writer):
             writer.write(HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)

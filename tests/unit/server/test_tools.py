@@ -258,6 +258,30 @@ def test_arguments_that_are_no_json_are_passed_on_as_text():
     assert ask(rig_of(), *turn("{oops")).status_code == 200
 
 
+@pytest.mark.parametrize("depth", [90, 150, 500, 900, 5000])
+@pytest.mark.parametrize("template", [NATIVE, TEXTUAL, TEMPLATE], ids=["object", "text", "none"])
+def test_arguments_however_deep_are_taken(template, depth):
+    rig = rig_of(template=template, max_context=10**5)
+    deep = '{"a": ' + "[" * depth + "]" * depth + "}"
+    assert ask(rig, *turn(deep)).status_code == 200
+
+
+@pytest.mark.parametrize("template", [NATIVE, TEXTUAL, TEMPLATE], ids=["object", "text", "none"])
+@pytest.mark.parametrize(
+    "arguments", ['{"a": "\\ud800"}', '{"\\udfff": 1}', '{"a": NaN}', "[]", ""]
+)
+def test_arguments_of_any_kind_are_taken(template, arguments):
+    assert ask(rig_of(template=template), *turn(arguments)).status_code == 200
+
+
+@pytest.mark.parametrize("depth", [50, 90, 120, 190])
+def test_tools_and_options_are_only_so_deep(depth):
+    deep = json.loads("[" * depth + "]" * depth)
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"a": deep}}}
+    for fields in ({"tools": [tool]}, {"chat_template_kwargs": {"a": deep}}):
+        assert rig_of().chat(**fields).status_code == (200 if depth < 100 else 400)
+
+
 def test_a_result_has_the_name_of_its_function():
     template = "{% for m in messages %}{{ m.role }}={{ m.name }};{% endfor %}{{ tools }}"
     rig = rig_of(template=template)

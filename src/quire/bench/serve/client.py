@@ -135,12 +135,17 @@ def _take(chunk: Json, received: _Received, now: float) -> None:
             raise _MalformedError("a choice follows the one with finish_reason")
         text = _text_of(choice)
         reason = choice.get("finish_reason")
-        if (text or reason) and received.ttft_s is None:
-            received.ttft_s = now - received.started_s
-        if text or reason:
+        if text or _thinks(choice) or reason:
+            received.ttft_s = received.ttft_s or now - received.started_s
             received.last_s = now
         received.text.append(text)
         received.finish_reason = reason or ""
+
+
+def _thinks(choice: Json) -> bool:
+    """Reasoning is generated too, and is not part of the text."""
+    delta = choice.get("delta")
+    return isinstance(delta, dict) and bool(delta.get("reasoning_content"))
 
 
 def _text_of(choice: Json) -> str:
