@@ -52,7 +52,9 @@ def samples(text):
 def exposed():
     """Everything there is, after one request of each kind."""
     engine = ScriptedEngine()
-    engine.answers[GetStatus] = status(counters=COUNTERS, handover=HANDOVER, drafts=DraftStatus([3, 2], [2, 1], 3))
+    engine.answers[GetStatus] = status(
+        counters=COUNTERS, handover=HANDOVER, drafts=DraftStatus([3, 2], [2, 1], 3)
+    )
     rig = Rig(engine)
     rig.chat()
     rig.chat(n=0)
