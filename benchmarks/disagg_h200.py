@@ -43,7 +43,7 @@ def main() -> None:
                 host_bytes=host * GIB,
                 chunk_tokens=2048,
                 role=role,
-                peer_secret="bench",
+                peer_secret="only for a benchmark",
                 **options,  # type: ignore[arg-type]
             )
 

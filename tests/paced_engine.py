@@ -21,24 +21,11 @@ from quire.engine.queue import Queue
 from quire.engine.sampling import Sampled
 from quire.engine.scheduler import Scheduler
 from quire.manager import CacheManager, Way
-from quire.messages import (
-    AttachStore,
-    Backup,
-    Cancel,
-    Command,
-    Completion,
-    Fetch,
-    Load,
-    Probe,
-    Probed,
-    StoreChanged,
-    Touch,
-    Transferred,
-    Write,
-)
+from quire.messages import Cancel, Command, Completion, Fetch, Load, Transferred
 from quire.sim.clock import VirtualClock
 from quire.sim.lanes import Lane, Passage
-from quire.types import OperationId, RequestId, Tier, num_pages, split_keys
+from quire.types import OperationId, RequestId, Tier
+from quire.worker.instant import InstantWorker
 
 PAGE = 16
 VOCABULARY = 1000
@@ -60,13 +47,13 @@ class Speeds:
 
 @dataclass(slots=True)
 class PacedWorkers:
-    """One rank."""
+    """One rank: fetches and loads take their time."""
 
     clock: VirtualClock
     speeds: Speeds
     num_ranks: int = 1
-    stored: set[bytes] = field(default_factory=set)
-    _moving: dict[OperationId, tuple[Passage, Completion]] = field(default_factory=dict)
+    _instant: InstantWorker = field(default_factory=InstantWorker)
+    _moving: dict[OperationId, tuple[Passage, Transferred]] = field(default_factory=dict)
     _reports: list[Completion] = field(default_factory=list)
     _store: Lane = field(init=False)
     _copies: Lane = field(init=False)
@@ -95,38 +82,20 @@ class PacedWorkers:
         return min((passage.left_s() for passage, _ in self._moving.values()), default=None)
 
     def _begin(self, command: Command) -> None:
-        match command:
-            case AttachStore(op):
-                self._reports.append(StoreChanged(op, 0))
-            case Probe(op, component, queries):
-                self._reports.append(Probed(op, 0, component, [self._hits(q) for q in queries]))
-            case Cancel(op):
-                if op in self._moving:
-                    passage, report = self._moving.pop(op)
-                    passage.leave()
-                    assert isinstance(report, Transferred)
-                    lost = bytes([1]) * len(report.statuses)
-                    self._reports.append(Transferred(op, 0, report.component, 0, lost, True))
-            case Touch():
-                pass
-            case Write():
-                keys, _ = command.keys_and_parents()
-                self.stored.update(keys)
-                done = bytes(len(keys)), True, 0.0, b"".join(keys)
-                self._reports.append(Transferred(command.op, 0, command.component, 0, *done))
-            case Backup(op, component, _, host):
-                self._reports.append(Transferred(op, 0, component, 0, bytes(num_pages(host)), True))
-            case Fetch() | Load():
-                lane = self._store if isinstance(command, Fetch) else self._copies
-                count = num_pages(command.host)
-                report = Transferred(command.op, 0, command.component, 0, bytes(count), True)
-                self._moving[command.op] = Passage([(lane, lane.enter(count))]), report
-            case _:
-                raise AssertionError(f"nobody asks for {type(command).__name__} here")
-
-    def _hits(self, query: bytes) -> int:
-        keys = split_keys(query)
-        return next((i for i, key in enumerate(keys) if key not in self.stored), len(keys))
+        if isinstance(command, Cancel):
+            if command.op in self._moving:
+                passage, cut = self._moving.pop(command.op)
+                passage.leave()
+                lost = bytes([1]) * len(cut.statuses)
+                self._reports.append(Transferred(cut.op, 0, cut.component, 0, lost, True))
+            return
+        report = self._instant.answer_one(command)
+        if isinstance(command, Fetch | Load) and isinstance(report, Transferred):
+            lane = self._store if isinstance(command, Fetch) else self._copies
+            passage = Passage([(lane, lane.enter(len(report.statuses)))])
+            self._moving[command.op] = passage, report
+        elif report is not None:
+            self._reports.append(report)
 
 
 class PacedModel:

@@ -27,11 +27,15 @@ def check_what_is_sent_stays_what_it_was_when_its_memory_is_used_again(staging):
 
 def check_words_are_filled_in_place(staging):
     target = torch.zeros(5000, dtype=torch.int32, device=staging._device)
-    for i in range(20):
-        with staging.filling(target[:4000]) as words:
+    block = target[2000:3000].view(10, 100)[:, :7]
+    for i in range(1, 20):
+        with staging.filling(target[:1000], block) as (words, inner):
             words[:] = i
-        assert target[:4000].eq(i).all()
-    assert not target[4000:].any()
+            inner[:] = i * np.arange(10)[:, None]
+        assert target[:1000].eq(i).all()
+        assert block.cpu().tolist() == [[i * row] * 7 for row in range(10)]
+    assert not target[1000:2000].any()
+    assert not target[2000:3000].view(10, 100)[:, 7:].any()
 
 
 def check_what_comes_back_is_what_there_was_and_not_what_came_later(staging):

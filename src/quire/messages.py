@@ -126,6 +126,8 @@ class PeerSource(msgspec.Struct, frozen=True):
     """Its operation (`Serve`) that lets others read."""
     first: int
     parts: list[PeerPart]
+    ticket: bytes = b""
+    """What the peer gave with the grant, and wants to see again."""
 
 
 class Fetch(_Message, frozen=True, tag="fetch"):

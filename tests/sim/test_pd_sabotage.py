@@ -22,7 +22,7 @@ from quire.engine.holds import Holds
 from quire.engine.request import Request, State
 from quire.engine.sampling import Sampled
 from quire.engine.segments import Segments
-from quire.keys import Namespace, PrefixKey, UnitKind, chain_keys
+from quire.keys import PrefixKey, chain_keys
 from quire.manager import CacheManager, Lease
 from quire.manager.exports import Export, Exporter, Grant, _Wanted
 from quire.manager.fetches.base import Intake
@@ -37,6 +37,7 @@ from quire.sim.pd.run import simulate_pd
 from quire.sim.peers import _Grant
 from quire.tree import Node
 from quire.types import PageStatus
+from sim.test_sabotage import name_units_alike
 
 WRONG_BYTES = "uses a wrong page|holds something else"
 CRAMPED = SimPdOptions(
@@ -355,14 +356,7 @@ def test_engines_of_tokens_and_of_pairs_that_meet_in_a_store_c3(monkeypatch: Pat
     without_invariants(monkeypatch)
     monkeypatch.setattr(SimModel, "_check", lambda *_: None)
     monkeypatch.setattr("quire.sim.pd.node.audit", lambda *_: 0)
-    construct: Callable[[Namespace], None] = Namespace.__post_init__
-
-    def alike(self: Namespace) -> None:
-        construct(self)
-        if self.unit is UnitKind.PAIR:
-            object.__setattr__(self, "digest", replace(self, unit=UnitKind.TOKEN).digest)
-
-    monkeypatch.setattr(Namespace, "__post_init__", alike)
+    name_units_alike(monkeypatch)
     monkeypatch.setattr("quire.keys.chain_keys", without_overlap)
     monkeypatch.setattr("quire.messages.chain_keys", without_overlap)
     monkeypatch.setattr("quire.tree.tree.chain_keys", without_overlap)

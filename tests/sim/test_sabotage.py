@@ -475,9 +475,7 @@ def without_looking_at_content(monkeypatch: Patch) -> None:
     monkeypatch.setattr(quire.sim.run, "audit", lambda *_: 0)
 
 
-def test_a_page_of_tokens_and_one_of_pairs_that_meet_in_the_tree_c3(monkeypatch: Patch) -> None:
-    """Namespaces that differ in nothing but their units go by one name."""
-    without_looking_at_content(monkeypatch)
+def name_units_alike(monkeypatch: Patch) -> None:
     construct: Callable[[Namespace], None] = Namespace.__post_init__
 
     def alike(self: Namespace) -> None:
@@ -486,6 +484,12 @@ def test_a_page_of_tokens_and_one_of_pairs_that_meet_in_the_tree_c3(monkeypatch:
             object.__setattr__(self, "digest", replace(self, unit=UnitKind.TOKEN).digest)
 
     monkeypatch.setattr(Namespace, "__post_init__", alike)
+
+
+def test_a_page_of_tokens_and_one_of_pairs_that_meet_in_the_tree_c3(monkeypatch: Patch) -> None:
+    """Namespaces that differ in nothing but their units go by one name."""
+    without_looking_at_content(monkeypatch)
+    name_units_alike(monkeypatch)
     assert_caught("is of tokens and of pairs", DRAFTS)
 
 

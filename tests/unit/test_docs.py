@@ -10,6 +10,7 @@ DOCUMENTS = [
     "README.md",
     "CHANGELOG.md",
     "benchmarks/README.md",
+    "docs/agents.md",
     "docs/architecture.md",
     "docs/capacity.md",
     "docs/coming-from-sglang.md",

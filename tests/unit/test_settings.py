@@ -27,6 +27,7 @@ from quire.store import open_store
 
 ROOT = Path(__file__).parents[2]
 MIB, GIB = 1 << 20, 1 << 30
+SECRET = "a secret of some length"
 LAPTOP = Machine(16 * GIB, Path("/home/ada/.cache/quire"), 100 * GIB)
 GPU_BOX = Machine(128 * GIB, Path("/home/ada/.cache/quire"), 900 * GIB, gpus=(100 * GIB, 90 * GIB))
 
@@ -295,29 +296,30 @@ def test_what_is_allowed_but_unwise_is_a_warning():
     [
         ({"role": "decode"}, "role (QUIRE_ROLE) is decode, and peer_secret is not set"),
         ({"role": "prefill"}, "the same long random text, as QUIRE_PEER_SECRET"),
+        ({"role": "prefill", "peer_secret": "hunter2"}, "has 7 characters, and must have at least"),
         ({"peers": "tcp://a:1"}, "peers (QUIRE_PEERS) is set, and peer_secret is not set"),
         ({"peer_port": "7000"}, "peer_port (QUIRE_PEER_PORT) is set, and peer_secret is not set"),
         (
-            {"role": "decode", "peer_secret": "s", "host_memory": "0"},
+            {"role": "decode", "peer_secret": SECRET, "host_memory": "0"},
             "host_memory (QUIRE_HOST_MEMORY) is 0: give host_memory a size",
         ),
         ({"prefill": "tcp://a:1"}, "role is unified: set role to decode, or drop prefill"),
         (
-            {"role": "prefill", "peer_secret": "s", "prefill": "tcp://a:1"},
+            {"role": "prefill", "peer_secret": SECRET, "prefill": "tcp://a:1"},
             "role (QUIRE_ROLE) is prefill: set role to decode",
         ),
         ({"decode_cache": "false"}, "set role to decode, or drop decode_cache"),
         (
             {
                 "role": "decode",
-                "peer_secret": "s",
+                "peer_secret": SECRET,
                 "decode_cache": "false",
                 "decode_restore": "true",
             },
             "nothing is looked for in the own tiers: drop one of them",
         ),
         (
-            {"role": "decode", "peer_secret": "s", "peer_port": "65535"},
+            {"role": "decode", "peer_secret": SECRET, "peer_port": "65535"},
             "choose a lower one",
         ),
     ],
@@ -340,18 +342,18 @@ def test_a_role_that_cannot_be_had_contradicts(environ, wanted):
 )
 def test_roles_that_can_be_had(environ):
     variables = {f"QUIRE_{name.upper()}": value for name, value in environ.items()}
-    loaded = load({}, variables | {"QUIRE_PEER_SECRET": "s"})
+    loaded = load({}, variables | {"QUIRE_PEER_SECRET": SECRET})
     settings = effective(loaded.settings, LAPTOP)
     assert check(loaded, settings, LAPTOP) == []
     config = engine_config(settings, LAPTOP, Path("/m"), "m")
     assert config.role.value == environ.get("role", "unified")
     assert config.peer_port == (0 if environ else None)  # any free one, where one is needed
-    assert config.peer_secret == "s"
+    assert config.peer_secret == SECRET
     assert config.prefill == [*settings.prefill]
 
 
 def test_a_peer_port_that_is_given_is_the_one():
-    loaded = load({"role": "decode", "peer_port": "7000"}, {"QUIRE_PEER_SECRET": "s"})
+    loaded = load({"role": "decode", "peer_port": "7000"}, {"QUIRE_PEER_SECRET": SECRET})
     assert effective(loaded.settings, LAPTOP).peer_port == 7000
 
 

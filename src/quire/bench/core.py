@@ -1,8 +1,8 @@
 """`quire bench core`: what the metadata path costs per request, with instant workers.
 
 Times only the manager and the building of keys: match, lease, probe, load, allocate, evict,
-commit, backup, write, release. The workers behind it answer at once and their time is not counted.
-The third tier is a set of page keys that remembers what was written.
+commit, backup, write, release. The workers behind it answer at once and their time is not counted
+(quire.worker.instant); the third tier keeps all that was written.
 
     chat            2,000 sessions × 8 turns, 200 of them active at a time, 20 shared system prompts
                     of 2k tokens, 500–700 new tokens per turn, a device of 1M tokens
@@ -36,22 +36,8 @@ from quire.config import CacheConfig
 from quire.keys import Namespace, PrefixKey
 from quire.manager import CacheManager
 from quire.manager.inspection import inspect
-from quire.messages import (
-    AttachStore,
-    Backup,
-    Cancel,
-    Command,
-    Completion,
-    Fetch,
-    Load,
-    Probe,
-    Probed,
-    StoreChanged,
-    Touch,
-    Transferred,
-    Write,
-)
-from quire.types import PageKey, RequestId, Tier, num_pages, split_keys
+from quire.types import RequestId, Tier
+from quire.worker.instant import InstantWorker
 
 Progress = Callable[[str, int, int], None]
 """Called with (what, done, total)."""
@@ -279,6 +265,7 @@ def _serve(
     manager.commit(lease, key)
     manager.release(lease)
     timer.step_until_quiet()  # backups, then writes
+    manager.next_wakeup()  # as an engine asks before it sleeps
     return timer.stop(), reused
 
 
@@ -301,46 +288,10 @@ class _Timer:
     def step_until_quiet(self) -> None:
         commands = self._manager.step()
         while commands:
-            self._manager.next_wakeup()
             self.stop()
             reports = self._worker.answer(commands)
             self.start()
             commands = self._manager.step(reports)
-
-
-class InstantWorker:
-    """Answers every command at once and well; remembers which page keys were written."""
-
-    def __init__(self) -> None:
-        self._stored: set[PageKey] = set()
-
-    def answer(self, commands: list[Command]) -> list[Completion]:
-        return [report for command in commands if (report := self._one(command)) is not None]
-
-    def _one(self, command: Command) -> Completion | None:
-        match command:
-            case Probe(op, component, queries):
-                return Probed(op, 0, component, [self._leading(q) for q in queries])
-            case Write():
-                keys, statuses = command.keys_and_parents()[0], bytes(num_pages(command.host))
-                self._stored.update(keys)
-                found = b"".join(keys)
-                return Transferred(command.op, 0, command.component, 0, statuses, True, 0.0, found)
-            case AttachStore(op):
-                return StoreChanged(op, 0)
-            case Cancel() | Touch():
-                return None
-        assert isinstance(command, Backup | Load | Fetch)
-        statuses = bytes(num_pages(command.host))
-        return Transferred(command.op, 0, command.component, 0, statuses, True)
-
-    def _leading(self, query: bytes) -> int:
-        count = 0
-        for key in split_keys(query):
-            if key not in self._stored:
-                break
-            count += 1
-        return count
 
 
 def metadata_bytes_per_token(manager: CacheManager) -> float:

@@ -22,6 +22,7 @@ from quire.peer.client import ClientLimits, PageClient
 from quire.peer.identity import make_identity
 from quire.peer.region import Region
 from quire.peer.server import PageServer
+from quire.peer.tickets import Tickets
 from quire.types import OperationId, PageStatus, page_ids
 
 _EPOCH, _SECRET = "bench", "bench"
@@ -72,16 +73,18 @@ class _Exchange:
         identity = make_identity("bench", [held.layout], {held.layout.component: heads})
         self._region = Region(wanted, 0, heads)
         self._pages = range(held.num_pages)
+        tickets = Tickets(b"bench")
         self._server = PageServer(
             "tcp://127.0.0.1:0",
             identity=identity,
             secret=_SECRET,
             epoch=_EPOCH,
             regions=[Region(held, 0, heads)],
+            tickets=tickets,
         )
         self._server.grant(_GRANT, held.layout.component, page_ids(self._pages))
         part = PeerPart(self._server.address, 0, heads)
-        self._source = PeerSource(_EPOCH, _GRANT, 0, [part])
+        self._source = PeerSource(_EPOCH, _GRANT, 0, [part], tickets.of(_GRANT))
         self._clients = {
             streams: PageClient(identity, _SECRET, limits=ClientLimits(streams=streams))
             for streams in (1, 2, 4)

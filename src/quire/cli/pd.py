@@ -100,7 +100,7 @@ def pd(
     if loaded.settings.store is None:
         make_cache_dir(machine)
     logging.basicConfig(level=logging.WARNING, format="quire: %(message)s")
-    listen = ServerConfig(host="127.0.0.1", port=settings.port)
+    listen = ServerConfig(host="127.0.0.1", port=settings.port, api_key=settings.api_key)
     bind(listen).close()  # a port in use is said before anything is started for nothing
     with start_bar() as progress:
         directory = resolve(settings.model, progress)

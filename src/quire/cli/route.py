@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from quire.router.fleet import Fleet
 
 KEY_VARIABLE = "QUIRE_ADMIN_KEY"
+API_KEY_VARIABLE = "QUIRE_API_KEY"
+"""With it the router looks at clients' keys itself, and they go no further."""
 SERVERS = "The servers (each option may be given several times, or with commas)"
 
 
@@ -73,7 +75,8 @@ def route(
         show(members(fleet))
         print(f"The router is ready at {url}\nOpenAI clients  base_url={url}/v1", flush=True)
 
-    asyncio.run(run(config, ServerConfig(host=host, port=port), ready))
+    api_key = os.environ.get(API_KEY_VARIABLE) or None
+    asyncio.run(run(config, ServerConfig(host=host, port=port, api_key=api_key), ready))
 
 
 def members(fleet: Fleet) -> Table:

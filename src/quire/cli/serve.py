@@ -48,6 +48,10 @@ def serve(
     prefetch_policy: flags.PrefetchPolicy = None,
     host: flags.Host = None,
     port: flags.Port = None,
+    served_model_name: flags.ServedModelName = None,
+    tool_parser: flags.ToolParser = None,
+    reasoning_parser: flags.ReasoningParser = None,
+    strict: flags.Strict = None,
     record: flags.Record = None,
     role: flags.Role = None,
     prefill: flags.Prefill = None,
@@ -87,6 +91,11 @@ def server_config(settings: Settings) -> ServerConfig:
         request_timeout_s=settings.request_timeout,
         engine_silence_s=settings.engine_silence,
         drain_timeout_s=settings.drain_timeout,
+        strict=settings.strict,
+        served_names=settings.served_model_name or (),
+        tool_parser=settings.tool_parser,
+        reasoning_parser=settings.reasoning_parser,
+        use_model_defaults=settings.sampling_defaults == "model",
         record=Path(settings.record).expanduser() if settings.record else None,
         record_max_bytes=settings.record_max,
     )
@@ -104,7 +113,8 @@ def _serve(settings: Settings, machine: Machine, *, is_child: bool) -> int:
     with contextlib.ExitStack() as living, contextlib.ExitStack() as starting:
         progress = starting.enter_context(start_bar())
         directory = resolve(settings.model, progress)
-        engine = engine_config(settings, machine, directory, served_name(settings.model))
+        names = settings.served_model_name or (served_name(settings.model),)
+        engine = engine_config(settings, machine, directory, names[0])
 
         def ready(url: str, info: EngineInfo) -> None:
             starting.close()

@@ -112,13 +112,16 @@ class Giver:
         clock: Callable[[], float],
         send: Callable[[str, PeerMessage], bool],
         computing: bool = True,
+        ticket: Callable[[int], bytes] = lambda _grant: b"",
     ) -> None:
-        """`computing` = False: only what is there is given."""
+        """`computing` = False: only what is there is given. `ticket`: what the reader of a grant is
+        to show."""
         self._manager = manager
         self._computes = computes
         self._clock = clock
         self._send = send
         self._computing = computing
+        self._ticket = ticket
         self.open: dict[tuple[str, str], Handout] = {}
         self._over: dict[tuple[str, str], None] = {}
         self._queued: OrderedDict[Handout, None] = OrderedDict()
@@ -280,7 +283,14 @@ class Giver:
             handout.offers += 1
             handout.said_s = self._moved_s = self._clock()
             offer = Offer(
-                ask.id, grant.component, grant.op, 0, grant.first, grant.count, export.last
+                ask.id,
+                grant.component,
+                grant.op,
+                0,
+                grant.first,
+                grant.count,
+                export.last,
+                self._ticket(grant.op),
             )
             self._outgoing.append((handout, offer))
         # What is there and is not computed is all there will be, even if it ends before `first`.

@@ -452,7 +452,7 @@ class Receiver:
         current.grants.add(offer.grant)
         if not handover.compute:  # it ends where the peer's does
             current.intake.last = min(handover.wanted, offer.last)
-        source = PeerSource(hello.epoch, offer.grant, offer.start, hello.parts)
+        source = PeerSource(hello.epoch, offer.grant, offer.start, hello.parts, offer.ticket)
         self._manager.offers.take(current.intake, offer.component, offer.first, offer.count, source)
 
     # ---- when something goes wrong --------------------------------------------------------------

@@ -46,6 +46,17 @@ class AttentionKind(enum.StrEnum):
     TRITON = "triton"
 
 
+MIN_SECRET_CHARS = 16
+"""Keys follow from the secret: one that can be guessed is none."""
+
+
+def weak_secret(secret: str) -> str:
+    return (
+        f"peer_secret has {len(secret)} characters, and must have at least {MIN_SECRET_CHARS}: "
+        "take random ones, such as `openssl rand -hex 32` gives"
+    )
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     """Directory of a model as transformers saves it: config.json, *.safetensors, tokenizer."""
@@ -148,15 +159,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.host_bytes < 0:
             raise ConfigError(f"host_bytes is {self.host_bytes}: it must not be negative")
         if self.peer_port is not None or self.peers:
-            if not self.host_bytes:
-                raise ConfigError(
-                    "pages are exchanged through host memory, and host memory is 0: give "
-                    "host_memory a size, or do without peers"
-                )
-            if not self.peer_secret:
-                raise ConfigError(
-                    "peer_secret is not set: engines that exchange pages must share one"
-                )
+            self._check_exchange()
         if self.role is not Role.UNIFIED and self.peer_port is None:
             raise ConfigError(f"role {self.role.value} needs a page server: set peer_port")
         if self.handover_timeout_s <= 0:
@@ -187,3 +190,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"draft_tokens is {self.draft_tokens}: it must be at most {MAX_DRAFT_TOKENS}"
             )
+
+    def _check_exchange(self) -> None:
+        if not self.host_bytes:
+            raise ConfigError(
+                "pages are exchanged through host memory, and host memory is 0: give "
+                "host_memory a size, or do without peers"
+            )
+        if not self.peer_secret:
+            raise ConfigError("peer_secret is not set: engines that exchange pages must share one")
+        if len(self.peer_secret) < MIN_SECRET_CHARS:
+            raise ConfigError(weak_secret(self.peer_secret))

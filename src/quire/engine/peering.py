@@ -29,6 +29,7 @@ from quire.messages import PeerPart
 from quire.models import ModelShape
 from quire.peer.hub import Hello, PeerHub
 from quire.peer.identity import Identity, make_identity
+from quire.peer.tickets import Tickets
 from quire.worker import PeerServing
 
 logger = logging.getLogger("quire.handover")
@@ -43,6 +44,7 @@ class Peering:
         self._config = config
         self._shape = shape
         self._epoch = secrets.token_hex(8)
+        self._ticket_key = secrets.token_bytes(32)
         heads = {layout.component: shape.num_kv_heads for layout in layouts}
         self._components = list(heads)
         self._identity: Identity = make_identity(weights, layouts, heads | {RECURRENT: 1})
@@ -69,6 +71,7 @@ class Peering:
             heads=heads,
             host=config.peer_host,
             port=config.peer_port + 1 + rank if config.peer_port else 0,
+            ticket_key=self._ticket_key,
         )
 
     def open(self, queue: Queue, manager: CacheManager, addresses: Sequence[str]) -> Neighbours:
@@ -120,7 +123,12 @@ class Peering:
         prefills = Prefills(scheduler, info, clock=time.monotonic)
         computing = self._config.role is not Role.DECODE
         giver = Giver(
-            manager, prefills, clock=time.monotonic, send=others.hub.send, computing=computing
+            manager,
+            prefills,
+            clock=time.monotonic,
+            send=others.hub.send,
+            computing=computing,
+            ticket=Tickets(self._ticket_key).of,
         )
         return Exchange(others.hub, others.receiver, giver)
 

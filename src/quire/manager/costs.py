@@ -157,15 +157,6 @@ class CostModel:
             both_s=(meet_s + min(page_s, arrive_s) * num_pages * _MISMATCH) * self._slip,
         )
 
-    def computed_share(self, num_pages: int) -> float:
-        """Of pages that are on their way: how many to compute until the others have come; 0 while
-        that is unknown."""
-        times = self.times(num_pages)
-        if times is None:
-            return 0.0
-        fetch_s = times.fetch_s
-        return fetch_s / (fetch_s + times.compute_s) if times.compute_s else 0.0
-
     def worth_fetching(self, num_pages: int, ahead: int = 0) -> bool:
         """Alone, without computing meanwhile."""
         return self.choose(num_pages, ahead, can_meet=False) is Way.FETCH

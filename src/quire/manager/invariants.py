@@ -154,8 +154,11 @@ class _Marked:
     def __init__(self, num_pages: int) -> None:
         self.pages = np.zeros(num_pages, dtype=np.bool_)
         self.count = 0
+        self.found: list[PageIds] = []
+        """To be marked."""
 
-    def mark(self, pages: PageIds) -> None:
+    def mark(self) -> None:
+        pages, self.found = PageIds(b"".join(self.found)), []
         self.pages[page_array(pages)] = True
         self.count += num_pages(pages)
 
@@ -167,22 +170,25 @@ def _check_owners(core: Core, leases: list[Lease], fetches: Fetches) -> Iterator
     owned = [_Marked(allocator.num_pages) for allocator in core.allocators]
     for at, node in enumerate(_nodes(core)):
         if at % PIECE == 0:
+            for marked in owned:
+                marked.mark()
             yield
         for slot, holding in enumerate(node.held):
             if holding is not None:
-                owned[slot].mark(holding.pages)
+                owned[slot].found.append(holding.pages)
     for lease in leases:
-        owned[DEVICE].mark(lease.private_pages)
+        owned[DEVICE].found.append(lease.private_pages)
         if lease.state is not None:
             for component in core.components:
                 slot = slot_of(component.index, DEVICE)
-                owned[slot].mark(lease.state.private_pages(component))
+                owned[slot].found.append(lease.state.private_pages(component))
     for slot, (allocator, used) in enumerate(zip(core.allocators, owned, strict=True)):
         yield
         free = _Marked(allocator.num_pages)
-        free.mark(PageIds(allocator.free_pages().tobytes()))
-        for pages in fetches.reserved_pages(slot):
-            used.mark(pages)
+        free.found.append(PageIds(allocator.free_pages().tobytes()))
+        used.found += fetches.reserved_pages(slot)
+        free.mark()
+        used.mark()
         _require(used.are_distinct(), f"slot {slot}: a page has two owners")
         _require(free.are_distinct(), f"slot {slot}: a page is free twice")
         _require(not (used.pages & free.pages).any(), f"slot {slot}: a free page has an owner")

@@ -25,6 +25,7 @@ from quire.types import OperationId, PageStatus
 COPY_TIMEOUT_S = 60.0
 """In which a copy between device and host ends, or is overdue."""
 _UNREPORTED = 255
+_BLANK = bytes([_UNREPORTED])
 _OK = PageStatus.OK
 Leg = tuple[int, str]
 
@@ -119,7 +120,7 @@ class Operations:
     ) -> None:
         self._clock = clock
         self.ended: dict[Kind, Ended] = {kind: Ended() for kind in Kind}
-        self._ranks = set(range(num_ranks))
+        self._ranks = range(num_ranks)
         self._components = list(components)
         self.num_started = 0
         self._deadlines: list[tuple[float, OperationId]] = []
@@ -139,12 +140,10 @@ class Operations:
         """`sizes`: pages per component, or as many of every component."""
         if isinstance(sizes, int):
             sizes = dict.fromkeys(self._components, sizes)
-        ranks = self._ranks
-        legs = {
-            (rank, name): bytearray(b"\xff") * size
-            for name, size in sizes.items()
-            for rank in ranks
-        }
+        legs: dict[Leg, bytearray] = {}
+        for name, size in sizes.items():
+            for rank in self._ranks:
+                legs[rank, name] = bytearray(_BLANK) * size
         self.num_started = number = self.num_started + 1
         now, op_id = self._clock(), OperationId(number)
         deadline_s = now + timeout_s

@@ -244,6 +244,7 @@ class PageClient:
             first_head=part.first_head,
             last_head=part.last_head,
             wait_s=order.deadline - time.monotonic(),
+            ticket=order.source.ticket,
         )
         connection.send_frame(protocol.encode(read))
 

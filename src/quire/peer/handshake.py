@@ -6,11 +6,15 @@
       Proof(HMAC over all so far, card)    ──▶   checks secret, then card
                                            ◀──   Proof(HMAC over all of it, card)
       checks secret, then card
+                      ══ TLS, with the secret's certificate on both sides ══
+      seal                                 ──▶
+                                           ◀──   seal
 
 A card says who one is (an identity, or a whole Hello) and is covered by the proofs. Each proof
 covers both nonces and its sender's side, so that none can be replayed or reflected. A stranger who
-dials learns a random number and our format version, no more. Proofs do not hide or protect what
-follows: this is for networks whose wires are trusted.
+dials learns a random number and our format version, no more. What follows is hidden and protected
+by TLS; the seals tie it to this very handshake. Only where both sides see the other on this machine
+pages go without: there is no wire.
 
 No sockets: frames go in and come out, so that blocking and non-blocking users share it. A side
 that refuses says why in one sentence; to bytes that make no sense it says nothing.
@@ -80,6 +84,8 @@ class Challenge(_Message, frozen=True, tag="challenge"):
 class Proof(_Message, frozen=True, tag="proof"):
     mac: bytes
     card: bytes
+    is_local: bool
+    """The other side is on this machine, and what follows may be read and written here."""
 
 
 class Refuse(_Message, frozen=True, tag="refuse"):
@@ -103,18 +109,25 @@ class Handshake:
         check: Check,
         *,
         version: int = FORMAT_VERSION,
+        is_local: bool = False,
     ) -> None:
+        """`is_local`: as of Proof."""
         self._side = side
         self._purpose = purpose
-        self._secret = secret.encode()
+        self.secret = secret
         self._card = card
         self._check = check
         self._version = version
+        self._is_local = is_local
         self._nonce = secrets.token_bytes(_NONCE_BYTES)
         self._their_nonce = b""
+        self._both = (b"", b"")
+        """What dialer and listener said of themselves."""
         self.done = False
         self.peer_card = b""
         """Theirs, once done."""
+        self.encrypts = True
+        """Whether TLS follows, once done."""
 
     def start(self) -> bytes:
         return _encode(Open(self._version, self._purpose, self._nonce))
@@ -132,7 +145,8 @@ class Handshake:
                 return self._challenge(message)
             case Challenge(nonce=nonce) if self._side is Side.DIALER and not self._their_nonce:
                 self._their_nonce = _checked_nonce(nonce)
-                return _encode(Proof(self._mac(Side.DIALER, self._card, b""), self._card))
+                mac = self._mac(Side.DIALER, self._said, b"")
+                return _encode(Proof(mac, self._card, self._is_local))
             case Proof() if self._their_nonce and not self.done:
                 return self._accept(message)
         raise PeerError("the other side does not keep to the protocol")
@@ -154,10 +168,11 @@ class Handshake:
 
     def _accept(self, proof: Proof) -> bytes:
         listening = self._side is Side.LISTENER
+        said = _said(proof.card, proof.is_local)
         expected = (
-            self._mac(Side.DIALER, proof.card, b"")
+            self._mac(Side.DIALER, said, b"")
             if listening
-            else self._mac(Side.LISTENER, self._card, proof.card)
+            else self._mac(Side.LISTENER, self._said, said)
         )
         if not hmac.compare_digest(expected, proof.mac):
             raise _refusal("the secrets differ: set the same peer_secret on both sides")
@@ -169,35 +184,56 @@ class Handshake:
             raise _refusal(*objection)
         self.done = True
         self.peer_card = proof.card
+        self.encrypts = not (self._is_local and proof.is_local)
+        self._both = (said, self._said) if listening else (self._said, said)
         if not listening:
             return b""
-        return _encode(Proof(self._mac(Side.LISTENER, proof.card, self._card), self._card))
+        mac = self._mac(Side.LISTENER, said, self._said)
+        return _encode(Proof(mac, self._card, self._is_local))
 
-    def _mac(self, prover: Side, dialer_card: bytes, listener_card: bytes) -> bytes:
+    def seal(self, side: Side) -> bytes:
+        """What a side says first under TLS, once done."""
+        return self._mac(side, *self._both, sealing=True)
+
+    @property
+    def _said(self) -> bytes:
+        return _said(self._card, self._is_local)
+
+    def _mac(self, prover: Side, dialer: bytes, listener: bytes, *, sealing: bool = False) -> bytes:
         nonces = (self._nonce, self._their_nonce)
         mine_first = self._side is Side.DIALER
-        mac = hmac.new(self._secret, digestmod=hashlib.sha256)
+        mac = hmac.new(self.secret.encode(), digestmod=hashlib.sha256)
         for field in (
+            b"seal" if sealing else b"proof",
             prover.value,
             str(self._version).encode(),
             self._purpose.value.encode(),
             *(nonces if mine_first else nonces[::-1]),
-            dialer_card,
-            listener_card,
+            dialer,
+            listener,
         ):
             mac.update(len(field).to_bytes(4, "little"))
             mac.update(field)
         return mac.digest()
 
 
-def page_handshake(side: Side, secret: str, identity: Identity) -> Handshake:
+def page_handshake(
+    side: Side, secret: str, identity: Identity, *, is_local: bool = False
+) -> Handshake:
     """For connections that carry pages: the card is the identity."""
 
     def check(card: bytes) -> Objection | None:
         return objection(identity, msgspec.msgpack.decode(card, type=Identity))
 
     card = msgspec.msgpack.encode(identity)
-    return Handshake(side, Purpose.PAGES, secret, card, check, version=identity.version)
+    return Handshake(
+        side, Purpose.PAGES, secret, card, check, version=identity.version, is_local=is_local
+    )
+
+
+def _said(card: bytes, is_local: bool) -> bytes:
+    """What a side says of itself."""
+    return card + bytes([is_local])
 
 
 def objection(ours: Identity, theirs: Identity) -> Objection | None:

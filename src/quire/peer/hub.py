@@ -31,6 +31,7 @@ from quire.peer import messages
 from quire.peer.address import split_address
 from quire.peer.errors import PeerError
 from quire.peer.events import Connected, Disconnected, Hello, HubEvent, Received
+from quire.peer.greet import check_seal
 from quire.peer.handshake import (
     MAX_FRAME_BYTES,
     TIMEOUT_S,
@@ -41,8 +42,9 @@ from quire.peer.handshake import (
     objection,
 )
 from quire.peer.messages import Beat, PeerMessage
-from quire.peer.streams import close_stream, read_frame, why_failed
+from quire.peer.streams import close_stream, read_frame, secured, why_failed
 from quire.peer.tcp import bound_address, listening_socket
+from quire.peer.tls import check_certificate, tls_context
 from quire.peer.wire import framed
 
 __all__ = [
@@ -298,7 +300,7 @@ class PeerHub:
             return f"{address} cannot be reached ({why_failed(error)}): is the engine running?"
         try:
             try:
-                hello = await self._greet(Side.DIALER, reader, writer)
+                hello, reader, writer = await self._greet(Side.DIALER, reader, writer)
             except (TimeoutError, OSError, EOFError, PeerError) as error:
                 return f"{address} did not let us in: {why_failed(error)}"
             await self._talk(address, hello, reader, writer)
@@ -311,7 +313,7 @@ class PeerHub:
         try:
             reader, writer = await asyncio.open_connection(sock=sock, limit=MAX_FRAME_BYTES)
             try:
-                hello = await self._greet(Side.LISTENER, reader, writer)
+                hello, reader, writer = await self._greet(Side.LISTENER, reader, writer)
                 self._greeting.pop(sock, None)
                 await self._talk(f"in-{next(self._numbers)}", hello, reader, writer)
             finally:
@@ -321,8 +323,8 @@ class PeerHub:
 
     async def _greet(
         self, side: Side, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> Hello:
-        """Their Hello, with their hosts filled in."""
+    ) -> tuple[Hello, asyncio.StreamReader, asyncio.StreamWriter]:
+        """Their Hello, with their hosts filled in; and where to go on with them."""
         handshake = self._handshake(side)
         async with asyncio.timeout(TIMEOUT_S):
             if side is Side.DIALER:
@@ -330,6 +332,8 @@ class PeerHub:
             try:
                 while not handshake.done:
                     answer = handshake.feed(await read_frame(reader, MAX_FRAME_BYTES))
+                    if handshake.done and side is Side.LISTENER:
+                        writer.transport.pause_reading()  # what comes next is not for us to read
                     if answer:
                         writer.write(framed(answer))
                         await writer.drain()
@@ -338,11 +342,26 @@ class PeerHub:
                     writer.write(framed(error.reply))
                     await writer.drain()
                 raise
+            reader, writer = await self._seal(side, handshake, writer)
         hello = msgspec.msgpack.decode(handshake.peer_card, type=Hello)
         remote = writer.get_extra_info("peername")
         if remote is None:
             raise EOFError("it is gone already")
-        return hello.seen_from(remote[0])
+        return hello.seen_from(remote[0]), reader, writer
+
+    async def _seal(
+        self, side: Side, handshake: Handshake, writer: asyncio.StreamWriter
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """As greet.py does it."""
+        dials = side is Side.DIALER
+        context = tls_context(self._secret, is_server=not dials)
+        reader, writer = await secured(writer, context, is_server=not dials)
+        shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        check_certificate(self._secret, shown)
+        writer.write(framed(handshake.seal(side)))
+        theirs = Side.LISTENER if dials else Side.DIALER
+        check_seal(handshake, theirs, await read_frame(reader, MAX_FRAME_BYTES))
+        return reader, writer
 
     def _handshake(self, side: Side) -> Handshake:
         ours = self._hello

@@ -79,6 +79,8 @@ class Offer(_Message, frozen=True, tag="offer"):
     count: int
     last: int
     """End of the prefix that will be offered: other state than full pages belongs there."""
+    ticket: bytes = b""
+    """To be shown by whoever reads the grant."""
 
 
 class Found(msgspec.Struct, frozen=True):

@@ -167,7 +167,9 @@ class ConnectionPool:
         connection = open_transport(address).dial(address, deadline)
         try:
             connection.set_deadline(deadline, cancelled)
-            handshake = page_handshake(Side.DIALER, self._secret, self._identity)
+            handshake = page_handshake(
+                Side.DIALER, self._secret, self._identity, is_local=connection.is_local
+            )
             shake_hands(connection, handshake, dials=True)
         except BaseException:
             connection.close()

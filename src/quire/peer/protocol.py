@@ -30,6 +30,8 @@ class Read(msgspec.Struct, frozen=True, array_like=True):
     last_head: int
     wait_s: float
     """How long the reader can wait for the grant, should it come before it."""
+    ticket: bytes
+    """Given with the grant."""
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):

@@ -28,6 +28,7 @@ from quire.peer.handshake import TIMEOUT_S, Side, page_handshake
 from quire.peer.identity import Identity
 from quire.peer.protocol import Answer, Read
 from quire.peer.region import Region
+from quire.peer.tickets import Tickets
 from quire.peer.transport import Connection, open_transport
 from quire.peer.wire import framed
 from quire.types import OperationId, PageIds, PageStatus
@@ -74,6 +75,7 @@ class PageServer:
         secret: str,
         epoch: str,
         regions: Iterable[Region],
+        tickets: Tickets,
         limits: ServerLimits | None = None,
     ) -> None:
         """Listens at once. Raises ConfigError when it cannot."""
@@ -81,6 +83,7 @@ class PageServer:
         self._secret = secret
         self._epoch = epoch
         self._regions = {region.component: region for region in regions}
+        self._tickets = tickets
         self._limits = limits or ServerLimits()
         self._grants = Grants()
         self._lock = threading.Lock()
@@ -179,7 +182,9 @@ class PageServer:
         """One connection's life. However it ends, it costs that connection and no more."""
         try:
             connection.set_deadline(time.monotonic() + TIMEOUT_S)
-            handshake = page_handshake(Side.LISTENER, self._secret, self._identity)
+            handshake = page_handshake(
+                Side.LISTENER, self._secret, self._identity, is_local=connection.is_local
+            )
             shake_hands(connection, handshake, dials=False)
             while not self._closed and self._enter(connection, _State.IDLE):
                 connection.set_deadline(time.monotonic() + self._limits.idle_s)
@@ -205,7 +210,7 @@ class PageServer:
             self._send_nothing(connection, read, PageStatus.FAILED)
             return
         grant = None
-        if read.epoch == self._epoch:
+        if read.epoch == self._epoch and self._tickets.fits(read.grant, read.ticket):
             wait_s = min(read.wait_s, self._limits.max_wait_s)
             grant = self._grants.enter(OperationId(read.grant), read.component, wait_s)
         if grant is None:

@@ -3,14 +3,17 @@
 The sockets block, and the kernel does the waiting: one call fills a whole page and gives up by
 itself (SO_RCVTIMEO, SO_SNDTIMEO), where Python's own timeouts would wake up for every few packets.
 Buffers are left to the system, which widens them as needed: a size of our own would be cut to
-net.core.rmem_max, mostly far below that, and was no faster where it was not.
+net.core.rmem_max, mostly far below that, and was no faster where it was not. Under TLS it is
+Python's timeouts after all, in slices.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import math
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Sequence
@@ -26,12 +29,16 @@ _BACKLOG = 128
 _SLICE_S = 0.2
 """Longest wait in one call: how late a cancellation may be noticed."""
 _DEAD_LINK_S = 30
+_LONGEST_S = 30.0
+_SECURE_BYTES = 256 << 10
+"""Encrypted in one call."""
 _TIMEVAL = struct.Struct("@ll")
 
 
 class TcpConnection:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
+        self._is_secure = False
         self._deadline = math.inf
         self._cancelled: Cancelled | None = None
         sock.setblocking(True)
@@ -57,7 +64,28 @@ class TcpConnection:
         self._fill(memoryview(content))
         return bytes(content)
 
+    @property
+    def is_local(self) -> bool:
+        try:
+            ends = self._socket.getpeername()[0], self._socket.getsockname()[0]
+        except OSError:  # it is gone already
+            return False
+        return all(ipaddress.ip_address(end.partition("%")[0]).is_loopback for end in ends)
+
+    def secure(self, context: ssl.SSLContext, *, is_server: bool) -> bytes | None:
+        self._check_time()
+        self._socket.settimeout(max(0.001, min(self._deadline - time.monotonic(), _LONGEST_S)))
+        secured = context.wrap_socket(self._socket, server_side=is_server)
+        self._socket = secured
+        self._is_secure = True
+        secured.settimeout(_SLICE_S)
+        return secured.getpeercert(binary_form=True)
+
     def send_views(self, views: Sequence[memoryview]) -> None:
+        if self._is_secure:
+            for view in views:
+                self._send_secure(view)
+            return
         waiting = list(views)
         while waiting:
             self._wait_at_most(socket.SO_SNDTIMEO)
@@ -78,8 +106,8 @@ class TcpConnection:
             self._fill(view)
 
     def is_stale(self) -> bool:
-        try:
-            self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        try:  # not as TLS has it, which knows no such flags
+            socket.socket.recv(self._socket, 1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         except OSError:
@@ -87,14 +115,38 @@ class TcpConnection:
         return True
 
     def interrupt(self) -> None:
+        # Not as TLS has it: a thread that waits in it would go on without, and read what it finds.
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
         self.interrupt()
         self._socket.close()
 
+    def _send_secure(self, view: memoryview) -> None:
+        while view.nbytes:
+            self._check_time()
+            try:
+                sent = self._socket.send(view[:_SECURE_BYTES])
+            except TimeoutError:  # a slice of waiting is over: the same again
+                continue
+            view = view[sent:]
+
+    def _fill_secure(self, view: memoryview) -> None:
+        while view.nbytes:
+            self._check_time()
+            try:
+                received = self._socket.recv_into(view)
+            except TimeoutError:
+                continue
+            if not received:
+                raise EOFError("the connection was closed")
+            view = view[received:]
+
     def _fill(self, view: memoryview) -> None:
+        if self._is_secure:
+            self._fill_secure(view)
+            return
         while view.nbytes:
             self._wait_at_most(socket.SO_RCVTIMEO)
             try:
@@ -105,14 +157,18 @@ class TcpConnection:
                 raise EOFError("the connection was closed")
             view = view[received:]
 
-    def _wait_at_most(self, option: int) -> None:
-        """Until the next slice is over, or the deadline. Raises if it is already."""
+    def _check_time(self) -> float:
+        """How long is left. Raises if nothing is, or nobody wants it any more."""
         left_s = self._deadline - time.monotonic()
         if left_s <= 0:
             raise TimeoutError("past the deadline")
         if self._cancelled is not None and self._cancelled():
             raise ReadCancelled("cancelled")
-        seconds = min(left_s, _SLICE_S)
+        return left_s
+
+    def _wait_at_most(self, option: int) -> None:
+        """Until the next slice is over, or the deadline. Raises if it is already."""
+        seconds = min(self._check_time(), _SLICE_S)
         # All zero would mean: for ever.
         micros = max(1, int(seconds * 1e6))
         self._socket.setsockopt(

@@ -6,6 +6,7 @@ and returns a `Transport`; `tcp` is always there. Knows nothing of any particula
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from typing import Protocol
@@ -40,6 +41,13 @@ class Connection(Protocol):
 
     def recv_into_views(self, views: Sequence[memoryview]) -> None:
         """Fill them, one after the other."""
+
+    @property
+    def is_local(self) -> bool:
+        """Are both its ends on this machine, so that nobody on a network can read or change it?"""
+
+    def secure(self, context: ssl.SSLContext, *, is_server: bool) -> bytes | None:
+        """From here on it is encrypted. The certificate that the other side has shown, as DER."""
 
     def is_stale(self) -> bool:
         """While nothing is expected: has the other side closed, or spoken out of turn?"""

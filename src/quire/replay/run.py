@@ -18,8 +18,8 @@ from quire.keys import Namespace, PrefixKey
 from quire.manager import CacheManager, Lease
 from quire.replay.occupancy import Occupancy
 from quire.replay.trace import Trace, TraceRow
-from quire.replay.workers import InstantWorkers
 from quire.types import RequestId, num_pages
+from quire.worker.instant import InstantWorker
 
 Progress = Callable[[int], None]
 """Called now and then with the number of requests done."""
@@ -112,12 +112,15 @@ class _Run:
         self._now_s = trace.rows[0].at_s
         self._chunk_pages = max(_CHUNK_TOKENS // trace.block_tokens, 1)
         self.manager = CacheManager(options.cache_config(), clock=lambda: self._now_s)
-        self._workers = InstantWorkers(self.manager, options.store_pages)
+        self._worker = InstantWorker(options.store_pages)
         self._occupied: Lease | None = None
         self.num_cut = 0
+        if options.store_pages:
+            self.manager.store.attach("replay://")
+            self._settle()
 
     def serve(self, row: TraceRow) -> Found:
-        manager, workers = self.manager, self._workers
+        manager = self.manager
         self._now_s = row.at_s
         self._occupy(self._trace.progress(row))
         prompt = PrefixKey(_PAGES, np.array(row.pages, "<i4"))
@@ -125,29 +128,35 @@ class _Run:
         with manager.acquire(match, RequestId("replay")) as lease:
             if self._options.store_pages:
                 manager.prefetch(lease)
-            workers.settle()  # an engine steps between a request's arrival and its admission
+            self._settle()  # an engine steps between a request's arrival and its admission
             manager.admit(lease)
             while manager.load(lease):
-                workers.settle()
+                self._settle()
             whole = prompt.extend(row.answer_pages) if row.answer_pages else prompt
             room = self._give(lease, whole)
             if manager.stream(lease):  # what the host had no room for
-                workers.settle()
+                self._settle()
                 assert lease.stream is None, "workers are done, and the stream is not"
             reused = lease.num_device
             self._compute(lease, whole[:room])
             self.num_cut += room < whole.last
-        workers.settle()
+        self._settle()
         device = min(match.num_device, reused)
         host = min(match.num_host, reused - device)
         return Found(device, host, reused - device - host)
+
+    def _settle(self) -> None:
+        """Step until nobody has anything more to do."""
+        commands = self.manager.step()
+        while commands:
+            commands = self.manager.step(self._worker.answer(commands))
 
     def _compute(self, lease: Lease, key: PrefixKey) -> None:
         """And share, chunk by chunk."""
         while lease.num_device < key.last:
             done = min(lease.num_device + self._chunk_pages, key.last)
             self.manager.commit(lease, key[:done])
-            self._workers.settle()
+            self._settle()
 
     def _give(self, lease: Lease, key: PrefixKey) -> int:
         """Device pages for all of it, or for as much as fits; up to which page there are some."""
@@ -159,7 +168,7 @@ class _Run:
     def _extend(self, lease: Lease, count: int) -> bool:
         if self.manager.extend(lease, count):
             return True
-        self._workers.settle()  # what is written back may make room
+        self._settle()  # what is written back may make room
         return self.manager.extend(lease, count)
 
     def _occupy(self, progress: float) -> None:
@@ -179,4 +188,4 @@ class _Run:
             if not self._extend(self._occupied, count):
                 break
             held += count
-            self._workers.settle()
+            self._settle()

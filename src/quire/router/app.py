@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from starlette.requests import ClientDisconnect
 
 import quire
@@ -16,6 +16,7 @@ from quire.server.config import ServerConfig
 from quire.server.errors import ApiError, client_closed
 from quire.server.guards import request_id_of
 from quire.server.metrics import CONTENT_TYPE
+from quire.server.security import check_key
 from quire.server.streams import EventStream, unless_disconnected
 
 _LARGE_BYTES = 256 * 1024
@@ -31,12 +32,19 @@ def app_of(proxy: Proxy, config: ServerConfig) -> FastAPI:
         redirect_slashes=False,
     )
     metrics = proxy.metrics
+    is_vouched = config.api_key is not None
 
-    @app.post("/v1/chat/completions", tags=["openai"])
+    async def door(request: Request) -> None:
+        if config.api_key is not None:
+            check_key(request.headers, config.api_key)
+
+    keyed = [Depends(door)]
+
+    @app.post("/v1/chat/completions", tags=["openai"], dependencies=keyed)
     async def chat_completions(request: Request) -> Response:
         return await generate(request, Endpoint.CHAT)
 
-    @app.post("/v1/completions", tags=["openai"])
+    @app.post("/v1/completions", tags=["openai"], dependencies=keyed)
     async def completions(request: Request) -> Response:
         return await generate(request, Endpoint.COMPLETIONS)
 
@@ -46,9 +54,11 @@ def app_of(proxy: Proxy, config: ServerConfig) -> FastAPI:
         except ClientDisconnect:
             raise client_closed() from None
         if len(content) < _LARGE_BYTES:
-            inquiry = read_inquiry(endpoint, request.headers, content)
+            inquiry = read_inquiry(endpoint, request.headers, content, is_vouched=is_vouched)
         else:
-            inquiry = await asyncio.to_thread(read_inquiry, endpoint, request.headers, content)
+            inquiry = await asyncio.to_thread(
+                read_inquiry, endpoint, request.headers, content, is_vouched=is_vouched
+            )
 
         def unexpected(error: Exception) -> ApiError:
             return proxy.failed_unexpectedly(error, request_id_of(request.scope))
@@ -57,17 +67,18 @@ def app_of(proxy: Proxy, config: ServerConfig) -> FastAPI:
             return EventStream(proxy.events(inquiry), metrics.aborts, unexpected)
         work = proxy.whole(inquiry)
         reply = await unless_disconnected(request.receive, work, metrics.aborts)
-        return Response(reply.content, headers={"content-type": reply.content_type})
+        return Response(reply.content, media_type="application/json")
 
-    @app.get("/v1/models", tags=["openai"])
+    @app.get("/v1/models", tags=["openai"], dependencies=keyed)
     async def models(request: Request) -> Response:
-        reply = await proxy.whole(read_question(request.headers))
-        return Response(reply.content, headers={"content-type": reply.content_type})
+        reply = await proxy.whole(read_question(request.headers, is_vouched=is_vouched))
+        return Response(reply.content, media_type="application/json")
 
-    @app.get("/v1/models/{model:path}", tags=["openai"])
+    @app.get("/v1/models/{model:path}", tags=["openai"], dependencies=keyed)
     async def one_model(model: str, request: Request) -> Response:
-        reply = pick_model(await proxy.whole(read_question(request.headers, model)), model)
-        return Response(reply.content, headers={"content-type": reply.content_type})
+        question = read_question(request.headers, model, is_vouched=is_vouched)
+        reply = pick_model(await proxy.whole(question), model)
+        return Response(reply.content, media_type="application/json")
 
     @app.get("/health", tags=["operation"])
     @app.get("/ready", tags=["operation"])

@@ -28,8 +28,10 @@ from quire.engine.config import Role
 from quire.errors import ConfigError
 from quire.router.affinity import AffinityIndex
 from quire.router.config import RouterConfig
+from quire.router.sieve import shown_name
 from quire.server.addresses import is_loopback, parse_peer
 from quire.server.keyfile import find_key
+from quire.server.routes import router_key
 
 logger = logging.getLogger("quire.router")
 Answer = TypeVar("Answer", bound=msgspec.Struct)
@@ -114,7 +116,8 @@ class Member:
         self.peer = ""
         self.lets_us_in = False
         """Whether /admin answers us."""
-        self.admin_key: str | None = None
+        self.key: str | None = None
+        """The router's, for this server; None: it does not know us."""
         self.instance = ""
         self.in_flight = 0
         self.reported = Health("")
@@ -232,7 +235,7 @@ class Fleet:
             response = await self._client.post(
                 f"{member.url}/admin/keys",
                 content=body,
-                headers=_bearer(member.admin_key) | {"content-type": "application/json"},
+                headers=_bearer(member.key) | {"content-type": "application/json"},
             )
         if response.status_code != 200:
             raise ValueError(f"{member.url}/admin/keys answered {response.status_code}")
@@ -293,7 +296,8 @@ class Fleet:
         member.lets_us_in = False
         member.fingerprint = member.peer = ""
         # Read again: a server that was given none has another after each start.
-        member.admin_key = self.config.admin_key or find_key(member.url, self.config.admin_key_file)
+        admin_key = self.config.admin_key or find_key(member.url, self.config.admin_key_file)
+        member.key = router_key(admin_key) if admin_key is not None else None
         _check_role(member.side, health.role)
         try:
             info = await self._get(member, "/admin/info", Info)
@@ -305,7 +309,7 @@ class Fleet:
             member.lets_us_in = True
             if member.side is Side.PREFILL:
                 member.peer = _reachable(info.peer, member.url)
-        member.model = health.model
+        member.model = shown_name(health.model)
         member.instance = health.instance
 
     # ---- events ---------------------------------------------------------------------------------
@@ -349,7 +353,7 @@ class Fleet:
             async with asyncio.timeout(self.config.check_timeout_s):
                 response = await self._client.get(
                     member.url + path,
-                    headers=_bearer(member.admin_key) if path.startswith("/admin") else {},
+                    headers=_bearer(member.key) if path.startswith("/admin") else {},
                 )
         except httpx.ConnectError:
             raise _Wrong("cannot be connected to", is_down=True) from None

@@ -25,6 +25,7 @@ import msgspec
 from quire.router.choose import By, Candidate, rank
 from quire.router.fleet import Fleet, Member, Side, one_line
 from quire.router.metrics import RouterMetrics
+from quire.router.sieve import error_of
 from quire.router.transcript import Diverged, Failed, Transcript
 from quire.router.upstream import (
     Endpoint,
@@ -33,7 +34,6 @@ from quire.router.upstream import (
     Reply,
     Upstream,
     Why,
-    api_error,
     lost_by,
 )
 from quire.server.errors import (
@@ -43,9 +43,11 @@ from quire.server.errors import (
     shutting_down,
     unexpected,
 )
-from quire.server.security import ADMIN_KEY_HEADER, PREFILL_HEADER
+from quire.server.routes import Route as Said
+from quire.server.routes import signed
 
-_PASSED_ON = ("authorization", "content-type", "accept")
+_CLIENTS_KEY = "authorization"
+_PASSED_ON = (_CLIENTS_KEY, "content-type", "accept")
 """Of the client's headers. Not those that say where it comes from: servers would take the router
 for a proxy in front of anybody."""
 _MAX_SEED = 1 << 31
@@ -68,7 +70,9 @@ class Proxy:
         metrics: RouterMetrics,
         *,
         clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
     ) -> None:
+        self._now = now
         self.fleet = fleet
         self.metrics = metrics
         self.clock = clock
@@ -90,7 +94,7 @@ class Proxy:
                     with contextlib.ExitStack() as busy:
                         for member in (route.target, *route.prefill[:1]):
                             busy.enter_context(member.busy())
-                        headers = self._headers(route)
+                        headers = self._headers(route, inquiry)
                         return await self._upstream.whole(route.target, inquiry, headers)
                 except Lost as lost:
                     tour.lost(route, lost)
@@ -144,7 +148,8 @@ class Proxy:
         with contextlib.ExitStack() as busy, route.target.busy():
             if route.prefill:  # until the first word: then the prompt is computed
                 busy.enter_context(route.prefill[0].busy())
-            source = self._upstream.events(route.target, inquiry, self._headers(route))
+            headers = self._headers(route, inquiry)
+            source = self._upstream.events(route.target, inquiry, headers)
             async with contextlib.aclosing(source) as events:
                 async for data in events:
                     busy.close()
@@ -164,7 +169,7 @@ class Proxy:
         try:
             return transcript.take(data)
         except Failed as failed:
-            raise lost_by(failed.error) or api_error(500, failed.error) from None
+            raise lost_by(failed.error) or error_of(500, failed.error) from None
         except Diverged:
             self.metrics.failovers.labels("diverged").inc()
             raise ApiError(
@@ -176,12 +181,13 @@ class Proxy:
         except msgspec.DecodeError:
             raise Lost(Why.BROKEN) from None
 
-    def _headers(self, route: Route) -> dict[str, str]:
-        if not route.prefill:
+    def _headers(self, route: Route, inquiry: Inquiry) -> dict[str, str]:
+        """What we say of a request, if the server knows us."""
+        said = Said(",".join(member.peer for member in route.prefill), inquiry.is_vouched)
+        key = route.target.key
+        if key is None or said == Said():
             return {}
-        headers = {PREFILL_HEADER: ",".join(member.peer for member in route.prefill)}
-        key = route.target.admin_key
-        return headers if key is None else headers | {ADMIN_KEY_HEADER: key}
+        return signed(said, key, self._now())
 
     # ---- whom to try ----------------------------------------------------------------------------
 
@@ -293,13 +299,16 @@ class _Tour:
         return _unavailable(f"{what} ({reasons}): send the request again")
 
 
-def read_inquiry(endpoint: Endpoint, headers: Mapping[str, str], content: bytes) -> Inquiry:
-    """A client's request for an answer. What is wrong with it is for a server to say."""
-    kept = _kept(headers)
+def read_inquiry(
+    endpoint: Endpoint, headers: Mapping[str, str], content: bytes, *, is_vouched: bool = False
+) -> Inquiry:
+    """A client's request for an answer. What is wrong with it is for a server to say. `is_vouched`:
+    its key was looked at, and goes no further."""
+    kept = _kept(headers, is_vouched=is_vouched)
     try:
         body: dict[str, Any] = msgspec.json.decode(content, type=dict[str, Any])
     except msgspec.DecodeError:
-        return Inquiry(endpoint, content, kept)
+        return Inquiry(endpoint, content, kept, is_vouched=is_vouched)
     if body.get("seed") is None:
         body["seed"] = secrets.randbelow(_MAX_SEED)
         content = msgspec.json.encode(body)
@@ -310,12 +319,16 @@ def read_inquiry(endpoint: Endpoint, headers: Mapping[str, str], content: bytes)
         kept,
         model if isinstance(model, str) else None,
         body.get("stream") is True,
+        is_vouched,
     )
 
 
-def read_question(headers: Mapping[str, str], model: str | None = None) -> Inquiry:
+def read_question(
+    headers: Mapping[str, str], model: str | None = None, *, is_vouched: bool = False
+) -> Inquiry:
     """A client's question which models there are, to a server that has `model` if one has."""
-    return Inquiry(Endpoint.MODELS, b"", _kept(headers), model)
+    kept = _kept(headers, is_vouched=is_vouched)
+    return Inquiry(Endpoint.MODELS, b"", kept, model, is_vouched=is_vouched)
 
 
 def pick_model(reply: Reply, model: str) -> Reply:
@@ -328,7 +341,7 @@ def pick_model(reply: Reply, model: str) -> Reply:
         ) from None
     for each in listed:
         if each.get("id") == model:
-            return Reply(msgspec.json.encode(each), reply.content_type)
+            return Reply(msgspec.json.encode(each))
     raise model_not_found(model, ", ".join(str(each.get("id")) for each in listed))
 
 
@@ -336,8 +349,9 @@ class _Models(msgspec.Struct):
     data: list[dict[str, Any]]
 
 
-def _kept(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: headers[name] for name in _PASSED_ON if name in headers}
+def _kept(headers: Mapping[str, str], *, is_vouched: bool) -> dict[str, str]:
+    names = [name for name in _PASSED_ON if name in headers]
+    return {name: headers[name] for name in names if not (is_vouched and name == _CLIENTS_KEY)}
 
 
 def _unavailable(message: str) -> ApiError:

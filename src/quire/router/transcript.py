@@ -15,6 +15,8 @@ from typing import Any
 
 import msgspec
 
+from quire.router.sieve import event_of
+
 DONE = b"[DONE]"
 
 _LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
@@ -104,7 +106,9 @@ class Transcript:
                 for name in ("id", "created", "system_fingerprint")
                 if name in chunk
             }
-        return _event(event if not self._is_replay else msgspec.json.encode(new | self._heading))
+        if self._is_replay:
+            return _event(msgspec.json.encode(new | self._heading))
+        return _event(event_of(event, chunk))
 
     def _new(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
         given = chunk.get("choices")

@@ -19,9 +19,15 @@ import httpx
 import msgspec
 
 from quire.router.fleet import Member
+from quire.router.sieve import (
+    MAX_ANSWER_BYTES,
+    MAX_EVENT_BYTES,
+    NoAnswer,
+    answer_of,
+    error_of,
+)
 from quire.server.errors import ApiError
 
-_PASSED_ON = ("retry-after", "www-authenticate")
 _RETRIED_CODES = {
     "queue_full": "overloaded",
     "rejected": "overloaded",
@@ -69,11 +75,14 @@ class Inquiry(NamedTuple):
     headers: Mapping[str, str]
     model: str | None = None
     is_stream: bool = False
+    is_vouched: bool = False
+    """The router has looked at the client's key."""
 
 
 class Reply(NamedTuple):
+    """A whole answer: a JSON object."""
+
     content: bytes
-    content_type: str
 
 
 class Upstream:
@@ -85,7 +94,10 @@ class Upstream:
         """Raises Lost, and ApiError for an answer that is an error."""
         async with self._open(member, inquiry, headers) as response:
             content = await self._read(member, response)
-            return Reply(content, response.headers.get("content-type", "application/json"))
+            try:
+                return Reply(answer_of(content))
+            except NoAnswer:
+                raise Lost(Why.BROKEN) from None
 
     async def events(
         self, member: Member, inquiry: Inquiry, headers: Mapping[str, str]
@@ -102,6 +114,8 @@ class Upstream:
                 if piece is None:
                     return
                 *events, buffer = (buffer + piece).split(b"\n\n")
+                if len(buffer) > MAX_EVENT_BYTES:
+                    raise Lost(Why.BROKEN)
                 for event in events:
                     if event.startswith(b"data:"):
                         yield event.removeprefix(b"data:").strip()
@@ -126,29 +140,23 @@ class Upstream:
             yield response
 
     async def _read(self, member: Member, response: httpx.Response) -> bytes:
-        with _losses():
-            async with member.reading(self._timeout_s):
-                return await response.aread()
+        content = bytearray()
+        pieces = response.aiter_bytes()
+        while True:
+            with _losses():
+                async with member.reading(self._timeout_s):
+                    piece = await anext(pieces, None)
+            if piece is None:
+                return bytes(content)
+            content += piece
+            if len(content) > MAX_ANSWER_BYTES:
+                raise Lost(Why.BROKEN)
 
 
 def lost_by(error: Mapping[str, Any]) -> Lost | None:
     """An error that a server ended a stream with; None: it is final."""
     why = _RETRIED_CODES.get(str(error.get("code")))
-    return None if why is None else Lost(Why(why), api_error(503, error))
-
-
-def api_error(
-    status: int, error: Mapping[str, Any], headers: Mapping[str, str] | None = None
-) -> ApiError:
-    """A server's error, as ours."""
-    param, code = error.get("param"), error.get("code")
-    return ApiError(
-        status,
-        str(error.get("message", "the server did not say what is wrong")),
-        param=param if isinstance(param, str) else None,
-        code=code if isinstance(code, str) else None,
-        headers=headers,
-    )
+    return None if why is None else Lost(Why(why), error_of(503, error))
 
 
 @contextlib.contextmanager
@@ -170,8 +178,7 @@ def _refusal(response: httpx.Response, content: bytes) -> Lost | ApiError:
         found = body["error"] if isinstance(body["error"], dict) else {}
     except (msgspec.DecodeError, TypeError, KeyError):
         found = {}
-    headers = {name: response.headers[name] for name in _PASSED_ON if name in response.headers}
-    error = api_error(status, found, headers)
+    error = error_of(status, found, response.headers)
     why = _RETRIED_CODES.get(str(error.code))
     if why is None and status in (429, 502, 503):
         why = "overloaded" if status == 429 else "unavailable"

@@ -9,10 +9,13 @@ bodies.py       a JSON body, read and described     protocol.py     what it may 
 messages.py     messages, tools, calls              forms.py        fields of several forms
 prompting.py    prompts → token ids                 templates.py    chats → text, for it
 special.py      clients' text is only text          sampling.py     parameters for the engine
-generation.py   the engine's tokens → pieces        vocabulary.py   token ids → bytes
+generation.py   one request's choices               scribe.py       their tokens → pieces
+vocabulary.py   token ids → bytes
 text.py         → text, stop strings                reading.py      … read by a parser of tools/
 generation_config.py   what a model's makers say of sampling
 chat.py, completions.py   what differs between the two endpoints
+responses/      /v1/responses, as a chat            tools/          calls and reasoning in answers
+unknown.py      fields that nobody knows
 answers.py      pieces → one JSON answer or events  usage.py        the usage object
 
 connections.py  slow heads, slow readers, too many connections, junk

@@ -1,8 +1,8 @@
 """/admin: looking into server and cache, flushing it, changing its store, warming it up; and what a
 router asks: what this server is, what has come and gone, and the page keys of a prompt.
 
-Its door is security.check_admin. What the engine refuses is an answer with the engine's sentence,
-less any credentials.
+Its door is security.check_admin, and check_router for what a router asks. What the engine refuses
+is an answer with the engine's sentence, less any credentials.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ from quire.server.protocol import (
     PrefetchRequest,
     StoreRequest,
 )
-from quire.server.security import check_admin, redact
+from quire.server.security import check_admin, check_router, redact
 from quire.server.service import Service
+from quire.server.unknown import Unnamed
 from quire.server.usage import cached_to_dict
 from quire.store.url import parse_url
 from quire.types import PAGE_KEY_BYTES
@@ -55,12 +56,17 @@ CHANGE_TIMEOUT_S = 300.0
 MAX_EVENT_KEYS = 16384
 """In one answer, which is a megabyte of hex; an event longer than that comes alone."""
 
+_FOR_ROUTERS = ("/info", "/events", "/keys")
+
 Result = TypeVar("Result")
 
 
 def admin_router(service: Service) -> APIRouter:
     async def door(request: Request) -> None:
-        check_admin(request.headers, service.config.admin_key)
+        path = request.url.path.removeprefix("/admin")
+        (check_router if path in _FOR_ROUTERS else check_admin)(
+            request.headers, service.config.admin_key
+        )
 
     router = APIRouter(prefix="/admin", dependencies=[Depends(door)], tags=["admin"])
 
@@ -86,10 +92,7 @@ def admin_router(service: Service) -> APIRouter:
     async def drain() -> Response:
         """Take no more requests, nor prompts of other engines; how much is left to finish. For
         good: what is drained is then stopped."""
-        try:
-            return _json({"draining": True} | await service.begin_draining())
-        except EngineError as error:
-            raise engine_gone(str(error)) from None
+        return await _drain(service)
 
     @router.get("/requests")
     async def get_requests() -> Response:
@@ -106,7 +109,7 @@ def admin_router(service: Service) -> APIRouter:
     @router.post("/keys", openapi_extra=describe_body(KeysRequest))
     async def keys(request: Request) -> Response:
         """The page keys of a request's prompt. Computes hashes, nothing else."""
-        body = await read_body(request, KeysRequest)
+        body = await read_body(request, KeysRequest, Unnamed())
         prompt = await _prompt(service, body, body.first_prompt)
         question = GetKeys(prompt.tokens, body.cache_salt or "")
         found = await _ask(service, question, Keys, STATUS_TIMEOUT_S)
@@ -165,6 +168,13 @@ def admin_router(service: Service) -> APIRouter:
         return _json(_shown(await _ask(service, Detach(), StoreStatus, CHANGE_TIMEOUT_S)))
 
     return router
+
+
+async def _drain(service: Service) -> Response:
+    try:
+        return _json({"draining": True} | await service.begin_draining())
+    except EngineError as error:
+        raise engine_gone(str(error)) from None
 
 
 async def _ask(

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from quire.server.generation import Piece, Said, Scored, Work
+from quire.server.generation import Work
+from quire.server.scribe import Piece, Said, Scored
 from quire.server.tools import Text
 from quire.server.usage import Usage
 
@@ -93,10 +94,10 @@ class Heading:
 async def whole(start: Start, heading: Heading) -> bytes:
     """The JSON of a whole answer. Raises ApiError."""
     async with start() as (work, form, pieces):
-        usage = _usage(work)
+        usage = usage_of(work)
         choices = [_Whole() for _ in work.choices]
         async for piece in pieces:
-            _count(usage, piece, work)
+            count(usage, piece, work)
             choice = choices[piece.index]
             choice.said += piece.said
             choice.tokens += piece.tokens
@@ -123,14 +124,14 @@ async def whole(start: Start, heading: Heading) -> bytes:
 async def events(start: Start, heading: Heading) -> AsyncGenerator[bytes, None]:
     """Server-sent events. Raises ApiError."""
     async with start() as (work, form, pieces):
-        usage = _usage(work)
+        usage = usage_of(work)
         ids = _PromptIds(work, form, heading)
         base = heading.of(form.id_prefix, form.chunk_object)
         if heading.include_usage:
             base["usage"] = None
         opened: set[int] = set()
         async for piece in pieces:
-            _count(usage, piece, work)
+            count(usage, piece, work)
             if piece.index not in opened:
                 opened.add(piece.index)
                 opening = form.opening(piece.index)
@@ -187,11 +188,11 @@ def _data(content: dict[str, Any]) -> bytes:
     return b"data: " + msgspec.json.encode(content) + b"\n\n"
 
 
-def _usage(work: Work) -> Usage:
+def usage_of(work: Work) -> Usage:
     return Usage(num_prompt_tokens=sum(prompt.num_tokens for prompt in work.prompts))
 
 
-def _count(usage: Usage, piece: Piece, work: Work) -> None:
+def count(usage: Usage, piece: Piece, work: Work) -> None:
     usage.num_completion_tokens += piece.num_tokens
     usage.num_accepted_tokens += piece.num_accepted
     usage.num_rejected_tokens += piece.num_rejected

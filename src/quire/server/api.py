@@ -1,8 +1,8 @@
-"""/v1 and the open endpoints: what each path does, in one screen."""
+"""/v1, tokens and the open endpoints: what each path does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -13,10 +13,19 @@ from quire.server.answers import Heading, Start, events, whole
 from quire.server.bodies import describe_body, read_body
 from quire.server.chat import start_chat
 from quire.server.completions import start_completion
-from quire.server.errors import ApiError, engine_gone, model_not_found, shutting_down
+from quire.server.errors import ApiError, engine_gone, shutting_down
 from quire.server.guards import request_id_of
 from quire.server.metrics import CONTENT_TYPE
-from quire.server.protocol import ChatRequest, CompletionRequest, GenerationRequest
+from quire.server.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerationRequest,
+    TokenizeRequest,
+)
+from quire.server.responses.answers import Answering
+from quire.server.responses.protocol import ResponsesRequest
+from quire.server.routes import Route, read_route
 from quire.server.security import check_key, prefill_of
 from quire.server.service import Service
 from quire.server.streams import EventStream, unless_disconnected
@@ -26,32 +35,92 @@ def v1_router(service: Service, now: Callable[[], float]) -> APIRouter:
     started = int(now())
 
     async def door(request: Request) -> None:
-        if service.config.api_key is not None:
+        if service.config.api_key is None:
+            return
+        route = _route(service, request, now)
+        if route is None or not route.vouches:
             check_key(request.headers, service.config.api_key)
 
     router = APIRouter(prefix="/v1", dependencies=[Depends(door)], tags=["openai"])
 
     @router.post("/chat/completions", openapi_extra=describe_body(ChatRequest))
     async def chat_completions(request: Request) -> Response:
-        prefill = _prefill(service, request)
-        body = await read_body(request, ChatRequest)
+        prefill = _prefill(service, request, now)
+        body = await read_body(request, ChatRequest, service.unknown)
         return await _answer(service, request, body, start_chat(service, body, prefill))
 
     @router.post("/completions", openapi_extra=describe_body(CompletionRequest))
     async def completions(request: Request) -> Response:
-        prefill = _prefill(service, request)
-        body = await read_body(request, CompletionRequest)
+        prefill = _prefill(service, request, now)
+        body = await read_body(request, CompletionRequest, service.unknown)
         return await _answer(service, request, body, start_completion(service, body, prefill))
+
+    @router.post("/responses", openapi_extra=describe_body(ResponsesRequest))
+    async def responses(request: Request) -> Response:
+        prefill = _prefill(service, request, now)
+        body = await read_body(request, ResponsesRequest, service.unknown)
+        answering = Answering(body, service.responses)
+        start = start_chat(service, answering.chat, prefill)
+        if body.stream:
+            return _stream(service, request, answering.events(start))
+        return await _whole(service, request, answering.whole(start))
 
     @router.get("/models")
     async def models() -> Response:
-        return _json({"object": "list", "data": [_model(service, started)]})
+        listed = [_model(service, name, started) for name in service.names]
+        return _json({"object": "list", "data": listed})
 
     @router.get("/models/{model:path}")
     async def model(model: str) -> Response:
-        if model != service.info.name:
-            raise model_not_found(model, service.info.name)
-        return _json(_model(service, started))
+        service.check_name(model)
+        return _json(_model(service, model, started))
+
+    return router
+
+
+def tokens_router(service: Service) -> APIRouter:
+    """Text and token ids of each other, as vLLM's paths of these names."""
+
+    async def door(request: Request) -> None:
+        if service.config.api_key is not None:
+            check_key(request.headers, service.config.api_key)
+
+    router = APIRouter(dependencies=[Depends(door)], tags=["tokens"])
+
+    @router.post("/tokenize", openapi_extra=describe_body(TokenizeRequest))
+    async def tokenize(request: Request) -> Response:
+        """What a prompt or a chat is for the model."""
+        body = await read_body(request, TokenizeRequest, service.unknown)
+        if body.model is not None:
+            service.check_name(body.model)
+        if body.messages is not None:
+            chat = body.conversation(body.messages)
+            prompt = await service.prompting.of_chat(chat, service.info)
+        else:
+            bos = body.add_special_tokens is not False
+            text = str(body.prompt)
+            prompt = await service.prompting.of_text(text, service.info, bos=bos)
+        label = service.prompting.vocabulary.label
+        strings = [label(token) for token in prompt.ids] if body.return_token_strs else None
+        return _json(
+            {
+                "count": prompt.num_tokens,
+                "max_model_len": service.info.max_context,
+                "tokens": prompt.ids,
+                "token_strs": strings,
+            }
+        )
+
+    @router.post("/detokenize", openapi_extra=describe_body(DetokenizeRequest))
+    async def detokenize(request: Request) -> Response:
+        """The text of token ids, special ones by their names."""
+        body = await read_body(request, DetokenizeRequest, service.unknown)
+        if body.model is not None:
+            service.check_name(body.model)
+        if not body.tokens:
+            return _json({"prompt": ""})
+        prompt = await service.prompting.of_ids(body.tokens, service.info, param="tokens")
+        return _json({"prompt": await service.prompting.text_of(prompt, special=True)})
 
     return router
 
@@ -99,32 +168,43 @@ def open_router(service: Service) -> APIRouter:
 async def _answer(
     service: Service, request: Request, body: GenerationRequest, start: Start
 ) -> Response:
-    aborts = service.metrics.aborts
     heading = Heading(
-        model=service.info.name,
+        model=body.model,
         fingerprint=service.info.fingerprint,
         wants_logprobs=body.num_logprobs is not None,
         include_usage=body.include_usage,
         wants_ids=bool(body.return_token_ids),
     )
+    if body.stream:
+        return _stream(service, request, events(start, heading))
+    return await _whole(service, request, whole(start, heading))
 
+
+def _stream(service: Service, request: Request, events: AsyncGenerator[bytes, None]) -> Response:
     def unexpected(error: Exception) -> ApiError:
         return service.failed_unexpectedly(error, request_id_of(request.scope))
 
-    if body.stream:
-        return EventStream(events(start, heading), aborts, unexpected)
-    content = await unless_disconnected(request.receive, whole(start, heading), aborts)
+    waiting_s = service.config.waiting_s
+    return EventStream(events, service.metrics.aborts, unexpected, waiting_s=waiting_s)
+
+
+async def _whole(service: Service, request: Request, work: Coroutine[Any, Any, bytes]) -> Response:
+    content = await unless_disconnected(request.receive, work, service.metrics.aborts)
     return Response(content, media_type="application/json")
 
 
-def _prefill(service: Service, request: Request) -> Sequence[str]:
+def _route(service: Service, request: Request, now: Callable[[], float]) -> Route | None:
+    return read_route(request.headers, service.config.admin_key, now())
+
+
+def _prefill(service: Service, request: Request, now: Callable[[], float]) -> Sequence[str]:
     is_decode = service.info.role == Role.DECODE
-    return prefill_of(request.headers, service.config.admin_key, is_decode=is_decode)
+    return prefill_of(request.headers, _route(service, request, now), is_decode=is_decode)
 
 
-def _model(service: Service, created: int) -> dict[str, Any]:
+def _model(service: Service, name: str, created: int) -> dict[str, Any]:
     return {
-        "id": service.info.name,
+        "id": name,
         "object": "model",
         "created": created,
         "owned_by": "quire",

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 import quire
 from quire.server.admin import admin_router
-from quire.server.api import open_router, v1_router
+from quire.server.api import open_router, tokens_router, v1_router
 from quire.server.bodies import describe_error, schemas
 from quire.server.config import ServerConfig
 from quire.server.errors import ApiError, invalid
@@ -36,6 +36,7 @@ def app_of(service: Service, *, now: Callable[[], float] = time.time) -> FastAPI
         redirect_slashes=False,
     )
     app.include_router(v1_router(service, now))
+    app.include_router(tokens_router(service))
     app.include_router(open_router(service))
     app.include_router(admin_router(service))
     guard(app, service, service.config)

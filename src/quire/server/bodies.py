@@ -14,11 +14,15 @@ from quire.server.messages import Body
 from quire.server.protocol import (
     ChatRequest,
     CompletionRequest,
+    DetokenizeRequest,
     FlushRequest,
     KeysRequest,
     PrefetchRequest,
     StoreRequest,
+    TokenizeRequest,
 )
+from quire.server.responses.protocol import ResponsesRequest
+from quire.server.unknown import UnknownFields
 
 _LARGE_BYTES = 256 * 1024
 """From here on parsing takes milliseconds, and is done in a thread."""
@@ -26,10 +30,13 @@ _LARGE_BYTES = 256 * 1024
 _BODIES: tuple[type[Body], ...] = (
     ChatRequest,
     CompletionRequest,
+    DetokenizeRequest,
     FlushRequest,
     KeysRequest,
     PrefetchRequest,
+    ResponsesRequest,
     StoreRequest,
+    TokenizeRequest,
 )
 
 _TEXT_OR_NULL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
@@ -53,8 +60,11 @@ _ERROR = {
 Shape = TypeVar("Shape", bound=Body)
 
 
-async def read_body(request: Request, shape: type[Shape]) -> Shape:
-    """Raises ApiError."""
+async def read_body(
+    request: Request, shape: type[Shape], unknown: UnknownFields | None = None
+) -> Shape:
+    """Fields that the shape does not have go to `unknown`; None: they are wrong.
+    Raises ApiError."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json" and not content_type.endswith("+json"):
         # Also what keeps web pages of others out: a browser asks before it sends JSON elsewhere.
@@ -63,12 +73,17 @@ async def read_body(request: Request, shape: type[Shape]) -> Shape:
         body = await request.body()
     except ClientDisconnect:
         raise client_closed() from None
+
+    def read() -> Shape:
+        return shape.model_validate_json(body, extra=None if unknown is None else "allow")
+
     try:
-        if len(body) < _LARGE_BYTES:
-            return shape.model_validate_json(body)
-        return await asyncio.to_thread(shape.model_validate_json, body)
+        found = read() if len(body) < _LARGE_BYTES else await asyncio.to_thread(read)
     except ValidationError as error:
         raise from_validation(error) from None
+    if unknown is not None:
+        unknown.note(found)
+    return found
 
 
 def describe_body(shape: type[Body]) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from quire.server.answers import Format, Running, Start
-from quire.server.generation import Called, Said, Scored, plan, run
+from quire.server.generation import plan, run
 from quire.server.protocol import ChatRequest
+from quire.server.scribe import Called, Said, Scored
 from quire.server.service import Service
 from quire.server.tools import Reasoning, Text
 from quire.server.vocabulary import Vocabulary

@@ -8,9 +8,10 @@ from typing import Any
 
 from quire.server.answers import Format, Running, Start
 from quire.server.errors import invalid
-from quire.server.generation import Said, Scored, plan, run
+from quire.server.generation import plan, run
 from quire.server.prompting import Prompt
 from quire.server.protocol import MAX_SEQUENCES, CompletionRequest
+from quire.server.scribe import Said, Scored
 from quire.server.service import Service
 from quire.server.tools import Text
 from quire.server.vocabulary import Vocabulary

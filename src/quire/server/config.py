@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.errors import ConfigError
+from quire.server.tools import AUTO, NONE, formats
 
 _MIB = 1 << 20
 
@@ -37,6 +38,18 @@ class ServerConfig:
     """For its body to arrive."""
     write_timeout_s: float = 60.0
     """For a client to take what was sent to it."""
+    waiting_s: float = 10.0
+    """A stream without a first token says so often that it is there."""
+    strict: bool = False
+    """Fields of /v1 that nobody knows are wrong; else they are ignored."""
+    served_names: tuple[str, ...] = ()
+    """What requests may call the model; empty: by the engine's name for it."""
+    tool_parser: str = AUTO
+    """How calls are read: a format's name, "auto" or "none"."""
+    reasoning_parser: str = AUTO
+    """"think", "auto" or "none"."""
+    use_model_defaults: bool = True
+    """What a request does not say of sampling is as the model's makers say."""
     keep_alive_s: int = 30
     """An idle connection is closed after this."""
     record: Path | None = None
@@ -60,6 +73,7 @@ class ServerConfig:
             "head_timeout_s",
             "body_timeout_s",
             "write_timeout_s",
+            "waiting_s",
             "keep_alive_s",
             "record_max_bytes",
         ):
@@ -68,6 +82,11 @@ class ServerConfig:
         for option in ("shutdown_grace_s", "drain_timeout_s"):
             if getattr(self, option) < 0:
                 raise ConfigError(f"{option} is {getattr(self, option)}: it must not be negative")
+        if self.tool_parser not in (AUTO, NONE) and self.tool_parser not in formats():
+            known = ", ".join(sorted(formats()))
+            raise ConfigError(
+                f"tool_parser {self.tool_parser!r} is not known: choose auto, none or {known}"
+            )
         for option in ("api_key", "admin_key"):
             key = getattr(self, option)
             if key is not None and not (key.isascii() and key.isprintable() and key.strip() == key):

@@ -40,7 +40,7 @@ def only(*accepted: object) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _shaped(check: Callable[[Any], Any], *schemas: dict[str, Any]) -> Any:
+def shaped(check: Callable[[Any], Any], *schemas: dict[str, Any]) -> Any:
     """A field whose forms are told apart by `check`, with its own words for what is wrong."""
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
     return (PlainValidator(check), WithJsonSchema(schema))
@@ -168,7 +168,7 @@ _STOP_TEXT = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
 
 Prompt = Annotated[
     str | list[str] | list[int] | list[list[int]],
-    *_shaped(
+    *shaped(
         _check_prompt,
         _TEXT | {"minLength": 1},
         {"type": "array", "items": _TEXT | {"minLength": 1}, "minItems": 1},
@@ -178,14 +178,14 @@ Prompt = Annotated[
 ]
 OnePrompt = Annotated[
     str | list[int] | None,
-    *_shaped(_optional(_check_one_prompt), _TEXT | {"minLength": 1}, _TOKEN_IDS, _NULL),
+    *shaped(_optional(_check_one_prompt), _TEXT | {"minLength": 1}, _TOKEN_IDS, _NULL),
 ]
 OptionalContent = Annotated[
-    str | None, *_shaped(_optional(_check_content), _TEXT, {"type": "array", "items": _PART}, _NULL)
+    str | None, *shaped(_optional(_check_content), _TEXT, {"type": "array", "items": _PART}, _NULL)
 ]
 ToolChoice = Annotated[
     str | None,
-    *_shaped(
+    *shaped(
         _optional(_check_tool_choice),
         {"enum": ["none", "auto", "required"]},
         {
@@ -205,7 +205,7 @@ ToolChoice = Annotated[
 ]
 TemplateFields = Annotated[
     dict[str, Any],
-    *_shaped(
+    *shaped(
         _check_template_fields,
         {
             "type": "object",
@@ -218,17 +218,17 @@ TemplateFields = Annotated[
 ]
 Stop = Annotated[
     list[str],
-    *_shaped(
+    *shaped(
         _check_stop,
         _STOP_TEXT,
         {"type": "array", "items": _STOP_TEXT, "maxItems": MAX_STOPS},
         _NULL,
     ),
 ]
-Salt = Annotated[str | None, *_shaped(_optional(_check_salt), _SALT_SCHEMA, _NULL)]
+Salt = Annotated[str | None, *shaped(_optional(_check_salt), _SALT_SCHEMA, _NULL)]
 LogitBias = Annotated[
     dict[int, float],
-    *_shaped(
+    *shaped(
         _check_logit_bias,
         {
             "type": "object",

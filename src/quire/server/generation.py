@@ -7,22 +7,18 @@
 Each choice runs in a task of its own, and their pieces come out in the order in which they are
 made. A stop string ends a choice here, and so does the first call where only one is wanted: leaving
 the engine's block aborts it there. Knows token ids and text, nothing of the JSON they travel in.
-
-    tokens ─▶ bytes ─▶ TextStream: text, stop strings ─▶ a parser of tools/: text, reasoning, calls
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import msgspec
 
-from quire.engine.messages import CachedTokens, Finish, Output, SamplingParams
+from quire.engine.messages import Finish, Output, SamplingParams
 from quire.errors import EngineError
 from quire.server.errors import (
     ApiError,
@@ -33,73 +29,14 @@ from quire.server.errors import (
 )
 from quire.server.prompting import Prompt
 from quire.server.protocol import GenerationRequest
-from quire.server.reading import fed
 from quire.server.recorder import Asked
 from quire.server.sampling import max_tokens, sampling_params, seed_of
+from quire.server.scribe import Piece, Scribe
 from quire.server.service import Service
-from quire.server.text import TextStream
-from quire.server.tools import (
-    Call,
-    Event,
-    Malformed,
-    Parser,
-    Plain,
-    Reasoning,
-    Text,
-    Tools,
-)
+from quire.server.tools import Tools
 
 ENGINE_GRACE_S = 5.0
 """The engine keeps a request's time; this much later we stop believing that it does."""
-
-LOWEST_LOGPROB = -9999.0
-"""JSON has no minus infinity; OpenAI writes this."""
-
-
-class Scored(NamedTuple):
-    """A token with its probabilities."""
-
-    token: int
-    offset: int
-    """Where its text begins, in characters from the beginning of the answer."""
-    logprob: float
-    top: list[tuple[int, float]]
-
-
-@dataclass(frozen=True, slots=True)
-class Called:
-    """A call, as it is told to clients."""
-
-    number: int
-    """Among the calls of its choice."""
-    id: str
-    name: str
-    arguments: str
-
-
-Said = Text | Reasoning | Called
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What one step added to one choice."""
-
-    index: int
-    said: list[Said]
-    tokens: list[int]
-    """Generated, whether or not their text is certain yet."""
-    scored: list[Scored] = field(default_factory=list)
-    finish: str | None = None
-    """In OpenAI's words: "stop", "length" or "tool_calls"."""
-    cached: CachedTokens | None = None
-    num_accepted: int = 0
-    """Of the tokens: proposed ahead."""
-    num_rejected: int = 0
-    """Proposed ahead, and not among them."""
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +137,15 @@ async def _follow(
     service: Service, work: Work, choice: Choice, queue: asyncio.Queue[Piece | BaseException]
 ) -> None:
     """One choice, from the engine to the queue."""
-    scribe = _Scribe(service, work, choice)
+    scribe = Scribe(
+        service.prompting,
+        service.metrics,
+        choice.index,
+        choice.prompt,
+        stops=work.stops,
+        tools=work.tools,
+        is_one_call=work.is_one_call,
+    )
     timing = service.metrics.timing(service.clock)
     began_s = service.clock()
     answer: list[int] = []
@@ -232,94 +177,6 @@ async def _follow(
     timing.done()
 
 
-class _Scribe:
-    """Turns one choice's outputs into pieces."""
-
-    def __init__(self, service: Service, work: Work, choice: Choice) -> None:
-        self._reading = service.prompting.reading
-        self._vocabulary = service.prompting.vocabulary
-        self._metrics = service.metrics
-        self._choice = choice
-        self._text = TextStream(work.stops)
-        self._is_one_call = work.is_one_call
-        self._num_calls = 0
-        prompt = choice.prompt
-        self._parser: Parser = Plain()
-        self._shown: frozenset[int] = frozenset()
-        if work.tools is not None:
-            self._shown = self._reading.shown(work.tools)
-            parser = self._reading.parser(work.tools, is_thinking=prompt.is_thinking)
-            self._parser = fed(parser, prompt.opening)
-
-    def write(self, output: Output) -> Piece:
-        said: list[Said] = []
-        scored: list[Scored] = []
-        tokens: list[int] = []
-        last = len(output.tokens) - 1
-        for i, token in enumerate(output.tokens):
-            tokens.append(token)
-            if output.finish is Finish.STOP and i == last:
-                break  # the stop token is generated, but not part of the answer
-            if output.logprobs:
-                scored.append(self._score(token, output, i))
-            self._say(self._parser.push(self._text.push(self._bytes(token))), said)
-            if self._is_ended:
-                break
-        finish = _finish_reason(output, stopped=self._is_ended)
-        if finish is not None:
-            rest = self._text.finish()
-            self._say(self._parser.push(rest) + self._parser.finish(), said)
-            if self._is_ended:  # by what was held back until the end
-                finish = "stop"
-            if finish == "stop" and self._num_calls:
-                finish = "tool_calls"
-        accepted = min(output.accepted, len(tokens))
-        return Piece(
-            self._choice.index,
-            said,
-            tokens,
-            scored,
-            finish,
-            output.cached,
-            accepted,
-            output.rejected + output.accepted - accepted,
-        )
-
-    @property
-    def _is_ended(self) -> bool:
-        return self._text.stopped or (self._is_one_call and self._num_calls > 0)
-
-    def _bytes(self, token: int) -> bytes:
-        """Special tokens are none, but for those that the parser wants to see."""
-        is_shown = token in self._shown
-        return self._vocabulary.name(token) if is_shown else self._vocabulary.text(token)
-
-    def _say(self, events: list[Event], said: list[Said]) -> None:
-        for event in events:
-            if self._is_one_call and self._num_calls:
-                return  # one call, and nothing after it
-            if isinstance(event, Malformed):
-                self._metrics.malformed_calls.labels(event.reason).inc()
-            elif isinstance(event, Call):
-                self._metrics.tool_calls.inc()
-                new_id = self._reading.new_id()
-                said.append(Called(self._num_calls, new_id, event.name, event.arguments))
-                self._num_calls += 1
-            else:
-                said.append(event)
-
-    def _score(self, token: int, output: Output, i: int) -> Scored:
-        found = output.logprobs[i]
-        top = zip(found.top_ids, map(_finite, found.top_logprobs), strict=True)
-        return Scored(token, self._text.num_chars, _finite(found.logprob), list(top))
-
-
-def _finish_reason(output: Output, *, stopped: bool) -> str | None:
-    if stopped or output.finish is Finish.STOP:
-        return "stop"
-    return None if output.finish is None else "length"
-
-
 def _raise_failure(service: Service, output: Output) -> None:
     match output.finish:
         case Finish.REJECTED:
@@ -335,7 +192,3 @@ def _raise_failure(service: Service, output: Output) -> None:
             raise ApiError(
                 500, output.error or "the engine failed on this request", code="engine_error"
             )
-
-
-def _finite(logprob: float) -> float:
-    return max(logprob, LOWEST_LOGPROB) if math.isfinite(logprob) else LOWEST_LOGPROB

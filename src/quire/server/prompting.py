@@ -86,7 +86,8 @@ class Prompting:
             tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,
         )
-        self._special = SpecialText(self._backend, self.vocabulary)
+        known = self._template.source + self.reading.marks
+        self._special = SpecialText(self._backend, self.vocabulary, known)
         self._threads = ThreadPoolExecutor(_THREADS, "quire-prompt")
 
     @classmethod
@@ -165,11 +166,12 @@ class Prompting:
         prompt = await self._run(num_chars, lambda: self._chat(conversation))
         return _fitting(prompt, info, param)
 
-    async def text_of(self, prompt: Prompt) -> str:
-        """A prompt given as token ids, as text."""
+    async def text_of(self, prompt: Prompt, *, special: bool = False) -> str:
+        """A prompt given as token ids, as text; `special` tokens too, by their names."""
+        spell = self.vocabulary.name if special else self.vocabulary.text
 
         def decode() -> str:
-            return b"".join(map(self.vocabulary.text, prompt.ids)).decode("utf-8", "replace")
+            return b"".join(map(spell, prompt.ids)).decode("utf-8", "replace")
 
         return await self._run(prompt.num_tokens, decode)
 

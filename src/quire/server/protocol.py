@@ -235,6 +235,7 @@ class KeysRequest(TemplateRequest):
     """A request to chat or completions, of which only the prompt and the salt are looked at."""
 
     model_config = ConfigDict(extra="ignore")
+    """For its schema: nothing is wrong with the others."""
 
     prompt: Prompt | None = None
     """Of several, the first one's keys are answered."""

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 
 from quire.server.templates import ChatTemplate
 from quire.server.tools import AUTO, NONE, Parser, Plain, Thinking, ToolFormat, Tools, choose
-from quire.server.tools.reasoning import CLOSING, OPENING
+from quire.server.tools.reasoning import KNOWN, THINK, Bounds
+from quire.server.tools.toolless import RESULT_MARKS
 from quire.server.vocabulary import Vocabulary
-
-_AFTER_THOUGHT = f"\n{CLOSING}\n\n"
 
 
 class Reading:
@@ -30,30 +29,41 @@ class Reading:
             special = vocabulary.special_texts
             native = template.knows_tools
             self.format = choose(tool_parser, template.source, special, native=native)
-        knows_thought = CLOSING in template.source or CLOSING in vocabulary.added_texts
-        self._thinks = knows_thought if reasoning_parser == AUTO else reasoning_parser != NONE
+        self._bounds = _bounds_of(reasoning_parser, template, vocabulary)
         self._vocabulary = vocabulary
+
+    @property
+    def marks(self) -> str:
+        """All that has a meaning in an answer or in a prompt, in one text."""
+        markers = self.format.markers if self.format else ()
+        thought = [token for each in KNOWN for token in each.tokens]
+        return " ".join((*markers, *thought, *RESULT_MARKS))
 
     def is_thinking(self, rendered: str) -> bool:
         """Whether the template has opened the reasoning."""
-        return self._thinks and rendered.rstrip().endswith(OPENING)
+        return self._bounds is not None and rendered.rstrip().endswith(self._bounds.opening)
 
     def opening(self, function: str | None, *, is_thinking: bool) -> str:
         """What an answer begins with that must be a call. There must be a format."""
         assert self.format is not None
-        return (_AFTER_THOUGHT if is_thinking else "") + self.format.opening(function)
+        opening = self.format.opening(function)
+        if is_thinking and self._bounds is not None:
+            return f"\n{self._bounds.closing}\n\n{opening}"
+        return opening
 
     def parser(self, tools: Tools, *, is_thinking: bool) -> Parser:
         """Of an answer in which these may be called; none: it has no calls."""
         form = self._used(tools)
         parser = Plain() if form is None else form.parser(tools)
-        return Thinking(parser, is_open=is_thinking) if self._thinks else parser
+        if self._bounds is None:
+            return parser
+        return Thinking(parser, is_open=is_thinking, bounds=self._bounds)
 
     def shown(self, tools: Tools) -> frozenset[int]:
         """Special tokens whose text that parser must see; others are dropped."""
         form = self._used(tools)
-        markers = [*(form.markers if form else ()), *((OPENING, CLOSING) if self._thinks else ())]
-        return self._vocabulary.ids_of(markers)
+        thought = self._bounds.tokens if self._bounds else ()
+        return self._vocabulary.ids_of([*(form.markers if form else ()), *thought])
 
     def _used(self, tools: Tools) -> ToolFormat | None:
         return self.format if self.format and (tools or self.format.always) else None
@@ -62,6 +72,17 @@ class Reading:
         """Of a call."""
         assert self.format is not None
         return self.format.new_id()
+
+
+def _bounds_of(option: str, template: ChatTemplate, vocabulary: Vocabulary) -> Bounds | None:
+    """What stands around a model's reasoning; None: nothing, or it is not to be told apart."""
+    if option == NONE:
+        return None
+    added = vocabulary.added_texts
+    for bounds in KNOWN:
+        if bounds.closing in template.source or bounds.closing in added:
+            return bounds
+    return None if option == AUTO else THINK
 
 
 def fed(parser: Parser, text: str) -> Parser:

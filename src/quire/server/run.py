@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import logging
 import socket
 import time
@@ -54,7 +55,7 @@ async def serve(
         _warn_if_open(server_config)
         if server_config.record is not None and server_config.record.exists():
             raise cannot_record(server_config.record, "it exists")
-        started = await _unless(stop, _start(engine_config, on_progress))
+        started = await _unless(stop, _start(engine_config, server_config, on_progress))
         if started is None:
             return 0
         client, prompting = started
@@ -120,10 +121,17 @@ def url_of(config: ServerConfig, listener: socket.socket) -> str:
 
 
 async def _start(
-    config: EngineConfig, on_progress: Progress | None
+    config: EngineConfig, server: ServerConfig, on_progress: Progress | None
 ) -> tuple[EngineClient, Prompting]:
     """The tokenizer is loaded while the engine starts."""
-    loading = asyncio.create_task(asyncio.to_thread(Prompting.load, config.model))
+    load = functools.partial(
+        Prompting.load,
+        config.model,
+        tool_parser=server.tool_parser,
+        reasoning_parser=server.reasoning_parser,
+        use_defaults=server.use_model_defaults,
+    )
+    loading = asyncio.create_task(asyncio.to_thread(load))
     try:
         client = await EngineClient.start(config, on_progress=on_progress)
     except BaseException:

@@ -4,8 +4,7 @@
 it, or a web page in a browser on it, comes from there as well. A server without a key has no admin;
 `quire serve` makes one where none is given (keyfile.py).
 
-The same key is needed for `x-quire-prefill`, by which a router says where a prompt is to be
-computed. There the bearer is the client's, so the admin's key has a header of its own.
+A router has a key of its own, which opens less: routes.py.
 """
 
 from __future__ import annotations
@@ -17,9 +16,7 @@ from collections.abc import Mapping, Sequence
 from quire.errors import ConfigError
 from quire.server.addresses import parse_peers
 from quire.server.errors import ApiError, invalid
-
-PREFILL_HEADER = "x-quire-prefill"
-ADMIN_KEY_HEADER = "x-quire-admin-key"
+from quire.server.routes import PREFILL_HEADER, ROUTE_HEADER, Route, router_key
 
 # User and password, also where a password holds a raw slash; and options that sound secret.
 _USERINFO = re.compile(r"(?<=://)(?:[^/\s'\"?#@]*|[^\s'\"@]*:[^\s'\"]*)@")
@@ -53,24 +50,31 @@ def check_admin(headers: Mapping[str, str], admin_key: str | None) -> None:
     check_key(headers, admin_key)
 
 
+def check_router(headers: Mapping[str, str], admin_key: str | None) -> None:
+    """Raises ApiError unless this is a router, or the admin."""
+    if admin_key is not None:
+        given = headers.get("authorization", "")
+        expected = f"Bearer {router_key(admin_key)}"
+        if hmac.compare_digest(given.encode("latin-1", "replace"), expected.encode()):
+            return
+    check_admin(headers, admin_key)
+
+
 def prefill_of(
-    headers: Mapping[str, str], admin_key: str | None, *, is_decode: bool
+    headers: Mapping[str, str], route: Route | None, *, is_decode: bool
 ) -> Sequence[str]:
-    """The prefill servers that a request names; none if it names none. Raises ApiError."""
+    """The prefill servers that a request names; none if it names none. `route`: what a router has
+    said of it. Raises ApiError."""
     text = headers.get(PREFILL_HEADER)
     if text is None:
         return ()
-    try:
-        given = headers.get(ADMIN_KEY_HEADER)
-        check_admin({"authorization": f"Bearer {given}"} if given else {}, admin_key)
-    except ApiError as error:
-        fix = f"send the admin key as {ADMIN_KEY_HEADER}"
+    if route is None:
         raise ApiError(
             403,
-            f"{PREFILL_HEADER} is for routers that this server trusts: "
-            f"{fix if admin_key else 'start it with admin_key, and ' + fix}",
+            f"{PREFILL_HEADER} is for routers that this server trusts: start both with the same "
+            f"admin_key; a router signs what it says, as {ROUTE_HEADER}",
             code="prefill_forbidden",
-        ) from error
+        )
     if not is_decode:
         raise ApiError(
             400,

@@ -40,6 +40,8 @@ from quire.server.errors import (
 from quire.server.metrics import Metrics
 from quire.server.prompting import Prompting
 from quire.server.recorder import Recorder
+from quire.server.responses.memory import ResponseMemory
+from quire.server.unknown import UnknownFields, Warned
 
 STATUS_TIMEOUT_S = 1.0
 LOAD_TIMEOUT_S = 0.25
@@ -97,6 +99,10 @@ class Service:
         self.clock = clock
         self.instance = secrets.token_hex(8)
         """Another one each time a server starts: whoever remembers things of it begins anew."""
+        self.unknown: UnknownFields | None = None if config.strict else Warned()
+        """Takes fields that nobody knows; None: they are wrong."""
+        self.responses = ResponseMemory()
+        """What /v1/responses may go on from."""
         self.draining = False
         """The server is to stop: what is admitted may finish, no more is."""
         self._num_admitted = 0
@@ -104,6 +110,16 @@ class Service:
     @property
     def info(self) -> EngineInfo:
         return self.engine.info
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What requests may call the model; the first is its own."""
+        return self.config.served_names or (self.info.name,)
+
+    def check_name(self, model: str) -> None:
+        """Raises ApiError."""
+        if model not in self.names:
+            raise model_not_found(model, ", ".join(self.names))
 
     @property
     def ailment(self) -> str | None:
@@ -127,8 +143,7 @@ class Service:
             raise shutting_down()
         if self.info.role == Role.PREFILL:
             raise wrong_role()
-        if model != self.info.name:
-            raise model_not_found(model, self.info.name)
+        self.check_name(model)
         engine = self.engine.config
         room = engine.max_running + engine.max_waiting
         if num_sequences > room:

@@ -7,9 +7,10 @@ So a template's own special tokens are all there are: where a message holds, say
 becomes the ten characters it is. Marks hold a secret, so that nobody can write one.
 
 `strict` is for what comes from outside the conversation, such as a tool's output: there also added
-tokens that a model reads as marks, such as <tool_call>, though its tokenizer does not call them
-special. Elsewhere these stay tokens, as in stock transformers: people explain them in prompts, and
-answers that are sent back hold them.
+tokens that the model reads as marks, such as <tool_call>, though its tokenizer does not call them
+special. (Not all added tokens: some tokenizers have one for <b>, which is no more than text.)
+Elsewhere these stay tokens, as in stock transformers: people explain them in prompts, and answers
+that are sent back hold them.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ from quire.server.vocabulary import Vocabulary
 class SpecialText:
     """Of one tokenizer."""
 
-    def __init__(self, tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocabulary: Vocabulary, known: str = "") -> None:
+        """`known`: text whose added tokens are marks: the chat template, and what parsers read."""
         self._tokenizer = tokenizer
         self.special = _any_of(vocabulary.special_texts)
-        self.marks = _any_of([*vocabulary.special_texts, *vocabulary.mark_texts])
+        self.marks = _any_of([*vocabulary.special_texts, *vocabulary.mark_texts(known)])
 
     @functools.cached_property
     def plain(self) -> Tokenizer:

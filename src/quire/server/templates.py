@@ -14,12 +14,12 @@ import re
 from typing import Any, Protocol
 
 from quire.server.errors import ApiError, invalid
-from quire.server.messages import Conversation, Message, MessageCall
+from quire.server.messages import Conversation, Message, MessageCall, Tool
 from quire.server.special import Cleaning
 from quire.server.tools.toolless import described, told
 
 _RESERVED = {"messages", "tools", "raise_exception", "strftime_now", "bos_token", "eos_token"}
-_SHORT_ID = re.compile(r"length\s*(?:!=|==)\s*9")
+_SHORT_ID = re.compile(r"length\s*(?:!=|==|<)\s*9\b")
 _ID_CHARS = 9
 
 
@@ -52,7 +52,7 @@ class ChatTemplate:
     def render(self, conversation: Conversation, cleaning: Cleaning) -> str:
         """Raises ApiError."""
         options = self._options(conversation, cleaning)
-        tools = [cleaning.deep(tool.model_dump(exclude_none=True)) for tool in conversation.tools]
+        tools = [_described(tool, cleaning) for tool in conversation.tools]
         if tools and self.knows_tools:
             options["tools"] = tools
         messages = self._messages(conversation, cleaning)
@@ -133,6 +133,17 @@ class ChatTemplate:
         if not self._has_short_ids or (len(given) == _ID_CHARS and given.isalnum()):
             return given
         return hashlib.sha256(given.encode("utf-8", "replace")).hexdigest()[:_ID_CHARS]
+
+
+def _described(tool: Tool, cleaning: Cleaning) -> dict[str, Any]:
+    """As transformers describes functions: always with a schema."""
+    function = tool.function
+    described: dict[str, Any] = {"name": function.name}
+    if function.description is not None:
+        described["description"] = cleaning.strict(function.description)
+    schema = function.parameters or {"type": "object", "properties": {}}
+    described["parameters"] = cleaning.deep(schema)
+    return {"type": "function", "function": described}
 
 
 def num_chars_of(conversation: Conversation) -> int:

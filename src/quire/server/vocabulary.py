@@ -15,7 +15,7 @@ from collections.abc import Collection
 from tokenizers import Tokenizer
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_MARK = re.compile(r"<[^<>\s]+>|\[[A-Z_/]+\]")
+_MARK = re.compile(r"<\|.+\|>|<\|.+>|<.+\|>|\[[A-Z_]{3,}\]")
 _SPACE = "\u2581"
 
 
@@ -36,15 +36,18 @@ class Vocabulary:
         """Written in a prompt, each of these is one token with a meaning of its own."""
         return [token.content for token in self._added.values() if token.special]
 
-    @property
-    def mark_texts(self) -> list[str]:
-        """Added tokens that look like markup, such as <tool_call>: not all that models read as
-        marks are called special."""
-        return [token.content for token in self._added.values() if _MARK.fullmatch(token.content)]
+    def mark_texts(self, known: str) -> list[str]:
+        """Added tokens that a model reads as marks, though not all are called special: those like
+        <|fim|>, and those that `known` text has, such as a chat template."""
+        return [
+            text
+            for text in self.added_texts
+            if _MARK.fullmatch(text) or (text[0] in "<[" and text in known)
+        ]
 
     @property
     def added_texts(self) -> list[str]:
-        return [token.content for token in self._added.values()]
+        return [token.content for token in self._added.values() if token.content.strip()]
 
     def ids_of(self, texts: Collection[str]) -> frozenset[int]:
         """The added tokens of these texts, as far as there are any."""

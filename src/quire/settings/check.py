@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from importlib.metadata import entry_points
 
 from quire.config import WritePolicy
-from quire.engine.config import Role
+from quire.engine.config import MIN_SECRET_CHARS, Role, weak_secret
 from quire.errors import ConfigError, MemoryBudgetError
 from quire.settings.kinds import NONE
 from quire.settings.machine import Machine
@@ -145,6 +145,8 @@ def _check_peers(loaded: Loaded, effective: Settings) -> None:
             "long random text, as QUIRE_PEER_SECRET or in the file; on one machine too, where "
             "other users could connect"
         )
+    if len(effective.peer_secret) < MIN_SECRET_CHARS:
+        raise ConfigError(weak_secret(effective.peer_secret))
     if effective.peer_port + effective.tp > 65535:
         raise ConfigError(
             f"{loaded.where('peer_port')} is {effective.peer_port}, and each of {effective.tp} "

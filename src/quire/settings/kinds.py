@@ -247,5 +247,33 @@ class Peers(Kind):
         return list(value)
 
 
+@dataclass(frozen=True)
+class Names(Kind):
+    """Several names with commas. A file may hold a list of texts instead."""
+
+    metavar: str = "NAME,…"
+
+    def parse(self, text: str) -> tuple[str, ...]:
+        names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+        if not all(names):
+            raise ConfigError("write names with commas between them, such as small,default")
+        return names
+
+    def accept(self, value: object) -> tuple[str, ...]:
+        if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
+            return self.parse(",".join(value))
+        if not isinstance(value, str):
+            raise ConfigError('write a list of names, such as ["small", "default"]')
+        return self.parse(value)
+
+    def show(self, value: Value) -> str:
+        assert isinstance(value, tuple)
+        return ",".join(value)
+
+    def plain(self, value: Value) -> list[str] | None:
+        assert value is None or isinstance(value, tuple)
+        return None if value is None else list(value)
+
+
 def _name(choice: str | enum.Enum) -> str:
     return str(choice.value) if isinstance(choice, enum.Enum) else choice

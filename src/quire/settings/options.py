@@ -19,6 +19,7 @@ from quire.settings.kinds import (
     Drafts,
     Integer,
     Kind,
+    Names,
     Peers,
     Seconds,
     Size,
@@ -230,6 +231,45 @@ class Settings:
         "Where an admin key made at the start is written, for this user alone; removed at the end.",
         auto="admin/PORT in Quire's cache directory",
         example="/run/quire/admin.key",
+    )
+    served_model_name: tuple[str, ...] | None = _option(
+        None,
+        Names(),
+        "What requests may call the model, instead of its own name; several with commas.",
+        auto="the name of its directory or file",
+        example="small,default",
+        flag=True,
+    )
+    tool_parser: str = _option(
+        AUTO,
+        Text("NAME|auto|none"),
+        "How calls are read from answers: functiongemma, gemma4, harmony, hermes, json, llama3, "
+        "mistral, mistral-args, qwen-xml, tool_code, or another that is installed. auto: by the "
+        "model's template. none: they stay text.",
+        example="hermes",
+        flag=True,
+    )
+    reasoning_parser: str = _option(
+        AUTO,
+        Choice([AUTO, "think", "none"]),
+        "Whether `<think>…</think>` is told apart from the answer. auto: if the model's template "
+        "or vocabulary knows it.",
+        example="none",
+        flag=True,
+    )
+    sampling_defaults: str = _option(
+        "model",
+        Choice(["model", "openai"]),
+        "What holds for what a request does not say: the model's generation_config.json, or "
+        "OpenAI's temperature 1 and top_p 1.",
+        example="openai",
+    )
+    strict: bool = _option(
+        False,
+        Switch(),
+        "Fields of a request that nobody knows are answered with 400 instead of ignored.",
+        example="true",
+        flag=True,
     )
     record: str | None = _option(
         None,

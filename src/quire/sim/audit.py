@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import fields
 
 from quire.keys import chain_keys
 from quire.manager import CacheManager, EventKind, Lease, PrefetchState
+from quire.manager.counters import Counters
 from quire.manager.inspection import inspect
 from quire.manager.operations import OpState
 from quire.sim.content import Oracle, Pools
@@ -157,17 +159,27 @@ def evicted_from_host(manager: CacheManager) -> int:
     return counters.evicted_host_pages + counters.evicted_spare_pages
 
 
+_COUNTED = [
+    f.name
+    for f in fields(Counters)
+    if f.default == 0 and not any(w in f.name for w in ("_failures", "_declined", "_skipped"))
+]
+"""Numbers that no refusal changes."""
+
+
 def imprint(manager: CacheManager) -> dict[str, int]:
     """Numbers that change with whatever a call does, but for counting that it said no."""
-    inside = inspect(manager)
+    inside, counters, locks = inspect(manager), manager.counters, 0
+    for node in inside.nodes():
+        for holding in node.held:
+            if holding is not None:
+                locks += holding.locks
     found = {f"free pages of slot {i}": a.num_free for i, a in enumerate(inside.allocators)}
     found |= {"changes of the tree": inside.tree.changes, "commands": inside.num_commands}
-    found["locks"] = sum(
-        holding.locks for node in inside.nodes() for holding in node.held if holding is not None
-    )
-    counted = manager.counters.snapshot().items()
-    refusals = ("_failures", "_declined", "_skipped")
-    found |= {str(k): int(n) for k, n in counted if not any(word in str(k) for word in refusals)}
+    found |= {"locks": locks, "faults": counters.faults.total()}
+    found["prefetches"] = counters.fetched.total()
+    for name in _COUNTED:
+        found[name] = getattr(counters, name)
     return found
 
 

@@ -55,15 +55,20 @@ class Standing:
         elif lower.queue is not None:
             self.orders[slot].split(lower, upper)
 
-    def touch(self, node: Node) -> None:
-        """The node was used."""
-        held = node.held
-        for device in self._device_slots:
-            holding, slot = held[device], device
-            if holding is None or holding.state is not READY:
-                holding, slot = held[device + HOST], device + HOST
-            if holding is not None and holding.state is READY:
-                self.orders[slot].touch(holding)
+    def touch(self, tail: Node, use: int) -> None:
+        """All of the path to `tail` was used, for the `use`-th time that one was: children first,
+        so that parents rank as hotter."""
+        orders, device_slots, node = self.orders, self._device_slots, tail
+        while (parent := node.parent) is not None:
+            node.last_use = use
+            held = node.held
+            for device in device_slots:
+                holding, slot = held[device], device
+                if holding is None or holding.state is not READY:
+                    holding, slot = held[device + HOST], device + HOST
+                if holding is not None and holding.state is READY:
+                    orders[slot].touch(holding)
+            node = parent
 
     def unpark(self, holding: Holding, slot: int) -> None:
         """A READY holding that may have been parked can go again."""

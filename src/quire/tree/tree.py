@@ -417,13 +417,9 @@ class PrefixTree:
         return freed
 
     def touch(self, tail: Node) -> None:
-        """Everything on the path was used: children first, so that parents rank as hotter."""
-        touch, node = self.standing.touch, tail
-        self.uses = use = self.uses + 1
-        while node.parent is not None:
-            node.last_use = use
-            touch(node)
-            node = node.parent
+        """Everything on the path was used."""
+        self.uses += 1
+        self.standing.touch(tail, self.uses)
 
     def _is_drained(self, node: Node, slot: int) -> bool:
         holding = node.held[slot]

@@ -72,6 +72,8 @@ class PeerServing(msgspec.Struct, frozen=True):
     host: str = "127.0.0.1"
     port: int = 0
     """0: any free one."""
+    ticket_key: bytes = b""
+    """Of this engine's life; the same for all its ranks and their leader, and nobody else's."""
 
     def __repr__(self) -> str:
         return f"PeerServing({self.host}:{self.port}, heads={self.heads})"  # no secret in logs

@@ -19,6 +19,7 @@ from quire.peer.address import join_address
 from quire.peer.client import PageClient
 from quire.peer.region import Region
 from quire.peer.server import PageServer
+from quire.peer.tickets import Tickets
 from quire.types import PageStatus
 from quire.worker.config import PeerServing
 from quire.worker.tasks import PageTask, Reporter
@@ -41,6 +42,7 @@ class Peering:
             secret=config.secret,
             epoch=config.epoch,
             regions=self.regions.values(),
+            tickets=Tickets(config.ticket_key),
         )
         self.client = PageClient(config.identity, config.secret, on_error=count_error)
 

@@ -26,7 +26,7 @@ from quire.manager.costs import CostModel, Way
 from quire.models import load_model
 from quire.types import Tier
 
-SECRET = "between us"
+SECRET = "between us, and nobody else"
 
 
 @functools.cache

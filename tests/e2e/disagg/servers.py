@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -34,6 +35,7 @@ from e2e.exactness.oracle import NOISE, reference
 from e2e.exactness.subjects import PAGE, Prompt, Subject
 from e2e.serving.server import Server, wait_until
 from hybrid_models import VOCABULARY
+from quire.server.routes import Route, router_key, signed
 from quire.server.vocabulary import Vocabulary
 
 SECRET = "a secret of these tests"
@@ -157,7 +159,7 @@ def complete(
 ) -> Reply:
     """Greedy."""
     response = client.post(
-        "/v1/completions", json=question(prompt, num_tokens), headers=_headers(prefill)
+        "/v1/completions", json=question(prompt, num_tokens), headers=_headers(client, prefill)
     )
     reply = Reply(response.status_code, seconds=response.elapsed.total_seconds())
     reply.take_in(response.json())
@@ -174,7 +176,9 @@ def stream(
 ) -> Reply:
     """The same in pieces. `on_piece` is called after each, with all there is so far."""
     body = question(prompt, num_tokens, stream=True, stream_options={"include_usage": True})
-    with client.stream("POST", "/v1/completions", json=body, headers=_headers(prefill)) as response:
+    with client.stream(
+        "POST", "/v1/completions", json=body, headers=_headers(client, prefill)
+    ) as response:
         reply = Reply(response.status_code)
         if response.status_code != 200:
             reply.take_in(json.loads(response.read()))
@@ -190,8 +194,12 @@ def stream(
     return reply
 
 
-def _headers(prefill: Sequence[str]) -> dict[str, str]:
-    return {"x-quire-prefill": ",".join(prefill)} if prefill else {}
+def _headers(http: httpx.Client, prefill: Sequence[str]) -> dict[str, str]:
+    """As a router says it that knows the admin key."""
+    if not prefill:
+        return {}
+    key = router_key(http.headers["authorization"].removeprefix("Bearer "))
+    return signed(Route(",".join(prefill)), key, time.time())
 
 
 def check(subject: Subject, prompt: Prompt, reply: Reply) -> list[int]:

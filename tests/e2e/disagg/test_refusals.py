@@ -32,7 +32,7 @@ NUM_TOKENS = 12
 OTHER = next(subject for subject in TINY_SUBJECTS if subject.name == "gpt_oss")
 
 STRANGERS: dict[str, tuple[dict[str, Any], str]] = {
-    "secret": ({"peer_secret": "another secret"}, "secret"),
+    "secret": ({"peer_secret": "another secret, as long"}, "secret"),
     "model": ({}, "serve the same model files on both sides"),
     "page_size": ({"page_size": 2 * PAGE}, "set the same page_size on both sides"),
 }
@@ -62,7 +62,7 @@ def _check_refused(fleet: Fleet, address: str, said: str) -> None:
 
 
 CARDS: dict[str, tuple[Callable[[Identity], dict[str, Any]], str, str]] = {
-    "secret": (lambda _: {}, "another secret", "secret"),
+    "secret": (lambda _: {}, "another secret, as long", "secret"),
     "model": (lambda _: {"model_fingerprint": "f" * 32}, SECRET, "the same model files"),
     "page_size": (lambda identity: {"page_size": 2 * identity.page_size}, SECRET, "page_size"),
     "version": (lambda identity: {"version": identity.version + 1}, SECRET, "the same version"),

@@ -178,10 +178,9 @@ def test_special_tokens_of_a_user_are_text(chat):
         ({"max_tokens": 0}, "max_tokens"),
         ({"temperature": 9}, "temperature"),
         ({"n": 99}, "n"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"extra_body": {"cache_salt": "a b"}}, "cache_salt"),
-        ({"extra_body": {"temprature": 1}}, "temprature"),
         ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, None),
     ],
 )

@@ -100,7 +100,7 @@ class Server:
         found = _KEY_FILE.search(self.log)
         assert found, self.log
         key = read_key(Path(found[1]))
-        return {"authorization": f"Bearer {key}", "x-quire-admin-key": key}
+        return {"authorization": f"Bearer {key}"}
 
     @property
     def ended(self) -> bool:

@@ -9,8 +9,10 @@ from quire.types import page_array
 @pytest.mark.parametrize("num_pages", [4, 40, 4000])
 @pytest.mark.parametrize("max_positions", [256, 40960])
 @pytest.mark.parametrize("page_size", [16, 64])
-def test_rehearsals_fit(page_size, num_pages, max_positions):
-    for batch in rehearsals(page_size, num_pages, max_positions):
+@pytest.mark.parametrize("chunk_tokens", [0, 20, 512, 8192])
+def test_rehearsals_fit(page_size, num_pages, max_positions, chunk_tokens):
+    for batch in rehearsals(page_size, num_pages, max_positions, chunk_tokens):
+        assert 0 < batch.num_tokens <= chunk_tokens
         written = []
         for segment in batch.segments:
             pages, end = page_array(segment.pages), segment.start + segment.num_tokens
@@ -23,5 +25,5 @@ def test_rehearsals_fit(page_size, num_pages, max_positions):
 
 
 def test_there_is_one_for_every_way_to_split():
-    sizes = {len(batch.segments) for batch in rehearsals(64, 4000, 40960)}
+    sizes = {len(batch.segments) for batch in rehearsals(64, 4000, 40960, 512)}
     assert sizes == {1, 2, 4, 8, 16, 32}

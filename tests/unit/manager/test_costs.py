@@ -137,9 +137,3 @@ def test_another_store_is_not_judged_by_the_one_before() -> None:
     assert not costs.worth_fetching(10)
     costs.forget_store()
     assert costs.worth_fetching(10)
-
-
-def test_of_what_is_on_its_way_as_much_is_computed_as_takes_as_long_as_the_rest_c52() -> None:
-    costs = model(fetch_s_per_page=0.048, prefill_s_per_token=0.001)  # 16 ms to compute a page
-    assert abs(costs.computed_share(100) - 0.75) < 1e-9
-    assert CostModel(enabled=True, page_size=PAGE).computed_share(100) == 0.0

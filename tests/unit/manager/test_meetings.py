@@ -197,6 +197,32 @@ def test_what_is_late_is_computed_in_few_batches_c52() -> None:
     at.finish()
 
 
+def test_what_will_be_there_soon_is_waited_for_c52() -> None:
+    """Rather than computed in a batch of its own; but not for ever."""
+    at = meeting(page_s=(1.0, 1.0))
+    rig, lease = at.rig, at.lease
+    at.compute()
+    rig.step()
+    fetches = [c for c in rig.pending if isinstance(c, Fetch)]
+    for command in fetches[:-1]:  # from the back on: the front one is late
+        rig.pending.remove(command)
+        at.moved(command)
+        rig.answer(command)
+    assert lease.meeting is not None
+    assert len(lease.meeting.late) == 1
+    assert not at.compute()
+    assert rig.manager.counters.overtaken_pages == 0
+    rig.now += 4.0
+    assert at.compute()
+    assert rig.manager.counters.overtaken_pages > 0
+    bring(at, Load)
+    at.compute()
+    at.compute()
+    assert at.computed == PAGES
+    at.check()
+    at.finish()
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_whatever_becomes_of_the_parts_every_page_holds_what_it_must_c52(seed: int) -> None:
     """Parts arrive in any order, damaged, too late, or never; and there is little room."""

@@ -20,9 +20,12 @@ from quire.peer.pool import PoolLimits
 from quire.peer.region import Region
 from quire.peer.server import PageServer
 from quire.peer.tcp import TcpListener, TcpTransport
+from quire.peer.tickets import Tickets
 from quire.types import OperationId, page_ids
 
 SECRET, EPOCH = "quiet words", "life-1"
+TICKET_KEY = b"between leader and ranks"
+TICKETS = Tickets(TICKET_KEY)
 GRANT = OperationId(7)
 WAIT_S = 120.0
 """Only how long a broken test takes to fail."""
@@ -109,6 +112,7 @@ def serve(region, identity=None, *, address="tcp://127.0.0.1:0", **options):
         secret=options.pop("secret", SECRET),
         epoch=EPOCH,
         regions=[region],
+        tickets=TICKETS,
         **options,
     )
 
@@ -124,7 +128,7 @@ def connect(identity=None, *, secret=SECRET, pause_s=0.0, on_error=lambda error:
 
 
 def source(*parts, epoch=EPOCH, grant=GRANT, first=0):
-    return PeerSource(epoch, grant, first, [PeerPart(*part) for part in parts])
+    return PeerSource(epoch, grant, first, [PeerPart(*part) for part in parts], TICKETS.of(grant))
 
 
 class Pair:
@@ -204,7 +208,9 @@ def dial_in(address, identity=None, *, secret=SECRET, receive_buffer=None):
 
 
 def ask(connection, *, count, start=0, heads=(0, 2), component="full"):
-    read = protocol.Read(EPOCH, GRANT, component, start, count, *heads, wait_s=0.0)
+    read = protocol.Read(
+        EPOCH, GRANT, component, start, count, *heads, wait_s=0.0, ticket=TICKETS.of(GRANT)
+    )
     connection.send_frame(protocol.encode(read))
 
 

@@ -16,6 +16,7 @@ from unit.peer.rig import (
     LAYOUT,
     NUM_PAGES,
     SECRET,
+    TICKETS,
     WAIT_S,
     Impostor,
     Pair,
@@ -274,6 +275,7 @@ def test_a_peer_that_was_started_again_is_used_again():
             secret=SECRET,
             epoch="life-2",
             regions=[Region(filled(seed=1), 0, 2)],
+            tickets=TICKETS,
         )
         pair.server.grant(GRANT, "full", page_ids(range(NUM_PAGES)))
         assert pair.read(epoch=EPOCH) == [PageStatus.MISS] * NUM_PAGES

@@ -65,8 +65,8 @@ def test_another_secret_is_refused_and_both_know_why():
         ),
         (
             msgspec.structs.replace(OURS, version=9),
-            "the peer speaks format version 1 and we speak 9",
-            "format version 9 and we speak 1",
+            "the peer speaks format version 2 and we speak 9",
+            "format version 9 and we speak 2",
         ),
     ],
 )
@@ -106,7 +106,7 @@ def test_a_recorded_conversation_opens_no_door():
 def test_the_card_is_covered_by_the_proof():
     dialer, listener = side(Side.DIALER), side(Side.LISTENER)
     proof = msgspec.msgpack.decode(dialer.feed(listener.feed(dialer.start())), type=Proof)
-    changed = Proof(proof.mac, msgspec.msgpack.encode(identity_of(model="b")))
+    changed = Proof(proof.mac, msgspec.msgpack.encode(identity_of(model="b")), False)
     with pytest.raises(PeerError, match="secrets differ"):
         listener.feed(msgspec.msgpack.encode(changed))
 
@@ -114,9 +114,9 @@ def test_the_card_is_covered_by_the_proof():
 @pytest.mark.parametrize(
     "frame",
     [
-        msgspec.msgpack.encode(Proof(b"", b"")),
+        msgspec.msgpack.encode(Proof(b"", b"", False)),
         msgspec.msgpack.encode(Challenge(b"n" * 32)),
-        msgspec.msgpack.encode(Open(1, Purpose.PAGES, b"short")),
+        msgspec.msgpack.encode(Open(2, Purpose.PAGES, b"short")),
         b"",
         b"\xc1",
     ],

@@ -21,6 +21,7 @@ from quire.router.fleet import Fleet
 from quire.router.run import run
 from quire.server.config import ServerConfig
 from quire.server.connections import GuardedConfig
+from quire.server.routes import router_key
 from quire.server.run import Server, bind, url_of
 from quire.server.stopping import Stop
 
@@ -156,7 +157,7 @@ class FakeServer:
         self, path: str, query: str, headers: dict[str, str], body: dict[str, Any], send: Any
     ) -> None:
         if self.admin_refusal is not None and (
-            headers.get("authorization") != f"Bearer {self.admin_key}"
+            headers.get("authorization") != f"Bearer {router_key(self.admin_key)}"
         ):
             await _fail(send, self.admin_refusal, "admin_forbidden")
         elif path == "/admin/info":
@@ -327,6 +328,7 @@ async def rig(
     *,
     unified: Sequence[FakeServer] = (),
     absent: Sequence[FakeServer] = (),
+    api_key: str | None = None,
     **options: Any,
 ) -> AsyncIterator[Rig]:
     """Fakes, started here but for those that are absent, and a router."""
@@ -341,9 +343,9 @@ async def rig(
         prefill=tuple(f.url for f in (*sides[0], *absent) if f.role == "prefill" or f in sides[0]),
         decode=tuple(f.url for f in (*sides[1], *absent) if f.role == "decode" or f in sides[1]),
         servers=tuple(fake.url for fake in unified),
-        **FAST | options,
+        **FAST | {"admin_key": "root"} | options,
     )
-    listen = ServerConfig(port=0, shutdown_grace_s=0.0)
+    listen = ServerConfig(port=0, shutdown_grace_s=0.0, api_key=api_key)
     ready: asyncio.Future[tuple[str, Fleet]] = asyncio.get_running_loop().create_future()
     stop = Stop()
     with contextlib.closing(bind(listen)) as listener:

@@ -63,7 +63,7 @@ def test_what_was_not_asked_for_longest_goes_first():
 
 def test_a_prompt_goes_where_its_pages_are():
     async def main():
-        async with rig(prefill=2, decode=2) as router:
+        async with rig(prefill=2, decode=2, admin_key="root") as router:
             keys = [key_of("x"), key_of("y")]
             for fake in router.decode:
                 fake.keys = {"warm": keys}

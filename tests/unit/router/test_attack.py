@@ -7,6 +7,7 @@ noted before any of its code runs.
 
 import asyncio
 import contextlib
+import json
 import random
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +23,7 @@ from quire.server.config import ServerConfig
 from quire.server.connections import GuardedConfig
 from quire.server.run import Server, bind, url_of
 from quire.server.stopping import Stop
-from unit.router.fakes import FAST
+from unit.router.fakes import FAST, rig
 from unit.server.scripted import MODEL, Rig, ScriptedEngine, status
 
 PASSED_ON = {"/v1/chat/completions", "/v1/completions", "/v1/models"}
@@ -163,3 +164,70 @@ def test_one_model_is_found_by_its_name_and_no_other_c49():
                 assert missing.json()["error"]["code"] == "model_not_found"
 
     asyncio.run(asyncio.wait_for(main(), 120))
+
+
+# ---- a server that is not what it should be ------------------------------------------------------
+
+
+class Evil:
+    """Answers with whatever it is given."""
+
+    def __init__(self, status: int, headers: dict[str, str], body: bytes) -> None:
+        self.status, self.headers, self.body = status, headers, body
+
+    async def __call__(self, path: str, body: Any, receive: Any, send: Any) -> None:
+        headers = [(k.encode(), v.encode()) for k, v in self.headers.items()]
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": self.body})
+
+
+JSON = {"content-type": "application/json"}
+HTML = b"<script>document.cookie</script>"
+
+
+@pytest.mark.parametrize(
+    ("evil", "status", "expected"),
+    [
+        (Evil(200, {"content-type": "text/html"}, HTML), 503, None),
+        (Evil(200, {"content-type": "text/html", "set-cookie": "a=b"}, b"{}"), 200, b"{}"),
+        (Evil(200, JSON, b"[1, 2]"), 503, None),
+        (Evil(302, {"location": "http://evil.example/"}, b""), 502, None),
+        (Evil(418, JSON | {"x-evil": "1"}, b'{"error": {"message": "a\\r\\nb"}}'), 502, None),
+        (Evil(401, JSON | {"www-authenticate": "Basic realm=x"}, b"{}"), 401, None),
+        (Evil(400, JSON | {"retry-after": "Fri, 31 Dec 9999 23:59:59 GMT"}, b"{}"), 400, None),
+    ],
+)
+def test_what_a_server_answers_is_an_answer_and_no_more(evil, status, expected):
+    async def main():
+        async with rig(1, 1) as router:
+            router.decode[0]._generate = evil
+            response = await router.complete()
+            assert response.status_code == status
+            assert response.headers["content-type"] == "application/json"
+            names = {"set-cookie", "location", "x-evil", "server"}
+            assert not names & {name.lower() for name in response.headers}
+            assert response.headers.get("www-authenticate", "Bearer") == "Bearer"
+            assert "9999" not in str(response.headers)
+            assert b"script" not in response.content
+            if expected is not None:
+                assert response.content == expected
+            else:
+                assert response.json()["error"]["message"].isprintable()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_an_event_of_a_server_is_one_event():
+    """JSON may have line breaks; in a stream of events these begin something else."""
+    chunk = b'data: {"choices": [{"index": 0,\n"text": "hi"}]}\n\n'
+    evil = Evil(200, {"content-type": "text/event-stream"}, chunk + b"data: [DONE]\n\n")
+
+    async def main():
+        async with rig(1, 1) as router:
+            router.decode[0]._generate = evil
+            response = await router.complete(stream=True)
+            first, done, empty = response.text.split("\n\n")
+            assert json.loads(first.removeprefix("data: "))["choices"][0]["text"] == "hi"
+            assert (done, empty, "\n" in first) == ("data: [DONE]", "", False)
+
+    asyncio.run(asyncio.wait_for(main(), 60))

@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import time
 
 import httpx
 import pytest
 
+from quire.server.routes import read_route
 from unit.router.fakes import FakeServer, chunks, eventually, rig, said, texts
 
 
@@ -40,6 +42,23 @@ def test_an_answer_and_a_stream_are_those_of_the_decode_server():
     run(main)
 
 
+def test_a_router_with_the_clients_key_looks_at_it_and_passes_no_key_on():
+    async def main():
+        async with rig(admin_key="root", api_key="client") as router:
+            for headers, status in (({}, 401), ({"Authorization": "Bearer other"}, 401)):
+                assert (await router.complete(headers=headers)).status_code == status
+            assert not router.decode[0].seen
+            headers = {"Authorization": "Bearer client"}
+            assert (await router.complete(headers=headers)).status_code == 200
+            (seen,) = router.decode[0].seen
+            assert "authorization" not in seen.headers
+            said = read_route(seen.headers, "root", time.time())
+            assert said is not None
+            assert said.vouches
+
+    run(main)
+
+
 def test_the_decode_server_is_told_whom_to_ask_and_only_that():
     async def main():
         async with rig(prefill=2, admin_key="root") as router:
@@ -48,12 +67,16 @@ def test_the_decode_server_is_told_whom_to_ask_and_only_that():
                 "X-Forwarded-For": "1.2.3.4",
                 "Origin": "https://evil.example",
                 "X-Quire-Prefill": "tcp://evil:1",
-                "X-Quire-Admin-Key": "guess",
+                "X-Quire-Route": "1.1.guess",
             }
             await router.complete(headers=headers)
             (seen,) = router.decode[0].seen
             assert seen.headers["authorization"] == "Bearer client"
-            assert seen.headers["x-quire-admin-key"] == "root"
+            assert not [value for value in seen.headers.values() if "root" in value]
+            said = read_route(seen.headers, "root", time.time())
+            assert said is not None
+            assert said.prefill == seen.headers["x-quire-prefill"]
+            assert not said.vouches
             assert {*seen.headers["x-quire-prefill"].split(",")} == {
                 fake.peer for fake in router.prefill
             }

@@ -17,6 +17,8 @@ from quire.server.config import ServerConfig
         {"api_key": "k\u00e9y"},
         {"admin_key": "a\nb"},
         {"admin_key": " a"},
+        {"tool_parser": "x"},
+        {"waiting_s": 0},
     ],
 )
 def test_a_wrong_option_is_named(options):

@@ -231,7 +231,9 @@ async def a_reader_that_does_not_read() -> None:
         engine = server.rig.engine
         engine.info = msgspec.structs.replace(engine.info, max_context=200_000)
         engine.replies = lambda call: [65] * 100_000
-        body = json.dumps({"model": MODEL, "prompt": "x", "stream": True}).encode()
+        body = json.dumps(
+            {"model": MODEL, "prompt": "x", "stream": True, "max_tokens": 150_000}
+        ).encode()
         reader, writer = await server.open()
         with contextlib.closing(writer):
             writer.write(HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)

@@ -55,7 +55,7 @@ def exposed():
     engine.answers[GetStatus] = status(counters=COUNTERS, handover=HANDOVER)
     rig = Rig(engine)
     rig.chat()
-    rig.chat(bad=1)
+    rig.chat(n=0)
     rig.service.metrics.aborts.labels("disconnect").inc()
     rig.service.metrics.turned_away.labels("engine").inc()
     return rig.request("GET", "/metrics").text

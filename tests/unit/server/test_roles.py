@@ -1,12 +1,15 @@
 """Servers of the roles prefill and decode: whom they answer, whom they ask, and how they fail."""
 
+import time
+
 import pytest
 
 from quire.server.config import ServerConfig
+from quire.server.routes import Route, router_key, signed
 from unit.server.scripted import ADMIN_KEY, Rig, error_of, of_role
 
 NAMED = {"x-quire-prefill": "tcp://10.0.0.5:7000, tcp://[::1]:7001"}
-PREFILL = NAMED | {"x-quire-admin-key": ADMIN_KEY}
+PREFILL = signed(Route(NAMED["x-quire-prefill"]), router_key(ADMIN_KEY), time.time())
 
 
 def test_a_prefill_server_generates_for_nobody():
@@ -35,21 +38,26 @@ def test_nobody_else_may_say_it_from_this_machine_neither_c49(config):
         response = Rig(engine, config).chat(headers=headers)
         assert response.status_code == 403
         assert error_of(response)["code"] == "prefill_forbidden"
-        assert "admin" in error_of(response)["message"]
+        assert "admin_key" in error_of(response)["message"]
     assert not engine.calls
 
 
 def test_with_a_key_the_key_counts_beside_the_clients_own():
     engine = of_role("decode")
     rig = Rig(engine, ServerConfig(api_key="client", admin_key="root"))
+    key, said, now = router_key("root"), Route(NAMED["x-quire-prefill"]), time.time()
     body = {"model": "tiny", "prompt": "hi"}
     client = {"Authorization": "Bearer client"}
     for headers, status in (
         (client | NAMED, 403),
-        (client | NAMED | {"X-Quire-Admin-Key": "client"}, 403),
-        (PREFILL | {"Authorization": ""}, 401),
-        (client | PREFILL, 200),
+        (client | signed(said, "root", now), 403),
+        (client | signed(said, key, now - 1000), 403),
+        (client | signed(said, key, now) | {"x-quire-prefill": "tcp://evil:1"}, 403),
+        (signed(said, key, now), 401),
+        (client | signed(said, key, now), 200),
         (client, 200),
+        (signed(said._replace(vouches=True), key, now), 200),
+        (signed(Route(vouches=True), "root", now), 401),
     ):
         response = rig.request(
             "POST", "/v1/completions", json=body, headers=headers, peer="10.0.0.1"
@@ -61,7 +69,8 @@ def test_with_a_key_the_key_counts_beside_the_clients_own():
 @pytest.mark.parametrize("address", ["", "10.0.0.5:7000", "tcp://a:1,tcp://a:1", "tcp://u:p@a:1"])
 def test_a_wrong_address_is_said(address):
     engine = of_role("decode")
-    response = Rig(engine).chat(headers=PREFILL | {"x-quire-prefill": address})
+    headers = signed(Route(address), router_key(ADMIN_KEY), time.time())
+    response = Rig(engine).chat(headers=headers | {"x-quire-prefill": address})
     assert response.status_code == 400
     assert "x-quire-prefill" in error_of(response)["message"]
     assert not engine.calls
@@ -72,3 +81,15 @@ def test_others_do_not_take_it(rig, engine):
     assert response.status_code == 400
     assert error_of(response)["code"] == "wrong_role"
     assert not engine.calls
+
+
+def test_a_routers_key_opens_what_a_router_asks_and_nothing_else():
+    rig = Rig(of_role("decode"), ServerConfig(admin_key="root"))
+    router = {"Authorization": f"Bearer {router_key('root')}"}
+    assert rig.request("GET", "/admin/info", headers=router).status_code == 200
+    for method, path in (
+        ("GET", "/admin/cache"),
+        ("POST", "/admin/drain"),
+        ("PUT", "/admin/store"),
+    ):
+        assert rig.request(method, path, headers=router).status_code == 401

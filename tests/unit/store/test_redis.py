@@ -18,7 +18,7 @@ from quire.store.codec import object_name
 from quire.store.redis import RedisStore
 from quire.store.url import open_store, shown
 from quire.types import PageStatus
-from store_servers import Valkey
+from store_servers import Valkey, free_port
 
 OK, MISS = PageStatus.OK, PageStatus.MISS
 
@@ -275,15 +275,15 @@ def test_people_can_list_it(cache, pages, valkey):
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Valkey]]:
     """Two servers with half of the slots each."""
+    buses = [str(free_port()) for _ in range(2)]
     nodes = [
-        Valkey(
-            tmp_path_factory.mktemp(name), cluster_enabled="yes", cluster_config_file=f"{name}.conf"
-        )
-        for name in ("one", "two")
+        Valkey(tmp_path_factory.mktemp("node"), cluster_enabled="yes", cluster_port=bus)
+        for bus in buses
     ]
     nodes[0].say(b"CLUSTER", b"ADDSLOTSRANGE", b"0", b"8191")
     nodes[1].say(b"CLUSTER", b"ADDSLOTSRANGE", b"8192", b"16383")
-    nodes[0].say(b"CLUSTER", b"MEET", b"127.0.0.1", str(nodes[1].port).encode())
+    there = (str(nodes[1].port).encode(), buses[1].encode())
+    nodes[0].say(b"CLUSTER", b"MEET", b"127.0.0.1", *there)
     deadline = time.monotonic() + 60
     while not all(b"cluster_state:ok" in _text(node.say(b"CLUSTER", b"INFO")) for node in nodes):
         assert time.monotonic() < deadline, "the servers do not find each other"

@@ -17,6 +17,7 @@ from quire.messages import (
     Write,
 )
 from quire.peer.identity import make_identity
+from quire.peer.tickets import Tickets
 from quire.types import NO_PAGES, PageIds, PageStatus, page_ids
 from quire.worker import (
     ComponentConfig,
@@ -29,7 +30,7 @@ from quire.worker import (
 from quire.worker.peering import PeerTask
 from quire.worker.remote import RemoteWorkers
 from quire.worker.tasks import Reporter
-from unit.peer.rig import Impostor, answer, ask, dial_in, wait_until
+from unit.peer.rig import TICKET_KEY, Impostor, answer, ask, dial_in, wait_until
 from unit.worker.fakes import LAYOUT, WAIT_S, collect, content, finals, keys, make_worker, run
 from unit.worker.fakes import statuses as statuses_of
 
@@ -72,7 +73,7 @@ def parts(group):
 
 
 def fetch(op, group, *, grant=1, component="full", host=range(4), first=0, timeout_s=WAIT_S):
-    source = PeerSource("e", grant, first, parts(group))
+    source = PeerSource("e", grant, first, parts(group), Tickets(b"").of(grant))
     return Fetch(op, component, b"", page_ids(host), timeout_s, source)
 
 
@@ -140,7 +141,7 @@ def test_states_travel_like_pages(engines):
 def test_a_page_that_fails_does_not_stop_those_behind_it(engines):
     holder, asker = engines(), engines()
     holder.submit([Serve(1, "full", page_ids([1, 2, 3]))])
-    backwards = PeerSource("e", 1, 2, parts(holder))
+    backwards = PeerSource("e", 1, 2, parts(holder), Tickets(b"").of(1))
     done = run(asker, Fetch(2, "full", b"", page_ids([0, 1, 2]), WAIT_S, backwards))
     assert statuses_of(done, 2) == [OK, MISS, MISS]
     assert [c.first for c in done] == [0, 2]  # batches of two: the second was tried, too
@@ -149,7 +150,7 @@ def test_a_page_that_fails_does_not_stop_those_behind_it(engines):
 def test_a_serve_that_is_cancelled_ends_once_and_only_when_nobody_reads():
     big = PageLayout("full", 2, 2, 1024, "float32", 64)
     identity = make_identity("m", [big], {"full": 2})
-    peer = PeerServing("s", "life-1", identity, {"full": (0, 2)})
+    peer = PeerServing("s", "life-1", identity, {"full": (0, 2)}, ticket_key=TICKET_KEY)
     worker = build_worker(WorkerConfig(0, 1, "m", [ComponentConfig(big, 1, 8)], peer=peer))
     worker.submit([Serve(7, "full", page_ids(range(8)))])
     reader = dial_in(worker.peer_address, identity, receive_buffer=1 << 18, secret="s")
@@ -251,7 +252,7 @@ def test_a_fetch_that_waits_for_a_thread_is_not_late_a_piece_that_takes_too_long
 def test_wrong_commands_are_refused_with_one_report(engines):
     group = engines()
     some = page_ids([1])
-    source = PeerSource("e", 1, 0, parts(group))
+    source = PeerSource("e", 1, 0, parts(group), Tickets(b"").of(1))
     wrong = [
         Serve(1, "full", page_ids([99])),
         Serve(2, "full", PageIds(b"xyz")),

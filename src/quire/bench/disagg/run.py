@@ -92,7 +92,7 @@ def _turns(plan: Plan, folder: Path, progress: Progress) -> Result:
     store = f"{(folder / 'turns').as_uri()}?max={_GIB}"
 
     def config(role: Role) -> EngineConfig:
-        peer: dict[str, Any] = {"peer_port": 0, "peer_secret": "bench"}
+        peer: dict[str, Any] = {"peer_port": 0, "peer_secret": "only for a benchmark"}
         return EngineConfig(
             model=str(plan.model),
             name="bench",

@@ -139,7 +139,7 @@ def _engines(model: Path, plan: Plan) -> Iterator[tuple[Engine, Engine]]:
                     max_running=plan.decoding + 1,
                     role=role,
                     peer_port=0,
-                    peer_secret="bench",
+                    peer_secret="only for a benchmark",
                     prefill=prefill,
                 )
             )

@@ -12,6 +12,7 @@ Knows one device; used by one thread.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -53,7 +54,7 @@ class Staging:
             firsts.append(end)
             end += -(-array.nbytes // (4 * _ALIGNMENT_WORDS)) * _ALIGNMENT_WORDS
         there = torch.empty(end, dtype=torch.int32, device=self._device)
-        with self.filling(there) as words:
+        with self.filling(there) as (words,):
             block = words.view(np.uint8)
             for first, array in zip(firsts, arrays, strict=True):
                 flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -67,12 +68,18 @@ class Staging:
         ]
 
     @contextmanager
-    def filling(self, target: torch.Tensor) -> Iterator[Words]:
-        """What is written into these words goes to `target`, int32 on the device, when it ends.
-        They hold anything to begin with."""
-        lent = self._lend(target.numel())
-        yield lent.here[: target.numel()].numpy()
-        _by_kernel(lent.there[: target.numel()], target)
+    def filling(self, *targets: torch.Tensor) -> Iterator[list[Words]]:
+        """What is written into these words goes to `targets`, int32 on the device and of the same
+        shapes, when it ends. They hold anything to begin with."""
+        ends = list(itertools.accumulate(target.numel() for target in targets))
+        lent = self._lend(ends[-1])
+        places = [
+            (slice(end - target.numel(), end), target.shape)
+            for end, target in zip(ends, targets, strict=True)
+        ]
+        yield [lent.here[words].view(shape).numpy() for words, shape in places]
+        for (words, shape), target in zip(places, targets, strict=True):
+            _by_kernel(lent.there[words].view(shape), target)
         lent.used()
         self._in_use[lent.num_words].append(lent)
 

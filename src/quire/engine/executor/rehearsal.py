@@ -8,6 +8,7 @@ segment is one page, over and over. Knows models of full attention only.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -31,23 +32,27 @@ def rehearse(
     page_size: int,
     num_pages: int,
     max_positions: int,
+    chunk_tokens: int,
     progress: Callable[[float], None],
 ) -> None:
-    """`num_pages` of the device. Launches, and waits for nothing."""
-    batches = list(rehearsals(page_size, num_pages, max_positions))
+    """`num_pages` of the device; `chunk_tokens` in a batch at most, as later: for more there may be
+    no memory. Launches, and waits for nothing."""
+    batches = list(rehearsals(page_size, num_pages, max_positions, chunk_tokens))
     for done, batch in enumerate(batches):
         progress(done / len(batches))
         forward.logits(batch)
 
 
-def rehearsals(page_size: int, num_pages: int, max_positions: int) -> Iterator[Batch]:
+def rehearsals(
+    page_size: int, num_pages: int, max_positions: int, chunk_tokens: int
+) -> Iterator[Batch]:
     """Those for which there is room."""
     starts = (0, min(_BEFORE_TOKENS, max_positions - _LONG_TOKENS) // page_size * page_size)
-    kinds = [(count, _SHORT_TOKENS, start) for count in _COUNTS for start in starts]
-    kinds += [(1, _LONG_TOKENS, start) for start in starts]
-    for number, (count, num_tokens, start) in enumerate(kinds):
+    kinds = [(count, min(_SHORT_TOKENS, chunk_tokens // count)) for count in _COUNTS]
+    kinds.append((1, min(_LONG_TOKENS, chunk_tokens)))
+    for number, ((count, num_tokens), start) in enumerate(itertools.product(kinds, starts)):
         own = -(-num_tokens // page_size)
-        if 1 + count * own > num_pages or start < 0:
+        if not num_tokens or 1 + count * own > num_pages or start < 0:
             continue
         before = [0] * (start // page_size)
         segments = [

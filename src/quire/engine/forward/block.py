@@ -1,6 +1,7 @@
-"""Block: the memory that CUDA graphs read, filled by one kernel per step.
+"""Block: the memory that CUDA graphs read, filled by two kernels per step.
 
-What differs from step to step lies in columns of one length, and the page numbers behind them:
+What differs from step to step lies in columns of one length, and the page numbers behind them. Only
+as much of each column is sent as the graph reads: it goes over a link that may be full.
 
     tokens | drawn | sources | positions | ends | rows | counts | states | ahead
     ╰─ of each token ────────────────────╯
@@ -157,34 +158,36 @@ class Block:
         places: Column,
         tables: Mapping[str, Columns],
         splits: Mapping[str, Sequence[int]],
+        *,
+        width: int,
     ) -> None:
-        """`places`: the entry of each piece; `splits`: by component, of each table."""
-        size = self._columns + sum(len(table.pages) for table in tables.values())
-        with self._staging.filling(self._there[:size]) as block:
-            block[: self._columns] = 0
-            self._fill_tokens(block, segments)
-            for which, column in ((5, pieces.rows), (6, pieces.counts)):
-                block[self._shared(which)][places] = column
+        """`places`: the entry of each piece; `splits`: by component, of each table; `width`: so
+        many of each column are read."""
+        num_pages = sum(len(table.pages) for table in tables.values())
+        shared = self._there[: self._columns].view(-1, self._capacity)[:, :width]
+        behind = self._there[self._columns : self._columns + num_pages]
+        with self._staging.filling(shared, behind) as (columns, pages):
+            columns[:] = 0
+            self._fill_tokens(columns, segments)
+            columns[5, places], columns[6, places] = pieces.rows, pieces.counts
             first = 0
             for component, table in tables.items():
-                slots, lengths, firsts, split = (
-                    block[self._own(component, which)] for which in range(_OWN)
-                )
+                own = self._place(component)
+                slots, lengths, firsts, split = columns[own : own + _OWN]
                 split[: len(splits[component])] = splits[component]
                 slots[: len(table.slots)], slots[len(table.slots) :] = table.slots, -1
                 lengths[places] = pieces.lengths(table)
                 firsts[places] = table.firsts[pieces.segments] + first
-                place = self._columns + first
-                block[place : place + len(table.pages)] = table.pages
+                pages[first : first + len(table.pages)] = table.pages
                 first += len(table.pages)
 
     def follow(self, drawn: torch.Tensor) -> None:
         """What the batch before drew; after `fill`."""
         self._there[self._shared(1)][: len(drawn)].copy_(drawn)
 
-    def _fill_tokens(self, block: Column, segments: Sequence[Segment]) -> None:
-        tokens, _, sources, positions, ends = (block[self._shared(which)] for which in range(5))
-        sizes, starts, follows, wanted, slots, ahead = np.array(
+    def _fill_tokens(self, columns: Column, segments: Sequence[Segment]) -> None:
+        tokens, _, sources, positions, ends, _, _, states, ahead = columns[:_SHARED]
+        sizes, starts, follows, wanted, own_states, own_ahead = np.array(
             [
                 (len(s.tokens) >> 2, s.start, s.follows, s.row is not None, s.state, s.ahead)
                 for s in segments
@@ -199,10 +202,9 @@ class Block:
         sources[:count] = places
         known = follows >= 0
         sources[behind[known] - 1] = follows[known] + self._capacity
-        states = block[self._shared(7)]
         states[len(segments) :] = -1
-        states[: len(segments)] = slots
-        block[self._shared(8)][: len(segments)] = ahead
+        states[: len(segments)] = own_states
+        ahead[: len(segments)] = own_ahead
         last = (behind - 1)[wanted.astype(np.bool_)]
         ends[: len(last)] = last
 
@@ -211,4 +213,8 @@ class Block:
 
     def _own(self, component: str, which: int) -> slice:
         """Of a component. 0: slots, 1: lengths, 2: firsts, 3: split."""
-        return self._shared(_SHARED + _OWN * self.components.index(component) + which)
+        return self._shared(self._place(component) + which)
+
+    def _place(self, component: str) -> int:
+        """Of its first column."""
+        return _SHARED + _OWN * self.components.index(component)

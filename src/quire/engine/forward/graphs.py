@@ -119,6 +119,11 @@ class Kind(NamedTuple):
     def num_entries(self) -> int:
         return self.num_single + self.num_pieces
 
+    @property
+    def width(self) -> int:
+        """Of the columns that it reads."""
+        return max(self.num_tokens, self.num_entries)
+
     def holds(self, num_tokens: int, num_single: int, num_short: int) -> bool:
         if not self.num_single:
             num_single, num_short = 0, num_single + num_short
@@ -164,7 +169,7 @@ class GraphForward:
         self._logits = forward.new_logits(max(kind.num_rows for kind in kinds))
         self._block = Block(
             list(backends),
-            max(max(kind.num_tokens, kind.num_entries) for kind in kinds),
+            max(kind.width for kind in kinds),
             len(backends) * max_batch * max_pages,
             self._logits.device,
         )
@@ -233,7 +238,7 @@ class GraphForward:
             component: self._splits(kind, component, places, lengths[component])
             for component in lengths
         }
-        self._block.fill(segments, pieces, places, tables, splits)
+        self._block.fill(segments, pieces, places, tables, splits, width=kind.width)
         if drawn is not None:
             self._block.follow(drawn)
         if not kind.num_short and self._fills(kind.num_single):

@@ -31,6 +31,8 @@ _GRAIN = 64
 _MIN_ROWS, _MAX_ROWS = 16, 64
 """Of a tile: a matrix unit wants no fewer; with more only one fits on a multiprocessor, and waits
 (measured: a quarter slower)."""
+_STAGES = 3
+"""Blocks that are on their way at once."""
 _LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 _NEVER: tl.constexpr = tl.constexpr(-1.0e30)
 
@@ -311,7 +313,7 @@ def decode(
         P=page_size,
         PRECISION="ieee" if query.dtype is torch.float32 else "tf32",
         num_warps=8 if num_rows * block_dim > 8192 else 4,
-        num_stages=3,
+        num_stages=_STAGES,
         **shapes,
     )
     if splits > 1:

@@ -14,6 +14,7 @@ PROBING ──hit──▶ WAITING ──its turn──▶ FETCHING ──ended,
 from __future__ import annotations
 
 import enum
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +47,9 @@ class PrefetchState(enum.Enum):
     DONE = enum.auto()
 
 
+_DONE, _PROBED = PrefetchState.DONE, PrefetchState.PROBED
+
+
 @dataclass(slots=True, eq=False)
 class Prefetch:
     """One request's prefetch. `key` is the whole prefix wanted; pages before `first` are there."""
@@ -68,6 +72,8 @@ class Prefetch:
     num_fetching: int = 0
     """Pages really reserved and asked for, for it or for somebody with whom it shares."""
     num_landed: int = 0
+    timeout_at_s: float = math.inf
+    """When the policy stops waiting for it, if it is time that decides."""
     is_cut: bool = False
     """The host has no room, or fetches have no budget, for all that the store has."""
     intake: Intake | None = None
@@ -75,6 +81,11 @@ class Prefetch:
     """The request can compute while pages come."""
     way: Way = Way.FETCH
     """How the request is to come by the pages, once they were found."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Need its request wait no longer, whatever the policy?"""
+        return self.state is _DONE or self.state is _PROBED or self.way is Way.BOTH
 
 
 @dataclass(slots=True)

@@ -9,11 +9,10 @@ there; but it enters the tree when all of that is in it, and not before.
 Parts are asked for from the end on, as long as they would be there before they are computed; all of
 that at once, so that the store never waits for a step; they come one after the other. Whoever is
 late gives pages over: of the parts that the request comes to and that are still on their way to the
-host, it computes as many as take as long as the rest takes to come, in one go: many small batches
-take longer than one. For what should have come by now it waits as long as computing a part would
-take, once: a store that stalls is not waited for again, and half of what is late is computed each
-time. Copies to the device are waited for, since nothing is computed into pages that are being
-written. What fails to come is computed, and nothing in front of it is asked for.
+host, it computes as many as take as long as the rest takes to come, in one go, if that is worth a
+batch; else it waits, once: a store that stalls is not waited for again, and half of what is late is
+computed each time. Copies to the device are waited for, since nothing is computed into pages that
+are being written. What fails to come is computed, and nothing in front of it is asked for.
 
 Only where all state is that of full pages: with windows or recurrent layers what comes later is of
 no use to what is computed before it.
@@ -42,6 +41,10 @@ _MIN_PART_PAGES, _MAX_PART_PAGES = 2, 64
 they meet."""
 _PARTS_COMING = 2
 """At once, while nobody knows how fast they come."""
+_BATCH_PARTS = 2
+"""A batch costs as much as so many parts, beside what is in it."""
+_PATIENCE = 1.5
+"""Times as long as it should take what is late to come."""
 
 
 class Meetings:
@@ -111,12 +114,15 @@ class Meetings:
     def _num_overtaken(self, meeting: Meeting, late: Sequence[Part]) -> int:
         """How many of these are computed now; 0: they are waited for."""
         num_pages, first_pages = late[-1].last - late[0].first, late[0].last - late[0].first
-        share = self._costs.computed_share(num_pages)
-        if share * num_pages >= first_pages:
-            return max(1, int(share * len(late)))
+        times = self._costs.times(num_pages)
+        if times is not None:
+            share = times.fetch_s / (times.fetch_s + times.compute_s)
+            part_s = self._costs.compute_s(first_pages)
+            if times.fetch_s > max(part_s, share * times.compute_s) + _BATCH_PARTS * part_s:
+                return max(1, int(share * len(late)))
         now = self._core.clock()
         if meeting.waits_until_s is None:
-            meeting.waits_until_s = now + self._costs.compute_s(first_pages)
+            meeting.waits_until_s = now + (0.0 if times is None else _PATIENCE * times.fetch_s)
         meeting.is_patient = meeting.is_patient and now < meeting.waits_until_s
         return 0 if meeting.is_patient else -(-len(late) // 2)
 

@@ -81,24 +81,22 @@ class Prefetches:
 
     def is_over(self, prefetch: Prefetch) -> bool:
         """Need the request wait no longer, by the prefetch policy?"""
-        if prefetch.state in (PrefetchState.DONE, PrefetchState.PROBED):
+        if prefetch.is_settled or self._core.config.prefetch.policy is PrefetchPolicy.BEST_EFFORT:
             return True
-        if prefetch.way is Way.BOTH:
-            return True
-        match self._core.config.prefetch.policy:
-            case PrefetchPolicy.BEST_EFFORT:
-                return True
-            case PrefetchPolicy.WAIT_COMPLETE:
-                return False
-            case PrefetchPolicy.TIMEOUT:
-                return self._core.clock() >= self._timeout_at(prefetch)
+        return self._core.clock() >= prefetch.timeout_at_s
 
     def next_timeout(self) -> float | None:
         """When the policy will next stop waiting for something, if it is time that decides."""
         heap = self._timeouts
-        while heap and (self.is_over(heap[0][2]) or heap[0][0] != self._timeout_at(heap[0][2])):
+        if not heap:
+            return None
+        now = self._core.clock()
+        while heap:
+            due, _, prefetch = heap[0]
+            if due > now and due == prefetch.timeout_at_s and not prefetch.is_settled:
+                return due
             heapq.heappop(heap)
-        return heap[0][0] if heap else None
+        return None
 
     @property
     def has_work(self) -> bool:
@@ -139,16 +137,15 @@ class Prefetches:
             return Decline.NO_STORE
         return None if self._core.healthy else Decline.WORKER_LOST
 
-    def _timeout_at(self, prefetch: Prefetch) -> float:
-        wanted = prefetch.num_fetching or prefetch.key.last - prefetch.first
-        tokens = wanted * self._core.config.page_size
-        return prefetch.started_s + self._core.config.prefetch.timeout_s(tokens)
-
     def _remember_timeout(self, prefetch: Prefetch) -> None:
-        if self._core.config.prefetch.policy is PrefetchPolicy.TIMEOUT:
+        """By how much is wanted now."""
+        config = self._core.config
+        if config.prefetch.policy is PrefetchPolicy.TIMEOUT:
+            wanted = prefetch.num_fetching or prefetch.key.last - prefetch.first
+            timeout_s = config.prefetch.timeout_s(wanted * config.page_size)
+            prefetch.timeout_at_s = due = prefetch.started_s + timeout_s
             self._num_timeouts += 1
-            entry = (self._timeout_at(prefetch), self._num_timeouts, prefetch)
-            heapq.heappush(self._timeouts, entry)
+            heapq.heappush(self._timeouts, (due, self._num_timeouts, prefetch))
 
     def _end(self, prefetch: Prefetch, reason: Decline | None = None) -> None:
         """It is over; for a `reason`, unless something has come of it."""

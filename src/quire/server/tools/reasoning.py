@@ -1,4 +1,4 @@
-"""Reasoning apart from the answer: <think>…</think> at its beginning.
+"""Reasoning apart from the answer, at its beginning: <think>…</think>, or what Gemma 4 has for it.
 
 Also when the template has opened the block: then an answer begins within it. Line ends around the
 block belong to the template, which writes them again when the turn comes back in a history.
@@ -7,13 +7,23 @@ block belong to the template, which writes them again when the turn comes back i
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 
 from quire.server.tools.base import Event, Parser, Reasoning
 from quire.server.tools.scanning import held_back
 
-OPENING = "<think>"
-CLOSING = "</think>"
-_CLOSINGS = ("\n" + CLOSING, CLOSING)
+
+@dataclass(frozen=True)
+class Bounds:
+    opening: str
+    closing: str
+    tokens: tuple[str, ...]
+    """Those of a model that knows it, which may be special."""
+
+
+THINK = Bounds("<think>", "</think>", ("<think>", "</think>"))
+CHANNEL = Bounds("<|channel>thought", "<channel|>", ("<|channel>", "<channel|>"))
+KNOWN = (THINK, CHANNEL)
 
 
 class _Place(enum.Enum):
@@ -29,8 +39,10 @@ class _Place(enum.Enum):
 class Thinking:
     """What is not reasoning goes on to another parser."""
 
-    def __init__(self, rest: Parser, *, is_open: bool) -> None:
+    def __init__(self, rest: Parser, *, is_open: bool, bounds: Bounds = THINK) -> None:
         self._rest = rest
+        self._bounds = bounds
+        self._closings = ("\n" + bounds.closing, bounds.closing)
         self._place = _Place.OPENED if is_open else _Place.START
         self._buffer = ""
 
@@ -70,11 +82,12 @@ class Thinking:
 
     def _start(self) -> bool:
         text = self._buffer.lstrip()
-        if text.startswith(OPENING):
-            self._buffer = text.removeprefix(OPENING)
+        opening = self._bounds.opening
+        if text.startswith(opening):
+            self._buffer = text.removeprefix(opening)
             self._place = _Place.OPENED
             return True
-        if OPENING.startswith(text):
+        if opening.startswith(text):
             return False
         self._place = _Place.ANSWER
         return True
@@ -87,13 +100,14 @@ class Thinking:
         return True
 
     def _inside(self, events: list[Event]) -> bool:
-        at = self._buffer.find(CLOSING)
+        closing = self._bounds.closing
+        at = self._buffer.find(closing)
         if at >= 0:
             before = self._buffer[:at].rstrip("\n")
-            self._buffer = self._buffer[at + len(CLOSING) :]
+            self._buffer = self._buffer[at + len(closing) :]
             self._place = _Place.CLOSED
         else:
-            end = len(self._buffer) - held_back(self._buffer, _CLOSINGS)
+            end = len(self._buffer) - held_back(self._buffer, self._closings)
             end = len(self._buffer[:end].rstrip("\n"))
             before, self._buffer = self._buffer[:end], self._buffer[end:]
         if before:

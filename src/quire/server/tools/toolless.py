@@ -11,6 +11,8 @@ from typing import Any
 
 from quire.server.tools.hermes import CLOSING, OPENING
 
+RESULT_MARKS = ("<tool_response>", "</tool_response>", "<tools>", "</tools>")
+
 _INSTRUCTIONS = """\
 # Tools
 

@@ -5,6 +5,7 @@ import pytest
 from quire.errors import ConfigError
 from quire.server.tools import AUTO, Thinking, choose, formats
 from quire.server.tools.base import Call, Plain, Reasoning, Text, merged
+from quire.server.tools.reasoning import CHANNEL
 
 
 def thought(text, *, is_open=False, rest=None):
@@ -34,6 +35,16 @@ def thought(text, *, is_open=False, rest=None):
 )
 def test_reasoning_stands_apart(text, is_open, events):
     assert thought(text, is_open=is_open) == events
+
+
+def test_other_bounds():
+    for pieces in (
+        ["<|channel>thought\nHm.\n<channel|>Yes."],
+        list("<|channel>thought\nHm.<channel|>Yes."),
+    ):
+        parser = Thinking(Plain(), is_open=False, bounds=CHANNEL)
+        events = [event for piece in pieces for event in parser.push(piece)] + parser.finish()
+        assert merged(events) == [Reasoning("Hm."), Text("Yes.")]
 
 
 def test_a_call_is_found_behind_reasoning_and_not_in_it():

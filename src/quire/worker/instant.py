@@ -1,8 +1,8 @@
-"""InstantWorkers: one rank that does at once all it is told, and a store of so many pages.
+"""InstantWorker: one rank that does at once all it is told, and a store of so many pages.
 
-No bytes are moved: what is replayed is what the leader decides. The store does what the leader may
-rely on: it gives up what was used longest ago, as far as it is told, of a path the last page first,
-and takes no page whose parent it lacks.
+No bytes are moved: for whoever looks at what the leader decides, and at what that costs. The store
+does what the leader may rely on: it gives up what was used longest ago, as far as it is told, of a
+path the last page first, and takes no page whose parent it lacks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from quire.manager import CacheManager
 from quire.messages import (
     AttachStore,
     Backup,
@@ -29,24 +28,16 @@ from quire.messages import (
 from quire.types import NO_PARENT, PageKey, PageStatus, num_pages, split_keys
 
 
-class InstantWorkers:
-    def __init__(self, manager: CacheManager, store_pages: int) -> None:
-        self._manager = manager
+class InstantWorker:
+    def __init__(self, store_pages: float = float("inf")) -> None:
         self._store_pages = store_pages
         self._stored: OrderedDict[PageKey, None] = OrderedDict()
         """Coldest first."""
-        if store_pages:
-            manager.store.attach("replay://")
-            self.settle()
 
-    def settle(self) -> None:
-        """Step until nobody has anything more to do."""
-        commands = self._manager.step()
-        while commands:
-            reports = [report for each in commands if (report := self._answer(each)) is not None]
-            commands = self._manager.step(reports)
+    def answer(self, commands: Sequence[Command]) -> list[Completion]:
+        return [report for each in commands if (report := self.answer_one(each)) is not None]
 
-    def _answer(self, command: Command) -> Completion | None:
+    def answer_one(self, command: Command) -> Completion | None:
         match command:
             case Probe(op, component, queries):
                 return Probed(op, 0, component, [self._leading(query) for query in queries])
@@ -67,7 +58,7 @@ class InstantWorkers:
             case Backup() | Load():
                 statuses = bytes(num_pages(command.host))
             case _:
-                raise AssertionError(f"a replay asks for no {type(command).__name__}")
+                raise AssertionError(f"nobody asks it for {type(command).__name__}")
         return Transferred(command.op, 0, command.component, 0, statuses, True)
 
     def _write(self, keys: Sequence[PageKey], parents: Sequence[PageKey]) -> bytes:

@@ -1,0 +1,245 @@
+"""What clients send beside the prompt, and what they ask for beside the text."""
+
+import asyncio
+import json
+import logging
+
+import pytest
+from openai import OpenAI
+
+from quire.server.config import ServerConfig
+from quire.server.errors import ApiError, engine_gone
+from quire.server.generation_config import SamplingDefaults
+from quire.server.metrics import Metrics
+from quire.server.streams import EventStream
+from quire.server.unknown import MAX_NAMES
+from unit.server.scripted import ADMIN_KEY, MODEL, Rig, ScriptedEngine, error_of
+from unit.server.test_answers import chunks
+
+# ---- fields that nobody knows --------------------------------------------------------------------
+
+
+def test_fields_that_nobody_knows_are_ignored_with_one_warning_each(rig, caplog):
+    messages = [{"role": "user", "content": "hi", "inner": 1}]
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert rig.chat(messages=messages, outer={"a": 1}).status_code == 200
+    named = [record.getMessage() for record in caplog.records if "not known" in record.getMessage()]
+    assert named == [
+        "field 'outer' of a request is not known, and ignored",
+        "field 'inner' of a request is not known, and ignored",
+    ]
+
+
+def test_the_log_names_only_so_many(rig, caplog):
+    fields = {f"field_{i}" + "x" * 10_000: 1 for i in range(MAX_NAMES + 50)}
+    with caplog.at_level(logging.WARNING):
+        assert rig.chat(**fields).status_code == 200
+    assert len(caplog.records) == MAX_NAMES + 1
+    assert all(len(record.getMessage()) < 200 for record in caplog.records)
+
+
+def test_known_fields_are_checked_all_the_same(rig):
+    assert error_of(rig.chat(temperature="hot", outer=1))["param"] == "temperature"
+
+
+def test_fields_of_openais_that_change_nothing(rig):
+    fields = {"store": True, "service_tier": "flex", "metadata": {"a": "b"}, "prediction": {}}
+    assert rig.chat(**fields).status_code == 200
+
+
+# ---- names, defaults, stops ----------------------------------------------------------------------
+
+
+def test_a_model_may_have_several_names():
+    rig = Rig(config=ServerConfig(served_names=("small", "default")))
+    listed = rig.request("GET", "/v1/models").json()["data"]
+    assert [each["id"] for each in listed] == ["small", "default"]
+    assert rig.chat(model="default").json()["model"] == "default"
+    assert error_of(rig.chat(model=MODEL))["code"] == "model_not_found"
+    assert rig.request("GET", "/v1/models/small").status_code == 200
+
+
+def test_what_a_request_does_not_say_is_as_the_models_makers_say(engine):
+    defaults = SamplingDefaults(temperature=0.6, top_p=0.9, top_k=20, repetition_penalty=1.05)
+    rig = Rig(engine, defaults=defaults)
+    rig.chat()
+    rig.chat(temperature=0, top_p=1, top_k=0, repetition_penalty=1)
+    said = [
+        (p.temperature, p.top_p, p.top_k, p.repetition_penalty)
+        for p in (call.params for call in engine.calls)
+    ]
+    assert said == [(0.6, 0.9, 20, 1.05), (0.0, 1.0, 0, 1.0)]
+
+
+def test_a_chat_without_a_limit_may_fill_the_context(rig, engine):
+    rig.chat()
+    (call,) = engine.calls
+    assert call.params.max_tokens == 200 - len(call.tokens)
+
+
+def test_a_stop_string_that_is_a_special_token_stops(rig, engine):
+    start = engine.backend.token_to_id("<|im_start|>")
+    engine.replies = lambda call: [*engine.backend.encode("hell").ids, start, 5, 6]
+    choice = rig.chat(stop=["<|im_start|>"], ignore_eos=True).json()["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("hell", "stop")
+    assert start in engine.calls[0].params.stop_ids
+
+
+# ---- tokens --------------------------------------------------------------------------------------
+
+
+def test_token_ids_beside_the_text(rig, engine):
+    body = rig.chat(return_token_ids=True).json()
+    assert body["prompt_token_ids"] == engine.calls[0].tokens
+    assert body["choices"][0]["token_ids"] == [
+        *engine.backend.encode("hello there").ids,
+        engine.eos,
+    ]
+    body = rig.complete("hi", return_token_ids=True).json()
+    assert body["choices"][0]["prompt_token_ids"] == engine.calls[1].tokens
+    assert "token_ids" not in rig.chat().json()["choices"][0]
+
+
+@pytest.mark.parametrize("ask", ["chat", "complete"])
+def test_token_ids_in_a_stream(rig, engine, ask):
+    found = chunks(getattr(rig, ask)(return_token_ids=True, stream=True))
+    shared, own = found[0], found[0]["choices"][0]
+    assert (shared if ask == "chat" else own)["prompt_token_ids"] == engine.calls[0].tokens
+    ids = [i for chunk in found for each in chunk["choices"] for i in each.get("token_ids", [])]
+    assert ids == [*engine.backend.encode("hello there").ids, engine.eos]
+
+
+def test_tokens_of_a_text_and_back(rig, engine):
+    body = rig.request("POST", "/tokenize", json={"model": MODEL, "prompt": "hello <|im_end|>"})
+    tokens = body.json()["tokens"]
+    assert tokens == engine.backend.encode("hello <|im_end|>").ids
+    assert body.json() | {"tokens": 0} == {
+        "count": len(tokens), "max_model_len": 200, "tokens": 0, "token_strs": None,
+    }  # fmt: skip
+    back = rig.request("POST", "/detokenize", json={"tokens": tokens}).json()
+    assert back == {"prompt": "hello <|im_end|>"}
+
+
+def test_tokens_of_a_chat_are_its_prompt(rig, engine):
+    messages = [{"role": "user", "content": "hi"}]
+    rig.chat("hi")
+    body = {"messages": messages, "return_token_strs": True}
+    found = rig.request("POST", "/tokenize", json=body).json()
+    assert found["tokens"] == engine.calls[0].tokens
+    assert found["token_strs"][0] == "<|im_start|>"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": [1]}, "prompt"),
+        ("/tokenize", {"prompt": "x", "messages": []}, "messages"),
+        ("/tokenize", {"prompt": "x", "model": "other"}, "model"),
+        ("/detokenize", {"tokens": [99999]}, "tokens"),
+        ("/detokenize", {"tokens": "x"}, "tokens"),
+    ],
+)
+def test_what_cannot_be_tokenised_is_named(rig, path, body, param):
+    assert error_of(rig.request("POST", path, json=body))["param"] == param
+
+
+def test_tokens_need_the_key():
+    rig = Rig(config=ServerConfig(api_key="key"))
+    assert rig.request("POST", "/tokenize", json={"prompt": "x"}).status_code == 401
+    assert rig.request("POST", "/detokenize", json={"tokens": [1]}).status_code == 401
+
+
+# ---- waiting -------------------------------------------------------------------------------------
+
+
+def streamed(events, *, waiting_s=0.001):
+    """What goes out, and what is raised instead. `events` is given `heard`: set at a comment."""
+
+    async def run():
+        heard = asyncio.Event()
+        sent = []
+
+        async def send(message):
+            sent.append(message)
+            if message.get("body") == b": waiting\n\n":
+                heard.set()
+
+        async def receive():
+            await asyncio.Event().wait()
+
+        stream = EventStream(
+            events(heard), Metrics().aborts, lambda e: engine_gone("bug"), waiting_s=waiting_s
+        )
+        await stream({}, receive, send)
+        return sent
+
+    return asyncio.run(run())
+
+
+def test_a_stream_that_waits_says_so():
+    async def events(heard):
+        await heard.wait()
+        yield b"data: 1\n\n"
+
+    start, *bodies, last = streamed(events)
+    assert start["status"] == 200
+    assert {body["body"] for body in bodies} == {b": waiting\n\n", b"data: 1\n\n"}
+    assert bodies[-1]["body"] == b"data: 1\n\n"
+    assert last == {"type": "http.response.body", "body": b""}
+
+
+def test_what_fails_after_a_comment_is_an_event():
+    async def events(heard):
+        await heard.wait()
+        raise engine_gone("too bad")
+        yield b""
+
+    *_, error, _ = streamed(events)
+    assert json.loads(error["body"].removeprefix(b"data: "))["error"]["message"] == "too bad"
+
+
+def test_what_fails_before_is_an_answer():
+    async def events(heard):
+        raise engine_gone("too bad")
+        yield b""
+
+    with pytest.raises(ApiError, match="too bad"):
+        streamed(events, waiting_s=600)
+
+
+# ---- the official client -------------------------------------------------------------------------
+
+
+def test_the_official_client_reads_calls(monkeypatch):
+    """Its own types, and what it adds up of a stream, through the application itself."""
+    import httpx
+
+    call = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
+    rig = Rig(ScriptedEngine(call, max_context=4000))
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        answer = rig.request(
+            request.method, request.url.path, content=request.content, headers=request.headers
+        )
+        return httpx.Response(answer.status_code, headers=answer.headers, content=answer.content)
+
+    transport = httpx.MockTransport(handle)
+    with OpenAI(
+        base_url="http://localhost/v1",
+        api_key=ADMIN_KEY,
+        http_client=httpx.Client(transport=transport),
+    ) as client:
+        tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+        messages = [{"role": "user", "content": "hi"}]
+        answer = client.chat.completions.create(model=MODEL, messages=messages, tools=tools)
+        (found,) = answer.choices[0].message.tool_calls
+        assert (found.function.name, found.function.arguments) == ("f", '{"x": 1}')
+        result = {"role": "tool", "tool_call_id": found.id, "content": "done"}
+        turns = [*messages, answer.choices[0].message, result]
+        with client.chat.completions.stream(model=MODEL, messages=turns, tools=tools) as stream:
+            final = stream.get_final_completion()
+    (found,) = final.choices[0].message.tool_calls
+    assert (found.function.name, found.function.arguments) == ("f", '{"x": 1}')
+    assert final.choices[0].finish_reason == "tool_calls"
