@@ -7,7 +7,7 @@ import pytest
 
 from e2e.exactness import scenarios
 from e2e.exactness.rig import WHOLE
-from e2e.exactness.subjects import DENSE_SUBJECTS, Subject
+from e2e.exactness.subjects import DENSE_SUBJECTS, TINY_LLAMA, Subject
 from eagle_models import teacher_of, write_head
 from quire.config import WritePolicy
 
@@ -51,3 +51,8 @@ def test_branches_c32(subject: Subject) -> None:
     if dict(subject.options)["speculate"] != "ngram":
         pytest.skip("the last pair before a branch is another: a page less than this asks for")
     scenarios.branches(subject)
+
+
+@pytest.mark.long
+def test_two_ranks_c32(store: str) -> None:
+    scenarios.two_ranks(TINY_LLAMA.under(speculate="ngram", draft_tokens=3), store)

@@ -186,8 +186,8 @@ class Block:
         self._there[self._shared(1)][: len(drawn)].copy_(drawn)
 
     def _fill_tokens(self, columns: Column, segments: Sequence[Segment]) -> None:
-        tokens, _, sources, positions, ends, _, _, states, aheads = columns[:_SHARED]
-        sizes, starts, follows, wanted, slots, ahead = np.array(
+        tokens, _, sources, positions, ends, _, _, states, ahead = columns[:_SHARED]
+        sizes, starts, follows, wanted, own_states, own_ahead = np.array(
             [
                 (len(s.tokens) >> 2, s.start, s.follows, s.row is not None, s.state, s.ahead)
                 for s in segments
@@ -203,7 +203,8 @@ class Block:
         known = follows >= 0
         sources[behind[known] - 1] = follows[known] + self._capacity
         states[len(segments) :] = -1
-        states[: len(segments)], aheads[: len(segments)] = slots, ahead
+        states[: len(segments)] = own_states
+        ahead[: len(segments)] = own_ahead
         last = (behind - 1)[wanted.astype(np.bool_)]
         ends[: len(last)] = last
 
