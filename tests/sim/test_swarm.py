@@ -80,8 +80,7 @@ def test_what_a_run_found_is_written_though_nobody_hears_of_it(
     piece = Piece(Simulator.RUN, BAD_SEED, 100)
     here.send(piece)
     here.close()
-    with pytest.raises(BrokenPipeError):
-        answer(there, Findings(tmp_path), play)
+    answer(there, Findings(tmp_path), play)
     (found,) = tmp_path.iterdir()
     assert found.name == f"run-{BAD_SEED}.failed"
     assert piece.command in found.read_text()
@@ -114,8 +113,7 @@ def test_a_run_that_goes_round_in_circles_says_where(
     before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGPROF)]
     here.close()
     try:
-        with pytest.raises(BrokenPipeError):
-            answer(there, Findings(tmp_path), run_piece)
+        answer(there, Findings(tmp_path), run_piece)
     finally:
         for each, handler in zip((signal.SIGINT, signal.SIGPROF), before, strict=True):
             signal.signal(each, handler)

@@ -410,11 +410,6 @@ class CacheManager:
         or for their time to be tried again."""
         return self._writer.num_waiting
 
-    @property
-    def inflight_pages(self) -> int:
-        """Host pages held by fetches at this moment."""
-        return self._fetches.inflight_pages
-
     def pools(self) -> list[PoolUse]:
         """What is used of every pool, and what of it cannot be evicted."""
         core = self._core

@@ -229,7 +229,10 @@ def answer(line: Connection, findings: Findings, work: Callable[[Piece], str]) -
         error = work(piece)
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         findings.end(piece.name, piece.command, error)
-        line.send(error)
+        try:
+            line.send(error)
+        except BrokenPipeError:
+            return
 
 
 def _too_long(_signal: int, _frame: object) -> None:
