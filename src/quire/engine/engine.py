@@ -214,11 +214,10 @@ class Engine:
 
     def patience_s(self) -> float:
         """How long the loop may sleep, if no message comes, when a step found nothing to do."""
-        if not (self.scheduler.waits_for_peers and self.manager.is_quiet):
+        copying = self.manager.operations.is_copying
+        if copying or self._questions.pending or not self.scheduler.waits_for_peers:
             return _BUSY_WAIT_S
-        if self._questions.pending:
-            return _BUSY_WAIT_S
-        times = [self.manager.next_wakeup()]
+        times = [self.manager.next_wakeup(soon=True)]
         if self.exchange is not None:
             times.append(self.exchange.next_deadline())
         wakeup = min((time for time in times if time is not None), default=None)

@@ -25,7 +25,6 @@ from quire.manager.exports import Exporter
 from quire.manager.fetches import Fetches, Prefetch
 from quire.manager.lease import Lease, LoadState, PrefixMatch
 from quire.manager.loads import Loader
-from quire.manager.operations import Kind
 from quire.manager.states import States
 from quire.manager.stores import StoreControl
 from quire.manager.writes import Writer
@@ -381,8 +380,11 @@ class CacheManager:
         commands, self._core.outbox = self._core.outbox, []
         return commands
 
-    def next_wakeup(self) -> float | None:
-        """Clock time at which something is due without any report from a worker; None: never."""
+    def next_wakeup(self, *, soon: bool = False) -> float | None:
+        """Clock time at which something is due without any report from a worker; None: never. With
+        `soon` that is now, if the next step has something to do."""
+        if soon and (self._core.outbox or self._writer.has_work or self._fetches.has_news):
+            return self._core.clock()
         first = self._core.operations.next_deadline()
         for due in (self._writer.next_retry(), self._fetches.prefetches.next_timeout()):
             if due is not None and (first is None or due < first):
@@ -395,14 +397,6 @@ class CacheManager:
         busy = self._core.operations.running or self._core.outbox
         waiting = self._writer.has_work or self._fetches.has_work
         return not (busy or waiting)
-
-    @property
-    def is_quiet(self) -> bool:
-        """As `idle`, but for I/O that is under way, or waits for what is: workers tell when it
-        ends. What they copy between device and host is found out by asking them."""
-        running = self._core.operations.num_running
-        busy = running[Kind.BACKUP] or running[Kind.LOAD] or self._core.outbox
-        return not (busy or self._writer.has_work or self._fetches.has_news)
 
     @property
     def waiting_writes(self) -> int:

@@ -226,6 +226,12 @@ class Operations:
             op.on_report(op)
         return count
 
+    @property
+    def is_copying(self) -> bool:
+        """Between device and host: that it has ended is found out by asking the workers, who tell
+        of I/O by themselves."""
+        return bool(self.num_running[Kind.BACKUP] or self.num_running[Kind.LOAD])
+
     def next_deadline(self) -> float | None:
         heap = self._deadlines
         while heap:

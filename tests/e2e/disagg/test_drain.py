@@ -6,24 +6,30 @@ import signal
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import pytest
+
 from e2e.disagg.fleet import Fleet, is_right, prompt
 from e2e.disagg.servers import Reply, stream
 
 NUM_TOKENS = 40
 NUM_PEOPLE = 3
+PAUSE_S = 0.2
 FAILED_OVER = "quire_router_failovers_total"
 
 
+@pytest.mark.long
 def test_a_rolling_restart_fails_and_repeats_nothing(fleet: Fleet) -> None:
     """No request fails, no token is missing or doubled, no stream begins again elsewhere."""
     over = threading.Event()
     lines = [f'{FAILED_OVER}{{outcome="{how}"}}' for how in ("resumed", "failed", "diverged")]
     before = [fleet.metric(line) for line in lines]
 
-    def talk() -> int:
+    prompts = [prompt(150) for _ in range(8 * NUM_PEOPLE)]
+
+    def talk(number: int) -> int:
         num_answers = 0
-        while not over.is_set():
-            mine = prompt(150)
+        while not over.wait(PAUSE_S):
+            mine = prompts[(number + NUM_PEOPLE * num_answers) % len(prompts)]
             reply: Reply = stream(fleet.http, mine, NUM_TOKENS)
             is_right(mine, reply)
             assert len(reply.names) == NUM_TOKENS
@@ -31,7 +37,7 @@ def test_a_rolling_restart_fails_and_repeats_nothing(fleet: Fleet) -> None:
         return num_answers
 
     with ThreadPoolExecutor(NUM_PEOPLE) as pool:
-        talking: list[Future[int]] = [pool.submit(talk) for _ in range(NUM_PEOPLE)]
+        talking: list[Future[int]] = [pool.submit(talk, number) for number in range(NUM_PEOPLE)]
         try:
             for node in fleet.nodes:
                 node.process.send_signal(signal.SIGTERM)

@@ -9,7 +9,11 @@ from quire.server.routes import Route, router_key, signed
 from unit.server.scripted import ADMIN_KEY, Rig, error_of, of_role
 
 NAMED = {"x-quire-prefill": "tcp://10.0.0.5:7000, tcp://[::1]:7001"}
-PREFILL = signed(Route(NAMED["x-quire-prefill"]), router_key(ADMIN_KEY), time.time())
+
+
+def prefill() -> dict[str, str]:
+    """As a router says it now."""
+    return signed(Route(NAMED["x-quire-prefill"]), router_key(ADMIN_KEY), time.time())
 
 
 def test_a_prefill_server_generates_for_nobody():
@@ -25,7 +29,7 @@ def test_a_prefill_server_generates_for_nobody():
 
 def test_a_router_says_which_prefill_servers_to_ask():
     engine = of_role("decode")
-    assert Rig(engine).chat(headers=PREFILL).status_code == 200
+    assert Rig(engine).chat(headers=prefill()).status_code == 200
     assert Rig(engine).chat().status_code == 200
     assert engine.calls[0].prefill == ("tcp://10.0.0.5:7000", "tcp://[::1]:7001")
     assert engine.calls[1].prefill == ()
@@ -34,7 +38,7 @@ def test_a_router_says_which_prefill_servers_to_ask():
 @pytest.mark.parametrize("config", [ServerConfig(), ServerConfig(admin_key="other")])
 def test_nobody_else_may_say_it_from_this_machine_neither_c49(config):
     engine = of_role("decode")
-    for headers in (NAMED, PREFILL):
+    for headers in (NAMED, prefill()):
         response = Rig(engine, config).chat(headers=headers)
         assert response.status_code == 403
         assert error_of(response)["code"] == "prefill_forbidden"
@@ -77,7 +81,7 @@ def test_a_wrong_address_is_said(address):
 
 
 def test_others_do_not_take_it(rig, engine):
-    response = rig.chat(headers=PREFILL)
+    response = rig.chat(headers=prefill())
     assert response.status_code == 400
     assert error_of(response)["code"] == "wrong_role"
     assert not engine.calls
