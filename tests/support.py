@@ -18,6 +18,7 @@ from quire.components import Component, FullAttention, PoolSize, Recurrent, Slid
 from quire.config import CacheConfig, PrefetchConfig, WriteConfig
 from quire.keys import Namespace, PrefixKey, UnitKind
 from quire.manager import CacheManager, Lease
+from quire.manager.inspection import inspect
 from quire.messages import (
     AttachStore,
     Backup,
@@ -341,6 +342,11 @@ class Rig:
         allocators = self.manager._core.allocators
         pools = {name: allocators[self.slot(name, tier)] for name in self.parts}
         return {name: pool.num_pages - pool.num_free for name, pool in pools.items()}
+
+    @property
+    def inflight_pages(self) -> int:
+        """Host pages held by fetches at this moment."""
+        return inspect(self.manager).fetches.inflight_pages
 
     def matched(self, key: PrefixKey) -> tuple[int, int]:
         match = self.manager.match(key)

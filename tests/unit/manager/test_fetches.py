@@ -29,7 +29,7 @@ def finish(rig: Rig, requests: list[tuple[Lease, Prefetch]]) -> None:
     for lease, _ in requests:
         rig.manager.release(lease)
     rig.run()
-    assert rig.manager.inflight_pages == 0
+    assert rig.inflight_pages == 0
     assert rig.manager.idle
 
 
@@ -223,7 +223,7 @@ def test_nobody_is_declined_for_want_of_a_budget_that_will_be_free_again_c37(mix
     requests = wanting(rig, keys)
     order: list[bytes] = []
     while rig.has(Fetch):
-        assert rig.manager.inflight_pages <= 8
+        assert rig.inflight_pages <= 8
         commands = rig.take_all(Fetch)
         order += [c.keys[:PAGE_KEY_BYTES] for c in commands if c.component == "full"]
         for command in commands:
@@ -253,7 +253,7 @@ def test_pages_from_peers_count_for_the_same_budget_c15() -> None:
     rig.manager.offers.take(intake, "full", 0, 20, source(1))
     rig.step()
     fetch = rig.take(Fetch)
-    assert num_pages(fetch.host) == rig.manager.inflight_pages == 10
+    assert num_pages(fetch.host) == rig.inflight_pages == 10
     key = rig.doc(6, seed=2)
     rig.cache_in_store(key)
     ((lease, prefetch),) = wanting(rig, [key])

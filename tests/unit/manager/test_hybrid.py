@@ -501,12 +501,12 @@ def test_truncated_prefetch_moves_to_a_point_before_the_cut_c22(
     lease, prefetch = fetching(rig, key)
     if fit is None:
         assert prefetch.declined is Decline.HOST_FULL
-        assert rig.manager.inflight_pages == 0
+        assert rig.inflight_pages == 0
         finish(rig, lease)
         assert rig.used(Tier.HOST) == before
         return
     assert rig.manager.counters.fetched == {fit: 1}
-    assert rig.manager.inflight_pages == prefetch.num_fetching == end - ANCHOR
+    assert rig.inflight_pages == prefetch.num_fetching == end - ANCHOR
     assert prefetch.first == ANCHOR
     fetches = {fetch.component: fetch for fetch in rig.take_all(Fetch)}
     starts = {"full": ANCHOR, "window": end - WINDOW_PAGES, "recurrent": end - 1}
@@ -515,7 +515,7 @@ def test_truncated_prefetch_moves_to_a_point_before_the_cut_c22(
         rig.answer(fetch)
     assert rig.manager.admit(lease) == end
     assert rig.matched(key) == (0, end)
-    assert rig.manager.inflight_pages == 0
+    assert rig.inflight_pages == 0
     finish(rig, lease)
     gone = 0 if fit is Fit.EXACT else min(evictable, 9 - free)
     grown = {"full": end - ANCHOR, "window": 2 if "recurrent" in mix else 0, "recurrent": 1}
@@ -531,7 +531,7 @@ def test_truncated_prefetch_that_fails_gives_everything_back_c22(mix: str) -> No
     while rig.has(Fetch):  # the state of a nearer point is tried as well
         rig.answer_all(Fetch, rig.parts[-1], statuses=FAILED)
     assert rig.manager.admit(lease) == ANCHOR
-    assert rig.manager.inflight_pages == 0
+    assert rig.inflight_pages == 0
     assert rig.used(Tier.HOST) == before
     finish(rig, lease)
 
@@ -543,11 +543,11 @@ def test_budget_cuts_to_a_point_too_c22(mix: str, budget: int, end: int) -> None
     key = rig.doc(POINTS[-1], seed=1)
     rig.cache_in_store(key, POINTS)
     lease, prefetch = fetching(rig, key)
-    assert rig.manager.inflight_pages == prefetch.num_fetching == end
+    assert rig.inflight_pages == prefetch.num_fetching == end
     assert (prefetch.declined is Decline.BUDGET) == (end == 0)
     rig.run()  # the rest follows when there is a budget again
     assert rig.manager.admit(lease) == (POINTS[-1] if end else 0)
-    assert rig.manager.inflight_pages == 0
+    assert rig.inflight_pages == 0
     finish(rig, lease)
 
 
@@ -565,7 +565,7 @@ def test_no_slot_left_on_the_host_is_a_decline_c22(mix: str, part: str) -> None:
     assert prefetch.declined is Decline.NO_SLOT
     assert rig.manager.counters.declined == {Decline.NO_SLOT: 1}
     assert rig.used(Tier.HOST) == before
-    assert rig.manager.inflight_pages == 0
+    assert rig.inflight_pages == 0
     finish(rig, lease)
     finish(rig, user)
     lease, prefetch = fetching(rig, key)  # now somebody else's may go

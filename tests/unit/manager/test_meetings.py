@@ -75,7 +75,7 @@ class Meeting:
         rig.run()
         rig.now += 100.0
         rig.run()
-        assert rig.manager.inflight_pages == 0
+        assert rig.inflight_pages == 0
         for tier in Tier:
             rig.manager.flush(tier)
         for allocator in rig.manager._core.allocators:

@@ -57,7 +57,7 @@ def grown(before: dict[str, int], fetched: int) -> dict[str, int]:
 
 
 def assert_all_back(rig: Rig, free_before: int) -> None:
-    assert rig.manager.inflight_pages == 0
+    assert rig.inflight_pages == 0
     assert rig.free(Tier.HOST) == free_before
     assert rig.manager.idle
     rig.manager.check_invariants()
@@ -84,7 +84,7 @@ def test_host_pressure_truncates_to_what_is_free_c12(
         return
     fit = Fit.EXACT if fetched == WANTED else Fit.TRUNCATED
     assert counters.fetched == {fit: 1}
-    assert rig.manager.inflight_pages == fetched  # really reserved, not requested
+    assert rig.inflight_pages == fetched  # really reserved, not requested
     rig.run()
     assert prefetch.num_landed == fetched
     assert rig.manager.admit(lease) == 2 + fetched
@@ -430,7 +430,7 @@ def test_budget_counts_pages_reserved_and_a_long_prompt_leaves_room_c15(mix: str
     for lease in (first, second):
         rig.manager.release(lease)
     rig.run()
-    assert rig.manager.inflight_pages == 0
+    assert rig.inflight_pages == 0
 
 
 def test_cold_long_prompt_reserves_nothing_c15(mix: str) -> None:

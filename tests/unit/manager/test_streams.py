@@ -10,7 +10,6 @@ import pytest
 
 from quire.config import PrefetchPolicy
 from quire.manager import Lease
-from quire.manager.inspection import inspect
 from quire.messages import Fetch, Load
 from quire.types import PageStatus, num_pages, split_keys
 from support import Rig
@@ -40,7 +39,7 @@ def finish(rig: Rig, lease: Lease) -> None:
     rig.manager.release(lease)
     rig.run()
     assert rig.manager.idle
-    assert inspect(rig.manager).fetches.inflight_pages == 0
+    assert rig.inflight_pages == 0
     rig.manager.check_invariants()
 
 
