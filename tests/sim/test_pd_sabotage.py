@@ -287,7 +287,7 @@ def test_a_shortfall_of_the_restore_is_not_noticed(monkeypatch: Patch) -> None:
     def follow(self: Receiver, handover: Handover, now: float) -> None:
         original(self, handover, now)
         if handover.restore is Half.FAILED and handover.stage is Stage.MOVING:
-            handover.wanted = handover.lease.tail.end  # else it is noticed when it is admitted
+            handover.least = handover.lease.tail.end  # else it is noticed when it is admitted
             self._arrived(handover)
 
     monkeypatch.setattr(Receiver, "_follow", follow)

@@ -131,8 +131,8 @@ class Giver:
         self._on_device: dict[Handout, None] = {}
         """Completed, and perhaps still holding device pages that the host has too."""
         self._due: list[tuple[float, int, Handout]] = []
-        """When to look at each, though nothing happened: a heap, one entry for each that is open;
-        and some of those that are over."""
+        """When to look at each, though nothing happened: a heap, an entry for each that is open,
+        and one more for each of its repairs; and some of those that are over."""
         self._numbers = itertools.count()
         self._come_pages = 0
         self._gone_pages = 0
@@ -164,6 +164,8 @@ class Giver:
                     self._refuse(link, message.id, "there is no such hand-over (any more)")
                 elif number > handout.repair and 0 <= first < last <= handout.export.last:
                     handout.repair = number
+                    if handout.completed:  # it was not to be looked at for long
+                        self._look_at(handout, handout.heard_s + handout.ask.timeout_s / 4)
                     handout.completed = False
                     self._on_device.pop(handout, None)
                     if handout.begun:

@@ -340,8 +340,10 @@ class Receiver:
             if complete.last < handover.wanted and handover.compute:
                 self._give_up(handover, "short", f"{current.link} computed too little")
                 return
-            is_over = all_offered and intake.idle and not any(intake.here)
-            if is_over and handover.restore is not Half.PENDING:
+            is_over = all_offered and intake.idle and handover.restore is not Half.PENDING
+            if is_over and any(intake.here):
+                self._manager.offers.look_again(intake)
+            elif is_over:
                 # What it has yielded it takes again, with what others have put there meanwhile; if
                 # that is not all, the rest was lost.
                 self._manager.admit(lease)
@@ -363,7 +365,7 @@ class Receiver:
         """A peer that has said and sent nothing for too long is given up; one that is waited for
         hears so."""
         intake, timeout_s = current.intake, self._config.timeout_s
-        if intake.is_hindered(now):  # the peer has done its part
+        if intake.is_hindered(now) or current.repair is not None:  # it is not the peer's turn
             handover.progress_s = now
         # Who stands in line behind others, for room or for the link, is late when nobody moves.
         moved_s = handover.progress_s if intake.idle else max(handover.progress_s, self._moved_s)

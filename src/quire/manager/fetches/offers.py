@@ -40,6 +40,11 @@ class Offers:
         lease.intake = intake
         return intake
 
+    def look_again(self, intake: Intake) -> None:
+        """What lies in front of what has come may be there by now, whoever brought it."""
+        if not intake.stopped:
+            self._intakes.fresh[intake] = None
+
     def pause(self, lease: Lease) -> None:
         """No more is wanted from this peer; what has come, usable by itself or not, is kept for
         the next `open`, or until `close`."""
