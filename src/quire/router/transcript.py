@@ -5,7 +5,8 @@
 
 The request is sent again with the same seed, so B says what A said; that it does is checked letter
 by letter, and a stream that says something else is ended rather than continued. Per choice: its
-text, its logprobs by number, whether it has opened and finished. Knows OpenAI's chunks, no sockets.
+texts, its calls, logprobs and token ids by number, whether it has opened and finished. Knows
+OpenAI's chunks, no sockets.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from quire.router.sieve import event_of
 
 DONE = b"[DONE]"
 
+_TEXTS = ("content", "reasoning_content", "text")
 _LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 """Of a completion's logprobs: all of one length."""
 
@@ -36,24 +38,20 @@ class Failed(Exception):
 
 
 @dataclass(slots=True)
-class _Choice:
-    texts: list[str] = field(default_factory=list)
-    """As delivered."""
-    num_scored: int = 0
-    is_open: bool = False
-    is_finished: bool = False
+class _Text:
+    """What grows: a choice's answer, or what it thinks before it."""
+
+    delivered: list[str] = field(default_factory=list)
 
     # Of the replay under way:
     said: str = ""
     """The delivered text that it must repeat, up to `repeated` characters so far."""
     repeated: int = 0
-    skip_scored: int = 0
 
     def replay(self) -> None:
-        self.said = "".join(self.texts)
-        self.texts = [self.said]
+        self.said = "".join(self.delivered)
+        self.delivered = [self.said]
         self.repeated = 0
-        self.skip_scored = self.num_scored
 
     def new_of(self, text: str) -> str:
         """Of a piece of text, what has not been delivered. Raises Diverged."""
@@ -62,11 +60,69 @@ class _Choice:
         if not self.said.startswith(old, self.repeated):
             raise Diverged
         self.repeated += len(old)
+        self.delivered.append(new)
         return new
 
     @property
     def is_behind(self) -> bool:
         return self.repeated < len(self.said)
+
+
+@dataclass(slots=True)
+class _Choice:
+    texts: dict[str, _Text] = field(default_factory=dict)
+    """By the name of their field."""
+    calls: list[tuple[Any, Any]] = field(default_factory=list)
+    """Name and arguments of each that was delivered; servers tell them whole."""
+    num_scored: int = 0
+    num_ids: int = 0
+    is_open: bool = False
+    is_finished: bool = False
+
+    # Of the replay under way:
+    num_repeated: int = 0
+    """Of the calls."""
+    skip_scored: int = 0
+    skip_ids: int = 0
+
+    def replay(self) -> None:
+        for text in self.texts.values():
+            text.replay()
+        self.num_repeated = 0
+        self.skip_scored = self.num_scored
+        self.skip_ids = self.num_ids
+
+    def new_text(self, name: str, text: str) -> str:
+        """Raises Diverged."""
+        return self.texts.setdefault(name, _Text()).new_of(text)
+
+    def new_calls(self, given: list[Any]) -> list[Any]:
+        """Those that were not delivered. A call has another id with each server: the first one's
+        is what the client knows. Raises Diverged."""
+        new = []
+        for call in given:
+            function = call.get("function") if isinstance(call, dict) else None
+            if not isinstance(function, dict):
+                raise msgspec.DecodeError("a call without a function")
+            told = (function.get("name"), function.get("arguments"))
+            if self.num_repeated == len(self.calls):
+                self.calls.append(told)
+                new.append(call)
+            elif told != self.calls[self.num_repeated]:
+                raise Diverged
+            self.num_repeated += 1
+        return new
+
+    def new_ids(self, given: list[Any]) -> list[Any]:
+        new = given[self.skip_ids :]
+        self.skip_ids -= len(given) - len(new)
+        self.num_ids += len(new)
+        return new
+
+    @property
+    def is_behind(self) -> bool:
+        is_short = self.num_repeated < len(self.calls)
+        return is_short or any(text.is_behind for text in self.texts.values())
 
 
 class Transcript:
@@ -125,29 +181,37 @@ class Transcript:
         choice = self._choices.setdefault(given.get("index", 0), _Choice())
         found = given.get("delta")
         delta: dict[str, Any] | None = found if isinstance(found, dict) else None
-        said = given.get("text") if delta is None else delta.get("content")
-        text = choice.new_of(said or "")
+        new = _news(choice, given if delta is None else delta)
         scored, num_scored = _without(given.get("logprobs"), choice.skip_scored)
         total = _num_scored(given.get("logprobs"))
         choice.skip_scored -= total - num_scored
+        ids = choice.new_ids(given.get("token_ids") or [])
         finish = given.get("finish_reason")
         if finish is not None and choice.is_behind:
             raise Diverged
         opens = delta is not None and "role" in delta and not choice.is_open
         finishes = finish is not None and not choice.is_finished
-        is_news = bool(text or num_scored or opens or finishes)
-        choice.texts.append(text)
+        is_news = bool(any(new.values()) or num_scored or ids or opens or finishes)
         choice.num_scored += num_scored
         choice.is_open |= opens
         choice.is_finished |= finishes
         if not is_news and self._is_replay:
             return None
-        if delta is not None:
-            content = {k: v for k, v in delta.items() if k != "role" or opens}
-            if "content" in content:
-                content["content"] = text
-            return given | {"delta": content, "logprobs": scored}
-        return given | {"text": text, "logprobs": scored}
+        rest = {"logprobs": scored} | ({"token_ids": ids} if "token_ids" in given else {})
+        if delta is None:
+            return given | new | rest
+        kept = {k: v for k, v in delta.items() if k != "role" or opens} | new
+        return given | {"delta": kept} | rest
+
+
+def _news(choice: _Choice, said: dict[str, Any]) -> dict[str, Any]:
+    """Of what is told bit by bit: its fields, without what was delivered. Raises Diverged."""
+    new: dict[str, Any] = {
+        name: choice.new_text(name, said[name] or "") for name in _TEXTS if name in said
+    }
+    if isinstance(said.get("tool_calls"), list):
+        new["tool_calls"] = choice.new_calls(said["tool_calls"])
+    return new
 
 
 def _num_scored(logprobs: Any) -> int:

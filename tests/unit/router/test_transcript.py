@@ -109,3 +109,74 @@ def test_an_error_is_the_servers():
 def test_without_a_failover_events_pass_as_they_are():
     raw = b'{"id":"a", "choices":[{"index":0,"text":"x","odd":1}]}'
     assert Transcript().take(raw) == b"data: " + raw + b"\n\n"
+
+
+def called(number: int, name: str, arguments: str, id: str) -> dict:
+    function = {"name": name, "arguments": arguments}
+    call = {"index": number, "id": id, "type": "function", "function": function}
+    return chat(tool_calls=[call])
+
+
+def given_out(transcript: Transcript, stream: list) -> list[dict]:
+    """Deltas that a client gets."""
+    events = [transcript.take(encoded(chunk)) for chunk in stream]
+    found = [json.loads(event.removeprefix(b"data: ")) for event in events if event is not None]
+    return [choice["delta"] for chunk in found for choice in chunk["choices"]]
+
+
+@pytest.mark.parametrize("lost_after", range(6))
+def test_thoughts_and_calls_are_told_once_whenever_a_server_is_lost(lost_after):
+    def stream(id: str) -> list[dict]:
+        return [
+            chat("", role="assistant"),
+            chat(reasoning_content="which "),
+            chat(reasoning_content="city?"),
+            called(0, "weather", '{"city": "Ulm"}', f"{id}-0"),
+            called(1, "time", "{}", f"{id}-1"),
+            chat(finish="tool_calls"),
+        ]
+
+    transcript = Transcript()
+    deltas = given_out(transcript, stream("first")[:lost_after])
+    transcript.replay()
+    deltas += given_out(transcript, stream("second"))
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "which city?"
+    calls = [call for delta in deltas for call in delta.get("tool_calls", [])]
+    assert [call["function"]["name"] for call in calls] == ["weather", "time"]
+    firsts = max(0, lost_after - 3)
+    assert [call["id"] for call in calls] == ["first-0", "first-1"][:firsts] + [
+        "second-0",
+        "second-1",
+    ][firsts:]
+
+
+@pytest.mark.parametrize(
+    "replay",
+    [
+        [called(0, "weather", '{"city": "Bonn"}', "b")],
+        [chat(reasoning_content="no")],
+        [chat(finish="tool_calls")],
+    ],
+)
+def test_another_call_or_thought_is_noticed(replay):
+    transcript = Transcript()
+    given_out(transcript, [chat(reasoning_content="yes"), called(0, "weather", "{}", "a")])
+    transcript.replay()
+    with pytest.raises(Diverged):
+        given_out(transcript, [*replay, b"[DONE]"])
+
+
+def test_token_ids_come_once():
+    def chunk(text: str, ids: list[int]) -> dict:
+        told = chat(text)
+        told["choices"][0]["token_ids"] = ids
+        return told
+
+    transcript = Transcript()
+    transcript.take(encoded(chunk("ab", [1, 2])))
+    transcript.replay()
+    event = transcript.take(encoded(chunk("abc", [1, 2, 3])))
+    assert event is not None
+    (choice,) = json.loads(event.removeprefix(b"data: "))["choices"]
+    assert choice["token_ids"] == [3]
+    assert choice["delta"] == {"content": "c"}
