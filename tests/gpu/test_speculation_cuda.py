@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 pytest.importorskip("transformers")
 
@@ -11,7 +12,10 @@ from eagle_models import Watching, chain, read_head, teacher_of, write_head
 from small_engine import SmallEngine
 from speculating import Eager, FixedPrices
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
+]
 AHEAD = 3
 CUDA = {"device": "cuda", "dtype": "float32", "max_running": 4, "device_bytes": 16 << 20}
 PROMPTS = [[(i * 37 + j * j * (i + 3)) % VOCABULARY for j in range(9 + 11 * i)] for i in range(4)]
