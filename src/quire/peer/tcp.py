@@ -75,8 +75,11 @@ class TcpConnection:
     def secure(self, context: ssl.SSLContext, *, is_server: bool) -> bytes | None:
         self._check_time()
         self._socket.settimeout(max(0.001, min(self._deadline - time.monotonic(), _LONGEST_S)))
-        secured = context.wrap_socket(self._socket, server_side=is_server)
-        self._socket = secured
+        secured = context.wrap_socket(
+            self._socket, server_side=is_server, do_handshake_on_connect=False
+        )
+        self._socket = secured  # before it waits: what was wrapped cannot be interrupted any more
+        secured.do_handshake()
         self._is_secure = True
         secured.settimeout(_SLICE_S)
         return secured.getpeercert(binary_form=True)

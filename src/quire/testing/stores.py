@@ -115,13 +115,16 @@ class StoreSuite:
                 for _ in range(8):
                     store.put([new], deadline=soon())
 
+            def look() -> None:
+                blob = self._blob()
+                if store.get([name(7)], [blob], deadline=soon()) == [OK]:
+                    whole = bytes(blob.header) + bytes(blob.payload)
+                    if whole != whole[:1] * len(whole):
+                        wrong.append("a mixture of two objects was read")
+
             def read() -> None:
                 while not ended.is_set():
-                    blob = self._blob()
-                    if store.get([name(7)], [blob], deadline=soon()) == [OK]:
-                        whole = bytes(blob.header) + bytes(blob.payload)
-                        if whole != whole[:1] * len(whole):
-                            wrong.append("a mixture of two objects was read")
+                    look()
 
             reader = threading.Thread(target=read)
             writers = [threading.Thread(target=write, args=(fill,)) for fill in (1, 2, 3)]
@@ -131,6 +134,7 @@ class StoreSuite:
                 thread.join()
             ended.set()
             reader.join()
+            look()
             assert not wrong
 
     # ---- paths ----------------------------------------------------------------------------------
