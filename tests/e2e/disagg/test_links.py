@@ -46,7 +46,9 @@ BREAKS: dict[str, tuple[Callable[[Link], None], Callable[[Link], None]]] = {
     "cut": (Link.cut, Link.mend),
     "stalled": (Link.stall, Link.go_on),
 }
-every_break = pytest.mark.parametrize("how", BREAKS)
+every_break = pytest.mark.parametrize(
+    "how", ["cut", pytest.param("stalled", marks=pytest.mark.long)]
+)
 
 
 @pytest.fixture(scope="module")
