@@ -175,12 +175,13 @@ class Simulation:
             self._digest.update(encode(reports))
             self._digest.update(encode(commands))
         self.workers.submit(commands)
-        self.manager.check_invariants()
+        self._steps += 1
+        if self._steps % self.options.check_every == 0:
+            self.manager.check_invariants()
         if isinstance(self.manager, WatchedManager):
             alive = {request.id for request in self.engine.requests}
             self.manager.check_kept(alive.__contains__)
         self.operator.check_changes()
-        self._steps += 1
         if self._steps % _AUDIT_EVERY == 0:
             self._audit()
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import enum
 import multiprocessing
+import os
 import signal
 import time
 import traceback
@@ -219,6 +220,7 @@ def answer(line: Connection, findings: Findings, work: Callable[[Piece], str]) -
     """A process of the swarm: until nobody asks any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends us
     signal.signal(signal.SIGPROF, _too_long)
+    os.environ["OMP_NUM_THREADS"] = "1"  # torch is loaded later; every core has its process
     while True:
         try:
             piece: Piece = line.recv()

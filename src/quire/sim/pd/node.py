@@ -130,6 +130,7 @@ class SimNode:
             peers=SimPeers(place.address, world.network.line, world.servers, world.links),
             serving=self.serving,
         )
+        self._check_every = options.check_every
         manager = WatchedManager if options.strict else CacheManager
         self.manager = manager(cache.cache_config(), clock=clock, components=cache.components())
         self.manager.costs.force(Way.BOTH if options.both else None)
@@ -251,8 +252,9 @@ class SimNode:
                     f"do it: {handover.why}"
                 )
 
-    def check(self) -> None:
-        self.manager.check_invariants()
+    def check(self, step: int) -> None:
+        if step % self._check_every == 0:
+            self.manager.check_invariants()
         if isinstance(self.manager, WatchedManager):
             self.manager.check_kept(lambda owner: self.scheduler.request(owner) is not None)
 

@@ -23,6 +23,7 @@ from quire.sim.options import (
     draws_both,
     draws_drafts,
     option,
+    watched,
 )
 
 
@@ -120,12 +121,11 @@ class SimPdOptions(CommonOptions):
 
     @classmethod
     def for_swarm(cls, seed: int) -> SimPdOptions:
-        """With what runs out drawn as well, and every call watched; what follows from the seed
-        alone stays as it was."""
+        """With what runs out drawn as well; what follows from the seed alone stays as it was."""
         rng = Random(f"quire swarm options {seed}")
         return replace(
             cls.from_seed(seed),
-            strict=True,
+            **watched(seed),
             store_pages=rng.choice((0, rng.randrange(20, 200))),
             lane_pages_s=rng.choice((0.0, 100.0, 400.0)),
             link_pages_s=rng.choice((0.0, 50.0, 200.0)),

@@ -155,7 +155,7 @@ class PdSimulation:
     def _turn(self, node: SimNode) -> None:
         self.clients.hear(node, node.step())
         self._steps += 1
-        node.check()
+        node.check(self._steps)
         node.check_local(self.nodes)
         if self._steps % _AUDIT_EVERY == 0:
             self.world.counters["audited pages"] += node.audit()
