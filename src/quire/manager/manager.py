@@ -150,13 +150,13 @@ class CacheManager:
 
     def _ends(self, match: PrefixMatch) -> tuple[Node, Node, PageIds]:
         """Where a match ends, at all and on the device, and its device pages."""
-        tree, num_pages = self._core.tree, match.num_pages
-        tail: Node = tree.root(match.key)
-        device_tail = tail
-        if num_pages:
-            tail = tree.node_at(match.walk.nodes[-1], num_pages)
-        if match.num_device:
-            device_tail = tree.node_at(tail, match.num_device)
+        tree, num_device = self._core.tree, match.num_device
+        end = num_device + match.num_host
+        tail: Node = tree.node_at(match.walk.nodes[-1], end) if end else tree.root(match.key)
+        if num_device == end:
+            device_tail = tail
+        else:
+            device_tail = tree.node_at(tail, num_device) if num_device else tree.root(match.key)
         pages, node = list[PageIds](), device_tail
         while node.parent is not None:
             pages.append(held_pages(node, DEVICE))
@@ -329,7 +329,12 @@ class CacheManager:
             if state is not None:
                 self._hybrid.share(state, tail, done.tail)
             lease.device_tail = done.tail
-            self._repoint(lease, done.tail if done.tail.end > lease.tail.end else lease.tail)
+            if len(done.adopted) == 1 and lease.tail is tail and self._core.move_down(
+                lease.guards, done.tail
+            ):
+                lease.tail = done.tail
+            else:
+                self._repoint(lease, done.tail if done.tail.end > lease.tail.end else lease.tail)
             if state is not None:
                 self._writer.settled(self._hybrid.checkpoint(state, done.tail))
         return shared
@@ -358,7 +363,7 @@ class CacheManager:
 
     def step(self, completions: Iterable[Completion] = ()) -> list[Command]:
         """Take in what workers reported, and give out what they should do next."""
-        operations = self._core.operations
+        core, operations = self._core, self.operations
         for report in completions:
             known = True
             match report:
@@ -367,17 +372,18 @@ class CacheManager:
                 case Probed():
                     known = operations.probed(report)
                 case StoreChanged(op, rank, error):
-                    known = operations.store_changed(op, (rank, ""), error)
+                    known = operations.store_changed(op, rank, error)
                 case WorkerLost(rank, reason):
                     operations.lose_rank(rank, reason)
             if not known:
                 self.counters.late_reports += 1
-        overdue = operations.expire(self._core.clock())
+        now = core.clock()
+        overdue = operations.expire(now)
         if overdue:
             self.counters.overdue_operations += overdue
         self._fetches.flush()
-        self._writer.flush()
-        commands, self._core.outbox = self._core.outbox, []
+        self._writer.flush(now)
+        commands, core.outbox = core.outbox, []
         return commands
 
     def next_wakeup(self, *, soon: bool = False) -> float | None:

@@ -194,10 +194,13 @@ class PrefixTree:
     def node_at(self, tail: Node, end: int) -> Node:
         """The node of the path to `tail` that ends at page `end`, split off if need be."""
         node = tail
-        while node.start >= end:
-            assert node.parent is not None
-            node = node.parent
-        return node if node.end == end else self.split(node, end - node.start)
+        while node.end != end:
+            above = node.parent
+            assert above is not None
+            if above.end < end:
+                return self.split(node, end - above.end)
+            node = above
+        return node
 
     def _split_holding(self, slot: int, lower: Holding, upper: Node, count: int) -> Holding | None:
         if self.points and slot in self.points:
@@ -415,6 +418,21 @@ class PrefixTree:
                     freed += self.detach(node, slot)
             node = parent
         return freed
+
+    def move_lock_down(self, node: Node, slot: int) -> None:
+        """Lock a node's READY holding in the place of its parent's, which has a lock of the
+        caller: as `lock` and `unlock`, without a walk."""
+        parent, below = node.parent, node.held[slot]
+        above = None if parent is None else parent.held[slot]
+        assert above is not None
+        assert below is not None
+        self.uses += 1
+        below.locks += 1
+        if below.locks == 1:
+            self.stays.hold_back(node, slot)
+        above.locks -= 1
+        if above.locks == 0:
+            above.reasons -= 1  # it stays for the node below
 
     def touch(self, tail: Node) -> None:
         """Everything on the path was used."""

@@ -32,6 +32,7 @@ class Probes:
         self._core = core
         self._found = found
         self._decline = decline
+        self._names = [component.name for component in core.components]
         self.queued: list[Prefetch] = []
         self._asked: dict[OperationId, list[tuple[Prefetch, int]]] = {}
         """Who is asked about, and up to which page."""
@@ -50,7 +51,7 @@ class Probes:
             return
         op = core.operations.start(
             Kind.PROBE,
-            len(batch),  # of every component
+            dict.fromkeys(self._names, len(batch)),
             timeout_s=TIMEOUT_S + GRACE_S,
             on_report=self._reported,
         )
