@@ -321,6 +321,9 @@ class Core:
 
     def finish(self, op: Operation) -> None:
         """Give back the locks of an operation that has ended."""
-        nodes = dict.fromkeys(end for _, end, _ in op.guards) if self.upkeep is not None else ()
-        self.unprotect(op.guards)
-        self.tidy(nodes)
+        if self.upkeep is None:
+            self.unprotect(op.guards)
+        else:
+            nodes = dict.fromkeys(end for _, end, _ in op.guards)
+            self.unprotect(op.guards)
+            self.tidy(nodes)

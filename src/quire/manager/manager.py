@@ -132,8 +132,7 @@ class CacheManager:
             if priority:
                 node.priority = max(node.priority, priority)
             node = node.parent
-        self._writer.used(tail)
-        self._writer.expect(match.key.last - match.num_device)
+        self._writer.used(tail, match.key.last - match.num_device)
         guards = self._core.protect(tail, device_tail)
         lease = Lease(self, owner, match.key, priority, tail, device_tail, guards, table)
         lease.looked = self._core.tree.changes
@@ -328,13 +327,12 @@ class CacheManager:
         if shared:
             if state is not None:
                 self._hybrid.share(state, tail, done.tail)
-            lease.device_tail = done.tail
-            if len(done.adopted) == 1 and lease.tail is tail and self._core.move_down(
-                lease.guards, done.tail
-            ):
-                lease.tail = done.tail
+            end = done.tail if done.tail.end > lease.tail.end else lease.tail
+            is_next = len(done.adopted) == 1 and lease.tail is tail
+            if is_next and self._core.move_down(lease.guards, end):
+                lease.end_at(end, end)
             else:
-                self._repoint(lease, done.tail if done.tail.end > lease.tail.end else lease.tail)
+                self._repoint(lease, end, done.tail)
             if state is not None:
                 self._writer.settled(self._hybrid.checkpoint(state, done.tail))
         return shared
@@ -468,18 +466,20 @@ class CacheManager:
         walk = self._core.tree.walk(lease.key, lease.tail)
         reachable, _ = self._usable(walk, first)
         if reachable > first:
-            self._repoint(lease, self._core.tree.node_at(walk.nodes[-1], reachable))
+            tail = self._core.tree.node_at(walk.nodes[-1], reachable)
+            self._repoint(lease, tail, lease.device_tail)
 
     def _streamed(self, lease: Lease, tail: Node) -> None:
         """Its device part has come, by a stream, to end there."""
-        lease.tail = tail if tail.end > lease.tail.end else lease.tail
+        if tail.end > lease.tail.end:
+            lease.end_at(tail, lease.device_tail)
         self._loader.enter(lease, tail)
 
     def _let_go_of_copies(self) -> None:
         """What was protected on the host while it was loaded need not be any more."""
         for lease in sorted(self.leases, key=lambda lease: lease.owner):
             if not lease.yielded and not lease.loads:
-                self._repoint(lease, lease.tail)
+                self._repoint(lease, lease.tail, lease.device_tail)
 
     def _hold_host(self, lease: Lease) -> None:
         """The lease protects of its prefix what the host has, to a point, and nothing else."""
@@ -507,20 +507,21 @@ class CacheManager:
     ) -> None:
         """It has its new hold before it lets go of the old one."""
         before, old = (lease.tail, lease.device_tail), lease.guards
-        lease.tail, lease.device_tail, lease.tree_pages = tail, device_tail, table
-        lease.guards = guards
+        lease.end_at(tail, device_tail)
+        lease.tree_pages, lease.guards = table, guards
         if lease.state is not None:
             self._hybrid.enter(lease.state, device_tail)
         self._core.unprotect(old)
         self._core.tidy(before)
 
-    def _repoint(self, lease: Lease, tail: Node) -> None:
-        """Move the end of what the lease protects; never lets go before it has the new hold."""
-        before, lease.tail = lease.tail, tail
-        old, lease.guards = lease.guards, self._core.protect(tail, lease.device_tail)
+    def _repoint(self, lease: Lease, tail: Node, device_tail: Node) -> None:
+        """Move the ends of what the lease protects; never lets go before it has the new hold."""
+        before = lease.tail
+        lease.end_at(tail, device_tail)
+        old, lease.guards = lease.guards, self._core.protect(tail, device_tail)
         self._core.unprotect(old)
         if lease.state is not None:
-            self._core.tidy((before, lease.device_tail))
+            self._core.tidy((before, device_tail))
 
     def _shared(self, lease: Lease, pages: PageIds, count: int) -> None:
         """The first `count` private pages of a lease are the tree's now, or others for them."""

@@ -102,10 +102,8 @@ class Operation:
         return bytes(PageStatus.FAILED if s == _UNREPORTED else s for s in merged)
 
     def all_ok(self) -> bool:
-        for statuses in self.legs.values():
-            if statuses != bytes(len(statuses)):  # OK is 0
-                return False
-        return True
+        statuses = b"".join(self.legs.values())
+        return statuses == bytes(len(statuses))  # OK is 0
 
 
 def _leading_ok(statuses: bytes) -> int:
@@ -147,16 +145,13 @@ class Operations:
         """`sizes`: pages per component, the first one's first."""
         legs: dict[Leg, bytes] = {}
         for name, size in sizes.items():
-            blank = _BLANK * size
-            for leg in self._legs[name]:
-                legs[leg] = blank
-        self.num_started = number = self.num_started + 1
-        now, op_id, size = self._clock(), OperationId(number), len(next(iter(legs.values())))
+            legs |= dict.fromkeys(self._legs[name], _BLANK * size)
+        self.num_started += 1
+        now, op_id, size = self._clock(), OperationId(self.num_started), next(iter(sizes.values()))
         deadline_s = now + timeout_s
-        op = Operation(
+        op = self.running[op_id] = Operation(
             op_id, kind, size, now, timeout_s, deadline_s, legs, set(legs), on_report, guards or []
         )
-        self.running[op_id] = op
         self.num_running[kind] += 1
         heapq.heappush(self._deadlines, (deadline_s, op_id))
         return op
@@ -178,8 +173,7 @@ class Operations:
             if op.kind in _IN_PIECES and _OK in statuses:
                 op.deadline_s = now + op.timeout_s
             op.keys = op.keys or report.keys
-            if report.seconds > op.seconds:
-                op.seconds = report.seconds
+            op.seconds = max(op.seconds, report.seconds)
         self._advance(op, leg if report.final else None)
         return sensible
 

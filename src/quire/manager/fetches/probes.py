@@ -83,9 +83,11 @@ class Probes:
     def _answered(self, prefetch: Prefetch, end: int, hit: int, op: Operation, index: int) -> None:
         components, first = self._core.components, prefetch.first
         size = end - first - prefetch.num_asked
-        for component, known in zip(components, prefetch.known, strict=True):
+        prefetch.known[0] += bytes(size)
+        for component in components[1:]:
             answers = (op.present or {}).get(component.name)
-            known.extend((answers[index] if answers else b"")[:size].ljust(size, b"\0"))
+            present = (answers[index] if answers else b"")[:size].ljust(size, b"\0")
+            prefetch.known[component.index] += present
         prefetch.num_asked += max(0, min(hit, size))
         if hit >= size and end < prefetch.key.last:
             self.queued.append(prefetch)

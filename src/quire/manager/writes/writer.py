@@ -59,8 +59,9 @@ class Writer:
         for component, node in due:
             self._backups[component].committed(node)
 
-    def used(self, tail: Node) -> None:
-        """A request has hit a path."""
+    def used(self, tail: Node, num_pages: int) -> None:
+        """A request has hit a path, and will take so many device pages once it is its turn."""
+        self._backups[0].expect(num_pages)
         if self._core.store_epoch:
             self._touched.pop(tail, None)
             self._touched[tail] = None
@@ -71,10 +72,6 @@ class Writer:
         if self._selective:
             for backups in self._backups:
                 backups.used(tail)
-
-    def expect(self, num_pages: int) -> None:
-        """A request has arrived that will take so many device pages once it is its turn."""
-        self._backups[0].expect(num_pages)
 
     def demand(self, component: int, node: Node) -> None:
         """A peer is to read it: it is copied to the host whatever the policy, evicting if need
