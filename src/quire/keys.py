@@ -94,7 +94,7 @@ class Namespace:
         object.__setattr__(self, "page_width", page_bytes + self.unit.overlap * TOKEN_BYTES)
 
 
-class _Path:
+class TokenPath:
     """The bytes and the digest chain behind a PrefixKey and all its slices.
 
     `chain` holds the keys of pages [chain_first, chain_first + len(chain)/32); `seed` is the key
@@ -137,22 +137,23 @@ class PrefixKey:
     are part of `tokens`, never of a page). Slices address whole pages and hold no such tail.
     """
 
-    __slots__ = ("_path", "first", "last")
+    __slots__ = ("first", "last", "path")
 
     def __init__(
         self, namespace: Namespace, tokens: Tokens, extra: Mapping[int, bytes] | None = None
     ) -> None:
         """`extra`: by page, what decides its state beside its tokens and those before it."""
-        path = _Path(namespace, _token_bytes(tokens))
+        path = TokenPath(namespace, _token_bytes(tokens))
         if extra:
             path.data = _with_extra(path, extra, 0)
-        self._path = path
+        self.path = path
+        """What lies behind this key and all its slices; for the tree."""
         self.first = 0
         self.last = path.num_pages
 
     @property
     def namespace(self) -> Namespace:
-        return self._path.namespace
+        return self.path.namespace
 
     @property
     def num_pages(self) -> int:
@@ -168,21 +169,21 @@ class PrefixKey:
     @property
     def data(self) -> bytes:
         """Bytes of the whole path from page 0 on, whatever is sliced; for the tree."""
-        return self._path.data
+        return self.path.data
 
     @property
     def page_bytes(self) -> int:
-        return self._path.page_bytes
+        return self.path.page_bytes
 
     @property
     def page_width(self) -> int:
-        return self._path.page_width
+        return self.path.page_width
 
     def page_tokens(self, first: int, last: int) -> bytes:
         """Tokens of pages [first, last) of the path, overlap included; b"" when first == last."""
         if first >= last:
             return b""
-        path = self._path
+        path = self.path
         end = (last - 1) * path.page_bytes + path.page_width
         return path.data[first * path.page_bytes : end]
 
@@ -191,13 +192,13 @@ class PrefixKey:
         start, stop, step = pages.indices(self.num_pages)
         if step != 1:
             raise ValueError("a PrefixKey is sliced in steps of one page")
-        return _key_on(self._path, self.first + start, self.first + max(start, stop))
+        return _key_on(self.path, self.first + start, self.first + max(start, stop))
 
     def page_keys(self, first: int | None = None, last: int | None = None) -> bytes:
         """Concatenated keys of pages [first, last) of the *path* (default: this key's pages)."""
         first = self.first if first is None else first
         last = self.last if last is None else last
-        return self._path.keys(first, last) if first < last else b""
+        return self.path.keys(first, last) if first < last else b""
 
     def anchor(self, page: int, key: bytes) -> None:
         """Page `page` − 1 of this path is known to have `key`: hash on from there.
@@ -205,15 +206,15 @@ class PrefixKey:
         Called with keys read off the tree, whose tokens were compared, so that a matched prefix
         is never hashed again.
         """
-        path = self._path
+        path = self.path
         if page > path.chain_first + len(path.chain) // PAGE_KEY_BYTES:
             path.seed, path.chain_first, path.chain = key, page, bytearray()
 
     def extend(self, tokens: Tokens, extra: Mapping[int, bytes] | None = None) -> PrefixKey:
         """This key's full token sequence with `tokens` after it, and extra material for pages
         that were not full before; hashes only new pages."""
-        old = self._path
-        path = _Path(old.namespace, old.data + _token_bytes(tokens))
+        old = self.path
+        path = TokenPath(old.namespace, old.data + _token_bytes(tokens))
         if extra:
             path.data = _with_extra(path, extra, old.num_pages)
         path.seed, path.chain_first, path.chain = old.seed, old.chain_first, bytearray(old.chain)
@@ -221,7 +222,7 @@ class PrefixKey:
 
     def continues(self, other: PrefixKey, num_pages: int) -> bool:
         """Do the first `num_pages` pages of both paths hold the same?"""
-        mine, theirs = self._path, other._path
+        mine, theirs = self.path, other.path
         if mine is theirs:
             return True
         return mine.namespace.digest == theirs.namespace.digest and mine.data.startswith(
@@ -260,13 +261,13 @@ class PrefixKey:
         return f"PrefixKey(pages {self.first}..{self.last} of {unit} units)"
 
 
-def _key_on(path: _Path, first: int, last: int) -> PrefixKey:
+def _key_on(path: TokenPath, first: int, last: int) -> PrefixKey:
     key = object.__new__(PrefixKey)
-    key._path, key.first, key.last = path, first, last
+    key.path, key.first, key.last = path, first, last
     return key
 
 
-def _with_extra(path: _Path, extra: Mapping[int, bytes], first: int) -> bytes:
+def _with_extra(path: TokenPath, extra: Mapping[int, bytes], first: int) -> bytes:
     """The path's bytes, with each page that has extra material replaced by a digest of both: the
     first page that may have some is `first`."""
     data = bytearray(path.data)

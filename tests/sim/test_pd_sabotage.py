@@ -163,8 +163,7 @@ def test_pages_are_taken_in_when_the_first_rank_has_them(monkeypatch: Patch) -> 
     def reported(self: Intakes, op: Operation) -> None:
         if op.state is OpState.RUNNING and len(op.open_legs) < len(op.legs):
             intake = self._by_op[op.id]
-            for statuses in op.legs.values():
-                statuses[:] = bytes(len(statuses))
+            op.legs = {leg: bytes(len(statuses)) for leg, statuses in op.legs.items()}
             self._unload(intake, op, intake.coming[op.id], final=False)
             self.fresh[intake] = None
         original(self, op)

@@ -436,7 +436,7 @@ def test_a_fetch_published_although_a_leg_of_it_failed_c21(
     def lenient(self: Operation) -> bytes:
         if self.kind is not Kind.FETCH:
             return page_statuses(self)
-        legs = {leg: bytearray(len(s)) if component in leg else s for leg, s in self.legs.items()}
+        legs = {leg: bytes(len(s)) if component in leg else s for leg, s in self.legs.items()}
         return page_statuses(replace(self, legs=legs))
 
     monkeypatch.setattr(Operation, "page_statuses", lenient)

@@ -39,18 +39,6 @@ class Queue:
         holding._prev, holding._next, holding.queue = last, self, self
         last._next = self._prev = holding
 
-    def move_hot(self, holding: Holding) -> None:
-        """As remove and push_hot, for a holding of this queue."""
-        before, after, last = holding._prev, holding._next, self._prev
-        if last is holding:
-            return
-        assert before is not None
-        assert after is not None
-        before._next = after
-        after._prev = before
-        holding._prev, holding._next = last, self
-        last._next = self._prev = holding
-
     def push_cold(self, holding: Holding) -> None:
         self._link(self, holding, self._next)
 

@@ -21,7 +21,10 @@ class LRU(EvictionPolicy):
         self._queue.push_hot(holding)
 
     def touch(self, holding: Holding) -> None:
-        if holding.queue is None:
-            self._queue.push_hot(holding)
-        else:
-            self._queue.move_hot(holding)
+        queue, before, after = self._queue, holding._prev, holding._next
+        if before is not None and after is not None:  # else it is parked
+            before._next = after
+            after._prev = before
+        last = queue._prev
+        holding._prev, holding._next, holding.queue = last, queue, queue
+        last._next = queue._prev = holding

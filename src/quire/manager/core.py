@@ -222,15 +222,16 @@ class Core:
             assert isinstance(tail, Root)
             tail.users += 1
             return [(ROOT_SLOT, tail, None)]
-        # Full pages last, here and in `hold`: they may go with their last lock, and everything else
-        # of their node must be free to go by then.
-        guards = list(extra)
-        if self.upkeep is not None:
+        guards = self.components[0].protection(tail)
+        if extra or self.upkeep is not None:
+            # Full pages last, here and in `hold`: they may go with their last lock, and everything
+            # else of their node must be free to go by then.
+            first = list(extra)
             for component in self.components[1:]:
-                guards += component.protection(tail)
+                first += component.protection(tail)
                 if device_tail is not tail:
-                    guards += component.protection(device_tail)
-        guards += self.components[0].protection(tail)
+                    first += component.protection(device_tail)
+            guards = first + guards
         return self.lock(guards)
 
     def protect_host(self, tail: Node) -> list[Guard]:
@@ -255,6 +256,19 @@ class Core:
         for slot, end, stop in guards:
             self.tree.lock(end, stop, slot)
         return guards
+
+    def move_down(self, guards: list[Guard], tail: Node) -> bool:
+        """Make `tail` the end of what these guards protect, if that is all they do: they lock one
+        node on the device and it hangs right below, with nothing of its own but pages that nobody
+        else has seen. False: nothing was changed."""
+        if len(guards) > 1 or self.upkeep is not None:
+            return False
+        slot, end, stop = guards[0]
+        if slot != DEVICE or tail.parent is not end or stop is not end.parent:
+            return False
+        self.tree.move_lock_down(tail, slot)
+        guards[0] = (slot, tail, end)
+        return True
 
     def unprotect(self, guards: list[Guard]) -> None:
         """Undo what was locked; the list is emptied, so that it cannot be undone twice."""
@@ -307,6 +321,9 @@ class Core:
 
     def finish(self, op: Operation) -> None:
         """Give back the locks of an operation that has ended."""
-        nodes = dict.fromkeys(end for _, end, _ in op.guards) if self.upkeep is not None else ()
-        self.unprotect(op.guards)
-        self.tidy(nodes)
+        if self.upkeep is None:
+            self.unprotect(op.guards)
+        else:
+            nodes = dict.fromkeys(end for _, end, _ in op.guards)
+            self.unprotect(op.guards)
+            self.tidy(nodes)

@@ -64,8 +64,10 @@ class Lease:
     owner: RequestId
     key: PrefixKey
     priority: int
-    _tail: Node
-    _device_tail: Node
+    tail: Node
+    """End of the path it protects."""
+    device_tail: Node
+    """End of the device part of that path."""
     guards: list[Guard]
     tree_pages: PageIds
     """Device pages of the tree it uses, from page 0 on."""
@@ -90,30 +92,16 @@ class Lease:
     released: bool = False
 
     def __post_init__(self) -> None:
-        self._tail.named += 1
-        self._device_tail.named += 1
+        self.tail.named += 1
+        self.device_tail.named += 1
 
-    @property
-    def tail(self) -> Node:
-        """End of the path it protects."""
-        return self._tail
-
-    @tail.setter
-    def tail(self, node: Node) -> None:
-        self._tail.named -= 1
-        node.named += 1
-        self._tail = node
-
-    @property
-    def device_tail(self) -> Node:
-        """End of the device part of that path."""
-        return self._device_tail
-
-    @device_tail.setter
-    def device_tail(self, node: Node) -> None:
-        self._device_tail.named -= 1
-        node.named += 1
-        self._device_tail = node
+    def end_at(self, tail: Node, device_tail: Node) -> None:
+        """Its path ends there now, and the device part of it."""
+        self.tail.named -= 1
+        self.device_tail.named -= 1
+        tail.named += 1
+        device_tail.named += 1
+        self.tail, self.device_tail = tail, device_tail
 
     @property
     def num_device(self) -> int:
@@ -132,8 +120,8 @@ class Lease:
     def end(self) -> None:
         """It was released: it names no node any more."""
         self.released = True
-        self._tail.named -= 1
-        self._device_tail.named -= 1
+        self.tail.named -= 1
+        self.device_tail.named -= 1
 
     def require_live(self) -> None:
         if self.released:

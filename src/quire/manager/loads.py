@@ -218,7 +218,8 @@ class Loader:
         new = reversed(list(core.tree.path(tail, lease.device_tail)))
         table = b"".join(held_pages(node, DEVICE) for node in new)
         lease.tree_pages = PageIds(lease.tree_pages + table)
-        before, lease.device_tail = lease.device_tail, tail
+        before = lease.device_tail
+        lease.end_at(lease.tail, tail)
         if lease.state is not None and self._states is not None:
             self._states.enter(lease.state, tail)
         old, lease.guards = lease.guards, core.protect(lease.tail, tail)

@@ -132,8 +132,7 @@ class CacheManager:
             if priority:
                 node.priority = max(node.priority, priority)
             node = node.parent
-        self._writer.used(tail)
-        self._writer.expect(match.key.last - match.num_device)
+        self._writer.used(tail, match.key.last - match.num_device)
         guards = self._core.protect(tail, device_tail)
         lease = Lease(self, owner, match.key, priority, tail, device_tail, guards, table)
         lease.looked = self._core.tree.changes
@@ -150,13 +149,13 @@ class CacheManager:
 
     def _ends(self, match: PrefixMatch) -> tuple[Node, Node, PageIds]:
         """Where a match ends, at all and on the device, and its device pages."""
-        tree, num_pages = self._core.tree, match.num_pages
-        tail: Node = tree.root(match.key)
-        device_tail = tail
-        if num_pages:
-            tail = tree.node_at(match.walk.nodes[-1], num_pages)
-        if match.num_device:
-            device_tail = tree.node_at(tail, match.num_device)
+        tree, num_device = self._core.tree, match.num_device
+        end = num_device + match.num_host
+        tail: Node = tree.node_at(match.walk.nodes[-1], end) if end else tree.root(match.key)
+        if num_device == end:
+            device_tail = tail
+        else:
+            device_tail = tree.node_at(tail, num_device) if num_device else tree.root(match.key)
         pages, node = list[PageIds](), device_tail
         while node.parent is not None:
             pages.append(held_pages(node, DEVICE))
@@ -328,8 +327,12 @@ class CacheManager:
         if shared:
             if state is not None:
                 self._hybrid.share(state, tail, done.tail)
-            lease.device_tail = done.tail
-            self._repoint(lease, done.tail if done.tail.end > lease.tail.end else lease.tail)
+            end = done.tail if done.tail.end > lease.tail.end else lease.tail
+            is_next = len(done.adopted) == 1 and lease.tail is tail
+            if is_next and self._core.move_down(lease.guards, end):
+                lease.end_at(end, end)
+            else:
+                self._repoint(lease, end, done.tail)
             if state is not None:
                 self._writer.settled(self._hybrid.checkpoint(state, done.tail))
         return shared
@@ -358,7 +361,7 @@ class CacheManager:
 
     def step(self, completions: Iterable[Completion] = ()) -> list[Command]:
         """Take in what workers reported, and give out what they should do next."""
-        operations = self._core.operations
+        core, operations = self._core, self.operations
         for report in completions:
             known = True
             match report:
@@ -367,17 +370,18 @@ class CacheManager:
                 case Probed():
                     known = operations.probed(report)
                 case StoreChanged(op, rank, error):
-                    known = operations.store_changed(op, (rank, ""), error)
+                    known = operations.store_changed(op, rank, error)
                 case WorkerLost(rank, reason):
                     operations.lose_rank(rank, reason)
             if not known:
                 self.counters.late_reports += 1
-        overdue = operations.expire(self._core.clock())
+        now = core.clock()
+        overdue = operations.expire(now)
         if overdue:
             self.counters.overdue_operations += overdue
         self._fetches.flush()
-        self._writer.flush()
-        commands, self._core.outbox = self._core.outbox, []
+        self._writer.flush(now)
+        commands, core.outbox = core.outbox, []
         return commands
 
     def next_wakeup(self, *, soon: bool = False) -> float | None:
@@ -462,18 +466,20 @@ class CacheManager:
         walk = self._core.tree.walk(lease.key, lease.tail)
         reachable, _ = self._usable(walk, first)
         if reachable > first:
-            self._repoint(lease, self._core.tree.node_at(walk.nodes[-1], reachable))
+            tail = self._core.tree.node_at(walk.nodes[-1], reachable)
+            self._repoint(lease, tail, lease.device_tail)
 
     def _streamed(self, lease: Lease, tail: Node) -> None:
         """Its device part has come, by a stream, to end there."""
-        lease.tail = tail if tail.end > lease.tail.end else lease.tail
+        if tail.end > lease.tail.end:
+            lease.end_at(tail, lease.device_tail)
         self._loader.enter(lease, tail)
 
     def _let_go_of_copies(self) -> None:
         """What was protected on the host while it was loaded need not be any more."""
         for lease in sorted(self.leases, key=lambda lease: lease.owner):
             if not lease.yielded and not lease.loads:
-                self._repoint(lease, lease.tail)
+                self._repoint(lease, lease.tail, lease.device_tail)
 
     def _hold_host(self, lease: Lease) -> None:
         """The lease protects of its prefix what the host has, to a point, and nothing else."""
@@ -501,20 +507,21 @@ class CacheManager:
     ) -> None:
         """It has its new hold before it lets go of the old one."""
         before, old = (lease.tail, lease.device_tail), lease.guards
-        lease.tail, lease.device_tail, lease.tree_pages = tail, device_tail, table
-        lease.guards = guards
+        lease.end_at(tail, device_tail)
+        lease.tree_pages, lease.guards = table, guards
         if lease.state is not None:
             self._hybrid.enter(lease.state, device_tail)
         self._core.unprotect(old)
         self._core.tidy(before)
 
-    def _repoint(self, lease: Lease, tail: Node) -> None:
-        """Move the end of what the lease protects; never lets go before it has the new hold."""
-        before, lease.tail = lease.tail, tail
-        old, lease.guards = lease.guards, self._core.protect(tail, lease.device_tail)
+    def _repoint(self, lease: Lease, tail: Node, device_tail: Node) -> None:
+        """Move the ends of what the lease protects; never lets go before it has the new hold."""
+        before = lease.tail
+        lease.end_at(tail, device_tail)
+        old, lease.guards = lease.guards, self._core.protect(tail, device_tail)
         self._core.unprotect(old)
         if lease.state is not None:
-            self._core.tidy((before, lease.device_tail))
+            self._core.tidy((before, device_tail))
 
     def _shared(self, lease: Lease, pages: PageIds, count: int) -> None:
         """The first `count` private pages of a lease are the tree's now, or others for them."""

@@ -27,7 +27,10 @@ COPY_TIMEOUT_S = 60.0
 _UNREPORTED = 255
 _BLANK = bytes([_UNREPORTED])
 _OK = PageStatus.OK
+WHOLE = ""
+"""In place of a component: what is asked of a rank as a whole."""
 Leg = tuple[int, str]
+"""A rank and a component."""
 
 
 class Kind(enum.StrEnum):
@@ -64,7 +67,7 @@ class Operation:
     timeout_s: float
     deadline_s: float
     """`timeout_s` after its start, or after the last report that brought something."""
-    legs: dict[Leg, bytearray]
+    legs: dict[Leg, bytes]
     """Statuses per leg; _UNREPORTED where nothing has come yet."""
     open_legs: set[Leg]
     on_report: Callable[[Operation], None]
@@ -99,10 +102,11 @@ class Operation:
         return bytes(PageStatus.FAILED if s == _UNREPORTED else s for s in merged)
 
     def all_ok(self) -> bool:
-        return not any(map(any, self.legs.values()))  # OK is 0
+        statuses = b"".join(self.legs.values())
+        return statuses == bytes(len(statuses))  # OK is 0
 
 
-def _leading_ok(statuses: bytearray) -> int:
+def _leading_ok(statuses: bytes) -> int:
     return len(statuses) - len(statuses.lstrip(b"\0"))
 
 
@@ -120,8 +124,9 @@ class Operations:
     ) -> None:
         self._clock = clock
         self.ended: dict[Kind, Ended] = {kind: Ended() for kind in Kind}
-        self._ranks = range(num_ranks)
-        self._components = list(components)
+        names = [*components, WHOLE]
+        self._legs = {name: [(rank, name) for rank in range(num_ranks)] for name in names}
+        """By component."""
         self.num_started = 0
         self._deadlines: list[tuple[float, OperationId]] = []
         self.running: dict[OperationId, Operation] = {}
@@ -131,33 +136,21 @@ class Operations:
     def start(
         self,
         kind: Kind,
-        sizes: int | dict[str, int],
+        sizes: dict[str, int],
         *,
         timeout_s: float,
         on_report: Callable[[Operation], None],
         guards: list[Guard] | None = None,
     ) -> Operation:
-        """`sizes`: pages per component, or as many of every component."""
-        if isinstance(sizes, int):
-            sizes = dict.fromkeys(self._components, sizes)
-        legs: dict[Leg, bytearray] = {}
+        """`sizes`: pages per component, the first one's first."""
+        legs: dict[Leg, bytes] = {}
         for name, size in sizes.items():
-            for rank in self._ranks:
-                legs[rank, name] = bytearray(_BLANK) * size
-        self.num_started = number = self.num_started + 1
-        now, op_id = self._clock(), OperationId(number)
+            legs |= dict.fromkeys(self._legs[name], _BLANK * size)
+        self.num_started += 1
+        now, op_id, size = self._clock(), OperationId(self.num_started), next(iter(sizes.values()))
         deadline_s = now + timeout_s
         op = self.running[op_id] = Operation(
-            op_id,
-            kind,
-            next(iter(sizes.values())),
-            now,
-            timeout_s,
-            deadline_s,
-            legs,
-            set(legs),
-            on_report,
-            guards or [],
+            op_id, kind, size, now, timeout_s, deadline_s, legs, set(legs), on_report, guards or []
         )
         self.num_running[kind] += 1
         heapq.heappush(self._deadlines, (deadline_s, op_id))
@@ -169,14 +162,17 @@ class Operations:
         leg = (report.rank, report.component)
         if op is None or leg not in op.open_legs:
             return False
-        end = report.first + len(report.statuses)
-        sensible = report.first >= 0 and end <= len(op.legs[leg])
+        first, statuses, before = report.first, report.statuses, op.legs[leg]
+        end = first + len(statuses)
+        sensible = first >= 0 and end <= len(before)
         if sensible:  # else a confused worker: its pages stay unreported, hence not OK
-            op.legs[leg][report.first : end] = report.statuses
-            if op.kind in _IN_PIECES and _OK in report.statuses:
-                op.deadline_s = self._clock() + op.timeout_s
+            op.legs[leg] = before[:first] + statuses + before[end:]
+            op.reported_s = now = self._clock()
+            if report.at_s is not None:
+                op.reported_s = report.at_s
+            if op.kind in _IN_PIECES and _OK in statuses:
+                op.deadline_s = now + op.timeout_s
             op.keys = op.keys or report.keys
-            op.reported_s = self._clock() if report.at_s is None else report.at_s
             op.seconds = max(op.seconds, report.seconds)
         self._advance(op, leg if report.final else None)
         return sensible
@@ -198,8 +194,8 @@ class Operations:
         self._advance(op, leg)
         return True
 
-    def store_changed(self, op_id: OperationId, leg: Leg, error: str) -> bool:
-        op = self.running.get(op_id)
+    def store_changed(self, op_id: OperationId, rank: int, error: str) -> bool:
+        op, leg = self.running.get(op_id), (rank, WHOLE)
         if op is None or leg not in op.open_legs:
             return False
         op.error = op.error or error

@@ -19,26 +19,25 @@ class PageAllocator:
         self.num_pages = num_pages
         self._stack = bytearray(page_ids(range(num_pages - 1, -1, -1)))
         """Free pages as PageIds; taken from and put back at the end."""
-
-    @property
-    def num_free(self) -> int:
-        return len(self._stack) // PAGE_ID_BYTES
+        self.num_free = num_pages
 
     def allocate(self, count: int) -> PageIds | None:
         """`count` pages, or None and nothing changed."""
-        stack, size = self._stack, count * PAGE_ID_BYTES
-        if size > len(stack):
+        if count > self.num_free:
             return None
-        if size == 0:
+        if count == 0:
             return NO_PAGES
+        stack, size = self._stack, count * PAGE_ID_BYTES
         pages = PageIds(bytes(stack[-size:]))
         del stack[-size:]
+        self.num_free -= count
         return pages
 
     def free(self, pages: PageIds) -> None:
         """Give pages back. Freeing more than is out is an InvariantError."""
         self._stack += pages
-        if len(self._stack) > self.num_pages * PAGE_ID_BYTES:
+        self.num_free += len(pages) // PAGE_ID_BYTES
+        if self.num_free > self.num_pages:
             raise InvariantError(f"{self.num_free} pages are free in a pool of {self.num_pages}")
 
     def free_pages(self) -> npt.NDArray[np.int32]:

@@ -64,7 +64,7 @@ def _join(tree: PrefixTree, tail: Node, least: int) -> None:
     tail.hits = max(node.hits for node in run)
     tail.given_up, tail.last_use = top.given_up, top.last_use
     parent.children[top.name] = tail
-    tail.parent, tail.name = parent, top.name
+    tail.parent, tail.start, tail.name = parent, top.start, top.name
     tree.changes += 1
 
 

@@ -73,6 +73,7 @@ class Node:
         "parent",
         "priority",
         "stamp",
+        "start",
         "stored",
         "tokens",
     )
@@ -86,8 +87,9 @@ class Node:
         self.tokens = tokens
         """Tokens of its pages, overlap included. A bytearray once it has grown in place, so that a
         page more does not cost as much as all before it."""
-        self.end = end
+        self.end: int = end
         """Pages from the root to its end."""
+        self.start: int = 0 if parent is None else parent.end
         self.children: dict[int, Node] | None = None
         """By name. A name only leads to a candidate: the tokens themselves are compared."""
         self.held: list[Holding | None] = [None] * num_slots
@@ -114,12 +116,8 @@ class Node:
         """The same for other components. Apart, since most nodes have none."""
 
     @property
-    def start(self) -> int:
-        return self.parent.end if self.parent is not None else 0
-
-    @property
     def num_pages(self) -> int:
-        return self.end - self.parent.end if self.parent is not None else 0
+        return self.end - self.start
 
     def stored_in(self, component: int) -> int:
         """Epoch of the store known to hold its pages of a component."""

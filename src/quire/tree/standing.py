@@ -62,12 +62,14 @@ class Standing:
         while (parent := node.parent) is not None:
             node.last_use = use
             held = node.held
-            for device in device_slots:
-                holding, slot = held[device], device
-                if holding is None or holding.state is not READY:
-                    holding, slot = held[device + HOST], device + HOST
+            for slot in device_slots:
+                holding = held[slot]
                 if holding is not None and holding.state is READY:
                     orders[slot].touch(holding)
+                    continue
+                holding = held[slot + HOST]
+                if holding is not None and holding.state is READY:
+                    orders[slot + HOST].touch(holding)
             node = parent
 
     def unpark(self, holding: Holding, slot: int) -> None:

@@ -39,28 +39,28 @@ class Stays:
         self._late: dict[Holding, int] = {}
         """With their slot: full pages whose last reason is gone and still counted."""
 
-    def hold_back(self, node: Node, slot: int) -> None:
+    def hold_back(self, holding: Holding | None, slot: int) -> None:
         """One more reason for a holding to stay; and if it had none, for what it hangs under."""
-        if self._late and (first := node.held[slot]) in self._late:
-            del self._late[first]
+        if self._late and holding in self._late:
+            del self._late[holding]
             return
-        at: Node | None = node
-        size, chained = 0, slot <= HOST
-        while at is not None and (holding := at.held[slot]) is not None:
+        size = 0
+        while holding is not None:
             holding.reasons = reasons = holding.reasons + 1
             if reasons > 1:
                 break
             size += len(holding.pages)
-            at = at.parent if chained else None
-        self.movable[slot] -= size // PAGE_ID_BYTES
+            above = holding.node.parent
+            holding = None if above is None or slot > HOST else above.held[slot]
+        if size:
+            self.movable[slot] -= size // PAGE_ID_BYTES
 
-    def let_go(self, node: Node, slot: int) -> None:
+    def let_go(self, holding: Holding | None, slot: int) -> None:
         """One reason less. What may go is found again by eviction."""
-        holding = node.held[slot]
         if holding is not None and slot <= HOST and holding.reasons == 1:
             self._late[holding] = slot
         else:
-            self._let_go(node, slot)
+            self._let_go(holding, slot)
 
     def catch_up(self) -> None:
         """From here on `reasons` and `movable` are as they should be."""
@@ -68,20 +68,21 @@ class Stays:
             return
         late, self._late = self._late, {}
         for holding, slot in late.items():
-            self._let_go(holding.node, slot)
+            self._let_go(holding, slot)
 
-    def _let_go(self, node: Node, slot: int) -> None:
-        at: Node | None = node
-        size, chained = 0, slot <= HOST
-        while at is not None and (holding := at.held[slot]) is not None:
+    def _let_go(self, holding: Holding | None, slot: int) -> None:
+        size = 0
+        while holding is not None:
             holding.reasons = reasons = holding.reasons - 1
             if reasons:
                 break
             size += len(holding.pages)
-            if holding.queue is None and is_leaf(at, slot):
+            if holding.queue is None and is_leaf(holding.node, slot):
                 self._standing.unpark(holding, slot)
-            at = at.parent if chained else None
-        self.movable[slot] += size // PAGE_ID_BYTES
+            above = holding.node.parent
+            holding = None if above is None or slot > HOST else above.held[slot]
+        if size:
+            self.movable[slot] += size // PAGE_ID_BYTES
 
     def enter(self, node: Node, slot: int, holding: Holding) -> None:
         """A holding was attached."""
@@ -98,8 +99,9 @@ class Stays:
         if not holding.reasons:
             self.movable[slot] += len(holding.pages) // PAGE_ID_BYTES
         elif slot <= HOST:
-            self.hold_back(parent, slot)
-        self._reckon_around(node, slot)
+            self.hold_back(parent.held[slot], slot)
+        if slot != DEVICE or node.host_below:
+            self._reckon_around(node, slot)
 
     def leave(self, node: Node, slot: int, holding: Holding) -> None:
         """A holding was detached."""
@@ -114,12 +116,13 @@ class Stays:
                 parent.device_below -= 1
             else:
                 parent.host_below -= 1
-            if holding.reasons:
-                self.let_go(parent, slot)
             above = parent.held[slot]
+            if holding.reasons:
+                self.let_go(above, slot)
             if above is not None and above.queue is None and may_go(above, slot):
                 self._standing.unpark(above, slot)
-        self._reckon_around(node, slot)
+        if slot != DEVICE or node.host_below:
+            self._reckon_around(node, slot)
 
     def forgive(self, node: Node, slot: int) -> None:
         """The host cannot take the copy that a device holding owes."""
@@ -145,10 +148,10 @@ class Stays:
             holding.owes = owes
             if owes:
                 self.owing[node, slot] = None
-                self.hold_back(node, slot)
+                self.hold_back(holding, slot)
             else:
                 del self.owing[node, slot]
-                self.let_go(node, slot)
+                self.let_go(holding, slot)
 
     def _settle(self, node: Node, slot: int, holding: Holding) -> None:
         """What owed is gone, with its debt."""
@@ -158,7 +161,7 @@ class Stays:
         if not holding.reasons:  # as if it had been let go, of a holding that no longer stands
             self.movable[slot] += num_pages(holding.pages)
             if slot == DEVICE and node.parent is not None:
-                self.let_go(node.parent, slot)
+                self.let_go(node.parent.held[slot], slot)
 
     def _reckon_around(self, node: Node, slot: int) -> None:
         """What the host holds of a node has changed: so may what the device owes."""
@@ -170,10 +173,8 @@ class Stays:
                 self.reckon(parent, DEVICE)
             for other in self._other_devices:
                 self.reckon(node, other)
-        elif slot != DEVICE:
+        else:
             self.reckon(node, slot - slot % NUM_TIERS)
-        elif node.host_below:
-            self.reckon(node, slot)
 
 
 def is_leaf(node: Node, slot: int) -> bool:

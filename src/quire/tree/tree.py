@@ -81,12 +81,11 @@ class PrefixTree:
         `start` is a node known to lie on the key's path: only what is below it is walked.
         """
         nodes: list[Node] = []
-        namespace = key.namespace
-        node = start or self.roots.get(namespace.digest)
+        path = key.path
+        node = start or self.roots.get(path.namespace.digest)
         if node is None:
             return Walk(nodes, 0)
-        data, step, width = key.data, namespace.page_bytes, namespace.page_width
-        overlap = width - step
+        data, step, width = path.data, path.page_bytes, path.page_width
         at, last = node.end, key.last
         while at < last and node.children is not None:
             offset = at * step
@@ -98,8 +97,8 @@ class PrefixTree:
                 nodes.append(child)
                 node, at = child, child.end
                 continue
-            run = data[offset : last * step + overlap]
-            shared = common_pages(run, bytes(tokens), step, width)
+            rest = data[offset : last * step + width - step]
+            shared = common_pages(rest, bytes(tokens), step, width)
             if shared:
                 nodes.append(child)
                 at += shared
@@ -181,7 +180,7 @@ class PrefixTree:
             cut = count * PAGE_KEY_BYTES
             upper.page_keys, node.page_keys = node.page_keys[:cut], node.page_keys[cut:]
         node.tokens = tokens[count * step :]
-        node.parent = upper
+        node.parent, node.start = upper, upper.end
         assert parent.children is not None
         parent.children[node.name] = upper
         node.name = hash(bytes(node.tokens[:width]))
@@ -194,13 +193,16 @@ class PrefixTree:
     def node_at(self, tail: Node, end: int) -> Node:
         """The node of the path to `tail` that ends at page `end`, split off if need be."""
         node = tail
-        while node.start >= end:
-            assert node.parent is not None
-            node = node.parent
-        return node if node.end == end else self.split(node, end - node.start)
+        while node.end != end:
+            above = node.parent
+            assert above is not None
+            if above.end < end:
+                return self.split(node, end - above.end)
+            node = above
+        return node
 
     def _split_holding(self, slot: int, lower: Holding, upper: Node, count: int) -> Holding | None:
-        if self.points and slot in self.points:
+        if slot in self.points:
             return None
         cut = count * PAGE_ID_BYTES
         holding = Holding(upper, PageIds(lower.pages[:cut]), lower.state)
@@ -224,7 +226,8 @@ class PrefixTree:
         """
         first = at.end
         node, position = at, first
-        data, step, width = key.data, key.page_bytes, key.page_width
+        path = key.path
+        data, step, width = path.data, path.page_bytes, path.page_width
         taken: list[bytes] = []
         duplicate: list[bytes] = []
         adopted: list[Node] = []
@@ -312,7 +315,7 @@ class PrefixTree:
         assert holding.state is FILLING
         holding.state = READY
         self.standing.enter(holding, slot)
-        self.stays.let_go(node, slot)
+        self.stays.let_go(holding, slot)
         self.changes += 1
 
     def condemn(self, node: Node, slot: int) -> list[Freed]:
@@ -321,7 +324,7 @@ class PrefixTree:
         assert holding is not None
         self.standing.leave(holding, slot)
         if holding.state is READY:
-            self.stays.hold_back(node, slot)
+            self.stays.hold_back(holding, slot)
         holding.state = DRAINING
         if slot % NUM_TIERS == DEVICE:
             self.stays.reckon(node, slot)
@@ -382,7 +385,7 @@ class PrefixTree:
 
     def lock(self, tail: Node, stop: Node | None, slot: int) -> None:
         """Protect the slot's holdings of the nodes from `tail` up to below `stop`."""
-        if self.points and slot in self.points:
+        if slot in self.points:
             stop = tail.parent
         self.uses += 1
         node = tail
@@ -391,7 +394,7 @@ class PrefixTree:
             assert holding is not None
             holding.locks = locks = holding.locks + 1
             if locks == 1:
-                self.stays.hold_back(node, slot)
+                self.stays.hold_back(holding, slot)
                 if slot > HOST:
                     self.stays.reckon(node, slot)
             node = parent
@@ -399,7 +402,7 @@ class PrefixTree:
     def unlock(self, tail: Node, stop: Node | None, slot: int) -> list[Freed]:
         """Undo one lock. Frees what was only draining."""
         freed: list[Freed] = []
-        if self.points and slot in self.points:
+        if slot in self.points:
             stop = tail.parent
         self.uses += 1
         node = tail
@@ -410,11 +413,26 @@ class PrefixTree:
             if locks == 0:
                 if slot > HOST:
                     self.stays.reckon(node, slot)
-                self.stays.let_go(node, slot)
+                self.stays.let_go(holding, slot)
                 if holding.state is DRAINING and self._is_drained(node, slot):
                     freed += self.detach(node, slot)
             node = parent
         return freed
+
+    def move_lock_down(self, node: Node, slot: int) -> None:
+        """Lock a node's READY holding in the place of its parent's, which has a lock of the
+        caller: as `lock` and `unlock`, without a walk."""
+        parent, below = node.parent, node.held[slot]
+        above = None if parent is None else parent.held[slot]
+        assert above is not None
+        assert below is not None
+        self.uses += 1
+        below.locks += 1
+        if below.locks == 1:
+            self.stays.hold_back(below, slot)
+        above.locks -= 1
+        if above.locks == 0:
+            above.reasons -= 1  # it stays for the node below
 
     def touch(self, tail: Node) -> None:
         """Everything on the path was used."""

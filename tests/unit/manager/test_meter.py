@@ -18,7 +18,9 @@ class Line:
         self._meter = Meter(lambda: self.now, lambda n, s: self.rates.append(n / s))
 
     def begin(self, pages: int) -> Operation:
-        op = self._operations.start(Kind.FETCH, pages, timeout_s=9.0, on_report=lambda op: None)
+        op = self._operations.start(
+            Kind.FETCH, {"full": pages}, timeout_s=9.0, on_report=lambda op: None
+        )
         self._meter.begin(op)
         return op
 

@@ -43,7 +43,8 @@ class Fetches:
         """Once per step: what has come enters the tree, what is due goes out."""
         if self._intakes.fresh:
             self._intakes.flush()
-        self.prefetches.flush()
+        if self.prefetches.put_off:
+            self.prefetches.flush()
         if self._line.claims:
             self._line.serve()
         if self.prefetches.probes.queued:

@@ -50,10 +50,11 @@ class Prefetches:
         self._timeouts: list[tuple[float, int, Prefetch]] = []
         """When the policy stops waiting, a number to break ties, and for what."""
         self._num_timeouts = 0
-        self._new: list[Prefetch] = []
-        self._older: list[Prefetch] = []
+        self.put_off: list[Prefetch] = []
         """Found, and their requests need not wait: only if they are not admitted before the next
         step is anything fetched for them."""
+        self._num_due = 0
+        """Of these, in the next step."""
 
     def start(self, lease: Lease, *, fetch: bool, can_meet: bool) -> Prefetch:
         """Begin looking for what comes after the lease's tail; `fetch` it when found. `can_meet`:
@@ -100,7 +101,7 @@ class Prefetches:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._new or self._older or self.probes.queued)
+        return bool(self.put_off or self.probes.queued)
 
     def settle(self, prefetch: Prefetch) -> None:
         """The request goes on now: land what has arrived, and stop the rest unless others want it.
@@ -118,8 +119,9 @@ class Prefetches:
         self._end(prefetch, None if is_met else _UNSERVED.get(prefetch.state))
 
     def flush(self) -> None:
-        """Once per step."""
-        due, self._older, self._new = self._older, self._new, []
+        """Once per step, if anything was put off."""
+        due, self.put_off = self.put_off[: self._num_due], self.put_off[self._num_due :]
+        self._num_due = len(self.put_off)
         for prefetch in due:
             if prefetch.state is PrefetchState.PROBED:
                 self._join(prefetch)
@@ -181,7 +183,7 @@ class Prefetches:
                 self._join(prefetch)
             case Way.BOTH:
                 prefetch.state = PrefetchState.PROBED
-                self._new.append(prefetch)
+                self.put_off.append(prefetch)
 
     def _num_ahead(self, prefetch: Prefetch) -> int:
         """Pages that it would wait for before its own; none, if somebody brings them already."""

@@ -32,6 +32,7 @@ class Probes:
         self._core = core
         self._found = found
         self._decline = decline
+        self._names = [component.name for component in core.components]
         self.queued: list[Prefetch] = []
         self._asked: dict[OperationId, list[tuple[Prefetch, int]]] = {}
         """Who is asked about, and up to which page."""
@@ -50,7 +51,7 @@ class Probes:
             return
         op = core.operations.start(
             Kind.PROBE,
-            len(batch),  # of every component
+            dict.fromkeys(self._names, len(batch)),
             timeout_s=TIMEOUT_S + GRACE_S,
             on_report=self._reported,
         )
@@ -82,9 +83,11 @@ class Probes:
     def _answered(self, prefetch: Prefetch, end: int, hit: int, op: Operation, index: int) -> None:
         components, first = self._core.components, prefetch.first
         size = end - first - prefetch.num_asked
-        for component, known in zip(components, prefetch.known, strict=True):
+        prefetch.known[0] += bytes(size)
+        for component in components[1:]:
             answers = (op.present or {}).get(component.name)
-            known.extend((answers[index] if answers else b"")[:size].ljust(size, b"\0"))
+            present = (answers[index] if answers else b"")[:size].ljust(size, b"\0")
+            prefetch.known[component.index] += present
         prefetch.num_asked += max(0, min(hit, size))
         if hit >= size and end < prefetch.key.last:
             self.queued.append(prefetch)

@@ -36,10 +36,11 @@ class Span:
 
     def nodes(self, component: Component) -> list[Node]:
         """The node, or what it was split into, parents first; of a point, its end."""
-        nodes, above = [self.tail], None if component.is_point else self.tail.parent
-        while above is not None and above.end > self.first:
-            nodes.insert(0, above)
-            above = above.parent
+        node = self.tail
+        nodes = [node]
+        while node.start > self.first and node.parent is not None and not component.is_point:
+            node = node.parent
+            nodes.insert(0, node)
         return nodes
 
 
@@ -77,7 +78,7 @@ class UnderWay:
 
 def size_of(component: Component, node: Node) -> int:
     """Pages that a component has of a node."""
-    return 1 if component.is_point else node.num_pages
+    return 1 if component.is_point else node.end - node.start
 
 
 def joined(spans: Iterable[Span], slot: int) -> PageIds:

@@ -27,6 +27,8 @@ class Writer:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._forgiven: Forgiven = {}
+        self._owing = core.tree.stays.owing
+        self._has_host = core.config.host_pages > 0
         config = core.config.write
         self._selective = config.enabled and config.policy is WritePolicy.WRITE_THROUGH_SELECTIVE
         self._backups: list[Backups] = []
@@ -57,8 +59,9 @@ class Writer:
         for component, node in due:
             self._backups[component].committed(node)
 
-    def used(self, tail: Node) -> None:
-        """A request has hit a path."""
+    def used(self, tail: Node, num_pages: int) -> None:
+        """A request has hit a path, and will take so many device pages once it is its turn."""
+        self._backups[0].expect(num_pages)
         if self._core.store_epoch:
             self._touched.pop(tail, None)
             self._touched[tail] = None
@@ -70,31 +73,28 @@ class Writer:
             for backups in self._backups:
                 backups.used(tail)
 
-    def expect(self, num_pages: int) -> None:
-        """A request has arrived that will take so many device pages once it is its turn."""
-        self._backups[0].expect(num_pages)
-
     def demand(self, component: int, node: Node) -> None:
         """A peer is to read it: it is copied to the host whatever the policy, evicting if need
         be. Asked for again until it is there."""
         self._backups[component].want(node, urgent=True)
 
-    def flush(self) -> None:
+    def flush(self, now: float) -> None:
         """Start what is due. Called at the end of each step."""
         core = self._core
-        if core.config.host_pages == 0 or core.operations.lost_ranks:
+        if not self._has_host or core.operations.lost_ranks:
             self._clear()
             return
-        if core.tree.stays.owing or self._forgiven:
+        if self._owing or self._forgiven:
             self._settle_debts()
         if core.refused:
             core.refused.clear()
         for backups in self._backups:
             backups.flush()
         for writes in self._writes:
-            writes.flush()
-        if self._touched and core.clock() >= self._next_touch_s:
-            self._touch()
+            if writes.due or writes.retries:
+                writes.flush(now)
+        if self._touched and now >= self._next_touch_s:
+            self._touch(now)
 
     def _clear(self) -> None:
         """Nothing can be copied any more."""
@@ -117,7 +117,7 @@ class Writer:
             elif self._core.allocators[slot + HOST].num_free >= num_pages(held.pages):
                 del self._forgiven[node, slot]
                 stays.claim(node, slot)
-        for node, slot in stays.owing:
+        for node, slot in self._owing:
             self._backups[slot // NUM_TIERS].owed(node)
         for node, slot in self._forgiven:
             stays.forgive(node, slot)
@@ -137,11 +137,11 @@ class Writer:
                 first = writes.retries[0][0]
         return first
 
-    def _touch(self) -> None:
+    def _touch(self, now: float) -> None:
         """Tell the store which paths were used here: what is hot in memory must not grow cold
         there."""
         core, used, room = self._core, self._touched, TOUCHED_PAGES
-        self._touched, self._next_touch_s = {}, core.clock() + TOUCH_EVERY_S
+        self._touched, self._next_touch_s = {}, now + TOUCH_EVERY_S
         if not core.store_epoch:
             return
         seen: set[Node] = set()

@@ -97,11 +97,9 @@ class Writes:
     def num_waiting(self) -> int:
         return len(self.due) + len(self._behind) + len(self.retries)
 
-    def flush(self) -> None:
-        if self.retries:
-            now = self._core.clock()
-            while self.retries and self.retries[0][0] <= now:
-                self._queue(self._next_retry())
+    def flush(self, now: float) -> None:
+        while self.retries and self.retries[0][0] <= now:
+            self._queue(self._next_retry())
         if self.due:
             if self._core.store_epoch:
                 self._start()
