@@ -31,7 +31,7 @@ LONG_CYCLES = 500_000_000
 """A few tenths of a second on the device: work that is certainly not over when we go on."""
 
 
-KINDS = [MoverKind.INDEX, MoverKind.KERNEL, MoverKind.RECTANGLES, MoverKind.PIECES]
+KINDS = [kind for kind in MoverKind if kind is not MoverKind.AUTO]
 
 
 class Rig:

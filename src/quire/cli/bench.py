@@ -178,18 +178,21 @@ def hybrid(
 @app.command(epilog="Example: [bold]quire bench gpu --shape llama-3.1-8b --json[/bold]")
 def gpu(
     shape: Annotated[
-        str, typer.Option(help="Of the model: qwen3-8b, llama-3.1-8b or tiny.")
-    ] = "qwen3-8b",
+        str,
+        typer.Option(metavar="SHAPES", help="Of the models: qwen3-8b, llama-3.1-8b, tiny."),
+    ] = "qwen3-8b,llama-3.1-8b",
     only: Annotated[
         str,
-        typer.Option(metavar="PARTS", help="Of decode, prefill, copies, hits, crossover, sets."),
-    ] = "decode,prefill,copies,hits,crossover,sets",
+        typer.Option(
+            metavar="PARTS", help="Of decode, prefill, mixed, copies, hits, crossover, sets."
+        ),
+    ] = "decode,prefill,mixed,copies,hits,crossover,sets",
     device: Annotated[str, typer.Option(help="Where it runs: cuda or cpu.")] = "cuda",
     keep: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Keep the random weights there, or use those that are there.",
+            help="Keep the random weights there, a folder per shape, or use those that are there.",
             show_default=False,
         ),
     ] = None,
@@ -213,8 +216,9 @@ def gpu(
 ) -> None:
     """The engine beside what the hardware could do: decoding, prompts, copies, hits, sessions.
 
-    In this process, on a model of a real shape with random weights. Every figure stands beside its
-    floor: bytes over the measured bandwidth, operations over the measured rate.
+    In this process, on models of real shapes with random weights. Every figure stands beside its
+    floor: bytes over the measured bandwidth, operations over the measured rate; the last table says
+    what is asked of them, and which were met.
     """
     needs("serve", SERVE)
     _check_device(device)
@@ -223,24 +227,29 @@ def gpu(
     from quire.bench.gpu import report as gpu_report
     from quire.bench.gpu import run as bench
 
-    plan = plans.Plan(
-        shape=shape,
+    shapes = plans.parse_shapes(shape)
+    common = plans.Plan(
         parts=plans.parse_parts(only),
         device=device,
         page_size=page_size,
         device_bytes=parse_size(device_memory),
         host_bytes=parse_size(host_memory),
         seed=seed,
-        model=keep,
         store=store,
     )
-    if shape == "tiny":
-        plan = replace(plan, **plans.SMALL)
-    with progress_bar() as progress:
-        result = bench.run(plan, progress)
-    if plots is not None:
-        gpu_plots.write(result, plots)
-    conclude(result | {"ok": not result["failed"]}, gpu_report.tables, as_json=as_json)
+    results = []
+    for name in shapes:
+        plan = replace(common, shape=name, model=None if keep is None else keep / name)
+        if name == "tiny":
+            plan = replace(plan, **plans.SMALL)
+        with progress_bar() as progress:
+            results.append(bench.run(plan, progress))
+        if plots is not None:
+            gpu_plots.write(results[-1], plots / name)
+        if bench.INTERRUPTED in results[-1]["failed"]:
+            break
+    result = {"ok": not any(one["failed"] for one in results), "shapes": results}
+    conclude(result, gpu_report.all_tables, as_json=as_json)
 
 
 @app.command(epilog="Example: [bold]quire bench disagg --stall-rounds 0 --json[/bold]")

@@ -134,7 +134,8 @@ class Settings:
         MoverKind.AUTO,
         Choice(list(MoverKind)),
         "What moves pages between a CUDA device and the host. rectangles, pieces: the device's "
-        "copy engines, page by page or layer by layer. kernel: one of Quire's own. index: torch. "
+        "copy engines, page by page or layer by layer; staged: by way of a buffer on the device. "
+        "kernel: one of Quire's own. index: torch. "
         "auto: as measured at start.",
         example="rectangles",
     )

@@ -1,8 +1,9 @@
 """Which mover serves a direction: the fastest on this machine, for these pools, as measured.
 
 The copy engines come first: kernels that read or write over the link hold up the model's own, so
-much that decoding beside them took twice as long, or more. Only where the copy engines are missing,
-or far below a plain copy of as many bytes, the others are measured at all.
+much that decoding beside them took twice as long, or more. Where pages are too short for them, a
+kernel helps on the device; only where the copy engines are missing, or far below a plain copy of as
+many bytes, kernels that use the link are measured at all.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ _MEASURED_BYTES = 512 << 20
 _LEAST_BYTES = 64 << 20
 """Smaller pools say nothing, and are not measured."""
 _REPEATS = 3
-_GOOD_ENOUGH = 0.7
-"""Of a plain copy's rate."""
-_COPY_ENGINES = (MoverKind.RECTANGLES, MoverKind.PIECES)
-_KERNELS = (MoverKind.KERNEL, MoverKind.INDEX)
+_KINDS = (
+    ((MoverKind.RECTANGLES, MoverKind.PIECES), 0.93),
+    ((MoverKind.STAGED,), 0.7),
+    ((MoverKind.KERNEL, MoverKind.INDEX), 0.0),
+)
+"""Those that are compared, and the share of a plain copy's rate with which no more are."""
 
 Clock = Callable[[], float]
 
@@ -71,7 +74,7 @@ def _fastest(ends: Ends, clock: Clock, *, to_device: bool) -> tuple[Mover, str]:
     movers: dict[MoverKind, Mover] = {}
     plain = _plain_rate(ends, len(pages[0]), clock, to_device=to_device)
     notes = [f"plain {plain / 1e9:.1f} GB/s"]
-    for kinds in (_COPY_ENGINES, _KERNELS):
+    for kinds, good_enough in _KINDS:
         for kind in kinds:
             try:
                 movers[kind] = _open(kind, ends, to_device=to_device)
@@ -80,7 +83,7 @@ def _fastest(ends: Ends, clock: Clock, *, to_device: bool) -> tuple[Mover, str]:
                 notes.append(f"{kind.value} {rates[kind] / 1e9:.1f}")
             except (ConfigError, WorkerError) as error:
                 notes.append(f"{kind.value}: {error}")
-        if max(rates.values(), default=0.0) >= _GOOD_ENOUGH * plain:
+        if max(rates.values(), default=0.0) >= good_enough * plain:
             break
     best = max(rates, key=lambda kind: rates[kind])
     return movers[best], f"{best.value} ({', '.join(notes)})"
@@ -88,7 +91,7 @@ def _fastest(ends: Ends, clock: Clock, *, to_device: bool) -> tuple[Mover, str]:
 
 def _first(ends: Ends, *, to_device: bool) -> tuple[Mover, str]:
     notes = ["too small to be measured"]
-    for kind in (*_COPY_ENGINES, *_KERNELS):
+    for kind in (kind for kinds, _ in _KINDS for kind in kinds):
         try:
             return _open(kind, ends, to_device=to_device), f"{kind.value} ({', '.join(notes)})"
         except ConfigError as error:
@@ -98,12 +101,16 @@ def _first(ends: Ends, *, to_device: bool) -> tuple[Mover, str]:
 
 def _open(kind: MoverKind, ends: Ends, *, to_device: bool) -> Mover:
     """Raises ConfigError with the reason why there is none."""
+    if kind in (MoverKind.KERNEL, MoverKind.STAGED) and importlib.util.find_spec("triton") is None:
+        raise ConfigError("needs Triton")
     if kind is MoverKind.KERNEL:
-        if importlib.util.find_spec("triton") is None:
-            raise ConfigError("needs Triton")
         from quire.transfer.triton import KernelMover
 
         return KernelMover(ends, to_device=to_device)
+    if kind is MoverKind.STAGED:
+        from quire.transfer.staged import StagedMover
+
+        return StagedMover(ends, to_device=to_device)
     if kind is MoverKind.RECTANGLES:
         from quire.transfer.dma import RectangleMover
 

@@ -12,6 +12,9 @@ class MoverKind(enum.StrEnum):
     """The device's copy engines: some layers of a page per command."""
     PIECES = "pieces"
     """The device's copy engines: all pages of some layers per call."""
+    STAGED = "staged"
+    """The device's copy engines, between the host and a buffer on the device; a kernel does the
+    rest, on the device."""
     KERNEL = "kernel"
     """One kernel reads and writes both ends itself."""
     INDEX = "index"

@@ -10,7 +10,7 @@ from quire.bench.gpu import report, sets
 from quire.bench.gpu import run as bench
 from quire.bench.gpu.floors import Machine, Needs
 from quire.bench.gpu.model import SHAPES, write_model
-from quire.bench.gpu.plan import Part
+from quire.bench.gpu.plan import Part, parse_shapes
 from quire.cli.output import show
 from quire.errors import ConfigError, EngineError
 from unit.cli_support import command
@@ -58,25 +58,31 @@ OPTIONS += ["--host-memory", "64MiB", "--page-size", "16"]
 
 def test_it_measures_tokens_beside_their_floors(model, capsys, monkeypatch) -> None:
     quire = command(capsys, monkeypatch)
-    options = [*OPTIONS, "--keep", str(model), "--only", "decode,prefill,hits,crossover"]
-    result = quire("bench", "gpu", *options, "--json").json
+    options = [*OPTIONS, "--keep", str(model), "--only", "decode,prefill,mixed,hits,crossover"]
+    (result,) = quire("bench", "gpu", *options, "--json").json["shapes"]
     assert [row["ratio"] for row in result["crossover"]["rows"]] == [1.0]
     assert [row["batch"] for row in result["decode"]] == [1, 4]
     for row in result["decode"] + result["prefill"]:
         assert row["floor_ms"] > 0
     hits = result["hits"][-1]
     assert (hits["device_tokens"], hits["host_tokens"]) == (496, 496)
+    assert [row["chunk"] for row in result["mixed"]] == [512, 128]
+    assert all(row["slowest_ms"] > 0 for row in result["mixed"])
+    asked = {figure["part"] for figure in result["asked"]}
+    assert asked == {"decode", "prefill", "mixed", "hits", "crossover"}
     assert "sets" not in result
     show(*report.tables(result))
     shown = capsys.readouterr().out
-    assert all(title in shown for title in ("Decoding", "Prompts", "Hits", "in the store"))
+    titles = ("Decoding", "Prompts", "beside others", "Hits", "in the store", "Asked of one H200")
+    assert all(title in shown for title in titles)
 
 
 def test_it_measures_copies_and_sessions(model, tmp_path, capsys, monkeypatch) -> None:
     pytest.importorskip("matplotlib")
     quire = command(capsys, monkeypatch)
     options = [*OPTIONS, "--keep", str(model), "--only", "copies,sets"]
-    result = quire("bench", "gpu", *options, "--json", "--plots", str(tmp_path / "plots")).json
+    ran = quire("bench", "gpu", *options, "--json", "--plots", str(tmp_path / "plots"))
+    (result,) = ran.json["shapes"]
     cases = {(row["way"], row["order"]) for row in result["copies"]["link"]}
     assert len(cases) == 6
     assert all(row["both_ms"] > 0 for row in result["copies"]["beside"])
@@ -88,7 +94,7 @@ def test_it_measures_copies_and_sessions(model, tmp_path, capsys, monkeypatch) -
     assert all(first == 0 for first, _ in reused.values())
     assert reused["L1+L2", 4.0][1] > 0.8 > reused["L1", 4.0][1]
     assert reused["L1", 0.5][1] > 0.8
-    assert {path.name for path in (tmp_path / "plots").iterdir()} == {
+    assert {path.name for path in (tmp_path / "plots" / "tiny").iterdir()} == {
         "sets_ttft.png",
         "sets_hits.png",
     }
@@ -100,6 +106,13 @@ def test_it_measures_copies_and_sessions(model, tmp_path, capsys, monkeypatch) -
 def test_parts_that_nobody_knows_are_refused(capsys, monkeypatch) -> None:
     quire = command(capsys, monkeypatch)
     assert "prefill" in quire("bench", "gpu", *OPTIONS, "--only", "decode,speed").sentence
+
+
+def test_shapes_that_nobody_knows_are_refused_before_anything_is_measured() -> None:
+    assert parse_shapes("tiny, qwen3-8b,tiny") == ["tiny", "qwen3-8b"]
+    for text in ("tiny,huge", "", ","):
+        with pytest.raises(ConfigError, match=r"llama-3\.1-8b"):
+            parse_shapes(text)
 
 
 def test_a_part_that_fails_says_why_and_the_others_go_on(model, capsys, monkeypatch) -> None:
@@ -116,8 +129,9 @@ def test_a_part_that_fails_says_why_and_the_others_go_on(model, capsys, monkeypa
     options = [*OPTIONS, "--keep", str(model), "--only", "hits,prefill,sets", "--json"]
     ran = quire("bench", "gpu", *options)
     assert ran.code == 1
-    assert [row["tokens"] for row in ran.json["prefill"]] == [512, 512]
-    assert ran.json["failed"] == {
+    (result,) = ran.json["shapes"]
+    assert [row["tokens"] for row in result["prefill"]] == [512, 512]
+    assert result["failed"] == {
         "hits": "EngineError: no tokens today",
         "the rest": "interrupted",
     }

@@ -44,6 +44,8 @@ class FakeMover:
         ({"rectangles": 0.1, "pieces": 0.2, "kernel": 0.0}, "rectangles", 2),
         ({"rectangles": 9.0, "pieces": 9.0, "kernel": 0.3, "index": 0.5}, "kernel", 4),
         ({"kernel": 0.9, "index": 0.5}, "index", 2),
+        ({"rectangles": 1.0, "pieces": 1.0, "staged": 0.2, "kernel": 0.0}, "staged", 3),
+        ({"rectangles": 0.05, "pieces": 1.0, "staged": 0.0}, "rectangles", 2),
     ],
 )
 def test_the_fastest_of_the_copy_engines_or_of_all_if_those_are_bad(

@@ -1,9 +1,13 @@
 """Movers are exact: torch's anywhere, our kernel in Triton's interpreter."""
 
+import ctypes
+from functools import partial
+
 import numpy as np
 import pytest
 
 from kernel_cases import interpreted
+from quire.errors import WorkerError
 from quire.transfer.movers import IndexMover
 from transfer_cases import LAYOUTS, Pools, check_mover
 
@@ -43,3 +47,72 @@ class TestKernelMover:
         one, many = (np.zeros(count, np.int32) for count in (1, 100_000))
         assert mover.plan(one, one).group > 4
         assert mover.plan(many, many).group == 1
+
+
+class TestStagedMover:
+    pytestmark = interpreted
+
+    @pytest.fixture(autouse=True)
+    def by_hand(self, monkeypatch):
+        """In place of the driver: pieces, each as long as `sizes` says."""
+        from quire.transfer import staged
+
+        self.sizes = []
+
+        def copy_pieces(sources, targets, size_bytes, stream):
+            assert sources.dtype == targets.dtype == np.uint64
+            for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+                ctypes.memmove(target, source, size_bytes)
+                self.sizes.append(size_bytes)
+
+        monkeypatch.setattr(staged, "copy_pieces", copy_pieces)
+        monkeypatch.setattr(staged, "piece_copy", lambda: None)
+
+    @pytest.mark.parametrize("seed", SEEDS)
+    @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+    def test_it_moves_these_bytes_and_no_others(self, layout, seed):
+        from quire.transfer.staged import StagedMover
+
+        check_mover(StagedMover, layout, "cpu", seed, groups=2)
+
+    @pytest.mark.parametrize("seed", SEEDS)
+    @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+    def test_with_buffers_that_hold_a_page_or_two(self, layout, seed):
+        from quire.transfer.staged import StagedMover
+
+        layer = layout.num_planes * layout.chunk_bytes
+        small = partial(StagedMover, piece_bytes=2 * layer, buffer_bytes=5 * layer)
+        check_mover(small, layout, "cpu", seed, groups=2)
+        assert max(self.sizes) <= 2 * layer
+
+    def test_layers_of_a_page_are_one_piece(self):
+        from quire.transfer.staged import StagedMover
+
+        layout = LAYOUTS[0]
+        layer = layout.num_planes * layout.chunk_bytes
+        mover = StagedMover(
+            Pools(layout, "cpu", 0).ends(), to_device=True, piece_bytes=2 * layer, buffer_bytes=0
+        )
+        pages = np.arange(4, dtype=np.int32)
+        mover.plan(pages, pages[::-1].copy()).launch(range(4))
+        assert self.sizes == [2 * layer] * 8
+
+    def test_what_was_launched_is_waited_for_when_the_rest_is_refused(self, monkeypatch):
+        from quire.transfer import staged
+
+        joined = []
+
+        def lead(buffer):
+            joined.append(buffer)
+
+        def refuse(*_):
+            raise WorkerError("refused")
+
+        monkeypatch.setattr(staged._Buffer, "lead", lead)
+
+        monkeypatch.setattr(staged, "copy_pieces", refuse)
+        mover = staged.StagedMover(Pools(LAYOUTS[0], "cpu", 0).ends(), to_device=True)
+        pages = np.arange(4, dtype=np.int32)
+        with pytest.raises(WorkerError, match="refused"):
+            mover.plan(pages, pages).launch(range(4))
+        assert len(joined) == 2

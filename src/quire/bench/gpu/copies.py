@@ -59,13 +59,13 @@ def beside(rig: Rig, drive: Drive) -> list[Result]:
             rig.progress("decoding beside copies", i, len(plan.beside))
             prompts = [rig.prompt(context) for _ in range(batch)]
             row: Result = {"batch": batch, "context": context}
-            with drive.decoding(prompts, longest(GREEDY, drive, context)) as gap_ms:
-                alone = [gap_ms(plan.decode_tokens)]
+            with drive.decoding(prompts, longest(GREEDY, drive, context)) as decoding:
+                alone = [decoding.gap_ms(plan.decode_tokens)]
                 for name, ways in _WAYS.items():
                     with busy.saturated(ways) as rate:
-                        row[f"{name}_ms"] = gap_ms(plan.decode_tokens)
+                        row[f"{name}_ms"] = decoding.gap_ms(plan.decode_tokens)
                         row[f"{name}_bytes_s"] = rate()
-                alone.append(gap_ms(plan.decode_tokens))
+                alone.append(decoding.gap_ms(plan.decode_tokens))
             row["alone_ms"] = statistics.mean(alone)  # the context grows meanwhile
             for name in _WAYS:
                 row[f"{name}_slower"] = row[f"{name}_ms"] / row["alone_ms"] - 1

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -54,14 +54,12 @@ class Drive:
     ) -> float:
         """Between two tokens of one request, while all of them decode; the median. Raises
         EngineError if one ends before that."""
-        with self.decoding(prompts, params) as gap_ms:
-            return gap_ms(num_tokens)
+        with self.decoding(prompts, params) as decoding:
+            return decoding.gap_ms(num_tokens)
 
     @contextlib.contextmanager
-    def decoding(
-        self, prompts: Sequence[Tokens], params: SamplingParams
-    ) -> Iterator[Callable[[int], float]]:
-        """All of them decode; what comes measures as `decode_ms` does, as often as it is called."""
+    def decoding(self, prompts: Sequence[Tokens], params: SamplingParams) -> Iterator[Decoding]:
+        """All of them decode, and go on doing so."""
         heard = [self.begin(prompt, params) for prompt in prompts]
         while any(len(one.times_s) < _WARM_TOKENS for one in heard):
             self.step()
@@ -69,19 +67,7 @@ class Drive:
         quiet = len(first.times_s) + _COPY_TOKENS  # those that decode fill pages all the time
         while not self.engine.manager.idle and len(first.times_s) < quiet:
             self.step()
-
-        def gap_ms(num_tokens: int) -> float:
-            start = len(first.times_s)
-            while len(first.times_s) < start + num_tokens + 1:
-                if any(one.is_over for one in heard):
-                    raise EngineError(
-                        "a request ended before all were measured: give it more tokens"
-                    )
-                self.step()
-            gaps = [later - earlier for earlier, later in itertools.pairwise(first.times_s[start:])]
-            return statistics.median(gaps) * 1e3
-
-        yield gap_ms
+        yield Decoding(self, heard)
         for one in heard:
             self.engine.scheduler.abort(one.id)
         self.settle()
@@ -142,3 +128,42 @@ class Drive:
                 heard.times_s += [now] * len(output.tokens)
                 heard.cached = heard.cached or output.cached
                 heard.is_over = output.finish is not None
+
+
+class Decoding:
+    """Requests that decode together, measured at one of them."""
+
+    def __init__(self, drive: Drive, heard: Sequence[Heard]) -> None:
+        self._drive = drive
+        self._heard = heard
+
+    def gap_ms(self, num_tokens: int) -> float:
+        """Between two tokens; the median of so many. Raises EngineError if one ends before."""
+        times_s = self._heard[0].times_s
+        start = len(times_s)
+        while len(times_s) < start + num_tokens + 1:
+            self._step()
+        return statistics.median(_gaps_ms(times_s[start:]))
+
+    def gaps_beside(self, prompt: Tokens) -> list[float]:
+        """Milliseconds between two tokens, from the last before another's prompt is asked until
+        that has its first token. Raises EngineError, as `gap_ms`."""
+        times_s = self._heard[0].times_s
+        start = len(times_s) - 1
+        other = self._drive.begin(prompt, SamplingParams(max_tokens=1, temperature=0))
+        while not other.times_s or times_s[-1] < other.times_s[0]:
+            self._step()
+        while not other.is_over:
+            self._step()
+        until = other.times_s[0]
+        end = next(i for i, at in enumerate(times_s) if at >= until)
+        return _gaps_ms(times_s[start : end + 1])
+
+    def _step(self) -> None:
+        if any(one.is_over for one in self._heard):
+            raise EngineError("a request ended before all were measured: give it more tokens")
+        self._drive.step()
+
+
+def _gaps_ms(times_s: Sequence[float]) -> list[float]:
+    return [1e3 * (later - earlier) for earlier, later in itertools.pairwise(times_s)]

@@ -95,6 +95,8 @@ def crossing(rig: Rig, drive: Drive) -> Result:
 
 def hits(rig: Rig, drive: Drive) -> list[Result]:
     rows = []
+    rig.progress("what the disk does", 0, 1)
+    disk_bytes_s = rig.disk_bytes_s()
     rig.attach(drive)
     step_s = rig.needs.decode_s(rig.machine, 1, 0)
     lengths = [tokens for tokens in rig.plan.hits if tokens < drive.engine.info.max_context]
@@ -108,6 +110,9 @@ def hits(rig: Rig, drive: Drive) -> list[Result]:
             "computed_ms": computed_s * 1e3,
             "floor_ms": (step_s + link_s) * 1e3,
         }
+        if disk_bytes_s is not None:
+            read_s = tokens * rig.needs.kv_bytes / min(disk_bytes_s, rig.machine.link_bytes_s)
+            row["store_floor_ms"] = (step_s + read_s) * 1e3
         is_held = tokens * rig.needs.kv_bytes < rig.plan.host_bytes
         for tier, gone in _GONE.items() if is_held else [("device", ())]:
             seconds = []

@@ -7,16 +7,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quire.bench.gpu.model import SHAPES
 from quire.errors import ConfigError
 
 
 class Part(enum.StrEnum):
     DECODE = "decode"
     PREFILL = "prefill"
+    MIXED = "mixed"
     COPIES = "copies"
     HITS = "hits"
     CROSSOVER = "crossover"
     SETS = "sets"
+
+
+def parse_shapes(text: str) -> list[str]:
+    """As people write them, with commas. Raises ConfigError."""
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names or any(name not in SHAPES for name in names):
+        raise ConfigError(f"--shape {text!r}: name some of {', '.join(SHAPES)}, with commas")
+    return names
 
 
 def parse_parts(text: str) -> frozenset[Part]:
@@ -69,8 +79,13 @@ class Plan:
     decode_tokens: int = 64
     prompts: tuple[tuple[int, int], ...] = ((8192, 8192), (32768, 8192), (32768, 2048))
     """Tokens, and of each chunk."""
+    mixed: tuple[int, int, int] = (64, 1024, 8192)
+    """Requests that decode, the context of each, and the tokens of a prompt beside them; in chunks
+    as of `prompts`."""
     hits: tuple[int, ...] = (1024, 8192, 32768, 130816)
     """Those that the model takes; what the host cannot hold is looked for on the device only."""
+    disk_bytes: int = 512 << 20
+    """Read and written to see what the store's disk does at best."""
     crossover_tokens: int = 8192
     crossover_ratios: tuple[float, ...] = (0.5, 1.0, 1.4, 2.0)
     """Of the time that the store takes for a page to that of computing it; a disk may be slower."""
@@ -93,6 +108,12 @@ class Plan:
     """Where the files of stores are put; None: where temporary files are."""
 
     @property
+    def max_running(self) -> int:
+        """Requests at once, in any part."""
+        batches = [batch for batch, _ in (*self.decode, *self.beside)]
+        return max(self.fresh[0], self.mixed[0] + 1, *batches)
+
+    @property
     def chunk_tokens(self) -> int:
         """Of the engine that all is measured on, unless it says otherwise."""
         return max(chunk for _, chunk in self.prompts)
@@ -102,7 +123,9 @@ SMALL: dict[str, Any] = {
     "decode": ((1, 64), (4, 64)),
     "decode_tokens": 8,
     "prompts": ((512, 512), (512, 128)),
+    "mixed": (4, 64, 512),
     "hits": (128, 512),
+    "disk_bytes": 2 << 20,
     "crossover_tokens": 512,
     "crossover_ratios": (1.0,),
     "crossover_repeats": 1,

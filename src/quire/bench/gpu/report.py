@@ -19,6 +19,7 @@ def tables(result: Result) -> list[RenderableType]:
     parts: list[tuple[Part, Callable[[Any], Iterable[RenderableType]]]] = [
         (Part.DECODE, _decode),
         (Part.PREFILL, _prompts),
+        (Part.MIXED, _mixed),
         (Part.COPIES, _copies),
         (Part.HITS, _hits),
         (Part.CROSSOVER, _crossover),
@@ -32,7 +33,13 @@ def tables(result: Result) -> list[RenderableType]:
     )
     found = [(show, result[part.value]) for part, show in parts if part.value in result]
     failed = [f"{part} could not be measured: {why}" for part, why in result["failed"].items()]
-    return [head, *(table for show, rows in found for table in show(rows)), *failed]
+    shown = (table for show, rows in found for table in show(rows))
+    return [head, *shown, *_asked(result["asked"]), *failed]
+
+
+def all_tables(result: Result) -> list[RenderableType]:
+    """Of every shape."""
+    return [table for one in result["shapes"] for table in tables(one)]
 
 
 Columns = dict[str, Callable[[Result], str]]
@@ -91,6 +98,23 @@ def _prompts(rows: list[Result]) -> Iterable[RenderableType]:
     )
 
 
+def _mixed(rows: list[Result]) -> Iterable[RenderableType]:
+    yield _table(
+        "A prompt beside others that decode: ms, and what it adds to their time",
+        rows,
+        {
+            "decoding": _text("batch"),
+            "prompt": _number("tokens"),
+            "chunk": _number("chunk"),
+            "token alone": _number("alone_ms", 2),
+            "slowest": _number("slowest_ms", 1),
+            "added in all": _number("added_ms"),
+            "prompt alone": _number("own_ms"),
+            "ratio": _number("times_own", 2),
+        },
+    )
+
+
 def _hits(rows: list[Result]) -> Iterable[RenderableType]:
     yield _table(
         "Hits: ms to the first token, by where the prompt was",
@@ -102,6 +126,7 @@ def _hits(rows: list[Result]) -> Iterable[RenderableType]:
             "host": _number("host_ms", 1),
             "host's floor": _number("floor_ms", 1),
             "store": _number("store_ms", 1),
+            "store's floor": _number("store_floor_ms", 1),
         },
     )
 
@@ -210,3 +235,27 @@ def _round(number: int) -> Callable[[Result], str]:
         return f"{one['hit']:.0%}  {one['ttft_s'] * 1e3:,.0f}  {one['requests_s']:.2f}"
 
     return show
+
+
+def _asked(figures: list[Result]) -> Iterable[RenderableType]:
+    """Of an H200 and 8 billion parameters; elsewhere a yardstick."""
+    if not figures:
+        return
+    met = sum(figure["met"] for figure in figures)
+    yield _table(
+        f"Asked of one H200: {met} of {len(figures)} met",
+        figures,
+        {
+            "part": _text("part"),
+            "figure": _text("name"),
+            "asked": lambda row: f"{'≥' if row['at_least'] else '≤'} {_in_unit(row, 'asked')}",
+            "got": lambda row: _in_unit(row, "got"),
+            "met": lambda row: "yes" if row["met"] else "[bold red]no[/]",
+        },
+    )
+
+
+def _in_unit(row: Result, name: str) -> str:
+    if row["unit"] == "%":
+        return f"{row[name]:.1%}"
+    return f"{row[name]:.2f} {row['unit']}"

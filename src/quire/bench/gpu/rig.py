@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from quire.bench import store as files
 from quire.bench.gpu.drive import Drive, Tokens
 from quire.bench.gpu.floors import Machine, Needs, measure
 from quire.bench.gpu.model import write_model
@@ -20,6 +21,7 @@ from quire.bench.gpu.plan import Plan
 from quire.engine.build import build_engine
 from quire.engine.config import EngineConfig
 from quire.engine.forward.spec import dense_spec
+from quire.errors import StoreError
 from quire.models import describe, read_config
 from quire.types import Tier
 
@@ -83,7 +85,7 @@ class Rig:
                 page_size=plan.page_size,
                 device_bytes=plan.device_bytes if device_bytes is None else device_bytes,
                 host_bytes=plan.host_bytes if host_bytes is None else host_bytes,
-                max_running=max(plan.fresh[0], *(batch for batch, _ in plan.decode)),
+                max_running=plan.max_running,
                 chunk_tokens=chunk,
             ),
             lambda what, done: self.progress(what, int(done * 100), 100),
@@ -96,6 +98,20 @@ class Rig:
             yield drive
         finally:
             engine.close()
+
+    def disk_bytes_s(self) -> float | None:
+        """Of files where stores are put, read directly; None: they cannot be."""
+        page_bytes = self.plan.page_size * self.needs.kv_bytes
+        try:
+            found = files.run(
+                str(self._stores),
+                page_sizes=[min(page_bytes, self.plan.disk_bytes)],
+                total_bytes=self.plan.disk_bytes,
+                rounds=2,
+            )
+        except (StoreError, OSError):
+            return None
+        return float(found["pages"][0]["read"]["raw_gb_s"] * 1e9)
 
     def new_folder(self) -> Path:
         """For files of a store."""

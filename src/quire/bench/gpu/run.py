@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from quire.bench.gpu import copies, latency, sets
+from quire.bench.gpu import copies, latency, mixed, sets
+from quire.bench.gpu.asked import judge
 from quire.bench.gpu.drive import Drive
 from quire.bench.gpu.plan import Part, Plan
 from quire.bench.gpu.rig import Progress, Result, Rig
@@ -21,10 +22,14 @@ from quire.errors import QuireError
 _ON_ONE_ENGINE: tuple[tuple[Part, Callable[[Rig, Drive], object]], ...] = (
     (Part.DECODE, latency.decode),
     (Part.PREFILL, latency.prompts),
+    (Part.MIXED, mixed.measure),
     (Part.COPIES, copies.measure),
     (Part.HITS, latency.hits),
     (Part.CROSSOVER, latency.crossing),
 )
+
+INTERRUPTED = "the rest"
+"""What could not be measured, if somebody has interrupted it."""
 
 
 def run(plan: Plan, progress: Progress = lambda what, done, of: None) -> Result:
@@ -44,8 +49,8 @@ def run(plan: Plan, progress: Progress = lambda what, done, of: None) -> Result:
                     for row in sets.measure(rig):
                         rows.append(row)
         except KeyboardInterrupt:
-            result["failed"]["the rest"] = "interrupted"
-        return result
+            result["failed"][INTERRUPTED] = "interrupted"
+        return result | {"asked": judge(result)}
 
 
 def _on_one_engine(rig: Rig, result: Result) -> None:
