@@ -23,7 +23,7 @@ class Drafting(SmallEngine):
 
     def ask_and_count(self, prompt: list[int], tier: str = "") -> tuple[list[int], float]:
         """The answer, and tokens per step of those with proposals."""
-        watching = self.engine.scheduler.speculation = Watching(AHEAD)
+        watching = self.engine.scheduler.drafting.speculation = Watching(AHEAD)
         request = self.ask(prompt, max_tokens=32, temperature=0.0)
         self.run()
         if tier:

@@ -47,7 +47,7 @@ def test_a_head_proposes_the_same_and_changes_nothing(kind, graphs, tmp_path) ->
         expected = answers(plain)
     options = CUDA | {"cuda_graphs": graphs}
     with SmallEngine(model, speculate=f"eagle:{path}", draft_tokens=AHEAD, **options) as engine:
-        watching = engine.engine.scheduler.speculation = Watching(AHEAD)
+        watching = engine.engine.scheduler.drafting.speculation = Watching(AHEAD)
         assert answers(engine) == expected
         watching.check(lambda text, count: chain(teacher, head, text, count))
 
@@ -58,8 +58,7 @@ def test_what_is_looked_up_changes_nothing(kind, tmp_path) -> None:
     with SmallEngine(model, **CUDA) as plain:
         expected = answers(plain)
     with SmallEngine(model, speculate="ngram", draft_tokens=AHEAD, **CUDA) as engine:
-        speculation = engine.engine.scheduler.speculation
-        assert speculation is not None
+        speculation = engine.engine.scheduler.drafting.speculation
         known = [[*p, *a] for p, a in zip(PROMPTS, expected, strict=True)]
         speculation.new_proposer = lambda tokens: _Half(tokens, known)
         speculation.prices, speculation.new_length = FixedPrices(), Eager

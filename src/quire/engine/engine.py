@@ -301,9 +301,9 @@ class Engine:
         )
 
     def _draft_status(self) -> DraftStatus | None:
-        if self.scheduler.speculation is None:
+        if self.scheduler.drafting is None:
             return None
-        counted = self.scheduler.speculation.counters
+        counted = self.scheduler.drafting.speculation.counters
         return DraftStatus(list(counted.proposed), list(counted.accepted), counted.num_drafts)
 
     def tiers(self) -> list[TierStatus]:
@@ -360,8 +360,10 @@ class Engine:
         # about a prompt that would be recomputed.
         if 2 * batch.num_tokens >= self.scheduler.chunk_tokens:
             self.manager.costs.observe_prefill(batch.num_tokens, landed.seconds)
-        # What the loop does between two batches counts; waiting for somebody to ask does not.
-        self.scheduler.timed(batch, min(landed.turn_s, _MOST_OF_A_TURN * landed.seconds))
+        if self.scheduler.drafting is not None:
+            # What the loop does between two batches counts; waiting for somebody to ask does not.
+            seconds = min(landed.turn_s, _MOST_OF_A_TURN * landed.seconds)
+            self.scheduler.drafting.timed(batch, seconds)
         self._outputs += self.scheduler.complete(batch, outcome)
         self._observe_lengths()
 

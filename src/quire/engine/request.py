@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +24,7 @@ import numpy.typing as npt
 from quire.disagg.handover import Half, Handover, Stage, describe
 from quire.engine.draft.speculation import Draft
 from quire.engine.messages import CachedTokens, Finish, Generate, RequestStatus, SamplingParams
-from quire.engine.sampling import Row, Sampled, needs_history
+from quire.engine.sampling import Row, needs_history
 from quire.keys import Namespace, PrefixKey
 from quire.manager import Lease
 from quire.types import RequestId, num_pages
@@ -75,18 +73,6 @@ class Origin:
             store=store * page_size,
             store_left=max(0, left) * page_size,
         )
-
-
-class Grown(NamedTuple):
-    """What an answer grew by."""
-
-    kept: list[Sampled]
-    finish: Finish | None = None
-    """How it ends with them; None: it goes on."""
-    error: str = ""
-
-
-NOTHING = Grown([])
 
 
 @dataclass(slots=True, eq=False)
@@ -183,7 +169,7 @@ class Request:
         with what is under way."""
         if self.draws and (self.for_peer or self.next_position >= self.params.max_tokens):
             return 0
-        return self.length + self.draws - self.next_start
+        return self.length + self.draws - self.computed - self.flying
 
     @property
     def next_start(self) -> int:
@@ -199,20 +185,14 @@ class Request:
     def num_output(self) -> int:
         return self.length - self.num_prompt
 
-    def grow(self, first: Sampled, further: Sequence[Sampled] = ()) -> Grown:
-        """Take in what was drawn, one token after the other, as far as its answer goes."""
-        kept: list[Sampled] = []
-        for sampled in (first, *further) if further else (first,):
-            if sampled.error:
-                return Grown(kept, Finish.ERROR, sampled.error)
-            self.tokens[self.length] = sampled.token
-            self.length += 1
-            kept.append(sampled)
-            if sampled.token in self.params.stop_ids:
-                return Grown(kept, Finish.STOP)
-            if self.num_output >= self.params.max_tokens:
-                return Grown(kept, Finish.LENGTH)
-        return Grown(kept)
+    def append(self, token: int) -> Finish | None:
+        """Take in a token that was drawn. Returns how its answer ends with it; None: it goes on."""
+        params = self.params
+        self.tokens[self.length] = token
+        self.length += 1
+        if token in params.stop_ids:
+            return Finish.STOP
+        return Finish.LENGTH if self.length - self.num_prompt >= params.max_tokens else None
 
     @property
     def num_known(self) -> int:

@@ -20,27 +20,27 @@ from there. The oldest running request never gives way, so something always fini
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from quire.engine.admission import Admission
 from quire.engine.batch import Batch, BatchResult, Segment, SegmentResult
 from quire.engine.counters import SchedulerCounters
 from quire.engine.draft.speculation import Speculation
+from quire.engine.drafting import Drafting
 from quire.engine.handovers import Handovers
 from quire.engine.holds import Holds
 from quire.engine.kept import Kept
 from quire.engine.messages import Finish, Output, TokenLogprobs
 from quire.engine.queue import Queue
-from quire.engine.request import NOTHING, Grown, Request, State
+from quire.engine.request import Request, State
 from quire.engine.sampling import Sampled
 from quire.engine.segments import Segments
 from quire.manager import CacheManager, LoadState
 from quire.types import NO_SLOT, RequestId, Tier
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(NamedTuple):
     """A request's part in a batch under way."""
 
     request: Request
@@ -68,7 +68,6 @@ class Scheduler:
         self._manager = manager
         self._queue = queue
         self._remote = remote
-        self.speculation = speculation
         self.reuse = reuse
         self.chunk_tokens = chunk_tokens
         self._page_size = manager.config.page_size
@@ -80,8 +79,9 @@ class Scheduler:
         self._holds = Holds(manager, queue, remote, reuse=reuse)
         self._kept = Kept(manager, queue, self._holds, num_slots=num_slots)
         self._admission = Admission(manager, queue, self._holds, self._kept, remote, reuse=reuse)
-        pairs = speculation is not None and speculation.on_ranks
-        self._segments = Segments(manager, self._kept, reuse=reuse, pairs=pairs)
+        self._segments = Segments(manager, self._kept, reuse=reuse)
+        self.drafting = None if speculation is None else Drafting(speculation, self._segments)
+        """None: nothing is proposed, and nothing that follows costs anything for it."""
         self._num_batches = 0
         self._lengths: list[int] = []
         self._under_way: dict[int, dict[RequestId, _Part]] = {}
@@ -90,8 +90,6 @@ class Scheduler:
         """Somebody is to be preempted, when no batch is under way."""
         self.waits_for_tokens = False
         """Was no batch chosen because tokens of one under way must be known first?"""
-        self._with_drafts = 0
-        """Number of the last batch that had proposals."""
 
     # ---- who there is ---------------------------------------------------------------------------
 
@@ -172,9 +170,9 @@ class Scheduler:
         outputs = []
         for part in self._under_way.pop(batch.number).values():
             if part.is_wanted:
-                output = self._finish(part.request, [], Finish.ERROR, reason)
+                self._ended(part.request, Finish.ERROR)
                 if not part.request.for_peer:
-                    outputs.append(output)
+                    outputs.append(Output(part.request.id, [], finish=Finish.ERROR, error=reason))
         return outputs
 
     # ---- the step -------------------------------------------------------------------------------
@@ -194,20 +192,17 @@ class Scheduler:
                 self._admission.go_on(request)
             elif request.lease.meeting is not None:
                 self._holds.meet(request)
-        self.waits_for_tokens = bool(self._under_way) and self._must_know_tokens()
+        decoding = [r for r in self.running if r.remaining == 1]
+        self.waits_for_tokens = self._must_know_tokens(decoding)
         if self.waits_for_tokens:
             return None
         chosen: dict[RequestId, Segment] = {}
-        decoding = [r for r in self.running if r.remaining == 1]
-        spare = self.chunk_tokens - len(decoding)
-        num_proposed = 0
         for request in decoding:
-            if self.speculation is not None and not request.flying:
-                left = spare - num_proposed
-                num_proposed += self._propose(request, len(decoding), left, chosen)
-            if request.id not in chosen:
-                self._continue(request, 1, chosen)
-        budget = max(self.chunk_tokens - len(chosen) - num_proposed, self._page_size)
+            self._continue(request, 1, chosen)
+        budget = self.chunk_tokens - len(chosen)
+        if self.drafting is not None:
+            budget -= self.drafting.propose(decoding, budget, chosen)
+        budget = max(budget, self._page_size)
         for request in [r for r in self.running if r.remaining > 1]:
             if budget > 0:
                 budget -= self._continue(request, budget, chosen)
@@ -215,6 +210,8 @@ class Scheduler:
             self._begin_new(budget, chosen)
         if not chosen or self._must_land:
             return None
+        if self.drafting is not None:
+            self.drafting.look_ahead(self.running, chosen)
         return self._begun(Batch(self._num_batches, list(chosen.values())))
 
     def _begin_new(self, budget: int, chosen: dict[RequestId, Segment]) -> None:
@@ -222,16 +219,16 @@ class Scheduler:
             count = self._segments.size(request, budget)
             # Else it goes on as those that run already.
             if count and self._segments.extend(request, count):
-                chosen[request.id] = self._make(request, count)
+                chosen[request.id] = self._segments.make(request, count)
                 budget -= count
             if budget <= 0:
                 return
 
     def _begun(self, batch: Batch) -> Batch:
         self._under_way[batch.number] = under_way = {}
-        num_rows = 0
+        num_rows, find = 0, self._queue.get
         for segment in batch.segments:
-            request = self.request(segment.id)
+            request = find(segment.id)
             assert request is not None
             under_way[request.id] = _Part(request, request.life)
             request.flying += segment.num_tokens
@@ -239,8 +236,8 @@ class Scheduler:
                 request.draws += 1
                 request.place = num_rows
                 num_rows += 1 + segment.drafts
-            if segment.drafts or segment.ahead:
-                self._with_drafts = batch.number
+        if self.drafting is not None:
+            self.drafting.begun(batch)
         return batch
 
     def complete(self, batch: Batch, result: BatchResult) -> list[Output]:
@@ -262,44 +259,12 @@ class Scheduler:
         lengths, self._lengths = self._lengths, []
         return lengths
 
-    def timed(self, batch: Batch, seconds: float) -> None:
-        """A turn with this batch took so long. One after which tokens are proposed and that had
-        none itself is neither plain nor of use."""
-        if self.speculation is None:
-            return
-        segments = batch.segments
-        if not all(s.row is not None and s.num_tokens == 1 + s.drafts for s in segments):
-            return
-        if batch.num_tokens > len(segments) or not any(s.ahead for s in segments):
-            self.speculation.prices.observe(len(segments), batch.num_tokens, seconds)
-
     # ---- choosing -------------------------------------------------------------------------------
 
-    def _must_know_tokens(self) -> bool:
-        """Is a batch under way without whose tokens nothing can be chosen, or proposed?"""
-        speculation = self.speculation
-        if speculation is None:
+    def _must_know_tokens(self, decoding: list[Request]) -> bool:
+        if self.drafting is None or not self._under_way:
             return False
-        decoding = [r for r in self.running if r.remaining == 1]
-        return self._with_drafts in self._under_way or any(
-            request.draws and speculation.needs_tokens(request, len(decoding))
-            for request in decoding
-        )
-
-    def _propose(
-        self, request: Request, num_decoding: int, spare: int, chosen: dict[RequestId, Segment]
-    ) -> int:
-        """Put its last token into the batch, and behind it what is proposed, `spare` tokens at
-        most, if anything is and there is room for it. Returns how many those are."""
-        speculation = self.speculation
-        if speculation is None or request.state is not State.RUNNING:
-            return 0
-        proposed = speculation.propose(request, num_decoding, spare)
-        # Nobody gives way for what may be thrown away.
-        if not proposed or not self._segments.extend(request, 1 + len(proposed)):
-            return 0
-        chosen[request.id] = self._make(request, 1, proposed)
-        return len(proposed)
+        return self.drafting.must_know_tokens(decoding, self._under_way)
 
     def _continue(self, request: Request, budget: int, chosen: dict[RequestId, Segment]) -> int:
         """Put tokens of a running request into the batch, if there is room for them."""
@@ -308,20 +273,8 @@ class Scheduler:
         count = self._segments.size(request, budget)
         if not count or not self._make_room(request, count, chosen):
             return 0
-        make = self._make if self.speculation is not None else self._segments.make
-        chosen[request.id] = make(request, count)
+        chosen[request.id] = self._segments.make(request, count)
         return count
-
-    def _make(self, request: Request, count: int, proposed: Sequence[int] = ()) -> Segment:
-        """Its part in the batch, for which it has pages; what is to be proposed after it gets
-        pages if there are any."""
-        ahead, end = 0, request.next_start + count
-        if self.speculation is not None and end == request.length + request.draws:
-            ahead = self.speculation.ahead(request, len(self.running))
-            room = count + len(proposed) + ahead
-            if ahead and not self._segments.extend(request, room):
-                ahead = 0
-        return self._segments.make(request, count, proposed, ahead)
 
     def _make_room(self, request: Request, count: int, chosen: dict[RequestId, Segment]) -> bool:
         if self._segments.extend(request, count):
@@ -360,53 +313,69 @@ class Scheduler:
         if computed.failed or lease.load_state is LoadState.FAILED:
             self._restart(request)
             return None
-        sampled, grown = computed.sampled, NOTHING
-        num_computed = segment.num_tokens
-        if sampled is not None and not request.for_peer:
-            grown = request.grow(sampled, computed.further)
-            if segment.drafts:
-                num_computed += max(0, len(grown.kept) - 1) - segment.drafts
+        sampled = computed.sampled
+        if sampled is None or request.for_peer:
+            self._computed(request, segment, segment.num_tokens)
+            if sampled is not None:
+                self._kept.take(request)
+            return None
+        if segment.drafts:
+            return self._take_several(request, segment, computed, [sampled, *computed.further])
+        finish = Finish.ERROR if sampled.error else request.append(sampled.token)
+        self._computed(request, segment, segment.num_tokens)
+        return self._output(request, segment, computed, [sampled], finish)
+
+    def _take_several(
+        self, request: Request, segment: Segment, computed: SegmentResult, drawn: list[Sampled]
+    ) -> Output:
+        """What was drawn after its last token and after proposals that were right, as far as its
+        answer goes."""
+        finish, count = None, 0
+        while finish is None and count < len(drawn):
+            sampled = drawn[count]
+            finish = Finish.ERROR if sampled.error else request.append(sampled.token)
+            count += 1
+        num_accepted = max(0, count - 1 - (finish is Finish.ERROR))
+        self._computed(request, segment, segment.num_tokens - segment.drafts + num_accepted)
+        return self._output(request, segment, computed, drawn[:count], finish)
+
+    def _computed(self, request: Request, segment: Segment, count: int) -> None:
+        """The first `count` tokens of a segment are in its pages, and stay there."""
+        lease = request.lease
+        assert lease is not None
         if request.computed < request.num_prompt:
             left = request.num_prompt - request.computed
-            self.counters.prompt_tokens += min(num_computed, left)
-        request.computed += num_computed
+            self.counters.prompt_tokens += min(count, left)
+        request.computed += count
         if lease.state is not None and lease.state.recurrent is not None:
             lease.state.recurrent.restore = NO_SLOT
             if segment.save != NO_SLOT:
                 self._manager.saved(lease, request.computed // self._page_size)
         self._holds.share(request)
-        if sampled is None:
-            return None
-        if request.for_peer:
-            self._kept.take(request)
-            return None
-        return self._output(request, segment, computed, grown)
 
     def _output(
-        self, request: Request, segment: Segment, computed: SegmentResult, grown: Grown
+        self,
+        request: Request,
+        segment: Segment,
+        computed: SegmentResult,
+        drawn: list[Sampled],
+        finish: Finish | None,
     ) -> Output:
-        """What its client hears of it."""
-        kept, finish, error = grown
-        self.counters.generated_tokens += len(kept)
-        accepted = rejected = 0
-        if self.speculation is not None:
-            self.speculation.offer(request, computed.proposed)
-            if segment.drafts:
-                self.speculation.saw(request, segment.drafts, len(computed.further))
-                accepted = min(len(computed.further), len(kept))
-                rejected = segment.drafts - accepted
-        cached = None
-        if kept and not request.reported:
-            cached, request.reported = request.cached, True
+        """What its client hears of it. `drawn`: what is in its answer; an error ends it."""
+        error = ""
         if finish is Finish.ERROR:
-            self.counters.failed += 1
-            self._remove(request)
-        elif finish is not None:
-            self.counters.finished += 1
-            self._lengths.append(request.length)
-            self._remove(request)
-        tokens = [sampled.token for sampled in kept]
-        logprobs = [] if request.params.logprobs is None else _logprobs(kept)
+            error = drawn.pop().error
+        cached, accepted, rejected = None, 0, 0
+        if drawn and not request.reported:
+            cached, request.reported = request.cached, True
+        tokens = [sampled.token for sampled in drawn]
+        counters = self._queue.counters
+        counters.generated_tokens += len(tokens)
+        if self.drafting is not None:
+            accepted, rejected = self.drafting.heard(request, segment, computed, len(tokens))
+        if finish is not None:
+            self._ended(request, finish)
+        logprobs = [] if request.params.logprobs is None else _logprobs(drawn)
         return Output(request.id, tokens, logprobs, finish, error, cached, accepted, rejected)
 
     # ---- ending ---------------------------------------------------------------------------------
@@ -415,10 +384,13 @@ class Scheduler:
         self.counters.rejected += 1
         return Output(request.id, [], finish=finish, error=reason)
 
-    def _finish(self, request: Request, tokens: list[int], finish: Finish, error: str) -> Output:
-        self.counters.failed += 1
+    def _ended(self, request: Request, finish: Finish) -> None:
+        if finish is Finish.ERROR:
+            self.counters.failed += 1
+        else:
+            self.counters.finished += 1
+            self._lengths.append(request.length)
         self._remove(request)
-        return Output(request.id, tokens, finish=finish, error=error)
 
     def _remove(self, request: Request) -> None:
         self._queue.remove(request)
@@ -426,5 +398,5 @@ class Scheduler:
         self._holds.let_go(request)
 
 
-def _logprobs(kept: list[Sampled]) -> list[TokenLogprobs]:
-    return [sampled.logprobs for sampled in kept if sampled.logprobs is not None]
+def _logprobs(drawn: list[Sampled]) -> list[TokenLogprobs]:
+    return [sampled.logprobs for sampled in drawn if sampled.logprobs is not None]

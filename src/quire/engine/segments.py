@@ -19,12 +19,8 @@ from quire.types import NO_SLOT, PAGE_ID_BYTES, PageIds
 
 
 class Segments:
-    def __init__(
-        self, manager: CacheManager, kept: Kept, *, reuse: bool, pairs: bool = False
-    ) -> None:
-        """`pairs`: ranks want to know which token comes after a segment, where that is known."""
+    def __init__(self, manager: CacheManager, kept: Kept, *, reuse: bool) -> None:
         self._manager = manager
-        self._pairs = pairs
         self._kept = kept
         self._reuse = reuse
         self._page_size = manager.config.page_size
@@ -62,41 +58,61 @@ class Segments:
             return False
         return not request.for_peer or end < request.length or self._kept.can_keep(lease)
 
-    def make(
-        self, request: Request, count: int, proposed: Sequence[int] = (), ahead: int = 0
-    ) -> Segment:
-        """Its next `count` tokens, and what is proposed to come after them, and how many are to be
-        proposed then; it has pages for all of these."""
+    def make(self, request: Request, count: int) -> Segment:
+        """Its next `count` tokens, for which it has pages."""
         lease = request.lease
         assert lease is not None
-        start, end = request.next_start, request.next_start + count
+        start = request.computed + request.flying
+        end = start + count
         follows = request.place if start == request.length else -1
-        tokens = request.tokens[start:end].tobytes() if follows < 0 else bytes(4)
-        num_pages = -(-(end + len(proposed) + ahead) // self._page_size)
-        after = -1
-        if self._pairs and end < request.num_known:
-            after = int(request.tokens[end])
+        num_pages = -(-end // self._page_size)
         if lease.meeting is not None:
             self._manager.meetings.computing(lease, num_pages)
-        pages = lease.pages[: num_pages * PAGE_ID_BYTES]
         segment = Segment(
             id=request.id,
-            tokens=tokens + array("i", proposed).tobytes() if proposed else tokens,
+            tokens=request.tokens[start:end].tobytes() if follows < 0 else bytes(4),
             start=start,
-            pages=PageIds(pages),
-            loads=sorted(lease.loads),
+            pages=PageIds(lease.pages[: num_pages * PAGE_ID_BYTES]),
+            loads=sorted(lease.loads) if lease.loads else [],
             row=request.row() if end == request.length + request.draws else None,
             follows=follows,
-            drafts=len(proposed),
-            ahead=ahead,
-            after=after,
         )
         return segment if lease.state is None else self._with_state(segment, lease, lease.state)
 
+    def with_proposals(
+        self, request: Request, segment: Segment, proposed: Sequence[int]
+    ) -> Segment:
+        """And what may come after its tokens, for which the request has pages."""
+        end = segment.start + segment.num_tokens + len(proposed)
+        return msgspec.structs.replace(
+            segment,
+            tokens=segment.tokens + array("i", proposed).tobytes(),
+            drafts=len(proposed),
+            **self._room(request, end),
+        )
+
+    def with_ahead(self, request: Request, segment: Segment, ahead: int) -> Segment:
+        """And so many tokens to propose after it, for which the request has pages. Ranks that
+        propose want to know the token after each segment, where it is known."""
+        end = segment.start + segment.num_tokens
+        known = end - segment.drafts
+        return msgspec.structs.replace(
+            segment,
+            ahead=ahead,
+            after=int(request.tokens[known]) if known < request.num_known else -1,
+            **self._room(request, end + ahead),
+        )
+
+    def _room(self, request: Request, end: int) -> dict[str, Any]:
+        """Its pages for its first `end` tokens, as fields of a segment."""
+        lease = request.lease
+        assert lease is not None
+        num_pages = -(-end // self._page_size)
+        fields: dict[str, Any] = {"pages": PageIds(lease.pages[: num_pages * PAGE_ID_BYTES])}
+        return fields if lease.state is None else fields | _window(lease.state)
+
     def _with_state(self, segment: Segment, lease: Lease, state: LeaseState) -> Segment:
-        fields: dict[str, Any] = {}
-        if state.window is not None:
-            fields |= {"window": state.window.pages, "window_first": state.window.first}
+        fields = _window(state)
         if state.recurrent is not None:
             end = segment.start + segment.num_tokens
             kept = self._reuse and end % self._page_size == 0
@@ -106,3 +122,10 @@ class Segments:
                 "save": self._manager.save_slot(lease) if kept else NO_SLOT,
             }
         return msgspec.structs.replace(segment, **fields)
+
+
+def _window(state: LeaseState) -> dict[str, Any]:
+    """As fields of a segment."""
+    if state.window is None:
+        return {}
+    return {"window": state.window.pages, "window_first": state.window.first}

@@ -29,7 +29,7 @@ class Drafting:
         self.options = {"speculate": f"eagle:{path}", "draft_tokens": AHEAD}
 
     def watch(self, engine: Engine) -> Watching:
-        watching = engine.scheduler.speculation = Watching(AHEAD)
+        watching = engine.scheduler.drafting.speculation = Watching(AHEAD)
         return watching
 
     def check(self, watching: Watching) -> None:

@@ -157,17 +157,17 @@ def _workload(
 
 
 def _measure(drive: Drive, prompts: Sequence[Tokens], num_tokens: int, into: Measured) -> None:
-    speculation = drive.engine.scheduler.speculation
+    drafting = drive.engine.scheduler.drafting
     before = drive.engine.status().drafts
     seconds, answers = _answer(drive, prompts, num_tokens)
     into.seconds.append(seconds)
     into.answers += answers
     into.num_tokens += sum(len(answer) - 1 for answer in answers)
     after = drive.engine.status().drafts
-    if speculation is None or before is None or after is None:
+    if drafting is None or before is None or after is None:
         return
     into.num_drafts += after.num_drafts - before.num_drafts
-    zeros = [0] * speculation.max_tokens
+    zeros = [0] * drafting.speculation.max_tokens
     for name in ("proposed", "accepted"):
         grown = zip(getattr(after, name), getattr(before, name), strict=True)
         counted = zip(getattr(into, name) or zeros, (b - a for b, a in grown), strict=True)

@@ -46,8 +46,7 @@ def test_twenty_thousand_draws_pass_a_chi_square_test(tmp_path) -> None:
     chance = random.Random(11)
     options = {"draft_tokens": 3, "max_running": 32, "chunk_tokens": 256, "debug": False}
     with SmallEngine(tmp_path / "model", speculate="ngram", **options) as engine:
-        speculation = engine.engine.scheduler.speculation
-        assert speculation is not None
+        speculation = engine.engine.scheduler.drafting.speculation
         speculation.prices, speculation.new_length = FixedPrices(), Eager
         asked = [
             engine.ask(

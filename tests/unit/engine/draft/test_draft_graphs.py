@@ -70,7 +70,7 @@ def test_proposals_and_answers_are_those_without_graphs(kind, tmp_path) -> None:
     prompts = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7], [2, 7, 1, 8, 2, 8, 1]]
     torch.manual_seed(0)
     with SmallEngine(model, speculate=f"eagle:{path}", draft_tokens=AHEAD, max_running=2) as engine:
-        watching = engine.engine.scheduler.speculation = Watching(AHEAD)
+        watching = engine.engine.scheduler.drafting.speculation = Watching(AHEAD)
         runner = engine.engine._executor._rank.runner
         asked = [engine.ask(p, max_tokens=4 + i, temperature=0.0) for i, p in enumerate(prompts)]
         engine.run()

@@ -53,7 +53,7 @@ class Watched(SmallEngine):
     def __init__(self, subject: Subject, **options) -> None:
         given = {"speculate": f"eagle:{subject.path}", "draft_tokens": AHEAD}
         super().__init__(subject.model, **given | options)
-        self.watching = self.engine.scheduler.speculation = Watching(AHEAD)
+        self.watching = self.engine.scheduler.drafting.speculation = Watching(AHEAD)
 
     def check_proposals(self, subject: Subject) -> None:
         self.watching.check(subject.chain)

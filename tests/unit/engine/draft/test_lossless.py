@@ -49,8 +49,7 @@ def ask_all(engine: SmallEngine):
 
 def knowing(engine: SmallEngine, answers: dict[tuple[int, ...], list[int]]) -> None:
     """Let proposals be made from what is known to come."""
-    speculation = engine.engine.scheduler.speculation
-    assert speculation is not None
+    speculation = engine.engine.scheduler.drafting.speculation
 
     def coming(tokens, count):
         for prompt, answer in answers.items():
@@ -89,7 +88,7 @@ def test_under_pressure_too(model) -> None:
     with SmallEngine(model) as plain:
         expected = [plain.answer(p, max_tokens=40, temperature=0.0) for p in PROMPTS]
     known = {tuple(p): answer for p, answer in zip(PROMPTS, expected, strict=True)}
-    few = 24 * 3 * 2 * 8 * 3 * 16 * 4  # about two dozen pages
+    few = 18 * 3 * 2 * 8 * 3 * 16 * 4  # about that many pages
     with SmallEngine(
         model, speculate="ngram", device_bytes=few, typical_tokens=64, max_running=4
     ) as engine:
