@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -16,7 +18,7 @@ from quire.store.memory import MemoryStore
 from quire.store.url import open_store
 from quire.testing.stores import StoreSuite
 from quire.types import PageStatus
-from store_servers import Moto, Valkey
+from store_servers import KeptOpen, Mooncake, Moto, Valkey
 
 
 class TestFiles(StoreSuite):
@@ -68,6 +70,24 @@ class TestBucket(StoreSuite):
 
     def open(self) -> Store:
         return open_store(self._url)
+
+
+@pytest.fixture(scope="module")
+def pool_clients(mooncake: Mooncake) -> Iterator[list[Store]]:
+    with closing(open_store(mooncake.url)) as one, closing(open_store(mooncake.url)) as other:
+        yield [one, other]
+
+
+class TestMooncake(StoreSuite):
+    """On a real master and two holders."""
+
+    @pytest.fixture(autouse=True)
+    def _place(self, pool_clients: list[Store]) -> None:
+        pool_clients[0].clear(wait=True)
+        self._turns = cycle(pool_clients)
+
+    def open(self) -> Store:
+        return cast(Store, KeptOpen(next(self._turns)))
 
 
 # ---- stores that break one rule ------------------------------------------------------------------
