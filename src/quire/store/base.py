@@ -130,7 +130,8 @@ class Store(Protocol):
     ) -> list[PageStatus]:
         """Read header and payload of each object: OK (exactly those bytes), MISS, FAILED, TIMEOUT.
 
-        At most MAX_OBJECTS, as in put(). An object shorter or longer than the blob is CORRUPT.
+        At most MAX_OBJECTS, as in put(). An object shorter or longer than the blob is CORRUPT; but
+        the bytes of a shorter one are in place, as far as they go: it may be a packed page.
         """
 
     def put(self, objects: Sequence[NewObject], *, deadline: float) -> list[PageStatus]:

@@ -77,12 +77,15 @@ class BucketStore:
         async def read(item: tuple[ObjectName, Blob]) -> PageStatus:
             name, blob = item
             answer = await obstore.get_async(self._bucket, _path(name))
-            if answer.meta["size"] != blob.header.nbytes + blob.payload.nbytes:
+            wanted = blob.header.nbytes + blob.payload.nbytes
+            if answer.meta["size"] > wanted:
                 return PageStatus.CORRUPT
             at = 0
             async for chunk in answer.stream(min_chunk_size=1 << 20):
                 at = _spread(memoryview(chunk), at, blob)
-            return _OK if at == answer.meta["size"] else PageStatus.FAILED
+            if at != answer.meta["size"]:
+                return PageStatus.FAILED
+            return _OK if at == wanted else PageStatus.CORRUPT
 
         pairs = list(zip(names, into, strict=True))
         return [_status(answer) for answer in self._all(read, pairs, deadline)]

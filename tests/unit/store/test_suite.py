@@ -141,6 +141,14 @@ class TakesAnySize(Wrong):
         return PageStatus.OK if status is PageStatus.CORRUPT else status
 
 
+class DropsShortOnes(Wrong):
+    def _get_one(self, name: ObjectName, blob: Blob) -> PageStatus:
+        item = self._objects.get(name)
+        if item is not None and len(item.data) != blob.header.nbytes + blob.payload.nbytes:
+            return PageStatus.CORRUPT
+        return super()._get_one(name, blob)
+
+
 class WritesInParts(Wrong):
     """Over what is there, and stops half-way."""
 
@@ -219,6 +227,7 @@ BREAKS: dict[type[Wrong], str] = {
     NeedsSomething: "nothing_at_all",
     Forgets: "those_who_come_later",
     TakesAnySize: "another_size",
+    DropsShortOnes: "of_a_shorter_object",
     WritesInParts: "writers_of_one_name",
     KeepsOrphans: "without_the_one_it_needs",
     OneAtATime: "with_the_one_it_needs",

@@ -90,10 +90,9 @@ class MooncakeStore:
                 for name, placed in zip(names, landing, strict=True)
             ]
             codes = self._pool.get(objects)
-            statuses = []
-            for each, code, placed in zip(objects, codes, landing, strict=True):
-                statuses.append(self._read(each, code))
-                if statuses[-1] is PageStatus.OK:
+            statuses = [self._read(*each) for each in zip(objects, codes, strict=True)]
+            for placed, status in zip(landing, statuses, strict=True):
+                if status in (PageStatus.OK, PageStatus.CORRUPT):
                     placed.copy_out()
         return statuses
 
@@ -172,7 +171,10 @@ class MooncakeStore:
             return PageStatus.OK
         if code in (TRANSFER_FAILED, OTHER_SIZE):
             size = self._pool.size(wanted.key)
-            if size > 0 and size != sum(wanted.sizes):
+            header, page = wanted.sizes
+            if header < size < header + page:  # to be asked for by its very size
+                self._pool.get([wanted._replace(sizes=[header, size - header])])
+            if size > 0 and size != header + page:
                 return PageStatus.CORRUPT
             self._lose(wanted.key)
             return PageStatus.MISS
