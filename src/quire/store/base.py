@@ -168,3 +168,55 @@ class Store(Protocol):
     def stats(self) -> StoreStats: ...
 
     def close(self) -> None: ...
+
+
+class Pages(Protocol):
+    """What a worker uses: pages in and out of one store or several, sealed and verified.
+
+    Thread-safe, and never raises for what a store does: see PageStore, which is one of these.
+    """
+
+    def find(
+        self,
+        part: Part,
+        queries: Sequence[Sequence[PageKey]],
+        *,
+        deadline: float,
+        each: bool = False,
+    ) -> list[bytes]: ...
+
+    def touch(
+        self,
+        part: Part,
+        keys: Sequence[PageKey],
+        *,
+        used_ns: int | None = None,
+        each: bool = False,
+    ) -> None: ...
+
+    def get(
+        self,
+        part: Part,
+        keys: Sequence[PageKey],
+        pages: Sequence[memoryview],
+        *,
+        deadline: float,
+    ) -> list[PageStatus]: ...
+
+    def put(
+        self,
+        part: Part,
+        keys: Sequence[PageKey],
+        pages: Sequence[memoryview],
+        *,
+        deadline: float,
+        parents: Sequence[PageKey] = (),
+        used_ns: int | None = None,
+    ) -> list[PageStatus]: ...
+
+    def clear(self) -> None:
+        """Raises OSError, StoreError."""
+
+    def counters(self) -> dict[str, int]: ...
+
+    def close(self, timeout_s: float = 5.0) -> None: ...

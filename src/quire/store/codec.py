@@ -32,7 +32,7 @@ from typing import NamedTuple
 import xxhash
 
 from quire.store.base import HEADER_BYTES, ObjectName, Part
-from quire.store.packing import PackKind, Packing, unpack
+from quire.store.packing import Packing, PackKind, unpack
 from quire.types import PAGE_KEY_BYTES, PageKey
 
 MAGIC = b"QUIREPG\n"

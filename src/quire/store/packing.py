@@ -116,10 +116,11 @@ def unpack(packing: Packing, packed: memoryview, page: memoryview) -> bool:
         _, restore = _CODECS[packing.kind]()
         # A copy: the page is written over what it is made from.
         data = memoryview(bytes(packed[: packing.packed_bytes]))
-        planes, at = [], 4 * stride
+        planes: list[memoryview | bytes] = []
+        at = 4 * stride
         for length in struct.unpack_from(f"<{stride}I", data):
-            plane = data[at : at + length]
-            planes.append(plane if length == size else restore(plane, size))
+            found = data[at : at + length]
+            planes.append(found if length == size else restore(found, size))
             at += length
     except Exception:  # the boundary to a decompressor that was given damaged bytes
         return False
