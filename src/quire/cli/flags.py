@@ -50,7 +50,7 @@ Tp = Annotated[str | None, _flag("tp")]
 PageSize = Annotated[str | None, _flag("page_size", TIERS)]
 DeviceMemory = Annotated[str | None, _flag("device_memory", TIERS)]
 HostMemory = Annotated[str | None, _flag("host_memory", TIERS)]
-Store = Annotated[str | None, _flag("store", TIERS)]
+Store = Annotated[list[str] | None, _flag("store", TIERS)]
 WritePolicy = Annotated[str | None, _flag("write_policy", TIERS)]
 PrefetchPolicy = Annotated[str | None, _flag("prefetch_policy", TIERS)]
 Host = Annotated[str | None, _flag("host", SERVER)]
@@ -83,7 +83,13 @@ Child = Annotated[
 ]
 
 
+def joined(stores: list[str] | None) -> str | None:
+    """As one value, as it is written in a file: the flag is given once for each store."""
+    return " ".join(stores) if stores else None
+
+
 def loaded(arguments: Mapping[str, Any]) -> Loaded:
     """From a command's arguments (its `locals()`), the environment and the file."""
     flags = {name: arguments[name] for name, option in OPTIONS.items() if option.has_flag}
+    flags["store"] = joined(flags["store"])
     return load(flags, os.environ, arguments["config"])

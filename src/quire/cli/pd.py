@@ -87,7 +87,7 @@ def pd(
         "device": device,
         "device_memory": device_memory,
         "host_memory": host_memory,
-        "store": store,
+        "store": flags.joined(store),
         "port": port,
         "role": "decode",
     }

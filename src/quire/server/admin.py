@@ -46,7 +46,7 @@ from quire.server.security import check_admin, check_router, redact
 from quire.server.service import Service
 from quire.server.unknown import Unnamed
 from quire.server.usage import cached_to_dict
-from quire.store.url import parse_url
+from quire.store.url import split_urls
 from quire.types import PAGE_KEY_BYTES
 
 STATUS_TIMEOUT_S = 30.0
@@ -157,7 +157,7 @@ def admin_router(service: Service) -> APIRouter:
         """Attach a store, in place of the one there is."""
         url = (await read_body(request, StoreRequest)).url
         try:
-            parse_url(url)
+            split_urls(url)
         except StoreURLError as error:
             raise invalid("url", redact(str(error))) from None
         return _json(_shown(await _ask(service, Attach(url), StoreStatus, CHANGE_TIMEOUT_S)))

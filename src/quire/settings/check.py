@@ -17,7 +17,7 @@ from quire.settings.machine import Machine
 from quire.settings.options import OPTIONS, Settings
 from quire.settings.sources import Loaded
 from quire.sizes import format_bytes
-from quire.store.url import GROUP, parse_url
+from quire.store.url import GROUP, split_urls
 
 
 def check(loaded: Loaded, effective: Settings, machine: Machine) -> list[str]:
@@ -74,9 +74,9 @@ def _check_store(loaded: Loaded, effective: Settings) -> None:
     if effective.store in (None, NONE):
         return
     assert effective.store is not None
-    scheme = parse_url(effective.store).scheme
     known = sorted({entry.name for entry in entry_points(group=GROUP)})
-    if scheme not in known:
+    unknown = [url.scheme for url in split_urls(effective.store) if url.scheme not in known]
+    for scheme in unknown:
         raise ConfigError(
             f"{loaded.where('store')}: there are no {scheme!r} stores: known are {', '.join(known)}"
         )

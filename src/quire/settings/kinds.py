@@ -16,7 +16,7 @@ from quire.engine.draft.kinds import parse_draft
 from quire.errors import ConfigError, StoreURLError
 from quire.server.addresses import parse_peers
 from quire.sizes import format_bytes, parse_size
-from quire.store.url import parse_url, shown
+from quire.store.url import shown, split_urls
 
 Value = str | int | float | bool | enum.Enum | tuple[str, ...] | None
 
@@ -190,7 +190,8 @@ class Switch(Kind):
 
 @dataclass(frozen=True)
 class Store(Kind):
-    """A store's URL, or "none". Whether the scheme is known is found when it is opened."""
+    """A store's URL, or several with blanks between them, the fastest first, or "none". Whether the
+    scheme is known is found when it is opened."""
 
     metavar: str = "URL|none"
 
@@ -198,7 +199,7 @@ class Store(Kind):
         if text == NONE:
             return NONE
         try:
-            return parse_url(text).text
+            return " ".join(url.text for url in split_urls(text))
         except StoreURLError as error:
             raise ConfigError(f"{error}, or none for no store") from None
 

@@ -1,6 +1,7 @@
 """L3: stores for pages, and the client that seals and verifies what goes through them.
 
-`open_store(url)` finds a backend by its URL's scheme; `PageStore` is what a worker uses on it.
+`open_store(url)` finds a backend by its URL's scheme; `PageStore` is what a worker uses on it;
+`open_pages(urls)` gives a worker one store, or several in front of each other.
 """
 
 from quire.store.base import (
@@ -8,6 +9,7 @@ from quire.store.base import (
     Blob,
     NewObject,
     ObjectName,
+    Pages,
     Part,
     Store,
     StoredObject,
@@ -16,6 +18,7 @@ from quire.store.base import (
 from quire.store.breaker import Breaker, BreakerState
 from quire.store.client import PageStore
 from quire.store.codec import Mismatch
+from quire.store.opening import open_pages
 from quire.store.url import StoreURL, open_store
 
 __all__ = [
@@ -27,10 +30,12 @@ __all__ = [
     "NewObject",
     "ObjectName",
     "PageStore",
+    "Pages",
     "Part",
     "Store",
     "StoreStats",
     "StoreURL",
     "StoredObject",
+    "open_pages",
     "open_store",
 ]

@@ -14,7 +14,15 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 from quire.store.base import HEADER_BYTES, Blob, Part, Store, StoredObject
-from quire.store.codec import Mismatch, check, open_header
+from quire.store.codec import (
+    Header,
+    Mismatch,
+    check,
+    check_header,
+    check_packed,
+    open_header,
+    unpack_in_place,
+)
 from quire.store.url import open_store
 from quire.types import PageStatus
 
@@ -120,5 +128,20 @@ def _verify_one(
     if isinstance(header, Mismatch):
         return header
     key, component, shard, num_shards = item.name
+    if header.packing is not None:
+        return _verify_packed(item, header, blob)
     part = Part(component, shard, num_shards, header.part.fingerprint, blob.payload.nbytes)
     return check(part, key, blob.header, blob.payload) or PageStatus.OK
+
+
+def _verify_packed(item: StoredObject, header: Header, blob: Blob) -> PageStatus | Mismatch:
+    key, component, shard, num_shards = item.name
+    page_bytes = header.part.page_bytes
+    if not blob.payload.nbytes <= page_bytes <= MAX_OBJECT_BYTES:
+        return Mismatch.LENGTH
+    part = Part(component, shard, num_shards, header.part.fingerprint, page_bytes)
+    page = memoryview(bytearray(page_bytes))
+    page[: blob.payload.nbytes] = blob.payload
+    if not unpack_in_place(part, key, blob.header, page):
+        return check_header(part, key, blob.header) or Mismatch.CHECKSUM
+    return check_packed(part, key, blob.header, page) or PageStatus.OK

@@ -130,7 +130,8 @@ class Store(Protocol):
     ) -> list[PageStatus]:
         """Read header and payload of each object: OK (exactly those bytes), MISS, FAILED, TIMEOUT.
 
-        At most MAX_OBJECTS, as in put(). An object shorter or longer than the blob is CORRUPT.
+        At most MAX_OBJECTS, as in put(). An object shorter or longer than the blob is CORRUPT; but
+        the bytes of a shorter one are in place, as far as they go: it may be a packed page.
         """
 
     def put(self, objects: Sequence[NewObject], *, deadline: float) -> list[PageStatus]:
@@ -167,3 +168,55 @@ class Store(Protocol):
     def stats(self) -> StoreStats: ...
 
     def close(self) -> None: ...
+
+
+class Pages(Protocol):
+    """What a worker uses: pages in and out of one store or several, sealed and verified.
+
+    Thread-safe, and never raises for what a store does: see PageStore, which is one of these.
+    """
+
+    def find(
+        self,
+        part: Part,
+        queries: Sequence[Sequence[PageKey]],
+        *,
+        deadline: float,
+        each: bool = False,
+    ) -> list[bytes]: ...
+
+    def touch(
+        self,
+        part: Part,
+        keys: Sequence[PageKey],
+        *,
+        used_ns: int | None = None,
+        each: bool = False,
+    ) -> None: ...
+
+    def get(
+        self,
+        part: Part,
+        keys: Sequence[PageKey],
+        pages: Sequence[memoryview],
+        *,
+        deadline: float,
+    ) -> list[PageStatus]: ...
+
+    def put(
+        self,
+        part: Part,
+        keys: Sequence[PageKey],
+        pages: Sequence[memoryview],
+        *,
+        deadline: float,
+        parents: Sequence[PageKey] = (),
+        used_ns: int | None = None,
+    ) -> list[PageStatus]: ...
+
+    def clear(self) -> None:
+        """Raises OSError, StoreError."""
+
+    def counters(self) -> dict[str, int]: ...
+
+    def close(self, timeout_s: float = 5.0) -> None: ...

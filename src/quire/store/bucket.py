@@ -16,7 +16,6 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
-from itertools import compress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import obstore
@@ -24,6 +23,7 @@ from obstore import exceptions, store
 
 from quire.errors import StoreError, StoreURLError
 from quire.store.base import Blob, NewObject, ObjectName, StoredObject, StoreStats
+from quire.store.paths import put_paths
 from quire.store.url import Options, StoreURL
 from quire.types import PAGE_KEY_BYTES, PageKey, PageStatus
 
@@ -34,6 +34,7 @@ OPEN_TIMEOUT_S = 10.0
 _ADMIN_TIMEOUT_S = 60.0
 _REQUESTS = 64
 """Under way at once, of one call."""
+_LOOK_S = 0.05
 _DELETED = 500
 """Objects deleted at a time."""
 
@@ -49,6 +50,10 @@ class BucketStore:
         self._thread = threading.Thread(target=self._loop.run_forever, name="quire-bucket")
         self._thread.daemon = True
         self._thread.start()
+        self._requests: set[asyncio.Task[Any]] = set()
+        """Under way, of all calls; known to the loop only."""
+        self._lock = threading.Lock()
+        self._closed = False
 
     # ---- pages ----------------------------------------------------------------------------------
 
@@ -72,35 +77,29 @@ class BucketStore:
         async def read(item: tuple[ObjectName, Blob]) -> PageStatus:
             name, blob = item
             answer = await obstore.get_async(self._bucket, _path(name))
-            if answer.meta["size"] != blob.header.nbytes + blob.payload.nbytes:
+            wanted = blob.header.nbytes + blob.payload.nbytes
+            if answer.meta["size"] > wanted:
                 return PageStatus.CORRUPT
             at = 0
             async for chunk in answer.stream(min_chunk_size=1 << 20):
                 at = _spread(memoryview(chunk), at, blob)
-            return _OK if at == answer.meta["size"] else PageStatus.FAILED
+            if at != answer.meta["size"]:
+                return PageStatus.FAILED
+            return _OK if at == wanted else PageStatus.CORRUPT
 
         pairs = list(zip(names, into, strict=True))
         return [_status(answer) for answer in self._all(read, pairs, deadline)]
 
     def put(self, objects: Sequence[NewObject], *, deadline: float) -> list[PageStatus]:
-        """Parents first, one behind the other; a path's pages side by side once they are known to
-        be there or to come."""
-        lands = self._has_parents(objects, deadline)
-        if isinstance(lands, BaseException):
-            return [_status(lands)] * len(objects)
-        answers = iter(self._all(self._write, list(compress(objects, lands)), deadline))
-        statuses, lost, strays = [], set(), []
-        for new, is_landing in zip(objects, lands, strict=True):
-            status = _status(next(answers)) if is_landing else PageStatus.ORPHAN
-            if status is _OK and new.parent in lost:
-                status = PageStatus.ORPHAN
-                strays.append(_path(new.name))
-            if status is not _OK:
-                lost.add(new.name)
-            statuses.append(status)
-        if strays:  # the page before one did not land: it is of no use
-            self._run(lambda: obstore.delete_async(self._bucket, strays), deadline)
-        return statuses
+        def send(news: Sequence[NewObject]) -> list[PageStatus]:
+            return [_status(answer) for answer in self._all(self._write, news, deadline)]
+
+        def take_back(names: Sequence[ObjectName]) -> None:
+            paths = [_path(name) for name in names]
+            self._run(lambda: obstore.delete_async(self._bucket, paths), deadline)
+
+        look = partial(self.contains, deadline=deadline)
+        return put_paths(objects, contains=look, send=send, take_back=take_back)
 
     async def _write(self, new: NewObject) -> PageStatus:
         data = b"".join(new.blob)  # one object, published when all of it has come
@@ -145,29 +144,17 @@ class BucketStore:
         return StoreStats()
 
     def close(self) -> None:
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+        """Calls that are under way end, with failures."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        asyncio.run_coroutine_threadsafe(self._end_calls(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
     # ---- inside ---------------------------------------------------------------------------------
-
-    def _has_parents(
-        self, objects: Sequence[NewObject], deadline: float
-    ) -> list[bool] | BaseException:
-        """Of each: is the page that it needs there, or before it in this call?"""
-        own = {new.name for new in objects}
-        parents = list({new.parent for new in objects if new.parent is not None} - own)
-        try:
-            there = set(compress(parents, self.contains(parents, deadline=deadline)))
-        except (OSError, StoreError) as error:
-            return error
-        lands = []
-        for new in objects:
-            lands.append(new.parent is None or new.parent in there)
-            if lands[-1]:
-                there.add(new.name)
-        return lands
 
     def _all(
         self,
@@ -187,16 +174,30 @@ class BucketStore:
                     return await work(item)
 
             tasks = [asyncio.ensure_future(one(item)) for item in items]
+            self._requests.update(tasks)
             _, late = await asyncio.wait(tasks, timeout=max(0.0, deadline - time.monotonic()))
             for task in late:
                 task.cancel()
             answers = await asyncio.gather(*tasks, return_exceptions=True)
+            self._requests.difference_update(tasks)
             return [
                 TimeoutError() if task in late else a
                 for task, a in zip(tasks, answers, strict=True)
             ]
 
-        return asyncio.run_coroutine_threadsafe(all_of_them(), self._loop).result()
+        with self._lock:
+            if self._closed:
+                return [StoreError("the store is closed: open it again") for _ in items]
+            call = asyncio.run_coroutine_threadsafe(all_of_them(), self._loop)
+        return call.result()
+
+    async def _end_calls(self) -> None:
+        """A call may have been told to start only just now: until none is left."""
+        me = asyncio.current_task()
+        while calls := asyncio.all_tasks() - {me}:
+            for request in self._requests:
+                request.cancel()
+            await asyncio.wait(calls, timeout=_LOOK_S)
 
     def _run(
         self, work: Callable[[], Awaitable[Result]], deadline: float

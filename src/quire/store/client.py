@@ -32,8 +32,17 @@ from quire.store.base import (
     pages_per_call,
 )
 from quire.store.breaker import Breaker, BreakerState
-from quire.store.codec import Mismatch, check, check_header, object_name, seal
+from quire.store.codec import (
+    Mismatch,
+    check,
+    check_header,
+    check_packed,
+    object_name,
+    seal,
+    unpack_in_place,
+)
 from quire.store.counters import Counters, by_outcome
+from quire.store.packing import Packer
 from quire.types import NO_PARENT, PageKey, PageStatus
 
 STALL_GRACE_S = 1.0
@@ -57,6 +66,19 @@ class _Headers(threading.local):
         return [Blob(self._view[i * size : (i + 1) * size], page) for i, page in enumerate(pages)]
 
 
+class _Packed(threading.local):
+    """Room for packed pages, of each thread its own, and taken when it is first needed."""
+
+    def __init__(self) -> None:
+        self._view = memoryview(b"")
+
+    def room(self, at: int, page_bytes: int) -> memoryview:
+        """Of the `at`-th page of a call, whole blocks."""
+        if self._view.nbytes < MAX_OBJECTS * page_bytes:
+            self._view = memoryview(mmap.mmap(-1, MAX_OBJECTS * page_bytes))
+        return self._view[at * page_bytes : (at + 1) * page_bytes]
+
+
 class PageStore:
     """Thread-safe. `deadline`s are absolute, on `clock`; `used_ns` is Unix time, None: now."""
 
@@ -67,8 +89,12 @@ class PageStore:
         clock: Callable[[], float],
         wall_ns: Callable[[], int] = time.time_ns,
         breaker: Breaker | None = None,
+        packer: Packer | None = None,
     ) -> None:
+        """`packer`: for pages that are written; those that are read say themselves how."""
         self._store = store
+        self._packer = packer
+        self._packed = _Packed()
         self._clock = clock
         self._wall_ns = wall_ns
         self._breaker = breaker or Breaker(clock)
@@ -293,6 +319,8 @@ class PageStore:
         reason: Mismatch | None
         if status is PageStatus.OK:
             reason = check(part, key, blob.header, blob.payload)
+        elif unpack_in_place(part, key, blob.header, blob.payload):
+            reason = check_packed(part, key, blob.header, blob.payload)
         else:  # the object was too short or too long; its header may tell whose it is
             reason = check_header(part, key, blob.header)
             reason = reason if reason and reason.is_foreign else Mismatch.LENGTH
@@ -318,14 +346,30 @@ class PageStore:
             independent = all(item.parent is None for item in objects)
             self._store.touch(kept, used_ns=objects[0].used_ns, each=independent)
         new = [i for i, state in enumerate(known) if state is None]
-        for i in new:
-            seal(part, objects[i].name.key, objects[i].blob.payload, objects[i].blob.header)
-        results = self._store.put([objects[i] for i in new], deadline=deadline) if new else []
+        sealed = [self._sealed(part, objects[i], at) for at, i in enumerate(new)]
+        results = self._store.put(sealed, deadline=deadline) if new else []
         num_bytes = results.count(_OK) * part.page_bytes
         self._counters.add({"written_bytes": num_bytes, "skipped_pages": len(kept)})
+        if self._packer is not None:
+            sizes = [item.blob.payload.nbytes for item in sealed]
+            self._counters.add({"packed_bytes": sum(compress(sizes, [r is _OK for r in results]))})
         for i, status in zip(new, results, strict=True):
             known[i] = status
         return [status for status in known if status is not None]
+
+    def _sealed(self, part: Part, new: NewObject, at: int) -> NewObject:
+        """As it goes to the store: packed, if that makes it a block smaller at least."""
+        header, page = new.blob
+        packing = None
+        if self._packer is not None and page.nbytes > HEADER_BYTES:
+            room = self._packed.room(at, page.nbytes)
+            packing = self._packer.pack(page, room[: page.nbytes - HEADER_BYTES])
+        seal(part, new.name.key, page, header, packing)
+        if packing is None:
+            return new
+        end = -(-packing.packed_bytes // HEADER_BYTES) * HEADER_BYTES
+        room[packing.packed_bytes : end] = bytes(end - packing.packed_bytes)
+        return new._replace(blob=Blob(header, room[:end]))
 
     def _known(self, objects: Sequence[NewObject], deadline: float) -> list[PageStatus | None]:
         """Per page: OK, it is there; ORPHAN, what it needs is not, nor in this call; None: new."""

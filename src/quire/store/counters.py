@@ -5,6 +5,7 @@ Of a PageStore:
     read:STATUS written:STATUS   pages asked for, pages offered, by outcome; those that were there
                                  already are `written:ok`
     read_bytes written_bytes     of pages that were OK
+    packed_bytes                 what the written ones took in the store, if they are packed
     skipped_pages                not written because the store had them
     probed_pages probe_hits
     mismatch:REASON              pages that came back but were not what was asked for

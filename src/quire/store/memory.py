@@ -108,10 +108,10 @@ class MemoryStore:
         header_bytes = blob.header.nbytes
         if len(view) >= header_bytes:
             blob.header[:] = view[:header_bytes]
-        if len(view) != header_bytes + blob.payload.nbytes:
-            return PageStatus.CORRUPT
-        blob.payload[:] = view[header_bytes:]
-        return PageStatus.OK
+        page = view[header_bytes:][: blob.payload.nbytes]
+        blob.payload[: len(page)] = page
+        is_whole = len(view) == header_bytes + blob.payload.nbytes
+        return PageStatus.OK if is_whole else PageStatus.CORRUPT
 
     def _put_one(self, new: NewObject) -> PageStatus:
         name, blob, parent, used_ns = new

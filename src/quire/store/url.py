@@ -2,7 +2,8 @@
 
 A scheme is registered in the entry-point group `quire.stores` as a function
 `open_url(url: StoreURL) -> Store`. A wrapper is written in front of what it wraps, as in
-`faulty+file:///path`; the wrapper's opener receives the rest in `StoreURL.inner`.
+`faulty+file:///path`; the wrapper's opener receives the rest in `StoreURL.inner`. Several URLs with
+blanks between them are stores in front of each other: opening.py opens those.
 Knows nothing of any particular store.
 """
 
@@ -132,6 +133,11 @@ def parse_url(text: str, *, must_exist: bool = False) -> StoreURL:
     return StoreURL(
         text, scheme, inner, parts.netloc, unquote(parts.path), options, must_exist=must_exist
     )
+
+
+def split_urls(text: str) -> list[StoreURL]:
+    """Of one store, or of several in front of each other: URLs with blanks between them."""
+    return [parse_url(each) for each in text.split()] or [parse_url(text)]
 
 
 def open_store(text: str, *, must_exist: bool = False) -> Store:

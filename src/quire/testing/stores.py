@@ -102,6 +102,16 @@ class StoreSuite:
             assert statuses[0] is statuses[2] is OK
             assert statuses[1] in (CORRUPT, MISS)
 
+    def test_of_a_shorter_object_the_bytes_that_there_are_come(self) -> None:
+        """It may be a packed page."""
+        with self._opened() as store:
+            short = self._new(2, None, page_bytes=HEADER_BYTES)
+            store.put([short], deadline=soon())
+            into = self._blob()
+            assert store.get([name(2)], [into], deadline=soon()) == [CORRUPT]
+            assert into.header == short.blob.header
+            assert into.payload[:HEADER_BYTES] == short.blob.payload
+
     def test_of_writers_of_one_name_at_once_one_is_seen_whole(self) -> None:
         """All of them write different bytes, as no two engines would: so that a mixture shows."""
         with self._opened() as store:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from quire.errors import QuireError, StoreError
 from quire.messages import AttachStore, ClearStore, DetachStore, StoreChanged
-from quire.store.client import PageStore
+from quire.store.base import Pages
 from quire.worker.lanes import Lane, Once
 from quire.worker.tasks import Reporter
 
@@ -22,20 +22,20 @@ from quire.worker.tasks import Reporter
 class StoreLease(NamedTuple):
     """Right to use one store until release(), which is called exactly once."""
 
-    store: PageStore
+    store: Pages
     release: Callable[[], None]
 
 
 class Attachment:
     def __init__(
-        self, open_store: Callable[[str], PageStore], reporter: Reporter, max_queued: int
+        self, open_store: Callable[[str], Pages], reporter: Reporter, max_queued: int
     ) -> None:
         self._open_store = open_store
         self._reporter = reporter
         self._lane = Lane("store", 1, max_queued)
         self._lock = threading.Lock()
-        self._attached: PageStore | None = None
-        self._num_uses: Counter[PageStore] = Counter()
+        self._attached: Pages | None = None
+        self._num_uses: Counter[Pages] = Counter()
         """Of every open store; being attached is one."""
 
     def borrow(self) -> StoreLease | None:
@@ -88,7 +88,7 @@ class Attachment:
                     )
                 self._attached.clear()
 
-    def _replace(self, store: PageStore | None) -> None:
+    def _replace(self, store: Pages | None) -> None:
         with self._lock:
             old, self._attached = self._attached, store
             if store is not None:
@@ -96,7 +96,7 @@ class Attachment:
         if old is not None:
             self._release(old)
 
-    def _release(self, store: PageStore) -> None:
+    def _release(self, store: Pages) -> None:
         with self._lock:
             self._num_uses[store] -= 1
             assert self._num_uses[store] >= 0, "a store lease was released twice"
@@ -106,7 +106,7 @@ class Attachment:
         if is_last:
             self._close(store)
 
-    def _close(self, store: PageStore) -> None:
+    def _close(self, store: Pages) -> None:
         # The last user may be the step's thread, which must not block: hand it to the lane. A
         # lane that is closing takes nothing more, and then there is no step left to hold up.
         if self._lane.submit(Once(store.close, fail=self._reporter.count_error), force=True):

@@ -16,7 +16,7 @@ from quire.errors import ConfigError
 from quire.memory.layout import PageLayout
 from quire.memory.sizing import check_host_budget
 from quire.peer.identity import Identity
-from quire.store import PageStore, open_store
+from quire.store import open_pages
 from quire.transfer.kinds import MoverKind
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def build_worker(
             config.num_ranks,
             components,
             model_fingerprint=config.model_fingerprint,
-            open_store=lambda url: PageStore(open_store(url), clock=clock),
+            open_store=lambda url: open_pages(url, clock=clock),
             limits=config.io,
             peer=config.peer,
             clock=clock,

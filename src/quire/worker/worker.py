@@ -37,8 +37,7 @@ from quire.messages import (
     Transferred,
     Write,
 )
-from quire.store.base import Part
-from quire.store.client import PageStore
+from quire.store.base import Pages, Part
 from quire.store.counters import Counters
 from quire.types import OperationId, PageStatus
 from quire.worker.attachment import Attachment
@@ -65,7 +64,7 @@ class CacheWorker:
         components: Mapping[str, ComponentPools],
         *,
         model_fingerprint: str,
-        open_store: Callable[[str], PageStore],
+        open_store: Callable[[str], Pages],
         limits: IoLimits | None = None,
         peer: PeerServing | None = None,
         clock: Clock = time.monotonic,

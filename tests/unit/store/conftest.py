@@ -16,7 +16,7 @@ from quire.store.client import PageStore
 from quire.store.codec import object_name
 from quire.store.file import FileStore
 from quire.types import NO_PARENT, PageKey, PageStatus
-from store_servers import Moto, Valkey
+from store_servers import Mooncake, Moto, Valkey
 
 PAGE_BYTES = 2 * HEADER_BYTES
 
@@ -168,3 +168,11 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Moto]:
     server = Moto(tmp_path_factory.mktemp("moto"))
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="module")
+def mooncake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mooncake]:
+    """A master and two holders."""
+    pool = Mooncake(tmp_path_factory.mktemp("mooncake"))
+    yield pool
+    pool.stop()

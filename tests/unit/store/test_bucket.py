@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
 
 from quire.errors import StoreError, StoreURLError
-from quire.store.base import HEADER_BYTES
+from quire.store.base import HEADER_BYTES, Blob
 from quire.store.codec import object_name
 from quire.store.url import open_store
 from quire.types import PageStatus
@@ -93,6 +94,34 @@ def test_a_bucket_that_does_not_answer_is_left_at_the_deadline(bucket, client, p
         bucket.go_on()
     assert statuses == [PageStatus.TIMEOUT]
     assert pages.get(cache, 1) == [OK]
+
+
+def test_closing_ends_a_call_that_is_under_way(bucket, pages):
+    """As when an engine stops, or takes another store, while the bucket does not answer."""
+    store = open_store(bucket.url)
+    names = [object_name(pages.part, pages.key(n)) for n in range(3)]
+    blobs = [Blob(memoryview(bytearray(HEADER_BYTES)), pages.empty()) for _ in names]
+    statuses = []
+    started = threading.Event()
+
+    def read():
+        started.set()
+        statuses.extend(store.get(names, blobs, deadline=time.monotonic() + 600))
+
+    reader = threading.Thread(target=read, daemon=True)
+    bucket.pause()
+    try:
+        reader.start()
+        started.wait()
+        time.sleep(0.2)
+        store.close()
+        reader.join(60)
+        assert not reader.is_alive()
+    finally:
+        bucket.go_on()
+    assert statuses == [PageStatus.FAILED] * 3
+    assert store.get(names, blobs, deadline=time.monotonic() + 600) == [PageStatus.FAILED] * 3
+    store.close()
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -16,7 +18,7 @@ from quire.store.memory import MemoryStore
 from quire.store.url import open_store
 from quire.testing.stores import StoreSuite
 from quire.types import PageStatus
-from store_servers import Moto, Valkey
+from store_servers import KeptOpen, Mooncake, Moto, Valkey
 
 
 class TestFiles(StoreSuite):
@@ -70,6 +72,24 @@ class TestBucket(StoreSuite):
         return open_store(self._url)
 
 
+@pytest.fixture(scope="module")
+def pool_clients(mooncake: Mooncake) -> Iterator[list[Store]]:
+    with closing(open_store(mooncake.url)) as one, closing(open_store(mooncake.url)) as other:
+        yield [one, other]
+
+
+class TestMooncake(StoreSuite):
+    """On a real master and two holders."""
+
+    @pytest.fixture(autouse=True)
+    def _place(self, pool_clients: list[Store]) -> None:
+        pool_clients[0].clear(wait=True)
+        self._turns = cycle(pool_clients)
+
+    def open(self) -> Store:
+        return cast(Store, KeptOpen(next(self._turns)))
+
+
 # ---- stores that break one rule ------------------------------------------------------------------
 
 
@@ -119,6 +139,14 @@ class TakesAnySize(Wrong):
     def _get_one(self, name: ObjectName, blob: Blob) -> PageStatus:
         status = super()._get_one(name, blob)
         return PageStatus.OK if status is PageStatus.CORRUPT else status
+
+
+class DropsShortOnes(Wrong):
+    def _get_one(self, name: ObjectName, blob: Blob) -> PageStatus:
+        item = self._objects.get(name)
+        if item is not None and len(item.data) != blob.header.nbytes + blob.payload.nbytes:
+            return PageStatus.CORRUPT
+        return super()._get_one(name, blob)
 
 
 class WritesInParts(Wrong):
@@ -199,6 +227,7 @@ BREAKS: dict[type[Wrong], str] = {
     NeedsSomething: "nothing_at_all",
     Forgets: "those_who_come_later",
     TakesAnySize: "another_size",
+    DropsShortOnes: "of_a_shorter_object",
     WritesInParts: "writers_of_one_name",
     KeepsOrphans: "without_the_one_it_needs",
     OneAtATime: "with_the_one_it_needs",

@@ -14,11 +14,13 @@ import contextlib
 import ssl
 import time
 from collections.abc import Iterator, Sequence
-from itertools import compress, takewhile
+from functools import partial
+from itertools import takewhile
 from typing import Any
 
 from quire.errors import StoreError, StoreURLError
 from quire.store.base import Blob, NewObject, ObjectName, StoredObject, StoreStats
+from quire.store.paths import put_paths
 from quire.store.redis.connection import Address, Connection, Login
 from quire.store.redis.nodes import Exchange, Nodes
 from quire.store.redis.wire import ProtocolError, ServerError, command, set_command
@@ -60,32 +62,21 @@ class RedisStore:
         ]
 
     def put(self, objects: Sequence[NewObject], *, deadline: float) -> list[PageStatus]:
-        statuses = [PageStatus.OK] * len(objects)
-        lands = self._has_parents(objects, deadline)
-        if isinstance(lands, Exception):
-            return [_status(lands)] * len(objects)
-        exchanges = [
-            Exchange(key, set_command(key, new.blob))
-            for key, new in zip(map(self._key_of, objects), objects, strict=True)
-        ]
-        answers = iter(self._nodes.ask(list(compress(exchanges, lands)), deadline))
-        lost: set[ObjectName] = set()
-        strays = []
-        for index, new in enumerate(objects):
-            answer = next(answers) if lands[index] else None
-            if not lands[index]:
-                statuses[index] = PageStatus.ORPHAN
-            elif isinstance(answer, Exception):
-                statuses[index] = _status(answer)
-            elif new.parent in lost:
-                statuses[index] = PageStatus.ORPHAN
-                strays.append(new)
-            if statuses[index] is not PageStatus.OK:
-                lost.add(new.name)
-        if strays:  # the page before one did not land: it is of no use
-            keys = map(self._key_of, strays)
+        def send(news: Sequence[NewObject]) -> list[PageStatus]:
+            keys = [self._key(new.name) for new in news]
+            sets = [
+                Exchange(key, set_command(key, new.blob))
+                for key, new in zip(keys, news, strict=True)
+            ]
+            answers = self._nodes.ask(sets, deadline)
+            return [_status(a) if isinstance(a, Exception) else PageStatus.OK for a in answers]
+
+        def take_back(names: Sequence[ObjectName]) -> None:
+            keys = map(self._key, names)
             self._nodes.ask([Exchange(key, command(b"UNLINK", key)) for key in keys], deadline)
-        return statuses
+
+        look = partial(self.contains, deadline=deadline)
+        return put_paths(objects, contains=look, send=send, take_back=take_back)
 
     def touch(self, names: Sequence[ObjectName], *, used_ns: int, each: bool = False) -> None:
         deadline = time.monotonic() + _TOUCH_TIMEOUT_S
@@ -161,32 +152,12 @@ class RedisStore:
         # In braces, so that a name and what belongs to it are on one server of a cluster.
         return b"%b{%b}" % (self._prefix, name.text.encode())
 
-    def _key_of(self, new: NewObject) -> bytes:
-        return self._key(new.name)
-
     def _name(self, key: bytes) -> ObjectName | None:
         """None: it is not a page of ours."""
         text = key[len(self._prefix) :]
         if not key.startswith(self._prefix) or text[:1] != b"{" or text[-1:] != b"}":
             return None
         return ObjectName.parse(text[1:-1].decode("ascii", "replace"))
-
-    def _has_parents(self, objects: Sequence[NewObject], deadline: float) -> list[bool] | Exception:
-        """Of each: is the page that it needs there, or before it in this call?"""
-        own = {new.name for new in objects}
-        outside = {new.parent for new in objects} - own - {None}
-        parents = [parent for parent in outside if parent is not None]
-        try:
-            there = set(compress(parents, self.contains(parents, deadline=deadline)))
-        except (OSError, StoreError) as error:
-            return error
-        lands: list[bool] = []
-        for new in objects:
-            is_there = new.parent is None or new.parent in there
-            lands.append(is_there)
-            if is_there:
-                there.add(new.name)
-        return lands
 
     def _keys(self) -> Iterator[list[bytes]]:
         """Of all servers, with this prefix; one may come twice."""

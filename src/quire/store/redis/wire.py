@@ -89,11 +89,11 @@ def read_into(source: Source, targets: Sequence[memoryview]) -> int | ServerErro
     size = _number(line[1:])
     if size < 0:
         return size
-    if size == sum(target.nbytes for target in targets):
-        for target in targets:
-            source.fill(target)
-    else:
-        source.skip(size)
+    left = size if size <= sum(target.nbytes for target in targets) else 0
+    source.skip(size - left)
+    for target in targets:
+        source.fill(target[:left])
+        left = max(0, left - target.nbytes)
     _end_of_value(source)
     return size
 

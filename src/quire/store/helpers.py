@@ -1,0 +1,64 @@
+"""Helpers: a few threads for calls that are made side by side. Knows no store.
+
+Daemons: a store that hangs for ever must not keep the process from exiting.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+Answer = TypeVar("Answer")
+
+
+class Helpers:
+    def __init__(self, name: str, num_threads: int) -> None:
+        self._name = name
+        self._num_threads = num_threads
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._num_open = 0
+        """Calls that have not ended."""
+
+    @property
+    def num_open(self) -> int:
+        return self._num_open
+
+    def start(self, work: Callable[[], Answer]) -> Future[Answer]:
+        """Can be cancelled until a thread has taken it."""
+        future: Future[Answer] = Future()
+
+        def job() -> None:
+            try:
+                if future.set_running_or_notify_cancel():
+                    future.set_result(work())
+            except BaseException as error:  # thread boundary: told to whoever waits
+                future.set_exception(error)
+            finally:
+                with self._lock:
+                    self._num_open -= 1
+
+        with self._lock:
+            self._num_open += 1
+            if self._num_open > len(self._threads) and len(self._threads) < self._num_threads:
+                self._threads.append(self._thread())
+        self._jobs.put(job)
+        return future
+
+    def close(self) -> None:
+        """What was started is still done; nobody waits for it here."""
+        for _ in self._threads:
+            self._jobs.put(None)
+
+    def _thread(self) -> threading.Thread:
+        thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+        thread.start()
+        return thread
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()

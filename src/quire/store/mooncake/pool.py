@@ -1,0 +1,163 @@
+"""Pool: Mooncake's client as we use it. The only file that imports it.
+
+Its calls know no deadline: they end when the pool's own timeouts say so, which are set here unless
+the environment has them. Its close does not wait for calls that are under way and would pull the
+ground from under them: here the last of those closes.
+
+    code    of the client                 here
+    -200    no room                       REJECTED
+    -600    the object is larger          another size: CORRUPT
+    -70x    not there, not yet, no more   MISS
+    -800    a transfer failed: its holder is gone, or the object is smaller than the buffer
+    -9xx    the master does not answer    FAILED, TIMEOUT
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from quire.errors import StoreError
+
+NO_ROOM, OTHER_SIZE, EXISTS, TRANSFER_FAILED, NO_ANSWER = -200, -600, -705, -800, -901
+GONE = (-702, -703, -704, -706, -707)
+
+_DEFAULTS = {
+    "MC_RPC_TIMEOUT_MS": "2000",
+    "MC_RPC_CONNECT_TIMEOUT_MS": "1000",
+    "MC_TCP_PROGRESS_TIMEOUT_SEC": "2",
+    "MC_TCP_STATUS_TIMEOUT_SEC": "1",
+    "MC_HANDSHAKE_CONNECT_TIMEOUT": "2",
+    "MC_STORE_CLIENT_SETUP_RETRIES": "1",
+}
+
+
+_LOG_LEVEL = "_ZN3fLI17FLAGS_minloglevelE"
+_ONLY_FATAL = 3
+
+
+class Settings(NamedTuple):
+    master: str
+    local: str
+    """How others reach this process: a host, or host:port."""
+    metadata: str = "P2PHANDSHAKE"
+    protocol: str = "tcp"
+    devices: str = ""
+    segment_bytes: int = 0
+    """Memory that this process gives to the pool; 0: it only uses what others give."""
+    replicas: int = 1
+
+
+class Bytes(NamedTuple):
+    """An object's bytes in registered memory, in pieces."""
+
+    key: str
+    addresses: list[int]
+    sizes: list[int]
+
+
+class Pool:
+    """Thread-safe."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises StoreError."""
+        native = _load()
+        self._config = native.ReplicateConfig()
+        self._config.replica_num = settings.replicas
+        self._client = native.MooncakeDistributedStore()
+        self._calls = threading.Condition()
+        self._num_calls = 0
+        self._closed = False
+        code = self._client.setup(
+            settings.local,
+            settings.metadata,
+            settings.segment_bytes,
+            0,  # no buffer of its own: bytes move from and to where they belong
+            settings.protocol,
+            settings.devices,
+            settings.master,
+        )
+        if code:
+            raise StoreError(
+                f"the Mooncake pool of {settings.master} cannot be joined (code {code}): start "
+                "mooncake_master there, or check the store's URL"
+            )
+
+    def register(self, address: int, size_bytes: int) -> bool:
+        with self._call() as client:
+            return bool(client.register_buffer(address, size_bytes) == 0)
+
+    def unregister(self, address: int) -> None:
+        with self._call() as client:
+            client.unregister_buffer(address)
+
+    def exists(self, keys: Sequence[str]) -> list[int]:
+        """1 or 0, or a code."""
+        with self._call() as client:
+            return list(client.batch_is_exist(list(keys)))
+
+    def put(self, objects: Sequence[Bytes]) -> list[int]:
+        """0, or a code. What is there stays as it is."""
+        keys, addresses, sizes = map(list, zip(*objects, strict=True))
+        with self._call() as client:
+            return list(client.batch_put_from_multi_buffers(keys, addresses, sizes, self._config))
+
+    def get(self, objects: Sequence[Bytes]) -> list[int]:
+        """Sizes, or codes."""
+        keys, addresses, sizes = map(list, zip(*objects, strict=True))
+        with self._call() as client:
+            return list(client.batch_get_into_multi_buffers(keys, addresses, sizes))
+
+    def size(self, key: str) -> int:
+        with self._call() as client:
+            return int(client.get_size(key))
+
+    def remove(self, keys: Sequence[str]) -> list[int]:
+        """Also what somebody is reading."""
+        with self._call() as client:
+            return list(client.batch_remove(list(keys), True))
+
+    def remove_matching(self, pattern: str) -> int:
+        with self._call() as client:
+            return int(client.remove_by_regex(pattern, True))
+
+    def close(self) -> None:
+        """At once, or when the last call has ended."""
+        with self._calls:
+            was_closed, self._closed = self._closed, True
+            if was_closed or self._num_calls:
+                return
+        self._client.close()
+
+    @contextmanager
+    def _call(self) -> Iterator[Any]:
+        with self._calls:
+            if self._closed:
+                raise StoreError("the store is closed: open it again")
+            self._num_calls += 1
+        try:
+            yield self._client
+        finally:
+            with self._calls:
+                self._num_calls -= 1
+                is_last = self._closed and not self._num_calls
+            if is_last:
+                self._client.close()
+
+
+def _load() -> Any:
+    """The client's library. It would write a line for every miss: unless somebody has asked for
+    its log, only what ends the process is written."""
+    for name, value in _DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    from mooncake import store as native
+
+    if "MC_LOG_LEVEL" not in os.environ:
+        with contextlib.suppress(OSError, ValueError):  # another build of it: then it is loud
+            ctypes.c_int.in_dll(ctypes.CDLL(native.__file__), _LOG_LEVEL).value = _ONLY_FATAL
+    return native

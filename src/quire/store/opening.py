@@ -1,0 +1,57 @@
+"""From URLs to pages: one store, or several in front of each other, as a worker uses them.
+
+    A?write=through B?write=back&codec=zstd      the fastest first
+
+`write` and `codec` are options of every store; the others are the store's own.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import TypeVar
+
+from quire.errors import StoreURLError
+from quire.store.base import Pages
+from quire.store.client import PageStore
+from quire.store.packing import Packer, PackKind
+from quire.store.tiers import Tier, Tiers, WriteWhen
+from quire.store.url import StoreURL, open_store, split_urls
+
+Choice = TypeVar("Choice", bound=enum.StrEnum)
+
+
+def open_pages(text: str, *, clock: Callable[[], float]) -> Pages:
+    """Raises StoreURLError, StoreError: one sentence with the fix. Then nothing stays open."""
+    tiers: list[Tier] = []
+    try:
+        for url in split_urls(text):
+            write = _choice(url, "write", WriteWhen.THROUGH)
+            kind = _choice(url, "codec", PackKind.NONE)
+            packer = None if kind is PackKind.NONE else Packer(kind)
+            store = open_store(without_page_options(url))
+            tiers.append(Tier(PageStore(store, clock=clock, packer=packer), write))
+    except BaseException:
+        for tier in tiers:
+            tier.pages.close()
+        raise
+    if len(tiers) == 1 and tiers[0].write is WriteWhen.THROUGH:
+        return tiers[0].pages
+    return Tiers(tiers, clock=clock)
+
+
+def without_page_options(url: StoreURL) -> str:
+    """As the store itself wants it."""
+    if not {"write", "codec"} & url.options.keys():
+        return url.text
+    scheme = f"{url.scheme}+{url.inner}" if url.inner else url.scheme
+    return url.without_options(scheme, {"write", "codec"})
+
+
+def _choice(url: StoreURL, name: str, default: Choice) -> Choice:
+    kinds = type(default)
+    try:
+        return kinds(url.options.get(name, default))
+    except ValueError:
+        valid = ", ".join(kinds)
+        raise StoreURLError(f"option {name!r} in {url.shown!r} must be one of {valid}") from None

@@ -1,0 +1,62 @@
+"""Whereabouts: which of several stores said that they have a page, and how fast each of them is.
+
+Hints only: a page that is not where it was said to be is looked for elsewhere. Bounded.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from statistics import median
+
+from quire.types import PageKey
+
+MAX_PAGES = 1 << 16
+_SAMPLES = 9
+
+Place = tuple[str, PageKey]
+"""Component and key."""
+
+
+class Whereabouts:
+    """Thread-safe. Stores by number, in the order given, which is that of their speed until all
+    of them have been measured."""
+
+    def __init__(self, num_stores: int) -> None:
+        self._lock = threading.Lock()
+        self._said: dict[Place, dict[int, bool]] = {}
+        self._samples: list[deque[float]] = [deque(maxlen=_SAMPLES) for _ in range(num_stores)]
+
+    def learn(self, component: str, keys: Sequence[PageKey], found: bytes, store: int) -> None:
+        """What a store has answered about these pages, one byte each."""
+        with self._lock:
+            for key, is_there in zip(keys, found, strict=True):
+                self._said.setdefault((component, key), {})[store] = bool(is_there)
+            while len(self._said) > MAX_PAGES:
+                del self._said[next(iter(self._said))]
+
+    def measured(self, store: int, num_pages: int, seconds: float) -> None:
+        if num_pages:
+            with self._lock:
+                self._samples[store].append(seconds / num_pages)
+
+    def order(self) -> list[int]:
+        """The fastest first."""
+        with self._lock:
+            stores = range(len(self._samples))
+            if not all(self._samples):
+                return list(stores)
+            return sorted(stores, key=lambda store: median(self._samples[store]))
+
+    def seconds_per_page(self) -> list[float | None]:
+        with self._lock:
+            return [median(samples) if samples else None for samples in self._samples]
+
+    def candidates(self, component: str, key: PageKey, order: Sequence[int]) -> list[int]:
+        """Where to look for a page: in those that said they have it, then in those that did not
+        answer; not in those that said no."""
+        with self._lock:
+            said = self._said.get((component, key), {})
+            has = [store for store in order if said.get(store)]
+            return has + [store for store in order if store not in said]

@@ -1,0 +1,271 @@
+"""A pool of memory: what is full, gone or silent, on a real master and real holders."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import time
+from contextlib import closing
+
+import pytest
+
+from quire.errors import StoreError, StoreURLError
+from quire.store.base import HEADER_BYTES, Blob, NewObject
+from quire.store.codec import object_name
+from quire.store.mooncake.memory import MAX_POOLS, POOL_BYTES, Memory
+from quire.store.mooncake.pool import NO_ROOM, Bytes
+from quire.store.mooncake.store import PUT_TRIES, MooncakeStore
+from quire.store.url import open_store
+from quire.types import PageStatus
+from store_servers import KeptOpen, Mooncake
+
+OK, MISS = PageStatus.OK, PageStatus.MISS
+
+
+@pytest.fixture(scope="module")
+def joined(mooncake):
+    with closing(open_store(mooncake.url)) as store:
+        yield store
+
+
+@pytest.fixture
+def cache(joined, client):
+    joined.clear()
+    return client(KeptOpen(joined))
+
+
+@pytest.fixture
+def own_pool(tmp_path):
+    """To be broken."""
+    made = []
+
+    def make(**options):
+        made.append(Mooncake(tmp_path, **options))
+        return made[-1]
+
+    yield make
+    for pool in made:
+        pool.stop()
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+
+class Registered:
+    def __init__(self):
+        self.calls = []
+        self.memory = Memory(self.register, self.calls.append)
+
+    def register(self, address, size_bytes):
+        self.calls.append((address, size_bytes))
+        return True
+
+
+def test_a_host_pool_is_registered_once_and_its_pages_move_in_place():
+    known = Registered()
+    pool = memoryview(mmap.mmap(-1, 2 * POOL_BYTES))
+    first, last = pool[:HEADER_BYTES], pool[-HEADER_BYTES:]
+    start = known.memory.in_place(first)
+    assert known.memory.in_place(last) == start + 2 * POOL_BYTES - HEADER_BYTES
+    assert known.calls == [(start, 2 * POOL_BYTES)]
+
+
+def test_small_and_passing_memory_is_not_registered():
+    known = Registered()
+    assert known.memory.in_place(memoryview(bytearray(2 * POOL_BYTES))) is None
+    assert known.memory.in_place(memoryview(mmap.mmap(-1, HEADER_BYTES))) is None
+    assert known.calls == []
+
+
+def test_registered_pools_are_bounded():
+    known = Registered()
+    pools = [memoryview(mmap.mmap(-1, POOL_BYTES)) for _ in range(MAX_POOLS + 2)]
+    placed = [known.memory.in_place(pool) for pool in pools]
+    assert placed[-2:] == [None, None]
+    assert None not in placed[:-2]
+
+
+def test_a_stage_is_used_again_and_a_small_one_gives_way():
+    known = Registered()
+    for size_bytes in (10, 100, 3 << 20, 3 << 20, 10):
+        with known.memory.stage(size_bytes) as stage:
+            assert stage.take(size_bytes)[0].nbytes == size_bytes
+    registered = [call for call in known.calls if isinstance(call, tuple)]
+    assert [size_bytes for _, size_bytes in registered] == [1 << 20, 4 << 20]
+    assert len(known.calls) == 3
+
+
+# ---- no room -------------------------------------------------------------------------------------
+
+
+class FullPool:
+    """Has room from the n-th time on that it is asked."""
+
+    def __init__(self, nth):
+        self.left = nth
+
+    def register(self, address, size_bytes):
+        return True
+
+    def unregister(self, address):
+        pass
+
+    def put(self, objects):
+        self.left -= 1
+        return [0 if self.left <= 0 else NO_ROOM] * len(objects)
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize(("nth", "status"), [(3, OK), (100, PageStatus.REJECTED)])
+def test_a_put_without_room_is_tried_again_and_counted(client, pages, nth, status):
+    pauses = []
+    store = MooncakeStore(FullPool(nth), None, sleep=pauses.append)
+    new = NewObject(
+        object_name(pages.part, pages.key(1)),
+        Blob(memoryview(bytearray(HEADER_BYTES)), pages.full(1)),
+        None,
+        time.time_ns(),
+    )
+    assert store.put([new], deadline=time.monotonic() + 60) == [status]
+    assert store.counters.snapshot()["retried_puts"] == len(pauses) == min(nth, PUT_TRIES) - 1
+
+
+# ---- a pool that works ---------------------------------------------------------------------------
+
+
+def test_pages_of_a_host_pool_come_back_byte_for_byte(cache, pages):
+    pool = memoryview(mmap.mmap(-1, POOL_BYTES))
+    size = pages.part.page_bytes
+    sources = [pool[i * size : (i + 1) * size] for i in range(4)]
+    for i, source in enumerate(sources):
+        source[:] = bytes([i + 1]) * size
+    keys = pages.keys(1, 2, 3, 4)
+    soon = time.monotonic() + 60
+    assert cache.put(pages.part, keys, sources, deadline=soon) == [OK] * 4
+    pool[: 4 * size] = bytes(4 * size)
+    assert cache.get(pages.part, keys, sources, deadline=soon) == [OK] * 4
+    assert [source[0] for source in sources] == [1, 2, 3, 4]
+
+
+def test_what_others_keep_there_is_left_alone(cache, joined, pages):
+    pages.put_path(cache, 1, 2)
+    with joined._memory.stage(HEADER_BYTES) as stage:
+        _, where = stage.take(HEADER_BYTES)
+        theirs = ["else", "quire:else", "quire:" + object_name(pages.part, pages.key(9)).text + "x"]
+        joined._pool.put([Bytes(key, [where], [HEADER_BYTES]) for key in theirs])
+    assert len(list(joined.scan())) == 2
+    assert joined.clear() == 2
+    assert joined._pool.exists(theirs) == [1, 1, 1]
+    joined._pool.remove(theirs)
+
+
+# ---- faults --------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_a_dead_holder_costs_misses_and_the_pool_goes_on(own_pool, client, pages):
+    pool = own_pool()
+    cache = client(open_store(pool.url))
+    numbers = range(1, 33)
+    assert pages.put(cache, *numbers) == [OK] * 32
+    pool.kill_holder(0)
+    statuses = pages.get(cache, *numbers)
+    assert set(statuses) == {OK, MISS}
+    assert [pages.usable(cache, n) for n in numbers] == [status is OK for status in statuses]
+    assert cache.counters()["breaker_opened"] == 0
+    # What the pool says it has taken meanwhile, it has.
+    landed = [n for n in range(101, 117) if pages.put(cache, n) == [OK]]
+    assert set(pages.get(cache, *landed)) <= {OK}
+
+
+@pytest.mark.long
+def test_a_second_replica_is_read_when_the_first_holder_dies(own_pool, client, pages):
+    pool = own_pool()
+    cache = client(open_store(f"{pool.url}&replicas=2"))
+    assert pages.put(cache, *range(1, 9)) == [OK] * 8
+    pool.kill_holder(1)
+    deadline = time.monotonic() + 60
+    while set(pages.get(cache, *range(1, 9))) != {OK} and time.monotonic() < deadline:
+        time.sleep(1)
+    assert pages.get(cache, *range(1, 9)) == [OK] * 8
+
+
+@pytest.mark.long
+def test_a_full_pool_makes_room_for_what_is_new(own_pool, client, pages):
+    pool = own_pool(holder_bytes=16 << 20, holders=1)
+    cache = client(open_store(pool.url))
+    statuses = [pages.put(cache, n)[0] for n in range(1, 2000)]
+    assert set(statuses) <= {OK, PageStatus.REJECTED}
+    assert cache.counters()["breaker_opened"] == 0
+    found = pages.get(cache, *range(1, 2000))
+    assert set(found) == {OK, MISS}
+
+
+@pytest.mark.long
+def test_a_silent_master_is_left_in_time_and_found_again(own_pool, client, pages):
+    pool = own_pool(holders=1)
+    cache = client(open_store(pool.url))
+    pages.put(cache, 1)
+    pool.pause()
+    try:
+        assert pages.usable(cache, 1) == 0
+        assert pages.get(cache, 1) == [PageStatus.TIMEOUT]
+    finally:
+        pool.go_on()
+    deadline = time.monotonic() + 60
+    while pages.put(cache, 2) != [OK] and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert pages.get(cache, 2) == [OK]
+
+
+@pytest.mark.long
+def test_closing_while_a_call_is_under_way_waits_for_nobody(own_pool, pages):
+    pool = own_pool(holders=1)
+    store = open_store(pool.url)
+    names = [object_name(pages.part, pages.key(1))]
+    ended = []
+
+    def look():
+        with pytest.raises((TimeoutError, StoreError)):
+            store.contains(names, deadline=time.monotonic() + 60)
+        ended.append(True)
+
+    asker = threading.Thread(target=look)
+    pool.pause()
+    asker.start()
+    time.sleep(0.2)
+    store.close()
+    asker.join(60)
+    assert ended
+    with pytest.raises(StoreError):
+        store.contains(names, deadline=time.monotonic() + 60)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mooncake://",
+        "mooncake://host:nine",
+        "mooncake://host/path",
+        "mooncake://user:pw@host",
+        "mooncake://host?nothing=1",
+        "mooncake://127.0.0.1?replicas=0",
+        "mooncake://127.0.0.1?protocol=pigeon",
+        "mooncake://127.0.0.1?prefix=a%20b",
+    ],
+)
+def test_a_url_that_says_nothing_sensible_is_one_sentence_without_secrets(url):
+    with pytest.raises(StoreURLError) as caught:
+        open_store(url)
+    assert "pw" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.long
+def test_nobody_there_is_one_sentence():
+    pytest.importorskip("mooncake.store", reason="needs the mooncake extra and libibverbs1")
+    with pytest.raises(StoreError) as caught:
+        open_store("mooncake://127.0.0.1:1")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,342 @@
+"""Several stores as one: read from the faster, written by policy, each with its own faults."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from quire.errors import StoreError, StoreURLError
+from quire.store.backlog import Backlog, PutCall
+from quire.store.client import PageStore
+from quire.store.faulty import Faults, FaultyStore
+from quire.store.memory import MemoryStore
+from quire.store.opening import open_pages
+from quire.store.tiers import Tier, Tiers, WriteWhen
+from quire.store.whereabouts import MAX_PAGES, Whereabouts
+from quire.types import NO_PARENT, PageStatus
+
+OK, MISS, ORPHAN, REJECTED = (
+    PageStatus.OK,
+    PageStatus.MISS,
+    PageStatus.ORPHAN,
+    PageStatus.REJECTED,
+)
+THROUGH, BACK, NEVER = WriteWhen
+
+
+@pytest.fixture
+def tiers():
+    """Makes Tiers of (store, policy) pairs."""
+    with ExitStack() as stack:
+
+        def make(*members, **options):
+            each = [
+                Tier(store if isinstance(store, PageStore) else plain(store), write)
+                for store, write in members
+            ]
+            made = Tiers(each, clock=time.monotonic, **options)
+            stack.callback(made.close)
+            return made
+
+        yield make
+
+
+def plain(store):
+    return PageStore(store, clock=time.monotonic)
+
+
+def until(condition):
+    deadline = time.monotonic() + 30
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert condition()
+
+
+class Stuck(MemoryStore):
+    """Answers nothing until it is let go of."""
+
+    def __init__(self):
+        super().__init__()
+        self.free = threading.Event()
+
+    def contains(self, names, *, deadline):
+        self.free.wait(30)
+        return super().contains(names, deadline=deadline)
+
+    def put(self, objects, *, deadline):
+        self.free.wait(30)
+        return super().put(objects, deadline=deadline)
+
+
+class Full(MemoryStore):
+    def put(self, objects, *, deadline):
+        return [REJECTED] * len(objects)
+
+
+class Broken(MemoryStore):
+    def contains(self, names, *, deadline):
+        raise OSError("gone")
+
+    get = put = touch = contains
+
+
+# ---- reading -------------------------------------------------------------------------------------
+
+
+def test_what_any_of_them_has_is_found_and_comes(tiers, pages):
+    fast, slow = MemoryStore(), MemoryStore()
+    pages.put_path(plain(fast), 1, 2)
+    pages.put_path(plain(slow), 1, 2, 3, 4)
+    both = tiers((fast, THROUGH), (slow, THROUGH))
+    assert pages.usable(both, 1, 2, 3, 4, 5) == 4
+    assert pages.get(both, 1, 2, 3, 4, 5) == [OK] * 4 + [MISS]
+    counted = both.counters()
+    assert counted["store0.read:ok"] == 2
+    assert counted["store1.read:ok"] == 2
+    assert counted["read:ok"] == 4
+
+
+def test_without_having_asked_every_one_is_looked_into(tiers, pages):
+    fast, slow = MemoryStore(), MemoryStore()
+    pages.put(plain(slow), 1)
+    assert pages.get(tiers((fast, THROUGH), (slow, THROUGH)), 1, 2) == [OK, MISS]
+
+
+def test_what_is_damaged_in_one_comes_from_the_other_c17(tiers, pages):
+    fast, slow = MemoryStore(), MemoryStore()
+    for store in (fast, slow):
+        pages.put(plain(store), 1)
+    (item,) = fast._objects.values()
+    item.data = item.data[:-1] + b"x"
+    both = tiers((fast, THROUGH), (slow, THROUGH))
+    assert pages.get(both, 1) == [OK]
+    assert not fast._objects
+    assert len(slow._objects) == 1
+
+
+def test_a_store_that_fails_costs_nothing_but_its_own_pages(tiers, pages):
+    slow = MemoryStore()
+    pages.put_path(plain(slow), 1, 2)
+    both = tiers((Broken(), THROUGH), (slow, THROUGH))
+    for _ in range(8):
+        assert pages.usable(both, 1, 2) == 2
+        assert pages.get(both, 1, 2) == [OK, OK]
+    counted = both.counters()
+    assert counted["store0.breaker_is_open"] == 1
+    assert counted["store1.breaker_is_open"] == counted["breaker_is_open"] == 0
+
+
+def test_nobody_waits_for_a_slow_store_when_another_has_it_all(tiers, pages):
+    fast, stuck = MemoryStore(), Stuck()
+    pages.put_path(plain(fast), 1, 2)
+    both = tiers((fast, THROUGH), (stuck, NEVER))
+    found = both.find(pages.part, [pages.keys(1, 2)], deadline=time.monotonic() + 600)
+    assert found == [b"\1\1"]
+    stuck.free.set()
+
+
+def test_a_store_that_does_not_answer_in_time_is_left(tiers, pages):
+    fast, stuck = MemoryStore(), Stuck()
+    pages.put_path(plain(fast), 1)
+    both = tiers((fast, THROUGH), (stuck, NEVER))
+    found = both.find(pages.part, [pages.keys(1, 2)], deadline=time.monotonic() + 0.2)
+    assert found == [b"\1\0"]
+    assert both.counters()["declined:late"] == 1
+    stuck.free.set()
+
+
+def test_the_one_that_proves_faster_is_read_first():
+    where = Whereabouts(2)
+    assert where.order() == [0, 1]
+    where.measured(0, 10, 5.0)
+    assert where.order() == [0, 1]
+    where.measured(1, 10, 1.0)
+    assert where.order() == [1, 0]
+    where.learn("full", [b"a", b"b"], b"\1\0", 0)
+    where.learn("full", [b"a"], b"\1", 1)
+    assert where.candidates("full", b"a", where.order()) == [1, 0]
+    assert where.candidates("full", b"b", where.order()) == [1]
+    assert where.candidates("full", b"c", where.order()) == [1, 0]
+
+
+def test_what_is_known_of_pages_is_bounded():
+    where = Whereabouts(1)
+    keys = [n.to_bytes(4, "big") for n in range(MAX_PAGES + 10)]
+    where.learn("full", keys, bytes(len(keys)), 0)
+    assert len(where._said) == MAX_PAGES
+
+
+# ---- writing -------------------------------------------------------------------------------------
+
+
+def test_through_means_all_of_them_have_it(tiers, pages):
+    fast, slow = MemoryStore(), MemoryStore()
+    both = tiers((fast, THROUGH), (slow, THROUGH))
+    assert pages.put_path(both, 1, 2) == [OK, OK]
+    assert len(fast._objects) == len(slow._objects) == 2
+
+
+def test_back_means_later_and_never_means_never(tiers, pages):
+    fast, slow, read_only = MemoryStore(), Stuck(), MemoryStore()
+    all_three = tiers((fast, THROUGH), (slow, BACK), (read_only, NEVER))
+    assert pages.put_path(all_three, 1, 2) == [OK, OK]
+    assert not slow._objects
+    slow.free.set()
+    until(lambda: len(slow._objects) == 2)
+    assert not read_only._objects
+    assert all_three.counters()["store1.back_pages"] == 2
+
+
+def test_what_waits_to_be_written_is_bounded_and_counted(tiers, pages):
+    fast, slow = MemoryStore(), Stuck()
+    both = tiers((fast, THROUGH), (slow, BACK), backlog_bytes=3 * pages.part.page_bytes)
+    for n in range(1, 9):
+        assert pages.put(both, n) == [OK]
+    counted = both.counters()
+    assert counted["store1.back_pages"] == 3
+    assert counted["store1.back_dropped_pages"] == 5
+    slow.free.set()
+
+
+def test_closing_writes_what_waits(tiers, pages):
+    slow = MemoryStore()
+    both = tiers((MemoryStore(), THROUGH), (slow, BACK))
+    pages.put_path(both, 1, 2, 3)
+    both.close()
+    assert len(slow._objects) == 3
+
+
+def test_one_that_is_full_does_not_keep_the_others_from_it(tiers, pages):
+    slow = MemoryStore()
+    both = tiers((Full(), THROUGH), (slow, THROUGH))
+    assert pages.put_path(both, 1, 2) == [OK, OK]
+    assert pages.put_path(both, 3, after=2) == [OK]  # the full one lacks 2, and is not listened to
+    assert len(slow._objects) == 3
+
+
+@pytest.mark.parametrize("write", [THROUGH, BACK])
+def test_a_store_that_came_back_empty_has_the_path_written_again(tiers, pages, write):
+    """As the leader does: what is ORPHAN is written again with all before it."""
+    fast, slow = MemoryStore(), MemoryStore()
+    both = tiers((slow, THROUGH), (fast, write))
+    assert pages.put_path(both, 1, 2) == [OK, OK]
+    until(lambda: len(fast._objects) == 2)
+    fast.clear()
+    answers = [pages.put_path(both, 3, after=2)]
+    until(lambda: both.counters()["store1.written:orphan"] == 1)
+    answers.append(pages.put_path(both, 4, after=3))
+    assert [ORPHAN] in answers
+    assert pages.put_path(both, 1, 2, 3, 4) == [OK] * 4
+    until(lambda: len(fast._objects) == 4)
+
+
+def test_only_readers_take_nothing(tiers, pages):
+    store = MemoryStore()
+    pages.put(plain(store), 1)
+    only = tiers((store, NEVER))
+    assert pages.put(only, 2) == [REJECTED]
+    assert pages.get(only, 1) == [OK]
+
+
+def test_clearing_leaves_what_is_only_read(tiers, pages):
+    mine, theirs = MemoryStore(), MemoryStore()
+    for store in (mine, theirs):
+        pages.put(plain(store), 1)
+    tiers((mine, THROUGH), (theirs, NEVER)).clear()
+    assert not mine._objects
+    assert theirs._objects
+
+
+def test_clearing_tells_all_and_then_says_that_one_failed(tiers, pages):
+    class Stays(MemoryStore):
+        def clear(self, *, wait=False):
+            raise StoreError("it stays")
+
+    other = MemoryStore()
+    pages.put(plain(other), 1)
+    with pytest.raises(StoreError, match="it stays"):
+        tiers((Stays(), THROUGH), (other, THROUGH)).clear()
+    assert not other._objects
+
+
+def test_a_page_that_its_backlog_turned_away_is_told_once(pages):
+    store = plain(MemoryStore())
+    backlog = Backlog(store, clock=time.monotonic, max_bytes=1 << 20)
+    call = PutCall(pages.part, pages.keys(2), [pages.full(2)], pages.keys(1), None)
+    assert backlog.add(call)
+    backlog.close(30)
+    assert backlog.misses(pages.key(2))
+    assert not backlog.misses(pages.key(2))
+    assert not backlog.add(call._replace(parents=[NO_PARENT]))
+
+
+# ---- under load ----------------------------------------------------------------------------------
+
+
+def test_threads_and_faults_never_bring_a_wrong_page(tiers, pages):
+    """Readers and writers at once, on stores that drop, damage and raise."""
+    faults = Faults(drop=0.1, corrupt=0.1, truncate=0.05, raise_=0.05)
+    shared = [FaultyStore(MemoryStore(), faults, seed=seed) for seed in (1, 2)]
+    both = tiers((shared[0], THROUGH), (shared[1], BACK))
+    wrong = []
+
+    def work(first):
+        for n in range(first, first + 40):
+            try:
+                pages.put(both, n)
+                pages.usable(both, n)
+                pages.get(both, n, n - 1)
+            except BaseException as error:
+                wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(100 * i + 1,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+# ---- by URL --------------------------------------------------------------------------------------
+
+
+def test_urls_with_blanks_between_them_are_tiers(pages, tmp_path):
+    text = f"memory://?max=1MiB&write=through file://{tmp_path}/store?write=back&max=1GiB"
+    opened = open_pages(text, clock=time.monotonic)
+    assert isinstance(opened, Tiers)
+    assert pages.put(opened, 1) == [OK]
+    opened.close()
+    again = open_pages(f"file://{tmp_path}/store", clock=time.monotonic)
+    assert isinstance(again, PageStore)
+    assert pages.get(again, 1) == [OK]
+    again.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "word"),
+    [
+        ("memory://?write=sometimes", "through, back, never"),
+        ("memory://?codec=rot13", "none, zstd, lz4"),
+        ("memory:// nothing", "not a store URL"),
+        ("memory:// faulty://", "names no store"),
+    ],
+)
+def test_a_url_that_says_nothing_sensible_is_one_sentence(url, word):
+    with pytest.raises(StoreURLError, match=word) as caught:
+        open_pages(url, clock=time.monotonic)
+    assert "\n" not in str(caught.value)
+
+
+def test_when_the_second_cannot_be_opened_the_first_is_closed(monkeypatch):
+    closed = []
+
+    def close(store):
+        closed.append(store)
+
+    monkeypatch.setattr(MemoryStore, "close", close)
+    with pytest.raises(StoreURLError):
+        open_pages("memory:// memory://?max=0", clock=time.monotonic)
+    assert len(closed) == 1
