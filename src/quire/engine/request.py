@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from quire.disagg.handover import Half, Handover, Stage, describe
 from quire.engine.draft.speculation import Draft
+from quire.engine.grammar import Compiled, Held
 from quire.engine.messages import CachedTokens, Finish, Generate, RequestStatus, SamplingParams
 from quire.engine.sampling import Row, Sampled, needs_history
 from quire.keys import Namespace, PrefixKey
@@ -137,6 +138,10 @@ class Request:
     """For a peer: why it will never be computed."""
     draft: Draft | None = None
     """Who proposes tokens for it, once somebody does."""
+    grammar: Compiled | None = None
+    """What its answer must follow …"""
+    held: Held | None = None
+    """… and where in that it is, once it is compiled."""
 
     @classmethod
     def arrive(cls, message: Generate, namespace: Namespace, now: float) -> Request:
@@ -204,10 +209,14 @@ class Request:
         kept: list[Sampled] = []
         for sampled in (first, *further) if further else (first,):
             if sampled.error:
+                if self.held is not None and self.held.error:
+                    return Grown(kept, Finish.INVALID, self.held.error)
                 return Grown(kept, Finish.ERROR, sampled.error)
             self.tokens[self.length] = sampled.token
             self.length += 1
             kept.append(sampled)
+            if self.held is not None:
+                self.held.advance(sampled.token)
             if sampled.token in self.params.stop_ids:
                 return Grown(kept, Finish.STOP)
             if self.num_output >= self.params.max_tokens:
@@ -243,13 +252,13 @@ class Request:
         held = num_pages(self.lease.tree_pages) + num_pages(self.lease.private_pages)
         return -(-count // page_size) - held
 
-    def row(self) -> Row:
+    def row(self, allowed: bytes = b"") -> Row:
         """How to pick its next token."""
         prompt = output = b""
         if needs_history(self.params):
             prompt = self.tokens[: self.num_prompt].tobytes()
             output = self.tokens[self.num_prompt : self.length].tobytes()
-        return Row(params=self.params, position=self.next_position, prompt=prompt, output=output)
+        return Row(self.params, self.next_position, prompt, output, allowed)
 
     def land(self, num_tokens: int, *, drew: bool) -> None:
         """A batch that it was part of has ended."""

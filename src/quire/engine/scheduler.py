@@ -27,6 +27,7 @@ from quire.engine.admission import Admission
 from quire.engine.batch import Batch, BatchResult, Segment, SegmentResult
 from quire.engine.counters import SchedulerCounters
 from quire.engine.draft.speculation import Speculation
+from quire.engine.grammar import Compiled, Grammars, Stage
 from quire.engine.handovers import Handovers
 from quire.engine.holds import Holds
 from quire.engine.kept import Kept
@@ -62,13 +63,18 @@ class Scheduler:
         reuse: bool = True,
         remote: Handovers | None = None,
         speculation: Speculation | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         """`reuse` = False: every request computes its whole prompt, in one piece. `remote`: where
-        to get pages from that are not here. `speculation`: who proposes tokens."""
+        to get pages from that are not here. `speculation`: who proposes tokens. `grammars`: who
+        compiles what answers must follow; None: nobody."""
         self._manager = manager
         self._queue = queue
         self._remote = remote
         self.speculation = speculation
+        self._grammars = grammars
+        self._compiling: dict[RequestId, Compiled] = {}
+        """Of those that arrived since, until it is known what came of it."""
         self.reuse = reuse
         self.chunk_tokens = chunk_tokens
         self._page_size = manager.config.page_size
@@ -143,6 +149,11 @@ class Scheduler:
                 "max_running and max_waiting allow no more"
             )
             return self._refused(request, Finish.REJECTED, reason)
+        if request.params.grammar:
+            if self._grammars is None:
+                return self._refused(request, Finish.INVALID, "there are no grammars here")
+            request.grammar = self._grammars.ask(request.params.grammar)
+            self._compiling[request.id] = request.grammar
         self._queue.add(request)
         self._admission.arrived(request)
         return None
@@ -165,6 +176,19 @@ class Scheduler:
             self._remove(request)
             error = f"not finished within {self._queue.age_s(request):.1f} s"
             outputs.append(Output(request.id, [], finish=Finish.TIMEOUT, error=error))
+        return outputs
+
+    def refuse(self) -> list[Output]:
+        """End what is to follow a grammar that cannot be compiled."""
+        outputs = []
+        for request_id, grammar in list(self._compiling.items()):
+            if grammar.stage is Stage.PENDING:
+                continue
+            del self._compiling[request_id]
+            request = self.request(request_id)
+            if request is not None and grammar.stage is Stage.FAILED:
+                self._remove(request)
+                outputs.append(self._refused(request, Finish.INVALID, grammar.error))
         return outputs
 
     def fail(self, batch: Batch, reason: str) -> list[Output]:
@@ -276,7 +300,10 @@ class Scheduler:
     # ---- choosing -------------------------------------------------------------------------------
 
     def _must_know_tokens(self) -> bool:
-        """Is a batch under way without whose tokens nothing can be chosen, or proposed?"""
+        """Is a batch under way without whose tokens nothing can be chosen, or proposed? Under a
+        grammar each token says which may come next."""
+        if any(request.held is not None and request.draws for request in self.running):
+            return True
         speculation = self.speculation
         if speculation is None:
             return False
@@ -295,6 +322,8 @@ class Scheduler:
         if speculation is None or request.state is not State.RUNNING:
             return 0
         proposed = speculation.propose(request, num_decoding, spare)
+        if request.held is not None:
+            proposed = request.held.fitting(proposed)
         # Nobody gives way for what may be thrown away.
         if not proposed or not self._segments.extend(request, 1 + len(proposed)):
             return 0
@@ -398,7 +427,7 @@ class Scheduler:
         cached = None
         if kept and not request.reported:
             cached, request.reported = request.cached, True
-        if finish is Finish.ERROR:
+        if finish in (Finish.ERROR, Finish.INVALID):
             self.counters.failed += 1
             self._remove(request)
         elif finish is not None:

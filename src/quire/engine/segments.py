@@ -79,16 +79,21 @@ class Segments:
         if lease.meeting is not None:
             self._manager.meetings.computing(lease, num_pages)
         pages = lease.pages[: num_pages * PAGE_ID_BYTES]
+        draws = end == request.length + request.draws
+        masks = []
+        if request.held is not None and draws:
+            masks = request.held.allowed(proposed)
         segment = Segment(
             id=request.id,
             tokens=tokens + array("i", proposed).tobytes() if proposed else tokens,
             start=start,
             pages=PageIds(pages),
             loads=sorted(lease.loads),
-            row=request.row() if end == request.length + request.draws else None,
+            row=request.row(*masks[:1]) if draws else None,
             follows=follows,
             drafts=len(proposed),
             ahead=ahead,
+            allowed=masks[1:],
             after=after,
         )
         return segment if lease.state is None else self._with_state(segment, lease, lease.state)
