@@ -22,6 +22,7 @@ from quire.config import CacheConfig, PrefetchConfig, PrefetchPolicy, WriteConfi
 from quire.engine.batch import Batch, BatchResult, Segment, SegmentResult, verified
 from quire.engine.draft.speculation import Speculation
 from quire.engine.engine import Engine, tiers
+from quire.engine.grammar import Grammars
 from quire.engine.messages import EngineInfo, Generate, Output, Outputs, SamplingParams
 from quire.engine.queue import Queue
 from quire.engine.sampling import Sampled
@@ -162,7 +163,7 @@ class SumModel:
             if position >= first_draw:
                 end = position + 1
                 recent = sum(window.read(max(0, end - WINDOW + 1), end)) if window else 0
-                drawn.append(Sampled(token=(total + 3 * recent + 5 * state) % VOCABULARY))
+                drawn.append(_pick(segment, len(drawn), total + 3 * recent + 5 * state))
         self._keep(segment, state)
         self.num_computed += segment.num_tokens
         return verified(segment, drawn) if drawn else SegmentResult()
@@ -182,6 +183,18 @@ class SumModel:
 
     def _slot(self, slot: int) -> torch.Tensor:
         return self.pools["recurrent"].planes(0)[0][slot].flatten().view(torch.float32)
+
+
+def _pick(segment: Segment, number: int, value: int) -> Sampled:
+    """The token of a draw: what the grammar allows, if there is one."""
+    assert segment.row is not None
+    mask = ([segment.row.allowed, *segment.allowed] + [b""] * segment.drafts)[number]
+    if not mask:
+        return Sampled(token=value % VOCABULARY)
+    allowed = np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little"))
+    if not len(allowed):
+        return Sampled(token=0, error="nothing may come")
+    return Sampled(token=int(allowed[value % len(allowed)]))
 
 
 class _Numbers:
@@ -238,6 +251,7 @@ class TinyEngine:
         ahead: bool = False,
         way: Way | None = None,
         speculation: Speculation | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         """`ahead`: batches are chosen before those ahead of them are taken in. `way`: to what the
         store has, always."""
@@ -260,7 +274,12 @@ class TinyEngine:
         self.manager.costs.force(way)
         queue = Queue(max_running=max_running, max_waiting=max_waiting, clock=self.clock)
         self.scheduler = Scheduler(
-            self.manager, queue, chunk_tokens=chunk_tokens, reuse=reuse, speculation=speculation
+            self.manager,
+            queue,
+            chunk_tokens=chunk_tokens,
+            reuse=reuse,
+            speculation=speculation,
+            grammars=grammars,
         )
         page_bytes = {name: layout.page_bytes for name, layout in LAYOUTS.items()}
         info = EngineInfo(
@@ -292,10 +311,13 @@ class TinyEngine:
         priority: int = 0,
         timeout_s: float = 600.0,
         stop_ids: Sequence[int] = (),
+        grammar: str = "",
     ) -> RequestId:
         self._number += 1
         request = RequestId(f"r{self._number}")
-        params = SamplingParams(max_tokens=num_tokens, temperature=0, stop_ids=list(stop_ids))
+        params = SamplingParams(
+            max_tokens=num_tokens, temperature=0, stop_ids=list(stop_ids), grammar=grammar
+        )
         tokens = np.array(prompt, dtype="<i4").tobytes()
         self.engine.handle(Generate(request, tokens, params, salt, priority, timeout_s))
         self._collect()

@@ -105,6 +105,26 @@ def check_random_rows(place: Place, kind: str, num_rows: int, seed: int) -> None
     place.check(logits, rows)
 
 
+def check_held_rows(place: Place, num_rows: int, seed: int) -> None:
+    """Some may draw anything, some what a grammar allows: few tokens, most, one, none."""
+    rng = np.random.default_rng(seed)
+    size = place.vocab_size
+    logits = torch.stack([random_logits(rng, "broad", size) for _ in range(num_rows)])
+    rows = []
+    for i in range(num_rows):
+        share = [None, 0.01, 0.9, 1 / size, 0.0][i % 5]
+        edits = random_edits(rng, size) if rng.random() < 0.4 else {}
+        may = np.zeros(size, bool) if share is None else rng.random(size) < share
+        may[size // 2] |= share != 0.0
+        mask = b"" if share is None else np.packbits(may, bitorder="little").tobytes()
+        rows.append(Row(random_params(rng, **edits), i, pack([]), pack(range(i)), mask))
+    place.check(logits, rows)
+    for row, sampled in zip(rows, sample(logits.to(place.dtype), rows), strict=True):
+        if row.allowed:
+            may = np.unpackbits(np.frombuffer(row.allowed, np.uint8), bitorder="little")
+            assert sampled.error if not may.any() else may[sampled.token]
+
+
 def check_tails_without_weight(place: Place) -> None:
     """Filters that keep everything end before tokens that weigh nothing."""
     rng = np.random.default_rng(0)

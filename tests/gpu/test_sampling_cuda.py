@@ -13,6 +13,7 @@ from sampling_cases import (
     Place,
     check_extremes,
     check_greedy,
+    check_held_rows,
     check_histories,
     check_late_restart,
     check_many_logprobs,
@@ -52,6 +53,11 @@ def test_edges(place, monkeypatch):
     check_tails_without_weight(place)
     for kind in KINDS:
         check_greedy(place, kind, num_rows=9)
+
+
+@pytest.mark.parametrize("place", [LARGE, HALF, ODD], ids=["float32", "bfloat16", "odd"])
+def test_what_a_grammar_allows(place):
+    check_held_rows(place, num_rows=25, seed=1)
 
 
 @pytest.mark.parametrize("seed", range(3))

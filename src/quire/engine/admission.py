@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from quire.engine.grammar import Stage
 from quire.engine.handovers import Handovers
 from quire.engine.holds import Holds
 from quire.engine.kept import Kept
@@ -124,6 +125,10 @@ class Admission:
     def _is_ready(self, request: Request) -> bool:
         """Has all come that it waits for?"""
         assert request.lease is not None
+        if request.grammar is not None and request.held is None:
+            if request.grammar.stage is not Stage.READY:
+                return False
+            request.held = request.grammar.begin(request.params.stop_ids)
         if self._remote is not None and not self._remote.ready(request):
             return False
         return self._manager.ready(request.lease)

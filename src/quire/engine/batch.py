@@ -57,6 +57,8 @@ class Segment(msgspec.Struct, frozen=True):
     ahead: int = 0
     """So many tokens are to be proposed after the last one that is drawn and counts; `pages` has
     room for them."""
+    allowed: list[bytes] = []
+    """Under a grammar, for the draw after each proposal: as `Row.allowed`."""
     after: int = -1
     """The token after its last, where that is known and somebody proposes; −1: it is drawn."""
 

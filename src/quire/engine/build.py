@@ -21,6 +21,7 @@ from quire.engine.draft.heads import find_head, with_head
 from quire.engine.engine import Engine, attach_and_wait, tiers
 from quire.engine.executor import Executor, Model, RankConfig, open_executor
 from quire.engine.forward import Choice, choose
+from quire.engine.grammar import open_grammars
 from quire.engine.layouts import FULL, layouts
 from quire.engine.messages import EngineInfo
 from quire.engine.parallel import head_share
@@ -209,6 +210,7 @@ def _assemble(plan: _Plan, executor: Executor, opened: ExitStack) -> Engine:
         reuse=not no_reuse,
         remote=others.remote if others is not None else None,
         speculation=open_speculation(config.draft, config.draft_tokens),
+        grammars=open_grammars(Path(config.model), plan.shape.vocab_size),
     )
     peer = others.hub.address if others is not None else ""
     info = _info(plan, manager, no_reuse=no_reuse, peer=peer)

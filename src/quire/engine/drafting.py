@@ -58,6 +58,8 @@ class Drafting:
             if request.flying or request.id not in chosen:
                 continue
             proposed = self.speculation.propose(request, len(decoding), spare - total)
+            if request.held is not None:
+                proposed = request.held.fitting(proposed)
             if proposed and self._segments.extend(request, 1 + len(proposed)):
                 segment = chosen[request.id]
                 chosen[request.id] = self._segments.with_proposals(request, segment, proposed)

@@ -181,7 +181,7 @@ class Engine:
         for reason in manager.operations.lost_ranks.values():
             raise RankLost(reason)
         self._questions.advance()
-        self._outputs += scheduler.expire()
+        self._outputs += scheduler.expire() + scheduler.refuse()
         if self.exchange is not None:
             self.exchange.hear()
             self.exchange.advance()

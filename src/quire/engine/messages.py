@@ -46,6 +46,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Generation ends with one of these; it is the last token of the output."""
     logprobs: int | None = None
     """None: none; k: of the sampled token and of the k likeliest."""
+    grammar: str = ""
+    """What the answer must follow, in llguidance's Lark; it ends with a stop id where it may."""
 
 
 class CachedTokens(msgspec.Struct, frozen=True):
@@ -85,6 +87,8 @@ class Finish(enum.StrEnum):
     """A stop id was sampled."""
     LENGTH = "length"
     """max_tokens, or the end of the context."""
+    INVALID = "invalid"
+    """Its grammar cannot be followed; `error` says why."""
     TIMEOUT = "timeout"
     REJECTED = "rejected"
     """Too busy; `error` says what is full."""
@@ -115,7 +119,7 @@ class Output(msgspec.Struct, frozen=True):
     """One per token, if asked for."""
     finish: Finish | None = None
     error: str = ""
-    """For a person, when `finish` is TIMEOUT, REJECTED or ERROR."""
+    """For a person, when `finish` is INVALID, TIMEOUT, REJECTED or ERROR."""
     cached: CachedTokens | None = None
     """Set in the first output that has a token."""
     accepted: int = 0

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from quire.disagg.handover import Half, Handover, Stage, describe
 from quire.engine.draft.speculation import Draft
+from quire.engine.grammar import Compiled, Held
 from quire.engine.messages import CachedTokens, Finish, Generate, RequestStatus, SamplingParams
 from quire.engine.sampling import Row, needs_history
 from quire.keys import Namespace, PrefixKey
@@ -123,6 +124,10 @@ class Request:
     """For a peer: why it will never be computed."""
     draft: Draft | None = None
     """Who proposes tokens for it, once somebody does."""
+    grammar: Compiled | None = None
+    """What its answer must follow …"""
+    held: Held | None = None
+    """… and where in that it is, once it is compiled."""
 
     @classmethod
     def arrive(cls, message: Generate, namespace: Namespace, now: float) -> Request:
@@ -190,9 +195,15 @@ class Request:
         params = self.params
         self.tokens[self.length] = token
         self.length += 1
+        if self.held is not None:
+            self.held.advance(token)
         if token in params.stop_ids:
             return Finish.STOP
         return Finish.LENGTH if self.length - self.num_prompt >= params.max_tokens else None
+
+    def failed(self) -> Finish:
+        """How its answer ends when nothing could be drawn."""
+        return Finish.INVALID if self.held is not None and self.held.error else Finish.ERROR
 
     @property
     def num_known(self) -> int:
@@ -226,10 +237,11 @@ class Request:
     def row(self) -> Row:
         """How to pick its next token."""
         prompt = output = b""
+        allowed = b"" if self.held is None else self.held.allowed()[0]
         if needs_history(self.params):
             prompt = self.tokens[: self.num_prompt].tobytes()
             output = self.tokens[self.num_prompt : self.length].tobytes()
-        return Row(params=self.params, position=self.next_position, prompt=prompt, output=output)
+        return Row(self.params, self.next_position, prompt, output, allowed)
 
     def land(self, num_tokens: int, *, drew: bool) -> None:
         """A batch that it was part of has ended."""

@@ -112,7 +112,13 @@ def _draws(batch: Batch) -> tuple[list[Row], list[RequestId]]:
 def _rows_after(segment: Segment, row: Row) -> list[Row]:
     """As if the proposals had been drawn: penalties see those before each draw."""
     tokens = segment.tokens[-4 * segment.drafts :] if needs_history(row.params) else b""
+    allowed = segment.allowed or [b""] * segment.drafts
     return [
-        msgspec.structs.replace(row, position=row.position + i, output=row.output + tokens[: 4 * i])
+        msgspec.structs.replace(
+            row,
+            position=row.position + i,
+            output=row.output + tokens[: 4 * i],
+            allowed=allowed[i - 1],
+        )
         for i in range(1, segment.num_rows)
     ]

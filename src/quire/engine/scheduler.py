@@ -28,6 +28,7 @@ from quire.engine.batch import Batch, BatchResult, Segment, SegmentResult
 from quire.engine.counters import SchedulerCounters
 from quire.engine.draft.speculation import Speculation
 from quire.engine.drafting import Drafting
+from quire.engine.grammar import Compiled, Grammars, Stage
 from quire.engine.handovers import Handovers
 from quire.engine.holds import Holds
 from quire.engine.kept import Kept
@@ -38,6 +39,9 @@ from quire.engine.sampling import Sampled
 from quire.engine.segments import Segments
 from quire.manager import CacheManager, LoadState
 from quire.types import NO_SLOT, RequestId, Tier
+
+_FAILED = (Finish.ERROR, Finish.INVALID)
+"""What was drawn last is no token."""
 
 
 class _Part(NamedTuple):
@@ -62,12 +66,17 @@ class Scheduler:
         reuse: bool = True,
         remote: Handovers | None = None,
         speculation: Speculation | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         """`reuse` = False: every request computes its whole prompt, in one piece. `remote`: where
-        to get pages from that are not here. `speculation`: who proposes tokens."""
+        to get pages from that are not here. `speculation`: who proposes tokens. `grammars`: who
+        compiles what answers must follow; None: nobody."""
         self._manager = manager
         self._queue = queue
         self._remote = remote
+        self._grammars = grammars
+        self._compiling: dict[RequestId, Compiled] = {}
+        """Of those that arrived since, until it is known what came of it."""
         self.reuse = reuse
         self.chunk_tokens = chunk_tokens
         self._page_size = manager.config.page_size
@@ -141,6 +150,11 @@ class Scheduler:
                 "max_running and max_waiting allow no more"
             )
             return self._refused(request, Finish.REJECTED, reason)
+        if request.params.grammar:
+            if self._grammars is None:
+                return self._refused(request, Finish.INVALID, "there are no grammars here")
+            request.grammar = self._grammars.ask(request.params.grammar)
+            self._compiling[request.id] = request.grammar
         self._queue.add(request)
         self._admission.arrived(request)
         return None
@@ -163,6 +177,19 @@ class Scheduler:
             self._remove(request)
             error = f"not finished within {self._queue.age_s(request):.1f} s"
             outputs.append(Output(request.id, [], finish=Finish.TIMEOUT, error=error))
+        return outputs
+
+    def refuse(self) -> list[Output]:
+        """End what is to follow a grammar that cannot be compiled."""
+        outputs = []
+        for request_id, grammar in list(self._compiling.items()):
+            if grammar.stage is Stage.PENDING:
+                continue
+            del self._compiling[request_id]
+            request = self.request(request_id)
+            if request is not None and grammar.stage is Stage.FAILED:
+                self._remove(request)
+                outputs.append(self._refused(request, Finish.INVALID, grammar.error))
         return outputs
 
     def fail(self, batch: Batch, reason: str) -> list[Output]:
@@ -262,9 +289,14 @@ class Scheduler:
     # ---- choosing -------------------------------------------------------------------------------
 
     def _must_know_tokens(self, decoding: list[Request]) -> bool:
-        if self.drafting is None or not self._under_way:
+        """Is a batch under way without whose tokens nothing can be chosen, or proposed? Under a
+        grammar each token says which may come next."""
+        if not self._under_way:
             return False
-        return self.drafting.must_know_tokens(decoding, self._under_way)
+        if any(request.held is not None and request.draws for request in decoding):
+            return True
+        drafting = self.drafting
+        return drafting is not None and drafting.must_know_tokens(decoding, self._under_way)
 
     def _continue(self, request: Request, budget: int, chosen: dict[RequestId, Segment]) -> int:
         """Put tokens of a running request into the batch, if there is room for them."""
@@ -321,7 +353,7 @@ class Scheduler:
             return None
         if segment.drafts:
             return self._take_several(request, segment, computed, [sampled, *computed.further])
-        finish = Finish.ERROR if sampled.error else request.append(sampled.token)
+        finish = request.failed() if sampled.error else request.append(sampled.token)
         self._computed(request, segment, segment.num_tokens)
         return self._output(request, segment, computed, [sampled], finish)
 
@@ -333,9 +365,9 @@ class Scheduler:
         finish, count = None, 0
         while finish is None and count < len(drawn):
             sampled = drawn[count]
-            finish = Finish.ERROR if sampled.error else request.append(sampled.token)
+            finish = request.failed() if sampled.error else request.append(sampled.token)
             count += 1
-        num_accepted = max(0, count - 1 - (finish is Finish.ERROR))
+        num_accepted = max(0, count - 1 - (finish in _FAILED))
         self._computed(request, segment, segment.num_tokens - segment.drafts + num_accepted)
         return self._output(request, segment, computed, drawn[:count], finish)
 
@@ -363,8 +395,9 @@ class Scheduler:
     ) -> Output:
         """What its client hears of it. `drawn`: what is in its answer; an error ends it."""
         error = ""
-        if finish is Finish.ERROR:
-            error = drawn.pop().error
+        if finish in _FAILED:
+            failed, held = drawn.pop(), request.held
+            error = failed.error if held is None else held.error or failed.error
         cached, accepted, rejected = None, 0, 0
         if drawn and not request.reported:
             cached, request.reported = request.cached, True
@@ -385,7 +418,7 @@ class Scheduler:
         return Output(request.id, [], finish=finish, error=reason)
 
     def _ended(self, request: Request, finish: Finish) -> None:
-        if finish is Finish.ERROR:
+        if finish in _FAILED:
             self.counters.failed += 1
         else:
             self.counters.finished += 1

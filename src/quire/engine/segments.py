@@ -88,6 +88,7 @@ class Segments:
             segment,
             tokens=segment.tokens + array("i", proposed).tobytes(),
             drafts=len(proposed),
+            allowed=[] if request.held is None else request.held.allowed(proposed)[1:],
             **self._room(request, end),
         )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from quire.server.answers import Format, Running, Start
 from quire.server.generation import plan, run
+from quire.server.grammars import hold
 from quire.server.protocol import ChatRequest
 from quire.server.scribe import Called, Said, Scored
 from quire.server.service import Service
@@ -81,13 +82,23 @@ def start_chat(service: Service, request: ChatRequest, prefill: Sequence[str] = 
         with service.admit(request.num_choices, request.model):
             conversation = request.conversation(request.messages)
             prompt = await service.prompting.of_chat(conversation, service.info)
+            is_one_call = request.parallel_tool_calls is False
+            grammar = hold(
+                service.prompting.reading,
+                conversation,
+                request.response_format,
+                is_thinking=prompt.is_thinking,
+                calls=request.wants_calls,
+                is_one_call=is_one_call,
+            )
             work = plan(
                 service,
                 request,
                 [prompt],
                 prefill,
                 tools=conversation.schemas if request.wants_calls else {},
-                is_one_call=request.parallel_tool_calls is False,
+                is_one_call=is_one_call,
+                grammar=grammar,
             )
             async with run(service, work) as pieces:
                 yield Running(work, ChatFormat(service.prompting.vocabulary), pieces)

@@ -113,6 +113,22 @@ def _check_tool_choice(value: Any) -> str:
     )
 
 
+def schema_of(value: Any) -> dict[str, Any] | None:
+    """The schema that an answer must follow; None: it is text."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    if kind == "json_schema":
+        named = value.get("json_schema", value)  # /v1/responses writes it without the inner object
+        schema = named.get("schema") if isinstance(named, dict) else None
+        if isinstance(schema, dict):
+            return schema
+        raise wrong("needs a schema, which is an object")
+    raise wrong('must be of type "text", "json_object" or "json_schema"')
+
+
 def _check_template_fields(value: Any) -> dict[str, Any]:
     if value is None:
         return {}
@@ -199,6 +215,31 @@ ToolChoice = Annotated[
                 },
             },
             "required": ["type", "function"],
+        },
+        _NULL,
+    ),
+]
+_SCHEMA = {"type": "object", "properties": {"type": {"enum": ["object", "array", "string"]}}}
+ResponseFormat = Annotated[
+    dict[str, Any] | None,
+    *shaped(
+        _optional(schema_of),
+        {
+            "type": "object",
+            "properties": {"type": {"enum": ["text", "json_object"]}},
+            "required": ["type"],
+        },
+        {
+            "type": "object",
+            "properties": {
+                "type": {"const": "json_schema"},
+                "json_schema": {
+                    "type": "object",
+                    "properties": {"name": _TEXT, "schema": _SCHEMA},
+                    "required": ["name", "schema"],
+                },
+            },
+            "required": ["type", "json_schema"],
         },
         _NULL,
     ),

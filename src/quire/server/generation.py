@@ -23,6 +23,7 @@ from quire.errors import EngineError
 from quire.server.errors import (
     ApiError,
     engine_gone,
+    invalid,
     overloaded,
     shutting_down,
     timed_out,
@@ -30,11 +31,12 @@ from quire.server.errors import (
 from quire.server.prompting import Prompt
 from quire.server.protocol import GenerationRequest
 from quire.server.recorder import Asked
-from quire.server.sampling import max_tokens, sampling_params, seed_of
+from quire.server.sampling import following, max_tokens, sampling_params, seed_of
 from quire.server.scribe import Piece, Scribe
 from quire.server.service import Service
 from quire.server.tools import Tools
 
+_NO_SCHEMA = "invalid_schema"
 ENGINE_GRACE_S = 5.0
 """The engine keeps a request's time; this much later we stop believing that it does."""
 
@@ -77,12 +79,15 @@ def plan(
     *,
     tools: Tools | None = None,
     is_one_call: bool = False,
+    grammar: str = "",
 ) -> Work:
     """Raises ApiError."""
     choices: list[Choice] = []
     for prompt in prompts:
         limit = max_tokens(request, prompt.num_tokens, service.info)
         params = sampling_params(request, service.info, service.prompting, limit)
+        if grammar:
+            params = following(grammar, params, service.prompting)
         for i in range(request.num_choices):
             seeded = msgspec.structs.replace(params, seed=seed_of(request, i))
             choices.append(Choice(len(choices), prompt, seeded))
@@ -182,6 +187,10 @@ def _raise_failure(service: Service, output: Output) -> None:
         case Finish.REJECTED:
             service.metrics.turned_away.labels("engine").inc()
             raise overloaded(output.error or "the engine is too busy: try again later", "rejected")
+        case Finish.INVALID:
+            raise invalid(
+                None, f"the schema of the answer cannot be held to: {output.error}", code=_NO_SCHEMA
+            )
         case Finish.TIMEOUT:
             raise timed_out(output.error or "the request took longer than it may")
         case Finish.ERROR if service.draining:

@@ -81,7 +81,7 @@ class Function(Body):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    """Taken and not held to: what the model writes is checked to be an object, no more."""
+    """Are the arguments held to the schema? Else they are an object, and no more is known."""
 
 
 class Tool(Body):

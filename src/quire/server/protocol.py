@@ -21,6 +21,7 @@ from quire.server.forms import (
     LogitBias,
     OnePrompt,
     Prompt,
+    ResponseFormat,
     Salt,
     Seed,
     Stop,
@@ -116,6 +117,9 @@ class ChatRequest(GenerationRequest, TemplateRequest):
     parallel_tool_calls: bool | None = None
     """False: the answer ends with its first call."""
 
+    response_format: ResponseFormat = None
+    """The schema of the answer; None: it is text."""
+
     metadata: Any = None
     prediction: Any = None
     prompt_cache_key: str | None = None
@@ -130,7 +134,6 @@ class ChatRequest(GenerationRequest, TemplateRequest):
     functions: Annotated[Any, only([])] = None
     modalities: Annotated[Any, only(["text"])] = None
     moderation: Annotated[Any, only()] = None
-    response_format: Annotated[Any, only({"type": "text"})] = None
     verbosity: Annotated[Any, only("medium")] = None
     web_search_options: Annotated[Any, only()] = None
 

@@ -29,7 +29,8 @@ class Reading:
             special = vocabulary.special_texts
             native = template.knows_tools
             self.format = choose(tool_parser, template.source, special, native=native)
-        self._bounds = _bounds_of(reasoning_parser, template, vocabulary)
+        self.bounds = _bounds_of(reasoning_parser, template, vocabulary)
+        """Of reasoning, where it is told apart."""
         self._vocabulary = vocabulary
 
     @property
@@ -39,31 +40,47 @@ class Reading:
         thought = [token for each in KNOWN for token in each.tokens]
         return " ".join((*markers, *thought, *RESULT_MARKS))
 
+    @property
+    def mark_ids(self) -> dict[str, int]:
+        """Of the marks in an answer, those that are tokens of the model."""
+        markers = self.format.markers if self.format else ()
+        ids = {mark: self._vocabulary.id_of(mark) for mark in (*markers, *self._thought_tokens)}
+        return {mark: token for mark, token in ids.items() if token is not None}
+
+    @property
+    def thought_marks(self) -> list[str]:
+        """Those of them that stand around reasoning."""
+        return [mark for mark in self.mark_ids if mark in self._thought_tokens]
+
+    @property
+    def _thought_tokens(self) -> tuple[str, ...]:
+        return self.bounds.tokens if self.bounds else ()
+
     def is_thinking(self, rendered: str) -> bool:
         """Whether the template has opened the reasoning."""
-        return self._bounds is not None and rendered.rstrip().endswith(self._bounds.opening)
+        return self.bounds is not None and rendered.rstrip().endswith(self.bounds.opening)
 
     def opening(self, function: str | None, *, is_thinking: bool) -> str:
         """What an answer begins with that must be a call. There must be a format."""
         assert self.format is not None
         opening = self.format.opening(function)
-        if is_thinking and self._bounds is not None:
-            return f"\n{self._bounds.closing}\n\n{opening}"
+        if is_thinking and self.bounds is not None:
+            return f"\n{self.bounds.closing}\n\n{opening}"
         return opening
 
     def parser(self, tools: Tools, *, is_thinking: bool) -> Parser:
         """Of an answer in which these may be called; none: it has no calls."""
         form = self._used(tools)
         parser = Plain() if form is None else form.parser(tools)
-        if self._bounds is None:
+        if self.bounds is None:
             return parser
-        return Thinking(parser, is_open=is_thinking, bounds=self._bounds)
+        return Thinking(parser, is_open=is_thinking, bounds=self.bounds)
 
     def shown(self, tools: Tools) -> frozenset[int]:
         """Special tokens whose text that parser must see; others are dropped."""
         form = self._used(tools)
-        thought = self._bounds.tokens if self._bounds else ()
-        return self._vocabulary.ids_of([*(form.markers if form else ()), *thought])
+        markers = form.markers if form else ()
+        return self._vocabulary.ids_of([*markers, *self._thought_tokens])
 
     def _used(self, tools: Tools) -> ToolFormat | None:
         return self.format if self.format and (tools or self.format.always) else None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
+import msgspec
+
 from quire.engine.messages import EngineInfo, SamplingParams
 from quire.server.errors import context_length_exceeded, invalid
 from quire.server.prompting import Prompting
@@ -61,6 +63,12 @@ def sampling_params(
         stop_ids=sorted(set(stop_ids)),
         logprobs=request.num_logprobs,
     )
+
+
+def following(grammar: str, params: SamplingParams, prompting: Prompting) -> SamplingParams:
+    """The same under a grammar, which ends where the model's own end may come."""
+    stop_ids = sorted({*params.stop_ids, *prompting.eos_ids})
+    return msgspec.structs.replace(params, grammar=grammar, stop_ids=stop_ids)
 
 
 def seed_of(request: GenerationRequest, index: int) -> int:

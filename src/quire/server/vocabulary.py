@@ -53,6 +53,10 @@ class Vocabulary:
         """The added tokens of these texts, as far as there are any."""
         return frozenset(token for token, added in self._added.items() if added.content in texts)
 
+    def id_of(self, text: str) -> int | None:
+        """The added token of this text, if there is one."""
+        return next((token for token, added in self._added.items() if added.content == text), None)
+
     def text(self, token: int) -> bytes:
         """What a token adds to the text: nothing, if it is special or unknown."""
         added = self._added.get(token)

@@ -179,7 +179,7 @@ def test_special_tokens_of_a_user_are_text(chat):
         ({"temperature": 9}, "temperature"),
         ({"n": 99}, "n"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json"}}, "response_format"),
         ({"extra_body": {"cache_salt": "a b"}}, "cache_salt"),
         ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, None),
     ],

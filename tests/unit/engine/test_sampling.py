@@ -12,8 +12,35 @@ from hypothesis import strategies as st
 
 from quire.engine.messages import SamplingParams
 from quire.engine.sampling import Row, Sampled, host, needs_history, sample, uniform
+from sampling_cases import check_held_rows
 
 DRAWS = 4000
+
+
+class OnHost:
+    """Draws that the host checks against itself."""
+
+    vocab_size, dtype = 3000, torch.float32
+
+    def check(self, logits, rows):
+        """A held row draws as if the other logits were not there; its log probabilities are those
+        of the raw logits."""
+        for i, row in enumerate(rows):
+            may = np.unpackbits(np.frombuffer(row.allowed, np.uint8), bitorder="little")
+            masked = logits[i].clone()
+            if row.allowed:
+                masked[~torch.from_numpy(may[: len(masked)].astype(bool))] = -math.inf
+            (one,) = sample(logits[i : i + 1], [row])
+            (other,) = sample(masked[None], [msgspec.structs.replace(row, allowed=b"")])
+            assert (one.token, one.error) == (other.token, other.error)
+            if one.logprobs is not None:
+                (raw,) = sample(logits[i : i + 1], [msgspec.structs.replace(row, allowed=b"")])
+                assert one.logprobs.top_logprobs == raw.logprobs.top_logprobs
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_a_grammar_allows(seed):
+    check_held_rows(OnHost(), num_rows=25, seed=seed)
 
 
 def row(position=0, prompt=(), output=(), **params):

@@ -12,6 +12,7 @@ from sampling_cases import (
     Place,
     check_extremes,
     check_greedy,
+    check_held_rows,
     check_histories,
     check_late_restart,
     check_many_logprobs,
@@ -35,6 +36,10 @@ def test_the_host_draws_the_same(kind):
 @pytest.mark.parametrize("kind", ["equals", "masked"])
 def test_greedy_batches(kind):
     check_greedy(SMALL, kind, num_rows=8)
+
+
+def test_what_a_grammar_allows():
+    check_held_rows(SMALL, num_rows=5, seed=0)
 
 
 def test_filters_that_keep_everything():

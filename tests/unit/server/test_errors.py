@@ -141,7 +141,6 @@ def test_a_wrong_field_of_a_completion_is_named(rig, engine, field, value):
     [
         ("functions", [{}]),
         ("function_call", "auto"),
-        ("response_format", {"type": "json_object"}),
         ("audio", {}),
         ("modalities", ["text", "audio"]),
         ("verbosity", "high"),

@@ -6,7 +6,8 @@ beginning came from the cache, goes on as if it had not been.
 
 Per row, in this order:
 
-    raw logits → + logit_bias → repetition penalty → − presence and frequency penalties
+    raw logits → what the grammar allows → + logit_bias
+      → repetition penalty → − presence and frequency penalties
       temperature 0:  the likeliest, the lowest id among equals
       else:           ÷ temperature → top_k → top_p → min_p → draw
 
@@ -44,6 +45,9 @@ class Row(msgspec.Struct, frozen=True):
     """Token ids, int32; with `output`, given when `needs_history`."""
     output: bytes = b""
     """A sampler takes it without its very last token too, if that is of the draw before."""
+
+    allowed: bytes = b""
+    """A bit per token, lowest first: may it be drawn? Empty: all may."""
 
     @property
     def lacks_last(self) -> bool:

@@ -36,6 +36,7 @@ from quire.engine.sampling.base import (
     needs_history,
     uniform,
 )
+from quire.engine.sampling.host import held_to
 from quire.engine.sampling.slots import Slot, Slots
 from quire.types import RequestId
 
@@ -123,6 +124,7 @@ class DeviceSampler:
         assert logits.shape == (len(rows), self._vocab_size), f"{logits.shape} for {len(rows)} rows"
         assert len(rows) <= len(self._adjusted), f"{len(rows)} rows: more than there is room for"
         slots = self._take_slots(rows, ids)
+        raw, logits = logits, held_to(logits, rows, self._send_one)
         if not slots and all(is_greedy(row.params) for row in rows):
             peaks, tokens = logits.max(dim=-1)  # of equals the first; NaN wins over all
             record = torch.stack([tokens, peaks.isfinite()])
@@ -130,7 +132,7 @@ class DeviceSampler:
             record = self._draw(logits, rows, slots)
         places = {id: place for place, id in enumerate(ids)}
         self._before = _Before(places, [row.position for row in rows], record[0])
-        asked, found = self._find_logprobs(logits, record, rows)
+        asked, found = self._find_logprobs(raw, record, rows)
         return DeviceDrawn(self._staging, record, found, asked)
 
     def _draw(
@@ -157,6 +159,10 @@ class DeviceSampler:
             shares=any(row.params.top_p < 1 or row.params.min_p > 0 for row in rows),
             block=block,
         )
+
+    def _send_one(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
+        (there,) = self._staging.send([array])
+        return there
 
     def _take_slots(self, rows: Sequence[Row], ids: Sequence[RequestId]) -> dict[int, Slot]:
         """By row, for those with biases or penalties; histories and biases are sent if need be."""

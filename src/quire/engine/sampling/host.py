@@ -7,7 +7,7 @@ leave the device, with the sum over all; when they do not settle it, the whole r
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,7 @@ def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[Sampled]:
     A row without a finite maximum (NaN, overflow, everything masked) gets an error of its own.
     """
     assert logits.shape[0] == len(rows), f"{logits.shape[0]} rows of logits for {len(rows)} rows"
-    adjusted = _adjust(logits, rows)
+    adjusted = _adjust(held_to(logits, rows), rows)
     peaks, tokens = _likeliest(adjusted)
     usable = [math.isfinite(peak) for peak in peaks]
     drawn = [i for i, row in enumerate(rows) if usable[i] and not is_greedy(row.params)]
@@ -118,7 +118,7 @@ def _likeliest(logits: torch.Tensor) -> tuple[list[float], list[int]]:
     return both[0], [int(token) for token in both[1]]
 
 
-# ---- biases and penalties ------------------------------------------------------------------------
+# ---- grammars, biases and penalties --------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +129,32 @@ class _Edits:
     bias: Floats
     repetition: Floats
     subtract: Floats
+
+
+def held_to(
+    logits: torch.Tensor, rows: Sequence[Row], send: Callable[[Ids], torch.Tensor] | None = None
+) -> torch.Tensor:
+    """Without the tokens that a row may not draw, in a copy; the same tensor where all may be.
+    `send`: how an array gets to the device of the logits."""
+    import torch
+
+    held = [i for i, row in enumerate(rows) if row.allowed]
+    if not held:
+        return logits
+    size = logits.shape[1]
+    packed = np.frombuffer(b"".join(rows[i].allowed for i in held), np.uint8)
+    # A word of 8 bytes per row, at most 7 bytes too many: as wide as arrays travel.
+    wide = np.zeros((len(held), -(-size // 64) * 8), np.uint8)
+    wide[:, : -(-size // 8)] = packed.reshape(len(held), -1)
+    words = wide.view(np.int64)
+    there = torch.from_numpy(words).to(logits.device) if send is None else send(words)
+    bits = torch.arange(64, device=logits.device)
+    allowed = ((there[:, :, None] >> bits) & 1).bool().view(len(held), -1)[:, :size]
+    kept = logits.clone()
+    if len(held) == len(rows):
+        return kept.masked_fill_(~allowed, -math.inf)
+    where = torch.tensor(held, device=logits.device)
+    return kept.index_copy_(0, where, kept[where].masked_fill_(~allowed, -math.inf))
 
 
 def _adjust(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:

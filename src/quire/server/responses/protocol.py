@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from quire.server.forms import Salt, only, shaped, wrong
+from quire.server.forms import Salt, only, schema_of, shaped, wrong
 from quire.server.messages import MAX_MESSAGES, MAX_TOOLS, Body, FunctionName
 
 MAX_ID_CHARS = 128
@@ -26,8 +26,38 @@ class ReasoningOptions(Body):
     generate_summary: Any = None
 
 
+def _check_format(value: Any) -> Any:
+    """As it came: chat understands this form too."""
+    if value is not None:
+        schema_of(value)
+    return value
+
+
+TextFormat = Annotated[
+    Any,
+    *shaped(
+        _check_format,
+        {
+            "type": "object",
+            "properties": {"type": {"enum": ["text", "json_object"]}},
+            "required": ["type"],
+        },
+        {
+            "type": "object",
+            "properties": {
+                "type": {"const": "json_schema"},
+                "name": {"type": "string"},
+                "schema": {"type": "object", "properties": {"type": {"const": "object"}}},
+            },
+            "required": ["type", "name", "schema"],
+        },
+        {"type": "null"},
+    ),
+]
+
+
 class TextOptions(Body):
-    format: Annotated[Any, only({"type": "text"})] = None
+    format: TextFormat = None
     verbosity: Annotated[Any, only("medium")] = None
 
 

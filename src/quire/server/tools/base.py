@@ -103,6 +103,16 @@ class ToolFormat:
     """Without tools it finds no calls."""
     opening: Callable[[str | None], str]
     """What an answer begins with that must be a call: of this function, or of any."""
+    ending: str | None = None
+    """What stands behind the arguments of a call, where these are JSON; None: they are not."""
+    between: str | None = None
+    """What stands between two such calls; None: there are no two."""
+    trigger: str = ""
+    """What announces such a call in the middle of text, and begins it."""
+    text_opening: str = ""
+    """What an answer begins with that is text."""
+    thought: tuple[str, str] | None = None
+    """What stands around reasoning before that, in this format alone."""
     signs: Sequence[str] = ()
     """Any of these in a model's template, or among its special tokens, says that it is this one."""
     rank: int = 50

@@ -33,4 +33,4 @@ def opening(name: str | None) -> str:
     return '{"name":' if name is None else f'{{"name": {json.dumps(name)}, "arguments":'
 
 
-FORMAT = ToolFormat(name="json", parser=parser, opening=opening, rank=90)
+FORMAT = ToolFormat(name="json", parser=parser, opening=opening, ending="}", rank=90)
