@@ -423,7 +423,7 @@ class CacheManager:
 
     # ---- administration -------------------------------------------------------------------------
 
-    def flush(self, tier: Tier, component: str | None = None) -> int:
+    def flush(self, tier: int, component: str | None = None) -> int:
         """Evict from a tier everything that nobody uses and without which nothing in the other
         tier would become useless; or all that nobody uses of one component, whatever needs it
         there. Returns the pages freed."""

@@ -112,6 +112,16 @@ class PrefixTree:
             yield node
             node = node.parent
 
+    def is_whole(self, tail: Node, slot: int) -> bool:
+        """Does this slot hold all of the path to `tail`, READY? Then a lock on its end keeps it."""
+        node = tail
+        while (parent := node.parent) is not None:
+            holding = node.held[slot]
+            if holding is None or holding.state is not READY:
+                return False
+            node = parent
+        return True
+
     def keys_of(self, node: Node) -> bytes:
         """Page keys of a node, computed once from the nearest ancestor that has its own."""
         if node.page_keys is None:
