@@ -298,7 +298,7 @@ class CacheManager:
         lease.require_live()
         state, tail = lease.state, lease.device_tail
         first = len(lease.tree_pages) // PAGE_ID_BYTES
-        if not key.continues(lease.key, first):
+        if key.path is not lease.key.path and not key.continues(lease.key, first):
             raise LeaseError(
                 f"{lease.owner!r} commits another prefix than the one its first {first}"
                 f" pages are of"
@@ -423,7 +423,7 @@ class CacheManager:
 
     # ---- administration -------------------------------------------------------------------------
 
-    def flush(self, tier: Tier, component: str | None = None) -> int:
+    def flush(self, tier: int, component: str | None = None) -> int:
         """Evict from a tier everything that nobody uses and without which nothing in the other
         tier would become useless; or all that nobody uses of one component, whatever needs it
         there. Returns the pages freed."""
@@ -532,7 +532,8 @@ class CacheManager:
     def _committed(self, lease: Lease, node: Node, first: int) -> None:
         """The pages of `node` from page `first` on are shared now."""
         node.priority = max(node.priority, lease.priority)
-        self._core.announce_stored(node, DEVICE, first)
+        if self.events.enabled:
+            self._core.announce_stored(node, DEVICE, first)
         self._writer.committed(node)
 
 

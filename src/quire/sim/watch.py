@@ -40,7 +40,7 @@ from quire.sim.audit import (
 )
 from quire.sim.clock import VirtualClock
 from quire.sim.report import SimulationError
-from quire.types import NO_SLOT, OperationId, RequestId, Tier, split_keys
+from quire.types import NO_SLOT, OperationId, RequestId, split_keys
 
 T = TypeVar("T")
 
@@ -143,7 +143,7 @@ class WatchedManager(CacheManager):
             self._look_at_fetches(commands)
         return commands
 
-    def flush(self, tier: Tier, component: str | None = None) -> int:
+    def flush(self, tier: int, component: str | None = None) -> int:
         count = super().flush(tier, component)
         self._remember_host()
         return count

@@ -15,7 +15,7 @@ from quire.types import PageIds, Residency, Tier
 NUM_TIERS = len(Tier)
 
 
-def slot_of(component: int, tier: Tier) -> int:
+def slot_of(component: int, tier: int) -> int:
     """Index of (component, tier) in Node.held."""
     return component * NUM_TIERS + tier
 

@@ -112,6 +112,16 @@ class PrefixTree:
             yield node
             node = node.parent
 
+    def is_whole(self, tail: Node, slot: int) -> bool:
+        """Does this slot hold all of the path to `tail`, READY? Then a lock on its end keeps it."""
+        node = tail
+        while (parent := node.parent) is not None:
+            holding = node.held[slot]
+            if holding is None or holding.state is not READY:
+                return False
+            node = parent
+        return True
+
     def keys_of(self, node: Node) -> bytes:
         """Page keys of a node, computed once from the nearest ancestor that has its own."""
         if node.page_keys is None:
@@ -275,16 +285,15 @@ class PrefixTree:
         """Put `pages` at the end of `node` itself, as the key's pages [node.end, last) on the
         device: if it is a leaf of full pages alone, on the device alone, that one request at most
         uses. False: nothing was changed."""
-        if node.children is not None or node.parent is None or self.num_components > 1:
+        holding, end, path = node.held[DEVICE], node.end, key.path
+        if holding is None or node.children is not None or node.held[HOST] is not None:
             return False
-        holding, end = node.held[DEVICE], node.end
-        if holding is None or node.held[HOST] is not None:
-            return False
-        if holding.locks > 1 or holding.state is not READY:
+        if holding.locks > 1 or holding.state is not READY or self.num_components > 1:
             return False
         if isinstance(node.tokens, bytes):
             node.tokens = bytearray(node.tokens)
-        node.tokens += key.page_tokens(end, last)[key.page_width - key.page_bytes :]
+        step, overlap = path.page_bytes, path.page_width - path.page_bytes
+        node.tokens += path.data[end * step + overlap : last * step + overlap]
         if node.page_keys is not None:
             key.anchor(end, node.page_keys[-PAGE_KEY_BYTES:])
             node.page_keys += key.page_keys(end, last)

@@ -338,3 +338,23 @@ def test_keys_of_new_pages_are_computed_where_they_are_written_c4(
     assert rig.in_store(whole)
     node = rig.manager.match(whole).walk.nodes[-1]
     assert node.page_keys == whole.page_keys(node.start, node.end)
+
+
+def test_a_slow_store_holds_no_device_pages() -> None:
+    """What is being written is read from the host: the device may have its pages back."""
+    rig = Rig(device=8, host=64)
+    doc = rig.doc(6, seed=1)
+    lease = rig.compute(doc)
+    rig.manager.release(lease)
+    rig.step()
+    rig.answer_all(Backup)
+    written = rig.take(Write)  # and it does not end
+    assert rig.manager.room() == 8
+    other = rig.compute(rig.doc(8, seed=2))
+    assert rig.matched(doc) == (0, 6)
+    rig.manager.check_invariants()
+    rig.answer(written)
+    rig.manager.release(other)
+    rig.run()
+    assert rig.in_store(doc)
+    rig.manager.check_invariants()

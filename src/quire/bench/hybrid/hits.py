@@ -17,15 +17,15 @@ from typing import Any
 
 from quire.bench.hybrid.driver import Answer, Driver, Tokens
 from quire.engine.messages import CachedTokens
-from quire.types import DEVICE, HOST, Tier
+from quire.types import Tier
 
 Result = dict[str, Any]
 
 CASES: dict[str, tuple[str | None, tuple[Tier, ...]]] = {
     "cold": (None, ()),
     "L1": ("device", ()),
-    "L2": ("host", (DEVICE,)),
-    "L3": ("store", (DEVICE, HOST)),
+    "L2": ("host", (Tier.DEVICE,)),
+    "L3": ("store", (Tier.DEVICE, Tier.HOST)),
 }
 """name → the tier that must answer, the tiers flushed before."""
 

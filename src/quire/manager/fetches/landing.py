@@ -12,7 +12,7 @@ from quire.components import Component
 from quire.keys import PrefixKey
 from quire.manager.core import Core
 from quire.tree import NUM_TIERS, Holding, Node, slot_of
-from quire.types import HOST, NO_PAGES, PAGE_ID_BYTES, READY, PageIds, Tier, num_pages
+from quire.types import HOST, NO_PAGES, PAGE_ID_BYTES, READY, PageIds, num_pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Arrival:
     pages: list[PageIds]
     epoch: int
     """Of the store they came from; 0: the store may not have them."""
-    tier: Tier = HOST
+    tier: int = HOST
 
 
 def land(core: Core, anchor: Node, arrival: Arrival) -> Node:
@@ -43,7 +43,7 @@ def land(core: Core, anchor: Node, arrival: Arrival) -> Node:
     return tail
 
 
-def obstacle(core: Core, anchor: Node, key: PrefixKey, last: int, tier: Tier = HOST) -> int:
+def obstacle(core: Core, anchor: Node, key: PrefixKey, last: int, tier: int = HOST) -> int:
     """Page before which nothing hinders full pages from being put under `anchor`: behind it a copy
     of the same page is on its way to the tier, or on its way out."""
     for node in core.tree.walk(key, anchor).nodes:

@@ -67,7 +67,7 @@ class Backups:
     # ---- what becomes due -----------------------------------------------------------------------
 
     def committed(self, node: Node) -> None:
-        if self._at_once:
+        if self._at_once and node not in self.due:
             self.want(node)
 
     def used(self, tail: Node) -> None:

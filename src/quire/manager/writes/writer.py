@@ -36,6 +36,8 @@ class Writer:
         self._writes: list[Writes] = []
         for component in core.components:
             self._add(component)
+        self.committed = self._backups[0].committed
+        """Told of full pages that were computed and are on the device now, for others to use."""
         self._touched: dict[Node, None] = {}
         """Ends of paths that were used and that the store may have, oldest use first."""
         self._next_touch_s = 0.0
@@ -49,10 +51,6 @@ class Writer:
         writes = Writes(self._core, component, partial(backups.want, urgent=True))
         self._backups.append(backups)
         self._writes.append(writes)
-
-    def committed(self, node: Node) -> None:
-        """Full pages that were computed are on the device now, for others to use."""
-        self._backups[0].committed(node)
 
     def settled(self, due: Iterable[tuple[int, Node]]) -> None:
         """State of other components, by their index, that is there to stay."""
