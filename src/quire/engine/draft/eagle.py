@@ -18,13 +18,14 @@ caller's; files are weights.py's.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch.nn import functional
 
 from quire.engine.attention import Heads, Target
+from quire.engine.forward.matrices import packed, product
 from quire.engine.forward.ops import Ops, TorchOps
 from quire.engine.forward.rope import Turner
 from quire.engine.forward.spec import DenseSpec
@@ -68,6 +69,11 @@ class EagleWeights:
     draft_tokens: torch.Tensor | None
     """[draft vocabulary], int64: which tokens of the target they are; None: they are the same."""
 
+    def packed(self) -> EagleWeights:
+        """For computing, and for nothing else."""
+        names = ("fc", "qkv", "o", "gate_up", "down", "lm_head")
+        return replace(self, **{name: packed(getattr(self, name)) for name in names})
+
 
 class Step(NamedTuple):
     hidden: torch.Tensor
@@ -86,7 +92,7 @@ class EagleHead:
 
     def fused(self, features: torch.Tensor) -> torch.Tensor:
         """[row, 3 × hidden] → [row, hidden]"""
-        return functional.linear(features, self._weights.fc)
+        return product(features, self._weights.fc)
 
     def step(
         self,
@@ -106,17 +112,17 @@ class EagleHead:
             ops.norm(hidden, weights.hidden_norm),
         )
         (turn,) = self._turner.turns(positions)
-        qkv = functional.linear(torch.cat(inputs, -1), weights.qkv)
+        qkv = product(torch.cat(inputs, -1), weights.qkv)
         heads = ops.heads(qkv, None, ops.prepared(turn, hidden.dtype), target)
-        output = functional.linear(attend(heads), weights.o)
+        output = product(attend(heads), weights.o)
         hidden, normed = ops.add_norm(output, hidden, weights.mlp_norm, None)
-        inner = ops.activated(functional.linear(normed, weights.gate_up))
-        output = functional.linear(inner, weights.down)
+        inner = ops.activated(product(normed, weights.gate_up))
+        output = product(inner, weights.down)
         return Step(*ops.add_norm(output, hidden, weights.norm, None))
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
         """[row, hidden] → [row, draft vocabulary]"""
-        return functional.linear(normed, self._weights.lm_head)
+        return product(normed, self._weights.lm_head)
 
     def proposed(self, draft: torch.Tensor) -> torch.Tensor:
         """Tokens of the draft vocabulary, of any shape → the target's."""

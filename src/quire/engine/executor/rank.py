@@ -207,7 +207,7 @@ def _drafter(
     weights = assemble(
         spec, read_tensors(directory, spec), model.weights.embedding, model.weights.head
     )
-    head = EagleHead(spec, weights, ops_of(spec.decoder, model))
+    head = EagleHead(spec, weights.packed(), ops_of(spec.decoder, model))
     device = model.weights.embedding.device
     return Drafter(head, bridge, layer=shape.num_layers, device=device), spec.layers
 

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from quire.engine.batch import Batch
 from quire.engine.bridge import AttentionBridge, Inputs
+from quire.engine.forward.matrices import logits_of, product
 from quire.engine.forward.ops import Ops, TorchOps
 from quire.engine.forward.rope import Turn, Turner
 from quire.engine.forward.spec import DenseSpec, dense_refusal, dense_spec
@@ -135,7 +136,7 @@ class DenseForward:
                 self._taps.take(number, hidden)
         if ends is not None:
             normed = normed.index_select(0, ends)
-        logits = torch.mm(normed, weights.head.t(), out=out)
+        logits = logits_of(normed, weights.head, out)
         if spec.logit_cap is not None:
             logits.div_(spec.logit_cap).tanh_().mul_(spec.logit_cap)
         return logits
@@ -172,4 +173,4 @@ def num_kv_heads(model: DenseModel) -> int:
 
 
 def _linear(x: torch.Tensor, linear: Linear) -> torch.Tensor:
-    return functional.linear(x, linear.weight, linear.bias)
+    return product(x, linear.weight, linear.bias)

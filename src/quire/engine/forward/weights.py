@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from quire.engine.forward.matrices import packed
 from quire.engine.forward.spec import DenseSpec
 from quire.engine.parallel import Range, share
 from quire.models.weights import StoredTensor
@@ -33,6 +34,7 @@ _READABLE = {"F32", "BF16", "F16"}
 @dataclass(frozen=True, slots=True)
 class Linear:
     weight: torch.Tensor
+    """Packed: see matrices.py."""
     bias: torch.Tensor | None
 
 
@@ -178,14 +180,14 @@ class _Reader:
             weight[place].copy_(self._slice(f"{name}.weight")[first:last])
             if bias is not None:
                 bias[place].copy_(self._slice(f"{name}.bias")[first:last])
-        return Linear(weight, bias)
+        return Linear(packed(weight), bias)
 
     def _columns(self, name: str, columns: Range, has_bias: bool) -> Linear:
         first, last = columns
         weight = self._empty(self._spec.hidden_size, last - first)
         weight.copy_(self._slice(f"{name}.weight")[:, first:last])
         adds = has_bias and self._part.adds_biases
-        return Linear(weight, self.whole(f"{name}.bias") if adds else None)
+        return Linear(packed(weight), self.whole(f"{name}.bias") if adds else None)
 
     def _empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)

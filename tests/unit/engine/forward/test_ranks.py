@@ -109,9 +109,14 @@ def tensors(model: DenseModel) -> list[torch.Tensor]:
 
 
 def size_bytes(model: DenseModel) -> int:
-    """Of the memory behind the weights, whoever shares it."""
-    storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors(model)}
-    return sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
+    """Of the memory behind the weights, whoever shares it. What is packed does not tell: it is its
+    own, and of its own size."""
+    opaque = [tensor for tensor in tensors(model) if tensor.is_mkldnn]
+    open_ = [tensor for tensor in tensors(model) if not tensor.is_mkldnn]
+    storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in open_}
+    return sum(tensor.untyped_storage().nbytes() for tensor in storages.values()) + sum(
+        tensor.numel() * tensor.element_size() for tensor in opaque
+    )
 
 
 def test_weights_are_in_memory_once_and_nothing_beside_them(tmp_path):
