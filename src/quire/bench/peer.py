@@ -1,8 +1,10 @@
-"""Pages between two engines over localhost, against a plain socket that copies the same bytes.
+"""Pages between two engines on one machine: over localhost, against a plain socket that copies the
+same bytes; through shared memory, against a plain copy from memory to memory.
 
-Both ends run in this process, on either side of the comparison; the plain socket sends each page
-with sendall and receives it into its place, one connection, nothing checked. A ratio of 1 would be
-pages with authentication, grants, statuses and checksums (computed twice) for nothing.
+Over localhost both ends run in this process, on either side of the comparison; the plain socket
+sends each page with sendall and receives it into its place, one connection, nothing checked. A
+ratio of 1 would be pages with authentication, grants, statuses and checksums (computed twice) for
+nothing. A plain copy has as many threads as the shared memory that is compared with it.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import socket
 import statistics
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,7 @@ from quire.memory.layout import PageLayout
 from quire.messages import PeerPart, PeerSource
 from quire.peer.client import ClientLimits, PageClient
 from quire.peer.identity import make_identity
+from quire.peer.kinds import TransportKind
 from quire.peer.region import Region
 from quire.peer.server import PageServer
 from quire.peer.tickets import Tickets
@@ -35,40 +39,52 @@ LAYOUTS = {
 }
 
 
+STREAMS = (1, 2, 4)
+"""Connections that share one read; threads, of a copy."""
+
+
 def run(*, total_bytes: int = 256 << 20, rounds: int = 5) -> dict[str, Any]:
-    """GB/s of the fastest round, and the median over rounds of the ratio to the plain socket."""
+    """GB/s of the fastest round, and the median over rounds of the ratio to what is plain."""
     return {name: _compare(layout, total_bytes, rounds) for name, layout in LAYOUTS.items()}
 
 
 def _compare(layout: PageLayout, total_bytes: int, rounds: int) -> dict[str, Any]:
     num_pages = max(1, total_bytes // layout.page_bytes)
     size_bytes = num_pages * layout.page_bytes
-    held, wanted = HostPool(layout, num_pages), HostPool(layout, num_pages)
+    held, wanted = HostPool(layout, num_pages, is_shared=True), HostPool(layout, num_pages)
     np.frombuffer(held.raw().numpy(), dtype=np.uint8)[:] = 7
-    seconds: dict[str, list[float]] = {"plain": []}
-    with _Exchange(held, wanted) as exchange:
+    seconds: dict[str, list[float]] = {}
+    tcp, shm = (_Exchange(held, wanted, kind) for kind in (TransportKind.TCP, TransportKind.SHM))
+    with tcp, shm:
         for _ in range(rounds):
-            seconds["plain"].append(_plain(held, wanted))
-            for streams in (1, 2, 4):
-                took = exchange.read(streams)
-                seconds.setdefault(f"{streams} connections", []).append(took)
-    plain = seconds["plain"]
+            seconds.setdefault("socket", []).append(_plain(held, wanted))
+            for streams in STREAMS:
+                ways = {"copy": _copied(held, wanted, streams)}
+                ways |= {"tcp": tcp.read(streams), "shm": shm.read(streams)}
+                for way, took in ways.items():
+                    seconds.setdefault(f"{way} {streams}", []).append(took)
+    held.close()
+    wanted.close()
+    bases = {f"tcp {n}": "socket" for n in STREAMS} | {f"shm {n}": f"copy {n}" for n in STREAMS}
     return {
         "pages": num_pages,
         "page_bytes": layout.page_bytes,
         "gb_per_s": {name: round(size_bytes / min(s) / 1e9, 2) for name, s in seconds.items()},
         "ratio_to_plain": {
-            name: round(statistics.median(a / b for a, b in zip(plain, s, strict=True)), 2)
-            for name, s in seconds.items()
-            if name != "plain"
+            name: round(_median_ratio(seconds[base], seconds[name]), 2)
+            for name, base in bases.items()
         },
     }
+
+
+def _median_ratio(plain: list[float], found: list[float]) -> float:
+    return statistics.median(a / b for a, b in zip(plain, found, strict=True))
 
 
 class _Exchange:
     """A page server over one pool, and clients that read into the other."""
 
-    def __init__(self, held: HostPool, wanted: HostPool) -> None:
+    def __init__(self, held: HostPool, wanted: HostPool, kind: TransportKind) -> None:
         heads = held.layout.num_kv_heads
         identity = make_identity("bench", [held.layout], {held.layout.component: heads})
         self._region = Region(wanted, 0, heads)
@@ -81,13 +97,14 @@ class _Exchange:
             epoch=_EPOCH,
             regions=[Region(held, 0, heads)],
             tickets=tickets,
+            kind=kind,
         )
         self._server.grant(_GRANT, held.layout.component, page_ids(self._pages))
         part = PeerPart(self._server.address, 0, heads)
         self._source = PeerSource(_EPOCH, _GRANT, 0, [part], tickets.of(_GRANT))
         self._clients = {
-            streams: PageClient(identity, _SECRET, limits=ClientLimits(streams=streams))
-            for streams in (1, 2, 4)
+            streams: PageClient(identity, _SECRET, kind=kind, limits=ClientLimits(streams=streams))
+            for streams in STREAMS
         }
         for streams in self._clients:
             self.read(streams)  # connects
@@ -109,6 +126,21 @@ class _Exchange:
         for client in self._clients.values():
             client.close()
         self._server.close()
+
+
+def _copied(held: HostPool, wanted: HostPool, threads: int) -> float:
+    """Seconds for the same pages, from memory to memory."""
+    whole = 0, held.layout.num_kv_heads
+    ours, theirs = Region(wanted, *whole), Region(held, *whole)
+
+    def copy(first: int) -> None:
+        for page in range(first, held.num_pages, threads):
+            ours.copy_from(theirs, page, page, *whole)
+
+    with ThreadPoolExecutor(threads) as pool:
+        started = time.perf_counter()
+        list(pool.map(copy, range(threads)))
+        return time.perf_counter() - started
 
 
 def _plain(held: HostPool, wanted: HostPool) -> float:

@@ -55,6 +55,8 @@ class _Contact:
     since_s: float
     """Since when it stands as it does."""
     hello: Hello | None = None
+    transport: str = ""
+    """By which its pages are read."""
     was_up: bool = False
     reason: str = ""
     """Why it is not there."""
@@ -99,10 +101,11 @@ class Contacts:
             elif not contact.is_kept and now - contact.named_s > forget_s:
                 self._forget(address)
 
-    def connected(self, address: str, hello: Hello) -> None:
+    def connected(self, address: str, hello: Hello, transport: str) -> None:
         contact = self._known.get(address)
         if contact is not None:
             contact.hello, contact.was_up, contact.reason = hello, True, ""
+            contact.transport = transport
             contact.since_s = self._clock()
 
     def disconnected(self, address: str, reason: str) -> None:
@@ -140,6 +143,10 @@ class Contacts:
             address: "connected" if contact.hello is not None else contact.reason or "dialled"
             for address, contact in self._known.items()
         }
+
+    def transports(self) -> dict[str, str]:
+        """By which the pages of each that is there are read."""
+        return {a: c.transport for a, c in self._known.items() if c.hello is not None}
 
     def _forget_oldest(self) -> None:
         named = {a: c.named_s for a, c in self._known.items() if not c.is_kept}

@@ -54,8 +54,8 @@ class Exchange:
     def hear(self) -> None:
         for event in self.hub.poll():
             match event:
-                case Connected(link, hello):
-                    self.receiver.connected(link, hello)
+                case Connected(link, hello, transport):
+                    self.receiver.connected(link, hello, transport)
                 case Disconnected(link, reason):
                     self.receiver.disconnected(link, reason)
                     self.giver.disconnected(link)
@@ -73,6 +73,11 @@ class Exchange:
     def links(self) -> dict[str, str]:
         """How the lines to the peers that we know by address stand."""
         return self.receiver.contacts.states()
+
+    @property
+    def transports(self) -> dict[str, str]:
+        """By which pages of the peers that are there are read."""
+        return self.receiver.contacts.transports()
 
     def next_deadline(self) -> float | None:
         """When something is due though nothing is heard of anybody; None: never."""

@@ -176,8 +176,8 @@ class Receiver:
 
     # ---- for the line ---------------------------------------------------------------------------
 
-    def connected(self, link: str, hello: Hello) -> None:
-        self.contacts.connected(link, hello)
+    def connected(self, link: str, hello: Hello, transport: str = "tcp") -> None:
+        self.contacts.connected(link, hello, transport)
 
     def disconnected(self, link: str, reason: str) -> None:
         self.contacts.disconnected(link, reason)

@@ -13,6 +13,7 @@ import msgspec
 from quire.config import PrefetchPolicy, WritePolicy
 from quire.engine.draft.kinds import MAX_DRAFT_TOKENS, DraftChoice, DraftKind, parse_draft
 from quire.errors import ConfigError
+from quire.peer.kinds import TransportKind
 from quire.transfer.kinds import MoverKind
 
 
@@ -119,6 +120,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     each rank."""
     peer_secret: str = ""
     """Known to all engines that exchange pages."""
+    peer_transport: TransportKind = TransportKind.AUTO
+    """How pages come from them."""
     prefill: list[str] = []
     """Decode: page servers of prefill engines, as `tcp://host:port`, tried in turn."""
     peers: list[str] = []

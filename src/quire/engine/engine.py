@@ -287,6 +287,11 @@ class Engine:
             sent_bytes=moved.get("peer_sent_bytes", 0),
             received_pages=moved.get("peer_received_pages", 0),
             received_bytes=moved.get("peer_received_bytes", 0),
+            received_by={
+                kind: moved[name]
+                for kind in ("shm", "tcp")
+                if (name := f"peer_received_bytes_{kind}") in moved
+            },
             transfers=Ended(counters.transfers, counters.transfer_s),
             restores={
                 outcome: Ended(count, counters.restore_s[outcome])
@@ -298,6 +303,7 @@ class Engine:
             local=dict(counters.local),
             strangers=self.exchange.hub.strangers,
             links=self.exchange.links,
+            transports=self.exchange.transports,
         )
 
     def _draft_status(self) -> DraftStatus | None:

@@ -232,6 +232,8 @@ class HandoverStatus(msgspec.Struct, frozen=True, kw_only=True):
     sent_bytes: int = 0
     received_pages: int = 0
     received_bytes: int = 0
+    received_by: dict[str, int] = {}
+    """The same, by transport."""
     transfers: Ended = Ended(0, 0.0)
     """Hand-overs received in full, from the first word to the last page."""
     restores: dict[str, Ended] = {}
@@ -249,6 +251,8 @@ class HandoverStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Connections that did not get through the handshake."""
     links: dict[str, str] = {}
     """Peers connected to, by address: how that stands."""
+    transports: dict[str, str] = {}
+    """By which the pages of those that are there are read: shm or tcp."""
 
 
 class EngineStatus(msgspec.Struct, frozen=True):

@@ -72,6 +72,7 @@ class Peering:
             host=config.peer_host,
             port=config.peer_port + 1 + rank if config.peer_port else 0,
             ticket_key=self._ticket_key,
+            transport=config.peer_transport,
         )
 
     def open(self, queue: Queue, manager: CacheManager, addresses: Sequence[str]) -> Neighbours:
@@ -87,7 +88,7 @@ class Peering:
             host = f"[{config.peer_host}]" if ":" in config.peer_host else config.peer_host
             listen = f"tcp://{host}:{config.peer_port}"
         hello = Hello(self._identity, self._epoch, config.role.value, parts)
-        hub = PeerHub(hello, config.peer_secret, listen=listen)
+        hub = PeerHub(hello, config.peer_secret, listen=listen, transport=config.peer_transport)
         receiver = Receiver(
             manager,
             hub,

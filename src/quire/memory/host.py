@@ -1,8 +1,9 @@
 """HostPool: L2 pages, page-first, each one contiguous block-aligned object that L3 takes as it is.
 
-Knows one anonymous mapping: aligned, in huge pages and near the device where the system has such,
+Knows one mapping: aligned, in huge pages and near the device where the system has such,
 pre-faulted, and registered with CUDA when asked, so that copies to and from the device are truly
-asynchronous. Does not know which pages are in use.
+asynchronous; its own, or one that others on this machine may read. Does not know which pages are
+in use.
 
 The mapping lives as long as anything refers to it: a store or a test that still holds a page's
 view after close() reads valid, if meaningless, memory.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
@@ -24,6 +26,7 @@ from quire.errors import MemoryBudgetError
 from quire.memory.device import torch_dtype, word_dtype
 from quire.memory.layout import BLOCK_BYTES, PageLayout
 from quire.memory.numa import node_of_device, prefer_node
+from quire.memory.shared import NotShareable, create_shared
 from quire.memory.sizing import check_host_budget
 
 Progress = Callable[[int, int], None]
@@ -46,9 +49,11 @@ class HostPool:
         num_pages: int,
         *,
         pin_for: torch.device | None = None,
+        is_shared: bool = False,
         progress: Progress | None = None,
     ) -> None:
-        """Takes all its memory now, and pins it when a CUDA device is named.
+        """Takes all its memory now, and pins it when a CUDA device is named. `is_shared`: others
+        may read it, if the system lets them.
 
         Raises MemoryBudgetError when it does not fit, or cannot be pinned.
         """
@@ -56,7 +61,10 @@ class HostPool:
         self.num_pages = num_pages
         self.size_bytes = num_pages * layout.page_stride_bytes
         check_host_budget(self.size_bytes, what=f"host pool '{layout.component}'")
-        mapping = _map(max(self.size_bytes, BLOCK_BYTES))
+        mapping, self._descriptor = _map(max(self.size_bytes, BLOCK_BYTES), is_shared)
+        self._close_descriptor: Callable[[], object] = lambda: None
+        if self._descriptor is not None:
+            self._close_descriptor = weakref.finalize(self, os.close, self._descriptor)
         self._buffer = memoryview(mapping)
         # [num_pages, stride]; every other tensor is a view of this one.
         self._bytes = torch.frombuffer(mapping, dtype=torch.uint8)[: self.size_bytes].view(
@@ -80,6 +88,12 @@ class HostPool:
     @property
     def pinned(self) -> bool:
         return bool(self._slices)
+
+    @property
+    def descriptor(self) -> int | None:
+        """By which other processes may map it, to read, while it is not closed; None: they
+        cannot."""
+        return self._descriptor
 
     @property
     def data_ptr(self) -> int:
@@ -112,6 +126,8 @@ class HostPool:
         slices, self._slices = self._slices, []
         for address in slices:
             torch.cuda.check_error(_cudart().cudaHostUnregister(address))
+        self._descriptor = None
+        self._close_descriptor()
 
     def _pin(self, device: torch.device, progress: Progress) -> None:
         """Page by page whole: a copy that crossed two registrations would be refused."""
@@ -137,9 +153,15 @@ def plane_words(layout: PageLayout, pages: torch.Tensor, layer: int) -> tuple[to
     )
 
 
-def _map(size_bytes: int) -> mmap.mmap:
+def _map(size_bytes: int, is_shared: bool) -> tuple[mmap.mmap, int | None]:
+    """And its descriptor, if it is shared."""
+    descriptor = None
     try:
-        mapping = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if is_shared:
+            with contextlib.suppress(NotShareable):
+                descriptor, mapping = create_shared(size_bytes)
+        if descriptor is None:
+            mapping = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, ValueError, OverflowError) as error:
         raise MemoryBudgetError(
             f"host pool of {size_bytes} bytes could not be mapped ({error}): lower its size"
@@ -147,7 +169,7 @@ def _map(size_bytes: int) -> mmap.mmap:
     # Fewer faults now and fewer TLB misses later; an optimisation, so a refusal is no matter.
     with contextlib.suppress(OSError):
         mapping.madvise(mmap.MADV_HUGEPAGE)
-    return mapping
+    return mapping, descriptor
 
 
 def _move_near(memory: torch.Tensor, device: torch.device) -> None:

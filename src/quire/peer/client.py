@@ -1,9 +1,8 @@
 """PageClient: fetches pages that a peer has granted straight into our own host pages.
 
 Knows how a fetch is cut up: by the peer's ranks whose heads we need, then into pieces that several
-connections fetch at the same time. When one rank of the peer holds exactly the heads that ours
-does, bytes are received right into the page; else into scratch memory, and put in place from
-there. Every page is checked by its checksum.
+connections fetch at the same time, on one machine through its memory (ways/). Pages are checked as
+they come in.
 
 When read() returns, however it went, nothing writes into the pages any more.
 """
@@ -12,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -20,14 +19,18 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 
+from quire.errors import ConfigError
 from quire.messages import PeerPart, PeerSource
 from quire.peer import protocol
 from quire.peer.errors import PeerError, ReadCancelled
 from quire.peer.identity import Identity
-from quire.peer.pool import ConnectionPool, PoolLimits
+from quire.peer.kinds import TransportKind
+from quire.peer.pool import ConnectionPool, Line, PoolLimits
 from quire.peer.protocol import Answer, Read
 from quire.peer.region import Region
 from quire.peer.transport import Cancelled, Connection
+from quire.peer.unix import near_address
+from quire.peer.ways.base import Wanted
 from quire.types import PageStatus
 
 
@@ -107,11 +110,14 @@ class PageClient:
         identity: Identity,
         secret: str,
         *,
+        kind: TransportKind = TransportKind.AUTO,
         limits: ClientLimits | None = None,
         pool_limits: PoolLimits | None = None,
         on_error: Callable[[Exception], None] = lambda error: None,
     ) -> None:
         """`on_error` hears, from any thread, why pages failed."""
+        self._secret = secret
+        self._kind = kind
         self._limits = limits or ClientLimits()
         self._pool = ConnectionPool(identity, secret, pool_limits)
         self._on_error = on_error
@@ -120,14 +126,16 @@ class PageClient:
         )
         self._lock = threading.Lock()
         self._received_pages = 0
-        self._received_bytes = 0
+        self._received_bytes: Counter[str] = Counter()
+        """By transport."""
         self._closing = False
 
     def counters(self) -> dict[str, int]:
         with self._lock:
             return {
                 "peer_received_pages": self._received_pages,
-                "peer_received_bytes": self._received_bytes,
+                "peer_received_bytes": self._received_bytes.total(),
+                **{f"peer_received_bytes_{name}": n for name, n in self._received_bytes.items()},
             }
 
     def read(
@@ -211,33 +219,49 @@ class PageClient:
         the share go on: trying again is left to whoever wants these pages."""
         if not share.waiting:
             return
-        address = share.part.address
         try:
-            connection = self._pool.take(address, order.deadline, order.cancelled)
+            line = self._take_line(order, share.part)
         except (PeerError, EOFError, OSError) as error:
             self._failed(share, error)
             return
         try:
-            connection.set_deadline(order.deadline, order.cancelled)
-            self._converse(connection, order, share)
+            line.connection.set_deadline(order.deadline, order.cancelled)
+            self._converse(line, order, share)
         except (PeerError, EOFError, OSError, msgspec.DecodeError, ValueError) as error:
-            self._pool.drop(address, connection)
+            self._pool.drop(line)
             self._failed(share, error)
         except BaseException:
-            self._pool.drop(address, connection)
+            self._pool.drop(line)
             raise
         else:
-            self._pool.give_back(address, connection)
+            self._pool.give_back(line)
 
-    def _converse(self, connection: Connection, order: _Order, share: _Share) -> None:
+    def _take_line(self, order: _Order, part: PeerPart) -> Line:
+        """On one machine the near way, if there is one. Raises PeerError, EOFError, OSError."""
+        if self._kind is not TransportKind.TCP:
+            try:
+                near = near_address(self._secret, order.source.epoch, part.address)
+                return self._pool.take(near, order.deadline, order.cancelled)
+            except ReadCancelled:
+                raise
+            except (PeerError, ConfigError, EOFError, OSError) as error:
+                if self._kind is TransportKind.SHM:
+                    raise PeerError(
+                        f"{part.address} does not share its memory with us ({error}): is it on "
+                        "this machine, and its peer_transport not tcp?"
+                    ) from error
+        return self._pool.take(part.address, order.deadline, order.cancelled)
+
+    def _converse(self, line: Line, order: _Order, share: _Share) -> None:
+        ahead = min(self._limits.ahead, line.inlet.max_ahead)
         asked: deque[_Piece] = deque()
         while True:
-            while len(asked) < self._limits.ahead and (piece := share.take()) is not None:
+            while len(asked) < ahead and (piece := share.take()) is not None:
                 asked.append(piece)
-                self._ask(connection, order, share.part, piece)
+                self._ask(line.connection, order, share.part, piece)
             if not asked:
                 return
-            self._receive(connection, order, share.part, asked.popleft())
+            self._receive(line, order, share.part, asked.popleft())
 
     def _failed(self, share: _Share, error: Exception) -> None:
         share.errors.append(error)
@@ -258,35 +282,25 @@ class PageClient:
         )
         connection.send_frame(protocol.encode(read))
 
-    def _receive(
-        self, connection: Connection, order: _Order, part: PeerPart, piece: _Piece
-    ) -> None:
-        answer = protocol.decode_answer(connection.recv_frame(protocol.MAX_FRAME_BYTES))
-        page_bytes = order.region.cut_bytes(part.first_head, part.last_head)
-        _check(answer, piece, page_bytes)
+    def _receive(self, line: Line, order: _Order, part: PeerPart, piece: _Piece) -> None:
+        answer = protocol.decode_answer(line.connection.recv_frame(protocol.MAX_FRAME_BYTES))
         region = order.region
-        whole = region.is_whole(part.first_head, part.last_head)
-        scratch = np.empty(0 if whole else page_bytes, dtype=np.uint8).data
-        sums = memoryview(answer.checksums)
-        statuses = bytearray(answer.statuses)
-        num_ok = 0
-        for index, status in enumerate(answer.statuses):
-            if status != PageStatus.OK:
-                continue
-            page = order.pages[piece.first + index]
-            view = region.page(page) if whole else scratch
-            connection.recv_into_views([view])
-            connection.set_deadline(time.monotonic() + order.timeout_s, order.cancelled)
-            if protocol.checksum(view) != sums[: protocol.CHECKSUM_BYTES]:
-                statuses[index] = PageStatus.CORRUPT
-            elif not whole:
-                region.scatter(page, part.first_head, part.last_head, view)
-            sums = sums[protocol.CHECKSUM_BYTES :]
-            num_ok += 1
-        piece.statuses = bytes(statuses)
-        order.came(piece.first, piece.statuses)
+        page_bytes = region.cut_bytes(part.first_head, part.last_head)
+        _check(answer, piece, page_bytes)
+        wanted = Wanted(
+            region,
+            order.pages[piece.first : piece.first + piece.count],
+            part.first_head,
+            part.last_head,
+            page_bytes,
+            order.timeout_s,
+            order.cancelled,
+        )
+        piece.statuses = line.inlet.take(line.connection, answer, wanted)
+        num_bytes = answer.statuses.count(PageStatus.OK) * page_bytes
         with self._lock:
-            self._received_bytes += num_ok * page_bytes
+            self._received_bytes[line.inlet.name] += num_bytes
+        order.came(piece.first, piece.statuses)
 
     def _result(self, order: _Order, shares: list[_Share]) -> list[PageStatus]:
         """A page is as good as the worst of its parts."""
@@ -321,7 +335,6 @@ def _check(answer: Answer, piece: _Piece, page_bytes: int) -> None:
     if (
         len(answer.statuses) != piece.count
         or max(answer.statuses) > max(PageStatus)
-        or len(answer.checksums) != num_ok * protocol.CHECKSUM_BYTES
         or (num_ok and answer.page_bytes != page_bytes)
     ):
-        raise PeerError("the peer's answer is not to what was asked")
+        raise PeerError(protocol.NOT_TO_WHAT_WAS_ASKED)

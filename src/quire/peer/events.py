@@ -35,6 +35,8 @@ class Hello(msgspec.Struct, frozen=True):
 class Connected:
     link: str
     hello: Hello
+    transport: str = "tcp"
+    """By which its pages are read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,10 +41,12 @@ from quire.peer.handshake import (
     Side,
     objection,
 )
+from quire.peer.kinds import TransportKind
 from quire.peer.messages import Beat, PeerMessage
 from quire.peer.streams import close_stream, read_frame, secured, why_failed
 from quire.peer.tcp import bound_address, listening_socket
 from quire.peer.tls import check_certificate, tls_context
+from quire.peer.unix import can_reach, near_address
 from quire.peer.wire import framed
 
 __all__ = [
@@ -109,6 +111,7 @@ class PeerHub:
         secret: str,
         *,
         listen: str | None,
+        transport: TransportKind = TransportKind.AUTO,
         clock: Clock = time.monotonic,
         limits: HubLimits | None = None,
     ) -> None:
@@ -120,6 +123,7 @@ class PeerHub:
             raise ConfigError("peer_secret is empty: engines that exchange pages must share one")
         self._hello = hello
         self._secret = secret
+        self._transport = transport
         self._clock = clock
         self._limits = limits or HubLimits()
         self._lock = threading.Lock()  # links, events and their sizes; never held across I/O
@@ -395,11 +399,12 @@ class PeerHub:
         writer: asyncio.StreamWriter,
     ) -> None:
         """From Connected to Disconnected."""
+        transport = await self._transport_to(hello)
         now = self._clock()
         link = _Link(name, heard=now, sent=now)
         with self._lock:
             self._links[name] = link
-        self._happened(Connected(name, hello))
+        self._happened(Connected(name, hello, transport))
         jobs = [
             self._loop.create_task(job)
             for job in (self._read(link, reader), self._write(link, writer), self._watch(link))
@@ -416,6 +421,15 @@ class PeerHub:
             for job in jobs:
                 job.cancel()
             await asyncio.gather(*jobs, return_exceptions=True)
+
+    async def _transport_to(self, hello: Hello) -> str:
+        """By which their ranks' pages are read: shared memory, if all are on this machine."""
+        kind = self._transport
+        if kind is TransportKind.AUTO:
+            places = [near_address(self._secret, hello.epoch, p.address) for p in hello.parts]
+            near = [await asyncio.to_thread(can_reach, place) for place in places]
+            kind = TransportKind.SHM if near and all(near) else TransportKind.TCP
+        return kind.value
 
     async def _read(self, link: _Link, reader: asyncio.StreamReader) -> str:
         try:

@@ -1,6 +1,7 @@
 """ConnectionPool: authenticated connections to page servers, a few per address, used again.
 
-Knows the handshake and when to give up on an address for a while; not what connections are for.
+Knows the handshake, what is mapped of peers on this machine, and when to give up on an address for
+a while; not what connections are for.
 
     take ──▶ in use ──give_back──▶ idle ──take, or too old, or too many──▶ …
                  └──drop──▶ closed
@@ -12,6 +13,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 from quire.errors import ConfigError
 from quire.peer.errors import PeerError, ReadCancelled
@@ -19,8 +21,13 @@ from quire.peer.greet import shake_hands
 from quire.peer.handshake import TIMEOUT_S, Side, page_handshake
 from quire.peer.identity import Identity
 from quire.peer.transport import Cancelled, Connection, open_transport
+from quire.peer.unix import dial_near, is_near
+from quire.peer.ways.base import Inlet
+from quire.peer.ways.mapped import MappedInlet, PeerMemory, receive_memory
+from quire.peer.ways.pushed import PushedInlet
 
-_MAX_ADDRESSES = 256
+_MAX_ADDRESSES = 512
+_WATCH_S = 1.0
 _SLICE_S = 0.2
 """Longest wait before asking whether it is still wanted."""
 
@@ -35,9 +42,18 @@ class PoolLimits:
     """After an address could not be reached or refused us, before it is tried again."""
 
 
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A connection that is through the handshake, and how pages come in by it."""
+
+    address: str
+    connection: Connection
+    inlet: Inlet
+
+
 @dataclass(slots=True)
 class _Idle:
-    connection: Connection
+    line: Line
     since: float
 
 
@@ -60,6 +76,10 @@ class ConnectionPool:
         self._limits = limits or PoolLimits()
         self._changed = threading.Condition()
         self._addresses: OrderedDict[str, _Address] = OrderedDict()
+        self._memories: WeakValueDictionary[str, PeerMemory] = WeakValueDictionary()
+        """By near address; mapped once, however many connections use them."""
+        self._watcher: threading.Thread | None = None
+        self._stopped = threading.Event()
         self._closed = False
 
     @property
@@ -67,7 +87,7 @@ class ConnectionPool:
         with self._changed:
             return sum(known.num_open for known in self._addresses.values())
 
-    def take(self, address: str, deadline: float, cancelled: Cancelled) -> Connection:
+    def take(self, address: str, deadline: float, cancelled: Cancelled) -> Line:
         """To be given back or dropped. Raises PeerError, TimeoutError, OSError, EOFError."""
         with self._changed:
             known = self._known(address)
@@ -89,31 +109,32 @@ class ConnectionPool:
                 raise PeerError(str(error)) from error
             raise
 
-    def give_back(self, address: str, connection: Connection) -> None:
+    def give_back(self, line: Line) -> None:
         """It has had its last answer."""
         with self._changed:
-            known = self._addresses.get(address)
+            known = self._addresses.get(line.address)
             if known is not None and not self._closed:
-                known.idle.append(_Idle(connection, time.monotonic()))
+                known.idle.append(_Idle(line, time.monotonic()))
                 self._changed.notify_all()
                 return
-        self.drop(address, connection)
+        self.drop(line)
 
-    def drop(self, address: str, connection: Connection) -> None:
-        connection.close()
+    def drop(self, line: Line) -> None:
+        line.connection.close()
         with self._changed:
-            known = self._addresses.get(address)
+            known = self._addresses.get(line.address)
             if known is not None:
                 known.num_open -= 1
             self._changed.notify_all()
 
     def close(self) -> None:
         """Those in use are closed when they come back."""
+        self._stopped.set()
         with self._changed:
             self._closed = True
             for known in self._addresses.values():
                 while known.idle:
-                    known.idle.pop().connection.close()
+                    known.idle.pop().line.connection.close()
                     known.num_open -= 1
             self._changed.notify_all()
 
@@ -128,16 +149,16 @@ class ConnectionPool:
             known = self._addresses[address] = _Address()
         return known
 
-    def _reserve(self, known: _Address, deadline: float, cancelled: Cancelled) -> Connection | None:
-        """An idle connection, or None and the right to open one."""
+    def _reserve(self, known: _Address, deadline: float, cancelled: Cancelled) -> Line | None:
+        """An idle one, or None and the right to open one."""
         while True:
             if self._closed or cancelled():
                 raise ReadCancelled("cancelled")
             while known.idle:
-                connection = known.idle.pop().connection
-                if not connection.is_stale():
-                    return connection
-                connection.close()
+                line = known.idle.pop().line
+                if not line.connection.is_stale():
+                    return line
+                line.connection.close()
                 known.num_open -= 1
             if known.num_open < self._limits.per_address:
                 if time.monotonic() < known.not_before:
@@ -151,20 +172,52 @@ class ConnectionPool:
             self._changed.wait(min(left_s, _SLICE_S))
             known.num_waiting -= 1
 
+    def _drop_stale(self, known: _Address) -> None:
+        for _ in range(len(known.idle)):
+            idle = known.idle.popleft()
+            if idle.line.connection.is_stale():
+                idle.line.connection.close()
+                known.num_open -= 1
+            else:
+                known.idle.append(idle)
+
     def _tidy(self) -> None:
         """Close what has been idle for long; forget addresses without connections."""
         now = time.monotonic()
         for address, known in list(self._addresses.items()):
             while known.idle and now - known.idle[0].since > self._limits.idle_s:
-                known.idle.popleft().connection.close()
+                known.idle.popleft().line.connection.close()
                 known.num_open -= 1
             if not known.num_open and not known.num_waiting and now >= known.not_before:
                 del self._addresses[address]
 
     # ---- without the lock -----------------------------------------------------------------------
 
-    def _dial(self, address: str, deadline: float, cancelled: Cancelled) -> Connection:
+    def _dial(self, address: str, deadline: float, cancelled: Cancelled) -> Line:
+        if is_near(address):
+            return self._dial_near(address, deadline, cancelled)
         connection = open_transport(address).dial(address, deadline)
+        self._greet(connection, deadline, cancelled)
+        return Line(address, connection, PushedInlet())
+
+    def _dial_near(self, address: str, deadline: float, cancelled: Cancelled) -> Line:
+        connection = dial_near(address, deadline)
+        self._greet(connection, deadline, cancelled)
+        try:
+            memory = receive_memory(connection)
+        except BaseException:
+            connection.close()
+            raise
+        with self._changed:
+            memory = self._memories.setdefault(address, memory)
+            if self._watcher is None and not self._closed:
+                self._watcher = threading.Thread(
+                    target=self._watch, name="quire-peer-watch", daemon=True
+                )
+                self._watcher.start()
+        return Line(address, connection, MappedInlet(memory))
+
+    def _greet(self, connection: Connection, deadline: float, cancelled: Cancelled) -> None:
         try:
             connection.set_deadline(deadline, cancelled)
             handshake = page_handshake(
@@ -174,4 +227,11 @@ class ConnectionPool:
         except BaseException:
             connection.close()
             raise
-        return connection
+
+    def _watch(self) -> None:
+        """Memory of a peer that has died goes back to the system, even if nobody asks it again."""
+        while not self._stopped.wait(_WATCH_S):
+            with self._changed:
+                for address, known in self._addresses.items():
+                    if is_near(address):
+                        self._drop_stale(known)

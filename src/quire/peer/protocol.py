@@ -2,6 +2,8 @@
 
     client ──Read──▶ server ──Answer, then the bytes of the pages that are OK, in order──▶ client
 
+or, on one machine (ways/mapped.py), an Answer that says where they are, and TAKEN both ways.
+
 Reads are answered in the order they were asked in; a client may ask the next before it has the
 last. A server that does not understand closes the connection.
 """
@@ -16,6 +18,9 @@ MAX_PAGES_PER_READ = 1024
 MAX_READ_BYTES = 16 << 20
 """Per read, unless one page is longer; the pages beyond it are rejected."""
 CHECKSUM_BYTES = 8
+TAKEN = b"taken"
+"""A reader has copied the pages of the answer; and the page server, that it was still granted."""
+NOT_TO_WHAT_WAS_ASKED = "the peer's answer is not to what was asked"
 
 
 class Read(msgspec.Struct, frozen=True, array_like=True):
@@ -41,6 +46,8 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     """Of each page that follows."""
     checksums: bytes
     """Of each page that follows: xxh3-64, little-endian."""
+    places: bytes = b""
+    """Of each page that is OK and does not follow: its number in the pool, as 32 bits."""
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -7,20 +7,32 @@ they are all the heads held, these are the page's own bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from quire.memory.layout import DTYPE_BYTES, InnerLayout, PageLayout
 
-if TYPE_CHECKING:
-    from quire.memory.host import HostPool
+
+class PagePool(Protocol):
+    """What is needed of HostPool, or of another engine's that is mapped."""
+
+    @property
+    def layout(self) -> PageLayout: ...
+
+    @property
+    def num_pages(self) -> int: ...
+
+    @property
+    def descriptor(self) -> int | None: ...
+
+    def page_view(self, page: int) -> memoryview: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    pool: HostPool
+    pool: PagePool
     first_head: int
     last_head: int
     """[first, last) of the model's heads."""
@@ -56,6 +68,17 @@ class Region:
         """The reverse."""
         held = self._heads(page, first_head, last_head)
         np.copyto(held, np.frombuffer(data, dtype=held.dtype).reshape(held.shape))
+
+    def copy_from(
+        self, other: Region, their_page: int, page: int, first_head: int, last_head: int
+    ) -> None:
+        """Some heads, which both have, of another region's page. Lets go of the interpreter."""
+        if self.is_whole(first_head, last_head) and other.is_whole(first_head, last_head):
+            target = np.frombuffer(self.page(page), dtype=np.uint8)
+            np.copyto(target, np.frombuffer(other.page(their_page), dtype=np.uint8))
+            return
+        heads = first_head, last_head
+        np.copyto(self._heads(page, *heads), other._heads(their_page, *heads))
 
     def _heads(self, page: int, first_head: int, last_head: int) -> npt.NDArray[np.generic]:
         """A strided view of those heads of a page."""

@@ -2,7 +2,8 @@
 
 Knows connections and regions; which pages may be read, and until when, is in its grants. Names in,
 bytes out: a reader names a grant and indexes into it, each checked, and gets the bytes of the pages
-there straight from the pool. Whatever is not granted gets a status instead.
+there straight from the pool, by the way that its connection came (ways/). Whatever is not granted
+gets a status instead.
 
 One thread per connection, up to a limit. A reader that stalls is dropped, so that a grant that was
 revoked is free again after a bounded time.
@@ -18,19 +19,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
-import numpy as np
 
+from quire.errors import ConfigError
 from quire.peer import protocol
 from quire.peer.errors import PeerError
 from quire.peer.grants import Grant, Grants, OnFree
 from quire.peer.greet import shake_hands
 from quire.peer.handshake import TIMEOUT_S, Side, page_handshake
 from quire.peer.identity import Identity
+from quire.peer.kinds import TransportKind
 from quire.peer.protocol import Answer, Read
 from quire.peer.region import Region
 from quire.peer.tickets import Tickets
-from quire.peer.transport import Connection, open_transport
-from quire.peer.wire import framed
+from quire.peer.transport import Connection, Listener, open_transport
+from quire.peer.unix import UnixListener, near_address
+from quire.peer.ways.base import Granted, Outlet
+from quire.peer.ways.mapped import MappedOutlet
+from quire.peer.ways.pushed import PushedOutlet
 from quire.types import OperationId, PageIds, PageStatus
 
 _ACCEPT_PAUSE_S = 0.05
@@ -76,6 +81,7 @@ class PageServer:
         epoch: str,
         regions: Iterable[Region],
         tickets: Tickets,
+        kind: TransportKind = TransportKind.AUTO,
         limits: ServerLimits | None = None,
     ) -> None:
         """Listens at once. Raises ConfigError when it cannot."""
@@ -92,11 +98,33 @@ class PageServer:
         self._sent_pages = 0
         self._sent_bytes = 0
         self._closed = False
+        self._doors: dict[Listener, Outlet] = {}
         self._listener = open_transport(address).listen(address)
-        self._accepting = threading.Thread(
-            target=self._accept, name="quire-pages-accept", daemon=True
-        )
-        self._accepting.start()
+        self._doors[self._listener] = PushedOutlet()
+        try:
+            self._open_near(kind)
+        except ConfigError:
+            self._listener.close()
+            raise
+        self._accepting = [
+            threading.Thread(target=self._accept, args=door, name="quire-pages-accept", daemon=True)
+            for door in self._doors.items()
+        ]
+        for thread in self._accepting:
+            thread.start()
+
+    def _open_near(self, kind: TransportKind) -> None:
+        """For readers on this machine, if they may have our memory."""
+        regions = list(self._regions.values())
+        if kind is TransportKind.TCP:
+            return
+        if all(region.pool.descriptor is not None for region in regions):
+            near = near_address(self._secret, self._epoch, self.address)
+            self._doors[UnixListener(near)] = MappedOutlet(regions)
+        elif kind is TransportKind.SHM:
+            raise ConfigError(
+                "peer_transport is shm, but this system cannot share host memory: set it to tcp"
+            )
 
     @property
     def address(self) -> str:
@@ -122,10 +150,11 @@ class PageServer:
     def close(self, timeout_s: float = 5.0) -> bool:
         """False if a thread hangs on: it may still read from the pools."""
         self._closed = True
-        self._listener.close()
+        for listener in self._doors:
+            listener.close()
         self._grants.close()
         with self._lock:
-            threads = [self._accepting, *(guest.thread for guest in self._guests.values())]
+            threads = [*self._accepting, *(guest.thread for guest in self._guests.values())]
             for connection in self._guests:
                 connection.interrupt()
         deadline = time.monotonic() + timeout_s
@@ -135,17 +164,17 @@ class PageServer:
 
     # ---- connections ----------------------------------------------------------------------------
 
-    def _accept(self) -> None:
+    def _accept(self, listener: Listener, outlet: Outlet) -> None:
         while True:
             try:
-                connection = self._listener.accept()
+                connection = listener.accept()
             except OSError:  # it went away again, or we have no descriptors left
                 time.sleep(_ACCEPT_PAUSE_S)
                 continue
             if connection is None:
                 return
             thread = threading.Thread(
-                target=self._serve, args=(connection,), name="quire-pages", daemon=True
+                target=self._serve, args=(connection, outlet), name="quire-pages", daemon=True
             )
             with self._lock:
                 if not self._closed:
@@ -178,7 +207,7 @@ class PageServer:
             guest.state = state
             return True
 
-    def _serve(self, connection: Connection) -> None:
+    def _serve(self, connection: Connection, outlet: Outlet) -> None:
         """One connection's life. However it ends, it costs that connection and no more."""
         try:
             connection.set_deadline(time.monotonic() + TIMEOUT_S)
@@ -186,12 +215,13 @@ class PageServer:
                 Side.LISTENER, self._secret, self._identity, is_local=connection.is_local
             )
             shake_hands(connection, handshake, dials=False)
+            outlet.open(connection)
             while not self._closed and self._enter(connection, _State.IDLE):
                 connection.set_deadline(time.monotonic() + self._limits.idle_s)
                 frame = connection.recv_frame(protocol.MAX_FRAME_BYTES)
                 if not self._enter(connection, _State.READING):
                     return
-                self._answer(connection, protocol.decode_read(frame))
+                self._answer(connection, protocol.decode_read(frame), outlet)
         except (PeerError, EOFError, OSError, msgspec.DecodeError, ValueError, RecursionError):
             pass  # gone, too slow, or no peer of ours
         finally:
@@ -202,7 +232,7 @@ class PageServer:
 
     # ---- reads ----------------------------------------------------------------------------------
 
-    def _answer(self, connection: Connection, read: Read) -> None:
+    def _answer(self, connection: Connection, read: Read, outlet: Outlet) -> None:
         if not 0 < read.count <= protocol.MAX_PAGES_PER_READ:
             raise PeerError("the other side does not keep to the protocol")
         region = self._regions.get(read.component)
@@ -217,7 +247,7 @@ class PageServer:
             self._send_nothing(connection, read, PageStatus.MISS)
             return
         try:
-            self._send_pages(connection, read, region, grant)
+            self._send_pages(connection, read, outlet, region, grant)
         finally:
             self._grants.leave(grant)
 
@@ -226,7 +256,9 @@ class PageServer:
         answer = Answer(bytes([status]) * read.count, 0, b"")
         connection.send_frame(protocol.encode(answer))
 
-    def _send_pages(self, connection: Connection, read: Read, region: Region, grant: Grant) -> None:
+    def _send_pages(
+        self, connection: Connection, read: Read, outlet: Outlet, region: Region, grant: Grant
+    ) -> None:
         start, held = read.start, len(grant.pages)
         if not 0 <= start < held:
             self._send_nothing(connection, read, PageStatus.MISS)
@@ -240,22 +272,9 @@ class PageServer:
             + bytes([PageStatus.REJECTED]) * (end - stop)
             + bytes([PageStatus.MISS]) * (start + read.count - end)
         )
-        views = _views(region, grant.pages[start:stop].tolist(), read, page_bytes)
-        sums = b"".join(protocol.checksum(view) for view in views)
+        pages = grant.pages[start:stop].tolist()
         connection.set_deadline(time.monotonic() + self._limits.send_timeout_s)
-        answer = framed(protocol.encode(Answer(statuses, page_bytes, sums)))
-        connection.send_views([memoryview(answer), *views])
+        outlet.give(connection, read, Granted(region, pages, statuses, page_bytes))
         with self._lock:
-            self._sent_pages += len(views)
-            self._sent_bytes += len(views) * page_bytes
-
-
-def _views(region: Region, pages: list[int], read: Read, page_bytes: int) -> list[memoryview]:
-    """The bytes to send: the pool's own when all its heads are wanted, else a copy of some."""
-    if region.is_whole(read.first_head, read.last_head):
-        return [region.page(page) for page in pages]
-    scratch = np.empty(len(pages) * page_bytes, dtype=np.uint8).data
-    views = [scratch[i * page_bytes : (i + 1) * page_bytes] for i in range(len(pages))]
-    for page, view in zip(pages, views, strict=True):
-        region.gather(page, read.first_head, read.last_head, view)
-    return views
+            self._sent_pages += len(pages)
+            self._sent_bytes += len(pages) * page_bytes

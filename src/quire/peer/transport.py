@@ -32,6 +32,9 @@ class Connection(Protocol):
         """For all that follows: when (time.monotonic) to give up waiting, and a question that is
         asked several times a second while waiting."""
 
+    def check_time(self) -> float:
+        """Seconds left. Raises TimeoutError, ReadCancelled, as whatever waits does."""
+
     def send_frame(self, content: bytes) -> None: ...
 
     def recv_frame(self, max_bytes: int) -> bytes: ...

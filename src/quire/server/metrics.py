@@ -145,6 +145,11 @@ ENGINE_METRICS = (
          "Hand-overs that came to nothing: the prompt was computed here. By reason.", ("reason",)),
     Spec("quire_peer_link", Kind.GAUGE,
          "1 for each peer connected to, with how that stands.", ("peer", "state")),
+    Spec("quire_peer_transport", Kind.GAUGE,
+         "1 for each peer that is there, with what its pages are read by: shm or tcp.",
+         ("peer", "transport")),
+    Spec("quire_peer_received_bytes_total", Kind.COUNTER,
+         "Bytes of pages received from other engines, by transport.", ("transport",)),
 )  # fmt: skip
 
 METRICS = SERVER_METRICS + ENGINE_METRICS
@@ -350,6 +355,10 @@ def _handed_over(found: HandoverStatus) -> Iterator[tuple[str, tuple[str, ...], 
         yield "quire_handovers_local_total", (reason,), count
     for peer, state in found.links.items():
         yield "quire_peer_link", (peer, state), 1
+    for peer, transport in found.transports.items():
+        yield "quire_peer_transport", (peer, transport), 1
+    for transport, size_bytes in found.received_by.items():
+        yield "quire_peer_received_bytes_total", (transport,), size_bytes
 
 
 def _counted(

@@ -59,6 +59,7 @@ def engine_config(
         peer_host=effective.peer_host,
         peer_port=effective.peer_port,
         peer_secret=effective.peer_secret or "",
+        peer_transport=effective.peer_transport,
         prefill=list(effective.prefill),
         peers=list(effective.peers),
         decode_cache=effective.decode_cache,

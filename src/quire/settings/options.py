@@ -13,6 +13,7 @@ from typing import Any
 from quire.config import PrefetchPolicy, WritePolicy
 from quire.engine.config import AttentionKind, ForwardKind, Role
 from quire.engine.draft.kinds import MAX_DRAFT_TOKENS, DraftKind
+from quire.peer.kinds import TransportKind
 from quire.settings.kinds import (
     AUTO,
     Choice,
@@ -349,6 +350,14 @@ class Settings:
         "Shared by all engines that exchange pages; nobody else is served.",
         example="a third long random text",
         secret=True,
+    )
+    peer_transport: TransportKind = _option(  # noqa: RUF009
+        TransportKind.AUTO,
+        Choice(list(TransportKind)),
+        "How pages come from other engines: shm through memory shared on one machine, tcp over the "
+        "network; auto takes the first where it can be had.",
+        example="tcp",
+        flag=True,
     )
     decode_cache: bool = _option(
         True,

@@ -16,6 +16,7 @@ from quire.errors import ConfigError
 from quire.memory.layout import PageLayout
 from quire.memory.sizing import check_host_budget
 from quire.peer.identity import Identity
+from quire.peer.kinds import TransportKind
 from quire.store import open_pages
 from quire.transfer.kinds import MoverKind
 
@@ -76,6 +77,7 @@ class PeerServing(msgspec.Struct, frozen=True):
     """0: any free one."""
     ticket_key: bytes = b""
     """Of this engine's life; the same for all its ranks and their leader, and nobody else's."""
+    transport: TransportKind = TransportKind.AUTO
 
     def __repr__(self) -> str:
         return f"PeerServing({self.host}:{self.port}, heads={self.heads})"  # no secret in logs
@@ -169,6 +171,7 @@ def _pools(
         component.layout,
         component.host_pages,
         pin_for=device_pool.device if where.type == "cuda" else None,
+        is_shared=config.peer is not None and config.peer.transport is not TransportKind.TCP,
         progress=progress,
     )
     try:

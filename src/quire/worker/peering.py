@@ -43,8 +43,11 @@ class Peering:
             epoch=config.epoch,
             regions=self.regions.values(),
             tickets=Tickets(config.ticket_key),
+            kind=config.transport,
         )
-        self.client = PageClient(config.identity, config.secret, on_error=count_error)
+        self.client = PageClient(
+            config.identity, config.secret, kind=config.transport, on_error=count_error
+        )
 
     def counters(self) -> dict[str, int]:
         return {**self.server.counters(), **self.client.counters()}

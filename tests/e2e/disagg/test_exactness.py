@@ -13,7 +13,10 @@ from e2e.exactness.subjects import (
     Prompt,
     Subject,
 )
+from quire.peer.kinds import TransportKind
 from quire.types import Tier
+
+SHM, TCP = TransportKind.SHM, TransportKind.TCP
 
 QUICK = [s for s in TINY_SUBJECTS if s.name in ("falcon_h1", "qwen3_next", "gemma3", "gpt_oss")]
 
@@ -30,25 +33,30 @@ def _next_turn(subject: Subject, prompt: Prompt, answer: list[int], number: int)
 
 # Real weights: one model in test_servers.py every time; here in `make test-long`.
 @pytest.mark.parametrize(
-    "subject",
+    ("subject", "transport"),
     [
-        *(pytest.param(real, marks=pytest.mark.long) for real in (SMOLLM2, GEMMA)),
-        TINY_LLAMA,
-        *QUICK,
+        *(pytest.param(real, SHM, marks=pytest.mark.long) for real in (SMOLLM2, GEMMA)),
+        *(pytest.param(kind, TCP, marks=pytest.mark.long) for kind in QUICK),
+        (TINY_LLAMA, TCP),
+        *((kind, SHM) for kind in (TINY_LLAMA, *QUICK)),
     ],
     ids=str,
 )
 def test_every_tier_and_side_gives_the_same_answer_c25_c30_c31_c32(
-    subject: Subject, store: str
+    subject: Subject, transport: TransportKind, store: str
 ) -> None:
     prompts = subject.ask()[:3]
-    with pair(subject, store, decode_options=WAIT) as both:
+    by = {"peer_transport": transport}
+    with pair(subject, store, prefill_options=by, decode_options=WAIT | by) as both:
         # Cold: decode has nothing, and all comes from prefill.
         answers = both.ask(subject, prompts, "cold")
         assert both.total().total == 0 or len(prompts) > 1  # prompts may share a beginning
         sent = both.sent_pages()
         assert sent
         both.settle()
+        status = both.decode.status().handover
+        assert status is not None
+        assert set(status.received_by) == set(status.transports.values()) == {transport.value}
         # Again, at once: decode has it all, and not a page is sent.
         both.ask(subject, prompts, "device")
         assert both.sent_pages() == sent

@@ -6,6 +6,7 @@ import threading
 import time
 
 import numpy as np
+import pytest
 
 from quire.engine.parallel import share
 from quire.memory.host import HostPool
@@ -16,6 +17,7 @@ from quire.peer.client import ClientLimits, PageClient
 from quire.peer.greet import shake_hands
 from quire.peer.handshake import Side, page_handshake
 from quire.peer.identity import make_identity
+from quire.peer.kinds import TransportKind
 from quire.peer.pool import PoolLimits
 from quire.peer.region import Region
 from quire.peer.server import PageServer
@@ -31,6 +33,21 @@ WAIT_S = 120.0
 """Only how long a broken test takes to fail."""
 LAYOUT = PageLayout("full", 3, 2, 8, "float32", 4)
 NUM_PAGES = 8
+
+
+class Chosen:
+    """By what tests read pages: AUTO is shared memory here, for all is on one machine."""
+
+    kind = TransportKind.TCP
+
+
+chosen = Chosen()
+
+
+@pytest.fixture(params=[TransportKind.AUTO, TransportKind.TCP])
+def transport(request, monkeypatch):
+    monkeypatch.setattr(chosen, "kind", request.param)
+    return request.param
 
 
 def wait_until(condition):
@@ -70,7 +87,7 @@ def pages_of(pool, pages=range(NUM_PAGES)):
 
 
 def filled(layout=LAYOUT, num_pages=NUM_PAGES, seed=0):
-    pool = HostPool(layout, num_pages)
+    pool = HostPool(layout, num_pages, is_shared=True)
     fill(pool, cut(layout, model_pages(layout, layout.num_kv_heads, num_pages, seed), 0, None))
     return pool
 
@@ -98,7 +115,7 @@ def ranks(layout, total_heads, num_ranks, whole=None):
     regions = []
     for rank in range(num_ranks):
         first, last = share(total_heads, rank, num_ranks)
-        pool = HostPool(with_heads(layout, last - first), NUM_PAGES)
+        pool = HostPool(with_heads(layout, last - first), NUM_PAGES, is_shared=True)
         if whole is not None:
             fill(pool, cut(layout, whole, first, last))
         regions.append(Region(pool, first, last))
@@ -113,6 +130,7 @@ def serve(region, identity=None, *, address="tcp://127.0.0.1:0", **options):
         epoch=EPOCH,
         regions=[region],
         tickets=TICKETS,
+        kind=options.pop("kind", chosen.kind),
         **options,
     )
 
@@ -121,6 +139,7 @@ def connect(identity=None, *, secret=SECRET, pause_s=0.0, on_error=lambda error:
     return PageClient(
         identity or identity_of(),
         secret,
+        kind=limits.pop("kind", chosen.kind),
         limits=ClientLimits(**limits),
         pool_limits=PoolLimits(pause_s=pause_s),
         on_error=on_error,
@@ -164,6 +183,9 @@ class Pair:
     def __exit__(self, *_):
         self.client.close()
         assert self.server.close()
+        received = self.client.counters()
+        other = "tcp" if chosen.kind is TransportKind.AUTO else "shm"
+        assert not received.get(f"peer_received_bytes_{other}")
 
 
 class Impostor:

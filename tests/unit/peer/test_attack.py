@@ -16,7 +16,8 @@ from quire.peer.handshake import Side, page_handshake
 from quire.peer.hub import Connected, Disconnected, Hello, PeerHub, Received
 from quire.peer.messages import Ask
 from quire.peer.server import ServerLimits
-from quire.peer.tcp import TcpConnection, TcpListener, TcpTransport
+from quire.peer.sockets import SocketConnection
+from quire.peer.tcp import TcpListener, TcpTransport
 from quire.peer.tls import check_certificate, tls_context
 from quire.types import PageStatus
 from unit.peer.rig import (
@@ -128,7 +129,7 @@ def test_a_message_that_was_rewritten_ends_the_link():
 
 @pytest.fixture
 def remote(monkeypatch):
-    monkeypatch.setattr(TcpConnection, "is_local", False)
+    monkeypatch.setattr(SocketConnection, "is_local", False)
 
 
 @pytest.mark.usefixtures("remote")

@@ -3,9 +3,10 @@
 from quire.bench import peer
 
 
-def test_it_compares_with_a_plain_socket():
+def test_it_compares_with_a_plain_socket_and_a_plain_copy():
     result = peer.run(total_bytes=2 << 20, rounds=1)
     assert result.keys() == {"2 MiB", "360 KiB"}
     for found in result.values():
-        assert found["ratio_to_plain"].keys() == {"1 connections", "2 connections", "4 connections"}
+        ratios = found["ratio_to_plain"]
+        assert ratios.keys() == {f"{way} {n}" for way in ("tcp", "shm") for n in (1, 2, 4)}
         assert all(ratio > 0 for ratio in found["ratio_to_plain"].values())

@@ -32,8 +32,12 @@ from unit.peer.rig import (
     raw_socket,
     rubbish,
     source,
+    transport,
     wait_until,
 )
+
+__all__ = ["transport"]
+pytestmark = pytest.mark.usefixtures("transport")
 
 OK, FAILED, TIMEOUT = PageStatus.OK, PageStatus.FAILED, PageStatus.TIMEOUT
 ALL_OK = [OK] * NUM_PAGES

@@ -28,8 +28,12 @@ from unit.peer.rig import (
     ranks,
     serve,
     source,
+    transport,
     wait_until,
 )
+
+__all__ = ["transport"]
+pytestmark = pytest.mark.usefixtures("transport")
 
 OK, MISS, FAILED = PageStatus.OK, PageStatus.MISS, PageStatus.FAILED
 ALL_OK = [OK] * NUM_PAGES

@@ -33,6 +33,8 @@ HANDOVER = HandoverStatus(
     repairs={"evicted": 10},
     local={"timeout": 11},
     links={"tcp://a:1": "up"},
+    transports={"tcp://a:1": "shm"},
+    received_by={"shm": 5},
 )
 
 
@@ -128,6 +130,8 @@ def test_what_goes_between_engines_has_its_metrics(exposed):
     assert found["quire_handover_repairs_total", "evicted"] == 10
     assert found["quire_handovers_local_total", "timeout"] == 11
     assert found["quire_peer_link", "tcp://a:1", "up"] == 1
+    assert found["quire_peer_transport", "tcp://a:1", "shm"] == 1
+    assert found["quire_peer_received_bytes_total", "shm"] == 5
     assert found["quire_cached_tokens_total", "prefill_host"] == 0
 
 
