@@ -7,12 +7,14 @@ its package, if the system has `libibverbs1`.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -116,8 +118,13 @@ class Moto:
     def __init__(self, folder: Path, bucket: str = "pages") -> None:
         self.port = free_port()
         self.bucket = bucket
+        self._folder = folder
+        self.start()
+
+    def start(self) -> None:
+        """Empty, as it is after every start."""
         words = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
-        log = folder / "moto.log"
+        log = self._folder / "moto.log"
         with log.open("ab") as out:
             self._process = subprocess.Popen(words, stdout=out, stderr=out)
         deadline = time.monotonic() + _START_S
@@ -139,6 +146,7 @@ class Moto:
         assert self._made()
 
     def stop(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
         self._process.kill()
         self._process.wait()
 
@@ -211,6 +219,13 @@ class Mooncake:
         assert holder.stdout.readline() == b"0\n", log.read_text()
         return holder
 
+    def start(self) -> None:
+        """The master again, which knows nothing; holders find it by themselves."""
+        self.start_master()
+
+    def kill_master(self) -> None:
+        _end(self.master)
+
     def kill_holder(self, index: int) -> None:
         _end(self.holders[index])
 
@@ -224,6 +239,60 @@ class Mooncake:
     def stop(self) -> None:
         for process in (*self.holders, self.master):
             _end(process)
+
+
+class Link:
+    """A wire to a server, to be slowed down and cut: a relay on a port of its own."""
+
+    def __init__(self, port: int) -> None:
+        self._server_port = port
+        self.delay_s = 0.0
+        self.is_cut = False
+        self._ends: list[socket.socket] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        """Now, in the middle of whatever is said, and for new connections too."""
+        self.is_cut = True
+        for end in self._ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def mend(self) -> None:
+        self.is_cut, self.delay_s = False, 0.0
+
+    def close(self) -> None:
+        self._listener.close()
+        self.cut()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                if self.is_cut:
+                    raise OSError("cut")
+                far = socket.create_connection(("127.0.0.1", self._server_port), timeout=10)
+                far.settimeout(None)
+            except OSError:
+                near.close()
+                continue
+            self._ends += [near, far]
+            for source, target in ((near, far), (far, near)):
+                threading.Thread(target=self._carry, args=(source, target), daemon=True).start()
+
+    def _carry(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                time.sleep(self.delay_s)
+                target.sendall(data)
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
 
 
 class KeptOpen:

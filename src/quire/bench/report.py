@@ -91,6 +91,31 @@ def store(result: Result) -> list[RenderableType]:
     return [table, note]
 
 
+def any_store(result: Result) -> list[RenderableType]:
+    """See bench.stores.run."""
+    table = new_table(f"{result['url']}, checksums on")
+    table.add_column("way")
+    for name in ("store GB/s", "own client", "ratio", "ratios seen"):
+        table.add_column(name, justify="right")
+    for way in ("write", "read"):
+        row = result[way]
+        compared = ["", "", ""]
+        if "ratio" in row:
+            span = f"{row['ratio_min']:.2f}–{row['ratio_max']:.2f}"
+            compared = [f"{row['raw_gb_s']:.2f}", f"{row['ratio']:.2f}", span]
+        table.add_row(way, f"{row['store_gb_s']:.2f}", *compared)
+    notes = [
+        f"{result['rounds']} rounds of {format_bytes(result['bytes_per_round'])} in pages of "
+        f"{format_bytes(result['page_bytes'])}; medians"
+    ]
+    if probe := result.get("probe"):
+        notes.append(
+            f"A question about one page takes {probe['one_ms']:.2f} ms, about {probe['keys']} "
+            f"pages {probe['all_ms']:.2f} ms"
+        )
+    return [table, *notes]
+
+
 def transfer(result: Result) -> list[RenderableType]:
     """See bench.transfer.run."""
     table = new_table(f"Copies between device and host on {result['device']}")

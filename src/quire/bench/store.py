@@ -76,7 +76,7 @@ def run(
                     progress(i * rounds + number + 1, len(page_sizes) * rounds)
         finally:
             shutil.rmtree(folder)
-        results.append(_summary(page_bytes, samples))
+        results.append(summary(page_bytes, samples))
     return {
         "raw_threads": threads,
         "rounds": rounds,
@@ -85,18 +85,21 @@ def run(
     }
 
 
-def _summary(page_bytes: int, samples: list[dict[str, float]]) -> dict[str, Any]:
-    """Rates in GB/s."""
+def summary(
+    page_bytes: int, samples: list[dict[str, float]], *, raw: bool = True
+) -> dict[str, Any]:
+    """Rates in GB/s; without `raw` there is nothing to compare with."""
     entry: dict[str, Any] = {"page_bytes": page_bytes}
     for way in ("write", "read"):
-        ratios = [sample[f"store_{way}"] / sample[f"raw_{way}"] for sample in samples]
-        entry[way] = {
-            "store_gb_s": statistics.median(sample[f"store_{way}"] for sample in samples),
-            "raw_gb_s": statistics.median(sample[f"raw_{way}"] for sample in samples),
-            "ratio": statistics.median(ratios),
-            "ratio_min": min(ratios),
-            "ratio_max": max(ratios),
-        }
+        entry[way] = {"store_gb_s": statistics.median(sample[f"store_{way}"] for sample in samples)}
+        if raw:
+            ratios = [sample[f"store_{way}"] / sample[f"raw_{way}"] for sample in samples]
+            entry[way] |= {
+                "raw_gb_s": statistics.median(sample[f"raw_{way}"] for sample in samples),
+                "ratio": statistics.median(ratios),
+                "ratio_min": min(ratios),
+                "ratio_max": max(ratios),
+            }
     return entry
 
 
@@ -169,7 +172,7 @@ class _Bench:
                 if any(status is not PageStatus.OK for status in statuses):
                     raise StoreError(f"the store did not move every page: {set(statuses)}")
 
-        _parallel(work, num_callers)
+        parallel(work, num_callers)
 
     def _raw_pass(
         self,
@@ -182,7 +185,7 @@ class _Bench:
                 page = self._pages[number % len(self._pages)]
                 move(fd, [page], blocks[number] * self._page_bytes)
 
-        _parallel(work, self._threads)
+        parallel(work, self._threads)
 
 
 def _page(content: bytes) -> memoryview:
@@ -191,7 +194,7 @@ def _page(content: bytes) -> memoryview:
     return view
 
 
-def _parallel(work: Callable[[int], None], num_threads: int) -> None:
+def parallel(work: Callable[[int], None], num_threads: int) -> None:
     """Run `work(i)` on threads of its own; raises what the first of them raised."""
     errors: list[BaseException] = []
 

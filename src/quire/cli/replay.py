@@ -130,7 +130,7 @@ def replay(
         if plot.suffix != ".png" or not plot.parent.is_dir():
             raise ConfigError(f"--plot is {str(plot)!r}: name a .png in a directory that exists")
     requests = _requests(trace, groups, limit)
-    machine = _profile(profile_file)
+    machine = find_profile(profile_file)
     page_bytes = requests.block_tokens * _bytes_per_token(bytes_per_token, machine, requests)
     options = ReplayOptions(
         device_pages=_pages(device, page_bytes, "--device"),
@@ -223,7 +223,8 @@ def _default_profile() -> Path:
     return cache_dir() / "profile.json"
 
 
-def _profile(file: Path | None) -> Profile | None:
+def find_profile(file: Path | None) -> Profile | None:
+    """This one, or what `quire profile` wrote last, if it did. Raises ConfigError."""
     if file is not None:
         return read_profile(file)
     return read_profile(_default_profile()) if _default_profile().exists() else None

@@ -8,14 +8,25 @@ from typing import Annotated, Any
 
 import typer
 
+from quire.cli import store_measure
 from quire.cli.output import EXIT_FOUND, AsJson, complain, progress_bar, show, show_json
 from quire.errors import StoreError
 from quire.sizes import format_bytes
 from quire.store import Mismatch, StoredObject
 from quire.store import admin as stores
 from quire.store.admin import VerifyReport
+from quire.store.url import shown as shown_url
 
-app = typer.Typer(help="List, verify and clear the pages of a store.", no_args_is_help=True)
+app = typer.Typer(
+    help="List, verify and clear the pages of a store; measure it; ask whether it will help.",
+    no_args_is_help=True,
+)
+app.command(epilog="Example: [bold]quire store bench redis://cache:6379[/bold]")(
+    store_measure.bench
+)
+app.command(epilog="Example: [bold]quire store doctor s3://bucket/pages[/bold]")(
+    store_measure.doctor
+)
 
 Url = Annotated[
     str, typer.Argument(metavar="URL", help="Such as file:///var/cache/quire.", show_default=False)
@@ -58,7 +69,7 @@ def list_(
     if as_json:
         show_json(
             {
-                "url": url,
+                "url": shown_url(url),
                 "num_objects": len(objects),
                 "num_bytes": sum(item.size_bytes for item in objects),
                 "objects": [_object(item) for item in objects[:limit]],
@@ -143,7 +154,7 @@ def _size(report: VerifyReport) -> str:
 
 def _verdict(url: str, report: VerifyReport) -> dict[str, Any]:
     return {
-        "url": url,
+        "url": shown_url(url),
         "clean": report.is_clean,
         "num_objects": report.num_objects,
         "num_bytes": report.num_bytes,
@@ -170,7 +181,9 @@ def explain(url: str, report: VerifyReport) -> list[str]:
         sentences.append(FOREIGN.format(pages=_pages(foreign)))
     if damaged:
         text = QUARANTINED if report.num_quarantined else DAMAGED
-        sentences.append(text.format(pages=_pages(sum(damaged.values())), reasons=reasons, url=url))
+        sentences.append(
+            text.format(pages=_pages(sum(damaged.values())), reasons=reasons, url=shown_url(url))
+        )
     if report.num_unreadable:
         sentences.append(UNREADABLE.format(pages=_pages(report.num_unreadable)))
     return sentences
@@ -195,9 +208,9 @@ def clear(
     if not yes:
         if as_json:
             raise StoreError("clear asks before it removes anything: give --yes with --json")
-        typer.confirm(f"Remove {_pages(count)} from {url}?", abort=True, err=True)
+        typer.confirm(f"Remove {_pages(count)} from {shown_url(url)}?", abort=True, err=True)
     removed = stores.clear(url)
     if as_json:
-        show_json({"url": url, "num_removed": removed})
+        show_json({"url": shown_url(url), "num_removed": removed})
     else:
         show(f"{_pages(removed)} removed.")

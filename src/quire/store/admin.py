@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import reduce
 
 from quire.store.base import HEADER_BYTES, Blob, Part, Store, StoredObject
 from quire.store.codec import (
@@ -23,7 +24,8 @@ from quire.store.codec import (
     open_header,
     unpack_in_place,
 )
-from quire.store.url import open_store
+from quire.store.opening import without_page_options
+from quire.store.url import open_store, split_urls
 from quire.types import PageStatus
 
 MAX_OBJECT_BYTES = 1 << 30
@@ -51,17 +53,34 @@ class VerifyReport:
     def is_clean(self) -> bool:
         return not self.mismatches and not self.num_unreadable
 
+    def __add__(self, other: VerifyReport) -> VerifyReport:
+        """Of two stores together."""
+        return VerifyReport(
+            num_objects=self.num_objects + other.num_objects,
+            num_bytes=self.num_bytes + other.num_bytes,
+            num_ok=self.num_ok + other.num_ok,
+            num_gone=self.num_gone + other.num_gone,
+            num_unreadable=self.num_unreadable + other.num_unreadable,
+            mismatches=dict(Counter(self.mismatches) + Counter(other.mismatches)),
+            num_quarantined=self.num_quarantined + other.num_quarantined,
+            fingerprints=dict(Counter(self.fingerprints) + Counter(other.fingerprints)),
+        )
+
 
 def list_objects(url: str) -> Iterator[StoredObject]:
     """Every object, in no particular order. Raises StoreError."""
-    with closing(open_store(url, must_exist=True)) as store:
-        yield from store.scan()
+    for each in _stores(url):
+        with closing(open_store(each, must_exist=True)) as store:
+            yield from store.scan()
 
 
 def clear(url: str) -> int:
     """Remove every object; returns how many. Raises StoreError."""
-    with closing(open_store(url, must_exist=True)) as store:
-        return store.clear(wait=True)
+    removed = 0
+    for each in _stores(url):
+        with closing(open_store(each, must_exist=True)) as store:
+            removed += store.clear(wait=True)
+    return removed
 
 
 def verify(
@@ -74,6 +93,16 @@ def verify(
 
     Damaged objects are moved away only if `quarantine`; those of another version never.
     """
+    reports = [_verify(each, quarantine=quarantine, progress=progress) for each in _stores(url)]
+    return reduce(VerifyReport.__add__, reports)
+
+
+def _stores(text: str) -> list[str]:
+    """Each by itself, and as the store itself wants its URL."""
+    return [without_page_options(url) for url in split_urls(text)]
+
+
+def _verify(url: str, *, quarantine: bool, progress: Callable[[int, int], None]) -> VerifyReport:
     with closing(open_store(url, must_exist=True)) as store:
         objects = sorted(store.scan(), key=lambda item: item.size_bytes)
         counts: Counter[PageStatus | Mismatch] = Counter()

@@ -60,7 +60,7 @@ class BucketStore:
     def contains(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         async def look(name: ObjectName) -> bool:
             try:
-                await obstore.head_async(self._bucket, _path(name))
+                await obstore.head_async(self._bucket, path_of(name))
             except (FileNotFoundError, exceptions.NotFoundError):
                 return False
             return True
@@ -76,7 +76,7 @@ class BucketStore:
     ) -> list[PageStatus]:
         async def read(item: tuple[ObjectName, Blob]) -> PageStatus:
             name, blob = item
-            answer = await obstore.get_async(self._bucket, _path(name))
+            answer = await obstore.get_async(self._bucket, path_of(name))
             wanted = blob.header.nbytes + blob.payload.nbytes
             if answer.meta["size"] > wanted:
                 return PageStatus.CORRUPT
@@ -95,7 +95,7 @@ class BucketStore:
             return [_status(answer) for answer in self._all(self._write, news, deadline)]
 
         def take_back(names: Sequence[ObjectName]) -> None:
-            paths = [_path(name) for name in names]
+            paths = [path_of(name) for name in names]
             self._run(lambda: obstore.delete_async(self._bucket, paths), deadline)
 
         look = partial(self.contains, deadline=deadline)
@@ -105,12 +105,12 @@ class BucketStore:
         data = b"".join(new.blob)  # one object, published when all of it has come
         try:
             await obstore.put_async(
-                self._bucket, _path(new.name), data, mode="create", use_multipart=False
+                self._bucket, path_of(new.name), data, mode="create", use_multipart=False
             )
         except (FileExistsError, exceptions.AlreadyExistsError):
             pass
         except (NotImplementedError, exceptions.NotSupportedError):
-            await obstore.put_async(self._bucket, _path(new.name), data, use_multipart=False)
+            await obstore.put_async(self._bucket, path_of(new.name), data, use_multipart=False)
         return _OK
 
     def touch(self, names: Sequence[ObjectName], *, used_ns: int, each: bool = False) -> None:
@@ -118,7 +118,9 @@ class BucketStore:
 
     def quarantine(self, name: ObjectName) -> bool:
         aside, deadline = f"quarantine/{name.text}", time.monotonic() + _ADMIN_TIMEOUT_S
-        answer = self._run(lambda: obstore.rename_async(self._bucket, _path(name), aside), deadline)
+        answer = self._run(
+            lambda: obstore.rename_async(self._bucket, path_of(name), aside), deadline
+        )
         return not isinstance(answer, BaseException)
 
     # ---- for people -----------------------------------------------------------------------------
@@ -127,11 +129,11 @@ class BucketStore:
         for listed in obstore.list(self._bucket, prefix="objects"):
             for item in listed:
                 name = ObjectName.parse(str(item["path"]).rpartition("/")[2])
-                if name is not None and item["path"] == _path(name):
+                if name is not None and item["path"] == path_of(name):
                     yield StoredObject(name, item["size"], item["last_modified"].timestamp())
 
     def clear(self, *, wait: bool = False) -> int:
-        paths = [_path(item.name) for item in self.scan()]
+        paths = [path_of(item.name) for item in self.scan()]
         for at in range(0, len(paths), _DELETED):
             some, deadline = paths[at : at + _DELETED], time.monotonic() + _ADMIN_TIMEOUT_S
             answer = self._run(partial(obstore.delete_async, self._bucket, some), deadline)
@@ -210,7 +212,7 @@ class BucketStore:
         return self._all(one, [work], deadline)[0]
 
 
-def _path(name: ObjectName) -> str:
+def path_of(name: ObjectName) -> str:
     return f"objects/{name.key[:1].hex()}/{name.text}"
 
 
@@ -255,6 +257,19 @@ def _as_error(answer: BaseException) -> OSError | StoreError:
 
 def open_url(url: StoreURL) -> BucketStore:
     """`s3://bucket/prefix?endpoint=http://…&region=…`; also gs:// and az://."""
+    opened = BucketStore(bucket_of(url))
+    nobody = ObjectName(PageKey(bytes(PAGE_KEY_BYTES)), "full", 0, 1)
+    try:
+        opened.contains([nobody], deadline=time.monotonic() + OPEN_TIMEOUT_S)
+    except (StoreError, OSError) as error:
+        opened.close()
+        reason = str(error) or "no answer"
+        raise StoreError(f"{url.shown}: {reason}") from None
+    return opened
+
+
+def bucket_of(url: StoreURL) -> ObjectStore:
+    """With the prefix, if there is one. Raises StoreURLError."""
     options = Options(url)
     endpoint, region = options.text("endpoint", ""), options.text("region", "")
     options.finish()
@@ -271,7 +286,7 @@ def open_url(url: StoreURL) -> BucketStore:
     if settings and url.scheme != "s3":
         raise StoreURLError(f"{url.shown!r}: endpoint and region are for s3://")
     try:
-        bucket = store.from_url(
+        return store.from_url(
             f"{url.scheme}://{url.host}{url.path}",
             client_options={
                 "allow_http": endpoint.startswith("http://"),
@@ -284,12 +299,3 @@ def open_url(url: StoreURL) -> BucketStore:
     except (exceptions.BaseError, ValueError, OSError) as error:
         kind = type(error).__name__
         raise StoreURLError(f"{url.shown!r} names no bucket ({kind}): check it") from None
-    opened = BucketStore(bucket)
-    nobody = ObjectName(PageKey(bytes(PAGE_KEY_BYTES)), "full", 0, 1)
-    try:
-        opened.contains([nobody], deadline=time.monotonic() + OPEN_TIMEOUT_S)
-    except (StoreError, OSError) as error:
-        opened.close()
-        reason = str(error) or "no answer"
-        raise StoreError(f"{url.shown}: {reason}") from None
-    return opened

@@ -66,27 +66,10 @@ class Pool:
 
     def __init__(self, settings: Settings) -> None:
         """Raises StoreError."""
-        native = _load()
-        self._config = native.ReplicateConfig()
-        self._config.replica_num = settings.replicas
-        self._client = native.MooncakeDistributedStore()
+        self._client, self._config = join(settings)
         self._calls = threading.Condition()
         self._num_calls = 0
         self._closed = False
-        code = self._client.setup(
-            settings.local,
-            settings.metadata,
-            settings.segment_bytes,
-            0,  # no buffer of its own: bytes move from and to where they belong
-            settings.protocol,
-            settings.devices,
-            settings.master,
-        )
-        if code:
-            raise StoreError(
-                f"the Mooncake pool of {settings.master} cannot be joined (code {code}): start "
-                "mooncake_master there, or check the store's URL"
-            )
 
     def register(self, address: int, size_bytes: int) -> bool:
         with self._call() as client:
@@ -148,6 +131,28 @@ class Pool:
                 is_last = self._closed and not self._num_calls
             if is_last:
                 self._client.close()
+
+
+def join(settings: Settings) -> tuple[Any, Any]:
+    """The client itself, and how it is to place what is put. Raises StoreError."""
+    native = _load()
+    client, config = native.MooncakeDistributedStore(), native.ReplicateConfig()
+    config.replica_num = settings.replicas
+    code = client.setup(
+        settings.local,
+        settings.metadata,
+        settings.segment_bytes,
+        0,  # no buffer of its own: bytes move from and to where they belong
+        settings.protocol,
+        settings.devices,
+        settings.master,
+    )
+    if code:
+        raise StoreError(
+            f"the Mooncake pool of {settings.master} cannot be joined (code {code}): start "
+            "mooncake_master there, or check the store's URL"
+        )
+    return client, config
 
 
 def _load() -> Any:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from quire.errors import StoreError, StoreURLError
 from quire.store.base import Blob, NewObject, ObjectName, StoredObject, StoreStats
@@ -238,6 +239,19 @@ def _in_time(deadline: float) -> None:
 
 def open_url(url: StoreURL) -> MooncakeStore:
     """`mooncake://master:50051?segment=4GiB&replicas=2`; see docs/stores.md for the others."""
+    place = read_url(url)
+    return MooncakeStore(Pool(place.settings), Master(place.metrics), prefix=place.prefix)
+
+
+class PoolURL(NamedTuple):
+    """What a URL says."""
+
+    settings: Settings
+    prefix: str
+    metrics: str
+
+
+def read_url(url: StoreURL) -> PoolURL:
     options = Options(url)
     host, port = _host(url)
     settings = Settings(
@@ -261,7 +275,7 @@ def open_url(url: StoreURL) -> MooncakeStore:
             f"option 'prefix' in {url.shown!r} must be of printable ASCII without spaces"
         )
     settings = settings._replace(local=settings.local or _own_host(host, port))
-    return MooncakeStore(Pool(settings), Master(metrics), prefix=prefix)
+    return PoolURL(settings, prefix, metrics)
 
 
 def _host(url: StoreURL) -> tuple[str, int]:

@@ -58,6 +58,9 @@ class Login:
         return said
 
 
+_SMALL_BYTES = 64 << 10
+
+
 class Connection:
     def __init__(self, address: Address, login: Login, deadline: float) -> None:
         """Raises OSError, StoreError: the server turns us away."""
@@ -88,6 +91,8 @@ class Connection:
                 self._wait()
                 self._socket.sendall(buffer)
             return
+        if sum(map(len, buffers)) <= _SMALL_BYTES:  # hundreds of small commands: one is cheaper
+            buffers = [b"".join(buffers)]
         left = [memoryview(buffer).cast("B") for buffer in buffers if len(buffer)]
         while left:
             self._wait()

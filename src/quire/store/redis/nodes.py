@@ -83,7 +83,7 @@ class Nodes:
                     break
         return answers
 
-    def ask_node(self, address: Address, words: Sequence[Buffer], deadline: float) -> Answer:
+    def ask_node(self, address: Address, words: Sequence[bytes], deadline: float) -> Answer:
         """Raises Failure."""
         connection = self._take(address, deadline)
         try:

@@ -238,7 +238,7 @@ def open_url(url: StoreURL) -> RedisStore:
         raise StoreURLError(
             f"option 'prefix' in {url.shown!r} must be of printable ASCII without spaces or braces"
         )
-    address, login = _address(url), _login(url, ca)
+    address, login = address_of(url), login_of(url, ca)
     try:
         nodes = Nodes(address, login, deadline=time.monotonic() + OPEN_TIMEOUT_S)
     except ProtocolError as error:
@@ -252,7 +252,7 @@ def open_url(url: StoreURL) -> RedisStore:
     return RedisStore(nodes, prefix)
 
 
-def _address(url: StoreURL) -> Address:
+def address_of(url: StoreURL) -> Address:
     _, _, place = url.host.rpartition("@")
     host, colon, port = place.rpartition(":") if not place.endswith("]") else (place, "", "")
     host = (host if colon else place).strip("[]")
@@ -261,7 +261,7 @@ def _address(url: StoreURL) -> Address:
     return Address(host, int(port) if colon else DEFAULT_PORT)
 
 
-def _login(url: StoreURL, ca: str) -> Login:
+def login_of(url: StoreURL, ca: str) -> Login:
     user, password = url.credentials
     database = url.path.strip("/")
     if database and not database.isdecimal():

@@ -41,13 +41,9 @@ class Source(Protocol):
     def skip(self, num_bytes: int) -> None: ...
 
 
-def command(*words: Buffer) -> list[Buffer]:
-    """One command; large words stay as they are."""
-    out: list[Buffer] = [b"*%d\r\n" % len(words)]
-    for word in words:
-        size = word.nbytes if isinstance(word, memoryview) else len(word)
-        out += (b"$%d\r\n" % size, word, b"\r\n")
-    return out
+def command(*words: bytes) -> list[Buffer]:
+    """One command, of small words."""
+    return [b"*%d\r\n" % len(words) + b"".join([b"$%d\r\n%b\r\n" % (len(w), w) for w in words])]
 
 
 def set_command(key: bytes, parts: Sequence[memoryview]) -> list[Buffer]:

@@ -1,0 +1,146 @@
+"""What a store's own client does with the same bytes: what `quire store bench` compares with.
+
+No headers, no checksums, no question before a write: pages as they are, as fast as that client
+moves them. Knows how each kind of store is spoken to; measures nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from quire.errors import StoreError
+from quire.store.base import ObjectName
+from quire.store.url import StoreURL
+
+_TIMEOUT_S = 120.0
+
+
+class RawClient(Protocol):
+    """Of one thread."""
+
+    def put(self, names: Sequence[ObjectName], pages: Sequence[memoryview]) -> None: ...
+
+    def get(self, names: Sequence[ObjectName], pages: Sequence[memoryview]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class RawRedis:
+    """One connection; all commands of a call are sent before the first answer is read."""
+
+    def __init__(self, url: StoreURL) -> None:
+        from quire.store.redis.connection import Connection
+        from quire.store.redis.store import address_of, login_of
+
+        login = login_of(url, url.options.get("ca", ""))
+        self._connection = Connection(address_of(url), login, time.monotonic() + _TIMEOUT_S)
+        self._prefix = url.options.get("prefix", "quire:")
+
+    def put(self, names: Sequence[ObjectName], pages: Sequence[memoryview]) -> None:
+        from quire.store.redis.wire import set_command
+
+        sets = [set_command(self._key(n), [p]) for n, p in zip(names, pages, strict=True)]
+        self._connection.send([b for each in sets for b in each], time.monotonic() + _TIMEOUT_S)
+        for _ in names:
+            _expect(self._connection.answer() in (b"OK", "OK"))
+
+    def get(self, names: Sequence[ObjectName], pages: Sequence[memoryview]) -> None:
+        from quire.store.redis.wire import command
+
+        gets = [command(b"GET", self._key(name)) for name in names]
+        self._connection.send([b for each in gets for b in each], time.monotonic() + _TIMEOUT_S)
+        for page in pages:
+            _expect(self._connection.answer_into([page]) == page.nbytes)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _key(self, name: ObjectName) -> bytes:
+        return f"{self._prefix}{{{name.text}}}".encode()
+
+
+class RawBucket:
+    """obstore, all pages of a call side by side."""
+
+    def __init__(self, url: StoreURL) -> None:
+        from quire.store.bucket import bucket_of
+
+        self._bucket = bucket_of(url)
+        self._loop = asyncio.new_event_loop()
+
+    def put(self, names: Sequence[ObjectName], pages: Sequence[memoryview]) -> None:
+        import obstore
+
+        from quire.store.bucket import path_of
+
+        async def send() -> None:
+            puts = [
+                obstore.put_async(self._bucket, path_of(name), bytes(page), use_multipart=False)
+                for name, page in zip(names, pages, strict=True)
+            ]
+            await asyncio.gather(*puts)
+
+        self._loop.run_until_complete(send())
+
+    def get(self, names: Sequence[ObjectName], pages: Sequence[memoryview]) -> None:
+        import obstore
+
+        from quire.store.bucket import path_of
+
+        async def read(name: ObjectName, page: memoryview) -> None:
+            answer = await obstore.get_async(self._bucket, path_of(name))
+            page[:] = memoryview(await answer.bytes_async())
+
+        async def all_of_them() -> None:
+            await asyncio.gather(*(read(*each) for each in zip(names, pages, strict=True)))
+
+        self._loop.run_until_complete(all_of_them())
+
+    def close(self) -> None:
+        self._loop.close()
+
+
+class RawPool:
+    """Mooncake's client, from and to memory that it knows. `shared`: what join_pool() gave."""
+
+    def __init__(self, url: StoreURL, shared: Any) -> None:
+        self._client, self._config = shared
+        self._prefix = url.options.get("prefix", "quire:")
+
+    def put(self, names: Sequence[ObjectName], pages: Sequence[memoryview]) -> None:
+        keys, places, sizes = self._words(names, pages)
+        _expect(set(self._client.batch_put_from(keys, places, sizes, self._config)) == {0})
+
+    def get(self, names: Sequence[ObjectName], pages: Sequence[memoryview]) -> None:
+        keys, places, sizes = self._words(names, pages)
+        _expect(list(self._client.batch_get_into(keys, places, sizes)) == sizes)
+
+    def close(self) -> None:
+        """It is not this thread's alone."""
+
+    def _words(
+        self, names: Sequence[ObjectName], pages: Sequence[memoryview]
+    ) -> tuple[list[str], list[int], list[int]]:
+        from quire.store.mooncake.memory import address
+
+        keys = [self._prefix + name.text for name in names]
+        return keys, [address(page) for page in pages], [page.nbytes for page in pages]
+
+
+def join_pool(url: StoreURL, memory: memoryview) -> Any:
+    """A client of its own that knows `memory`."""
+    from quire.store.mooncake.memory import address
+    from quire.store.mooncake.pool import join
+    from quire.store.mooncake.store import read_url
+
+    client, config = join(read_url(url).settings)
+    _expect(client.register_buffer(address(memory), memory.nbytes) == 0)
+    return client, config
+
+
+def _expect(is_right: bool) -> None:
+    if not is_right:
+        raise StoreError("the raw client did not move every page: is the store full?")

@@ -1,0 +1,109 @@
+"""`quire store bench` and `quire store doctor`: how fast a store is, and whether it will help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from quire.cli.output import AsJson, progress_bar, show, show_json
+from quire.errors import ConfigError
+from quire.sizes import format_bytes, parse_size
+
+Url = Annotated[
+    str, typer.Argument(metavar="URL", help="Such as redis://cache:6379.", show_default=False)
+]
+Total = Annotated[str, typer.Option(metavar="SIZE", help="Bytes written and read, at most.")]
+Page = Annotated[str, typer.Option(metavar="SIZE", help="Size of a page.")]
+BLOCK = 4096
+
+
+def bench(
+    url: Url,
+    total: Total = "128MiB",
+    page: Page = "1MiB",
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Rounds, better an even number; medians are shown.")
+    ] = 4,
+    as_json: AsJson = False,
+) -> None:
+    """A store beside its own client on the same bytes, in the same run. Leaves it as it was."""
+    from quire.bench import report
+    from quire.store.url import parse_url
+
+    parsed = parse_url(url)
+    page_bytes, total_bytes = _sizes(page, total)
+    with progress_bar() as progress:
+        if parsed.scheme == "file":
+            result = _files(parsed.path, page_bytes, total_bytes, rounds, progress)
+        else:
+            from quire.bench import stores
+
+            result = stores.run(
+                url,
+                page_bytes=page_bytes,
+                total_bytes=total_bytes,
+                rounds=rounds,
+                progress=lambda done, of: progress("rounds", done, of),
+            )
+    if as_json:
+        show_json(result)
+    else:
+        show(*report.any_store(result))
+
+
+def _files(path: str, page_bytes: int, total_bytes: int, rounds: int, progress: Any) -> Any:
+    from quire.bench import store
+
+    result = store.run(
+        path,
+        page_sizes=[page_bytes],
+        total_bytes=total_bytes,
+        rounds=rounds,
+        progress=lambda done, of: progress("rounds", done, of),
+    )
+    (entry,) = result.pop("pages")
+    return {"url": f"file://{path}", **result, **entry}
+
+
+def doctor(
+    url: Url,
+    total: Total = "64MiB",
+    page: Page = "1MiB",
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Of this machine. [dim]\\[what quire profile wrote last][/dim]",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say whether a store will help on this machine. Leaves it as it was."""
+    from quire.bench.doctor import examine
+    from quire.cli.replay import find_profile
+
+    page_bytes, total_bytes = _sizes(page, total)
+    with progress_bar() as progress:
+        found = examine(
+            url,
+            page_bytes=page_bytes,
+            total_bytes=total_bytes,
+            profile=find_profile(profile),
+            progress=progress,
+        )
+    if as_json:
+        show_json(found.as_json())
+    else:
+        show(*found.sentences)
+
+
+def _sizes(page: str, total: str) -> tuple[int, int]:
+    page_bytes, total_bytes = parse_size(page), parse_size(total)
+    if page_bytes < BLOCK or page_bytes % BLOCK:
+        raise ConfigError(f"--page is {page}: give a multiple of {format_bytes(BLOCK)}")
+    if total_bytes < page_bytes:
+        raise ConfigError(f"--total is {total}, less than one page: give more")
+    return page_bytes, total_bytes
