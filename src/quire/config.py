@@ -119,6 +119,8 @@ class CacheConfig:
     """0 switches the host tier off, and with it the store, which is reached through it."""
     eviction: EvictionKind = EvictionKind.LRU
     retention_decay_s: float = 60.0
+    retained_share: float = 0.25
+    """Of each tier, what requests may have retained at most."""
     write: WriteConfig = field(default_factory=WriteConfig)
     prefetch: PrefetchConfig = field(default_factory=PrefetchConfig)
     snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
@@ -137,6 +139,7 @@ class CacheConfig:
         _require(self.num_ranks >= 1, "num_ranks", "must be at least 1")
         _require(self.event_buffer >= 0, "event_buffer", "must not be negative")
         _require(self.retention_decay_s > 0, "retention_decay_s", "must be positive")
+        _require(0 <= self.retained_share <= 1, "retained_share", "must be in [0, 1]")
         _require(
             self.host_pages > 0 or self.write.policy is WritePolicy.WRITE_THROUGH,
             "write.policy",

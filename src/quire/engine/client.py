@@ -33,6 +33,7 @@ from quire.engine.config import EngineConfig
 from quire.engine.messages import (
     Abort,
     Answer,
+    CacheWish,
     EngineInfo,
     EngineStatus,
     Finish,
@@ -125,9 +126,11 @@ class EngineClient:
         priority: int = 0,
         timeout_s: float = 600.0,
         prefill: Sequence[str] = (),
+        cache: CacheWish | None = None,
     ) -> AsyncIterator[AsyncIterator[Output]]:
         """The outputs of one request; the last one has `finish`. Leaving the block early aborts.
-        `prefill`: for decode servers, page servers to ask instead of those of the configuration."""
+        `prefill`: for decode servers, page servers to ask instead of those of the configuration.
+        `cache`: what is to be done with the prompt's pages afterwards."""
         request = RequestId(f"r{next(self._ids)}")
         queue: asyncio.Queue[Output] = asyncio.Queue()
         self._outputs[request] = queue
@@ -144,8 +147,9 @@ class EngineClient:
             if self.failure is not None:
                 queue.put_nowait(_failed(request, self.failure))
             else:
+                asked = list(prefill)
                 self._send(
-                    Generate(request, tokens, params, salt, priority, timeout_s, list(prefill))
+                    Generate(request, tokens, params, salt, priority, timeout_s, asked, cache)
                 )
             yield outputs()
         finally:

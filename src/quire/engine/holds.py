@@ -32,7 +32,9 @@ class Holds:
         again = request.origin is not None
         if not again:
             request.origin = Origin(match.num_device, match.num_pages)
-        request.lease = manager.acquire(match, request.id, priority=request.priority, again=again)
+        request.lease = manager.acquire(
+            match, request.id, priority=request.priority, again=again, wish=request.wish
+        )
         if remote is not None and remote.begin(request):
             return
         if self._reuse:

@@ -95,6 +95,21 @@ class Finish(enum.StrEnum):
     ERROR = "error"
 
 
+class CacheWish(msgspec.Struct, frozen=True):
+    """What is to be done with the pages of a prompt once its request has ended."""
+
+    retain_s: float = 0.0
+    level: int = 0
+    """−1: they go first; 0: as any; 1, 2: they go last, while `retain_s` is not over."""
+    num_tokens: int | None = None
+    """Of its first tokens; None: of all of the prompt."""
+    device: bool = True
+    host: bool = True
+    """Where that goes for."""
+    store: bool = True
+    """May the store have them?"""
+
+
 class Generate(_Message, frozen=True, tag="generate"):
     id: RequestId
     tokens: bytes
@@ -104,6 +119,7 @@ class Generate(_Message, frozen=True, tag="generate"):
     timeout_s: float = 600.0
     prefill: list[str] = []
     """Decode servers: prefill servers to ask, in this order; empty: those of the configuration."""
+    cache: CacheWish | None = None
 
 
 class Abort(_Message, frozen=True, tag="abort"):

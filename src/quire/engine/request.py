@@ -24,10 +24,17 @@ import numpy.typing as npt
 from quire.disagg.handover import Half, Handover, Stage, describe
 from quire.engine.draft.speculation import Draft
 from quire.engine.grammar import Compiled, Held
-from quire.engine.messages import CachedTokens, Finish, Generate, RequestStatus, SamplingParams
+from quire.engine.messages import (
+    CachedTokens,
+    CacheWish,
+    Finish,
+    Generate,
+    RequestStatus,
+    SamplingParams,
+)
 from quire.engine.sampling import Row, needs_history
 from quire.keys import Namespace, PrefixKey
-from quire.manager import Lease
+from quire.manager import Lease, Wish
 from quire.types import RequestId, num_pages
 
 
@@ -110,6 +117,8 @@ class Request:
     reported: bool = False
     """Has the client been told of `cached`?"""
     salt: str = ""
+    wish: Wish | None = None
+    """What is to be done with its prompt's pages when it has let go of them."""
     prefill: list[str] = field(default_factory=list)
     """Peers that may compute its prompt."""
     handover: Handover | None = None
@@ -145,6 +154,7 @@ class Request:
             length=len(prompt),
             key=PrefixKey(namespace, room[: len(prompt) - 1 + namespace.unit.overlap]),
             salt=message.salt,
+            wish=_wish(message.cache, len(prompt), namespace.page_size),
             prefill=message.prefill,
         )
 
@@ -252,6 +262,14 @@ class Request:
         """What is under way will not be taken in."""
         self.flying = self.draws = 0
         self.life += 1
+
+
+def _wish(asked: CacheWish | None, num_prompt: int, page_size: int) -> Wish | None:
+    if asked is None:
+        return None
+    count = num_prompt if asked.num_tokens is None else min(num_prompt, asked.num_tokens)
+    tiers = (asked.device, asked.host)
+    return Wish(asked.retain_s, asked.level, count // page_size, tiers, asked.store)
 
 
 def request_status(request: Request, role: str, now: float) -> RequestStatus:

@@ -5,18 +5,24 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 
-from quire.eviction.base import EvictionPolicy, Queue
+from quire.eviction.base import Evictable, EvictionPolicy, Queue
 from quire.eviction.fifo import FIFO
 from quire.eviction.lfu import LFU
 from quire.eviction.lru import LRU
 from quire.eviction.priority import MAX_PRIORITY, Priority
+from quire.eviction.retained import GO_FIRST, MAX_LEVEL, Retained, Retention
 from quire.eviction.slru import SLRU
 
 __all__ = [
+    "GO_FIRST",
+    "MAX_LEVEL",
     "MAX_PRIORITY",
+    "Evictable",
     "EvictionKind",
     "EvictionPolicy",
     "Queue",
+    "Retained",
+    "Retention",
     "make_policy",
 ]
 

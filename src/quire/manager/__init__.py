@@ -5,7 +5,7 @@ from quire.manager.counters import Counters, Decline, Fit
 from quire.manager.events import CacheEvent, EventBatch, EventKind
 from quire.manager.exports import Export, Grant
 from quire.manager.fetches import Intake, Meetings, Prefetch, PrefetchState
-from quire.manager.lease import Lease, LoadState, PrefixMatch
+from quire.manager.lease import Lease, LoadState, PrefixMatch, Wish
 from quire.manager.manager import CacheManager
 from quire.manager.states import LeaseState
 from quire.manager.stores import StoreChange, StoreState
@@ -31,4 +31,5 @@ __all__ = [
     "StoreChange",
     "StoreState",
     "Way",
+    "Wish",
 ]

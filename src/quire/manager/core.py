@@ -58,12 +58,14 @@ class Core:
         self.config = config
         self.components = components
         self.clock = clock
+        sizes = [c.pool or PoolSize(config.device_pages, config.host_pages) for c in components]
         self.tree = PrefixTree(
             len(components),
             lambda _component, _tier: make_policy(config.eviction, clock, config.retention_decay_s),
             [c.index for c in components if c.is_point],
+            clock=clock,
+            max_retained=[int(size[t] * config.retained_share) for size in sizes for t in Tier],
         )
-        sizes = [c.pool or PoolSize(config.device_pages, config.host_pages) for c in components]
         self.allocators = [PageAllocator(size[tier]) for size in sizes for tier in Tier]
         """By slot."""
         self._evicted_pages = [
@@ -122,13 +124,13 @@ class Core:
         only the host has, in policy order.
         """
         gone: list[Freed] = []
-        order, rule = self.tree.standing.orders[slot], self._may_go[slot]
-        spares = self.tree.standing.spare[slot // NUM_TIERS] if slot % NUM_TIERS == HOST else None
+        standing, rule = self.tree.standing, self._may_go[slot]
+        spares = standing.spare[slot // NUM_TIERS] if slot % NUM_TIERS == HOST else None
         freed = num_spare = 0
         while freed < count:
             self.tree.stays.catch_up()
             spare = None if spares is None else next_spare(spares, slot)
-            victim = order.victim(rule) if spare is None else spare.holding
+            victim = standing.victim(slot, rule) if spare is None else spare.holding
             if victim is None:
                 break
             size = self._detach_end(victim, slot, count - freed, gone)

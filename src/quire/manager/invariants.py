@@ -203,7 +203,10 @@ def _check_orders(core: Core) -> Iterator[None]:
     tree = core.tree
     queued: list[set[int]] = [set() for _ in tree.standing.orders]
     spare: list[set[int]] = [set() for _ in tree.standing.spare]
-    orders: list[Iterable[Holding]] = [order.coldest() for order in tree.standing.orders]
+    orders: list[Iterable[Holding]] = [tree.standing.coldest(s) for s in range(tree.num_slots)]
+    for retained in tree.standing.retained:
+        pages = sum(num_pages(holding.pages) for holding in retained.sizes)
+        _require(pages == sum(retained.sizes.values()), "what is retained is miscounted")
     for found, holdings in zip([*queued, *spare], [*orders, *tree.standing.spare], strict=True):
         for at, holding in enumerate(holdings):
             if at % PIECE == 0:

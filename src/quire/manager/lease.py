@@ -49,6 +49,21 @@ class PrefixMatch(NamedTuple):
         return self.num_device + self.num_host
 
 
+class Wish(NamedTuple):
+    """What a request asks to be done with the pages of its prompt."""
+
+    retain_s: float = 0.0
+    """Since it ended."""
+    level: int = 0
+    """GO_FIRST, ordinary, or up to MAX_LEVEL."""
+    num_pages: int | None = None
+    """Of its first ones; None: of all that are full when it ends."""
+    tiers: tuple[bool, bool] = (True, True)
+    """Whether on the device, and on the host."""
+    stored: bool = True
+    """May the store have what it computes?"""
+
+
 class LoadState(enum.Enum):
     IDLE = enum.auto()
     """Nothing is on its way: every tree page of the lease is on the device and readable."""
@@ -87,6 +102,8 @@ class Lease:
     """Windows and recurrent state, for models that have such."""
     yielded: bool = False
     """It waits, and has let go of the device: what the host has is all that it protects."""
+    wish: Wish | None = None
+    """What is to be done with its pages."""
     looked: int = 0
     """How often the tree had changed when it was acquired."""
     released: bool = False

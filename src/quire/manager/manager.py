@@ -18,12 +18,13 @@ from quire.components import Component, FullAttention, Guard, usable_pages
 from quire.components.base import is_ready
 from quire.config import CacheConfig
 from quire.errors import ConfigError, LeaseError
+from quire.eviction import GO_FIRST, Retention
 from quire.keys import PrefixKey
 from quire.manager.core import Clock, Core
 from quire.manager.costs import CostModel
 from quire.manager.exports import Exporter
 from quire.manager.fetches import Fetches, Prefetch
-from quire.manager.lease import Lease, LoadState, PrefixMatch
+from quire.manager.lease import Lease, LoadState, PrefixMatch, Wish
 from quire.manager.loads import Loader
 from quire.manager.states import States
 from quire.manager.stores import StoreControl
@@ -119,10 +120,17 @@ class CacheManager:
         return usable_pages(components, path, first, walk.num_pages, host=True), on_device
 
     def acquire(
-        self, match: PrefixMatch, owner: RequestId, *, priority: int = 0, again: bool = False
+        self,
+        match: PrefixMatch,
+        owner: RequestId,
+        *,
+        priority: int = 0,
+        again: bool = False,
+        wish: Wish | None = None,
     ) -> Lease:
         """Protect what was matched. Matches again if the tree has changed since. `again`: the
-        request has looked before, so this is no further use of what it found."""
+        request has looked before, so this is no further use of what it found. `wish`: what is to be
+        done with its pages."""
         if match.change != self._core.tree.changes:
             match = self.match(match.key)
         tail, device_tail, table = self._ends(match)
@@ -132,10 +140,12 @@ class CacheManager:
             if priority:
                 node.priority = max(node.priority, priority)
             node = node.parent
-        self._writer.used(tail, match.key.last - match.num_device)
+        self._writer.expect(match.key.last - match.num_device)
+        if wish is None or wish.stored:
+            self._writer.used(tail)
         guards = self._core.protect(tail, device_tail)
         lease = Lease(self, owner, match.key, priority, tail, device_tail, guards, table)
-        lease.looked = self._core.tree.changes
+        lease.looked, lease.wish = self._core.tree.changes, wish
         if self._states is not None:
             seen = match.walk.num_pages
             branch = seen if seen > match.num_pages else 0
@@ -312,7 +322,7 @@ class CacheManager:
         if last <= first:
             return 0
         mine = PageIds(lease.private_pages[: (last - first) * PAGE_ID_BYTES])
-        if self._core.tree.grow(tail, key, last, mine):
+        if lease.wish is None and self._core.tree.grow(tail, key, last, mine):
             self._shared(lease, mine, last - first)
             self._committed(lease, tail, first)
             return last - first
@@ -349,6 +359,8 @@ class CacheManager:
         if lease.state is not None:
             self._hybrid.release(lease.state, lease.device_tail)
             self._writer.settled(self._hybrid.at_rest(lease.device_tail))
+        if lease.wish is not None:
+            self._retain(lease, lease.wish)
         self._core.tree.touch(lease.tail)
         self._core.unprotect(lease.guards)
         if lease.state is not None:
@@ -523,6 +535,21 @@ class CacheManager:
         if lease.state is not None:
             self._core.tidy((before, device_tail))
 
+    def _retain(self, lease: Lease, wish: Wish) -> None:
+        """Its path is about to be touched: what stands there is ranked by this."""
+        tree, now = self._core.tree, self._core.clock()
+        end = lease.tail.end if wish.num_pages is None else min(wish.num_pages, lease.tail.end)
+        if wish.level > 0:  # of more than may be retained, the head
+            end = min(end, max(each.max_pages for each in tree.standing.retained[: HOST + 1]))
+        if not wish.level or not end:
+            return
+        asked = Retention(wish.level, now + wish.retain_s, wish.tiers)
+        for node in tree.path(tree.node_at(lease.tail, end)):
+            before = node.retention
+            if wish.level == GO_FIRST and (node.hits or (before and before.is_held(now))):
+                continue  # others want it
+            node.retention = asked if before is None else asked.joined(before, now)
+
     def _shared(self, lease: Lease, pages: PageIds, count: int) -> None:
         """The first `count` private pages of a lease are the tree's now, or others for them."""
         lease.private_pages = PageIds(lease.private_pages[count * PAGE_ID_BYTES :])
@@ -532,6 +559,8 @@ class CacheManager:
     def _committed(self, lease: Lease, node: Node, first: int) -> None:
         """The pages of `node` from page `first` on are shared now."""
         node.priority = max(node.priority, lease.priority)
+        if lease.wish is not None and not lease.wish.stored:
+            node.retention = Retention(stored=False)
         if self.events.enabled:
             self._core.announce_stored(node, DEVICE, first)
         self._writer.committed(node)

@@ -136,7 +136,10 @@ class SimEngine:
 
     def _acquire(self, request: SimRequest) -> None:
         """The match may be old by now: acquire must notice."""
-        lease = self.manager.acquire(request.match, request.id, priority=request.prompt.priority)
+        prompt = request.prompt
+        lease = self.manager.acquire(
+            request.match, request.id, priority=prompt.priority, wish=prompt.wish
+        )
         request.lease = lease
         if self.rng.random() < 0.9:
             self.manager.prefetch(lease, can_meet=True)

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
+from quire.eviction import GO_FIRST, MAX_LEVEL
 from quire.keys import Namespace, UnitKind
+from quire.manager import Wish
 from quire.sim.options import SimOptions, UnitMix
 
 ALPHABET = 3
@@ -32,6 +34,8 @@ class Prompt:
     session: Session
     tokens: tuple[int, ...]
     priority: int
+    wish: Wish | None
+    """What is to be done with its pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,8 @@ class Workload:
             session = self._sessions[index] = Session(session.namespace, kept)
         asked = self._random_tokens(rng.choice((0, rng.randrange(2 * self._page_size + 1))))
         tokens = (*session.tokens, *asked)
-        return Prompt(session, tokens, rng.choice((0, 0, 0, rng.randrange(_MAX_PRIORITY + 1))))
+        priority = rng.choice((0, 0, 0, rng.randrange(_MAX_PRIORITY + 1)))
+        return Prompt(session, tokens, priority, _wish(tokens, len(tokens) // self._page_size))
 
     def answer(self) -> list[int]:
         """Some generated tokens; now and then none."""
@@ -102,6 +107,18 @@ class Workload:
 
     def _random_tokens(self, count: int) -> list[int]:
         return [self._rng.randrange(ALPHABET) for _ in range(count)]
+
+
+def _wish(tokens: tuple[int, ...], num_pages: int) -> Wish | None:
+    """Now and then somebody asks that pages be kept, or not be. Chosen by the tokens, so that the
+    other choices of a seed do not depend on it."""
+    rng = Random(hash(tokens))
+    if rng.random() < 0.7:
+        return None
+    level = rng.randrange(GO_FIRST, MAX_LEVEL + 1)
+    count = rng.choice((None, rng.randrange(num_pages + 1)))
+    tiers = (rng.random() < 0.8, rng.random() < 0.8)
+    return Wish(rng.choice((0.01, 1.0, 60.0)), level, count, tiers, rng.random() < 0.9)
 
 
 def _namespaces(options: SimOptions) -> list[Namespace]:

@@ -95,6 +95,8 @@ def _are_alike(tree: PrefixTree, upper: Node, lower: Node) -> bool:
         len(upper.children) > 1
         or upper.stored != lower.stored
         or upper.priority != lower.priority
+        or upper.retention is not None
+        or lower.retention is not None
         or upper.is_mark
         or upper.others_stored
     ):

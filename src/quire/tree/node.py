@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from quire.eviction import Queue
+from quire.eviction import Queue, Retention
 from quire.keys import Namespace, PrefixKey
 from quire.types import PageIds, Residency, Tier
 
@@ -72,6 +72,7 @@ class Node:
         "page_keys",
         "parent",
         "priority",
+        "retention",
         "stamp",
         "start",
         "stored",
@@ -107,6 +108,8 @@ class Node:
         self.is_mark = False
         """Somebody will want to go on from its end: state behind it is kept."""
         self.priority = 0
+        self.retention: Retention | None = None
+        """What somebody asked to be done with it. It neither grows nor is joined then."""
         self.stamp = 0.0
         """For policies that need a time."""
         self.page_keys: bytes | None = None

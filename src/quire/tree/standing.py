@@ -1,26 +1,36 @@
 """Standing: where each READY holding ranks when its tier needs room.
 
-Device holdings, and host holdings that the device lacks, stand in their slot's eviction policy. A
-host holding whose pages are READY on the device as well is *spare*: it goes before any other (see
-spares.py). Once the device is about to let go of a page, its host copy is ranked as if that had
-happened.
+Device holdings, and host holdings that the device lacks, stand in their slot's eviction policy, or
+apart from it if somebody asked for that (eviction/retained.py). A host holding whose pages are
+READY on the device as well is *spare*: it goes before any other (see spares.py). Once the device is
+about to let go of a page, its host copy is ranked as if that had happened.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 
-from quire.eviction import EvictionPolicy, Queue
+from quire.eviction import Evictable, EvictionPolicy, Queue, Retained
 from quire.tree.node import NUM_TIERS, Holding, Node
 from quire.types import DEVICE, HOST, READY, Tier
 
 
 class Standing:
     def __init__(
-        self, num_components: int, make_order: Callable[[int, Tier], EvictionPolicy]
+        self,
+        num_components: int,
+        make_order: Callable[[int, Tier], EvictionPolicy],
+        clock: Callable[[], float],
+        max_retained: Sequence[int],
     ) -> None:
         self.orders = [make_order(c, tier) for c in range(num_components) for tier in Tier]
         """Policy per slot."""
+        self.retained = [
+            Retained(order, slot % NUM_TIERS, clock, max_retained[slot])
+            for slot, order in enumerate(self.orders)
+        ]
+        """Per slot, what stands apart from that policy."""
         self.spare = [Queue() for _ in range(num_components)]
         """Spare host holdings per component."""
         self._device_slots = range(0, num_components * NUM_TIERS, NUM_TIERS)
@@ -28,7 +38,7 @@ class Standing:
     def enter(self, holding: Holding, slot: int) -> None:
         """The holding has become READY."""
         if slot % NUM_TIERS == DEVICE:
-            self.orders[slot].insert(holding)
+            self._rank(holding, slot)
             host = holding.node.held[slot + 1]
             if host is not None and host.state is READY:
                 self.leave(host, slot + 1)
@@ -36,7 +46,15 @@ class Standing:
         elif on_device(holding.node, slot):
             self.spare[slot // NUM_TIERS].push_hot(holding)
         else:
+            self._rank(holding, slot)
+
+    def _rank(self, holding: Holding, slot: int) -> None:
+        if holding.node.retention is None or not self.retained[slot].put(holding):
             self.orders[slot].insert(holding)
+
+    def _rank_again(self, holding: Holding, slot: int) -> None:
+        self.leave(holding, slot)
+        self._rank(holding, slot)
 
     def leave(self, holding: Holding, slot: int) -> None:
         """The holding is going, or is to stand elsewhere. Harmless if it stands nowhere."""
@@ -45,6 +63,8 @@ class Standing:
             return
         if queue is self.spare[slot // NUM_TIERS]:
             queue.remove(holding)
+        elif holding in self.retained[slot].sizes:
+            self.retained[slot].remove(holding)
         else:
             self.orders[slot].remove(holding)
 
@@ -52,6 +72,8 @@ class Standing:
         """`upper` was cut off `lower`: same standing, right behind it."""
         if lower.queue is self.spare[slot // NUM_TIERS]:
             lower.queue.insert_after(lower, upper)
+        elif lower in self.retained[slot].sizes:
+            self.retained[slot].split(lower, upper)
         elif lower.queue is not None:
             self.orders[slot].split(lower, upper)
 
@@ -65,11 +87,17 @@ class Standing:
             for slot in device_slots:
                 holding = held[slot]
                 if holding is not None and holding.state is READY:
-                    orders[slot].touch(holding)
+                    if node.retention is None:
+                        orders[slot].touch(holding)
+                    else:
+                        self._rank_again(holding, slot)
                     continue
                 holding = held[slot + HOST]
                 if holding is not None and holding.state is READY:
-                    orders[slot + HOST].touch(holding)
+                    if node.retention is None:
+                        orders[slot + HOST].touch(holding)
+                    else:
+                        self._rank_again(holding, slot + HOST)
             node = parent
 
     def unpark(self, holding: Holding, slot: int) -> None:
@@ -78,22 +106,37 @@ class Standing:
             return
         if slot % NUM_TIERS == HOST and on_device(holding.node, slot):
             self.spare[slot // NUM_TIERS].push_hot(holding)
-        else:
+        elif holding.node.retention is None or not self.retained[slot].put(holding, hot=False):
             self.orders[slot].unpark(holding)
+
+    def victim(self, slot: int, evictable: Evictable) -> Holding | None:
+        """What goes next (it stays in the order), or None. Parks those in front of it."""
+        retained, order = self.retained[slot], self.orders[slot]
+        if not retained.sizes:
+            return order.victim(evictable)
+        first = retained.before(evictable)
+        if first is not None:
+            return first
+        return order.victim(evictable) or retained.behind(evictable)
+
+    def coldest(self, slot: int) -> Iterator[Holding]:
+        """All that stand in a slot, but for spare ones: the policy's from its cold end on, then
+        those that are retained. Nothing must change while iterating."""
+        return chain(self.orders[slot].coldest(), self.retained[slot])
 
     def keep_spare(self, node: Node, slot: int) -> None:
         """The device will let go of `node` soon: rank its host copy as if it had already."""
         holding = node.held[slot]
         if holding is not None and holding.queue is self.spare[slot // NUM_TIERS]:
             holding.queue.remove(holding)
-            self.orders[slot].insert(holding)
+            self._rank(holding, slot)
 
     def no_longer_spare(self, node: Node, device_slot: int) -> None:
         """The device copy is of no use any more: the host copy is all there is."""
         host = node.held[device_slot + HOST]
         if host is not None and host.state is READY:
             self.leave(host, device_slot + HOST)
-            self.orders[device_slot + HOST].insert(host)
+            self._rank(host, device_slot + HOST)
 
 
 def on_device(node: Node, host_slot: int) -> bool:

@@ -59,14 +59,19 @@ class PrefixTree:
         num_components: int,
         make_order: Callable[[int, Tier], EvictionPolicy],
         points: Sequence[int] = (),
+        *,
+        clock: Callable[[], float] = lambda: 0.0,
+        max_retained: Sequence[int] | None = None,
     ) -> None:
-        """`points`: which components hold a single page, at the end of a node."""
+        """`points`: which components hold a single page, at the end of a node. `max_retained`: by
+        slot, pages that may be retained, which needs a clock; None: none are."""
         self.num_components = num_components
         self.num_slots = num_components * NUM_TIERS
         self.points = frozenset(slot_of(c, tier) for c in points for tier in Tier)
         """Slots of point components."""
         self.roots: dict[bytes, Root] = {}
-        self.standing = Standing(num_components, make_order)
+        bounds = max_retained or [0] * self.num_slots
+        self.standing = Standing(num_components, make_order, clock, bounds)
         self.stays = Stays(self.num_slots, self.standing)
         self.changes = 0
         """Grows with every change that can make an earlier walk wrong."""
@@ -176,6 +181,7 @@ class PrefixTree:
             parent, node.name, tokens[: count * step + width - step], node.start + count, 0
         )
         upper.hits, upper.priority, upper.stamp = node.hits, node.priority, node.stamp
+        upper.retention = node.retention
         upper.stored, upper.given_up = node.stored, node.given_up
         upper.last_use = node.last_use
         if node.others_stored is not None:
@@ -287,6 +293,8 @@ class PrefixTree:
         uses. False: nothing was changed."""
         holding, end, path = node.held[DEVICE], node.end, key.path
         if holding is None or node.children is not None or node.held[HOST] is not None:
+            return False
+        if node.retention is not None:
             return False
         if holding.locks > 1 or holding.state is not READY or self.num_components > 1:
             return False

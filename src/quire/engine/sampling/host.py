@@ -143,18 +143,18 @@ def held_to(
         return logits
     size = logits.shape[1]
     packed = np.frombuffer(b"".join(rows[i].allowed for i in held), np.uint8)
-    # A word of 8 bytes per row, at most 7 bytes too many: as wide as arrays travel.
+    # As wide as arrays travel: words of 8 bytes.
     wide = np.zeros((len(held), -(-size // 64) * 8), np.uint8)
     wide[:, : -(-size // 8)] = packed.reshape(len(held), -1)
-    words = wide.view(np.int64)
-    there = torch.from_numpy(words).to(logits.device) if send is None else send(words)
-    bits = torch.arange(64, device=logits.device)
-    allowed = ((there[:, :, None] >> bits) & 1).bool().view(len(held), -1)[:, :size]
-    kept = logits.clone()
+    send = send or (lambda array: torch.from_numpy(array).to(logits.device))
+    octets = send(wide.view(np.int64)).view(torch.uint8)
+    bits = 1 << torch.arange(8, dtype=torch.uint8, device=logits.device)
+    allowed = ((octets[:, :, None] & bits) != 0).view(len(held), -1)[:, :size]
     if len(held) == len(rows):
-        return kept.masked_fill_(~allowed, -math.inf)
-    where = torch.tensor(held, device=logits.device)
-    return kept.index_copy_(0, where, kept[where].masked_fill_(~allowed, -math.inf))
+        return torch.where(allowed, logits, -math.inf)
+    where = send(np.array(held, np.int64))
+    masked = torch.where(allowed, logits.index_select(0, where), -math.inf)
+    return logits.index_copy(0, where, masked)
 
 
 def _adjust(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:

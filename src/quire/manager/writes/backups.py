@@ -133,7 +133,7 @@ class Backups:
             return
         core.tree.stays.catch_up()
         covered, wanted = free, max(self._high_pages, need)
-        for holding in islice(core.tree.standing.orders[self._device].coldest(), LOOK_AHEAD):
+        for holding in islice(core.tree.standing.coldest(self._device), LOOK_AHEAD):
             if covered >= wanted:
                 break
             node = holding.node

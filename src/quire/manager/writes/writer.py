@@ -57,9 +57,12 @@ class Writer:
         for component, node in due:
             self._backups[component].committed(node)
 
-    def used(self, tail: Node, num_pages: int) -> None:
-        """A request has hit a path, and will take so many device pages once it is its turn."""
+    def expect(self, num_pages: int) -> None:
+        """A request has arrived that will take so many device pages once it is its turn."""
         self._backups[0].expect(num_pages)
+
+    def used(self, tail: Node) -> None:
+        """A request has hit a path."""
         if self._core.store_epoch:
             self._touched.pop(tail, None)
             self._touched[tail] = None

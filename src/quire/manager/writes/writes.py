@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import msgspec
 
@@ -65,12 +66,16 @@ class Writes:
         while (parent := node.parent) is not None:
             stored = node.stored_in(index) if index else node.stored
             if stored != epoch and node.held[host] is not None:
+                if node.retention is not None and not node.retention.stored:
+                    node.retention = replace(node.retention, stored=True)  # others may have it
                 self.want(node)
             node = parent
 
     def want(self, node: Node) -> None:
         """It goes to the store, unless that has it."""
         core = self._core
+        if node.retention is not None and not node.retention.stored:
+            return
         if core.store_epoch and core.config.write.enabled and node not in self.due:
             self._queue(Span(node))
 

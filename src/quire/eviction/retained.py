@@ -1,0 +1,168 @@
+"""Retained: what one tier was asked to keep, and for how long. Soft: an order, never a lock.
+
+The rule, in two sentences. A page that is retained goes after every page of its tier that is not,
+until its time is over since it was last asked for; then it goes before them. And what is retained
+is never more than a share of the tier: beyond that those used longest ago are pages as any other.
+
+    goes first                                                        goes last
+    time is over, or "go first" │ ordinary pages, by the policy │ level 1 │ level 2
+
+Knows holdings and time. Which pages somebody asks for is the manager's business.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from quire.eviction.base import Evictable, EvictionPolicy, Queue
+
+if TYPE_CHECKING:
+    from quire.tree import Holding
+
+GO_FIRST, ORDINARY, MAX_LEVEL = -1, 0, 2
+_STALE_DEADLINES = 64
+_PAGE_ID_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What was asked for a node."""
+
+    level: int = ORDINARY
+    until_s: float = 0.0
+    tiers: tuple[bool, bool] = (True, True)
+    """Of the device, of the host."""
+    stored: bool = True
+    """May the store have it?"""
+
+    def is_held(self, now: float) -> bool:
+        return self.level > ORDINARY and self.until_s > now
+
+    def joined(self, other: Retention, now: float) -> Retention:
+        """What was asked before this is, as far as it still holds: as long as either does."""
+        if not other.is_held(now):
+            return replace(self, stored=other.stored)
+        return Retention(
+            max(self.level, other.level),
+            max(self.until_s, other.until_s),
+            (self.tiers[0] or other.tiers[0], self.tiers[1] or other.tiers[1]),
+            other.stored,
+        )
+
+
+class Retained:
+    def __init__(
+        self, order: EvictionPolicy, tier: int, clock: Callable[[], float], max_pages: int
+    ) -> None:
+        """`order`: of the tier's other holdings, where these fall back to."""
+        self._order = order
+        self._tier = tier
+        self._clock = clock
+        self.max_pages = max_pages
+        self._first = Queue()
+        self._levels = [Queue() for _ in range(MAX_LEVEL)]
+        self.sizes: dict[Holding, int] = {}
+        """Pages of every holding that stands here."""
+        self.num_pages = 0
+        """Retained; those that go first are not."""
+        self._deadlines: list[tuple[float, int, Holding]] = []
+        self._number = 0
+
+    def put(self, holding: Holding, *, hot: bool = True) -> bool:
+        """It is used now, or may go again. False: it is to stand among the others."""
+        retention = holding.node.retention
+        if retention is None or retention.level == ORDINARY or not retention.tiers[self._tier]:
+            return False
+        if retention.level == GO_FIRST:
+            if holding.node.hits:  # others use it
+                return False
+            self._stand(holding, self._first, hot=hot)
+            return True
+        if retention.until_s <= self._clock():
+            return False
+        self._stand(holding, self._levels[retention.level - 1], hot=hot)
+        self.num_pages += self.sizes[holding]
+        self._note_deadline(holding)
+        if len(self._deadlines) > 2 * len(self.sizes) + _STALE_DEADLINES:
+            self._forget_stale()
+        self._fall_back()
+        return True
+
+    def remove(self, holding: Holding) -> None:
+        """One that stands here."""
+        size = self.sizes.pop(holding)
+        if holding.queue is not self._first:
+            self.num_pages -= size
+        assert holding.queue is not None
+        holding.queue.remove(holding)
+
+    def split(self, lower: Holding, upper: Holding) -> None:
+        """`upper` was cut off `lower`, which stands here: same standing, right behind it."""
+        assert lower.queue is not None
+        lower.queue.insert_after(lower, upper)
+        for holding in (lower, upper):
+            self.sizes[holding] = len(holding.pages) // _PAGE_ID_BYTES
+        if lower.queue is not self._first:
+            self._note_deadline(upper)
+
+    def before(self, evictable: Evictable) -> Holding | None:
+        """What goes before all others."""
+        self._expire()
+        return self._victim(self._first, evictable)
+
+    def behind(self, evictable: Evictable) -> Holding | None:
+        """What goes when nothing else is left."""
+        for queue in self._levels:
+            holding = self._victim(queue, evictable)
+            if holding is not None:
+                return holding
+        return None
+
+    def __iter__(self) -> Iterator[Holding]:
+        """All of them."""
+        return chain(self._first, *self._levels)
+
+    # ---- inside ---------------------------------------------------------------------------------
+
+    def _stand(self, holding: Holding, queue: Queue, *, hot: bool) -> None:
+        (queue.push_hot if hot else queue.push_cold)(holding)
+        self.sizes[holding] = len(holding.pages) // _PAGE_ID_BYTES
+
+    def _victim(self, queue: Queue, evictable: Evictable) -> Holding | None:
+        while (holding := queue.coldest()) is not None:
+            if evictable(holding):
+                return holding
+            self.remove(holding)  # parked
+        return None
+
+    def _fall_back(self) -> None:
+        for queue in self._levels:
+            while self.num_pages > self.max_pages and (holding := queue.coldest()) is not None:
+                self.remove(holding)
+                self._order.insert(holding)
+
+    def _expire(self) -> None:
+        now = self._clock()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, _, holding = heapq.heappop(self._deadlines)
+            retention = holding.node.retention
+            is_over = retention is not None and retention.until_s <= now
+            if is_over and holding in self.sizes and holding.queue is not self._first:
+                self.remove(holding)
+                self._stand(holding, self._first, hot=True)
+
+    def _note_deadline(self, holding: Holding) -> None:
+        retention = holding.node.retention
+        assert retention is not None
+        self._number += 1
+        heapq.heappush(self._deadlines, (retention.until_s, self._number, holding))
+
+    def _forget_stale(self) -> None:
+        """Every use adds a deadline: keep the last of each."""
+        last = {each[2]: each for each in sorted(self._deadlines, key=lambda each: each[1])}
+        self._deadlines = [last[holding] for holding in self.sizes if holding in last]
+        heapq.heapify(self._deadlines)

@@ -1,0 +1,182 @@
+"""What somebody asks to be kept is found until its time is over, and costs others a share."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.eviction import GO_FIRST, MAX_LEVEL, EvictionKind
+from quire.manager import Wish
+from quire.types import Tier
+from support import MIXES, PAGE, Rig, tokens_for
+
+KEEP = Wish(retain_s=60.0, level=1)
+
+
+def burst(rig: Rig, count: int, *, pages: int = 4, first: int = 1000, **options) -> None:
+    """Prompts that nobody asks for again."""
+    for seed in range(first, first + count):
+        rig.cache(rig.doc(pages, seed), **options)
+
+
+def found(rig: Rig, key) -> int:
+    return rig.manager.match(key).num_pages
+
+
+@pytest.mark.parametrize("kind", EvictionKind)
+@pytest.mark.parametrize("mix", MIXES)
+def test_a_retained_prefix_is_found_until_its_time_is_over(mix: str, kind: EvictionKind) -> None:
+    rig = Rig(mix=mix, device=40, host=40, store=False, eviction=kind)
+    kept, plain = rig.doc(6, seed=1), rig.doc(6, seed=2)
+    rig.cache(kept, wish=KEEP)
+    rig.cache(plain)
+    rig.now = 59.0
+    burst(rig, 40)
+    assert found(rig, kept) == 6
+    assert found(rig, plain) == 0
+    rig.now = 61.0
+    burst(rig, 40, first=2000)
+    assert found(rig, kept) == 0
+    rig.manager.check_invariants()
+
+
+def test_whose_time_is_over_goes_before_what_was_used_since() -> None:
+    rig = Rig(device=40, host=0, store=False)
+    kept, plain = rig.doc(6, seed=1), rig.doc(6, seed=2)
+    rig.cache(plain)
+    rig.cache(kept, wish=KEEP)
+    rig.now = 61.0
+    burst(rig, 8)
+    assert (found(rig, kept), found(rig, plain)) == (2, 6)
+
+
+def test_asking_again_renews_it() -> None:
+    rig = Rig(device=40, host=0, store=False)
+    kept = rig.doc(6, seed=1)
+    for turn in range(5):
+        rig.now = turn * 40.0
+        rig.cache(kept, wish=KEEP)
+        burst(rig, 20, first=1000 * turn)
+        assert found(rig, kept) == 6
+
+
+@pytest.mark.parametrize("host", [0, 60])
+def test_no_more_than_a_share_of_a_tier_is_retained(host: int) -> None:
+    """Everybody asks for everything: the tier works as it does when nobody asks."""
+    rig = Rig(device=40, host=host, store=False, retained_share=0.25)
+    for seed in range(30):
+        rig.cache(rig.doc(4, seed), wish=Wish(3600.0, MAX_LEVEL))
+        for slot, retained in enumerate(rig.manager._core.tree.standing.retained):
+            assert retained.num_pages <= (40, host)[slot % 2] * 0.25
+    others = [rig.doc(4, seed) for seed in range(100, 106)]
+    for key in others:
+        rig.cache(key)
+    assert [found(rig, key) for key in others] == [4] * 6
+    rig.manager.check_invariants()
+
+
+def test_of_what_is_too_much_the_head_is_retained() -> None:
+    rig = Rig(device=40, host=0, store=False, retained_share=0.25)
+    long = rig.doc(20, seed=1)
+    rig.cache(long, wish=KEEP)
+    burst(rig, 20)
+    assert 1 <= found(rig, long) <= 10
+
+
+def test_a_range_of_the_prompt() -> None:
+    rig = Rig(device=40, host=0, store=False)
+    whole = rig.doc(8, seed=1)
+    rig.cache(whole, wish=KEEP._replace(num_pages=3))
+    burst(rig, 20)
+    assert found(rig, whole) == 3
+    rig.manager.check_invariants()
+
+
+def test_the_higher_level_stays_longer() -> None:
+    rig = Rig(device=40, host=0, store=False, retained_share=1.0)
+    low, high = rig.doc(6, seed=1), rig.doc(6, seed=2)
+    rig.cache(high, wish=Wish(60.0, 2))
+    rig.cache(low, wish=KEEP)
+    blocker = rig.acquire(rig.doc(1, seed=3))
+    assert rig.manager.extend(blocker, 34)
+    assert (found(rig, low), found(rig, high)) == (0, 6)
+    assert rig.manager.extend(blocker, 6), "retention is no lock: all of it can be had"
+    assert found(rig, high) == 0
+    rig.manager.release(blocker)
+    rig.manager.check_invariants()
+
+
+def test_tiers() -> None:
+    """Retained on the host alone: it leaves the device as any other, and the host last."""
+    rig = Rig(device=40, host=60, store=False)
+    kept = rig.doc(6, seed=1)
+    rig.cache(kept, wish=KEEP._replace(tiers=(False, True)))
+    burst(rig, 40)
+    match = rig.manager.match(kept)
+    assert (match.num_device, match.num_host) == (0, 6)
+
+
+def test_what_is_used_once_goes_first_but_not_what_others_use() -> None:
+    rig = Rig(device=40, host=0, store=False)
+    system = tokens_for(4, seed=1)
+    plain = rig.doc(6, seed=2)
+    rig.cache(plain)
+    once = rig.key(system + tokens_for(6, seed=3))
+    rig.cache(rig.key(system))
+    rig.cache(once, wish=Wish(level=GO_FIRST))
+    assert found(rig, once) == 10, "there was room"
+    burst(rig, 7)
+    assert found(rig, plain) == 6
+    assert found(rig, once) == 6, "of its own pages some have gone"
+    rig.manager.check_invariants()
+
+
+def test_what_the_store_may_not_have_it_does_not_get() -> None:
+    rig = Rig()
+    secret = rig.doc(4, seed=1)
+    rig.cache(secret, wish=Wish(stored=False))
+    again = rig.key([*secret.tokens.tolist(), *tokens_for(2, seed=2)])
+    rig.cache(again, wish=Wish(stored=False))
+    assert not rig.stored["full"]
+    assert found(rig, again) == 6
+    rig.cache(again)  # somebody else has the same prompt, and does not mind
+    rig.cache(again)
+    assert rig.in_store(again)
+    rig.manager.check_invariants()
+
+
+@pytest.mark.parametrize("first", [None, Wish(stored=False)])
+def test_answers_go_on_from_each_other_whatever_was_asked(first: Wish | None) -> None:
+    """A prompt that is secret grows from one that is not, and the other way round."""
+    rig = Rig(host=64)
+    head = rig.doc(3, seed=1)
+    whole = rig.key([*head.tokens.tolist(), *tokens_for(3, seed=2)])
+    rig.cache(head, wish=first)
+    rig.cache(whole, wish=Wish(stored=False) if first is None else None)
+    assert rig.in_store(head) == (first is None) or rig.in_store(whole)
+    assert found(rig, whole) == 6
+    if first is None:
+        assert not rig.in_store(whole)
+    rig.manager.check_invariants()
+
+
+def test_preempted_requests_keep_their_wish() -> None:
+    rig = Rig(device=40, host=0, store=False)
+    key = rig.doc(6, seed=1)
+    lease = rig.compute(key[:3], wish=KEEP)
+    rig.manager.release(lease)
+    rig.cache(key, wish=KEEP, again=True)
+    burst(rig, 20)
+    assert found(rig, key) == 6
+
+
+def test_splits_keep_the_count() -> None:
+    rig = Rig(device=60, host=60, store=False)
+    base = tokens_for(8, seed=1)
+    rig.cache(rig.key(base), wish=KEEP)
+    for cut in (2, 5, 7):
+        rig.cache(rig.key(base[: cut * PAGE] + tokens_for(2, seed=cut)), wish=KEEP)
+        rig.manager.check_invariants()
+    rig.manager.flush(Tier.DEVICE)
+    rig.manager.check_invariants()
+    rig.manager.flush(Tier.HOST)
+    assert not any(r.sizes for r in rig.manager._core.tree.standing.retained)
