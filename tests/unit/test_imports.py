@@ -51,6 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "replay": LIBRARY | {"engine"},
     "bench": LIBRARY | {"models", "engine", "settings", "replay.profile"},
     "demo": LIBRARY,
+    "integrations": LIBRARY | {"models"},
     "cli": LIBRARY
     | {
         "",

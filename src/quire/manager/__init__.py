@@ -5,6 +5,7 @@ from quire.manager.counters import Counters, Decline, Fit
 from quire.manager.events import CacheEvent, EventBatch, EventKind
 from quire.manager.exports import Export, Grant
 from quire.manager.fetches import Intake, Meetings, Prefetch, PrefetchState
+from quire.manager.foreign import ForeignCopy, ForeignState
 from quire.manager.lease import Lease, LoadState, PrefixMatch, Wish
 from quire.manager.manager import CacheManager
 from quire.manager.states import LeaseState
@@ -19,6 +20,8 @@ __all__ = [
     "EventKind",
     "Export",
     "Fit",
+    "ForeignCopy",
+    "ForeignState",
     "Grant",
     "Intake",
     "Lease",

@@ -16,6 +16,7 @@ from quire.components import Guard, window_of
 from quire.errors import InvariantError
 from quire.manager.core import ROOT_SLOT, Core
 from quire.manager.fetches import Fetches
+from quire.manager.foreign import ForeignDevice
 from quire.manager.lease import Lease
 from quire.tree import NUM_TIERS, Holding, Node, Root, may_go, slot_of
 from quire.types import (
@@ -34,13 +35,15 @@ PIECE = 256
 """Nodes that are looked at between two yields."""
 
 
-def checks(core: Core, leases: Iterable[Lease], fetches: Fetches) -> Iterator[None]:
+def checks(
+    core: Core, leases: Iterable[Lease], fetches: Fetches, foreign: ForeignDevice
+) -> Iterator[None]:
     """Yields between pieces of the work; nothing may change until it is exhausted."""
     leases = list(leases)
     core.tree.stays.catch_up()
     yield from _check_structure(core)
     yield from _check_locks(core, leases)
-    yield from _check_owners(core, leases, fetches)
+    yield from _check_owners(core, leases, fetches, foreign)
     yield from _check_orders(core)
 
 
@@ -166,7 +169,9 @@ class _Marked:
         return int(np.count_nonzero(self.pages)) == self.count
 
 
-def _check_owners(core: Core, leases: list[Lease], fetches: Fetches) -> Iterator[None]:
+def _check_owners(
+    core: Core, leases: list[Lease], fetches: Fetches, foreign: ForeignDevice
+) -> Iterator[None]:
     owned = [_Marked(allocator.num_pages) for allocator in core.allocators]
     for at, node in enumerate(_nodes(core)):
         if at % PIECE == 0:
@@ -186,7 +191,7 @@ def _check_owners(core: Core, leases: list[Lease], fetches: Fetches) -> Iterator
         yield
         free = _Marked(allocator.num_pages)
         free.found.append(PageIds(allocator.free_pages().tobytes()))
-        used.found += fetches.reserved_pages(slot)
+        used.found += fetches.reserved_pages(slot) + foreign.reserved_pages(slot)
         free.mark()
         used.mark()
         _require(used.are_distinct(), f"slot {slot}: a page has two owners")

@@ -24,6 +24,7 @@ from quire.manager.core import Clock, Core
 from quire.manager.costs import CostModel
 from quire.manager.exports import Exporter
 from quire.manager.fetches import Fetches, Prefetch
+from quire.manager.foreign import ForeignDevice
 from quire.manager.lease import Lease, LoadState, PrefixMatch, Wish
 from quire.manager.loads import Loader
 from quire.manager.states import States
@@ -94,6 +95,8 @@ class CacheManager:
         """What the store brings from the back while a request computes from the front."""
         self.exports = Exporter(core, self._writer.demand)
         """What peers are given to read."""
+        self.foreign = ForeignDevice(core, self.costs, self._advance, self._writer.used)
+        """For an engine that owns its device pages."""
         _check_pools(core)
 
     # ---- the life of a request ------------------------------------------------------------------
@@ -352,6 +355,7 @@ class CacheManager:
         lease.require_live()
         self.leases.remove(lease)
         self._fetches.release(lease)
+        self.foreign.release(lease)
         self._loader.forget(lease)
         if lease.private_pages:
             self._core.allocators[DEVICE].free(lease.private_pages)
@@ -459,7 +463,7 @@ class CacheManager:
         """The same in small pieces: go on with `next` for as long as `activity` stays as it is."""
         from quire.manager.invariants import checks
 
-        return checks(self._core, self.leases, self._fetches)
+        return checks(self._core, self.leases, self._fetches, self.foreign)
 
     @property
     def activity(self) -> tuple[int, ...]:

@@ -1,0 +1,1 @@
+"""Quire inside other engines. Importing this imports none of them."""

@@ -1,0 +1,217 @@
+"""QuireConnector: what vLLM calls, on both sides, and nothing else.
+
+One instance in the scheduler's process has a Leader, one in each worker has Hands; every call is
+passed on to it in a line or two. What crosses between them are Orders and reports, which vLLM
+carries. Written for vLLM 0.32.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorWorkerMetadata,
+)
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from quire.integrations.vllm.hands import Hands, by_name
+from quire.integrations.vllm.leader import Leader
+from quire.integrations.vllm.naming import Naming, VllmRequest
+from quire.integrations.vllm.options import Options, read_options
+from quire.integrations.vllm.orders import Orders, Setup, unpack_reports
+from quire.integrations.vllm.setup import cache_config, namespace, plan
+from quire.integrations.vllm.tensors import describe
+from quire.manager import CacheManager
+
+if TYPE_CHECKING:
+    import torch
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass
+class StepMetadata(KVConnectorMetadata):
+    """Scheduler → workers, once per step."""
+
+    orders: Orders
+
+
+@dataclass
+class StepReports(KVConnectorWorkerMetadata):
+    """Workers → scheduler, once per step in which there is news."""
+
+    reports: list[bytes] = field(default_factory=list)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReports:
+        assert isinstance(other, StepReports)
+        return StepReports(self.reports + other.reports)
+
+
+class QuireConnector(KVConnectorBase_V1):
+    """One option of vLLM: host memory and a store behind its own KV cache."""
+
+    _cache_hit_source = CacheHitSource.HOST
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        transfer = vllm_config.kv_transfer_config
+        self._options = read_options(transfer.kv_connector_extra_config)
+        self._plan = plan(vllm_config, kv_cache_config, self._options)
+        self._leader: Leader | None = None
+        self._hands: Hands | None = None
+        if role is KVConnectorRole.SCHEDULER:
+            if transfer.kv_load_failure_policy != "recompute":
+                _logger.warning(
+                    "kv_load_failure_policy is %r: a request whose pages cannot be loaded fails; "
+                    "with 'recompute' it goes on",
+                    transfer.kv_load_failure_policy,
+                )
+            self._leader = self._make_leader(self._options)
+
+    def _make_leader(self, options: Options) -> Leader:
+        names = namespace(self._vllm_config, self._plan, options)
+        manager = CacheManager(cache_config(self._plan, options), clock=time.monotonic)
+        setup = Setup(names.model_fingerprint, self._plan.host_pages, names.page_size)
+        return Leader(
+            options,
+            manager,
+            Naming(names),
+            setup,
+            clock=time.monotonic,
+            new_name=lambda: secrets.token_hex(16),
+        )
+
+    @property
+    def leader(self) -> Leader:
+        assert self._leader is not None, "a worker has no leader"
+        return self._leader
+
+    @property
+    def hands(self) -> Hands:
+        assert self._hands is not None, "register_kv_caches comes first"
+        return self._hands
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A page that is not saved is a miss, and no more."""
+        return False
+
+    # ---- the scheduler's side -------------------------------------------------------------------
+
+    def get_num_new_matched_tokens(
+        self, request: VllmRequest, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        count = self.leader.matched(request, num_computed_tokens)
+        return count, bool(count)
+
+    def update_state_after_alloc(
+        self, request: VllmRequest, blocks: Any, num_external_tokens: int
+    ) -> None:
+        block_ids = blocks.get_block_ids()[0] if num_external_tokens else []
+        self.leader.allocated(request, block_ids, num_external_tokens)
+
+    def get_external_cache_hit_sources(
+        self, request: VllmRequest, num_external_tokens: int
+    ) -> dict[CacheHitSource, int]:
+        disk = self.leader.from_store(request, num_external_tokens)
+        counts = {CacheHitSource.HOST: num_external_tokens - disk, CacheHitSource.DISK: disk}
+        return {source: count for source, count in counts.items() if count}
+
+    def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
+        state = scheduler_output.kv_connector_block_state
+
+        def blocks_of(request: str) -> list[int] | None:
+            blocks = state.get_block_ids(request)
+            return None if blocks is None else blocks[0]
+
+        orders = self.leader.orders(
+            scheduler_output.num_scheduled_tokens,
+            blocks_of,
+            preempted=bool(scheduler_output.preempted_req_ids),
+            idle=scheduler_output.total_num_scheduled_tokens == 0,
+        )
+        return StepMetadata(orders)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        meta = connector_output.kv_connector_worker_meta
+        if isinstance(meta, StepReports):
+            self.leader.hear(one for data in meta.reports for one in unpack_reports(data))
+
+    def request_finished(
+        self, request: VllmRequest, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return self.leader.finished(request, block_ids), None
+
+    def has_pending_block_frees(self) -> bool:
+        return self.leader.will_free
+
+    def has_pending_push_work(self) -> bool:
+        return self.leader.has_work
+
+    def reset_cache(self) -> bool:
+        return self.leader.reset()
+
+    def take_events(self) -> Iterable[Any]:
+        return ()
+
+    # ---- a worker's side ------------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        from vllm.distributed import get_tensor_model_parallel_rank
+
+        tensors = describe(by_name(kv_caches, self._plan.layers), self._plan.shape)
+        self._hands = Hands(
+            get_tensor_model_parallel_rank(),
+            self._plan.num_ranks,
+            tensors,
+            self._plan.host_pages,
+        )
+
+    @property
+    def _step(self) -> Orders:
+        metadata = self._get_connector_metadata()
+        assert isinstance(metadata, StepMetadata)
+        return metadata.orders
+
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        assert isinstance(kv_connector_metadata, StepMetadata)
+        if kv_connector_metadata.orders.preempted:
+            self.hands.finish_copies()
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        self.hands.obey(self._step)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Loads end before their request is scheduled."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        """Pages are saved when they are full, all layers at once."""
+
+    def wait_for_save(self) -> None:
+        """Blocks stay until what is copied out of them has been reported."""
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        self.hands.look(idle=self._step.idle)
+        return self.hands.take_sent(), self.hands.take_received()
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self.hands.take_bad_blocks()
+
+    def build_connector_worker_meta(self) -> StepReports | None:
+        data = self.hands.take_reports()
+        return StepReports([data]) if data else None
+
+    def shutdown(self) -> None:
+        if self._hands is not None:
+            self._hands.close()
+            self._hands = None

@@ -1,0 +1,306 @@
+"""Leader: the scheduler's side. A CacheManager whose device is vLLM's, and a request's way.
+
+    LOOKING ──store answered──▶ OFFERED ──blocks──▶ LOADING ──▶ RUNNING ──ended──▶ FINISHING
+       ▲                            └──nothing to load────────────▶ │
+       └────────────────────────── preempted ──────────────────────┘
+
+    LOOKING     matched on the host; the store is asked for what comes after
+    LOADING     blocks fill; vLLM is told by the workers when they have
+    RUNNING     full pages are saved as they are computed, some at a time
+    FINISHING   vLLM keeps the blocks until what is copied out of them has ended
+
+A load that failed is never offered to its request again: it computes. Knows requests by the fields
+in naming.py, and blocks by number; neither vLLM nor bytes. One page is one block.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from quire.errors import QuireError
+from quire.integrations.vllm.naming import Naming, VllmRequest, has_name
+from quire.integrations.vllm.options import Options
+from quire.integrations.vllm.orders import Orders, Setup, pack_orders
+from quire.keys import PrefixKey
+from quire.manager import CacheManager, ForeignCopy, ForeignState, Lease, StoreChange
+from quire.messages import Command, Completion
+from quire.types import RequestId, Tier, page_array, page_ids
+
+SAVED_TOKENS = 256
+"""A running request's pages are saved when there are so many tokens of them."""
+ATTACH_AGAIN_S = 30.0
+"""After a store could not be attached."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Stage(enum.Enum):
+    LOOKING = enum.auto()
+    OFFERED = enum.auto()
+    LOADING = enum.auto()
+    RUNNING = enum.auto()
+    FINISHING = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class Tracked:
+    """One request on its way."""
+
+    request: VllmRequest
+    lease: Lease
+    key: PrefixKey
+    num_named: int
+    """Tokens in `key`."""
+    naming: Naming
+    stage: Stage = Stage.LOOKING
+    num_local: int = 0
+    """Pages that vLLM has itself."""
+    load: ForeignCopy | None = None
+    saves: list[ForeignCopy] = field(default_factory=list)
+
+
+class Leader:
+    def __init__(
+        self,
+        options: Options,
+        manager: CacheManager,
+        naming: Naming,
+        setup: Setup,
+        *,
+        clock: Callable[[], float],
+        new_name: Callable[[], str],
+    ) -> None:
+        """`new_name`: one that nobody has used, in any process."""
+        self.manager = manager
+        self._options = options
+        self._naming = naming
+        self._setup = setup
+        self._clock = clock
+        self._new_name = new_name
+        self._page_size = naming.base.page_size
+        self._save_pages = max(1, SAVED_TOKENS // self._page_size)
+        self._tracked: dict[str, Tracked] = {}
+        self._finishing: dict[str, Tracked] = {}
+        self._failed: set[str] = set()
+        """Requests that a load has failed for."""
+        self._orders = Orders(setup, b"")
+        """Of the next step."""
+        self._commands: list[Command] = []
+        self._change: StoreChange | None = None
+        self._attach_at_s = clock()
+        """When to try next."""
+        self._wait_until_s = 0.0
+        self._attach()
+
+    # ---- what a request can have ----------------------------------------------------------------
+
+    def matched(self, request: VllmRequest, num_computed: int) -> int | None:
+        """Tokens beyond `num_computed` that can be loaded; None: ask again."""
+        if not has_name(request) or request.skip_reading_prefix_cache:
+            return 0
+        if self._is_attaching() or self._is_coming_back(request):
+            return None
+        if request.request_id in self._failed:
+            return 0
+        tracked = self._tracked.get(request.request_id) or self._track(request)
+        lease, page_size = tracked.lease, self._page_size
+        tracked.num_local = num_computed // page_size
+        if tracked.key.num_pages <= tracked.num_local:
+            return 0
+        self.manager.prefetch(lease)
+        if not self.manager.ready(lease):
+            return None
+        tracked.stage = Stage.OFFERED
+        beyond = self.manager.admit(lease) - tracked.num_local
+        return max(0, beyond) * page_size
+
+    def _is_coming_back(self, request: VllmRequest) -> bool:
+        """Was it preempted, or its load in vain? It begins again, unless what it has computed is
+        on its way to the host: then it waits for that."""
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None or tracked.stage in (Stage.LOOKING, Stage.OFFERED):
+            return False
+        if self._has_failed(tracked):
+            return False
+        if self.manager.foreign.is_saving(tracked.lease):
+            return True
+        self._forget(request.request_id)
+        return False
+
+    def allocated(self, request: VllmRequest, blocks: Sequence[int], num_external: int) -> None:
+        """The request has these blocks; so many tokens after its own hits are to be loaded."""
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None:
+            return
+        if not num_external:
+            tracked.stage = Stage.RUNNING
+            return
+        first = tracked.num_local
+        device = page_ids(blocks[first : first + num_external // self._page_size])
+        load = self.manager.foreign.load_into(tracked.lease, first, device)
+        tracked.load, tracked.stage = load, Stage.LOADING
+        if load.state is ForeignState.FAILED:
+            self._orders.refused[request.request_id] = page_array(device).tolist()
+        else:
+            self._orders.loads[load.op] = request.request_id
+
+    def from_store(self, request: VllmRequest, num_external: int) -> int:
+        """Of the tokens that are loaded, those that came from the store."""
+        tracked = self._tracked.get(request.request_id)
+        prefetch = tracked.lease.prefetch if tracked is not None else None
+        landed = prefetch.num_landed * self._page_size if prefetch is not None else 0
+        return min(num_external, landed)
+
+    # ---- what is kept ---------------------------------------------------------------------------
+
+    def finished(self, request: VllmRequest, blocks: Sequence[int]) -> bool:
+        """It has ended. True: its blocks must stay until the workers say that they sent them."""
+        name = request.request_id
+        tracked = self._tracked.get(name)
+        if tracked is None:
+            return False
+        if tracked.stage is Stage.RUNNING and not self._has_failed(tracked):
+            self._save(tracked, blocks, least=1)
+        self._failed.discard(name)
+        under_way = [c.op for c in tracked.saves if c.state is ForeignState.COPYING]
+        if not under_way:
+            self._forget(name)
+            return False
+        del self._tracked[name]
+        tracked.stage = Stage.FINISHING
+        self._finishing[name] = tracked
+        self._orders.sending[name] = under_way
+        return True
+
+    @property
+    def will_free(self) -> bool:
+        """Do finished requests hold blocks, which come back soon?"""
+        return bool(self._finishing)
+
+    @property
+    def has_work(self) -> bool:
+        """Is there anything to tell the workers, or to hear from them?"""
+        return bool(self._commands or self._finishing) or not self.manager.idle
+
+    # ---- the step -------------------------------------------------------------------------------
+
+    def orders(
+        self,
+        scheduled: Iterable[str],
+        blocks_of: Callable[[str], Sequence[int] | None],
+        *,
+        preempted: bool,
+        idle: bool,
+    ) -> Orders:
+        """What the workers should do in this step. `scheduled`: who computes in it; all that was
+        computed before is there when the workers come to this."""
+        for name in scheduled:
+            tracked = self._tracked.get(name)
+            if tracked is None:
+                continue
+            tracked.stage = Stage.RUNNING
+            if not self._has_failed(tracked):
+                blocks = blocks_of(name)
+                if blocks is not None:
+                    self._save(tracked, blocks, least=self._save_pages)
+        self._attach()
+        self._take_in(())
+        orders, self._orders = self._orders, Orders(self._setup, b"")
+        commands, self._commands = self._commands, []
+        orders.commands = pack_orders(commands)
+        orders.preempted, orders.idle = preempted, idle
+        return orders
+
+    def hear(self, reports: Iterable[Completion]) -> None:
+        """What the workers have said, before vLLM acts on it."""
+        self._take_in(reports)
+
+    def reset(self) -> bool:
+        """Nothing that was cached before is found again. False: something is being loaded."""
+        if any(t.load and t.load.state is ForeignState.COPYING for t in self._tracked.values()):
+            return False
+        self._naming = self._naming.next_generation(self._new_name())
+        for name in [n for n, t in self._tracked.items() if t.stage is not Stage.RUNNING]:
+            self._forget(name)
+        self.manager.flush(Tier.HOST)
+        return True
+
+    def counters(self) -> Mapping[str, int]:
+        return self.manager.counters.snapshot()
+
+    # ---- inside ---------------------------------------------------------------------------------
+
+    def _track(self, request: VllmRequest) -> Tracked:
+        manager, naming = self.manager, self._naming
+        num_tokens = len(request.all_token_ids) - 1  # one is left to compute
+        key = naming.key(request, num_tokens)
+        lease = manager.acquire(manager.match(key), RequestId(request.request_id))
+        tracked = Tracked(request, lease, key, num_tokens, naming)
+        self._tracked[request.request_id] = tracked
+        return tracked
+
+    def _forget(self, name: str) -> None:
+        self.manager.release(self._tracked.pop(name).lease)
+
+    def _has_failed(self, tracked: Tracked) -> bool:
+        load = tracked.load
+        if load is not None and load.state is ForeignState.FAILED:
+            self._failed.add(tracked.request.request_id)
+            return True
+        return any(copy.state is ForeignState.FAILED for copy in tracked.saves)
+
+    def _save(self, tracked: Tracked, blocks: Sequence[int], *, least: int) -> None:
+        """Save its full pages that the host lacks, if there are so many. Of the newest token
+        nothing is sure: what was computed for it may be a guess that was wrong."""
+        if tracked.naming is not self._naming:
+            return  # computed before all was to be forgotten
+        request, foreign = tracked.request, self.manager.foreign
+        num_tokens = min(request.num_computed_tokens, len(request.all_token_ids) - 1)
+        last = min(num_tokens // self._page_size, len(blocks))
+        tracked.saves = [c for c in tracked.saves if c.state is not ForeignState.DONE]
+        first = foreign.saved_pages(tracked.lease)
+        if last - first < least:
+            return
+        if tracked.key.num_pages < last:
+            num_known = len(request.all_token_ids) - 1
+            tracked.key = self._naming.longer(tracked.key, request, tracked.num_named, num_known)
+            tracked.num_named = num_known
+        device = page_ids(blocks[first:last])
+        copy = foreign.save_from(tracked.lease, tracked.key[:last], first, device)
+        if copy is not None:
+            tracked.saves.append(copy)
+
+    def _take_in(self, reports: Iterable[Completion]) -> None:
+        self._commands += self.manager.step(reports)
+        done = [n for n, t in self._finishing.items() if not self._is_saving(t)]
+        for name in done:
+            self.manager.release(self._finishing.pop(name).lease)
+
+    def _is_saving(self, tracked: Tracked) -> bool:
+        return any(copy.state is ForeignState.COPYING for copy in tracked.saves)
+
+    def _attach(self) -> None:
+        """Attach the store, at first and again some time after it could not be."""
+        change, now = self._change, self._clock()
+        if not self._options.store or now < self._attach_at_s:
+            return
+        if change is not None and not (change.done and change.error):
+            return
+        if change is not None:
+            _logger.warning("the store cannot be used, and is tried again: %s", change.error)
+        self._attach_at_s = now + ATTACH_AGAIN_S
+        try:
+            self._change = self.manager.store.attach(self._options.store)
+        except QuireError as error:  # a worker is lost, and vLLM will end for it
+            _logger.warning("the store cannot be attached: %s", error)
+            return
+        if change is None:
+            self._wait_until_s = now + self._options.wait_s
+
+    def _is_attaching(self) -> bool:
+        """Should requests wait for the store? Only at start, and not for long."""
+        change = self._change
+        return change is not None and not change.done and self._clock() < self._wait_until_s

@@ -1,0 +1,111 @@
+"""From vLLM's KV tensors to pages: which bytes of which layer are block i. Knows torch, no vLLM.
+
+vLLM gives one tensor per layer, and its shape depends on the attention backend:
+
+    CPU             [blocks, heads, tokens, 2 × dim]     K and V of a token beside each other
+    FlashAttention  [2, blocks, tokens, heads, dim]      K of all blocks, then V
+    FlashInfer      [blocks, 2, tokens, heads, dim]      K and V of a block
+    latent (MLA)    [blocks, tokens, dim]                one vector for both
+
+and its strides on the layout: with HND the heads of a block lie before its tokens, whatever the
+shape says. A page is what a block's number selects; where that is not contiguous, it is cut into
+*planes* that are. Order inside a plane is part of the layout's name, so that pages which mean
+something else are never taken for these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from quire.errors import ConfigError
+from quire.memory.layout import InnerLayout, PageLayout
+
+
+@dataclass(frozen=True, slots=True)
+class BlockShape:
+    """What vLLM says of a layer's blocks."""
+
+    num_blocks: int
+    tokens: int
+    heads: int
+    dim: int
+    """Of K, and of V."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvTensors:
+    layout: PageLayout
+    planes: list[list[torch.Tensor]]
+    """By layer, for DevicePool."""
+
+
+def describe(tensors: Mapping[str, torch.Tensor], shape: BlockShape) -> KvTensors:
+    """Of all layers of a rank, in the model's order. Raises ConfigError for what is not known."""
+    kinds = {name: _planes(name, tensor, shape) for name, tensor in tensors.items()}
+    layouts = {layout for layout, _ in kinds.values()}
+    if len(layouts) != 1:
+        raise ConfigError(
+            f"the layers' KV caches differ ({len(layouts)} kinds): Quire takes models whose layers "
+            "are alike, run without a hybrid KV cache manager"
+        )
+    one = layouts.pop()
+    layout = PageLayout(
+        "full",
+        len(kinds),
+        one.num_kv_heads,
+        one.head_dim,
+        one.dtype,
+        one.page_size,
+        one.inner,
+        one.num_planes,
+    )
+    return KvTensors(layout, [planes for _, planes in kinds.values()])
+
+
+def _planes(
+    name: str, tensor: torch.Tensor, shape: BlockShape
+) -> tuple[PageLayout, list[torch.Tensor]]:
+    blocks, tokens, heads, dim = shape.num_blocks, shape.tokens, shape.heads, shape.dim
+    sizes = tuple(tensor.shape)
+    if sizes == (2, blocks, tokens, heads, dim):
+        return _of(name, list(tensor.unbind(0)), shape, dim)
+    if sizes == (blocks, 2, tokens, heads, dim):
+        return _of(name, list(tensor.unbind(1)), shape, dim)
+    if sizes in ((blocks, heads, tokens, 2 * dim), (blocks, tokens, heads, 2 * dim)):
+        heads_first = sizes[1] == heads and sizes[2] == tokens
+        plane = tensor.transpose(1, 2) if heads_first else tensor
+        return _of(name, [plane], shape, 2 * dim)
+    if sizes == (blocks, tokens, dim) and heads == 1:
+        return _of(name, [tensor.unsqueeze(2)], shape, dim)
+    raise ConfigError(
+        f"the KV cache of {name} is {sizes}, which Quire does not know for {blocks} blocks of "
+        f"{tokens} tokens, {heads} heads, {dim} wide"
+    )
+
+
+def _of(
+    name: str, planes: Sequence[torch.Tensor], shape: BlockShape, width: int
+) -> tuple[PageLayout, list[torch.Tensor]]:
+    """Planes come as [blocks, tokens, heads, width], in whatever order they lie in memory."""
+    turned = [plane.transpose(1, 2) for plane in planes]
+    if all(_is_whole(plane) for plane in planes):
+        inner, views = InnerLayout.NHD, list(planes)
+    elif all(_is_whole(plane) for plane in turned):
+        inner, views = InnerLayout.HND, turned
+    else:
+        raise ConfigError(
+            f"the KV cache of {name} has strides {planes[0].stride()}: a block's "
+            "keys must lie together"
+        )
+    dtype = str(planes[0].dtype).removeprefix("torch.")
+    layout = PageLayout(
+        "full", 1, shape.heads, width, dtype, shape.tokens, inner, num_planes=len(planes)
+    )
+    return layout, views
+
+
+def _is_whole(plane: torch.Tensor) -> bool:
+    return plane[0].is_contiguous()

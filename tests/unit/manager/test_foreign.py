@@ -1,0 +1,337 @@
+"""An engine that owns its device pages: what it saves is found, what it loads is what was saved."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from quire.errors import ConfigError, LeaseError
+from quire.keys import PrefixKey
+from quire.manager import ForeignState, Lease
+from quire.messages import Backup, Load, WorkerLost, Write
+from quire.types import PageIds, PageStatus, Tier, num_pages, page_array, page_ids
+from support import FAILED, OK, PAGE, Rig, tokens_for
+
+HOST = Tier.HOST
+
+
+def saved(rig: Rig, key: PrefixKey, device: int = 100) -> None:
+    """A request computes a prefix in the engine's pages from `device` on, and ends."""
+    lease = rig.acquire(key)
+    rig.manager.foreign.save_from(lease, key, 0, ids(device, key.num_pages))
+    rig.run()
+    rig.manager.release(lease)
+    rig.run()
+
+
+def ids(first: int, count: int) -> PageIds:
+    return page_ids(list(range(first, first + count)))
+
+
+def test_what_was_saved_is_found_and_loaded_from_where_it_was_put() -> None:
+    rig = Rig()
+    key = rig.doc(6, seed=1)
+    lease = rig.acquire(key)
+    copy = rig.manager.foreign.save_from(lease, key, 0, ids(100, 6))
+    rig.step()
+    backup = rig.take(Backup)
+    assert backup.device == ids(100, 6)
+    assert rig.matched(key) == (0, 0), "it is not there before its bytes are"
+    rig.answer(backup)
+    rig.manager.release(lease)
+    assert copy is not None
+    assert copy.state is ForeignState.DONE
+    assert rig.matched(key) == (0, 6)
+
+    reader = rig.acquire(key)
+    load = rig.manager.foreign.load_into(reader, 2, ids(7, 4))
+    rig.step()
+    command = rig.take(Load)
+    assert command.host == PageIds(backup.host[2 * 4 :])
+    assert command.device == ids(7, 4)
+    assert load.state is ForeignState.COPYING
+    rig.answer(command)
+    assert load.state is ForeignState.DONE
+    rig.manager.release(reader)
+    rig.run()
+
+
+def test_it_goes_on_to_the_store_and_comes_back_from_there() -> None:
+    rig = Rig()
+    key = rig.doc(4, seed=1)
+    saved(rig, key)
+    assert rig.in_store(key)
+    rig.manager.flush(HOST)
+    lease = rig.acquire(key)
+    rig.manager.prefetch(lease)
+    rig.run()
+    assert rig.manager.ready(lease)
+    assert rig.manager.admit(lease) == 4
+    rig.manager.foreign.load_into(lease, 0, ids(0, 4))
+    rig.run()
+    rig.manager.release(lease)
+
+
+def test_pages_computed_chunk_by_chunk_enter_in_their_order() -> None:
+    rig = Rig()
+    key = rig.doc(6, seed=1)
+    lease = rig.acquire(key[:2])
+    foreign = rig.manager.foreign
+    foreign.save_from(lease, key[:2], 0, ids(10, 2))
+    rig.step()
+    first = rig.take(Backup)
+    foreign.save_from(lease, key, 2, ids(12, 4))
+    rig.step()
+    second = rig.take(Backup)
+    assert foreign.saved_pages(lease) == 6
+    rig.answer(second)
+    assert rig.matched(key) == (0, 0), "what lies in front is still on its way"
+    rig.answer(first)
+    assert rig.matched(key) == (0, 6)
+    assert lease.num_host == 6
+    rig.manager.release(lease)
+    rig.run()
+
+
+def test_behind_a_page_that_failed_nothing_enters_and_all_host_pages_come_back() -> None:
+    rig = Rig(store=False)
+    key = rig.doc(6, seed=1)
+    lease = rig.acquire(key)
+    foreign = rig.manager.foreign
+    copy = foreign.save_from(lease, key[:4], 0, ids(10, 4))
+    foreign.save_from(lease, key, 4, ids(14, 2))
+    rig.step()
+    first, second = rig.take_all(Backup)
+    rig.answer(first, statuses=[OK, OK, FAILED, OK])
+    assert copy is not None
+    assert copy.state is ForeignState.FAILED
+    assert copy.failed == page_ids([12])
+    assert rig.matched(key) == (0, 2)
+    assert foreign.saved_pages(lease) == 2, "it may be tried again from there"
+    rig.answer(second)
+    assert rig.free(HOST) == 64 - 2
+    rig.manager.release(lease)
+    rig.run()
+
+
+def test_a_failed_load_names_the_engines_pages() -> None:
+    rig = Rig(ranks=2)
+    key = rig.doc(4, seed=1)
+    saved(rig, key)
+    lease = rig.acquire(key)
+    load = rig.manager.foreign.load_into(lease, 0, ids(40, 4))
+    rig.step()
+    command = rig.take(Load)
+    rig.answer(command, ranks=[0])
+    assert load.state is ForeignState.COPYING, "one rank is not all of them"
+    rig.answer(command, ranks=[1], statuses=[OK, FAILED, OK, FAILED])
+    assert load.state is ForeignState.FAILED
+    assert page_array(load.failed).tolist() == [41, 43]
+    rig.manager.release(lease)
+    rig.run()
+
+
+def test_what_is_loaded_stays_until_the_workers_are_done_although_the_lease_has_ended() -> None:
+    rig = Rig(host=4, store=False)
+    key = rig.doc(4, seed=1)
+    saved(rig, key)
+    lease = rig.acquire(key)
+    rig.manager.foreign.load_into(lease, 0, ids(0, 4))
+    rig.step()
+    rig.manager.release(lease)
+    assert rig.manager.flush(HOST) == 0
+    rig.run()
+    assert rig.manager.flush(HOST) == 4
+
+
+def test_a_save_that_outlives_its_lease_is_given_up_and_its_pages_come_back() -> None:
+    rig = Rig()
+    key = rig.doc(4, seed=1)
+    lease = rig.acquire(key)
+    rig.manager.foreign.save_from(lease, key, 0, ids(0, 4))
+    rig.step()
+    rig.manager.release(lease)
+    rig.manager.check_invariants()
+    assert rig.free(HOST) == 60, "a worker may still write there"
+    rig.run()
+    assert rig.free(HOST) == 64
+    assert rig.matched(key) == (0, 0)
+
+
+def test_two_requests_that_save_the_same_keep_one_copy() -> None:
+    rig = Rig(store=False)
+    key = rig.doc(4, seed=1)
+    leases = [rig.acquire(key) for _ in range(2)]
+    for at, lease in enumerate(leases):
+        rig.manager.foreign.save_from(lease, key, 0, ids(10 * at, 4))
+    rig.run()
+    assert rig.free(HOST) == 60
+    third = rig.acquire(rig.doc(0, seed=1))
+    assert rig.manager.foreign.save_from(third, key, 0, ids(30, 4)) is None, "it is there"
+    for lease in [*leases, third]:
+        rig.manager.release(lease)
+    rig.run()
+
+
+def test_a_full_host_saves_what_fits_and_keeps_what_is_in_use() -> None:
+    rig = Rig(host=8, store=False)
+    old, key = rig.doc(4, seed=1), rig.doc(12, seed=2)
+    saved(rig, old)
+    holder = rig.acquire(old)
+    lease = rig.acquire(key)
+    copy = rig.manager.foreign.save_from(lease, key, 0, ids(0, 12))
+    rig.run()
+    assert copy is not None
+    assert num_pages(copy.device) == 4
+    assert rig.matched(old) == (0, 4)
+    assert rig.matched(key) == (0, 4)
+    assert rig.manager.foreign.save_from(lease, key, 0, ids(0, 12)) is None
+    rig.manager.release(holder)
+    assert rig.manager.foreign.save_from(lease, key, 0, ids(0, 12)) is not None
+    rig.run()
+    rig.manager.release(lease)
+    assert rig.matched(key) == (0, 8)
+
+
+def test_misuse_is_refused_and_changes_nothing() -> None:
+    rig = Rig()
+    key = rig.doc(4, seed=1)
+    saved(rig, key)
+    lease = rig.acquire(key)
+    foreign = rig.manager.foreign
+    with pytest.raises(LeaseError, match="of the 4 that it has"):
+        foreign.load_into(lease, 2, ids(0, 3))
+    with pytest.raises(LeaseError, match="another prefix"):
+        foreign.save_from(lease, rig.doc(8, seed=2), 4, ids(0, 4))
+    longer = lease.key.extend(tokens_for(4, seed=3))
+    with pytest.raises(LeaseError, match="page 4 comes first"):
+        foreign.save_from(lease, longer, 6, ids(0, 2))
+    rig.step()
+    rig.manager.release(lease)
+    hybrid = Rig(mix="full+window")
+    key = hybrid.doc(2, seed=1)
+    lease = hybrid.acquire(key)
+    with pytest.raises(ConfigError, match="full pages alone"):
+        hybrid.manager.foreign.save_from(lease, key, 0, ids(0, 2))
+
+
+def test_a_lost_rank_ends_what_is_under_way_and_nothing_new_begins() -> None:
+    rig = Rig(ranks=2)
+    key, other = rig.doc(4, seed=1), rig.doc(4, seed=2)
+    saved(rig, key)
+    lease, writer = rig.acquire(key), rig.acquire(other)
+    load = rig.manager.foreign.load_into(lease, 0, ids(0, 4))
+    save = rig.manager.foreign.save_from(writer, other, 0, ids(4, 4))
+    rig.step()
+    for command in [*rig.take_all(Load), *rig.take_all(Backup)]:
+        rig.answer(command, ranks=[0])
+    rig.step([WorkerLost(1, "gone")])
+    assert load.state is ForeignState.FAILED
+    assert save is not None
+    assert save.state is ForeignState.FAILED
+    again = rig.manager.foreign.load_into(lease, 0, ids(0, 4))
+    assert again.state is ForeignState.FAILED
+    assert rig.manager.foreign.save_from(writer, other, 0, ids(4, 4)) is None
+    for each in (lease, writer):
+        rig.manager.release(each)
+    rig.step()
+    assert rig.matched(other) == (0, 0)
+
+
+class _Engine:
+    """Engines' pages and host pages with what they hold, as names of pages. Answers commands in
+    any order, some of them badly."""
+
+    def __init__(self, rig: Rig, rng: random.Random) -> None:
+        self.rig, self.rng = rig, rng
+        self.device: dict[int, bytes] = {}
+        self.host: dict[int, bytes] = {}
+
+    def compute(self, first: int, names: bytes) -> PageIds:
+        pages = [first + at for at in range(len(names) // 32)]
+        for at, page in enumerate(pages):
+            self.device[page] = names[at * 32 : at * 32 + 32]
+        return page_ids(pages)
+
+    def answer_some(self) -> None:
+        self.rng.shuffle(self.rig.pending)
+        count = self.rng.randint(0, len(self.rig.pending))
+        commands, self.rig.pending = self.rig.pending[:count], self.rig.pending[count:]
+        for command in commands:
+            statuses = None
+            if isinstance(command, Backup | Load):
+                bad = self.rng.random() < 0.2
+                statuses = [
+                    FAILED if bad and self.rng.random() < 0.5 else OK for _ in _pairs(command)
+                ]
+                for (device, host), status in zip(_pairs(command), statuses, strict=True):
+                    self._copy(command, device, host, status)
+            elif isinstance(command, Write):
+                keys, _ = command.keys_and_parents()
+                for page, key in zip(page_array(command.host).tolist(), keys, strict=True):
+                    assert self.host[page] == key, "the store is given another page"
+            self.rig.answer(command, statuses=statuses)
+
+    def _copy(self, command: Backup | Load, device: int, host: int, status: PageStatus) -> None:
+        if status is not OK:
+            (self.host if isinstance(command, Backup) else self.device).pop(
+                host if isinstance(command, Backup) else device, None
+            )
+        elif isinstance(command, Backup):
+            self.host[host] = self.device[device]
+        else:
+            self.device[device] = self.host[host]
+
+
+def _pairs(command: Backup | Load) -> Iterator[tuple[int, int]]:
+    return zip(page_array(command.device).tolist(), page_array(command.host).tolist(), strict=True)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_happens_loads_bring_what_was_computed_and_nothing_leaks(seed: int) -> None:
+    rng = random.Random(seed)
+    rig = Rig(host=24, store=rng.random() < 0.5)
+    engine, foreign = _Engine(rig, rng), rig.manager.foreign
+    running: list[tuple[Lease, int]] = []
+    prompts = [tokens_for(rng.randint(1, 10), seed=s) for s in range(6)]
+    next_page = 0
+    for _ in range(120):
+        action = rng.random()
+        if action < 0.35 and len(running) < 4:
+            tokens = rng.choice(prompts)[: PAGE * rng.randint(1, 10)]
+            lease = rig.acquire(rig.key(tokens))
+            if lease.num_host:
+                pages = page_ids(list(range(next_page, next_page + lease.num_host)))
+                load = foreign.load_into(lease, 0, pages)
+                while load.state is ForeignState.COPYING:
+                    rig.step()
+                    engine.answer_some()
+                for page, name in zip(
+                    page_array(pages).tolist(), _names(lease.key, lease.num_host), strict=True
+                ):
+                    if page not in page_array(load.failed).tolist():
+                        assert engine.device[page] == name
+            running.append((lease, next_page))
+            next_page += 100
+        elif action < 0.7 and running:
+            lease, first = rng.choice(running)
+            key = lease.key
+            if rng.random() < 0.5:
+                key = key.extend(tokens_for(rng.randint(1, 2), seed=rng.randrange(3)))
+            pages = engine.compute(first, key.page_keys())
+            foreign.save_from(lease, key, 0, pages)
+        elif action < 0.8 and running:
+            lease, _ = running.pop(rng.randrange(len(running)))
+            rig.manager.release(lease)
+        rig.step()
+        engine.answer_some()
+    for lease, _ in running:
+        rig.manager.release(lease)
+    rig.run()
+    rig.manager.flush(HOST)
+    assert rig.free(HOST) == 24
+
+
+def _names(key: PrefixKey, count: int) -> list[bytes]:
+    keys = key.page_keys(0, count)
+    return [keys[at : at + 32] for at in range(0, len(keys), 32)]
