@@ -61,7 +61,7 @@ def abandon(rig: Rig, tokens: list[int]) -> None:
         (FULL, UnitKind.TOKEN, 1),
         (FULL, UnitKind.PAIR, 2),
         (WINDOW, UnitKind.TOKEN, 1),
-        (RECURRENT, UnitKind.PAIR, 2),
+        pytest.param(RECURRENT, UnitKind.PAIR, 2, marks=pytest.mark.long),
         (BOTH, UnitKind.TOKEN, 1),
     ],
 )

@@ -130,6 +130,7 @@ def test_a_broken_link_and_nobody_left_decode_computes_until_it_is_mended_c28(
     rig.settle()
 
 
+@pytest.mark.long
 @every_break
 def test_a_broken_link_and_another_prefill_server_c28(rig: Rig, how: str) -> None:
     break_link, mend = BREAKS[how]
@@ -149,6 +150,7 @@ def test_a_broken_link_and_another_prefill_server_c28(rig: Rig, how: str) -> Non
     rig.settle()
 
 
+@pytest.mark.long
 def test_a_link_that_stalls_for_a_moment_costs_only_time_c28(rig: Rig) -> None:
     """If it was only a moment: it takes as long as this machine takes for it."""
     link = rig.links[0]

@@ -40,7 +40,9 @@ def test_what_was_generated_is_reused_by_the_next_turn_c32() -> None:
         assert tokens_of(rig.answer(longer, NUM_TOKENS)) == tokens_of(warm)
 
 
-@pytest.mark.parametrize("chunk_tokens", [16, pytest.param(64, marks=pytest.mark.long), WHOLE])
+@pytest.mark.parametrize(
+    "chunk_tokens", [16, *(pytest.param(n, marks=pytest.mark.long) for n in (64, WHOLE))]
+)
 def test_chunk_sizes_and_mixed_batches_c32(chunk_tokens: int) -> None:
     scenarios.chunks_and_mixed_batches(SMOLLM2, PROMPTS, chunk_tokens)
 
@@ -92,7 +94,7 @@ def test_batches_chosen_ahead_of_those_under_way_give_the_same_tokens_c32(store:
         ask(rig, "ahead, short of pages")
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_prompt_computed_from_the_front_and_fetched_from_the_back_c32_c52(
     store: str, overlap: bool
 ) -> None:

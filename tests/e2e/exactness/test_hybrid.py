@@ -16,7 +16,8 @@ from quire.types import NO_SLOT, PAGE_ID_BYTES, PageIds
 
 with_each = pytest.mark.parametrize("subject", HYBRIDS, ids=str)
 LONG = {GEMMA.name: [pytest.mark.long]}
-"""Real weights take half a minute each time: one time in `make test`, the others in `test-long`."""
+"""Real weights take half a minute each time: a server has them in `make test` (serving/test_windows.py),
+these are in `test-long`."""
 with_each_if_long = pytest.mark.parametrize(
     "subject", [pytest.param(s, marks=LONG.get(s.name, [])) for s in HYBRIDS], ids=str
 )
@@ -24,7 +25,7 @@ recurrent = [subject for subject in HYBRIDS if "recurrent" in subject.components
 windowed = [subject for subject in HYBRIDS if "window" in subject.components]
 
 
-@with_each
+@with_each_if_long
 def test_every_tier_gives_the_same_tokens_c32(subject: Subject, store: str) -> None:
     scenarios.every_tier(subject, store)
 

@@ -13,8 +13,8 @@ from e2e.serving.oracle import Expected, check_same
 from e2e.serving.server import Server, is_moving, wait_until
 from e2e.serving.stores import strangers, unfinished, url_of, verify
 
-SECONDS = float(os.environ.get("QUIRE_SOAK_S", "12"))
-NUM_COMPARED = 4 if SECONDS < 60 else len(prompts())
+SECONDS = float(os.environ.get("QUIRE_SOAK_S", "6"))
+NUM_COMPARED = 2 if SECONDS < 60 else len(prompts())
 """Prompts whose answers under load are compared with those of the idle server."""
 OPTIONS = {
     "device_memory": "40MiB",

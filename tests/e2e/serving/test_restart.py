@@ -70,6 +70,7 @@ def test_an_engine_that_is_killed_takes_its_ranks_and_the_server_along(tmp_path,
     check_store(store)
 
 
+@pytest.mark.long
 def test_a_rank_that_is_killed_while_nothing_happens(tmp_path):
     with (
         Server(tmp_path, tp=2, device_memory="48MiB", host_memory="48MiB") as server,
