@@ -14,10 +14,8 @@ from e2e.exactness.subjects import GEMMA, HYBRIDS, PAGE, TINY_SUBJECTS, Prompt, 
 from quire.engine.batch import Segment
 from quire.types import NO_SLOT, PAGE_ID_BYTES, PageIds
 
-with_each = pytest.mark.parametrize("subject", HYBRIDS, ids=str)
 LONG = {GEMMA.name: [pytest.mark.long]}
-"""Real weights take half a minute each time: a server has them in `make test` (serving/test_windows.py),
-these are in `test-long`."""
+"""Real weights take half a minute each time: in `make test` a server has them (test_windows.py)."""
 with_each_if_long = pytest.mark.parametrize(
     "subject", [pytest.param(s, marks=LONG.get(s.name, [])) for s in HYBRIDS], ids=str
 )
