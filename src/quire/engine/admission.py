@@ -20,6 +20,9 @@ from quire.types import RequestId
 
 _RETRY_STEPS = 8
 """Steps between two tries to admit a request that did not fit."""
+_LOOKED_AT = 64
+"""Requests that have waited longest of which each step asks whether they are ready, and as many of
+the others."""
 _LOOKUPS_PER_STEP = 8
 """Requests that were preempted, or begun again, and look again in one step."""
 
@@ -45,6 +48,8 @@ class Admission:
         self._steps_to_wait = 0
         """Before anybody new is admitted, unless somebody lets go."""
         self._seen_let_go = 0
+        self._turn = 0
+        """Which of those that wait is looked at next, of those behind the first ones."""
         self._held_back: set[RequestId] = set()
         """They wait for a prefix that another computes."""
 
@@ -64,7 +69,7 @@ class Admission:
         lookups, queue = _LOOKUPS_PER_STEP, self._queue
         if self._is_too_early():
             return
-        for request in list(queue.waiting):
+        for request in self._next_waiting():
             if not queue.may_run_more:
                 return
             if request.lease is None:
@@ -89,6 +94,16 @@ class Admission:
 
     def next_step(self) -> None:
         self._steps_to_wait = max(0, self._steps_to_wait - 1)
+
+    def _next_waiting(self) -> list[Request]:
+        """Whom to look at in this step, in order: the first ones, and some of the others in turn,
+        so that a step costs the same however many wait for their prefixes to come."""
+        waiting = self._queue.waiting
+        if len(waiting) <= 2 * _LOOKED_AT:
+            return waiting[:]
+        first = self._turn if _LOOKED_AT <= self._turn < len(waiting) else _LOOKED_AT
+        self._turn = first + _LOOKED_AT
+        return waiting[:_LOOKED_AT] + waiting[first : self._turn]
 
     def go_on(self, request: Request) -> None:
         """Compute, if all that is to come through the host has come."""
@@ -175,8 +190,9 @@ class Admission:
         if not self._has_room(request, on_device) and self._queue.running:
             return False
         manager.load(lease)
-        others = iter(self.holding_device(but=request))
+        others: Iterator[Request] | None = None
         while not self._give(request):  # states and windows may be short where pages are not
+            others = others or iter(self.holding_device(but=request))
             other = next(others, request)
             self.yield_device(other)
             if other is request:
@@ -201,11 +217,13 @@ class Admission:
         """Are there device pages for all of its prompt, if others that wait yield theirs? The first
         `on_device` are there, whether it counts them as its own or not."""
         missing = -(-request.room_tokens // self._page_size) - on_device
+        if missing <= self._manager.room():
+            return True
         for other in self.holding_device(but=request):
-            if missing <= self._manager.room():
-                break
             self.yield_device(other)
-        return missing <= self._manager.room()
+            if missing <= self._manager.room():
+                return True
+        return False
 
     def _give(self, request: Request) -> bool:
         """The pages a prompt lacks, and a state to work on."""

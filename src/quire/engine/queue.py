@@ -25,6 +25,8 @@ class Queue:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         """Both in the order of arrival, higher priority first."""
+        self.waiting_tokens = 0
+        """Of those that wait, together."""
         self.holding: list[Request] = []
         """Computed for peers, and kept until they have taken it."""
         self.counters = SchedulerCounters()
@@ -58,28 +60,29 @@ class Queue:
     def enqueue(self, request: Request) -> None:
         """It waits, from now on or again."""
         request.state = State.WAITING
+        self.waiting_tokens += request.length
         bisect.insort(self.waiting, request, key=_order)
 
     def run(self, request: Request) -> None:
         """It has its pages."""
-        self.waiting.remove(request)
+        self._leave(request)
         bisect.insort(self.running, request, key=_order)
         request.state = State.RESTORING
 
     def hold(self, request: Request) -> None:
         """All of it is there, for a peer to take."""
-        self._list_of(request).remove(request)
+        self._leave(request)
         request.state = State.HOLDING
         self.holding.append(request)
 
     def requeue(self, request: Request) -> None:
         """Back to waiting, from wherever it is."""
-        self._list_of(request).remove(request)
+        self._leave(request)
         self.enqueue(request)
 
     def remove(self, request: Request) -> None:
         del self._requests[request.id]
-        self._list_of(request).remove(request)
+        self._leave(request)
 
     def take_late(self) -> list[Request]:
         """Those whose deadline has passed; they are still here."""
@@ -98,14 +101,18 @@ class Queue:
         """Device pages that running requests use."""
         return sum(num_pages(r.lease.pages) for r in self.running if r.lease is not None)
 
-    def _list_of(self, request: Request) -> list[Request]:
+    def _leave(self, request: Request) -> None:
+        """The list that it is in."""
         match request.state:
             case State.WAITING:
-                return self.waiting
+                at = bisect.bisect_left(self.waiting, request.order, key=_order)
+                assert self.waiting[at] is request
+                del self.waiting[at]
+                self.waiting_tokens -= request.length  # which only grows while it runs
             case State.HOLDING:
-                return self.holding
+                self.holding.remove(request)
             case _:
-                return self.running
+                self.running.remove(request)
 
 
 def _order(request: Request) -> tuple[int, int]:

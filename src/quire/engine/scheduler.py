@@ -110,6 +110,10 @@ class Scheduler:
         return self._queue.waiting
 
     @property
+    def waiting_tokens(self) -> int:
+        return self._queue.waiting_tokens
+
+    @property
     def running(self) -> list[Request]:
         return self._queue.running
 

@@ -211,7 +211,7 @@ class CacheManager:
             self._take_back(lease)
         elif not lease.private_pages and lease.looked != self._core.tree.changes:
             self._advance(lease)
-        return lease.num_device + lease.num_host
+        return max(lease.num_device, lease.tail.end)
 
     def yield_device(self, lease: Lease, *, host: bool = False) -> None:
         """Let go of the device pages of a request that has computed nothing yet: somebody else

@@ -50,8 +50,11 @@ class Stays:
             if reasons > 1:
                 break
             size += len(holding.pages)
+            if slot > HOST:
+                break
             above = holding.node.parent
-            holding = None if above is None or slot > HOST else above.held[slot]
+            assert above is not None
+            holding = above.held[slot]
         if size:
             self.movable[slot] -= size // PAGE_ID_BYTES
 
@@ -79,8 +82,11 @@ class Stays:
             size += len(holding.pages)
             if holding.queue is None and is_leaf(holding.node, slot):
                 self._standing.unpark(holding, slot)
+            if slot > HOST:
+                break
             above = holding.node.parent
-            holding = None if above is None or slot > HOST else above.held[slot]
+            assert above is not None
+            holding = above.held[slot]
         if size:
             self.movable[slot] += size // PAGE_ID_BYTES
 

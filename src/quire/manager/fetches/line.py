@@ -37,16 +37,14 @@ class Line:
         self.claims.append((key, serve))
 
     def serve(self) -> None:
-        kept: deque[Claim] = deque()
-        while self.claims:
+        kept: list[Claim] = []
+        turn = Turn.SERVED
+        while self.claims and turn is not Turn.WAITS:
             claim = self.claims.popleft()
             turn = claim[1]()
             if turn is not Turn.SERVED:
                 kept.append(claim)
-            if turn is Turn.WAITS:
-                break
-        kept += self.claims
-        self.claims = kept
+        self.claims.extendleft(reversed(kept))
 
     @property
     def is_spent(self) -> bool:

@@ -15,10 +15,10 @@ from quire.components import Component, Guard
 from quire.config import WritePolicy
 from quire.manager.core import Core
 from quire.manager.operations import BACKUP, COPY_TIMEOUT_S, ENDED, Operation
-from quire.manager.writes.spans import Outcome, Span, UnderWay, joined, size_of
+from quire.manager.writes.spans import Outcome, Span, UnderWay, size_of
 from quire.messages import Backup
-from quire.tree import Node, rest, slot_of
-from quire.types import DEVICE, FILLING, HOST, PAGE_ID_BYTES, READY, num_pages
+from quire.tree import Node, held_pages, rest, slot_of
+from quire.types import DEVICE, FILLING, HOST, READY, PageIds, num_pages
 
 LOOK_AHEAD = 128
 """Cold holdings looked at, at most, for copying out ahead of eviction."""
@@ -151,6 +151,7 @@ class Backups:
         core = self._core
         spans: list[Span] = []
         guards: list[Guard] = []
+        device, host = list[bytes](), list[bytes]()
         for due in self.take_due():
             missing = self._missing(due)
             for node in missing:
@@ -165,18 +166,20 @@ class Backups:
                 span.cold = due.cold and node.last_use <= due.tail.last_use
                 spans.append(span)
                 guards += held
+                device.append(held_pages(node, self._device))
+                host.append(held_pages(node, self._host))
         if not spans:
             return
-        device, host = joined(spans, self._device), joined(spans, self._host)
+        source, target = PageIds(b"".join(device)), PageIds(b"".join(host))
         op = core.operations.start(
             BACKUP,
-            {self._component.name: len(host) // PAGE_ID_BYTES},
+            {self._component.name: num_pages(target)},
             timeout_s=COPY_TIMEOUT_S,
             on_report=self._reported,
             guards=guards,
         )
         self._under_way.put(op, spans)
-        core.outbox.append(Backup(op.id, self._component.name, device, host))
+        core.outbox.append(Backup(op.id, self._component.name, source, target))
 
     def _missing(self, due: Span) -> list[Node]:
         """What of a span the host lacks, and of full pages all before it, parents first."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from quire.components import Component
 from quire.manager.core import Core
 from quire.manager.operations import Operation
-from quire.tree import Node, held_pages
-from quire.types import OperationId, PageIds
+from quire.tree import Node
+from quire.types import OperationId
 
 
 class Span:
@@ -79,8 +77,3 @@ class UnderWay:
 def size_of(component: Component, node: Node) -> int:
     """Pages that a component has of a node."""
     return 1 if component.is_point else node.end - node.start
-
-
-def joined(spans: Iterable[Span], slot: int) -> PageIds:
-    """Their pages in a slot."""
-    return PageIds(b"".join([held_pages(span.tail, slot) for span in spans]))

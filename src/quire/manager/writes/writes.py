@@ -16,15 +16,16 @@ import msgspec
 from quire.components import Component, Guard
 from quire.manager.core import Core
 from quire.manager.operations import ENDED, WRITE, Operation
-from quire.manager.writes.spans import Span, UnderWay, joined, size_of
+from quire.manager.writes.spans import Span, UnderWay, size_of
 from quire.messages import Run, Write
-from quire.tree import Node, rest, slot_of
+from quire.tree import Node, held_pages, rest, slot_of
 from quire.types import (
     HOST,
     NO_PARENT,
     PAGE_KEY_BYTES,
     READY,
     OperationId,
+    PageIds,
     PageStatus,
     num_pages,
 )
@@ -129,6 +130,7 @@ class Writes:
         core = self._core
         spans: dict[Node, Span] = {}
         guards: list[Guard] = []
+        pages: list[bytes] = []
         while self.due and self._inflight_pages < self._max_inflight:
             waiting = self._next()
             for node in waiting.nodes(self._component):
@@ -144,11 +146,12 @@ class Writes:
                     continue
                 spans[node] = waiting.of(node)
                 guards += core.hold(node, self._host)
+                pages.append(held_pages(node, self._host))
                 self._inflight_pages += size_of(self._component, node)
         if not spans:
             return
         self._writing.update(spans)
-        host, timeout_s = joined(spans.values(), self._host), core.config.write.timeout_s
+        host, timeout_s = PageIds(b"".join(pages)), core.config.write.timeout_s
         op = core.operations.start(
             WRITE,
             {self._component.name: num_pages(host)},
