@@ -207,7 +207,8 @@ class Scheduler:
                 num_proposed += self._propose(request, len(decoding), left, chosen)
             if request.id not in chosen:
                 self._continue(request, 1, chosen)
-        budget = max(self.chunk_tokens - len(chosen) - num_proposed, self._page_size)
+        # Those that decode come on top: a whole chunk is what attention is fastest with.
+        budget = max(self.chunk_tokens - num_proposed, self._page_size)
         for request in [r for r in self.running if r.remaining > 1]:
             if budget > 0:
                 budget -= self._continue(request, budget, chosen)
