@@ -230,9 +230,10 @@ class Scheduler:
         chosen: dict[RequestId, Segment] = {}
         for request in decoding:
             self._continue(request, 1, chosen)
-        budget = self.chunk_tokens - len(chosen)
+        # Those that decode come on top: a whole chunk is what attention is fastest with.
+        budget = self.chunk_tokens
         if self.drafting is not None:
-            budget -= self.drafting.propose(decoding, budget, chosen)
+            budget -= self.drafting.propose(decoding, budget - len(chosen), chosen)
         budget = max(budget, self._page_size)
         for request in [r for r in self.running if r.remaining > 1]:
             if budget > 0:

@@ -26,7 +26,10 @@ RECTANGLE = np.dtype([("source", _SIDE), ("target", _SIDE), ("width", "u8"), ("h
 
 _ATTRIBUTES = np.dtype([("order", "u4"), ("source", "u4", 2), ("target", "u4", 2), ("flags", "u4")])
 """CUmemcpyAttributes."""
-_IN_STREAM_ORDER = 1
+_IN_ORDER = np.array([(1, (0, 0), (0, 0), 0)], _ATTRIBUTES)
+"""Of the stream."""
+_FROM_THE_FIRST = np.zeros(1, np.uint64)
+"""The piece from which on those attributes hold."""
 
 Rectangles = np.ndarray[Any, Any]
 Addresses = npt.NDArray[np.uint64]
@@ -42,9 +45,6 @@ def copy_rectangles(rectangles: Rectangles, stream: int) -> None:
 
 def copy_pieces(sources: Addresses, targets: Addresses, size_bytes: int, stream: int) -> None:
     """All of them, each `size_bytes`, in no order among themselves. Raises WorkerError."""
-    attributes = np.zeros(1, _ATTRIBUTES)
-    attributes["order"] = _IN_STREAM_ORDER
-    first = np.zeros(1, np.uint64)  # the attributes hold from the first piece on
     sizes = np.full(len(sources), size_bytes, np.uint64)
     copy, has_failed_index = piece_copy()
     failed = ctypes.c_size_t()
@@ -54,8 +54,8 @@ def copy_pieces(sources: Addresses, targets: Addresses, size_bytes: int, stream:
             sources.ctypes.data,
             sizes.ctypes.data,
             len(sources),
-            attributes.ctypes.data,
-            first.ctypes.data,
+            _IN_ORDER.ctypes.data,
+            _FROM_THE_FIRST.ctypes.data,
             1,
             *((ctypes.byref(failed),) if has_failed_index else ()),
             stream,

@@ -8,7 +8,8 @@ gathered before. There are two buffers, each with a stream: one is copied while 
     load      host ──pieces──▶ buffer ──kernel──▶ pages        a, b, a, b, …
     backup    pages ──kernel──▶ buffer ──pieces──▶ host
 
-The kernel's bytes stay on the device. Knows pools and page numbers.
+The kernel's bytes stay on the device. On an H200, of a plain copy, pages of 16 tokens: 96 %, where
+rectangles reach 89. Knows pools and page numbers.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from quire.transfer.kinds import MoverKind
 from quire.transfer.movers import Ends, Move, Pages, send_pages
 from quire.transfer.triton import PageKernel
 
-_PIECE_BYTES = 512 << 10
+_PIECE_BYTES = 4 << 20
 """At least, unless a page is smaller."""
-_BUFFER_BYTES = 16 << 20
+_BUFFER_BYTES = 64 << 20
+"""Few of them, as each costs the launching thread a tenth of a millisecond."""
 _PROGRAMS = 64
 """Enough for a device's memory to be many times faster than the link."""
 
@@ -37,6 +39,7 @@ class _Buffer:
 
     def __init__(self, num_words: int, dtype: torch.dtype, where: torch.device) -> None:
         self.words = torch.empty(num_words, dtype=dtype, device=where)
+        self.address = self.words.data_ptr()
         self._stream: torch.cuda.Stream | None = None
         if where.type == "cuda":
             self._stream = torch.cuda.Stream(where)  # type: ignore[no-untyped-call]
@@ -77,19 +80,19 @@ class StagedMover:
         self._to_device = to_device
         self._where = pool.device
         self._kernel = PageKernel(pool, to_device=to_device, programs=_PROGRAMS)
-        self._num_layers = layout.num_layers
         self._layer_bytes = layout.num_planes * layout.chunk_bytes
         self._word_bytes = layout.word_bytes
         self._host_stride = layout.page_stride_bytes
         self._group = min(layout.num_layers, -(-piece_bytes // self._layer_bytes))
-        size = max(buffer_bytes, self._group * self._layer_bytes)
+        # No copy has more pages than the smaller pool.
+        largest = min(len(ends.host), pool.num_pages) * self._group * self._layer_bytes
+        size = max(min(buffer_bytes, largest), self._group * self._layer_bytes)
         dtype = word_dtype(layout)
         self._buffers = [_Buffer(size // self._word_bytes, dtype, self._where) for _ in range(2)]
         self._turn = 0
 
     def plan(self, device_pages: Pages, host_pages: Pages) -> Move:
-        count = len(host_pages)
-        rows = np.arange(count, dtype=np.int32)
+        rows = np.arange(len(host_pages), dtype=np.int32)
         device_index, row_index = send_pages((device_pages, rows), self._where, np.int32)
         on_host = host_pages.astype(np.uint64) * np.uint64(self._host_stride)
         on_host += np.uint64(self._ends.host.data_ptr())
@@ -98,25 +101,20 @@ class StagedMover:
 
         def launch(layers: range) -> None:
             with self._together():
-                for some in self._cut(layers):
+                for first in range(layers.start, layers.stop, self._group):
+                    some = range(first, min(first + self._group, layers.stop))
                     self._move(device_index, row_index, on_host, some)
 
-        worth = -(-2 * _BUFFER_BYTES // max(1, count * self._layer_bytes))
-        return Move(launch, max(self._group, min(worth, self._num_layers)))
+        return Move(launch, self._group)
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """Whatever happens, the current stream ends after both."""
+        """Whatever happens, the current stream goes on after both."""
         try:
             yield
         finally:
             for buffer in self._buffers:
                 buffer.lead()
-
-    def _cut(self, layers: range) -> Iterator[range]:
-        """Into ranges of which a page fits into a buffer."""
-        for first in range(layers.start, layers.stop, self._group):
-            yield range(first, min(first + self._group, layers.stop))
 
     def _move(
         self, device_pages: torch.Tensor, rows: torch.Tensor, on_host: Addresses, layers: range
@@ -125,17 +123,18 @@ class StagedMover:
         piece = len(layers) * self._layer_bytes
         words = piece // self._word_bytes
         at_once = len(self._buffers[0].words) // words
-        for first in range(0, len(on_host), at_once):
-            some = slice(first, first + at_once)
+        sources = on_host + np.uint64(layers.start * self._layer_bytes)
+        places = np.arange(min(at_once, len(sources)), dtype=np.uint64) * np.uint64(piece)
+        for first in range(0, len(sources), at_once):
             buffer = self._buffers[self._turn]
             self._turn = 1 - self._turn
-            here = on_host[some] + np.uint64(layers.start * self._layer_bytes)
-            staged = buffer.words[: len(here) * words].view(len(here), words)
-            there = staged.data_ptr() + np.arange(len(here), dtype=np.uint64) * np.uint64(piece)
+            here = sources[first : first + at_once]
+            there = places[: len(here)] + np.uint64(buffer.address)
+            some = device_pages[first : first + at_once]
+            staged = buffer.words[: len(here) * words].view(-1, words)
             with buffer.on_stream():
                 if self._to_device:
                     copy_pieces(here, there, piece, buffer.handle)
-                index = rows[: len(here)]
-                self._kernel.launch(device_pages[some], staged, index, layers, layers.start)
+                self._kernel.launch(some, staged, rows[: len(here)], layers, layers.start)
                 if not self._to_device:
                     copy_pieces(there, here, piece, buffer.handle)

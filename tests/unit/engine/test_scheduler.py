@@ -91,6 +91,20 @@ def test_who_waits_for_a_prefix_goes_on_when_its_computer_is_aborted():
         assert tiny.tokens(second) == oracle(PROMPT, 4)
 
 
+def test_a_prompt_has_whole_chunks_whoever_decodes_beside_it():
+    with TinyEngine(chunk_tokens=8) as tiny:
+        decoding = [tiny.ask(other(seed, 5), 12) for seed in range(3)]
+        while any(len(tiny.tokens(request)) < 2 for request in decoding):
+            tiny.step()
+        asked = tiny.ask(PROMPT, 1)
+        sizes = []
+        while not tiny.tokens(asked):
+            before = tiny.model.num_computed
+            tiny.step()
+            sizes.append(tiny.model.num_computed - before)
+        assert [size for size in sizes if size > 3] == [3 + 8, 3 + 8, 3 + 8, 3 + 6]
+
+
 def test_uncomputed_pages_are_never_shared():
     """A request has pages for its whole prompt from the start; only full, computed ones count."""
     with TinyEngine(chunk_tokens=4) as tiny:

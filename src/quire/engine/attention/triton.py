@@ -35,7 +35,7 @@ from quire.memory.device import DevicePool, torch_dtype
 _SHORT = 128
 """Tokens of a chunk that goes through our own kernel: its pages are not gathered then, but are read
 once for every few queries."""
-PIECE = 16
+PIECE = 32
 """About so many."""
 _LONG = 8192
 """Tokens before a chunk, when ways to attend to them are compared."""
@@ -211,8 +211,9 @@ class TritonAttention:
 
     def _splits(self, spans: Sequence[Span]) -> tuple[int, int]:
         """`split` and `max_splits` of a table."""
-        lengths = np.array([span.length for span in spans], dtype=np.int32)
-        most = self.max_splits(sum(-(-span.num_tokens // PIECE) for span in spans))
+        pieces = [-(-span.num_tokens // PIECE) for span in spans]
+        lengths = np.repeat(np.array([span.length for span in spans], dtype=np.int32), pieces)
+        most = self.max_splits(len(lengths))
         split = self.split(lengths, most)
         return split, 1 if split >= lengths.max() else most
 

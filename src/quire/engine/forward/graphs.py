@@ -34,7 +34,7 @@ _FEW = 4
 _SHORT = (16, 32, 64, 128)
 _BESIDE = (128, 256)
 """Tokens of short batches, without and with others that decode."""
-_MAX_PARTS = 256
+_MAX_PARTS = 192
 """Pieces times splits: more would need more memory for what is put together again."""
 
 Replay = Callable[[], None]
@@ -108,11 +108,15 @@ class Kind(NamedTuple):
     @property
     def piece(self) -> int:
         """Tokens that attention gets together, at most."""
+        if self.verifies:
+            return self.num_tokens // self.num_short
         return min(PIECE, self.num_tokens) if self.num_short else 1
 
     @property
     def num_pieces(self) -> int:
         """Of the short ones."""
+        if self.verifies:
+            return self.num_short  # each is one, or less
         return self.num_tokens // self.piece + self.num_short if self.num_short else 0
 
     @property

@@ -28,11 +28,16 @@ _MAX_PROGRAMS = 4096
 _MAX_SPLITS = 64
 _GRAIN = 64
 """Tokens: splits are as long, or a multiple of it."""
-_MIN_ROWS, _MAX_ROWS = 16, 64
-"""Of a tile: a matrix unit wants no fewer; with more only one fits on a multiprocessor, and waits
-(measured: a quarter slower)."""
-_STAGES = 3
-"""Blocks that are on their way at once."""
+_ALIKE = 16
+"""Sequences are of about the same length, if less than such a part of the longest is missing."""
+_MIN_ROWS, _MAX_ROWS, _MAX_LARGE_ROWS = 16, 64, 128
+"""Of a tile: a matrix unit wants no fewer. Keys and values are read once for each tile, so larger
+ones are faster for as long as two of them fit on a multiprocessor: one computes while the other
+weighs. That takes half precision, heads of up to 128 numbers, and registers that are kept short."""
+_LARGE_DIM, _LARGE_REGISTERS = 128, 128
+_STAGES, _LARGE_STAGES = 3, 2
+"""Blocks that are on their way at once. Large tiles have no room for a third one, and are faster
+without the attempt where a block lies in one page."""
 _LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 _NEVER: tl.constexpr = tl.constexpr(-1.0e30)
 
@@ -64,8 +69,9 @@ def _see(
     KV: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, P: tl.constexpr, BN: tl.constexpr,
     IS_MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One block of keys more. `m`, `total`, `acc`: the largest score, sum of weights, and weighted
-    values so far. Masks are a third of the work: where all is seen there are none."""
+    """One block of keys more. `m`, `total`, `acc`: the largest score, scaled, sum of weights, and
+    weighted values so far. `scale` is positive. Masks are a third of the work: where all is seen
+    there are none."""
     n = tl.arange(0, BN)
     d = tl.arange(0, BD)
     t = i * BN + n
@@ -91,19 +97,19 @@ def _see(
     else:
         k = tl.load(keys + at)
         v = tl.load(values + at)
-    x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    x = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     seen = there[None, :] & (t[None, :] <= position[:, None])
     if HAS_WINDOW:
         seen = seen & (t[None, :] > position[:, None] - window)
     if IS_MASKED:
         x = tl.where(seen, x, _NEVER)
-    top = tl.maximum(m, tl.max(x, 1))
-    p = tl.exp2(x - top[:, None])
+    top = tl.maximum(m, tl.max(x, 1) * scale)
+    p = tl.exp2(x * scale - top[:, None])
     if IS_MASKED:
         p = tl.where(seen, p, 0.0)
     shrink = tl.exp2(m - top)
     total = total * shrink + tl.sum(p, 1)
-    acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
+    acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
     return top, total, acc
 
 
@@ -157,7 +163,7 @@ def _decode(
                 i, q, m, total, acc, keys, values, table, position, length, seen_from, window,
                 scale, h, KV, D, BD, P, BN, False, HAS_WINDOW, PRECISION,
             )  # fmt: skip
-    for i in range(plain, high):
+    for i in tl.range(plain, high, num_stages=None if HAS_WINDOW else 1):
         m, total, acc = _see(
             i, q, m, total, acc, keys, values, table, position, length, seen_from, window,
             scale, h, KV, D, BD, P, BN, True, HAS_WINDOW, PRECISION,
@@ -250,6 +256,9 @@ def split_tokens(
     each = -(-int(blocks.sum()) * num_kv_heads // _PROGRAMS)
     if longest <= each + each // 4:  # a short rest is not worth a split of its own
         each = longest
+    splits = _PROGRAMS // (len(blocks) * num_kv_heads)
+    if splits > 1 and longest - int(blocks.min()) <= longest // _ALIKE:
+        each = -(-longest // splits)  # none may be left for when all the others are done
     return max(1, each, -(-longest // max_splits)) * _GRAIN
 
 
@@ -273,7 +282,9 @@ def decode(
     assert out.is_contiguous()
     block_dim = max(16, triton.next_power_of_2(dim))
     group = triton.next_power_of_2(num_heads // kv)
-    queries = max(1, min(triton.next_power_of_2(tables.max_count), _MAX_ROWS // group))
+    takes_large = query.element_size() == 2 and block_dim <= _LARGE_DIM
+    most = _MAX_LARGE_ROWS if takes_large else _MAX_ROWS
+    queries = max(1, min(triton.next_power_of_2(tables.max_count), most // group))
     num_rows = max(_MIN_ROWS, queries * group)
     tiles = triton.cdiv(tables.max_count, queries)
     num_sequences = len(tables.lengths)
@@ -283,10 +294,12 @@ def decode(
         shape = (num_sequences * tiles, kv, splits, num_rows)
         part = query.new_empty((*shape, dim), dtype=torch.float32)
         part_m, part_l = part.new_empty((2, *shape)).unbind()
+    is_large = num_rows > _MAX_ROWS
+    block = _block(block_dim * query.element_size())
     shapes = {
         "QUERIES": queries, "ROWS": num_rows, "H": num_heads, "KV": kv,
         "G": num_heads // kv, "BG": group, "D": dim, "BD": block_dim, "S": splits,
-        "BN": _block(block_dim * query.element_size()),
+        "BN": block,
         "HAS_WINDOW": window > 0, "HAS_SINKS": sinks is not None,
     }  # fmt: skip
     some_sinks = out if sinks is None else sinks
@@ -312,8 +325,9 @@ def decode(
         tiles,
         P=page_size,
         PRECISION="ieee" if query.dtype is torch.float32 else "tf32",
-        num_warps=8 if num_rows * block_dim > 8192 else 4,
-        num_stages=_STAGES,
+        num_warps=8 if is_large or num_rows * block_dim > 8192 else 4,
+        num_stages=_LARGE_STAGES if is_large and page_size % block == 0 else _STAGES,
+        maxnreg=_LARGE_REGISTERS if is_large else None,
         **shapes,
     )
     if splits > 1:

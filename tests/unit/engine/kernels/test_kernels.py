@@ -70,6 +70,18 @@ def test_a_long_sequence_among_short_ones_is_split_and_they_are_not():
     assert split_tokens(even[:1] * 0, 0, max_splits=1, num_kv_heads=8) == 64
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 16, 33])
+@pytest.mark.parametrize("length", [5000, 32768, 131072])
+def test_sequences_that_are_alike_are_split_into_no_more_than_fill_the_machine(count, length):
+    """One program too many is computed when all the others are done."""
+    from quire.engine.kernels.decode import _PROGRAMS, num_splits, split_tokens
+
+    lengths = np.full(count, length, dtype=np.int32) - np.arange(count, dtype=np.int32)
+    split = split_tokens(lengths, 0, max_splits=num_splits(count, 8), num_kv_heads=8)
+    num_programs = sum(-(-int(one) // split) for one in lengths) * 8
+    assert _PROGRAMS / 2 <= num_programs <= _PROGRAMS
+
+
 @pytest.mark.parametrize(("heads", "kv"), [(1, 1), (8, 1), (20, 1), (3, 3)])
 @pytest.mark.parametrize("dim", [8, 80, 96, 256])
 def test_decode_with_heads_of_any_kind(where, heads, kv, dim):
@@ -82,6 +94,16 @@ def test_few_queries_of_a_sequence_see_what_is_before_them(where, window, sinks,
     counts = [1, 30, 16, 2, 5]
     lengths = [90, 30, 140, 65, 64]
     check_decode(where, lengths, counts=counts, window=window, sinks=sinks, splits=splits, dim=16)
+
+
+@pytest.mark.parametrize(("counts", "page_size"), [([64], 64), ([40, 3], 16)])
+def test_many_rows_are_one_tile_in_half_precision(where, counts, page_size):
+    """128 of them: 4 heads of 32 queries."""
+    if where.dtype is torch.float32:
+        pytest.skip("tiles of so many rows are for half precision")
+    lengths = [200, 70][: len(counts)]
+    options = {"heads": 4, "kv": 1, "dim": 32, "page_size": page_size, "splits": 2}
+    check_decode(where, lengths, counts=counts, **options)
 
 
 @pytest.mark.parametrize(("rows", "heads", "dim"), [(1, 3, 16), (7, 6, 40)])
