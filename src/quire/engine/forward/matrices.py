@@ -3,7 +3,8 @@
 On a CPU, in float32, a matrix is kept in the layout of oneDNN. A product with one row to eight then
 takes the same time, since all of it is reading the matrix: BLAS takes twice as long for two rows
 as for one, and steps that check proposals would not pay. Longer ones take a tenth less. And what
-comes out for a row does not hang on how many others are computed with it.
+comes out for a row does not hang on how many others are computed with it. One row or two are
+slower than four, so they are made up to four.
 
 Knows tensors only.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-_TYPICAL_ROWS = 4
+_BEST_ROWS = 4
 """oneDNN chooses its layout for so many."""
 _FEW_ROWS = 8
 
@@ -24,7 +25,7 @@ def packed(weight: torch.Tensor) -> torch.Tensor:
         return weight
     if not torch.backends.mkldnn.is_available():
         return weight
-    made: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL_ROWS)
+    made: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _BEST_ROWS)
     return made
 
 
@@ -33,14 +34,20 @@ def product(
 ) -> torch.Tensor:
     """[row, in] → [row, out]"""
     if weight.is_mkldnn:
+        rows = len(x)
+        if rows < _BEST_ROWS - 1:
+            x = functional.pad(x, (0, 0, 0, _BEST_ROWS - rows))
         made: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-        return made
+        return made[:rows]
     return functional.linear(x, weight, bias)
 
 
 def logits_of(x: torch.Tensor, head: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
     """`product` with an output head, which is not packed: it may be the embedding too. A few rows
     on a CPU are taken for columns, for BLAS does better so."""
-    if out is None and x.device.type == "cpu" and 1 < len(x) <= _FEW_ROWS:
-        return torch.mm(head, x.t()).t().contiguous()
+    rows = len(x)
+    if out is None and x.device.type == "cpu" and 0 < rows <= _FEW_ROWS:
+        if rows == 1:
+            x = functional.pad(x, (0, 0, 0, 1))
+        return torch.mm(head, x.t()).t()[:rows].contiguous()
     return torch.mm(x, head.t(), out=out)
