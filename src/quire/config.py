@@ -127,6 +127,8 @@ class CacheConfig:
     num_ranks: int = 1
     event_buffer: int = 0
     """Events kept for `events.take()`; 0 switches events off."""
+    event_tokens: bool = False
+    """Events of pages that appear say of which tokens they are."""
     threshold_pages: int = field(init=False)
     """The prefetch threshold in pages."""
     max_inflight_pages: int = field(init=False)

@@ -41,6 +41,8 @@ def config(
     peers: flags.Peers = None,
     peer_host: flags.PeerHost = None,
     peer_port: flags.PeerPort = None,
+    peer_transport: flags.PeerTransport = None,
+    kv_events: flags.KvEvents = None,
     config: flags.ConfigFile = None,
     reference: Annotated[
         bool, typer.Option("--reference", help="Print the reference of all options as Markdown.")

@@ -58,6 +58,8 @@ def serve(
     peers: flags.Peers = None,
     peer_host: flags.PeerHost = None,
     peer_port: flags.PeerPort = None,
+    peer_transport: flags.PeerTransport = None,
+    kv_events: flags.KvEvents = None,
     config: flags.ConfigFile = None,
     child: flags.Child = False,
 ) -> None:

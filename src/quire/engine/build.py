@@ -22,6 +22,7 @@ from quire.engine.engine import Engine, attach_and_wait, tiers
 from quire.engine.executor import Executor, Model, RankConfig, open_executor
 from quire.engine.forward import Choice, choose
 from quire.engine.grammar import open_grammars
+from quire.engine.kvevents.publisher import EventPublisher
 from quire.engine.layouts import FULL, layouts
 from quire.engine.messages import EngineInfo
 from quire.engine.parallel import head_share
@@ -217,12 +218,16 @@ def _assemble(plan: _Plan, executor: Executor, opened: ExitStack) -> Engine:
     exchange = None
     if peering is not None and others is not None:
         exchange = peering.join(others, scheduler, manager, info)
+    publisher = None
+    if config.kv_events is not None:
+        publisher = EventPublisher(config.kv_events, config.page_size)
     return Engine(
         executor,
         manager,
         scheduler,
         info,
         exchange=exchange,
+        publisher=publisher,
         private_prefixes=config.role is Role.DECODE and not config.decode_cache,
         debug=config.debug,
         clock=clock,
@@ -302,6 +307,7 @@ def _cache_config(config: EngineConfig, device_pages: int, host_pages: int) -> C
         ),
         num_ranks=config.tp,
         event_buffer=_EVENTS,
+        event_tokens=config.kv_events is not None,
     )
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from quire.config import PrefetchPolicy, WritePolicy
 from quire.engine.draft.kinds import MAX_DRAFT_TOKENS, DraftChoice, DraftKind, parse_draft
+from quire.engine.kvevents.config import Publishing
 from quire.errors import ConfigError
 from quire.peer.kinds import TransportKind
 from quire.transfer.kinds import MoverKind
@@ -132,6 +133,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Decode: also in host and store, not only on the device."""
     decode_computes: int = 0
     """Decode: prompt tokens that are computed here, if no more are missing."""
+    kv_events: Publishing | None = None
+    """Where cache events are published, for routers of others."""
     handover_timeout_s: float = 30.0
     """Without progress for so long, a hand-over is given up and tried elsewhere."""
     debug: bool = False

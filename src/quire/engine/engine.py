@@ -18,6 +18,7 @@ from quire.disagg.exchange import Exchange
 from quire.engine.config import Role
 from quire.engine.executor import Executor, RankLost
 from quire.engine.flights import Flights, Landed
+from quire.engine.kvevents.publisher import EventPublisher
 from quire.engine.messages import (
     Abort,
     DraftStatus,
@@ -95,6 +96,7 @@ class Engine:
         info: EngineInfo,
         *,
         exchange: Exchange | None = None,
+        publisher: EventPublisher | None = None,
         private_prefixes: bool = False,
         debug: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -107,6 +109,7 @@ class Engine:
         self.scheduler = scheduler
         self.info = info
         self.exchange = exchange
+        self._publisher = publisher
         self._private_prefixes = private_prefixes
         self._num_private = 0
         self._executor = executor
@@ -114,7 +117,7 @@ class Engine:
         self._debug = debug
         self._clock = clock
         self._questions = Questions(
-            manager, self.namespace_of, self.status, self.requests, self.drain
+            manager, self.namespace_of, self.status, self.requests, self.drain, publisher=publisher
         )
         self._flights = Flights(
             executor,
@@ -199,6 +202,8 @@ class Engine:
             self._flights.launch(batch)
         while self._flights.is_due or (batch is None and self._flights):
             self._take_in(self._flights.land())
+        if self._publisher is not None:
+            self._questions.tell_events()
         self._seconds["step"] += self._clock() - began
         if self._debug:
             manager.check_invariants()
@@ -235,6 +240,8 @@ class Engine:
             self._usage.save()
         if self.exchange is not None:
             self.exchange.close()
+        if self._publisher is not None:
+            self._publisher.close()
         self._executor.close()
 
     # ---- state ----------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from itertools import islice
 import msgspec
 import numpy as np
 
+from quire.engine.kvevents.publisher import EventPublisher
 from quire.engine.messages import (
     Answer,
     Attach,
@@ -74,13 +75,16 @@ class Questions:
         status: Callable[[], EngineStatus],
         requests: Callable[[], Requests],
         drain: Callable[[], None],
+        *,
+        publisher: EventPublisher | None = None,
     ) -> None:
-        """`drain`: take no more work of other engines."""
+        """`drain`: take no more work of other engines. `publisher`: of the cache's events."""
         self._manager = manager
         self._namespace_of = namespace_of
         self._status = status
         self._requests = requests
         self._drain = drain
+        self._publisher = publisher
         self._events = EventLog()
         self._asked: list[tuple[int, Question]] = []
         self._pending: dict[int, _Changing | _Warming] = {}
@@ -114,6 +118,13 @@ class Questions:
             elif self._manager.ready(task.lease):
                 self._end(number, self._warmed(task))
 
+    def tell_events(self) -> None:
+        """What has happened in the cache, to those who will ask and those who listen."""
+        batch = self._manager.events.take()
+        self._events.take_in(batch)
+        if self._publisher is not None:
+            self._publisher.publish(batch, self._manager.present)
+
     def take_answers(self) -> list[Answer]:
         answers, self._answers = self._answers, []
         return answers
@@ -141,7 +152,7 @@ class Questions:
             case GetRequests():
                 self._reply(number, self._requests())
             case GetEvents(since):
-                self._events.take_in(manager.events.take())
+                self.tell_events()
                 self._reply(number, self._events.since(since))
             case GetKeys(tokens, salt):
                 self._reply(number, self._keys(tokens, salt))

@@ -13,6 +13,7 @@ from functools import partial
 from quire.components import Component, Guard, PoolSize
 from quire.config import CacheConfig
 from quire.eviction import make_policy
+from quire.keys import TOKEN_BYTES
 from quire.manager.counters import Counters
 from quire.manager.events import CacheEvent, EventBuffer, EventKind
 from quire.manager.operations import Operation, Operations
@@ -307,15 +308,38 @@ class Core:
     def announce_written(self, node: Node, component: Component) -> None:
         """The store has a node's pages of a component."""
         if self.events.enabled:
-            self.events.add(
-                CacheEvent(EventKind.STORED, "store", component.name, self.keys_of(node, component))
-            )
+            self.events.add(self._event(EventKind.STORED, "store", component, node, 0))
 
     def _announce(self, kind: EventKind, slot: int, node: Node, skip: int) -> None:
         index, tier = divmod(slot, NUM_TIERS)
-        component = self.components[index]
-        keys = self.keys_of(node, component)[skip * PAGE_KEY_BYTES :]
-        self.events.add(CacheEvent(kind, Tier(tier).name.lower(), component.name, keys))
+        name = Tier(tier).name.lower()
+        self.events.add(self._event(kind, name, self.components[index], node, skip))
+
+    def _event(
+        self, kind: EventKind, tier: str, component: Component, node: Node, skip: int
+    ) -> CacheEvent:
+        """Of a node's pages without the first `skip`."""
+        keys = self.keys_of(node, component)
+        parent = tokens = b""
+        if kind is EventKind.STORED and self.config.event_tokens and not component.is_point:
+            step = self.config.page_size * TOKEN_BYTES
+            tokens = bytes(node.tokens[skip * step : node.num_pages * step])
+            if skip:
+                parent = keys[(skip - 1) * PAGE_KEY_BYTES : skip * PAGE_KEY_BYTES]
+            elif node.parent is not None and node.parent.parent is not None:
+                parent = self.tree.last_key_of(node.parent)
+        return CacheEvent(kind, tier, component.name, keys[skip * PAGE_KEY_BYTES :], parent, tokens)
+
+    def present(self) -> list[CacheEvent]:
+        """What device and host hold now, as if it had just appeared, parents first."""
+        return [
+            self._event(EventKind.STORED, tier.name.lower(), component, node, 0)
+            for node in self.tree.nodes()
+            for component in self.components
+            for tier in Tier
+            if (held := node.held[slot_of(component.index, tier)]) is not None
+            and held.state is READY
+        ]
 
     def keys_of(self, node: Node, component: Component) -> bytes:
         """Keys under which a node's pages of a component are known outside."""

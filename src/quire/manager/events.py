@@ -20,6 +20,10 @@ class CacheEvent:
     component: str
     keys: bytes
     """Page keys, concatenated, in path order."""
+    parent: bytes = b""
+    """STORED, if tokens are wanted: key of the page before them; empty: they are the first."""
+    tokens: bytes = b""
+    """STORED, if they are wanted: of those pages, 32 bits each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,12 +24,7 @@ class Inspection(NamedTuple):
 
     def nodes(self) -> Iterator[Node]:
         """Every node but the roots, parents first."""
-        for root in self.tree.roots.values():
-            stack = list((root.children or {}).values())
-            while stack:
-                node = stack.pop()
-                stack.extend((node.children or {}).values())
-                yield node
+        return self.tree.nodes()
 
     def keys_of(self, node: Node, component: Component) -> bytes:
         """Keys under which a node's pages of a component are known outside."""

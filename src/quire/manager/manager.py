@@ -79,6 +79,7 @@ class CacheManager:
         self.operations = core.operations
         """In flight, ended, and lost ranks: to be read."""
         self.events = core.events
+        self.present = core.present
         self.costs = CostModel(enabled=config.prefetch.cost_model, page_size=config.page_size)
         self.store = StoreControl(core, self.costs.forget_store)
         self.leases: set[Lease] = set()

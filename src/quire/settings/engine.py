@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from quire.engine.config import EngineConfig
+from quire.engine.kvevents.config import Publishing
 from quire.errors import MemoryBudgetError
 from quire.models import EMBEDDED_NAME
 from quire.models.weights import weight_totals
@@ -66,7 +67,16 @@ def engine_config(
         decode_restore=effective.decode_restore,
         decode_computes=effective.decode_computes or 0,
         handover_timeout_s=effective.handover_timeout,
+        kv_events=_publishing(effective),
         debug=effective.debug,
+    )
+
+
+def _publishing(effective: Settings) -> Publishing | None:
+    if effective.kv_events is None:
+        return None
+    return Publishing(
+        effective.kv_events, effective.kv_events_replay or "", effective.kv_events_topic
     )
 
 

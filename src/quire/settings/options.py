@@ -385,6 +385,27 @@ class Settings:
         "A hand-over that makes no progress for so long is given up and tried elsewhere.",
         example="10",
     )
+    kv_events: str | None = _option(
+        None,
+        Text("ADDRESS"),
+        "Publish what the cache holds, in vLLM's format over ZeroMQ, for routers that read it.",
+        auto="nothing is published",
+        example="tcp://*:5557",
+        flag=True,
+    )
+    kv_events_replay: str | None = _option(
+        None,
+        Text("ADDRESS"),
+        "Where those who missed events of kv_events ask for them again.",
+        auto="they cannot",
+        example="tcp://*:5558",
+    )
+    kv_events_topic: str = _option(
+        "",
+        Text("TOPIC"),
+        "What each message of kv_events begins with.",
+        example="kv@10.0.0.5@llama",
+    )
     max_context: int | None = _option(
         None,
         Integer(1, example=8192),

@@ -127,6 +127,15 @@ class PrefixTree:
             node = parent
         return True
 
+    def nodes(self) -> Iterator[Node]:
+        """Every node but the roots, parents first."""
+        for root in self.roots.values():
+            stack = list((root.children or {}).values())
+            while stack:
+                node = stack.pop()
+                stack.extend((node.children or {}).values())
+                yield node
+
     def keys_of(self, node: Node) -> bytes:
         """Page keys of a node, computed once from the nearest ancestor that has its own."""
         if node.page_keys is None:
