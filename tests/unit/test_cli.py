@@ -34,6 +34,8 @@ COMMANDS = [
     ["store", "ls"],
     ["store", "verify"],
     ["store", "clear"],
+    ["store", "bench"],
+    ["store", "doctor"],
     ["sim"],
     ["sim", "run"],
     ["demo"],

@@ -23,7 +23,7 @@ from quire.errors import StoreError
 from quire.store.base import Part, Store
 from quire.store.client import PageStore
 from quire.store.codec import object_name
-from quire.store.opening import without_page_options
+from quire.store.opening import choice_in, without_page_options
 from quire.store.packing import Packer, PackKind
 from quire.store.url import StoreURL, open_store, parse_url
 from quire.types import PageKey, PageStatus
@@ -154,7 +154,7 @@ def _batches(keys: Sequence[PageKey]) -> list[Sequence[PageKey]]:
 def measured(text: str, page_bytes: int) -> Iterator[Measured]:
     """Cleared and closed afterwards, whatever happens. Raises StoreError."""
     url = own_place(text)
-    kind = PackKind(parse_url(text).options.get("codec", PackKind.NONE))
+    kind = choice_in(parse_url(text), "codec", PackKind.NONE)
     store = open_store(url.text)
     try:
         bench = Measured(url, store, page_bytes, kind)

@@ -26,8 +26,8 @@ def open_pages(text: str, *, clock: Callable[[], float]) -> Pages:
     tiers: list[Tier] = []
     try:
         for url in split_urls(text):
-            write = _choice(url, "write", WriteWhen.THROUGH)
-            kind = _choice(url, "codec", PackKind.NONE)
+            write = choice_in(url, "write", WriteWhen.THROUGH)
+            kind = choice_in(url, "codec", PackKind.NONE)
             packer = None if kind is PackKind.NONE else Packer(kind)
             store = open_store(without_page_options(url))
             tiers.append(Tier(PageStore(store, clock=clock, packer=packer), write))
@@ -48,10 +48,11 @@ def without_page_options(url: StoreURL) -> str:
     return url.without_options(scheme, {"write", "codec"})
 
 
-def _choice(url: StoreURL, name: str, default: Choice) -> Choice:
+def choice_in(url: StoreURL, name: str, default: Choice) -> Choice:
+    """What the URL says of `write` or `codec`. Raises StoreURLError."""
     kinds = type(default)
     try:
         return kinds(url.options.get(name, default))
     except ValueError:
         valid = ", ".join(kinds)
-        raise StoreURLError(f"option {name!r} in {url.shown!r} must be one of {valid}") from None
+        raise StoreURLError(f"option {name!r} in {url.shown!r}: give one of {valid}") from None

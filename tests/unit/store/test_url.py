@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from quire.errors import ConfigError, StoreError, StoreURLError
@@ -94,3 +97,20 @@ def test_named_memory_of_contradicting_sizes_is_refused():
     open_store("memory://test-named-conflict?max=1MiB")
     with pytest.raises(StoreURLError, match="give the same"):
         open_store("memory://test-named-conflict?max=2MiB")
+
+
+def test_nothing_of_a_store_is_imported_that_is_not_used(tmp_path):
+    """Nor of what packs pages; several stores in front of each other need no more."""
+    code = """
+import sys, time
+from quire.store import open_pages
+import quire.worker.config, quire.cli.store
+urls = f"memory:// file://{sys.argv[1]}/store?write=back"
+open_pages(urls, clock=time.monotonic).close()
+strangers = {"obstore", "mooncake", "zstandard", "lz4"}
+ours = {f"quire.store.{name}" for name in ("redis", "bucket", "mooncake")}
+sys.exit(" ".join(sorted((strangers | ours) & set(sys.modules))) or 0)
+"""
+    words = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,8 +1,9 @@
 """Pool: Mooncake's client as we use it. The only file that imports it.
 
-Its calls know no deadline: they end when the pool's own timeouts say so, which are set here unless
-the environment has them. Its close does not wait for calls that are under way and would pull the
-ground from under them: here the last of those closes.
+Its calls let other threads of Python work, except those that join and leave (some tenths of a
+second). They know no deadline: they end when the pool's own timeouts say so, which are set here
+unless the environment has them. Its close does not wait for calls that are under way and would pull
+the ground from under them: here the last of those closes.
 
     code    of the client                 here
     -200    no room                       REJECTED
@@ -17,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -37,6 +39,11 @@ _DEFAULTS = {
 }
 
 
+_ALONE = (
+    "the Mooncake pool of {} cannot be joined ({}): start mooncake_master there, or check the "
+    "store's URL"
+)
+_REACH_S = 2.0
 _LOG_LEVEL = "_ZN3fLI17FLAGS_minloglevelE"
 _ONLY_FATAL = 3
 
@@ -135,6 +142,12 @@ class Pool:
 
 def join(settings: Settings) -> tuple[Any, Any]:
     """The client itself, and how it is to place what is put. Raises StoreError."""
+    # Joining keeps all other threads of Python waiting: not for a master that is not there.
+    host, _, port = settings.master.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=_REACH_S).close()
+    except OSError as error:
+        raise StoreError(_ALONE.format(settings.master, str(error) or "no answer")) from None
     native = _load()
     client, config = native.MooncakeDistributedStore(), native.ReplicateConfig()
     config.replica_num = settings.replicas
@@ -148,10 +161,7 @@ def join(settings: Settings) -> tuple[Any, Any]:
         settings.master,
     )
     if code:
-        raise StoreError(
-            f"the Mooncake pool of {settings.master} cannot be joined (code {code}): start "
-            "mooncake_master there, or check the store's URL"
-        )
+        raise StoreError(_ALONE.format(settings.master, f"code {code}"))
     return client, config
 
 

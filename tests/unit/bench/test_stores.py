@@ -1,0 +1,192 @@
+"""Measuring a store: beside its own client, in a place of its own, and what the doctor says."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.bench import doctor, stores
+from quire.errors import StoreError
+from quire.replay.profile import Profile
+from quire.store import open_store
+from quire.store.base import HEADER_BYTES, Blob, NewObject, ObjectName
+from quire.testing.stores import name, soon
+from store_servers import Mooncake, Moto, Valkey
+from unit.cli_support import command
+
+SMALL = {"page_bytes": 8192, "total_bytes": 128 << 10}
+
+
+@pytest.fixture
+def quire(capsys, monkeypatch):
+    return command(capsys, monkeypatch)
+
+
+def profile(**changes) -> Profile:
+    given = {
+        "model": "a model",
+        "device": "a device",
+        "dtype": "bfloat16",
+        "bytes_per_token": 100_000,
+        "fixed_s": 0.01,
+        "s_per_token": 1e-4,
+        "s_per_pair": 0.0,
+        "host_bytes_per_s": 1e12,
+        "store_bytes_per_s": 1e9,
+        "longest_tokens": 4096,
+    }
+    return Profile(**given | changes)
+
+
+# ---- the bench -----------------------------------------------------------------------------------
+
+
+def put_one(url: str) -> None:
+    """Of somebody else."""
+    store = open_store(url)
+    blob = Blob(memoryview(bytearray(HEADER_BYTES)), memoryview(bytearray(HEADER_BYTES)))
+    assert store.put([NewObject(name(1), blob, None, 1)], deadline=soon()) == [0]
+    store.close()
+
+
+def names_in(url: str) -> list[ObjectName]:
+    store = open_store(url)
+    found = [item.name for item in store.scan()]
+    store.close()
+    return found
+
+
+def check_run(url: str) -> None:
+    put_one(url)
+    result = stores.run(url, rounds=2, **SMALL)
+    for way in ("write", "read"):
+        assert result[way]["store_gb_s"] > 0
+        assert result[way]["ratio"] > 0
+    assert result["probe"]["keys"] == 256
+    assert names_in(url) == [name(1)]
+
+
+def test_redis_is_measured_beside_its_client_and_left_as_it_was(tmp_path):
+    server = Valkey(tmp_path)
+    try:
+        check_run(server.url)
+        assert server.say(b"DBSIZE") == 1
+    finally:
+        server.stop()
+
+
+@pytest.mark.long
+def test_a_bucket_is_measured_beside_its_client_and_left_as_it_was(tmp_path, monkeypatch):
+    for package in ("moto", "flask_cors", "obstore"):
+        pytest.importorskip(package, reason="needs the packages of the dev extra")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "tests")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "tests")
+    server = Moto(tmp_path)
+    try:
+        check_run(server.url)
+    finally:
+        server.stop()
+
+
+@pytest.mark.long
+def test_a_pool_is_measured_beside_its_client_and_left_as_it_was(tmp_path):
+    server = Mooncake(tmp_path)
+    try:
+        check_run(server.url)
+    finally:
+        server.stop()
+
+
+def test_a_store_without_a_client_of_its_own_is_measured_alone():
+    result = stores.run("memory://", rounds=1, **SMALL)
+    assert "ratio" not in result["read"]
+
+
+@pytest.mark.parametrize(
+    ("url", "start"),
+    [
+        ("redis://u:p@h:1/2?prefix=mine:", "redis://u:p@h:1/2?prefix=quire-bench-"),
+        ("s3://bucket/a?region=x", "s3://bucket/a/quire-bench-"),
+        ("file:///var/cache?max=1GiB", "file:///var/cache/quire-bench-"),
+        ("mooncake://h:1?replicas=2&codec=zstd", "mooncake://h:1?replicas=2&prefix=quire-bench-"),
+    ],
+)
+def test_it_works_in_a_place_of_its_own(url, start):
+    first, second = stores.own_place(url).text, stores.own_place(url).text
+    assert first.startswith(start)
+    assert first != second
+
+
+def test_a_wrapper_has_no_such_place():
+    with pytest.raises(StoreError, match="measure the store"):
+        stores.own_place("faulty+memory://")
+
+
+def test_a_store_that_is_too_small_says_so():
+    with stores.measured("memory://", 8192) as bench:
+        bench._backend.max_bytes = 0
+        with pytest.raises(StoreError, match="--total"):
+            bench.write(bench.keys(20))
+
+
+# ---- the doctor ----------------------------------------------------------------------------------
+
+
+def test_the_crossover_is_where_fetching_becomes_faster():
+    here = profile(store_bytes_per_s=4e9)  # 25 µs a token fetched, 100 µs computed
+    found = doctor.find_crossover(here, asking_s=0.03)
+    assert 395 <= found <= 405
+    for tokens, helps in ((found - 1, False), (found, True), (2 * found, True)):
+        fetch_s = 0.03 + here.ttft_s(tokens, 0, 0, tokens - 1)
+        assert (fetch_s < here.ttft_s(tokens, 0, 0, 0)) is helps
+
+
+def test_a_store_that_is_slower_than_computing_never_helps():
+    assert doctor.find_crossover(profile(store_bytes_per_s=1e8), asking_s=0.01) is None
+
+
+def test_attention_makes_long_prompts_worth_it():
+    slow = profile(store_bytes_per_s=5e8, s_per_pair=1e-8)
+    assert 10_000 < doctor.find_crossover(slow, asking_s=0.0) < doctor.LONGEST
+
+
+def test_the_doctor_says_it_in_words_with_and_without_a_profile(tmp_path):
+    steps = []
+    url = f"file://{tmp_path}"
+    found = doctor.examine(url, profile=None, progress=lambda *step: steps.append(step[0]), **SMALL)
+    assert "quire profile" in found.sentences[-1]
+    assert {"writing", "reading"} == set(steps)
+    assert list(tmp_path.iterdir()) == []
+    slow = profile(s_per_token=10.0)
+    found = doctor.examine("memory://", profile=slow, **SMALL)
+    assert "It helps with a model on a device from" in found.sentences[-1]
+    assert found.crossover_tokens is not None
+    fast = profile(s_per_token=1e-12, bytes_per_token=1 << 40)
+    found = doctor.examine("memory://", profile=fast, **SMALL)
+    assert "does not help" in found.sentences[-1]
+
+
+# ---- the commands --------------------------------------------------------------------------------
+
+
+def test_the_commands_print_tables_words_or_json(quire, tmp_path):
+    sizes = ("--total", "64KiB", "--page", "8KiB")
+    assert "store GB/s" in quire("store", "bench", "memory://", *sizes, "--rounds", "1").out
+    assert quire("store", "doctor", f"file://{tmp_path}", *sizes, "--json").json["read_gb_s"] > 0
+    assert "It gives" in quire("store", "doctor", f"file://{tmp_path}", *sizes).out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("bench", "memory://", "--page", "1000"), "multiple of"),
+        (("bench", "memory://", "--total", "4KiB"), "less than one page"),
+        (("bench", "memory://?codec=rot13"), "none, zstd, lz4"),
+        (("doctor", "nothing"), "not a store URL"),
+        (("doctor", "redis://user:s3cret@127.0.0.1:1"), "cannot be reached"),
+    ],
+)
+def test_a_wrong_question_is_one_sentence_without_secrets(quire, words, said):
+    ran = quire("store", *words)
+    assert ran.code == 2
+    assert said in ran.sentence
+    assert "s3cret" not in ran.err + ran.out
