@@ -30,10 +30,12 @@ from quire.engine.messages import (
     GetKeys,
     GetRequests,
     GetStatus,
+    GetTenants,
     Keys,
     Question,
     Requests,
     StoreStatus,
+    Tenants,
     Warm,
     Warmed,
 )
@@ -72,7 +74,9 @@ class Questions:
         manager: CacheManager,
         namespace_of: Callable[[str], Namespace],
         status: Callable[[], EngineStatus],
+        *,
         requests: Callable[[], Requests],
+        tenants: Callable[[], Tenants],
         drain: Callable[[], None],
     ) -> None:
         """`drain`: take no more work of other engines."""
@@ -80,6 +84,7 @@ class Questions:
         self._namespace_of = namespace_of
         self._status = status
         self._requests = requests
+        self._tenants = tenants
         self._drain = drain
         self._events = EventLog()
         self._asked: list[tuple[int, Question]] = []
@@ -138,6 +143,8 @@ class Questions:
                 self._pending[number] = _Changing(manager.store.detach(), self._store)
             case Warm(tokens, salt):
                 self._warm(number, tokens, salt)
+            case GetTenants():
+                self._reply(number, self._tenants())
             case GetRequests():
                 self._reply(number, self._requests())
             case GetEvents(since):
