@@ -123,6 +123,10 @@ class Core:
                     freed += self._detach_end(holding, slot, count - freed, gone)
             self.tree.stays.catch_up()
         self.counters.evicted_own_pages += freed
+        if slot == HOST:
+            self.counters.evicted_host_pages += freed
+        else:
+            self.counters.evicted_device_pages += freed
         if self.upkeep is not None:
             self._discard(self.upkeep.after(gone))
 

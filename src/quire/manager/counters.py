@@ -58,7 +58,7 @@ class Counters:
     evicted_spare_pages: int = 0
     """Host copies of pages that the device has too: nothing was lost."""
     evicted_own_pages: int = 0
-    """Of tenants that had their quota, for the same tenant's."""
+    """Among these: of tenants that had their quota, for the same tenant's."""
     dropped_pages: int = 0
     """Left their last tier."""
     useless_pages: int = 0
