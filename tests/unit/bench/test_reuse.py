@@ -15,7 +15,7 @@ TOOLS = [{"type": "function", "function": {"name": name}} for name in "ab"]
 PROMPT = list(range(100))
 
 
-def turn(found, session, messages, tools, prompt, reached=0):
+def turn(found, session, messages, tools, prompt, *, reached=0):
     possible = found.possible(prompt, found.num_computed)
     found.add(session, messages, tools, prompt, possible=possible, reached=reached)
     found.computed(prompt, [7, 7])
@@ -25,7 +25,7 @@ def turn(found, session, messages, tools, prompt, reached=0):
 def test_a_turn_that_goes_on_shares_the_prompt_and_the_answer():
     found = Reuse()
     assert turn(found, "s", [HELLO], TOOLS, PROMPT) == 0
-    assert turn(found, "s", [HELLO, ANSWER, HELLO], TOOLS, [*PROMPT, 7, 7, 1, 2], 96) == 102
+    assert turn(found, "s", [HELLO, ANSWER, HELLO], TOOLS, [*PROMPT, 7, 7, 1, 2], reached=96) == 102
     result = found.result()
     assert (result["possible_tokens"], result["reached_tokens"]) == (102, 96)
     assert result["share"] == pytest.approx(96 / 102)
