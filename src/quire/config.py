@@ -121,6 +121,9 @@ class CacheConfig:
     retention_decay_s: float = 60.0
     retained_share: float = 0.25
     """Of each tier, what requests may have retained at most."""
+    tenant_share: float = 1.0
+    """Of each tier, what the prefixes of one tenant (a namespace with a salt) may have cached; 1:
+    all of it."""
     write: WriteConfig = field(default_factory=WriteConfig)
     prefetch: PrefetchConfig = field(default_factory=PrefetchConfig)
     snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
@@ -142,6 +145,7 @@ class CacheConfig:
         _require(self.event_buffer >= 0, "event_buffer", "must not be negative")
         _require(self.retention_decay_s > 0, "retention_decay_s", "must be positive")
         _require(0 <= self.retained_share <= 1, "retained_share", "must be in [0, 1]")
+        _require(0 < self.tenant_share <= 1, "tenant_share", "must be in (0, 1]")
         _require(
             self.host_pages > 0 or self.write.policy is WritePolicy.WRITE_THROUGH,
             "write.policy",

@@ -29,7 +29,8 @@ def serve(
     sessions: Annotated[
         Path | None,
         typer.Option(
-            help="Recorded sessions: a directory of *.jsonl for agent, a file for mtbench.",
+            help="Recorded sessions: a directory of *.jsonl or a file for agent, a file for "
+            "mtbench.",
             show_default=False,
         ),
     ] = None,

@@ -94,6 +94,7 @@ def server_config(settings: Settings) -> ServerConfig:
         engine_silence_s=settings.engine_silence,
         drain_timeout_s=settings.drain_timeout,
         strict=settings.strict,
+        tenant_requests=settings.tenant_requests,
         served_names=settings.served_model_name or (),
         tool_parser=settings.tool_parser,
         reasoning_parser=settings.reasoning_parser,

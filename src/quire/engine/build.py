@@ -306,6 +306,7 @@ def _cache_config(config: EngineConfig, device_pages: int, host_pages: int) -> C
             per_path=config.snapshots_per_path,
         ),
         num_ranks=config.tp,
+        tenant_share=config.tenant_share / 100,
         event_buffer=_EVENTS,
         event_tokens=config.kv_events is not None,
     )

@@ -96,6 +96,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Requests computed together."""
     max_waiting: int = 256
     """Requests queued; more are turned away."""
+    tenant_share: int = 100
+    """Per cent of each tier that one tenant may have cached."""
     chunk_tokens: int = 512
     """Prompt tokens computed in one step, over all requests."""
     typical_tokens: int = 0
@@ -151,6 +153,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         ):
             if getattr(self, option) < 1:
                 raise ConfigError(f"{option} is {getattr(self, option)}: it must be at least 1")
+        if not 1 <= self.tenant_share <= 100:
+            raise ConfigError(f"tenant_share is {self.tenant_share}: it must be from 1 to 100")
         if self.max_waiting < 0:
             raise ConfigError(f"max_waiting is {self.max_waiting}: it must not be negative")
         for option in (

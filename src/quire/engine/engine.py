@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
@@ -34,6 +35,8 @@ from quire.engine.messages import (
     Report,
     Requests,
     StoreStatus,
+    Tenants,
+    TenantStatus,
     TierStatus,
     ToServer,
 )
@@ -54,6 +57,7 @@ _REPORT_EVERY_S = 0.5
 _ATTACH_TIMEOUT_S = 60.0
 _MOST_OF_A_TURN = 1.5
 """Of a batch's own time: a turn that took longer began with nothing to do."""
+_MOST_TENANTS = 1024
 _CHECK_SHARE = 0.01
 _CHECK_PIECE_S = 0.002
 """Of its idle time an engine spends at most so much on checking itself, and this at a time."""
@@ -117,7 +121,13 @@ class Engine:
         self._debug = debug
         self._clock = clock
         self._questions = Questions(
-            manager, self.namespace_of, self.status, self.requests, self.drain, publisher=publisher
+            manager,
+            self.namespace_of,
+            self.status,
+            requests=self.requests,
+            tenants=self.tenants,
+            drain=self.drain,
+            publisher=publisher,
         )
         self._flights = Flights(
             executor,
@@ -126,6 +136,8 @@ class Engine:
             meanwhile=self._hear,
         )
         self._outputs: list[Output] = []
+        self._salts: dict[str, None] = {}
+        """Of the last requests, that of the last one last."""
         self._seconds = {"step": 0.0, "model": 0.0}
         self._next_report_s = 0.0
         self._unchecked = False
@@ -140,6 +152,10 @@ class Engine:
         if problem:
             self._outputs.append(Output(message.id, [], finish=Finish.ERROR, error=problem))
             return
+        self._salts.pop(message.salt, None)
+        self._salts[message.salt] = None
+        if len(self._salts) > _MOST_TENANTS:
+            del self._salts[next(iter(self._salts))]
         request = Request.arrive(message, self._namespace_for(message.salt), self._clock())
         refused = self.scheduler.add(request)
         if refused is not None:
@@ -282,6 +298,18 @@ class Engine:
         return Requests(
             [request_status(request, role, now) for request in self.scheduler.requests()]
         )
+
+    def tenants(self) -> Tenants:
+        """Those who asked last."""
+        running = Counter(request.salt for request in self.scheduler.running)
+        waiting = Counter(request.salt for request in self.scheduler.waiting)
+        found = []
+        for name in self._salts:
+            pages = self.manager.pages_of(self.namespace_of(name))
+            found.append(TenantStatus(name, running[name], waiting[name], *pages))
+        share = self.manager.config.tenant_share
+        sizes = (self.manager.config.device_pages, self.manager.config.host_pages)
+        return Tenants(found, *(int(size * share) for size in sizes))
 
     def _handover_status(self) -> HandoverStatus | None:
         if self.exchange is None:

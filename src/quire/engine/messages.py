@@ -194,6 +194,10 @@ class GetRequests(_Question, frozen=True, tag="requests"):
     """Answered by Requests."""
 
 
+class GetTenants(_Question, frozen=True, tag="tenants"):
+    """Answered by Tenants."""
+
+
 class GetEvents(_Question, frozen=True, tag="events"):
     """What has come into the tiers and gone from them. Answered by Events."""
 
@@ -208,7 +212,18 @@ class GetKeys(_Question, frozen=True, tag="keys"):
     salt: str = ""
 
 
-Question = GetStatus | Drain | Flush | Attach | Detach | Warm | GetRequests | GetEvents | GetKeys
+Question = (
+    GetStatus
+    | Drain
+    | Flush
+    | Attach
+    | Detach
+    | Warm
+    | GetRequests
+    | GetTenants
+    | GetEvents
+    | GetKeys
+)
 
 
 class TierStatus(msgspec.Struct, frozen=True):
@@ -324,6 +339,25 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 class Requests(msgspec.Struct, frozen=True):
     requests: list[RequestStatus]
+
+
+class TenantStatus(msgspec.Struct, frozen=True):
+    """Those who share a salt."""
+
+    name: str
+    """The salt; empty: those who have none."""
+    running: int
+    waiting: int
+    device_pages: int
+    """Cached, of full attention."""
+    host_pages: int
+
+
+class Tenants(msgspec.Struct, frozen=True):
+    tenants: list[TenantStatus]
+    device_quota_pages: int
+    """Of each that has a salt."""
+    host_quota_pages: int
 
 
 class Event(msgspec.Struct, frozen=True):

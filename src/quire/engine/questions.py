@@ -31,10 +31,12 @@ from quire.engine.messages import (
     GetKeys,
     GetRequests,
     GetStatus,
+    GetTenants,
     Keys,
     Question,
     Requests,
     StoreStatus,
+    Tenants,
     Warm,
     Warmed,
 )
@@ -73,9 +75,10 @@ class Questions:
         manager: CacheManager,
         namespace_of: Callable[[str], Namespace],
         status: Callable[[], EngineStatus],
-        requests: Callable[[], Requests],
-        drain: Callable[[], None],
         *,
+        requests: Callable[[], Requests],
+        tenants: Callable[[], Tenants],
+        drain: Callable[[], None],
         publisher: EventPublisher | None = None,
     ) -> None:
         """`drain`: take no more work of other engines. `publisher`: of the cache's events."""
@@ -83,6 +86,7 @@ class Questions:
         self._namespace_of = namespace_of
         self._status = status
         self._requests = requests
+        self._tenants = tenants
         self._drain = drain
         self._publisher = publisher
         self._events = EventLog()
@@ -149,6 +153,8 @@ class Questions:
                 self._pending[number] = _Changing(manager.store.detach(), self._store)
             case Warm(tokens, salt):
                 self._warm(number, tokens, salt)
+            case GetTenants():
+                self._reply(number, self._tenants())
             case GetRequests():
                 self._reply(number, self._requests())
             case GetEvents(since):

@@ -4,6 +4,12 @@ Knows requests and time; neither pages nor models. Each is in one of three lists
 
     waiting ──admitted──▶ running ──its last token──▶ gone
        ◀──preempted, begun again──┘└──for a peer──▶ holding ──taken──▶ gone
+
+Tenants take turns: a request has the turn after the last one of its own tenant, and never one that
+is over. Who has a higher priority comes some turns earlier, and so nobody waits for ever.
+
+    tenant a   1  2  3  4  5        b arrives while turn 2 is served:   a2 b3 a3 b4 a4 a5
+    tenant b         3  4
 """
 
 from __future__ import annotations
@@ -16,6 +22,9 @@ from quire.engine.counters import SchedulerCounters
 from quire.engine.request import Request, State
 from quire.types import RequestId, num_pages
 
+_TURNS_PER_PRIORITY = 16
+_MOST_TENANTS = 4096
+
 
 class Queue:
     def __init__(self, *, max_running: int, max_waiting: int, clock: Callable[[], float]) -> None:
@@ -24,7 +33,7 @@ class Queue:
         self._clock = clock
         self.waiting: list[Request] = []
         self.running: list[Request] = []
-        """Both in the order of arrival, higher priority first."""
+        """Both in the order of their turns."""
         self.waiting_tokens = 0
         """Of those that wait, together."""
         self.holding: list[Request] = []
@@ -32,6 +41,10 @@ class Queue:
         self.counters = SchedulerCounters()
         self._requests: dict[RequestId, Request] = {}
         self._deadlines: list[tuple[float, RequestId]] = []
+        self._turn = 0
+        """Of the last request that got to run."""
+        self._turns: dict[str, int] = {}
+        """By tenant, of its last request."""
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -52,7 +65,9 @@ class Queue:
         return len(self.running) < self.max_running
 
     def add(self, request: Request) -> None:
-        request.order = (-request.priority, self.counters.arrived)
+        turn = max(self._turn, self._turns.get(request.salt, 0)) + 1
+        self._turns[request.salt] = turn
+        request.order = (turn - _TURNS_PER_PRIORITY * request.priority, self.counters.arrived)
         self._requests[request.id] = request
         heapq.heappush(self._deadlines, (request.deadline_s, request.id))
         self.enqueue(request)
@@ -66,6 +81,9 @@ class Queue:
     def run(self, request: Request) -> None:
         """It has its pages."""
         self._leave(request)
+        self._turn = max(self._turn, request.order[0] + _TURNS_PER_PRIORITY * request.priority)
+        if len(self._turns) > _MOST_TENANTS:
+            self._turns = {name: turn for name, turn in self._turns.items() if turn > self._turn}
         bisect.insort(self.running, request, key=_order)
         request.state = State.RESTORING
 

@@ -98,7 +98,7 @@ class Request:
     """Of all tokens but the last, of which one is always left to compute; a last pair has its
     second token there."""
     order: tuple[int, int] = (0, 0)
-    """Place in the queue: (-priority, number of arrival)."""
+    """Place in the queue: (turn, number of arrival)."""
     state: State = State.WAITING
     lease: Lease | None = None
     origin: Origin | None = None

@@ -7,7 +7,7 @@ through here or through the tree.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from quire.components import Component, Guard, PoolSize
@@ -50,6 +50,8 @@ EVICTED_SHARE = 512
 MAX_EVICTED_PAGES = 32
 """A node is evicted from its end: this share of the pool at a time and at most so many pages, or a
 quarter of the node, since cutting costs as much as the node is long."""
+OWN_SHARE = 32
+"""Of a tenant's quota, what goes at a time when it has reached it."""
 ROOT_SLOT = -1
 """In a Guard: not a holding but the root itself, which an empty namespace needs to stay."""
 
@@ -66,7 +68,10 @@ class Core:
             [c.index for c in components if c.is_point],
             clock=clock,
             max_retained=[int(size[t] * config.retained_share) for size in sizes for t in Tier],
+            counts_pages=config.tenant_share < 1,
         )
+        self._quotas = [max(1, int(size[t] * config.tenant_share)) for size in sizes for t in Tier]
+        """By slot, pages that one tenant may have cached."""
         self.allocators = [PageAllocator(size[tier]) for size in sizes for tier in Tier]
         """By slot."""
         self._evicted_pages = [
@@ -86,6 +91,7 @@ class Core:
         """Number of the store attached, counting attachments and clearings; 0: none attached."""
         self._last_epoch = 0
         self._may_go = [partial(may_go, slot=slot) for slot in range(len(self.allocators))]
+        self.has_quotas = config.tenant_share < 1
 
     # ---- pages ----------------------------------------------------------------------------------
 
@@ -94,6 +100,36 @@ class Core:
         stays = self.tree.stays
         stays.catch_up()
         return self.allocators[slot].num_free + stays.movable[slot]
+
+    def keep_quota(self, root: Root, slot: int, count: int) -> None:
+        """Somebody is to have so many full pages more below `root`: a tenant that has its quota
+        makes room for them among its own, as far as nobody uses these."""
+        over = root.num_held[slot] + count - self._quotas[slot]
+        if root.has_quota and over > 0:
+            self._evict_own(root, slot, over)
+
+    def _evict_own(self, root: Root, slot: int, count: int) -> None:
+        """What one tenant used longest ago goes; some more than asked for, since looking for it
+        costs as much as the tenant has."""
+        count = max(count, self._quotas[slot] // OWN_SHARE)
+        gone: list[Freed] = []
+        freed, rule = 0, self._may_go[slot]
+        self.tree.stays.catch_up()
+        while freed < count:
+            ends = [holding for holding in _held_below(root, slot) if rule(holding)]
+            if not ends:
+                break
+            for holding in sorted(ends, key=lambda each: each.node.last_use):
+                if freed < count and holding.node.held[slot] is holding and rule(holding):
+                    freed += self._detach_end(holding, slot, count - freed, gone)
+            self.tree.stays.catch_up()
+        self.counters.evicted_own_pages += freed
+        if slot == HOST:
+            self.counters.evicted_host_pages += freed
+        else:
+            self.counters.evicted_device_pages += freed
+        if self.upkeep is not None:
+            self._discard(self.upkeep.after(gone))
 
     def reserve(self, slot: int, count: int) -> PageIds | None:
         """Allocate, evicting the shortfall if need be. None: nothing was changed."""
@@ -353,3 +389,13 @@ class Core:
             nodes = dict.fromkeys(end for _, end, _ in op.guards)
             self.unprotect(op.guards)
             self.tidy(nodes)
+
+
+def _held_below(root: Root, slot: int) -> Iterator[Holding]:
+    nodes: list[Node] = [root]
+    while nodes:
+        for child in (nodes.pop().children or {}).values():
+            nodes.append(child)
+            holding = child.held[slot]
+            if holding is not None and holding.state is READY:
+                yield holding

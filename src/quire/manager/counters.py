@@ -57,6 +57,8 @@ class Counters:
     evicted_host_pages: int = 0
     evicted_spare_pages: int = 0
     """Host copies of pages that the device has too: nothing was lost."""
+    evicted_own_pages: int = 0
+    """Among these: of tenants that had their quota, for the same tenant's."""
     dropped_pages: int = 0
     """Left their last tier."""
     useless_pages: int = 0

@@ -239,5 +239,18 @@ def _check_orders(core: Core) -> Iterator[None]:
             if not held.reasons:
                 movable[slot] += num_pages(held.pages)
     _require(movable == tree.stays.movable, "the pages that may go are miscounted")
+    if tree.counts_pages:
+        _check_quotas(core)
     total = sum(map(len, queued)) + sum(map(len, spare))
     _require(seen == total, "an order holds something that is not in the tree")
+
+
+def _check_quotas(core: Core) -> None:
+    held: Counter[tuple[bytes, int]] = Counter()
+    for node in _nodes(core):
+        digest = core.tree.root_of(node).digest
+        for slot, holding in enumerate(node.held):
+            held[digest, slot] += num_pages(holding.pages) if holding is not None else 0
+    for root in core.tree.roots.values():
+        counted = [held[root.digest, slot] for slot in range(core.tree.num_slots)]
+        _require(root.num_held == counted, "a tenant's pages are miscounted")

@@ -19,7 +19,7 @@ from quire.components.base import is_ready
 from quire.config import CacheConfig
 from quire.errors import ConfigError, LeaseError
 from quire.eviction import GO_FIRST, Retention
-from quire.keys import PrefixKey
+from quire.keys import Namespace, PrefixKey
 from quire.manager.core import Clock, Core
 from quire.manager.costs import CostModel
 from quire.manager.exports import Exporter
@@ -251,6 +251,8 @@ class CacheManager:
     def extend(self, lease: Lease, count: int) -> bool:
         """Give the request `count` private device pages. False: nothing was changed."""
         lease.require_live()
+        if self._core.has_quotas and count <= self._core.room(DEVICE):
+            self._core.keep_quota(self._core.tree.root(lease.key), DEVICE, count)
         pages = self._core.reserve(DEVICE, count)
         if pages is None:
             self.counters.device_allocation_failures += 1
@@ -437,6 +439,19 @@ class CacheManager:
                 )
                 pools.append(PoolUse(component.name, tier, allocator.num_pages, used, locked))
         return pools
+
+    def pages_of(self, namespace: Namespace) -> tuple[int, int]:
+        """Full pages that prefixes of a namespace have on the device and on the host. Costs as much
+        as they are."""
+        counts, root = [0, 0], self._core.tree.roots.get(namespace.digest)
+        nodes: list[Node] = [] if root is None else [root]
+        while nodes:
+            node = nodes.pop()
+            nodes.extend((node.children or {}).values())
+            for slot in (DEVICE, HOST):
+                if node.held[slot] is not None:
+                    counts[slot] += num_pages(held_pages(node, slot))
+        return counts[0], counts[1]
 
     # ---- administration -------------------------------------------------------------------------
 

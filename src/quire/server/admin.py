@@ -25,10 +25,12 @@ from quire.engine.messages import (
     GetKeys,
     GetRequests,
     GetStatus,
+    GetTenants,
     Keys,
     Question,
     Requests,
     StoreStatus,
+    Tenants,
     Warm,
     Warmed,
 )
@@ -99,6 +101,13 @@ def admin_router(service: Service) -> APIRouter:
         """Every request in flight, and where it stands."""
         found = await _ask(service, GetRequests(), Requests, STATUS_TIMEOUT_S)
         return _json({"requests": msgspec.to_builtins(found.requests)})
+
+    @router.get("/tenants")
+    async def get_tenants() -> Response:
+        """Those who asked last, by their `cache_salt`: what they have in flight and in the
+        cache."""
+        found = await _ask(service, GetTenants(), Tenants, STATUS_TIMEOUT_S)
+        return _json(_tenants(service, found))
 
     @router.get("/events")
     async def get_events(since: Annotated[int, Query(ge=0, lt=1 << 63)] = 0) -> Response:
@@ -207,6 +216,28 @@ async def _prompt(
         return await service.prompting.of_text(prompt, service.info)
     assert prompt is not None  # one of the two is there: protocol.py saw to it
     return await service.prompting.of_ids(prompt, service.info)
+
+
+def _tenants(service: Service, found: Tenants) -> dict[str, Any]:
+    tiers = {tier.name: tier.page_bytes for tier in service.info.tiers if tier.component == "full"}
+    device, host = tiers.get("device", 0), tiers.get("host", 0)
+    return {
+        "tenants": [
+            {
+                "cache_salt": each.name,
+                "running": each.running,
+                "waiting": each.waiting,
+                "device_bytes": each.device_pages * device,
+                "host_bytes": each.host_pages * host,
+            }
+            for each in found.tenants
+        ],
+        "quota": {
+            "device_bytes": found.device_quota_pages * device,
+            "host_bytes": found.host_quota_pages * host,
+            "requests": service.config.tenant_requests or None,
+        },
+    }
 
 
 def _events(found: Events) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def _call(called: Called) -> dict[str, Any]:
 def start_chat(service: Service, request: ChatRequest, prefill: Sequence[str] = ()) -> Start:
     @contextlib.asynccontextmanager
     async def start() -> AsyncIterator[Running]:
-        with service.admit(request.num_choices, request.model):
+        with service.admit(request.num_choices, request.model, request.cache_salt or ""):
             conversation = request.conversation(request.messages)
             prompt = await service.prompting.of_chat(conversation, service.info)
             is_one_call = request.parallel_tool_calls is False

@@ -67,7 +67,7 @@ def start_completion(
             raise invalid(
                 "n", f"n times the number of prompts is {num_sequences}: at most {MAX_SEQUENCES}"
             )
-        with service.admit(num_sequences, request.model):
+        with service.admit(num_sequences, request.model, request.cache_salt or ""):
             prompts = [await _prompt(service, each) for each in request.prompts]
             work = plan(service, request, prompts, prefill)
             echoes = await _echoes(service, request, prompts) if request.echo else []

@@ -40,6 +40,8 @@ class ServerConfig:
     """For a client to take what was sent to it."""
     waiting_s: float = 10.0
     """A stream without a first token says so often that it is there."""
+    tenant_requests: int = 0
+    """In flight, of those who share a `cache_salt`; 0: any number."""
     strict: bool = False
     """Fields of /v1 that nobody knows are wrong; else they are ignored."""
     served_names: tuple[str, ...] = ()
@@ -79,7 +81,7 @@ class ServerConfig:
         ):
             if not getattr(self, option) > 0:
                 raise ConfigError(f"{option} is {getattr(self, option)}: it must be more than 0")
-        for option in ("shutdown_grace_s", "drain_timeout_s"):
+        for option in ("shutdown_grace_s", "drain_timeout_s", "tenant_requests"):
             if getattr(self, option) < 0:
                 raise ConfigError(f"{option} is {getattr(self, option)}: it must not be negative")
         if self.tool_parser not in (AUTO, NONE) and self.tool_parser not in formats():

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from quire.engine.messages import Finish, Output, SamplingParams
+from quire.engine.messages import CacheWish, Finish, Output, SamplingParams
 from quire.errors import EngineError
+from quire.server.caching import wish_of
 from quire.server.errors import (
     ApiError,
     engine_gone,
@@ -65,6 +66,8 @@ class Work:
     """Of a chat, those that may be called. None: not a chat, all is text."""
     is_one_call: bool = False
     """An answer ends with its first call."""
+    cache: CacheWish | None = None
+    """What is to be done with the prompts' pages."""
 
     def is_first(self, index: int) -> bool:
         """Whether that is the first choice of its prompt."""
@@ -101,6 +104,7 @@ def plan(
         prefill=prefill,
         tools=tools,
         is_one_call=is_one_call,
+        cache=wish_of(request.cache, request.prompt_cache_retention),
     )
 
 
@@ -162,6 +166,7 @@ async def _follow(
             priority=work.priority,
             timeout_s=work.timeout_s,
             prefill=work.prefill,
+            cache=work.cache,
         ) as outputs:
             async for output in outputs:
                 _raise_failure(service, output)

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
+from quire.server.caching import CacheControl
 from quire.server.forms import (
     LogitBias,
     OnePrompt,
@@ -71,6 +72,10 @@ class GenerationRequest(Body):
     user: str | None = None
     cache_salt: Salt = None
     """Requests share cached pages only with requests of the same salt."""
+    cache: CacheControl | None = None
+    prompt_cache_key: str | None = None
+    """Routers send equal ones to one server."""
+    prompt_cache_retention: str | None = None
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     return_token_ids: bool | None = None
     """Those of the prompt and of the answer, beside the text."""
@@ -122,9 +127,7 @@ class ChatRequest(GenerationRequest, TemplateRequest):
 
     metadata: Any = None
     prediction: Any = None
-    prompt_cache_key: str | None = None
     prompt_cache_options: Any = None
-    prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
     service_tier: str | None = None
     store: bool | None = None

@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar
 
 from quire.engine.config import EngineConfig, Role
 from quire.engine.messages import (
+    CacheWish,
     Drain,
     EngineInfo,
     EngineStatus,
@@ -26,6 +27,7 @@ from quire.engine.messages import (
     SamplingParams,
 )
 from quire.errors import EngineError
+from quire.server.caching import Tenants
 from quire.server.config import ServerConfig
 from quire.server.errors import (
     ApiError,
@@ -73,6 +75,7 @@ class Engine(Protocol):
         priority: int = 0,
         timeout_s: float = 600.0,
         prefill: Sequence[str] = (),
+        cache: CacheWish | None = None,
     ) -> AbstractAsyncContextManager[AsyncIterator[Output]]: ...
 
     async def ask(
@@ -106,6 +109,7 @@ class Service:
         self.draining = False
         """The server is to stop: what is admitted may finish, no more is."""
         self._num_admitted = 0
+        self.tenants = Tenants(config.tenant_requests)
 
     @property
     def info(self) -> EngineInfo:
@@ -135,7 +139,7 @@ class Service:
         )
 
     @contextlib.contextmanager
-    def admit(self, num_sequences: int, model: str) -> Iterator[None]:
+    def admit(self, num_sequences: int, model: str, tenant: str = "") -> Iterator[None]:
         """A place for that many generations, for as long as the block lasts. Raises ApiError."""
         if self.engine.failure is not None:
             raise engine_gone(self.engine.failure)
@@ -161,11 +165,17 @@ class Service:
                 f"and {engine.max_waiting} (max_waiting): try again later",
                 "queue_full",
             )
+        try:
+            self.tenants.enter(tenant, num_sequences)
+        except ApiError:
+            self.metrics.turned_away.labels("tenant_full").inc()
+            raise
         self._num_admitted += num_sequences
         try:
             yield
         finally:
             self._num_admitted -= num_sequences
+            self.tenants.leave(tenant, num_sequences)
 
     def timeout_s(self, asked: float | None) -> float:
         """Raises ApiError."""

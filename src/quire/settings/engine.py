@@ -49,6 +49,7 @@ def engine_config(
         max_context=effective.max_context,
         max_running=effective.max_running,
         max_waiting=effective.max_waiting,
+        tenant_share=effective.tenant_share,
         chunk_tokens=effective.chunk_tokens,
         typical_tokens=effective.typical_tokens or 0,
         snapshot_every=effective.snapshot_every,

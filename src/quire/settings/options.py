@@ -419,6 +419,18 @@ class Settings:
     max_waiting: int = _option(
         256, Integer(0, example=256), "Requests queued; more are turned away.", example="1000"
     )
+    tenant_share: int = _option(
+        100,
+        Integer(1, 100, example=50),
+        "Per cent of each tier that one tenant (who sends a `cache_salt`) may have cached.",
+        example="50",
+    )
+    tenant_requests: int = _option(
+        0,
+        Integer(0, example=8),
+        "Requests of one tenant in flight; more are turned away. 0: any number.",
+        example="8",
+    )
     chunk_tokens: int = _option(
         512,
         Integer(1, example=512),

@@ -91,6 +91,7 @@ class CommonOptions:
 class SimOptions(CommonOptions):
     ranks: int = option(1, "Tensor-parallel ranks.", CACHE, 1)
     eviction: EvictionKind = option(EvictionKind.LRU, "What goes first.", CACHE)
+    tenant_share: float = option(1.0, "Of each tier, what one tenant may have cached.", CACHE)
     snapshot_every: int = option(0, "Pages between two snapshots; 0: only where needed.", HYBRID)
     snapshots_per_path: int = option(4, "Snapshots kept along one prefix.", HYBRID)
     events: bool = option(False, "Keep events and compare them with the tree.", CACHE)
@@ -144,6 +145,7 @@ class SimOptions(CommonOptions):
             store_pages=rng.choice((0, rng.randrange(40, 400))),
             lane_pages_s=rng.choice((0.0, 30.0, 200.0)),
             arrivals=rng.choice((0.0, 0.1, 0.3)),
+            tenant_share=rng.choice((1.0, 0.3)),
         )
 
     def cache_config(self) -> CacheConfig:
@@ -153,6 +155,7 @@ class SimOptions(CommonOptions):
             device_pages=self.device_pages,
             host_pages=self.host_pages,
             eviction=self.eviction,
+            tenant_share=self.tenant_share,
             retention_decay_s=1.0,
             write=WriteConfig(
                 policy=self.write_policy,

@@ -142,7 +142,7 @@ class Node:
 class Root(Node):
     """Top of one namespace's tree: no pages of its own."""
 
-    __slots__ = ("digest", "page_bytes", "page_width", "users")
+    __slots__ = ("digest", "has_quota", "num_held", "page_bytes", "page_width", "users")
 
     def __init__(self, namespace: Namespace, key: PrefixKey, num_slots: int) -> None:
         super().__init__(None, 0, b"", 0, num_slots)
@@ -151,6 +151,10 @@ class Root(Node):
         self.page_width = key.page_width
         self.users = 0
         """Leases below; an empty root without users is dropped."""
+        self.has_quota = bool(namespace.salt)
+        """Is it one tenant's?"""
+        self.num_held = [0] * num_slots
+        """Pages below by slot, where quotas are kept."""
 
 
 class Walk(NamedTuple):

@@ -62,9 +62,12 @@ class PrefixTree:
         *,
         clock: Callable[[], float] = lambda: 0.0,
         max_retained: Sequence[int] | None = None,
+        counts_pages: bool = False,
     ) -> None:
         """`points`: which components hold a single page, at the end of a node. `max_retained`: by
-        slot, pages that may be retained, which needs a clock; None: none are."""
+        slot, pages that may be retained, which needs a clock; None: none are. `counts_pages`: of
+        each root, for quotas."""
+        self.counts_pages = counts_pages
         self.num_components = num_components
         self.num_slots = num_components * NUM_TIERS
         self.points = frozenset(slot_of(c, tier) for c in points for tier in Tier)
@@ -316,6 +319,8 @@ class PrefixTree:
             node.page_keys += key.page_keys(end, last)
         node.end = last
         holding.pages = PageIds(holding.pages + pages)
+        if self.counts_pages:
+            self.root_of(node).num_held[DEVICE] += last - end
         if not holding.reasons:
             self.stays.movable[DEVICE] += last - end
         node.stored = 0
@@ -328,6 +333,8 @@ class PrefixTree:
         """Give an absent (node, slot) its pages, FILLING or READY."""
         assert node.held[slot] is None
         holding = node.held[slot] = Holding(node, pages, state)
+        if self.counts_pages:
+            self.root_of(node).num_held[slot] += num_pages(pages)
         self.stays.enter(node, slot, holding)
         if state is READY:
             self.standing.enter(holding, slot)
@@ -381,6 +388,8 @@ class PrefixTree:
         self.stays.catch_up()
         self.standing.leave(holding, slot)
         held[slot] = None
+        if self.counts_pages:
+            self.root_of(node).num_held[slot] -= num_pages(holding.pages)
         self.stays.leave(node, slot, holding)
         if slot % NUM_TIERS == DEVICE:
             self.standing.no_longer_spare(node, slot)

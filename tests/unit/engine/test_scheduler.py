@@ -274,3 +274,48 @@ def test_the_cost_model_hears_of_full_batches_only(monkeypatch):
         assert observed == [16, 14]
         tiny.answer(PROMPT, 3)
         assert observed == [16, 14]
+
+
+# ---- tenants -------------------------------------------------------------------------------------
+
+
+def order_of_service(tiny: TinyEngine, requests) -> list:
+    """In the order of their first tokens."""
+    seen: list = []
+    for output in tiny.outputs:
+        if output.id in requests and output.id not in seen:
+            seen.append(output.id)
+    return seen
+
+
+def test_tenants_take_turns_whoever_asked_more() -> None:
+    with TinyEngine(max_running=1) as tiny:
+        many = [tiny.ask([i, i + 1, 7], 2, salt="a") for i in range(6)]
+        few = [tiny.ask([i, i + 1, 9], 2, salt="b") for i in range(2)]
+        tiny.run()
+        order = order_of_service(tiny, {*many, *few})
+        assert [r for r in order if r in many] == many
+        assert [r for r in order if r in few] == few
+        assert order.index(few[1]) <= 4, "it waited for all of the other tenant's"
+
+
+def test_a_low_priority_is_served_after_some_turns_and_not_never() -> None:
+    with TinyEngine(max_running=1, max_waiting=100) as tiny:
+        tiny.ask([1, 2, 3], 2)
+        low = tiny.ask([4, 5, 6], 2, priority=-1)
+        high = [tiny.ask([i % 50, 8, 9], 2) for i in range(60)]
+        tiny.run()
+        order = order_of_service(tiny, {low, *high})
+        assert 10 < order.index(low) < 30
+
+
+def test_tenants_are_told_with_what_they_have() -> None:
+    with TinyEngine() as tiny:
+        tiny.answer([*range(12)], 2, salt="a")
+        tiny.answer([*range(8)], 2)
+        tiny.ask([*range(20)], 4, salt="b")
+        found = {tenant.name: tenant for tenant in tiny.engine.tenants().tenants}
+        assert list(found) == ["a", "", "b"]
+        assert (found["a"].device_pages, found[""].device_pages) == (3, 2)
+        assert found["b"].running + found["b"].waiting == 1
+        tiny.run()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from quire.eviction import GO_FIRST, MAX_LEVEL, EvictionKind
+from quire.keys import PrefixKey
 from quire.manager import Wish
 from quire.types import Tier
-from support import MIXES, PAGE, Rig, tokens_for
+from support import MIXES, PAGE, Rig, namespace, tokens_for
 
 KEEP = Wish(retain_s=60.0, level=1)
 
@@ -180,3 +181,43 @@ def test_splits_keep_the_count() -> None:
     rig.manager.check_invariants()
     rig.manager.flush(Tier.HOST)
     assert not any(r.sizes for r in rig.manager._core.tree.standing.retained)
+
+
+# ---- quotas --------------------------------------------------------------------------------------
+
+
+def tenant_doc(tenant: str, pages: int, seed: int) -> PrefixKey:
+    return PrefixKey(namespace(salt=tenant), tokens_for(pages, seed))
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("host", [0, 60])
+def test_a_tenant_at_its_quota_costs_nobody_else_a_page(mix: str, host: int) -> None:
+    rig = Rig(mix=mix, device=60, host=host, store=False, tenant_share=0.4)
+    others = [tenant_doc("b", 4, seed) for seed in range(4)] + [rig.doc(4, seed=9)]
+    for key in others:
+        rig.cache(key)
+    for seed in range(100, 160):
+        rig.cache(tenant_doc("a", 3, seed))
+        device, on_host = rig.manager.pages_of(namespace(salt="a"))
+        assert device <= 24
+        assert on_host <= 24
+    assert [found(rig, key) for key in others] == [4] * 5
+    assert found(rig, tenant_doc("a", 3, 159)) == 3, "what it used last it has"
+    rig.manager.check_invariants()
+
+
+def test_a_request_that_needs_more_than_the_quota_is_computed_all_the_same() -> None:
+    rig = Rig(device=60, host=0, store=False, tenant_share=0.2)
+    rig.cache(tenant_doc("a", 30, seed=1))
+    rig.cache(tenant_doc("a", 4, seed=2))
+    assert rig.manager.pages_of(namespace(salt="a"))[0] <= 12
+    rig.manager.check_invariants()
+
+
+def test_who_has_no_salt_has_no_quota() -> None:
+    rig = Rig(device=60, host=0, store=False, tenant_share=0.2)
+    for seed in range(10):
+        rig.cache(rig.doc(4, seed))
+    assert rig.manager.pages_of(rig.namespace) == (40, 0)
+    assert not rig.manager.counters.evicted_own_pages

@@ -25,6 +25,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from quire.engine.config import EngineConfig
 from quire.engine.messages import (
     CachedTokens,
+    CacheWish,
     Ended,
     EngineInfo,
     EngineStatus,
@@ -128,6 +129,7 @@ class Call:
     priority: int
     timeout_s: float
     prefill: tuple[str, ...] = ()
+    cache: CacheWish | None = None
 
 
 def status(**changes: Any) -> EngineStatus:
@@ -206,9 +208,10 @@ class ScriptedEngine:
         priority: int = 0,
         timeout_s: float = 600.0,
         prefill: Sequence[str] = (),
+        cache: CacheWish | None = None,
     ) -> AsyncIterator[AsyncIterator[Output]]:
         ids = np.frombuffer(tokens, dtype="<i4").tolist()
-        call = Call(ids, params, salt, priority, timeout_s, tuple(prefill))
+        call = Call(ids, params, salt, priority, timeout_s, tuple(prefill), cache)
         number = len(self.calls)
         self.calls.append(call)
         self._live.add(number)

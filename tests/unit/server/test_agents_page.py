@@ -52,7 +52,7 @@ def test_the_examples_in_python(monkeypatch, capsys):
 
     monkeypatch.setattr(openai, "OpenAI", connected)
     found = blocks("python")
-    assert len(found) == 4
+    assert len(found) == 6
     names: dict[str, object] = {}
     try:
         for block in found:
@@ -60,10 +60,11 @@ def test_the_examples_in_python(monkeypatch, capsys):
     finally:
         for client in opened:
             client.close()
-    first, streamed, reasoning, second = capsys.readouterr().out.splitlines()
+    first, streamed, held, reasoning, second = capsys.readouterr().out.splitlines()
     assert first == "No, it is sunny."
     assert streamed.split(" ", 1)[0] == "0"
     assert streamed.endswith('get_weather {"city": "Rome"}')
+    assert held == "No, it is sunny.", "the script follows no schema"
     assert reasoning == "None"
     assert second == "No, it is sunny."
 

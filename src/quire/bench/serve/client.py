@@ -46,6 +46,9 @@ class Answer:
     output_tokens: int | None = None
     cached: Mapping[str, int] | None = None
     """Prompt tokens that were not computed, by tier."""
+    prompt_ids: list[int] = field(default_factory=list)
+    """If asked for, and the server says; so for the next."""
+    output_ids: list[int] = field(default_factory=list)
 
     @property
     def tpot_s(self) -> float | None:
@@ -65,6 +68,8 @@ class _Received:
     text: list[str] = field(default_factory=list)
     finish_reason: str = ""
     usage: Json | None = None
+    prompt_ids: list[int] = field(default_factory=list)
+    output_ids: list[int] = field(default_factory=list)
     is_done: bool = False
     error: str = ""
 
@@ -127,6 +132,7 @@ def _take(chunk: Json, received: _Received, now: float) -> None:
         return
     if isinstance(chunk.get("usage"), dict):
         received.usage = chunk["usage"]
+    received.prompt_ids = received.prompt_ids or chunk.get("prompt_token_ids") or []
     choices = chunk.get("choices")
     if not isinstance(choices, list) or len(choices) > 1:
         raise _MalformedError("a chunk has no list of at most one choice")
@@ -139,13 +145,16 @@ def _take(chunk: Json, received: _Received, now: float) -> None:
             received.ttft_s = received.ttft_s or now - received.started_s
             received.last_s = now
         received.text.append(text)
+        received.output_ids += choice.get("token_ids") or []
         received.finish_reason = reason or ""
 
 
 def _thinks(choice: Json) -> bool:
-    """Reasoning is generated too, and is not part of the text."""
+    """Reasoning and calls are generated too, and are not part of the text."""
     delta = choice.get("delta")
-    return isinstance(delta, dict) and bool(delta.get("reasoning_content"))
+    return isinstance(delta, dict) and bool(
+        delta.get("reasoning_content") or delta.get("tool_calls")
+    )
 
 
 def _text_of(choice: Json) -> str:
@@ -182,6 +191,8 @@ def _answer(received: _Received, body: Json) -> Answer:
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
         cached=cached,
+        prompt_ids=received.prompt_ids,
+        output_ids=received.output_ids,
     )
 
 

@@ -78,12 +78,28 @@ def _notes(result: Result) -> list[RenderableType]:
     ]
     if result["hit"] is None:
         notes.append("The server does not say what it found in its cache: hit rates are unknown.")
-    notes += _cut(result)
+    notes += _reuse(result.get("reuse")) + _cut(result)
     for verdict, colour in (("failed", "yellow"), ("malformed", "bold red")):
         if result[verdict]:
             notes.append(f"[{colour}]{result[verdict]} of {result['requests']} {verdict}.[/]")
     notes += [f"  {count} × {escape(problem)}" for problem, count in result["problems"].items()]
     return list(notes)
+
+
+def _reuse(reuse: Result | None) -> list[str]:
+    if reuse is None:
+        return []
+    if reuse["share"] is None:
+        return ["The server does not say which tokens it saw: what could be reused is unknown."]
+    notes = [
+        f"Reused: {reuse['share']:.1%} of the {reuse['possible_tokens']:,} tokens that could be, "
+        f"over {reuse['turns']} requests."
+    ]
+    for broken in reuse["broken"]:
+        notes.append(
+            f"  {broken['tokens']:,} more were lost in {broken['turns']} turns: {broken['reason']}."
+        )
+    return notes
 
 
 def _cut(result: Result) -> list[str]:

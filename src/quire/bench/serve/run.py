@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -21,11 +21,13 @@ import httpx
 
 from quire.bench.serve import figures
 from quire.bench.serve.client import Answer, Verdict, stream
+from quire.bench.serve.reuse import Reuse
 from quire.bench.serve.workload import (
     TEMPLATE_TOKENS,
     Plan,
     Session,
     Shape,
+    Turn,
     Workload,
     agent,
     mtbench,
@@ -37,7 +39,7 @@ from quire.errors import ConfigError, EngineError
 
 CHAT = "/v1/chat/completions"
 _CALIBRATION_CHARS = 4000
-_AGENT_SESSIONS = "a directory of *.jsonl files"
+_AGENT_SESSIONS = "a directory of *.jsonl files, or one file"
 
 Progress = Callable[[int, int], None]
 Result = dict[str, Any]
@@ -68,7 +70,7 @@ class Load:
     concurrency: int = 4
     seed: int = 0
     sessions: Path | None = None
-    """Recorded sessions: a directory for `agent`, a file for `mtbench`."""
+    """Recorded sessions: a directory or file for `agent`, a file for `mtbench`."""
     text: Path | None = None
     """Text for `synthetic`; None: made-up sentences."""
 
@@ -88,7 +90,7 @@ class _Talk:
     """A session under way."""
 
     session: Session
-    messages: list[dict[str, str]]
+    messages: list[dict[str, Any]]
     next_turn: int = 0
     known_tokens: int = 0
     """Of the history, as far as the server has told."""
@@ -106,7 +108,8 @@ async def _run(target: Target, load: Load, progress: Progress) -> Result:
     async with httpx.AsyncClient(base_url=base, headers=headers, limits=limits) as client:
         model, context = await _look_up(client, target)
         context = target.context or context
-        client_run = _Run(client, target, model, context)
+        reuse = Reuse() if load.workload is Workload.AGENT else None
+        client_run = _Run(client, target, model, context, reuse)
         ratio = await client_run.calibrate(_typical_text(load))
         plan = _plan(load, ratio, context)
         duration_s = await client_run.talk(plan, load.concurrency, progress)
@@ -122,7 +125,8 @@ async def _run(target: Target, load: Load, progress: Progress) -> Result:
         "num_sessions": len(plan.sessions),
         "cut": asdict(plan.cut),
     }
-    return figures.result(about, client_run.samples, duration_s)
+    found = figures.result(about, client_run.samples, duration_s)
+    return found | ({} if reuse is None else {"reuse": reuse.result()})
 
 
 def _plan(load: Load, chars_per_token: float, context: int | None) -> Plan:
@@ -185,8 +189,15 @@ class _Run:
     """One run: makes the requests and keeps what came of them."""
 
     def __init__(
-        self, client: httpx.AsyncClient, target: Target, model: str, context: int | None
+        self,
+        client: httpx.AsyncClient,
+        target: Target,
+        model: str,
+        context: int | None,
+        reuse: Reuse | None = None,
     ) -> None:
+        """`reuse`: who is told of every prompt's tokens, for which the server is asked."""
+        self._reuse = reuse
         self.samples: list[Sample] = []
         self._client = client
         self._target = target
@@ -244,21 +255,46 @@ class _Run:
         turn = talk.session.turns[talk.next_turn]
         if turn.is_whole_history:
             talk.messages = []
-        talk.messages.append({"role": "user", "content": turn.content})
+        talk.messages += turn.messages or [{"role": "user", "content": turn.content}]
         started_s = perf_counter() - start
-        answer = await self._ask(talk.messages, turn.max_tokens)
+        num_before = 0 if self._reuse is None else self._reuse.num_computed
+        answer = await self._ask(talk.messages, turn.max_tokens, turn.tools)
+        if self._reuse is not None and answer.prompt_ids:
+            self._note_reuse(self._reuse, talk, turn, answer, num_before)
         talk.next_turn += 1
         self.samples.append(Sample(talk.session.name, talk.next_turn, started_s, answer))
         talk.messages.append({"role": "assistant", "content": answer.text})
         talk.known_tokens = (answer.prompt_tokens or 0) + (answer.output_tokens or 0)
 
-    async def _ask(self, messages: list[dict[str, str]], max_tokens: int) -> Answer:
+    def _note_reuse(
+        self, reuse: Reuse, talk: _Talk, turn: Turn, answer: Answer, num_before: int
+    ) -> None:
+        reuse.add(
+            talk.session.name,
+            talk.messages,
+            turn.tools,
+            answer.prompt_ids,
+            possible=reuse.possible(answer.prompt_ids, num_before),
+            reached=sum((answer.cached or {}).values()),
+        )
+        reuse.computed(answer.prompt_ids, answer.output_ids)
+
+    async def _ask(
+        self,
+        messages: list[dict[str, Any]],
+        max_tokens: int,
+        tools: Sequence[dict[str, Any]] = (),
+    ) -> Answer:
         body: dict[str, Any] = {
             "model": self._model,
             "messages": messages,
             "max_tokens": max_tokens,
             "temperature": 0,
         }
+        if tools:
+            body["tools"] = list(tools)
+        if self._reuse is not None:
+            body["return_token_ids"] = True
         if self._target.ignore_eos:
             body["ignore_eos"] = True
         return await stream(self._client, CHAT, body, timeout_s=self._target.timeout_s)

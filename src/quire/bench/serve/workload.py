@@ -1,7 +1,8 @@
 """What clients say to a server: sessions of several turns, made up or recorded.
 
     synthetic   a shared system prompt, then rounds of new text, each after the server's answer
-    agent       recorded requests of coding agents, each with the whole history of its session
+    agent       recorded requests of agents, each with the whole history of its session and its
+                tools (see recordings.py)
     mtbench     two-turn questions
 
 Knows characters; how many make a token on the served model is given. What does not fit into the
@@ -11,12 +12,11 @@ model's context is left out here or, where that depends on answers, by the runne
 from __future__ import annotations
 
 import enum
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quire.bench.serve import recordings
 from quire.bench.text import Prose
 from quire.errors import ConfigError
 
@@ -33,6 +33,9 @@ class Turn:
     max_tokens: int
     is_whole_history: bool = False
     """The content already holds all that was said before: nothing is put in front of it."""
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    """The same as a chat, if it is one."""
+    tools: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,24 +97,31 @@ def synthetic(shape: Shape, chars_per_token: float, seed: int, text: Path | None
     return Plan(sessions)
 
 
-def agent(folder: Path, shape: Shape, chars_per_token: float, context: int | None) -> Plan:
-    """Files of one recorded session each: `timestamp`, `input` (all of it so far), `output`."""
+def agent(place: Path, shape: Shape, chars_per_token: float, context: int | None) -> Plan:
+    """Recorded sessions, as far as they fit."""
     plan = Plan([])
-    for path in _agent_files(folder)[: shape.num_sessions]:
-        rows = _agent_rows(path)
+    for recording in recordings.read(place)[: shape.num_sessions]:
         turns = []
-        for row in rows[: shape.num_rounds]:
-            tokens = _MARGIN * len(row["input"]) / chars_per_token
+        for request in recording.requests[: shape.num_rounds]:
+            tokens = _MARGIN * len(request.text) / chars_per_token
             tokens += TEMPLATE_TOKENS + shape.output_tokens
             if context is not None and tokens > context:
                 continue
-            plan.cut.answers += len(row["output"]) / chars_per_token > shape.output_tokens
-            turns.append(Turn(row["input"], shape.output_tokens, is_whole_history=True))
-        dropped = min(len(rows), shape.num_rounds) - len(turns)
+            plan.cut.answers += len(request.answer) / chars_per_token > shape.output_tokens
+            turns.append(
+                Turn(
+                    request.text,
+                    shape.output_tokens,
+                    is_whole_history=True,
+                    messages=request.messages,
+                    tools=request.tools,
+                )
+            )
+        dropped = min(len(recording.requests), shape.num_rounds) - len(turns)
         plan.cut.turns += dropped
         plan.cut.sessions += dropped > 0
         if turns:
-            plan.sessions.append(Session(path.stem, turns))
+            plan.sessions.append(Session(recording.name, turns))
     if not plan.sessions:
         raise ConfigError(
             f"no recorded turn fits into {context} tokens: use a model with a longer context"
@@ -119,49 +129,19 @@ def agent(folder: Path, shape: Shape, chars_per_token: float, context: int | Non
     return plan
 
 
-def typical_agent_text(folder: Path, num_chars: int) -> str:
+def typical_agent_text(place: Path, num_chars: int) -> str:
     """From the end of a session, where code and what commands printed is."""
-    last: str = _agent_rows(_agent_files(folder)[0])[-1]["input"]
-    return last[-num_chars:]
-
-
-def _agent_files(folder: Path) -> list[Path]:
-    paths = sorted(folder.glob("*.jsonl"))
-    if not paths:
-        raise ConfigError(f"there are no sessions (*.jsonl) in {str(folder)!r}: check --sessions")
-    return paths
-
-
-def _agent_rows(path: Path) -> list[dict[str, Any]]:
-    rows = list(_rows(path, ("timestamp", "input", "output")))
-    if not rows:
-        raise ConfigError(f"{path} holds no requests: check --sessions")
-    return sorted(rows, key=lambda row: row["timestamp"])
+    return recordings.read(place)[0].requests[-1].text[-num_chars:]
 
 
 def mtbench(file: Path, shape: Shape) -> Plan:
     """One question per line: `question_id`, `turns`."""
     sessions = []
-    for row in _rows(file, ("question_id", "turns")):
+    for number, row in recordings.rows(file):
+        if "question_id" not in row or "turns" not in row:
+            raise ConfigError(
+                f"{file}, line {number} lacks one of question_id, turns: check --sessions"
+            )
         turns = [Turn(text, shape.output_tokens) for text in row["turns"][: shape.num_rounds]]
         sessions.append(Session(f"question {row['question_id']}", turns))
     return Plan(sessions[: shape.num_sessions])
-
-
-def _rows(path: Path, keys: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {str(path)!r} ({error}): check --sessions") from error
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise ConfigError(f"{path}, line {number} is not JSON: check --sessions") from error
-        if not isinstance(row, dict) or any(key not in row for key in keys):
-            raise ConfigError(
-                f"{path}, line {number} lacks one of {', '.join(keys)}: check --sessions"
-            )
-        yield row

@@ -206,7 +206,10 @@ class Backups:
             return None
         held = core.hold(node, self._device)
         # What it will hang under on the host must not be what makes room for it.
-        path = [] if is_free or above.held[HOST] is None else core.hold(above, HOST)
+        makes_room = core.has_quotas or not is_free
+        path = core.hold(above, HOST) if makes_room and above.held[HOST] is not None else []
+        if core.has_quotas and slot == HOST:
+            core.keep_quota(core.tree.root_of(node), slot, size)
         pages = core.reserve(slot, size)
         if pages is not None:
             core.tree.attach(node, slot, pages, FILLING)

@@ -99,6 +99,8 @@ class Answering:
                     "reasoning_effort": request.reasoning and request.reasoning.effort,
                     "response_format": request.text and request.text.format,
                     "cache_salt": request.cache_salt,
+                    "cache": request.cache,
+                    "prompt_cache_retention": request.prompt_cache_retention,
                     "priority": request.priority,
                     "timeout": request.timeout,
                 }

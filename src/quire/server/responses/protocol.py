@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from quire.server.caching import CacheControl
 from quire.server.forms import Salt, only, schema_of, shaped, wrong
 from quire.server.messages import MAX_MESSAGES, MAX_TOOLS, Body, FunctionName
 
@@ -131,6 +132,7 @@ class ResponsesRequest(Body):
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
     cache_salt: Salt = None
+    cache: CacheControl | None = None
     priority: int | None = None
     timeout: Annotated[float, Field(gt=0)] | None = None
 

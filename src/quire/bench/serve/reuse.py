@@ -1,0 +1,119 @@
+"""Of what turns could have reused, how much was, and what broke the rest.
+
+    turn before   [ prompt ······················ ][ answer ]
+    this turn     [ shared, token by token ··· ✂ ··········· ]
+                  ╰── possible: found at best ─╯
+                  ╰── reached: was cached ─╯
+
+Possible is the longest beginning that any request answered before has computed, prompt or answer.
+Where a turn does not even share all of its session's last prompt, something has changed it; what
+it was is told by the first message, or function, that is different. Knows tokens and messages.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Json = dict[str, Any]
+Tokens = npt.NDArray[np.int64]
+
+REORDERED = "the tools came in another order"
+OTHER_TOOLS = "the tools changed"
+SYSTEM = "the system prompt changed"
+HISTORY = "the client changed what was said before"
+TEMPLATE = "the template wrote the history anew"
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    messages: Sequence[Json]
+    tools: Sequence[Json]
+    prompt: Tokens
+
+
+class Reuse:
+    def __init__(self) -> None:
+        self._computed: list[Tokens] = []
+        self._last: dict[str, _Asked] = {}
+        self._broken: Counter[str] = Counter()
+        self._num_broken: Counter[str] = Counter()
+        self.possible_tokens = self.reached_tokens = self.num_turns = 0
+
+    @property
+    def num_computed(self) -> int:
+        return len(self._computed)
+
+    def possible(self, prompt: Sequence[int], num_before: int) -> int:
+        """Of a prompt that was asked when so many were computed: one token at least is left to
+        compute."""
+        tokens, before = np.asarray(prompt, np.int64), self._computed[:num_before]
+        longest = max((_shared(tokens, other) for other in before), default=0)
+        return min(longest, max(0, len(tokens) - 1))
+
+    def add(
+        self,
+        session: str,
+        messages: Sequence[Json],
+        tools: Sequence[Json],
+        prompt: Sequence[int],
+        *,
+        possible: int,
+        reached: int,
+    ) -> None:
+        """A turn that was answered. `possible`: when it was asked."""
+        asked = _Asked(list(messages), list(tools), np.asarray(prompt, np.int64))
+        before = self._last.get(session)
+        if before is not None:
+            shared = _shared(asked.prompt, before.prompt)
+            lost = len(before.prompt) - shared
+            # A prompt's end may be written otherwise once something follows it.
+            if lost > _END_TOKENS:
+                reason = _reason(before, asked)
+                self._broken[reason] += lost
+                self._num_broken[reason] += 1
+        self._last[session] = asked
+        self.num_turns += 1
+        self.possible_tokens += possible
+        self.reached_tokens += min(reached, possible)
+
+    def computed(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
+        """This was computed, and may be found from now on."""
+        self._computed.append(np.asarray([*prompt, *answer], np.int64))
+
+    def result(self) -> Json:
+        return {
+            "turns": self.num_turns,
+            "possible_tokens": self.possible_tokens,
+            "reached_tokens": self.reached_tokens,
+            "share": self.reached_tokens / self.possible_tokens if self.possible_tokens else None,
+            "broken": [
+                {"reason": reason, "turns": self._num_broken[reason], "tokens": tokens}
+                for reason, tokens in self._broken.most_common()
+            ],
+        }
+
+
+_END_TOKENS = 16
+
+
+def _shared(a: Tokens, b: Tokens) -> int:
+    size = min(len(a), len(b))
+    different = np.flatnonzero(a[:size] != b[:size])
+    return int(different[0]) if len(different) else size
+
+
+def _reason(before: _Asked, now: _Asked) -> str:
+    if before.tools != now.tools:
+        same = sorted(map(repr, before.tools)) == sorted(map(repr, now.tools))
+        return REORDERED if same else OTHER_TOOLS
+    for one, other in zip(before.messages, now.messages, strict=False):
+        if one != other:
+            is_system = one.get("role") in ("system", "developer")
+            return SYSTEM if is_system else HISTORY
+    return HISTORY if len(now.messages) < len(before.messages) else TEMPLATE

@@ -1,0 +1,110 @@
+"""What a request says of its pages, and how many requests a tenant may have in flight."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from quire.engine.messages import CacheWish, GetTenants, Tenants, TenantStatus, TierStatus
+from quire.server.config import ServerConfig
+from unit.server.scripted import ADMIN_KEY, MODEL, Rig, ScriptedEngine, error_of
+
+
+def asked(rig: Rig, **fields) -> CacheWish | None:
+    response = rig.chat(**fields)
+    assert response.status_code == 200, response.text
+    return rig.engine.calls[-1].cache
+
+
+@pytest.mark.parametrize(
+    ("fields", "wish"),
+    [
+        ({}, None),
+        ({"cache": None}, None),
+        ({"prompt_cache_key": "a", "prompt_cache_retention": "24h"}, CacheWish(86400.0, 1)),
+        ({"prompt_cache_retention": "in_memory"}, CacheWish(600.0, 1)),
+        ({"prompt_cache_retention": "for ever"}, None),
+        ({"cache": {"retain_s": 60}}, CacheWish(60.0, 1)),
+        ({"cache": {"retain_s": 60, "priority": 2, "tokens": 100}}, CacheWish(60.0, 2, 100)),
+        ({"cache": {"priority": 1}}, CacheWish(300.0, 1)),
+        ({"cache": {"priority": -1}}, CacheWish(0.0, -1)),
+        ({"cache": {"store": False}}, CacheWish(store=False)),
+        (
+            {"cache": {"retain_s": 5, "tiers": ["host"]}},
+            CacheWish(5.0, 1, device=False, store=False),
+        ),
+    ],
+)
+def test_what_the_engine_is_told(rig: Rig, fields, wish):
+    assert asked(rig, **fields) == wish
+
+
+@pytest.mark.parametrize(
+    ("cache", "param"),
+    [
+        (5, "cache"),
+        ({"retain_s": -1}, "cache.retain_s"),
+        ({"retain_s": 1e9}, "cache.retain_s"),
+        ({"retain_s": "60"}, "cache.retain_s"),
+        ({"priority": 3}, "cache.priority"),
+        ({"tokens": 0}, "cache.tokens"),
+        ({"tiers": []}, "cache.tiers"),
+        ({"tiers": ["disk"]}, "cache.tiers.0"),
+        ({"tiers": ["store"], "store": False}, "cache.tiers"),
+        ({"retain_s": 5, "priority": -1}, "cache.retain_s"),
+    ],
+)
+def test_what_makes_no_sense(rig: Rig, cache, param):
+    response = rig.chat(cache=cache)
+    assert (response.status_code, error_of(response)["param"]) == (400, param)
+
+
+def test_completions_and_responses_take_it_too(rig: Rig):
+    assert rig.complete(cache={"retain_s": 60}).status_code == 200
+    assert rig.engine.calls[-1].cache == CacheWish(60.0, 1)
+    body = {"model": MODEL, "input": "hi", "cache": {"retain_s": 60}}
+    assert rig.request("POST", "/v1/responses", json=body).status_code == 200
+    assert rig.engine.calls[-1].cache == CacheWish(60.0, 1)
+
+
+def test_a_tenant_has_only_so_many_requests_in_flight(engine: ScriptedEngine):
+    rig = Rig(engine, ServerConfig(admin_key=ADMIN_KEY, tenant_requests=2))
+    engine.hold_after = 1
+
+    async def drive() -> None:
+        async with rig.client() as client:
+
+            async def ask(salt: str | None):
+                body = {"model": MODEL, "prompt": "x", "cache_salt": salt}
+                return await client.post("/v1/completions", json=body)
+
+            held = [asyncio.create_task(ask(salt)) for salt in ("a", "a", None, None, None)]
+            while engine.num_requests < 5:
+                await asyncio.sleep(0.001)
+            refused = await ask("a")
+            assert (refused.status_code, error_of(refused)["code"]) == (429, "tenant_full")
+            other = asyncio.create_task(ask("b"))
+            while engine.num_requests < 6:
+                await asyncio.sleep(0.001)
+            held[0].cancel()
+            while engine.num_requests > 5:
+                await asyncio.sleep(0.001)
+            again = asyncio.create_task(ask("a"))
+            while engine.num_requests < 6:
+                await asyncio.sleep(0.001)
+            for task in (*held, other, again):
+                task.cancel()
+
+    asyncio.run(drive())
+
+
+def test_tenants_are_shown_to_the_administrator(engine: ScriptedEngine):
+    tiers = [TierStatus("device", 1024, 100, 0, 0), TierStatus("host", 1024, 200, 0, 0)]
+    engine.info = msgspec.structs.replace(engine.info, tiers=tiers)
+    engine.answers[GetTenants] = Tenants([TenantStatus("a", 1, 2, 3, 4)], 50, 100)
+    rig = Rig(engine)
+    found = rig.request("GET", "/admin/tenants").json()
+    assert found["tenants"] == [
+        {"cache_salt": "a", "running": 1, "waiting": 2, "device_bytes": 3072, "host_bytes": 4096}
+    ]
+    assert found["quota"] == {"device_bytes": 51200, "host_bytes": 102400, "requests": None}
