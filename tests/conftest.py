@@ -16,6 +16,9 @@ settings.register_profile(
 )
 settings.load_profile("quire")
 
+# The real vLLM is installed by `make test-vllm` alone, which says where.
+collect_ignore = [] if "QUIRE_VLLM_PYTHON" in os.environ else ["vllm"]
+
 # Before anything imports torch: see quire.engine.startup.model_environment.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")

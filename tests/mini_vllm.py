@@ -1,0 +1,254 @@
+"""A scheduler and a model as vLLM has them, small: blocks, steps, chunks, preemption. No vLLM.
+
+What the model computes for a token is a number that depends on all tokens before it, so that a
+block which holds anything else than it should is seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from dataclasses import dataclass, field
+
+import torch
+
+from quire.config import CacheConfig, PrefetchConfig
+from quire.integrations.vllm.hands import Hands
+from quire.integrations.vllm.leader import Leader
+from quire.integrations.vllm.naming import Naming
+from quire.integrations.vllm.options import Options
+from quire.integrations.vllm.orders import Setup, unpack_reports
+from quire.integrations.vllm.tensors import BlockShape, KvTensors, describe
+from quire.keys import Namespace
+from quire.manager import CacheManager
+
+BLOCK, HEADS, DIM, LAYERS = 4, 2, 4, 2
+
+
+@dataclass(eq=False)
+class MiniRequest:
+    request_id: str
+    all_token_ids: list[int]
+    max_tokens: int = 4
+    cache_salt: str | None = None
+    num_computed_tokens: int = 0
+    lora_request: None = None
+    mm_features: list[object] = field(default_factory=list)
+    prompt_embeds: None = None
+    skip_reading_prefix_cache: bool = False
+    blocks: list[int] = field(default_factory=list)
+    is_loading: bool = False
+    num_loaded: int = 0
+    aborted: bool = False
+
+    values: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.end = len(self.all_token_ids) + self.max_tokens
+        self._digest = hashlib.sha256(f"{self.cache_salt}".encode())
+
+    def computed(self, first: int, last: int) -> torch.Tensor:
+        """What the model computes for these tokens: each depends on all before it."""
+        for token in self.all_token_ids[len(self.values) : last]:
+            self._digest.update(token.to_bytes(4, "little"))
+            self.values.append(float(int.from_bytes(self._digest.digest()[:2], "little")))
+        return torch.tensor(self.values[first:last])
+
+
+class MiniVllm:
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 32,
+        host_pages: int = 64,
+        store: str = "",
+        chunk: int = 8,
+        now: list[float] | None = None,
+    ) -> None:
+        self.now = now or [0.0]
+        tensors = {
+            f"layers.{layer}": torch.zeros(num_blocks, HEADS, BLOCK, 2 * DIM)
+            for layer in range(LAYERS)
+        }
+        self.kv: KvTensors = describe(tensors, BlockShape(num_blocks, BLOCK, HEADS, DIM))
+        self.tensors = tensors
+        self.hands = Hands(0, 1, self.kv, host_pages)
+        prefetch = PrefetchConfig(threshold_tokens=1)
+        self.manager = CacheManager(
+            CacheConfig(BLOCK, num_blocks, host_pages, prefetch=prefetch),
+            clock=lambda: self.now[0],
+        )
+        names = iter(f"generation {n}" for n in range(100))
+        self.leader = Leader(
+            Options(host_bytes=1, store=store),
+            self.manager,
+            Naming(Namespace("weights", "float32", BLOCK)),
+            Setup("weights", host_pages, BLOCK),
+            clock=lambda: self.now[0],
+            new_name=lambda: next(names),
+        )
+        self.chunk = chunk
+        self.rng = random.Random(0)
+        self.free = list(range(1, num_blocks))
+        self.waiting: list[MiniRequest] = []
+        self.running: list[MiniRequest] = []
+        self.finishing: dict[str, MiniRequest] = {}
+        self.by_name: dict[str, MiniRequest] = {}
+        self.num_loaded = 0
+        self.num_recoveries = 0
+        self.preempted = False
+
+    # ---- steps ----------------------------------------------------------------------------------
+
+    def add(self, request: MiniRequest) -> None:
+        self.by_name[request.request_id] = request
+        self.waiting.append(request)
+
+    def step(self) -> None:
+        """Schedule, compute, tell the connector, hear from it."""
+        self.now[0] += 0.001
+        self._admit()
+        work: dict[str, int] = {}
+        for request in self.running:
+            left = len(request.all_token_ids) - request.num_computed_tokens
+            work[request.request_id] = min(self.chunk, left)
+        orders = self.leader.orders(
+            work,
+            lambda name: self.by_name[name].blocks,
+            preempted=self.preempted,
+            idle=not work,
+        )
+        if self.preempted:
+            self.hands.finish_copies()
+            self.preempted = False
+        for name, count in work.items():
+            self._compute(self.by_name[name], count)
+        self.hands.obey(orders)
+        self.hands.look(idle=not work)
+        sent, received = self.hands.take_sent(), self.hands.take_received()
+        bad = self.hands.take_bad_blocks()
+        reports = self.hands.take_reports()
+        self.leader.hear(unpack_reports(reports) if reports else [])
+        self._received(received, bad)
+        for name in sent:
+            self._free(self.finishing.pop(name))
+        for name in work:
+            self._advance(self.by_name[name])
+
+    def run(self, limit: int = 5000) -> None:
+        """Until nobody has anything to do."""
+        for _ in range(limit):
+            if not (self.waiting or self.running or self.finishing or self.leader.has_work):
+                return
+            self.step()
+        raise AssertionError(f"no end after {limit} steps")
+
+    def abort(self, request: MiniRequest) -> None:
+        request.aborted = True
+        if request.is_loading:  # its blocks come back when the load has ended
+            assert not self.leader.finished(request, request.blocks)
+            self.waiting.remove(request)
+            self.finishing[request.request_id] = request
+        else:
+            (self.running if request in self.running else self.waiting).remove(request)
+            self._finish(request)
+
+    def preempt(self, request: MiniRequest) -> None:
+        self.running.remove(request)
+        self._free(request)
+        request.num_computed_tokens = 0
+        self.waiting.insert(0, request)
+        self.preempted = True
+
+    # ---- inside ---------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        for request in list(self.waiting):
+            if request.is_loading:
+                continue
+            found: int | None = 0
+            if request.num_computed_tokens == 0:
+                found = self.leader.matched(request, 0)
+            if found is None:
+                continue
+            if not self._give_blocks(request):
+                continue
+            self.leader.allocated(request, request.blocks, found)
+            if found:
+                request.is_loading, request.num_loaded = True, found
+                continue
+            self.waiting.remove(request)
+            self.running.append(request)
+
+    def _give_blocks(self, request: MiniRequest) -> bool:
+        """For all that it will ever hold, so that nobody waits for somebody who waits."""
+        missing = -(-request.end // BLOCK) - len(request.blocks)
+        if missing > len(self.free):
+            return False
+        for _ in range(missing):
+            request.blocks.append(self.free.pop(self.rng.randrange(len(self.free))))
+        return True
+
+    def _compute(self, request: MiniRequest, count: int) -> None:
+        """Reads all that lies before, and writes."""
+        first = request.num_computed_tokens
+        self.check(request, first)
+        numbers = request.computed(first, first + count)
+        blocks, at = self._places(request, first, first + count)
+        for layer, tensor in enumerate(self.tensors.values()):
+            tensor[blocks, :, at] = (numbers + layer)[:, None, None].expand(-1, HEADS, 2 * DIM)
+
+    def check(self, request: MiniRequest, num_tokens: int) -> None:
+        """Do its blocks hold what the model computes for its first tokens?"""
+        numbers = request.computed(0, num_tokens)
+        blocks, at = self._places(request, 0, num_tokens)
+        for layer, tensor in enumerate(self.tensors.values()):
+            held = tensor[blocks, :, at] - layer
+            assert torch.equal(held, numbers[:, None, None].expand_as(held)), request.request_id
+
+    def _places(
+        self, request: MiniRequest, first: int, last: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        at = torch.arange(first, last)
+        return torch.tensor(request.blocks, dtype=torch.int64)[at // BLOCK], at % BLOCK
+
+    def _advance(self, request: MiniRequest) -> None:
+        left = len(request.all_token_ids) - request.num_computed_tokens
+        request.num_computed_tokens += min(self.chunk, left)
+        if request.num_computed_tokens == len(request.all_token_ids):
+            request.all_token_ids.append(len(request.all_token_ids) * 7 % 1000)
+        if len(request.all_token_ids) >= request.end:
+            self.running.remove(request)
+            self._finish(request)
+
+    def _finish(self, request: MiniRequest) -> None:
+        full = request.blocks[: -(-request.num_computed_tokens // BLOCK)]
+        if self.leader.finished(request, full):
+            self.finishing[request.request_id] = request
+        else:
+            self._free(request)
+
+    def _received(self, names: set[str], bad: set[int]) -> None:
+        for name in names:
+            request = self.by_name[name]
+            request.is_loading = False
+            if request.aborted:
+                self._free(self.finishing.pop(name))
+                continue
+            blocks = request.blocks[: request.num_loaded // BLOCK]
+            good = next((i for i, b in enumerate(blocks) if b in bad), len(blocks))
+            self.num_recoveries += good < len(blocks)
+            self.num_loaded += good
+            request.num_computed_tokens = good * BLOCK
+            if not good:
+                self._free(request)
+
+    def _free(self, request: MiniRequest) -> None:
+        for block in request.blocks:
+            for tensor in self.tensors.values():
+                tensor[block] = -1.0  # whoever reads it from here on is seen
+        self.free += request.blocks
+        request.blocks = []
+
+    def close(self) -> None:
+        self.hands.close()

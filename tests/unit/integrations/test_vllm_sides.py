@@ -1,0 +1,148 @@
+"""Both sides of the connector with the real manager, worker and stores, around a small vLLM."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mini_vllm import BLOCK, MiniRequest, MiniVllm
+from quire.types import Tier
+
+
+@pytest.fixture
+def engines() -> Iterator[list[MiniVllm]]:
+    made: list[MiniVllm] = []
+    yield made
+    for one in made:
+        one.close()
+
+
+def request(name: str, seed: int, length: int, **how: object) -> MiniRequest:
+    rng = random.Random(seed)
+    return MiniRequest(name, [rng.randrange(1000) for _ in range(length)], **how)  # type: ignore[arg-type]
+
+
+def at_rest(engine: MiniVllm) -> bool:
+    """Everything came back."""
+    engine.manager.check_invariants()
+    return not engine.manager.leases and len(engine.free) == len(set(engine.free)) == 31
+
+
+def test_a_second_request_loads_what_the_first_computed(engines: list[MiniVllm]) -> None:
+    engine = MiniVllm()
+    engines.append(engine)
+    engine.add(request("a", seed=1, length=42))
+    engine.run()
+    engine.add(request("b", seed=1, length=42))
+    engine.run()
+    assert engine.num_loaded == 41 // BLOCK
+    assert at_rest(engine)
+
+
+def test_another_engine_finds_it_in_the_store(engines: list[MiniVllm], tmp_path: Path) -> None:
+    url = f"file://{tmp_path}?max=64MiB"
+    for name in ("a", "b"):
+        engine = MiniVllm(store=url)
+        engines.append(engine)
+        engine.add(request(name, seed=1, length=42))
+        engine.run()
+        assert at_rest(engine)
+    assert engines[1].num_loaded == 41 // BLOCK
+    first = engines[1].by_name["b"]
+    assert engines[1].leader.from_store(first, 100) == 0, "it has ended"
+
+
+def test_tenants_share_nothing(engines: list[MiniVllm]) -> None:
+    engine = MiniVllm()
+    engines.append(engine)
+    for name, salt in (("a", None), ("b", "x"), ("c", "y")):
+        engine.add(request(name, seed=1, length=42, cache_salt=salt))
+        engine.run()
+    assert engine.num_loaded == 0
+    engine.add(request("d", seed=1, length=42, cache_salt="y"))
+    engine.run()
+    assert engine.num_loaded == 41 // BLOCK
+
+
+def test_after_a_reset_nothing_is_found(engines: list[MiniVllm], tmp_path: Path) -> None:
+    engine = MiniVllm(store=f"file://{tmp_path}?max=64MiB")
+    engines.append(engine)
+    engine.add(request("a", seed=1, length=42))
+    engine.run()
+    assert engine.leader.reset()
+    engine.add(request("b", seed=1, length=42))
+    engine.run()
+    assert engine.num_loaded == 0
+    engine.add(request("c", seed=1, length=42))
+    engine.run()
+    assert engine.num_loaded == 41 // BLOCK, "what came after it is"
+
+
+def test_a_load_that_fails_is_computed_and_its_request_is_not_offered_it_again(
+    engines: list[MiniVllm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = MiniVllm()
+    engines.append(engine)
+    engine.add(request("a", seed=1, length=42))
+    engine.run()
+
+    def broken(*_: object) -> None:
+        raise OSError("cut")
+
+    monkeypatch.setattr(engine.hands.pools.engine, "load", broken)
+    for name in ("b", "c"):
+        engine.add(request(name, seed=1, length=42))
+        engine.run()
+    assert engine.num_recoveries == 2
+    assert at_rest(engine)
+
+
+def test_a_store_that_is_dead_at_the_start_costs_a_wait_and_is_tried_again(
+    engines: list[MiniVllm],
+) -> None:
+    engine = MiniVllm(store="redis://127.0.0.1:1")
+    engines.append(engine)
+    engine.add(request("a", seed=1, length=42))
+    engine.run()
+    assert at_rest(engine)
+    tries = engine.manager.operations.num_started
+    engine.now[0] += 31
+    engine.add(request("b", seed=1, length=42))
+    engine.run()
+    assert engine.manager.operations.num_started > tries + 2
+    assert engine.num_loaded == 41 // BLOCK
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_happens_blocks_hold_what_they_should_and_nothing_leaks(
+    engines: list[MiniVllm], seed: int, tmp_path: Path
+) -> None:
+    rng = random.Random(seed)
+    faults = "drop=0.1&corrupt=0.1&raise=0.1"
+    url = rng.choice(["", f"file://{tmp_path}?max=64MiB", f"faulty+file://{tmp_path}?{faults}"])
+    engine = MiniVllm(store=url, host_pages=rng.choice([12, 64]), chunk=rng.choice([3, 8, 64]))
+    engines.append(engine)
+    for number in range(25):
+        one = request(
+            f"r{number}",
+            seed=rng.randrange(5),
+            length=rng.randint(2, 60),
+            max_tokens=rng.randint(1, 30),
+            cache_salt=rng.choice([None, None, "x"]),
+        )
+        engine.add(one)
+        for _ in range(rng.randrange(8)):
+            engine.step()
+            if engine.running and rng.random() < 0.1:
+                engine.preempt(rng.choice(engine.running))
+            live = engine.running + engine.waiting
+            if live and rng.random() < 0.05:
+                engine.abort(rng.choice(live))
+            if rng.random() < 0.05:
+                engine.manager.flush(Tier.HOST)
+            if rng.random() < 0.02:
+                engine.leader.reset()
+    engine.run()
+    assert at_rest(engine)
+    assert engine.num_loaded > 0

@@ -1,0 +1,36 @@
+"""Connectors with a fault built in, loaded by vLLM by path. Knows vLLM."""
+
+from typing import Any
+
+import torch
+
+from quire.integrations.vllm.connector import QuireConnector
+from quire.integrations.vllm.orders import unpack_orders
+from quire.messages import Load
+from quire.types import page_array
+
+
+class FailingConnector(QuireConnector):
+    """Every load fails, with its blocks half written."""
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        super().register_kv_caches(kv_caches)
+        engine = self.hands.pools.engine
+
+        def load(host: Any, device: Any) -> Any:
+            for tensor in kv_caches.values():
+                tensor[page_array(device).tolist()] = 7.0
+            raise OSError("this link is cut")
+
+        object.__setattr__(engine, "load", load)
+
+
+class DamagingConnector(QuireConnector):
+    """What is loaded was overwritten on the host: behind every check there is."""
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        for command in unpack_orders(self._step.commands):
+            if isinstance(command, Load):
+                rows = page_array(command.host).tolist()
+                self.hands.pools.host.pages()[rows] = 0.5
+        super().start_load_kv(forward_context, **kwargs)
