@@ -37,8 +37,7 @@ class Stays:
         self.owing: dict[tuple[Node, int], None] = {}
         """Node and device slot of every holding that owes the host a copy."""
         self._put_off: list[dict[Holding, int]] = [{}, {}]
-        """Of full pages, by slot: reasons that have come, or gone (less than 0), and are not counted
-        yet."""
+        """Of full pages, by slot: reasons that came, or went (less than 0), not counted yet."""
 
     def hold_back(self, holding: Holding, slot: int) -> None:
         """One more reason for a holding to stay."""
