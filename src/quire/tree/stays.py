@@ -15,10 +15,10 @@ use, and of which the host has no copy, *owes* that copy and stays until the hos
 forgiven: then the pages go for want of host memory, and for no other reason.
 
 `movable` counts, slot by slot, the pages that may go: it is known before anything is evicted
-whether that would be enough. Locking costs a walk up to the first ancestor that stays already, and
-so does letting go. What is let go by one is soon held by the next, a request's pages by their
-backup and that by their write: so letting go is put off until somebody wants to know what may go
-(`catch_up`), and holding it again before then costs no walk at all.
+whether that would be enough. A reason that comes or goes costs a walk up to the first ancestor that
+stays anyway. What is held by one is soon let go, and held by the next, a request's pages by their
+backup and that by their write: so counting is put off until somebody wants to know what may go
+(`catch_up`), and what has come and gone by then costs no walk at all.
 """
 
 from __future__ import annotations
@@ -36,63 +36,55 @@ class Stays:
         """Pages by slot that eviction could free now."""
         self.owing: dict[tuple[Node, int], None] = {}
         """Node and device slot of every holding that owes the host a copy."""
-        self._late: dict[Holding, int] = {}
-        """With their slot: full pages whose last reason is gone and still counted."""
+        self._put_off: list[dict[Holding, int]] = [{}, {}]
+        """Of full pages, by slot: reasons that came, or went (less than 0), not counted yet."""
 
-    def hold_back(self, holding: Holding | None, slot: int) -> None:
-        """One more reason for a holding to stay; and if it had none, for what it hangs under."""
-        if self._late and holding in self._late:
-            del self._late[holding]
-            return
-        size = 0
-        while holding is not None:
-            holding.reasons = reasons = holding.reasons + 1
-            if reasons > 1:
-                break
-            size += len(holding.pages)
-            if slot > HOST:
-                break
-            above = holding.node.parent
-            assert above is not None
-            holding = above.held[slot]
-        if size:
-            self.movable[slot] -= size // PAGE_ID_BYTES
+    def hold_back(self, holding: Holding, slot: int) -> None:
+        """One more reason for a holding to stay."""
+        if slot > HOST:
+            self._count(holding, slot, 1)
+        elif change := self._put_off[slot].pop(holding, 0) + 1:
+            self._put_off[slot][holding] = change
 
-    def let_go(self, holding: Holding | None, slot: int) -> None:
+    def let_go(self, holding: Holding, slot: int) -> None:
         """One reason less. What may go is found again by eviction."""
-        if holding is not None and slot <= HOST and holding.reasons == 1:
-            self._late[holding] = slot
-        else:
-            self._let_go(holding, slot)
+        if slot > HOST:
+            self._count(holding, slot, -1)
+        elif change := self._put_off[slot].pop(holding, 0) - 1:
+            self._put_off[slot][holding] = change
 
     def catch_up(self) -> None:
         """From here on `reasons` and `movable` are as they should be."""
-        if not self._late:
-            return
-        late, self._late = self._late, {}
-        for holding, slot in late.items():
-            self._let_go(holding, slot)
+        for slot, changes in enumerate(self._put_off):
+            if changes:
+                self._put_off[slot] = {}
+                for holding, change in changes.items():
+                    if change > 0:
+                        self._count(holding, slot, change)
+                for holding, change in changes.items():
+                    if change < 0:
+                        self._count(holding, slot, change)
 
-    def _let_go(self, holding: Holding | None, slot: int) -> None:
+    def _count(self, holding: Holding, slot: int, change: int) -> None:
+        """So many reasons more or less; what had none, or has none any more, is one for what it
+        hangs under."""
+        at: Holding | None = holding
         size = 0
-        while holding is not None:
-            holding.reasons = reasons = holding.reasons - 1
-            if reasons:
+        while at is not None:
+            before, after = at.reasons, at.reasons + change
+            at.reasons = after
+            if before and after:
                 break
-            size += len(holding.pages)
-            if holding.queue is None and is_leaf(holding.node, slot):
-                self._standing.unpark(holding, slot)
-            if slot > HOST:
-                break
-            above = holding.node.parent
-            assert above is not None
-            holding = above.held[slot]
-        if size:
-            self.movable[slot] += size // PAGE_ID_BYTES
+            size += len(at.pages)
+            change = 1 if after else -1
+            if not after and at.queue is None and is_leaf(at.node, slot):
+                self._standing.unpark(at, slot)
+            above = at.node.parent
+            at = None if above is None or slot > HOST else above.held[slot]
+        self.movable[slot] -= change * size // PAGE_ID_BYTES
 
     def enter(self, node: Node, slot: int, holding: Holding) -> None:
         """A holding was attached."""
-        holding.reasons = int(holding.state is not READY)
         parent = node.parent
         assert parent is not None
         if slot == DEVICE:
@@ -101,11 +93,13 @@ class Stays:
             parent.host_below += 1
             if node.host_below and node.children is not None:
                 below = (child.held[slot] for child in node.children.values())
-                holding.reasons += sum(h is not None and h.reasons > 0 for h in below)
+                holding.reasons = sum(h is not None and h.reasons > 0 for h in below)
         if not holding.reasons:
             self.movable[slot] += len(holding.pages) // PAGE_ID_BYTES
-        elif slot <= HOST:
-            self.hold_back(parent.held[slot], slot)
+        elif (above := parent.held[slot]) is not None:
+            self.hold_back(above, slot)
+        if holding.state is not READY:
+            self.hold_back(holding, slot)
         if slot != DEVICE or node.host_below:
             self._reckon_around(node, slot)
 
@@ -123,7 +117,7 @@ class Stays:
             else:
                 parent.host_below -= 1
             above = parent.held[slot]
-            if holding.reasons:
+            if holding.reasons and above is not None:
                 self.let_go(above, slot)
             if above is not None and above.queue is None and may_go(above, slot):
                 self._standing.unpark(above, slot)
@@ -166,8 +160,9 @@ class Stays:
         holding.reasons -= 1
         if not holding.reasons:  # as if it had been let go, of a holding that no longer stands
             self.movable[slot] += num_pages(holding.pages)
-            if slot == DEVICE and node.parent is not None:
-                self.let_go(node.parent.held[slot], slot)
+            above = None if slot != DEVICE or node.parent is None else node.parent.held[slot]
+            if above is not None:
+                self.let_go(above, slot)
 
     def _reckon_around(self, node: Node, slot: int) -> None:
         """What the host holds of a node has changed: so may what the device owes."""

@@ -186,6 +186,7 @@ class PrefixTree:
         parent = node.parent
         assert parent is not None
         assert 0 < count < node.num_pages
+        self.stays.catch_up()
         root = self.root_of(node)
         step, width = root.page_bytes, root.page_width
         tokens = node.tokens
@@ -467,7 +468,7 @@ class PrefixTree:
             self.stays.hold_back(below, slot)
         above.locks -= 1
         if above.locks == 0:
-            above.reasons -= 1  # it stays for the node below
+            self.stays.let_go(above, slot)
 
     def touch(self, tail: Node) -> None:
         """Everything on the path was used."""
