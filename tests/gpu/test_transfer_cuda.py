@@ -63,7 +63,8 @@ def test_the_choice_is_measured_and_says_why():
     rig = Rig(llama_3_1_8b(64), num_pages=16)
     chosen = choose(ends_of(rig.device, rig.host), MoverKind.AUTO)
     assert "plain" in chosen.reason
-    assert chosen.loads.kind in (MoverKind.RECTANGLES, MoverKind.PIECES), chosen.reason
+    engines = (MoverKind.RECTANGLES, MoverKind.PIECES, MoverKind.STAGED)
+    assert chosen.loads.kind in engines, chosen.reason
     rig.close()
 
 

@@ -121,6 +121,15 @@ class AttentionBridge:
                 self.failed[op] = str(error)
         self._loads -= self.failed.keys()
 
+    def wait_for_all(self, loads: set[OperationId]) -> None:
+        """Until these have filled all layers, or failed: for whoever does not wait at each."""
+        if loads:
+            self._loads = loads
+            for component in self._backends:
+                layers = (p.layer for p in self._places.values() if p.component == component)
+                self.wait(component, max(layers))
+            self._loads = set()
+
     def target(self, layer: int) -> Target | None:
         """As of the layer's backend."""
         place = self._places[layer]

@@ -98,6 +98,11 @@ class TritonAttention:
         """From what is on the device already."""
         return _Plan(slots, tables)
 
+    @property
+    def token_bytes(self) -> int:
+        """Of one token in the pages."""
+        return self._pool.layout.page_bytes // self._pool.layout.page_size
+
     def fills(self, num_sequences: int) -> bool:
         """Whether decoding so many of the same length needs no splits."""
         return fills(num_sequences, self._pool.layout.num_kv_heads)

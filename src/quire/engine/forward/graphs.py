@@ -37,6 +37,10 @@ _BESIDE = (128, 256)
 _MAX_PARTS = 192
 """Pieces times splits: more would need more memory for what is put together again."""
 
+_LOADED_BYTES = 512 << 20
+"""That a batch may still wait for: they come in less time than its launches would take one by one.
+What takes longer is waited for layer by layer, between those launches."""
+
 Replay = Callable[[], None]
 Progress = Callable[[float], None]
 
@@ -162,6 +166,7 @@ class GraphForward:
         self.capture = capture
         self._bridge = bridge
         self._backends = backends
+        self._token_bytes = sum(backend.token_bytes for backend in backends.values())
         self._sizes = batch_sizes(max_batch)
         self._short = short_kinds(max_batch) if forward.packs else []
         self._verifying = [
@@ -248,17 +253,19 @@ class GraphForward:
         if not kind.num_short and self._fills(kind.num_single):
             is_even = all(splits[name][0] >= lengths[name].max() for name in splits)
             kind = kind._replace(splits=not is_even)
+        self._bridge.wait_for_all({op for segment in segments for op in segment.loads})
         self._replays[kind]()
         self.replayed = kind
         self._forward.after_replay(batch.num_tokens)
         return self._logits[: sum(segment.num_rows for segment in segments)]
 
     def _kind_of(self, segments: Sequence[Segment]) -> Kind | None:
-        """The smallest that holds them; None: there is none. What is still being loaded is waited
-        for layer by layer, which no graph does; nor does one begin, restore or save a state."""
-        if any(segment.loads for segment in segments):
+        """The smallest that holds them; None: there is none. No graph waits for what is loaded
+        layer by layer; nor does one begin, restore or save a state."""
+        loaded = sum(segment.start for segment in segments if segment.loads)
+        if loaded * self._token_bytes > _LOADED_BYTES:
             return None
-        if not self._forward.packs and any(map(_moves_state, segments)):
+        if not self._forward.packs and (loaded or any(map(_moves_state, segments))):
             return None
         count, num_bytes = len(segments), sum(len(segment.tokens) for segment in segments)
         num_tokens = num_bytes >> 2

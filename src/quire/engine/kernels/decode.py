@@ -14,6 +14,7 @@ is there does not matter.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -283,7 +284,7 @@ def decode(
     block_dim = max(16, triton.next_power_of_2(dim))
     group = triton.next_power_of_2(num_heads // kv)
     takes_large = query.element_size() == 2 and block_dim <= _LARGE_DIM
-    most = _MAX_LARGE_ROWS if takes_large else _MAX_ROWS
+    most = _MAX_LARGE_ROWS if takes_large and _has_large(query.device) else _MAX_ROWS
     queries = max(1, min(triton.next_power_of_2(tables.max_count), most // group))
     num_rows = max(_MIN_ROWS, queries * group)
     tiles = triton.cdiv(tables.max_count, queries)
@@ -336,6 +337,12 @@ def decode(
             some_sinks, out, tables.max_count, tiles, window,
             num_warps=4 if splits * block_dim > 2048 else 1, **shapes,
         )  # fmt: skip
+
+
+@cache
+def _has_large(device: torch.device) -> bool:
+    """Large tiles multiply from shared memory: before Hopper they would need more registers."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def _block(head_bytes: int) -> int:

@@ -15,6 +15,7 @@ from quire.engine.bridge import AttentionBridge
 from quire.engine.executor.rank import Rank
 from quire.engine.forward.dense import DenseForward, load_dense, num_kv_heads
 from quire.engine.runner import ModelRunner
+from quire.types import OperationId
 from unit.engine.hybrid_rank import PAGE, Hybrid, Sequence, build, poison, stock_model
 
 LENGTH = 40
@@ -93,6 +94,35 @@ class TestInterpreted:
             for found, part in zip(logits, batch, strict=True):
                 if part in segments:
                     close(found, expected[segments.index(part)])
+
+    @pytest.mark.parametrize("few_splits", [False], indirect=True)
+    @pytest.mark.parametrize("model", ["gemma3"], indirect=True)
+    @pytest.mark.parametrize("few_bytes", [True, False])
+    def test_what_is_loaded_is_waited_for_before_a_replay_unless_it_is_long(
+        self, model, few_bytes, monkeypatch
+    ):
+        from quire.engine.forward import graphs
+
+        forward, waited = model.rank.runner._forward, set()
+
+        def wait_layer(op, layer, component="full"):
+            waited.add((op, component, layer))
+
+        monkeypatch.setattr(model.rank.worker, "wait_layer", wait_layer)
+        monkeypatch.setattr(graphs, "_LOADED_BYTES", 1 << 20 if few_bytes else 0)
+        sequence = Sequence(model, model.tokens(12, seed=3))
+        model.run(sequence.segment(9))
+        segment = msgspec.structs.replace(sequence.segment(3), loads=[OperationId(5)])
+        with torch.inference_mode():
+            (found,) = forward.logits(Batch(1, [segment]))
+        close(found, model.expected(sequence.tokens)[-1])
+        assert (forward.replayed is not None) == few_bytes
+        every = {(5, place.component, place.layer) for place in forward._bridge.places.values()}
+        last = {
+            (op, component, max(n for _, c, n in every if c == component))
+            for op, component, _ in every
+        }
+        assert waited == (last if few_bytes else every)
 
 
 def prompt(model):
