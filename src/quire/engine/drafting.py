@@ -18,6 +18,7 @@ from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 from quire.engine.batch import Batch, Segment, SegmentResult
+from quire.engine.branches import num_levels
 from quire.engine.draft.speculation import Speculation
 from quire.engine.request import Request
 from quire.engine.segments import Segments
@@ -60,7 +61,9 @@ class Drafting:
             proposed = self.speculation.propose(request, len(decoding), spare - total)
             if proposed and self._segments.extend(request, 1 + len(proposed)):
                 segment = chosen[request.id]
-                chosen[request.id] = self._segments.with_proposals(request, segment, proposed)
+                chosen[request.id] = self._segments.with_proposals(
+                    request, segment, proposed, self.speculation.branches
+                )
                 total += len(proposed)
         return total
 
@@ -99,6 +102,7 @@ class Drafting:
         self.speculation.offer(request, computed.proposed)
         if not segment.drafts:
             return _NO_PROPOSALS
-        self.speculation.saw(request, segment.drafts, len(computed.further))
+        levels = num_levels(segment.drafts, segment.branches)
+        self.speculation.saw(request, levels, len(computed.further))
         accepted = min(len(computed.further), num_kept)
         return Fate(accepted, segment.drafts - accepted)

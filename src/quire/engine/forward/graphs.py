@@ -251,8 +251,9 @@ class GraphForward:
 
     def _kind_of(self, segments: Sequence[Segment]) -> Kind | None:
         """The smallest that holds them; None: there is none. What is still being loaded is waited
-        for layer by layer, which no graph does; nor does one begin, restore or save a state."""
-        if any(segment.loads for segment in segments):
+        for layer by layer, which no graph does; nor does one begin, restore or save a state, or
+        verify a tree."""
+        if any(segment.loads or segment.branches for segment in segments):
             return None
         if not self._forward.packs and any(map(_moves_state, segments)):
             return None
