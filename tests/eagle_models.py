@@ -7,10 +7,12 @@ unrolling: it knows no page and no cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from quire.engine.branches import joined, num_levels
 from quire.engine.draft.eagle import EagleHead
 from quire.engine.draft.speculation import Offered, Speculation
 from quire.engine.draft.training.start import first_weights, new_spec, positions_of, vocabulary_of
@@ -82,3 +84,44 @@ class Watching(Speculation):
         assert made, "nothing was proposed"
         for text, tokens in made:
             assert tokens == chain_of(text, len(tokens)), f"after {len(text)} tokens"
+
+
+_PLAN = ["tb", "b", "ttt", "ttb", "x", "txt", "own"]
+"""Of the n-th tree: level by level, right in the trunk, in the branch, or nowhere."""
+
+
+class Branching(Watching):
+    """Keeps the head's own trees, and gives out others, made of what it knows to come."""
+
+    def __init__(
+        self, levels: int, answers: dict[tuple[int, ...], list[int]], vocabulary: int
+    ) -> None:
+        super().__init__(levels)
+        self._vocabulary = vocabulary
+        self.branches = 1
+        self.new_proposer = partial(Offered, branches=1)
+        self._answers = answers
+        self._number = 0
+
+    def offer(self, request, tokens) -> None:
+        super().offer(request, tokens)
+        plan = _PLAN[self._number % len(_PLAN)]
+        self._number += 1
+        text = request.tokens[: request.length].tolist()
+        if tokens and plan != "own":
+            levels = num_levels(len(tokens), 1)
+            self._draft_of(request).proposer.offer(self._tree(text, plan, levels))
+
+    def _tree(self, text: list[int], plan: str, levels: int) -> list[int]:
+        coming = next(
+            ([*prompt, *answer][len(text) :] for prompt, answer in self._answers.items()
+             if [*prompt, *answer][: len(text)] == text), []
+        )  # fmt: skip
+        trunk, beside = [], []
+        for level in range(levels):
+            right = coming[level] if level < len(coming) else 0
+            wrong = (right + 1) % self._vocabulary
+            way = plan[level] if level < len(plan) else "x"
+            trunk.append(right if way == "t" else wrong)
+            beside.append([right if way == "b" else (right + 2) % self._vocabulary])
+        return joined(trunk, beside)

@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("transformers")
 
 from dense_models import DENSE, VOCABULARY
-from eagle_models import Watching, chain, read_head, teacher_of, write_head
+from eagle_models import Branching, Watching, chain, read_head, teacher_of, write_head
 from small_engine import SmallEngine
 from speculating import Eager, FixedPrices
 
@@ -50,6 +50,26 @@ def test_a_head_proposes_the_same_and_changes_nothing(kind, graphs, tmp_path) ->
         watching = engine.engine.scheduler.drafting.speculation = Watching(AHEAD)
         assert answers(engine) == expected
         watching.check(lambda text, count: chain(teacher, head, text, count))
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_trees_change_nothing_whichever_branch_was_right(graphs, tmp_path) -> None:
+    model = DENSE["llama"](tmp_path / "model")
+    teacher = teacher_of(model)
+    path = write_head(teacher, tmp_path / "head")
+    head = read_head(teacher, path)
+    with SmallEngine(model, **CUDA) as plain:
+        expected = answers(plain)
+    known = {tuple(p): answer for p, answer in zip(PROMPTS, expected, strict=True)}
+    options = CUDA | {"cuda_graphs": graphs, "speculate": f"eagle-tree:{path}"}
+    with SmallEngine(model, draft_tokens=AHEAD, **options) as engine:
+        trees = Branching(AHEAD, known, VOCABULARY)
+        engine.engine.scheduler.drafting.speculation = trees
+        assert answers(engine) == expected
+        assert sum(trees.counters.accepted) > 10
+        for text, tokens in trees.seen:
+            levels = len(tokens) // 2
+            assert tokens[:levels] == chain(teacher, head, text, levels)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])

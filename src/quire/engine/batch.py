@@ -10,8 +10,11 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from quire.engine.branches import walk
 from quire.engine.sampling import Row, Sampled
 from quire.types import NO_PAGES, NO_SLOT, OperationId, PageIds, RequestId
+
+_NO_TOKEN = -1
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -54,9 +57,11 @@ class Segment(msgspec.Struct, frozen=True):
     drafts: int = 0
     """So many of its last tokens are proposals: a token is drawn after each of them too, and after
     the one before them. Needs a row, which is the first draw's."""
+    branches: int = 0
+    """They are a tree, with so many beside each token of its trunk: see branches.py."""
     ahead: int = 0
-    """So many tokens are to be proposed after the last one that is drawn and counts; `pages` has
-    room for them."""
+    """So many tokens, one after the other, are to be proposed after the last one that is drawn and
+    counts; `pages` has room for them."""
     allowed: list[bytes] = []
     """Under a grammar, for the draw after each proposal: as `Row.allowed`."""
     after: int = -1
@@ -108,12 +113,11 @@ class SegmentResult(msgspec.Struct, frozen=True):
 
 def verified(segment: Segment, drawn: Sequence[Sampled]) -> SegmentResult:
     """What of its draws counts: all up to the first that is not what was proposed there."""
-    kept = 1
-    for proposed, sampled in zip(segment.proposed, drawn, strict=False):
-        if sampled.error or sampled.token != proposed:
-            break
-        kept += 1
-    return SegmentResult(drawn[0], list(drawn[1:kept]))
+    if not segment.drafts:
+        return SegmentResult(drawn[0])
+    tokens = [_NO_TOKEN if sampled.error else sampled.token for sampled in drawn]
+    right = walk(segment.proposed, segment.branches, tokens)
+    return SegmentResult(drawn[0], [drawn[1 + number] for number in right])
 
 
 class BatchResult(msgspec.Struct, frozen=True):

@@ -163,6 +163,7 @@ def _rank_config(plan: _Plan) -> RankConfig:
         chunk_tokens=plan.chunk_tokens,
         head=str(plan.head or ""),
         max_drafts=config.max_rows - 1,
+        branches=config.draft.branches,
     )
 
 

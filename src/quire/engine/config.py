@@ -189,16 +189,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def max_rows(self) -> int:
         """Tokens drawn for one request in one step, at most."""
-        return 1 if self.draft.kind is DraftKind.OFF else 1 + self.draft_tokens
+        draft = self.draft
+        return 1 if draft.kind is DraftKind.OFF else 1 + self.draft_tokens * (1 + draft.branches)
 
     def _check_draft(self) -> None:
         try:
             self.draft  # noqa: B018
         except ConfigError as error:
             raise ConfigError(f"speculate is {self.speculate}: {error}") from None
-        if self.draft_tokens > MAX_DRAFT_TOKENS:
+        most = MAX_DRAFT_TOKENS // (1 + self.draft.branches)
+        if self.draft_tokens > most:
             raise ConfigError(
-                f"draft_tokens is {self.draft_tokens}: it must be at most {MAX_DRAFT_TOKENS}"
+                f"draft_tokens is {self.draft_tokens}: it must be at most {most} if speculate is "
+                f"{self.speculate}"
             )
 
     def _check_exchange(self) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 from quire.engine.batch import Batch, Segment, SegmentResult
+from quire.engine.branches import num_levels
 from quire.engine.draft.speculation import Speculation
 from quire.engine.request import Request
 from quire.engine.segments import Segments
@@ -58,11 +59,15 @@ class Drafting:
             if request.flying or request.id not in chosen:
                 continue
             proposed = self.speculation.propose(request, len(decoding), spare - total)
-            if request.held is not None:
-                proposed = request.held.fitting(proposed)
+            branches = self.speculation.branches
+            if request.held is not None:  # a grammar is at one place at a time: the trunk alone
+                trunk = proposed[: num_levels(len(proposed), branches)]
+                proposed, branches = request.held.fitting(trunk), 0
             if proposed and self._segments.extend(request, 1 + len(proposed)):
                 segment = chosen[request.id]
-                chosen[request.id] = self._segments.with_proposals(request, segment, proposed)
+                chosen[request.id] = self._segments.with_proposals(
+                    request, segment, proposed, branches
+                )
                 total += len(proposed)
         return total
 
@@ -101,6 +106,7 @@ class Drafting:
         self.speculation.offer(request, computed.proposed)
         if not segment.drafts:
             return _NO_PROPOSALS
-        self.speculation.saw(request, segment.drafts, len(computed.further))
+        levels = num_levels(segment.drafts, segment.branches)
+        self.speculation.saw(request, levels, len(computed.further))
         accepted = min(len(computed.further), num_kept)
         return Fate(accepted, segment.drafts - accepted)

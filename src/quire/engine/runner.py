@@ -7,6 +7,7 @@ tokens that one batch draws stay on the device, where the next one finds them.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from itertools import islice
 
@@ -14,6 +15,7 @@ import msgspec
 import torch
 
 from quire.engine.batch import Batch, BatchResult, Segment, SegmentResult, verified
+from quire.engine.branches import ancestors
 from quire.engine.draft.drafter import Drafted, Drafts
 from quire.engine.forward.base import Forward
 from quire.engine.sampling import Drawn, Row, Sampler, needs_history
@@ -111,14 +113,15 @@ def _draws(batch: Batch) -> tuple[list[Row], list[RequestId]]:
 
 def _rows_after(segment: Segment, row: Row) -> list[Row]:
     """As if the proposals had been drawn: penalties see those before each draw."""
-    tokens = segment.tokens[-4 * segment.drafts :] if needs_history(row.params) else b""
+    tokens = array("i", segment.proposed)
     allowed = segment.allowed or [b""] * segment.drafts
-    return [
-        msgspec.structs.replace(
-            row,
-            position=row.position + i,
-            output=row.output + tokens[: 4 * i],
-            allowed=allowed[i - 1],
+    rows = []
+    for number, above in enumerate(ancestors(segment.drafts, segment.branches)):
+        output = row.output
+        if needs_history(row.params):
+            output += array("i", [tokens[n] for n in (*above, number)]).tobytes()
+        position = row.position + len(above) + 1
+        rows.append(
+            msgspec.structs.replace(row, position=position, output=output, allowed=allowed[number])
         )
-        for i in range(1, segment.num_rows)
-    ]
+    return rows

@@ -80,14 +80,15 @@ class Segments:
         return segment if lease.state is None else self._with_state(segment, lease, lease.state)
 
     def with_proposals(
-        self, request: Request, segment: Segment, proposed: Sequence[int]
+        self, request: Request, segment: Segment, proposed: Sequence[int], branches: int = 0
     ) -> Segment:
-        """And what may come after its tokens, for which the request has pages."""
+        """And what may come after its tokens, for which the request has pages: a tree."""
         end = segment.start + segment.num_tokens + len(proposed)
         return msgspec.structs.replace(
             segment,
             tokens=segment.tokens + array("i", proposed).tobytes(),
             drafts=len(proposed),
+            branches=branches,
             allowed=[] if request.held is None else request.held.allowed(proposed)[1:],
             **self._room(request, end),
         )

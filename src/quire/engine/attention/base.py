@@ -14,7 +14,8 @@ import numpy.typing as npt
 import torch
 
 from quire.engine.attention.columns import columns
-from quire.engine.batch import Batch
+from quire.engine.batch import Batch, Segment
+from quire.engine.branches import depths
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,10 @@ class Span:
     start: int
     """That token's position, counted from the first of `pages`."""
     pages: npt.NDArray[np.int32]
+    drafts: int = 0
+    """So many of its last tokens are a tree's, with so many"""
+    branches: int = 0
+    """beside each of its trunk; 0: they are tokens like any."""
 
     @property
     def length(self) -> int:
@@ -102,9 +107,7 @@ def pack(batch: Batch, page_size: int, window: int = 0) -> Packing:
     segments = batch.segments
     found = columns(segments, page_size, window)
     tokens = np.frombuffer(b"".join(segment.tokens for segment in segments), dtype="<i4")
-    positions = np.concatenate(
-        [np.arange(s.start, s.start + s.num_tokens, dtype=np.int64) for s in segments]
-    )
+    positions = np.concatenate([_positions(segment) for segment in segments])
     needed = -(-found.lengths // page_size)
     last = (needed - 1) * page_size
     begun = (last >= found.starts) & (last + page_size > found.lengths)
@@ -114,7 +117,9 @@ def pack(batch: Batch, page_size: int, window: int = 0) -> Packing:
         found.starts.tolist(), found.firsts.tolist(), needed.tolist(), segments, strict=True
     )
     for start, at, count, segment in tables:
-        spans.append(Span(first, segment.num_tokens, start, found.pages[at : at + count]))
+        drafts = segment.drafts if segment.branches else 0
+        pages = found.pages[at : at + count]
+        spans.append(Span(first, segment.num_tokens, start, pages, drafts, segment.branches))
         first += segment.num_tokens
     return Packing(
         tokens.astype(np.int64),
@@ -123,3 +128,13 @@ def pack(batch: Batch, page_size: int, window: int = 0) -> Packing:
         found.pages[(found.firsts + needed - 1)[begun]].astype(np.int64),
         spans,
     )
+
+
+def _positions(segment: Segment) -> npt.NDArray[np.int64]:
+    """In the sequence. In a tree of proposals, tokens beside each other have the same."""
+    end = segment.start + segment.num_tokens
+    if not segment.branches:
+        return np.arange(segment.start, end, dtype=np.int64)
+    last = end - segment.drafts - 1
+    tree = [last + depth for depth in depths(segment.drafts, segment.branches)]
+    return np.array([*range(segment.start, last + 1), *tree], dtype=np.int64)

@@ -23,6 +23,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from quire.engine.attention.base import Heads, Packing, Span, Target
 from quire.engine.attention.staging import Array, Staging
+from quire.engine.branches import ancestors
 from quire.memory.device import DevicePool
 
 _MAX_GROUP_PADDING = 2
@@ -173,6 +174,8 @@ class TorchAttention:
             mask = _all(span.num_tokens, span.length, self._pool.device).tril(span.start)
         if mask is not None and slides:
             mask = mask.triu(span.start - self._window + 1)
+        if span.drafts:
+            mask = _among_branches(span, self._pool.device)
         rows = slice(span.first, span.first + span.num_tokens)
         return Prompt(rows, self._tensor(span.pages), span.length, mask)
 
@@ -237,6 +240,17 @@ def _attend(
 
 def _all(queries: int, keys: int, device: torch.device) -> torch.Tensor:
     return torch.ones((queries, keys), dtype=torch.bool, device=device)
+
+
+def _among_branches(span: Span, device: torch.device) -> torch.Tensor:
+    """[num_tokens, length]: in a tree of proposals each looks at those that it comes after."""
+    first = span.length - span.drafts
+    mask = _all(span.num_tokens, span.length, torch.device("cpu")).tril(span.start)
+    rows = mask[span.num_tokens - span.drafts :]
+    rows[:, first:] = False
+    for number, above in enumerate(ancestors(span.drafts, span.branches)):
+        rows[number, [first + place for place in (*above, number)]] = True
+    return mask.to(device)
 
 
 def _groups(spans: list[Span]) -> list[list[Span]]:

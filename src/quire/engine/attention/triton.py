@@ -57,7 +57,8 @@ class _Plan:
     tables: Sequence[Tables]
     """Of single tokens, and of short chunks."""
     chunks: Sequence[_Chunk] = ()
-    windowed: Sequence[Prompt] = ()
+    masked: Sequence[Prompt] = ()
+    """Long ones with windows, and trees."""
 
 
 class TritonAttention:
@@ -72,8 +73,10 @@ class TritonAttention:
 
     def plan(self, packing: Packing) -> _Plan:
         singles = [span for span in packing.spans if span.num_tokens == 1]
-        short = [span for span in packing.spans if 1 < span.num_tokens <= _SHORT]
-        long = [span for span in packing.spans if span.num_tokens > _SHORT]
+        trees = [span for span in packing.spans if span.drafts]
+        several = [span for span in packing.spans if span.num_tokens > 1 and not span.drafts]
+        short = [span for span in several if span.num_tokens <= _SHORT]
+        long = [span for span in several if span.num_tokens > _SHORT]
         chunks = [] if self._window else long
         few = [spans for spans in (singles, short) if spans]
         page_size = self._pool.layout.page_size
@@ -91,7 +94,7 @@ class TritonAttention:
                 _Chunk(slice(span.first, span.first + span.num_tokens), span.start, before)
                 for span, before in zip(chunks, rest[6 * len(few) :], strict=True)
             ],
-            self._torch.prompts(long) if self._window else (),
+            self._torch.prompts([*(long if self._window else ()), *trees]),
         )
 
     def planned(self, slots: torch.Tensor, tables: Sequence[Tables]) -> _Plan:
@@ -189,9 +192,9 @@ class TritonAttention:
                     return attended.to(query.dtype)
                 output[first : first + len(attended)] = attended
                 first += len(attended)
-        if plan.windowed:
+        if plan.masked:
             self._torch.attend_prompts(
-                plan.windowed, layer, query, output, scaling=scaling, sinks=sinks
+                plan.masked, layer, query, output, scaling=scaling, sinks=sinks
             )
         return output
 

@@ -1,11 +1,14 @@
 """Drafts: tokens proposed before the model has computed them, for it to check several at once.
 
 ngram.py looks them up in the request's own text; eagle.py computes them with a small head, read by
-weights.py and made by training/; adaptive.py decides how many are worth proposing, at the prices
-that prices.py measures; speculation.py does so for every request. Importing this imports no torch.
+weights.py and made by training/, and trees.py has it propose trees; adaptive.py decides how many
+are worth proposing, at the prices that prices.py measures; speculation.py does so for every
+request. Importing this imports no torch.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 from quire.engine.draft.kinds import DraftChoice, DraftKind
 from quire.engine.draft.ngram import NgramDraft
@@ -23,7 +26,8 @@ def open_speculation(choice: DraftChoice, max_tokens: int) -> Speculation | None
         return None
     if choice.kind is DraftKind.NGRAM:
         return Speculation(NgramDraft, max_tokens, StepPrices())
-    return Speculation(Offered, max_tokens, StepPrices(), on_ranks=True)
+    offered = partial(Offered, branches=choice.branches)
+    return Speculation(offered, max_tokens, StepPrices(), on_ranks=True, branches=choice.branches)
 
 
 def check_target(choice: DraftChoice, shape: ModelShape, *, tp: int, no_dense: str) -> None:
@@ -40,6 +44,11 @@ def check_target(choice: DraftChoice, shape: ModelShape, *, tp: int, no_dense: s
         raise ConfigError(
             "speculate is eagle, which looks into Quire's own decoder, and the model is computed "
             f"by transformers: {no_dense}; use ngram"
+        )
+    if choice.branches and shape.window_layers:
+        raise ConfigError(
+            f"speculate is eagle-tree, and {shape.architecture} has layers that see a window, for "
+            "which proposals beside each other are not known: use eagle"
         )
     if tp > 1:
         raise ConfigError(

@@ -26,6 +26,7 @@ import torch
 from quire.engine.attention import Heads
 from quire.engine.attention.staging import Staging
 from quire.engine.batch import Batch, Segment, SegmentResult
+from quire.engine.branches import joined
 from quire.engine.bridge import AttentionBridge, row_ends
 from quire.engine.draft.eagle import EagleHead, Step
 
@@ -69,41 +70,44 @@ class Drafter:
         self.staging = Staging(device)
         self._scaling = head.spec.decoder.scaling
 
-    def follow(self, batch: Batch, features: torch.Tensor, drawn: torch.Tensor | None) -> Drafted:
+    def follow(self, batch: Batch, features: torch.Tensor, drawn: torch.Tensor | None) -> Computed:
         next_tokens, positions, places, sources = self.staging.send(
             [*_known(batch), *_drawn_places(batch)]
         )
         if drawn is not None and len(places):
             next_tokens = next_tokens.index_copy(0, places, drawn.index_select(0, sources))
-        return _Eager(self, batch, self.step(self.head.fused(features), next_tokens, positions))
+        return Computed(self, batch, self.step(self.head.fused(features), next_tokens, positions))
 
-    def again(self, batch: Batch, features: torch.Tensor, drawn: torch.Tensor | None) -> Drafted:
+    def again(self, batch: Batch, features: torch.Tensor, drawn: torch.Tensor | None) -> Computed:
         """As `follow`, of a batch for which the bridge was not prepared."""
         self._bridge.plan(batch)
         return self.follow(batch, features, drawn)
 
     @torch.inference_mode()
     def propose(
-        self, batch: Batch, done: Step, results: Sequence[SegmentResult]
+        self, batch: Batch, done: Step, results: Sequence[SegmentResult], *, branches: int = 0
     ) -> dict[int, list[int]]:
-        """By number of the segment, what may come after its results."""
+        """By number of the segment, what may come after its results: trees."""
         # Those that go furthest first: who is done leaves from the end.
         chains = sorted(_chains(batch, results), key=lambda chain: -chain.segment.ahead)
         if not chains:
             return {}
         (rows,) = self.staging.send([np.array([chain.row for chain in chains], np.int64)])
         hidden, normed = (x.index_select(0, rows) for x in done)
-        proposed: dict[int, list[int]] = {chain.number: [] for chain in chains}
+        trunks: dict[int, list[int]] = {chain.number: [] for chain in chains}
+        beside: dict[int, list[list[int]]] = {chain.number: [] for chain in chains}
         for number in range(1, chains[0].segment.ahead + 1):
-            tokens = self.head.proposed(self.head.logits(normed).argmax(-1))
-            for chain, token in zip(chains, tokens.tolist(), strict=True):
-                proposed[chain.number].append(token)
+            likeliest = self.head.likeliest(normed, 1 + branches)
+            tokens = likeliest[:, 0]
+            for chain, (first, *others) in zip(chains, likeliest.tolist(), strict=True):
+                trunks[chain.number].append(first)
+                beside[chain.number].append(others)
             chains = [chain for chain in chains if chain.segment.ahead > number]
             if chains:
                 part = Batch(batch.number, [_moved(chain, number) for chain in chains])
                 positions, live = self._bridge.begin(part).positions, len(chains)
                 hidden, normed = self.step(hidden[:live], tokens[:live], positions)
-        return proposed
+        return {number: joined(trunk, beside[number]) for number, trunk in trunks.items()}
 
     def step(
         self, hidden: torch.Tensor, next_tokens: torch.Tensor, positions: torch.Tensor
@@ -124,7 +128,9 @@ class Drafter:
         return self.head.step(hidden, next_tokens, positions, attend, target)
 
 
-class _Eager(NamedTuple):
+class Computed(NamedTuple):
+    """A batch whose pairs were computed one by one."""
+
     drafter: Drafter
     batch: Batch
     done: Step

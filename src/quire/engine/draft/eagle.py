@@ -124,6 +124,12 @@ class EagleHead:
         """[row, hidden] → [row, draft vocabulary]"""
         return product(normed, self._weights.lm_head)
 
+    def likeliest(self, normed: torch.Tensor, count: int) -> torch.Tensor:
+        """[row, hidden] → [row, count]: the target's tokens, the likeliest first."""
+        logits = self.logits(normed)
+        best = logits.argmax(-1, keepdim=True) if count == 1 else logits.topk(count).indices
+        return self.proposed(best)
+
     def proposed(self, draft: torch.Tensor) -> torch.Tensor:
         """Tokens of the draft vocabulary, of any shape → the target's."""
         table = self._weights.draft_tokens

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from quire.engine.branches import cut
 from quire.engine.draft.adaptive import DraftLength, DraftPrice
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Proposer(Protocol):
         """These come next, whoever proposed them."""
 
     def propose(self, max_tokens: int) -> list[int]:
-        """Up to so many tokens that may come after all that it was told of."""
+        """What may come after all that it was told of: a tree, so many tokens deep at most."""
 
 
 class Length(Protocol):
@@ -95,7 +96,9 @@ class DraftCounters:
 class Offered:
     """A request's proposals that come from the ranks."""
 
-    def __init__(self, tokens: npt.NDArray[np.int32] | None = None) -> None:
+    def __init__(self, tokens: npt.NDArray[np.int32] | None = None, branches: int = 0) -> None:
+        """`branches`: of the trees that they are."""
+        self._branches = branches
         self._tokens: list[int] = []
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -105,17 +108,19 @@ class Offered:
         self._tokens = tokens
 
     def propose(self, max_tokens: int) -> list[int]:
-        return self._tokens[:max_tokens]
+        return cut(self._tokens, self._branches, max_tokens)
 
 
 @dataclass(slots=True)
 class Speculation:
     new_proposer: NewProposer
     max_tokens: int
-    """Proposed together."""
+    """Proposed one after the other."""
     prices: Prices
     on_ranks: bool = False
     new_length: Callable[[int], Length] = DraftLength
+    branches: int = 0
+    """Of the trees that proposals are; 0: they are chains."""
     counters: DraftCounters = field(init=False)
 
     def __post_init__(self) -> None:
@@ -134,9 +139,9 @@ class Speculation:
         return self._wants(request, num_requests) > 0
 
     def propose(self, request: Request, num_requests: int, max_tokens: int) -> list[int]:
-        """For its next step, which is chosen now, beside those of so many requests. All of its
-        tokens are known."""
-        most = min(max_tokens, self._room(request))
+        """For its next step, which is chosen now, beside those of so many requests: a tree of so
+        many tokens at most. All of its tokens are known."""
+        most = min(max_tokens // (1 + self.branches), self._room(request))
         if not self.on_ranks:
             most = min(most, self._wants(request, num_requests))
             self._draft_of(request).wanted = None

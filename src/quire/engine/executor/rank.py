@@ -20,6 +20,7 @@ from quire.engine.bridge import AttentionBridge
 from quire.engine.config import AttentionKind, ForwardKind
 from quire.engine.draft.drafter import Drafter, Drafts
 from quire.engine.draft.eagle import EagleHead
+from quire.engine.draft.trees import TreeDrafter
 from quire.engine.draft.weights import assemble, draft_target, read_spec, read_tensors
 from quire.engine.executor.rehearsal import rehearse
 from quire.engine.forward import Forward, choose
@@ -73,6 +74,8 @@ class RankConfig(msgspec.Struct, frozen=True):
     """Directory of a draft head; empty: there is none."""
     max_drafts: int = 0
     """Tokens proposed for one request, by whomever."""
+    branches: int = 0
+    """Of the trees that a head proposes; 0: chains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +138,11 @@ def build_rank(
             forward = open_dense(
                 model, bridge, backends, all_reduce, limits=limits, progress=tell, taps=taps
             )
-            if head is not None:
+            if head is not None and not config.branches:
                 drafter = replayed(head, forward, bridge, backends, config.max_drafts)
+            if head is not None and config.branches:
+                pool = worker.components[FULL].device
+                drafter = TreeDrafter(head, pool, branches=config.branches)
         else:
             modules = _through_transformers(config, model, bridge, shape, worker)
             forward = _in_graphs(modules, bridge, backends, limits, tell)

@@ -23,7 +23,7 @@ def packed(weight: torch.Tensor) -> torch.Tensor:
     """[out, in] as `product` likes it best on its device; no longer good for anything else."""
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
         return weight
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if not torch._C._has_mkldnn:
         return weight
     made: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _BEST_ROWS)
     return made
