@@ -125,9 +125,11 @@ class EngineClient:
         priority: int = 0,
         timeout_s: float = 600.0,
         prefill: Sequence[str] = (),
+        said: bytes = b"",
     ) -> AsyncIterator[AsyncIterator[Output]]:
         """The outputs of one request; the last one has `finish`. Leaving the block early aborts.
-        `prefill`: for decode servers, page servers to ask instead of those of the configuration."""
+        `prefill`: for decode servers, page servers to ask instead of those of the configuration.
+        `said`: tokens of the answer that there are already; the outputs are those after them."""
         request = RequestId(f"r{next(self._ids)}")
         queue: asyncio.Queue[Output] = asyncio.Queue()
         self._outputs[request] = queue
@@ -145,7 +147,9 @@ class EngineClient:
                 queue.put_nowait(_failed(request, self.failure))
             else:
                 self._send(
-                    Generate(request, tokens, params, salt, priority, timeout_s, list(prefill))
+                    Generate(
+                        request, tokens, params, salt, priority, timeout_s, list(prefill), said
+                    )
                 )
             yield outputs()
         finally:

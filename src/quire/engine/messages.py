@@ -100,6 +100,8 @@ class Generate(_Message, frozen=True, tag="generate"):
     timeout_s: float = 600.0
     prefill: list[str] = []
     """Decode servers: prefill servers to ask, in this order; empty: those of the configuration."""
+    said: bytes = b""
+    """Tokens of the answer that there are already: it goes on after them."""
 
 
 class Abort(_Message, frozen=True, tag="abort"):

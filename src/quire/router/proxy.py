@@ -5,7 +5,8 @@
                        └────── servers and retries are left ─────────┘
 
 A stream whose server is lost on the way is sent again, with the seed that every request gets here
-if it has none, and the client gets what it has not got: see transcript.py.
+if it has none and the tokens that were told, and the client gets what it has not got: see
+transcript.py.
 """
 
 from __future__ import annotations
@@ -103,12 +104,13 @@ class Proxy:
         """Server-sent events. Raises ApiError."""
         with self._admitted():
             tour = await self._tour(inquiry)
-            transcript = Transcript()
+            transcript = Transcript(shows_ids=inquiry.shows_ids)
             while True:
                 route = tour.next(is_failover=transcript.is_begun)
+                rest = inquiry.after(transcript.said)
                 transcript.replay()
                 try:
-                    async with contextlib.aclosing(self._try(route, inquiry, transcript)) as events:
+                    async with contextlib.aclosing(self._try(route, rest, transcript)) as events:
                         async for event in events:
                             yield event
                 except Lost as lost:
@@ -309,18 +311,36 @@ def read_inquiry(
         body: dict[str, Any] = msgspec.json.decode(content, type=dict[str, Any])
     except msgspec.DecodeError:
         return Inquiry(endpoint, content, kept, is_vouched=is_vouched)
+    shows_ids = body.get("return_token_ids") is True or body.get("return_answer_ids") is True
+    can_go_on = _can_go_on(endpoint, body)
+    if can_go_on:
+        body["return_answer_ids"] = True
     if body.get("seed") is None:
         body["seed"] = secrets.randbelow(_MAX_SEED)
-        content = msgspec.json.encode(body)
     model = body.get("model")
     return Inquiry(
         endpoint,
-        content,
+        msgspec.json.encode(body),
         kept,
         model if isinstance(model, str) else None,
         body.get("stream") is True,
         is_vouched,
+        body if can_go_on else None,
+        shows_ids,
     )
+
+
+def _can_go_on(endpoint: Endpoint, body: Mapping[str, Any]) -> bool:
+    """Whether another server can take its stream up after the tokens that were told: it is one
+    answer, of which no more is told than can be told again."""
+    prompt = body.get("prompt")
+    is_one = endpoint is Endpoint.CHAT or isinstance(prompt, str)
+    if isinstance(prompt, list):
+        is_one = all(type(token) is int for token in prompt)
+    scored = body.get("logprobs") not in (None, False) or body.get("top_logprobs") is not None
+    is_new = body.get("continue_token_ids") is None
+    is_single = body.get("n") in (None, 1)
+    return body.get("stream") is True and is_one and is_single and is_new and not scored
 
 
 def read_question(

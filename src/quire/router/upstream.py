@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import httpx
@@ -77,6 +77,17 @@ class Inquiry(NamedTuple):
     is_stream: bool = False
     is_vouched: bool = False
     """The router has looked at the client's key."""
+    asked: dict[str, Any] | None = None
+    """The body, if a stream of it can go on after its tokens."""
+    shows_ids: bool = True
+    """The client gets to see them, if there are any."""
+
+    def after(self, said: Sequence[int]) -> Inquiry:
+        """The same, for an answer that has got so far."""
+        if self.asked is None or not said:
+            return self
+        body = msgspec.json.encode(self.asked | {"continue_token_ids": said})
+        return self._replace(body=body)
 
 
 class Reply(NamedTuple):

@@ -73,6 +73,7 @@ class Engine(Protocol):
         priority: int = 0,
         timeout_s: float = 600.0,
         prefill: Sequence[str] = (),
+        said: bytes = b"",
     ) -> AbstractAsyncContextManager[AsyncIterator[Output]]: ...
 
     async def ask(

@@ -231,6 +231,7 @@ class FakeServer:
         is_chat = "chat" in path
         base = {"id": f"cmpl-{self.url[-5:]}", "created": self._port, "model": self.model}
         chunks = []
+        told = body.get("continue_token_ids") or []
         for index in range(body.get("n") or 1):
             if is_chat:
                 opening = {"index": index, "delta": {"role": "assistant", "content": ""}}
@@ -247,7 +248,10 @@ class FakeServer:
                         else {"tokens": [said], "token_logprobs": [-float(i)], "text_offset": [i]}
                     )
                 choice |= {"index": index, "logprobs": scored, "finish_reason": None}
+                if body.get("return_answer_ids"):
+                    choice["token_ids"] = [1000 + i]
                 chunks.append(base | {"choices": [choice]})
+            assert told == [1000 + i for i in range(len(told))]  # what it has told itself
             end = {"delta": {}} if is_chat else {"text": ""}
             end |= {"index": index, "finish_reason": "length"}
             chunks.append(base | {"choices": [end]})

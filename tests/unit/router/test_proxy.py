@@ -230,6 +230,11 @@ def test_a_stream_goes_on_where_its_server_died(kind, die_after):
             other.die_after = None
             response = await asked
             (seen,) = other.seen
+            # It is told which tokens there are already, and the client sees none of them.
+            num_told = min(8, die_after - (kind == "chat"))
+            told = [1000 + i for i in range(num_told)] or None
+            assert seen.body.get("continue_token_ids") == told
+            assert b"token_ids" not in response.content
             assert texts(response) == {0: said({"prompt": "p", "seed": seen.body["seed"]})}
             assert await router.metric("quire_router_failovers_total", outcome="resumed") == 1
             opened = [c for c in chunks(response) if "role" in c["choices"][0].get("delta", {})]

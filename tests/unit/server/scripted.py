@@ -128,6 +128,8 @@ class Call:
     priority: int
     timeout_s: float
     prefill: tuple[str, ...] = ()
+    num_said: int = 0
+    """Tokens of its answer that there were already."""
 
 
 def status(**changes: Any) -> EngineStatus:
@@ -206,9 +208,10 @@ class ScriptedEngine:
         priority: int = 0,
         timeout_s: float = 600.0,
         prefill: Sequence[str] = (),
+        said: bytes = b"",
     ) -> AsyncIterator[AsyncIterator[Output]]:
         ids = np.frombuffer(tokens, dtype="<i4").tolist()
-        call = Call(ids, params, salt, priority, timeout_s, tuple(prefill))
+        call = Call(ids, params, salt, priority, timeout_s, tuple(prefill), len(said) // 4)
         number = len(self.calls)
         self.calls.append(call)
         self._live.add(number)
@@ -259,6 +262,7 @@ class ScriptedEngine:
             if stops and stops[0] < call.params.max_tokens:
                 ids, finish = ids[: stops[0] + 1], Finish.STOP
             ids = ids[: call.params.max_tokens]
+        ids = ids[call.num_said :]
         steps = [ids[i : i + self.step] for i in range(0, len(ids), self.step)] or [[]]
         outputs = [
             Output(
