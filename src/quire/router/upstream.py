@@ -64,6 +64,9 @@ class Endpoint(enum.Enum):
 
     CHAT = ("POST", "/v1/chat/completions")
     COMPLETIONS = ("POST", "/v1/completions")
+    RESPONSES = ("POST", "/v1/responses")
+    TOKENIZE = ("POST", "/tokenize")
+    DETOKENIZE = ("POST", "/detokenize")
     MODELS = ("GET", "/v1/models")
 
 
@@ -81,6 +84,8 @@ class Inquiry(NamedTuple):
     """The body, if a stream of it can go on after its tokens."""
     shows_ids: bool = True
     """The client gets to see them, if there are any."""
+    goes_on: str = ""
+    """The response that it goes on with, which one server has."""
 
     def after(self, said: Sequence[int]) -> Inquiry:
         """The same, for an answer that has got so far."""
@@ -128,8 +133,10 @@ class Upstream:
                 if len(buffer) > MAX_EVENT_BYTES:
                     raise Lost(Why.BROKEN)
                 for event in events:
-                    if event.startswith(b"data:"):
-                        yield event.removeprefix(b"data:").strip()
+                    # Without its kind, which the data says too.
+                    data = event.partition(b"\n")[2] if event.startswith(b"event:") else event
+                    if data.startswith(b"data:"):
+                        yield data.removeprefix(b"data:").strip()
 
     @contextlib.asynccontextmanager
     async def _open(
