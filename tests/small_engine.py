@@ -36,12 +36,15 @@ class SmallEngine:
         self.outputs: dict[RequestId, list[Output]] = {}
         self._number = 0
 
-    def ask(self, prompt: Sequence[int], salt: str = "", **params: Any) -> RequestId:
+    def ask(
+        self, prompt: Sequence[int], salt: str = "", said: Sequence[int] = (), **params: Any
+    ) -> RequestId:
         self._number += 1
         request = RequestId(f"r{self._number}")
         self.outputs[request] = []
         tokens = np.array(prompt, dtype="<i4").tobytes()
-        self.engine.handle(Generate(request, tokens, SamplingParams(**params), salt))
+        begun = np.array(said, dtype="<i4").tobytes()
+        self.engine.handle(Generate(request, tokens, SamplingParams(**params), salt, said=begun))
         return request
 
     def run(self) -> None:

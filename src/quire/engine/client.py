@@ -127,10 +127,12 @@ class EngineClient:
         timeout_s: float = 600.0,
         prefill: Sequence[str] = (),
         cache: CacheWish | None = None,
+        said: bytes = b"",
     ) -> AsyncIterator[AsyncIterator[Output]]:
         """The outputs of one request; the last one has `finish`. Leaving the block early aborts.
         `prefill`: for decode servers, page servers to ask instead of those of the configuration.
-        `cache`: what is to be done with the prompt's pages afterwards."""
+        `cache`: what is to be done with the prompt's pages afterwards. `said`: tokens of the answer
+        that there are already; the outputs are those after them."""
         request = RequestId(f"r{next(self._ids)}")
         queue: asyncio.Queue[Output] = asyncio.Queue()
         self._outputs[request] = queue
@@ -149,7 +151,7 @@ class EngineClient:
             else:
                 asked = list(prefill)
                 self._send(
-                    Generate(request, tokens, params, salt, priority, timeout_s, asked, cache)
+                    Generate(request, tokens, params, salt, priority, timeout_s, asked, cache, said)
                 )
             yield outputs()
         finally:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
+import numpy.typing as npt
 import zmq
 
 from quire.disagg.exchange import Exchange
@@ -89,6 +90,11 @@ def attach_and_wait(
         time.sleep(_BUSY_WAIT_S)
     if change.error or not change.done:
         raise EngineError(f"store: {change.error or 'it could not be opened in time'}")
+
+
+def ids_of(data: bytes) -> npt.NDArray[np.int32] | None:
+    """Token ids, 32 bits each; None: they are not."""
+    return np.frombuffer(data, dtype="<i4") if len(data) % 4 == 0 else None
 
 
 class Engine:
@@ -364,13 +370,14 @@ class Engine:
 
     def _problem(self, message: Generate) -> str:
         """Why a request cannot be taken; the server has said so more kindly before."""
-        tokens = np.frombuffer(message.tokens[: len(message.tokens) // 4 * 4], dtype="<i4")
-        if len(message.tokens) % 4 or not len(tokens):
+        tokens, said = ids_of(message.tokens), ids_of(message.said)
+        if tokens is None or said is None or not len(tokens):
             return "the prompt has no tokens"
-        if tokens.min() < 0 or tokens.max() >= self.info.vocab_size:
+        together = np.concatenate([tokens, said])
+        if together.min() < 0 or together.max() >= self.info.vocab_size:
             return f"token ids must be in 0..{self.info.vocab_size - 1}"
-        if message.params.max_tokens < 1:
-            return "max_tokens must be at least 1"
+        if message.params.max_tokens <= len(said):
+            return "max_tokens must be at least 1, and more than there are already"
         wanted = len(tokens) + message.params.max_tokens
         if wanted > self.info.max_context:
             return f"{wanted} tokens asked for, the context holds {self.info.max_context}"

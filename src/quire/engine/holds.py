@@ -45,7 +45,8 @@ class Holds:
         if request.cached is not None or request.origin is None:
             return
         request.origin.look(request.lease)
-        request.cached = request.origin.cached(reused, self._page_size)
+        of_prompt = min(reused, request.num_prompt // self._page_size)
+        request.cached = request.origin.cached(of_prompt, self._page_size)
         if self._remote is not None:
             request.cached = self._remote.found(request) or request.cached
 

@@ -120,6 +120,8 @@ class Generate(_Message, frozen=True, tag="generate"):
     prefill: list[str] = []
     """Decode servers: prefill servers to ask, in this order; empty: those of the configuration."""
     cache: CacheWish | None = None
+    said: bytes = b""
+    """Tokens of the answer that there are already: it goes on after them."""
 
 
 class Abort(_Message, frozen=True, tag="abort"):

@@ -141,8 +141,11 @@ class Request:
     @classmethod
     def arrive(cls, message: Generate, namespace: Namespace, now: float) -> Request:
         prompt = np.frombuffer(message.tokens, dtype="<i4")
+        said = np.frombuffer(message.said, dtype="<i4")
+        length = len(prompt) + len(said)
         room = np.empty(len(prompt) + message.params.max_tokens, dtype=np.int32)
         room[: len(prompt)] = prompt
+        room[len(prompt) : length] = said
         return cls(
             id=message.id,
             params=message.params,
@@ -151,8 +154,8 @@ class Request:
             deadline_s=now + message.timeout_s,
             tokens=room,
             num_prompt=len(prompt),
-            length=len(prompt),
-            key=PrefixKey(namespace, room[: len(prompt) - 1 + namespace.unit.overlap]),
+            length=length,
+            key=PrefixKey(namespace, room[: length - 1 + namespace.unit.overlap]),
             salt=message.salt,
             wish=_wish(message.cache, len(prompt), namespace.page_size),
             prefill=message.prefill,

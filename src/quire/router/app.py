@@ -48,6 +48,18 @@ def app_of(proxy: Proxy, config: ServerConfig) -> FastAPI:
     async def completions(request: Request) -> Response:
         return await generate(request, Endpoint.COMPLETIONS)
 
+    @app.post("/v1/responses", tags=["openai"], dependencies=keyed)
+    async def responses(request: Request) -> Response:
+        return await generate(request, Endpoint.RESPONSES)
+
+    @app.post("/tokenize", tags=["tokens"], dependencies=keyed)
+    async def tokenize(request: Request) -> Response:
+        return await generate(request, Endpoint.TOKENIZE)
+
+    @app.post("/detokenize", tags=["tokens"], dependencies=keyed)
+    async def detokenize(request: Request) -> Response:
+        return await generate(request, Endpoint.DETOKENIZE)
+
     async def generate(request: Request, endpoint: Endpoint) -> Response:
         try:
             content = await request.body()

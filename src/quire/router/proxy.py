@@ -5,7 +5,8 @@
                        └────── servers and retries are left ─────────┘
 
 A stream whose server is lost on the way is sent again, with the seed that every request gets here
-if it has none, and the client gets what it has not got: see transcript.py.
+if it has none and the tokens that were told, and the client gets what it has not got: see
+transcript.py.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ import msgspec
 
 from quire.router.choose import By, Candidate, rank
 from quire.router.fleet import Fleet, Member, Side, one_line
+from quire.router.homes import Homes
 from quire.router.metrics import RouterMetrics
+from quire.router.passage import Passage, name_of
 from quire.router.sieve import error_of
 from quire.router.transcript import Diverged, Failed, Transcript
 from quire.router.upstream import (
@@ -52,6 +55,8 @@ _PASSED_ON = (_CLIENTS_KEY, "content-type", "accept")
 for a proxy in front of anybody."""
 _MAX_SEED = 1 << 31
 _DRAIN_LOOK_S = 0.05
+_NOT_COUNTED = (Endpoint.MODELS, Endpoint.TOKENIZE, Endpoint.DETOKENIZE)
+"""Of choices: nothing is generated."""
 
 logger = logging.getLogger("quire.router")
 
@@ -81,6 +86,7 @@ class Proxy:
         self.is_stopped = False
         """What is lost now is not tried again."""
         self._num_open = 0
+        self._homes = Homes()
         self._upstream = Upstream(client, fleet.config.idle_timeout_s)
         self._turns = {side: itertools.count() for side in Side}
 
@@ -95,7 +101,11 @@ class Proxy:
                         for member in (route.target, *route.prefill[:1]):
                             busy.enter_context(member.busy())
                         headers = self._headers(route, inquiry)
-                        return await self._upstream.whole(route.target, inquiry, headers)
+                        reply = await self._upstream.whole(route.target, inquiry, headers)
+                        if inquiry.endpoint is Endpoint.RESPONSES:
+                            found = msgspec.json.decode(reply.content)
+                            self._homes.keep(name_of(found), route.target.url)
+                        return reply
                 except Lost as lost:
                     tour.lost(route, lost)
 
@@ -103,12 +113,15 @@ class Proxy:
         """Server-sent events. Raises ApiError."""
         with self._admitted():
             tour = await self._tour(inquiry)
-            transcript = Transcript()
+            transcript: Transcript | Passage = Transcript(shows_ids=inquiry.shows_ids)
+            if inquiry.endpoint is Endpoint.RESPONSES:
+                transcript = Passage()
             while True:
                 route = tour.next(is_failover=transcript.is_begun)
+                rest = inquiry.after(transcript.said)
                 transcript.replay()
                 try:
-                    async with contextlib.aclosing(self._try(route, inquiry, transcript)) as events:
+                    async with contextlib.aclosing(self._try(route, rest, transcript)) as events:
                         async for event in events:
                             yield event
                 except Lost as lost:
@@ -141,7 +154,7 @@ class Proxy:
     # ---- one try --------------------------------------------------------------------------------
 
     async def _try(
-        self, route: Route, inquiry: Inquiry, transcript: Transcript
+        self, route: Route, inquiry: Inquiry, transcript: Transcript | Passage
     ) -> AsyncGenerator[bytes, None]:
         """What is new to the client. Raises Lost, ApiError."""
         is_failover = transcript.is_begun
@@ -159,12 +172,14 @@ class Proxy:
                     if is_failover:
                         is_failover = False
                         self.metrics.failovers.labels("resumed").inc()
+                    if isinstance(transcript, Passage):
+                        self._homes.keep(transcript.name, route.target.url)
                     yield event
                     if transcript.is_done:
                         return
         raise Lost(Why.BROKEN)  # without [DONE]
 
-    def _take(self, transcript: Transcript, data: bytes) -> bytes | None:
+    def _take(self, transcript: Transcript | Passage, data: bytes) -> bytes | None:
         """Raises Lost, ApiError."""
         try:
             return transcript.take(data)
@@ -201,7 +216,8 @@ class Proxy:
 
     async def _matched(self, inquiry: Inquiry) -> tuple[Mapping[str, int], int]:
         """Who has how many pages of the prompt, and how many it has; nothing if nobody can say."""
-        if inquiry.model is None or not inquiry.body or not len(self.fleet.index):
+        has_prompt = inquiry.endpoint in (Endpoint.CHAT, Endpoint.COMPLETIONS)
+        if not has_prompt or inquiry.model is None or not len(self.fleet.index):
             return {}, 0
         targets = self.fleet.usable(inquiry.model)
         prefill = {each.url for target in targets for each in self.fleet.prefill_for(target)}
@@ -224,7 +240,9 @@ class Proxy:
         targets = [each for each in self.fleet.usable(inquiry.model) if each.url not in tried]
         if not targets:
             return None
-        is_counted = inquiry.endpoint is not Endpoint.MODELS
+        home = self._homes.of(inquiry.goes_on)
+        targets = [each for each in targets if each.url == home] or targets
+        is_counted = inquiry.endpoint not in _NOT_COUNTED
         target, *_ = self._ranked(targets, matched, num_pages, is_counted)
         prefill = self.fleet.prefill_for(target)
         if prefill:
@@ -309,18 +327,39 @@ def read_inquiry(
         body: dict[str, Any] = msgspec.json.decode(content, type=dict[str, Any])
     except msgspec.DecodeError:
         return Inquiry(endpoint, content, kept, is_vouched=is_vouched)
-    if body.get("seed") is None:
+    shows_ids = body.get("return_token_ids") is True or body.get("return_answer_ids") is True
+    can_go_on = _can_go_on(endpoint, body)
+    if can_go_on:
+        body["return_answer_ids"] = True
+    if body.get("seed") is None and endpoint in (Endpoint.CHAT, Endpoint.COMPLETIONS):
         body["seed"] = secrets.randbelow(_MAX_SEED)
-        content = msgspec.json.encode(body)
     model = body.get("model")
     return Inquiry(
         endpoint,
-        content,
+        msgspec.json.encode(body),
         kept,
         model if isinstance(model, str) else None,
         body.get("stream") is True,
         is_vouched,
+        body if can_go_on else None,
+        shows_ids,
+        str(body.get("previous_response_id") or "") if endpoint is Endpoint.RESPONSES else "",
     )
+
+
+def _can_go_on(endpoint: Endpoint, body: Mapping[str, Any]) -> bool:
+    """Whether another server can take its stream up after the tokens that were told: it is one
+    answer, of which no more is told than can be told again."""
+    prompt = body.get("prompt")
+    is_one = endpoint is Endpoint.CHAT
+    if endpoint is Endpoint.COMPLETIONS:
+        is_one = isinstance(prompt, str)
+    if endpoint is Endpoint.COMPLETIONS and isinstance(prompt, list):
+        is_one = all(type(token) is int for token in prompt)
+    scored = body.get("logprobs") not in (None, False) or body.get("top_logprobs") is not None
+    is_new = body.get("continue_token_ids") is None
+    is_single = body.get("n") in (None, 1)
+    return body.get("stream") is True and is_one and is_single and is_new and not scored
 
 
 def read_question(

@@ -3,10 +3,11 @@
     server A   Once upon a ti✂          the client has: Once upon a ti
     server B   Once upon a time, …      skipped:        Once upon a ti       sent on: me, …
 
-The request is sent again with the same seed, so B says what A said; that it does is checked letter
-by letter, and a stream that says something else is ended rather than continued. Per choice: its
-texts, its calls, logprobs and token ids by number, whether it has opened and finished. Knows
-OpenAI's chunks, no sockets.
+The request is sent again with the same seed, and with the tokens that A has told where they are
+known: then B does not generate those again, it goes on after them. Either way it says first what A
+said; that it does is checked letter by letter, and a stream that says something else is ended
+rather than continued. Per choice: its texts, its calls, logprobs and token ids, whether it has
+opened and finished. Knows OpenAI's chunks, no sockets.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ class _Choice:
     calls: list[tuple[Any, Any]] = field(default_factory=list)
     """Name and arguments of each that was delivered; servers tell them whole."""
     num_scored: int = 0
-    num_ids: int = 0
+    ids: list[int] = field(default_factory=list)
+    """Of all tokens that were told."""
     is_open: bool = False
     is_finished: bool = False
 
@@ -90,7 +92,7 @@ class _Choice:
             text.replay()
         self.num_repeated = 0
         self.skip_scored = self.num_scored
-        self.skip_ids = self.num_ids
+        self.skip_ids = len(self.ids)
 
     def new_text(self, name: str, text: str) -> str:
         """Raises Diverged."""
@@ -116,7 +118,7 @@ class _Choice:
     def new_ids(self, given: list[Any]) -> list[Any]:
         new = given[self.skip_ids :]
         self.skip_ids -= len(given) - len(new)
-        self.num_ids += len(new)
+        self.ids += new
         return new
 
     @property
@@ -126,7 +128,9 @@ class _Choice:
 
 
 class Transcript:
-    def __init__(self) -> None:
+    def __init__(self, *, shows_ids: bool = True) -> None:
+        """`shows_ids`: of tokens, to the client; else they are for us."""
+        self._shows_ids = shows_ids
         self.is_begun = False
         """Whether the client has got anything."""
         self.is_done = False
@@ -140,6 +144,12 @@ class Transcript:
         self._is_replay = self.is_begun
         for choice in self._choices.values():
             choice.replay()
+
+    @property
+    def said(self) -> list[int]:
+        """Tokens of the answer so far, if there is only one; also of one that is finished, whose
+        end another server can tell from them."""
+        return self._choices[0].ids if self._choices.keys() == {0} else []
 
     def take(self, event: bytes) -> bytes | None:
         """One event's data, in; the event to send on, if there is anything new in it. Raises
@@ -162,7 +172,7 @@ class Transcript:
                 for name in ("id", "created", "system_fingerprint")
                 if name in chunk
             }
-        if self._is_replay:
+        if self._is_replay or not self._shows_ids:
             return _event(msgspec.json.encode(new | self._heading))
         return _event(event_of(event, chunk))
 
@@ -191,13 +201,18 @@ class Transcript:
             raise Diverged
         opens = delta is not None and "role" in delta and not choice.is_open
         finishes = finish is not None and not choice.is_finished
-        is_news = bool(any(new.values()) or num_scored or ids or opens or finishes)
+        shown = ids if self._shows_ids else []
+        is_news = bool(any(new.values()) or num_scored or shown or opens or finishes)
         choice.num_scored += num_scored
         choice.is_open |= opens
         choice.is_finished |= finishes
-        if not is_news and self._is_replay:
+        if not is_news and (self._is_replay or not self._shows_ids):
             return None
-        rest = {"logprobs": scored} | ({"token_ids": ids} if "token_ids" in given else {})
+        rest: dict[str, Any] = {"logprobs": scored}
+        if self._shows_ids and "token_ids" in given:
+            rest["token_ids"] = ids
+        elif "token_ids" in given:
+            given = {name: value for name, value in given.items() if name != "token_ids"}
         if delta is None:
             return given | new | rest
         kept = {k: v for k, v in delta.items() if k != "role" or opens} | new

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import httpx
@@ -64,6 +64,9 @@ class Endpoint(enum.Enum):
 
     CHAT = ("POST", "/v1/chat/completions")
     COMPLETIONS = ("POST", "/v1/completions")
+    RESPONSES = ("POST", "/v1/responses")
+    TOKENIZE = ("POST", "/tokenize")
+    DETOKENIZE = ("POST", "/detokenize")
     MODELS = ("GET", "/v1/models")
 
 
@@ -77,6 +80,19 @@ class Inquiry(NamedTuple):
     is_stream: bool = False
     is_vouched: bool = False
     """The router has looked at the client's key."""
+    asked: dict[str, Any] | None = None
+    """The body, if a stream of it can go on after its tokens."""
+    shows_ids: bool = True
+    """The client gets to see them, if there are any."""
+    goes_on: str = ""
+    """The response that it goes on with, which one server has."""
+
+    def after(self, said: Sequence[int]) -> Inquiry:
+        """The same, for an answer that has got so far."""
+        if self.asked is None or not said:
+            return self
+        body = msgspec.json.encode(self.asked | {"continue_token_ids": said})
+        return self._replace(body=body)
 
 
 class Reply(NamedTuple):
@@ -117,8 +133,10 @@ class Upstream:
                 if len(buffer) > MAX_EVENT_BYTES:
                     raise Lost(Why.BROKEN)
                 for event in events:
-                    if event.startswith(b"data:"):
-                        yield event.removeprefix(b"data:").strip()
+                    # Without its kind, which the data says too.
+                    data = event.partition(b"\n")[2] if event.startswith(b"event:") else event
+                    if data.startswith(b"data:"):
+                        yield data.removeprefix(b"data:").strip()
 
     @contextlib.asynccontextmanager
     async def _open(

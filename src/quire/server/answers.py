@@ -75,6 +75,8 @@ class Heading:
     wants_logprobs: bool
     include_usage: bool
     wants_ids: bool = False
+    wants_answer_ids: bool = False
+    """Without those of the prompt."""
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -104,6 +106,7 @@ async def whole(start: Start, heading: Heading) -> bytes:
             choice.scored += piece.scored
             choice.finish = piece.finish
     ids = _PromptIds(work, form, heading)
+    wants_ids = heading.wants_ids or heading.wants_answer_ids
     return msgspec.json.encode(
         heading.of(form.id_prefix, form.whole_object)
         | {
@@ -112,7 +115,7 @@ async def whole(start: Start, heading: Heading) -> bytes:
                 | form.whole(i, choice.said, heading.wanted(choice.scored))
                 | {"finish_reason": choice.finish}
                 | ids.of_choice(i)
-                | ({"token_ids": choice.tokens} if heading.wants_ids else {})
+                | ({"token_ids": choice.tokens} if wants_ids else {})
                 for i, choice in enumerate(choices)
             ],
             "usage": usage.to_dict(),
@@ -152,7 +155,8 @@ async def events(start: Start, heading: Heading) -> AsyncGenerator[bytes, None]:
 def _chunks(form: Format, heading: Heading, piece: Piece) -> Iterator[dict[str, Any]]:
     """One for each thing said; the tokens and their probabilities come with the first."""
     scored = heading.wanted(piece.scored)
-    tokens = {"token_ids": piece.tokens} if heading.wants_ids else {}
+    wants_ids = heading.wants_ids or heading.wants_answer_ids
+    tokens = {"token_ids": piece.tokens} if wants_ids else {}
     said: Sequence[Said] = piece.said
     if not said and (scored or (tokens and piece.tokens)):
         said = [Text("")]

@@ -174,6 +174,7 @@ async def _answer(
         wants_logprobs=body.num_logprobs is not None,
         include_usage=body.include_usage,
         wants_ids=bool(body.return_token_ids),
+        wants_answer_ids=bool(body.return_answer_ids),
     )
     if body.stream:
         return _stream(service, request, events(start, heading))

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
 from quire.engine.messages import CacheWish, Finish, Output, SamplingParams
 from quire.errors import EngineError
@@ -32,10 +33,11 @@ from quire.server.errors import (
 from quire.server.prompting import Prompt
 from quire.server.protocol import GenerationRequest
 from quire.server.recorder import Asked
-from quire.server.sampling import following, max_tokens, sampling_params, seed_of
+from quire.server.sampling import check_ids, following, max_tokens, sampling_params, seed_of
 from quire.server.scribe import Piece, Scribe
 from quire.server.service import Service
 from quire.server.tools import Tools
+from quire.types import RequestId
 
 _NO_SCHEMA = "invalid_schema"
 ENGINE_GRACE_S = 5.0
@@ -68,6 +70,8 @@ class Work:
     """An answer ends with its first call."""
     cache: CacheWish | None = None
     """What is to be done with the prompts' pages."""
+    said: Sequence[int] = ()
+    """Tokens that the answer begins with; of one choice."""
 
     def is_first(self, index: int) -> bool:
         """Whether that is the first choice of its prompt."""
@@ -85,6 +89,10 @@ def plan(
     grammar: str = "",
 ) -> Work:
     """Raises ApiError."""
+    said = request.continue_token_ids or ()
+    if said and len(prompts) > 1:
+        raise ApiError(400, "only one answer can be continued", param="continue_token_ids")
+    check_ids("continue_token_ids", said, service.info)
     choices: list[Choice] = []
     for prompt in prompts:
         limit = max_tokens(request, prompt.num_tokens, service.info)
@@ -105,6 +113,7 @@ def plan(
         tools=tools,
         is_one_call=is_one_call,
         cache=wish_of(request.cache, request.prompt_cache_retention),
+        said=said,
     )
 
 
@@ -157,7 +166,12 @@ async def _follow(
     )
     timing = service.metrics.timing(service.clock)
     began_s = service.clock()
-    answer: list[int] = []
+    answer: list[int] = list(work.said)
+    if work.said:
+        piece = scribe.write(_said(work.said, choice.params))
+        queue.put_nowait(piece)
+        if piece.finish is not None:
+            return
     try:
         async with service.engine.generate(
             choice.prompt.tokens,
@@ -167,6 +181,7 @@ async def _follow(
             timeout_s=work.timeout_s,
             prefill=work.prefill,
             cache=work.cache,
+            said=np.array(work.said, dtype="<i4").tobytes(),
         ) as outputs:
             async for output in outputs:
                 _raise_failure(service, output)
@@ -185,6 +200,16 @@ async def _follow(
         if service.recorder is not None:
             service.recorder.take(Asked(began_s, choice.prompt.tokens, work.salt, answer))
     timing.done()
+
+
+def _said(tokens: Sequence[int], params: SamplingParams) -> Output:
+    """As the engine would have told them."""
+    finish = None
+    if tokens[-1] in params.stop_ids:
+        finish = Finish.STOP
+    elif len(tokens) >= params.max_tokens:
+        finish = Finish.LENGTH
+    return Output(RequestId(""), list(tokens), finish=finish)
 
 
 def _raise_failure(service: Service, output: Output) -> None:

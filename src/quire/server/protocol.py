@@ -38,6 +38,7 @@ MAX_STOP_IDS = 64
 MAX_LOGPROBS = 20
 MAX_PRIORITY = 1000
 MAX_DETOKENIZED = 1 << 20
+MAX_CONTINUED = 1 << 20
 COMPLETION_TOKENS = 16
 """As many as OpenAI's /v1/completions generates when it is not told how many."""
 
@@ -79,6 +80,11 @@ class GenerationRequest(Body):
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     return_token_ids: bool | None = None
     """Those of the prompt and of the answer, beside the text."""
+    return_answer_ids: bool | None = None
+    """Those of the answer only."""
+    continue_token_ids: Annotated[list[int], Field(max_length=MAX_CONTINUED)] | None = None
+    """The answer begins with these, told again, and goes on after them: with the seed of the one
+    that was broken off, as it would have gone on. For one choice, without logprobs."""
     timeout: Annotated[float, Field(gt=0)] | None = None
     """Seconds; at most the server's own limit."""
 
@@ -103,6 +109,12 @@ class GenerationRequest(Body):
     def num_logprobs(self) -> int | None:
         """None: none are wanted."""
         raise NotImplementedError
+
+    @model_validator(mode="after")
+    def _one_answer_is_continued(self) -> Self:
+        if self.continue_token_ids and (self.num_choices > 1 or self.num_logprobs is not None):
+            raise wrong("is for one choice, without logprobs", param="continue_token_ids")
+        return self
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> Self:

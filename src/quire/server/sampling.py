@@ -40,8 +40,8 @@ def sampling_params(
     """Without a seed: see seed_of. Raises ApiError."""
     defaults = prompting.defaults
     stop_ids = list(request.stop_token_ids or [])
-    _check_ids("stop_token_ids", stop_ids, info)
-    _check_ids("logit_bias", list(request.logit_bias), info)
+    check_ids("stop_token_ids", stop_ids, info)
+    check_ids("logit_bias", list(request.logit_bias), info)
     stop_ids += ids_named(prompting.vocabulary, request.stop)
     if not request.ignore_eos:
         stop_ids += prompting.eos_ids
@@ -82,7 +82,7 @@ def _or(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-def _check_ids(param: str, ids: Sequence[int], info: EngineInfo) -> None:
+def check_ids(param: str, ids: Sequence[int], info: EngineInfo) -> None:
     for token in ids:
         if not 0 <= token < info.vocab_size:
             raise invalid(

@@ -76,6 +76,7 @@ class Engine(Protocol):
         timeout_s: float = 600.0,
         prefill: Sequence[str] = (),
         cache: CacheWish | None = None,
+        said: bytes = b"",
     ) -> AbstractAsyncContextManager[AsyncIterator[Output]]: ...
 
     async def ask(

@@ -110,6 +110,8 @@ class Reply:
     names: list[str] = field(default_factory=list)
     """Of the tokens."""
     logprobs: list[float] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    """If they were asked for."""
     usage: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -138,6 +140,7 @@ class Reply:
         self.usage = body.get("usage") or self.usage
         for choice in body.get("choices", ()):
             self.text += choice["text"]
+            self.ids += choice.get("token_ids") or []
             scored = choice["logprobs"] or {"tokens": [], "token_logprobs": []}
             self.names += scored["tokens"]
             self.logprobs += scored["token_logprobs"]
@@ -173,9 +176,12 @@ def stream(
     *,
     prefill: Sequence[str] = (),
     on_piece: Callable[[Reply], None] = lambda _: None,
+    **options: Any,
 ) -> Reply:
     """The same in pieces. `on_piece` is called after each, with all there is so far."""
-    body = question(prompt, num_tokens, stream=True, stream_options={"include_usage": True})
+    body = question(
+        prompt, num_tokens, stream=True, stream_options={"include_usage": True}, **options
+    )
     with client.stream(
         "POST", "/v1/completions", json=body, headers=_headers(client, prefill)
     ) as response:

@@ -190,6 +190,10 @@ class FakeServer:
             await _fail(send, *self.refusal)
         elif self.die_after == 0:
             self.kill()
+        elif path in ("/tokenize", "/detokenize"):
+            await _answer(send, 200, {"path": path, "asked": body})
+        elif path == "/v1/responses":
+            await self._respond(body, send)
         elif body.get("stream"):
             await self._stream(self._chunks(path, body), receive, send)
         elif self.hold_after is not None:
@@ -221,6 +225,25 @@ class FakeServer:
             await _event(send, chunk)
         await send({"type": "http.response.body"})
 
+    async def _respond(self, body: dict[str, Any], send: Any) -> None:
+        name = f"resp_{self._port}_{len(self.seen)}"
+        if not body.get("stream"):
+            await _answer(send, 200, {"id": name, "output": []})
+            return
+        await _begin(send, 200, "text/event-stream")
+        kinds = ["created", "output_text.delta", "output_text.delta", "completed"]
+        for i, kind in enumerate(kinds):
+            if i == self.die_after:
+                await asyncio.sleep(0.01)  # for what was sent to be on its way
+                self.kill()
+                return
+            event = {"type": f"response.{kind}", "sequence_number": i}
+            event |= {"response": {"id": name}} if "delta" not in kind else {"delta": "x"}
+            head = f"event: response.{kind}\n"
+            data = f"{head}data: {json.dumps(event)}\n\n".encode()
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body"})
+
     async def _hold(self, receive: Any) -> None:
         self.held.set()
         while (await receive())["type"] != "http.disconnect":
@@ -231,6 +254,7 @@ class FakeServer:
         is_chat = "chat" in path
         base = {"id": f"cmpl-{self.url[-5:]}", "created": self._port, "model": self.model}
         chunks = []
+        told = body.get("continue_token_ids") or []
         for index in range(body.get("n") or 1):
             if is_chat:
                 opening = {"index": index, "delta": {"role": "assistant", "content": ""}}
@@ -247,7 +271,10 @@ class FakeServer:
                         else {"tokens": [said], "token_logprobs": [-float(i)], "text_offset": [i]}
                     )
                 choice |= {"index": index, "logprobs": scored, "finish_reason": None}
+                if body.get("return_answer_ids"):
+                    choice["token_ids"] = [1000 + i]
                 chunks.append(base | {"choices": [choice]})
+            assert told == [1000 + i for i in range(len(told))]  # what it has told itself
             end = {"delta": {}} if is_chat else {"text": ""}
             end |= {"index": index, "finish_reason": "length"}
             chunks.append(base | {"choices": [end]})

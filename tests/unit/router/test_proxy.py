@@ -213,6 +213,62 @@ def test_without_anybody_to_answer_there_is_one_clear_error():
     run(main)
 
 
+# ---- responses, tokens ---------------------------------------------------------------------------
+
+
+def kinds_of(response: httpx.Response) -> list[str]:
+    blocks = [block.split("\n") for block in response.text.split("\n\n") if block]
+    found = [(head.removeprefix("event: "), json.loads(data[6:])) for head, data in blocks]
+    assert all(kind == event["type"] for kind, event in found)
+    return [kind.removeprefix("response.") for kind, _ in found]
+
+
+def test_responses_pass_and_whoever_goes_on_with_one_is_sent_where_it_is():
+    async def main():
+        async with rig(decode=3) as router:
+            post = router.client.post
+            whole = (await post("/v1/responses", json={"model": "tiny", "input": "a"})).json()
+            asked = {"model": "tiny", "input": "b", "stream": True}
+            stream = await post("/v1/responses", json=asked)
+            deltas = ["output_text.delta"] * 2
+            assert kinds_of(stream) == ["created", *deltas, "completed"]
+            name = json.loads(stream.text.split("data: ")[1].split("\n")[0])["response"]["id"]
+            for before in (whole["id"], name):
+                home = next(fake for fake in router.decode if str(fake._port) in before)
+                count = len(home.seen)
+                for _ in range(3):
+                    body = {"model": "tiny", "input": "c", "previous_response_id": before}
+                    assert (await post("/v1/responses", json=body)).status_code == 200
+                assert len(home.seen) == count + 3
+                assert "seed" not in home.seen[-1].body
+
+    run(main)
+
+
+def test_a_response_whose_server_dies_is_an_error_once_it_has_begun():
+    async def main():
+        async with rig(decode=2) as router:
+            for fake in router.decode:
+                fake.die_after = 2
+            body = {"model": "tiny", "input": "b", "stream": True}
+            response = await router.client.post("/v1/responses", json=body)
+            assert last_event(response)["code"] == "stream_lost"
+            assert sum(len(fake.seen) for fake in router.decode) == 1
+
+    run(main)
+
+
+def test_tokens_are_counted_by_any_server():
+    async def main():
+        async with rig(decode=2) as router:
+            for path in ("/tokenize", "/detokenize"):
+                body = {"model": "tiny", "prompt": "a", "tokens": [1]}
+                answer = (await router.client.post(path, json=body)).json()
+                assert answer == {"path": path, "asked": body}
+
+    run(main)
+
+
 # ---- failover ------------------------------------------------------------------------------------
 
 
@@ -230,6 +286,11 @@ def test_a_stream_goes_on_where_its_server_died(kind, die_after):
             other.die_after = None
             response = await asked
             (seen,) = other.seen
+            # It is told which tokens there are already, and the client sees none of them.
+            num_told = min(8, die_after - (kind == "chat"))
+            told = [1000 + i for i in range(num_told)] or None
+            assert seen.body.get("continue_token_ids") == told
+            assert b"token_ids" not in response.content
             assert texts(response) == {0: said({"prompt": "p", "seed": seen.body["seed"]})}
             assert await router.metric("quire_router_failovers_total", outcome="resumed") == 1
             opened = [c for c in chunks(response) if "role" in c["choices"][0].get("delta", {})]

@@ -166,6 +166,30 @@ def test_another_call_or_thought_is_noticed(replay):
         given_out(transcript, [*replay, b"[DONE]"])
 
 
+def test_tokens_that_were_told_are_known_and_only_shown_if_wanted():
+    def chunk(text: str, ids: list[int], **more) -> dict:
+        told = chat(text, **more)
+        told["choices"][0]["token_ids"] = ids
+        return told
+
+    transcript = Transcript(shows_ids=False)
+    event = transcript.take(encoded(chunk("a", [1])))
+    assert event is not None
+    assert b"token_ids" not in event
+    assert transcript.take(encoded(chunk("", [2]))) is None  # its text is not certain yet
+    assert transcript.said == [1, 2]
+    transcript.replay()
+    assert transcript.take(encoded(chunk("a", [1, 2]))) is None
+    assert transcript.take(encoded(chunk("b", [3]))) is not None
+    assert transcript.said == [1, 2, 3]
+    transcript.take(encoded(chunk("", [], finish="stop")))
+    assert transcript.said == [1, 2, 3]
+    several = Transcript()
+    for index in (0, 1):
+        several.take(encoded(chunk("a", [1], index=index)))
+    assert several.said == []
+
+
 def test_token_ids_come_once():
     def chunk(text: str, ids: list[int]) -> dict:
         told = chat(text)

@@ -130,6 +130,8 @@ class Call:
     timeout_s: float
     prefill: tuple[str, ...] = ()
     cache: CacheWish | None = None
+    num_said: int = 0
+    """Tokens of its answer that there were already."""
 
 
 def status(**changes: Any) -> EngineStatus:
@@ -209,9 +211,12 @@ class ScriptedEngine:
         timeout_s: float = 600.0,
         prefill: Sequence[str] = (),
         cache: CacheWish | None = None,
+        said: bytes = b"",
     ) -> AsyncIterator[AsyncIterator[Output]]:
         ids = np.frombuffer(tokens, dtype="<i4").tolist()
-        call = Call(ids, params, salt, priority, timeout_s, tuple(prefill), cache)
+        call = Call(
+            ids, params, salt, priority, timeout_s, tuple(prefill), cache, len(said) // 4
+        )
         number = len(self.calls)
         self.calls.append(call)
         self._live.add(number)
@@ -262,6 +267,7 @@ class ScriptedEngine:
             if stops and stops[0] < call.params.max_tokens:
                 ids, finish = ids[: stops[0] + 1], Finish.STOP
             ids = ids[: call.params.max_tokens]
+        ids = ids[call.num_said :]
         steps = [ids[i : i + self.step] for i in range(0, len(ids), self.step)] or [[]]
         outputs = [
             Output(

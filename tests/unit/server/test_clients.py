@@ -110,6 +110,44 @@ def test_token_ids_in_a_stream(rig, engine, ask):
     assert ids == [*engine.backend.encode("hello there").ids, engine.eos]
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("ask", ["chat", "complete"])
+def test_an_answer_that_was_broken_off_goes_on_after_its_tokens(rig, engine, ask, count):
+    """What it begins with is told again, and not generated again; nothing is counted twice."""
+    whole = [*engine.backend.encode("hello there").ids, engine.eos]
+    fields = {"stream": True, "return_answer_ids": True, "stream_options": {"include_usage": True}}
+    first = chunks(getattr(rig, ask)(**fields))
+    again = chunks(getattr(rig, ask)(**fields, continue_token_ids=whole[:count]))
+
+    def told(found, name):
+        return [i for c in found for each in c["choices"] for i in each.get(name, [])]
+
+    def text(found):
+        parts = [each.get("delta", each) for c in found for each in c["choices"]]
+        return "".join(part.get("content") or part.get("text") or "" for part in parts)
+
+    assert told(again, "token_ids") == told(first, "token_ids") == whole
+    assert text(again) == text(first) == "hello there"
+    assert [c["finish_reason"] for c in again[-2]["choices"]] == ["stop"]
+    assert again[-1]["usage"]["completion_tokens"] == len(whole)
+    assert "prompt_token_ids" not in str(again)
+    assert [call.num_said for call in engine.calls] == ([0, count] if count < len(whole) else [0])
+
+
+def test_what_cannot_be_continued_is_refused(rig):
+    for fields, reason in (
+        ({"n": 2}, "one choice"),
+        ({"logprobs": True}, "without logprobs"),
+        ({"continue_token_ids": [10**9]}, "token id"),
+        ({"continue_token_ids": ["x"]}, "continue_token_ids"),
+    ):
+        answer = rig.chat(**({"continue_token_ids": [1]} | fields))
+        assert answer.status_code == 400
+        assert reason in answer.text
+    answer = rig.complete(["a", "b"], continue_token_ids=[1])
+    assert (answer.status_code, "only one answer" in answer.text) == (400, True)
+
+
 def test_tokens_of_a_text_and_back(rig, engine):
     body = rig.request("POST", "/tokenize", json={"model": MODEL, "prompt": "hello <|im_end|>"})
     tokens = body.json()["tokens"]
