@@ -227,7 +227,7 @@ class Mooncake:
         _end(self.master)
 
     def kill_holder(self, index: int) -> None:
-        _end(self.holders[index])
+        _end(self.holders.pop(index))
 
     def pause(self) -> None:
         """The master."""

@@ -1,7 +1,8 @@
 """`quire store doctor`: will this store help on this machine? Measures, reckons, says it in words.
 
 Fetching a prefix takes a question and then its bytes; computing it takes what `quire profile` has
-measured. Where the two lines cross is the length from which the store helps.
+measured (whoever calls has read it: here it is a `Machine`). Where the two lines cross is the
+length from which the store helps.
 """
 
 from __future__ import annotations
@@ -9,13 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
-
-import msgspec
+from typing import Any, Protocol
 
 from quire.bench.store import LIMITS
 from quire.bench.stores import PROBE_KEYS, Measured, Probe, measured
-from quire.replay.profile import Profile
 from quire.store.url import parse_url
 from quire.types import PageKey
 
@@ -28,6 +26,22 @@ LLAMA_BYTES = 128 << 10
 """KV of one token of Llama 3.1 8B, in 16 bits: where nothing else is known."""
 
 Progress = Callable[[str, int, int], None]
+
+
+class FirstToken(Protocol):
+    def __call__(self, num_tokens: int, from_store: int, bytes_per_s: float) -> float:
+        """Seconds, when so many tokens of the prompt come from a store that gives so much."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What computes here, and how fast."""
+
+    name: str
+    bytes_per_token: int
+    longest_tokens: int
+    """Of the prompts it was measured with: beyond, it is a guess."""
+    ttft_s: FirstToken
 
 
 @dataclass(frozen=True)
@@ -54,13 +68,13 @@ def examine(
     *,
     page_bytes: int,
     total_bytes: int,
-    profile: Profile | None,
+    machine: Machine | None,
     progress: Progress = lambda what, done, total: None,
 ) -> Findings:
     """Raises StoreError."""
     with measured(text, page_bytes) as bench:
         probe, write_rate, read_rate = _figures(bench, total_bytes // page_bytes, progress)
-    per_token = profile.bytes_per_token if profile is not None else LLAMA_BYTES
+    per_token = machine.bytes_per_token if machine is not None else LLAMA_BYTES
     found = Findings(
         url=parse_url(text).shown,
         page_bytes=page_bytes,
@@ -73,16 +87,14 @@ def examine(
         examples=[],
         sentences=[],
     )
-    if profile is None:
+    if machine is None:
         return _with(found, sentences=[*_speech(found), _unknown(read_rate, per_token)])
-    here = msgspec.structs.replace(profile, store_bytes_per_s=read_rate)
-    crossover = find_crossover(here, probe.many_s)
+    way = Ways(machine, read_rate, probe.many_s)
     examples = [
-        {"tokens": n, "fetch_s": _fetch_s(here, n, probe.many_s), "compute_s": _compute_s(here, n)}
-        for n in EXAMPLES
+        {"tokens": n, "fetch_s": way.fetch_s(n), "compute_s": way.compute_s(n)} for n in EXAMPLES
     ]
-    found = _with(found, crossover_tokens=crossover, examples=examples)
-    return _with(found, sentences=[*_speech(found), *verdict(found, here)])
+    found = _with(found, crossover_tokens=way.crossover(), examples=examples)
+    return _with(found, sentences=[*_speech(found), *verdict(found, machine)])
 
 
 def _with(found: Findings, **changes: Any) -> Findings:
@@ -109,29 +121,35 @@ def _figures(bench: Measured, most_pages: int, progress: Progress) -> tuple[Prob
     return bench.probe(keys), size / seconds, size / min(read_s)
 
 
-def _fetch_s(profile: Profile, num_tokens: int, asking_s: float) -> float:
-    """All of it from the store, but for the token that must be computed."""
-    return asking_s + profile.ttft_s(num_tokens, 0, 0, num_tokens - 1)
+@dataclass(frozen=True)
+class Ways:
+    """Two ways to a prompt's first token."""
 
+    machine: Machine
+    bytes_per_s: float
+    asking_s: float
 
-def _compute_s(profile: Profile, num_tokens: int) -> float:
-    return profile.ttft_s(num_tokens, 0, 0, 0)
+    def fetch_s(self, num_tokens: int) -> float:
+        """All of it from the store, but for the token that must be computed."""
+        return self.asking_s + self.machine.ttft_s(num_tokens, num_tokens - 1, self.bytes_per_s)
 
+    def compute_s(self, num_tokens: int) -> float:
+        return self.machine.ttft_s(num_tokens, 0, self.bytes_per_s)
 
-def find_crossover(profile: Profile, asking_s: float) -> int | None:
-    """The shortest prompt that is sooner fetched than computed. Computing grows faster than
-    fetching, so from there on it stays so."""
+    def crossover(self) -> int | None:
+        """The shortest prompt that is sooner fetched than computed. Computing grows faster than
+        fetching, so from there on it stays so."""
 
-    def helps(num_tokens: int) -> bool:
-        return _fetch_s(profile, num_tokens, asking_s) < _compute_s(profile, num_tokens)
+        def helps(num_tokens: int) -> bool:
+            return self.fetch_s(num_tokens) < self.compute_s(num_tokens)
 
-    if not helps(LONGEST):
-        return None
-    low, high = 1, LONGEST
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if helps(middle) else (middle + 1, high)
-    return low
+        if not helps(LONGEST):
+            return None
+        low, high = 1, LONGEST
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if helps(middle) else (middle + 1, high)
+        return low
 
 
 def _speech(found: Findings) -> list[str]:
@@ -150,8 +168,8 @@ def _unknown(read_rate: float, per_token: int) -> str:
     )
 
 
-def verdict(found: Findings, profile: Profile) -> list[str]:
-    name = f"{profile.model} on {profile.device}"
+def verdict(found: Findings, machine: Machine) -> list[str]:
+    name = machine.name
     times = "; ".join(
         f"{each['tokens']:,.0f} tokens {each['fetch_s']:.2f} s instead of {each['compute_s']:.2f} s"
         for each in found.examples
@@ -162,9 +180,9 @@ def verdict(found: Findings, profile: Profile) -> list[str]:
             f"tokens ({times}). Take a faster store, or none.",
         ]
     guess = (
-        f" Beyond {profile.longest_tokens:,} tokens, the longest prompt of the profile, that is a "
+        f" Beyond {machine.longest_tokens:,} tokens, the longest prompt of the profile, that is a "
         "guess."
-        if max(found.crossover_tokens, EXAMPLES[-1]) > profile.longest_tokens
+        if max(found.crossover_tokens, EXAMPLES[-1]) > machine.longest_tokens
         else ""
     )
     return [

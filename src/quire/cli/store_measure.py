@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from quire.cli.output import AsJson, progress_bar, show, show_json
 from quire.errors import ConfigError
 from quire.sizes import format_bytes, parse_size
+
+if TYPE_CHECKING:
+    from quire.bench.doctor import Machine
+    from quire.replay.profile import Profile
 
 Url = Annotated[
     str, typer.Argument(metavar="URL", help="Such as redis://cache:6379.", show_default=False)
@@ -85,19 +89,34 @@ def doctor(
     from quire.bench.doctor import examine
     from quire.cli.replay import find_profile
 
+    known = find_profile(profile)
     page_bytes, total_bytes = _sizes(page, total)
     with progress_bar() as progress:
         found = examine(
             url,
             page_bytes=page_bytes,
             total_bytes=total_bytes,
-            profile=find_profile(profile),
+            machine=None if known is None else machine_of(known),
             progress=progress,
         )
     if as_json:
         show_json(found.as_json())
     else:
         show(*found.sentences)
+
+
+def machine_of(profile: Profile) -> Machine:
+    """As the doctor wants it."""
+    import msgspec
+
+    from quire.bench.doctor import Machine
+
+    def ttft_s(num_tokens: int, from_store: int, bytes_per_s: float) -> float:
+        here = msgspec.structs.replace(profile, store_bytes_per_s=bytes_per_s)
+        return here.ttft_s(num_tokens, 0, 0, from_store)
+
+    name = f"{profile.model} on {profile.device}"
+    return Machine(name, profile.bytes_per_token, profile.longest_tokens, ttft_s)
 
 
 def _sizes(page: str, total: str) -> tuple[int, int]:

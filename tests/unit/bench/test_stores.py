@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quire.bench import doctor, stores
+from quire.cli.store_measure import machine_of
 from quire.errors import StoreError
 from quire.replay.profile import Profile
 from quire.store import open_store
@@ -131,37 +132,39 @@ def test_a_store_that_is_too_small_says_so():
 # ---- the doctor ----------------------------------------------------------------------------------
 
 
+def ways(bytes_per_s: float, asking_s: float, **changes) -> doctor.Ways:
+    return doctor.Ways(machine_of(profile(**changes)), bytes_per_s, asking_s)
+
+
 def test_the_crossover_is_where_fetching_becomes_faster():
-    here = profile(store_bytes_per_s=4e9)  # 25 µs a token fetched, 100 µs computed
-    found = doctor.find_crossover(here, asking_s=0.03)
+    both = ways(4e9, asking_s=0.03)  # 25 µs a token fetched, 100 µs computed
+    found = both.crossover()
     assert 395 <= found <= 405
     for tokens, helps in ((found - 1, False), (found, True), (2 * found, True)):
-        fetch_s = 0.03 + here.ttft_s(tokens, 0, 0, tokens - 1)
-        assert (fetch_s < here.ttft_s(tokens, 0, 0, 0)) is helps
+        assert (both.fetch_s(tokens) < both.compute_s(tokens)) is helps
 
 
 def test_a_store_that_is_slower_than_computing_never_helps():
-    assert doctor.find_crossover(profile(store_bytes_per_s=1e8), asking_s=0.01) is None
+    assert ways(1e8, asking_s=0.01).crossover() is None
 
 
 def test_attention_makes_long_prompts_worth_it():
-    slow = profile(store_bytes_per_s=5e8, s_per_pair=1e-8)
-    assert 10_000 < doctor.find_crossover(slow, asking_s=0.0) < doctor.LONGEST
+    assert 10_000 < ways(5e8, asking_s=0.0, s_per_pair=1e-8).crossover() < doctor.LONGEST
 
 
 def test_the_doctor_says_it_in_words_with_and_without_a_profile(tmp_path):
     steps = []
     url = f"file://{tmp_path}"
-    found = doctor.examine(url, profile=None, progress=lambda *step: steps.append(step[0]), **SMALL)
+    found = doctor.examine(url, machine=None, progress=lambda *step: steps.append(step[0]), **SMALL)
     assert "quire profile" in found.sentences[-1]
     assert {"writing", "reading"} == set(steps)
     assert list(tmp_path.iterdir()) == []
     slow = profile(s_per_token=10.0)
-    found = doctor.examine("memory://", profile=slow, **SMALL)
+    found = doctor.examine("memory://", machine=machine_of(slow), **SMALL)
     assert "It helps with a model on a device from" in found.sentences[-1]
     assert found.crossover_tokens is not None
     fast = profile(s_per_token=1e-12, bytes_per_token=1 << 40)
-    found = doctor.examine("memory://", profile=fast, **SMALL)
+    found = doctor.examine("memory://", machine=machine_of(fast), **SMALL)
     assert "does not help" in found.sentences[-1]
 
 
