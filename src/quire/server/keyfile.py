@@ -2,15 +2,19 @@
 
     quire serve ──writes──▶ <cache directory>/admin/<port>, mode 0600 ◀──reads── routers, people
 
-The file is there while the server is: a key is good for one life of one server. Knows files and
-ports, nothing of HTTP.
+The file is there while the server is: a key is good for one life of one server, which holds a lock
+on it for as long. What a server that was killed left behind, nobody holds: the next one to start
+removes it. Knows files and ports, nothing of HTTP.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import re
 import secrets
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -20,6 +24,9 @@ from quire.models import cache_dir
 from quire.server.addresses import is_loopback
 
 _MAX_BYTES = 4096
+_LOOK_S = 0.2
+_NAME = re.compile(r"(\d+)(\.[0-9a-f]{8})?")
+"""A port, and the draft of such a file."""
 
 
 def make_key() -> str:
@@ -35,22 +42,45 @@ def place_of(url: str) -> Path:
 def kept(key: str, file: Path) -> Iterator[None]:
     """The key is in the file, which nobody else can read, until the end. Raises OSError."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    remove_stale()
     draft = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
     # Made anew, never opened: what lies there may be somebody else's, or a link.
     number = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(number, "w", encoding="ascii") as writing:
-            writing.write(f"{key}\n")
-        draft.replace(file)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError, ConfigError):
-            if read_key(file) == key:  # else a later server's
-                file.unlink()
+    with os.fdopen(number, "w", encoding="ascii") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX)  # goes with the process, however that ends
+            held.write(f"{key}\n")
+            held.flush()
+            draft.replace(file)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError, ConfigError):
+                if read_key(file) == key:  # else a later server's
+                    file.unlink()
+
+
+def remove_stale() -> None:
+    """Keys in the place for them, of servers that are gone without having removed theirs."""
+    folder = cache_dir() / "admin"
+    for file in folder.iterdir() if folder.is_dir() else ():
+        named = _NAME.fullmatch(file.name)
+        if named is None or file.is_symlink() or _is_served(int(named[1])):
+            continue
+        with contextlib.suppress(OSError), file.open("rb") as reading:
+            fcntl.flock(reading, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while it is held
+            file.unlink()
+
+
+def _is_served(port: int) -> bool:
+    """Does anybody listen there? For servers that hold no lock."""
+    with contextlib.suppress(OSError, OverflowError):
+        socket.create_connection(("127.0.0.1", port), timeout=_LOOK_S).close()
+        return True
+    return False
 
 
 def read_key(file: Path) -> str:

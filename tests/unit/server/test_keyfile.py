@@ -1,5 +1,9 @@
 """The file with the key that a server made for itself: whose it is, and how it is found."""
 
+import socket
+import subprocess
+import sys
+
 import pytest
 
 from quire.errors import ConfigError
@@ -53,3 +57,34 @@ def test_what_is_no_key_is_said(tmp_path, content):
     (tmp_path / "key").write_bytes(content)
     with pytest.raises(ConfigError, match="the admin key"):
         read_key(tmp_path / "key")
+
+
+def test_what_a_killed_server_left_behind_is_removed_by_the_next(tmp_path):
+    """Its process is gone, and with it the lock; that of a server that lives stays, and so does
+    what is nobody's key."""
+    folder = place_of("http://127.0.0.1:1").parent
+    code = (
+        "import os, sys; from pathlib import Path; from quire.server.keyfile import kept\n"
+        "with kept('k', Path(sys.argv[1])): os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(folder / "1")], check=False)
+    assert read_key(folder / "1") == "k"
+    (folder / "2.0123abcd").write_text("half of a k")
+    (folder / "notes").write_text("mine")
+    with kept("alive", folder / "3"):
+        with kept("new", folder / "4"):
+            assert sorted(file.name for file in folder.iterdir()) == ["3", "4", "notes"]
+        assert read_key(folder / "3") == "alive"
+    with kept("new", tmp_path / "5"):
+        assert (folder / "notes").read_text() == "mine"
+
+
+def test_the_key_of_a_server_without_a_lock_stays_while_somebody_listens():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        file = place_of(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        file.parent.mkdir(parents=True)
+        file.write_text("theirs")
+        with kept("mine", place_of("http://127.0.0.1:1")):
+            assert file.exists()
+    with kept("mine", place_of("http://127.0.0.1:1")):
+        assert not file.exists()

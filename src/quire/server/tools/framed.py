@@ -201,6 +201,34 @@ class Framed:
         return True
 
 
+class TextBody:
+    """What stands before a closing marker, which is part of it; another opening before that makes
+    it none."""
+
+    def __init__(self, opening: str, closing: str, read: Callable[[str, bool], list[Call]]) -> None:
+        """`read`: of its text, and whether the closing was there. Raises NotACall."""
+        self._opening = opening
+        self._closing = closing
+        self._read = read
+        self._text = ""
+        self._end: int | None = None
+
+    def push(self, text: str) -> int | None:
+        before = len(self._text)
+        self._text += text
+        again = self._text.find(self._opening, max(0, before - len(self._opening)))
+        end = self._text.find(self._closing, max(0, before - len(self._closing)))
+        if again >= 0 and not 0 <= end <= again:
+            raise NotACall(Reason.SYNTAX)
+        if end < 0:
+            return None
+        self._end = end
+        return end + len(self._closing) - before
+
+    def calls(self) -> list[Call]:
+        return self._read(self._text[: self._end], self._end is not None)
+
+
 class JsonBody:
     """An object, or a list of them."""
 

@@ -7,6 +7,7 @@ escapes.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from typing import Any
 
 from quire.server.tools.base import Call, NotACall, Parser, Plain, Reason, ToolFormat, Tools
 from quire.server.tools.calls import dumped
-from quire.server.tools.framed import Frame, Framed
+from quire.server.tools.framed import Frame, Framed, TextBody
 
 OPENING = "<tool_call>"
 CLOSING = "</tool_call>"
@@ -22,41 +23,21 @@ _FUNCTION = re.compile(r"\s*<function=([^<>\s]+)>(.*)</function>\s*", re.DOTALL)
 _PARAMETER = re.compile(r"\s*<parameter=([^<>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 
 
-class XmlBody:
-    """Ends with the closing marker, which is part of it."""
-
-    def __init__(self, tools: Tools) -> None:
-        self._tools = tools
-        self._text = ""
-        self._end: int | None = None
-
-    def push(self, text: str) -> int | None:
-        before = len(self._text)
-        self._text += text
-        again = self._text.find(OPENING, max(0, before - len(OPENING)))
-        end = self._text.find(CLOSING, max(0, before - len(CLOSING)))
-        if again >= 0 and not 0 <= end < again:
-            raise NotACall(Reason.SYNTAX)
-        if end < 0:
-            return None
-        self._end = end
-        return end + len(CLOSING) - before
-
-    def calls(self) -> list[Call]:
-        function = _FUNCTION.fullmatch(self._text[: self._end])
-        if function is None:
-            raise NotACall(Reason.UNFINISHED if self._end is None else Reason.SYNTAX)
-        name, inner = function[1], function[2]
-        properties = self._tools.get(name, {}).get("properties")
-        schemas = properties if isinstance(properties, Mapping) else {}
-        arguments: dict[str, Any] = {}
-        at = 0
-        while match := _PARAMETER.match(inner, at):
-            at = match.end()
-            arguments[match[1]] = _value(match[2], schemas.get(match[1]))
-        if inner[at:].strip():
-            raise NotACall(Reason.SYNTAX)
-        return [Call(name, dumped(arguments))]
+def _read(text: str, is_closed: bool, tools: Tools) -> list[Call]:
+    function = _FUNCTION.fullmatch(text)
+    if function is None:
+        raise NotACall(Reason.SYNTAX if is_closed else Reason.UNFINISHED)
+    name, inner = function[1], function[2]
+    properties = tools.get(name, {}).get("properties")
+    schemas = properties if isinstance(properties, Mapping) else {}
+    arguments: dict[str, Any] = {}
+    at = 0
+    while match := _PARAMETER.match(inner, at):
+        at = match.end()
+        arguments[match[1]] = _value(match[2], schemas.get(match[1]))
+    if inner[at:].strip():
+        raise NotACall(Reason.SYNTAX)
+    return [Call(name, dumped(arguments))]
 
 
 def _value(text: str, schema: Any) -> Any:
@@ -73,7 +54,11 @@ def _value(text: str, schema: Any) -> Any:
 def parser(tools: Tools) -> Parser:
     if not tools:
         return Plain()
-    return Framed(Frame(opening=OPENING, body=lambda _: XmlBody(tools), glue="\n"))
+
+    def body(_: str) -> TextBody:
+        return TextBody(OPENING, CLOSING, functools.partial(_read, tools=tools))
+
+    return Framed(Frame(opening=OPENING, body=body, glue="\n"))
 
 
 def opening(name: str | None) -> str:
