@@ -18,7 +18,7 @@ class QuireStats(KVConnectorStats):
     """Counts since the last ones, by event."""
 
     def reset(self) -> None:
-        self.data = {}
+        self.data: dict[str, Any] = {}
 
     def aggregate(self, other: KVConnectorStats) -> QuireStats:
         return QuireStats(data=dict(Counter(self.data) + Counter(other.data)))
