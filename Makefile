@@ -29,7 +29,7 @@ STAMP      := $(VENV)/.installed
 TEST_STAMP := $(VENV)/.installed-for-tests
 VLLM_STAMP := $(VLLM_VENV)/.installed
 
-.PHONY: test test-long test-kernels test-gpu test-vllm check format serve pd demo bench bench-ttft bench-disagg bench-serve sim clean help
+.PHONY: test test-long test-kernels test-gpu test-vllm check format serve pd demo bench bench-ttft bench-disagg bench-serve bench-peers sim clean help
 
 help:
 	@echo "make test    the tests, in minutes (PYTEST_ARGS=... is passed on)"
@@ -46,6 +46,7 @@ help:
 	@echo "make bench-ttft   what a hit in each tier saves and what the tiers cost, in minutes"
 	@echo "make bench-disagg prefill and decode apart: what a decode-side cache saves, in minutes"
 	@echo "make bench-serve  sessions against a running server (BENCH_URL=$(BENCH_URL))"
+	@echo "make bench-peers  vLLM alone and with Quire, on a CPU; downloads 3.4 GB once"
 	@echo "make sim     a longer simulated run with faults"
 	@echo "make clean   remove the virtual environment and all caches"
 
@@ -119,6 +120,9 @@ bench-disagg: $(STAMP)
 
 bench-serve: $(STAMP)
 	$(BIN)/quire bench serve $(BENCH_URL) --plots build/plots
+
+bench-peers: $(STAMP) $(VLLM_STAMP)
+	$(BIN)/quire bench peers --python $(VLLM_VENV)/bin/python
 
 sim: $(STAMP)
 	$(BIN)/quire sim run --seed 1 --steps 100000

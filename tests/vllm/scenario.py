@@ -108,7 +108,7 @@ def settle(llm: Any) -> dict[str, Any]:
         leader = scheduler.connector.leader
         leader.manager.check_invariants()
         found["leases"] = len(leader.manager.leases)
-        found["counters"] = dict(leader.counters())
+        found["counters"] = leader.manager.counters.snapshot()
     return found
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from gemma import gemma_model
 from quire.models import embedded_model
 
 HERE = Path(__file__).parent
@@ -159,6 +160,15 @@ def test_loads_that_fail_are_computed_and_not_offered_again(
     assert cold["tokens"] == one["tokens"] == alone["long"]
     assert many["tokens"] == alone["many"]
     assert end["counters"]["load_failed_pages"] > 0
+    assert (end["busy"], end["leases"]) == (False, 0)
+
+
+def test_windows_beside_full_layers() -> None:
+    wide, model = prompt(3, 700), str(gemma_model())
+    (alone,) = vllm([ask(wide)], model=model)
+    cold, _, host, end = quire([ask(wide), FORGET, ask(wide), SETTLE], model=model)
+    assert cold["tokens"] == host["tokens"] == alone["tokens"]
+    assert host["cached"] == [(len(wide) - 1) // PAGE * PAGE], "beyond the window of 512 too"
     assert (end["busy"], end["leases"]) == (False, 0)
 
 

@@ -423,3 +423,30 @@ def _check_device(name: str) -> None:
         )
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"--device {name!r} is not supported: use cpu, cuda or cuda:N")
+
+
+@app.command(epilog="Example: [bold]quire bench peers --python .venv-vllm/bin/python[/bold]")
+def peers(
+    python: Annotated[
+        Path,
+        typer.Option(help="Of an environment with vLLM and Quire, as `make test-vllm` makes."),
+    ] = Path(".venv-vllm/bin/python"),
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; the sides take turns.")] = 4,
+    length: Annotated[
+        list[int] | None,
+        typer.Option(min=64, max=1900, help="Tokens of a prompt; repeat for several. [256, 1024]"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """vLLM alone and vLLM with Quire, on a CPU: what a hit saves, and what the cache costs."""
+    from quire.bench.peers import report, run
+    from quire.models import embedded_model
+
+    needs("serve", SERVE)
+    plan = run.Plan(python, embedded_model(), tuple(length or (256, 1024)), rounds)
+    with progress_bar() as progress:
+        result = run.run(plan, progress)
+    if as_json:
+        show_json(result)
+    else:
+        show(*report.table(result))

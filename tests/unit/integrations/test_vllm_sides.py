@@ -1,5 +1,6 @@
 """Both sides of the connector with the real manager, worker and stores, around a small vLLM."""
 
+import pickle
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from mini_vllm import BLOCK, MiniRequest, MiniVllm
-from quire.types import Tier
+from quire.integrations.vllm.orders import Orders, Setup
+from quire.types import OperationId, Tier
 
 
 @pytest.fixture
@@ -146,3 +148,20 @@ def test_whatever_happens_blocks_hold_what_they_should_and_nothing_leaks(
     engine.run()
     assert at_rest(engine)
     assert engine.num_loaded > 0
+
+
+def test_counts_are_told_once_a_second_and_once(engines: list[MiniVllm]) -> None:
+    engine = MiniVllm()
+    engines.append(engine)
+    engine.add(request("a", seed=1, length=42))
+    engine.run()
+    engine.now[0] += 1
+    assert engine.leader.take_counts()["backed_up_pages"] == 45 // BLOCK
+    assert engine.leader.take_counts() == {}
+    engine.now[0] += 1
+    assert engine.leader.take_counts() == {}
+
+
+def test_orders_travel_between_processes() -> None:
+    orders = Orders(Setup("w", 4, 16), b"", {OperationId(3): "r"}, {"s": [1]}, {"t": []})
+    assert pickle.loads(pickle.dumps(orders)) == orders  # noqa: S301: vLLM's own way

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from quire.integrations.vllm.hands import Hands, by_name
 from quire.integrations.vllm.leader import Leader
+from quire.integrations.vllm.metrics import QuirePromMetrics, QuireStats
 from quire.integrations.vllm.naming import Naming, VllmRequest
 from quire.integrations.vllm.options import Options, read_options
 from quire.integrations.vllm.orders import Orders, Setup, unpack_reports
@@ -159,8 +159,23 @@ class QuireConnector(KVConnectorBase_V1):
     def reset_cache(self) -> bool:
         return self.leader.reset()
 
-    def take_events(self) -> Iterable[Any]:
-        return ()
+    def get_kv_connector_stats(self) -> QuireStats | None:
+        counts = self._leader.take_counts() if self._leader is not None else {}
+        return QuireStats(data=counts) if counts else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> QuireStats:
+        return QuireStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: Any,
+        labelnames: list[str],
+        per_engine_labelvalues: Any,
+    ) -> QuirePromMetrics:
+        return QuirePromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     # ---- a worker's side ------------------------------------------------------------------------
 

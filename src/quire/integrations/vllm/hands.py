@@ -50,7 +50,7 @@ class Hands:
     ) -> None:
         """Takes the host's memory now."""
         self._rank, self._num_ranks, self._clock = rank, num_ranks, clock
-        self.layout = tensors.layout
+        self._tensors = tensors
         device = DevicePool(tensors.layout, tensors.planes)
         on_cuda = device.device.type == "cuda"
         host = HostPool(tensors.layout, host_pages, pin_for=device.device if on_cuda else None)
@@ -137,7 +137,9 @@ class Hands:
             self.pools.close()
 
     def _start(self, setup: Setup) -> CacheWorker:
-        mine = Setup(setup.model_fingerprint, self.pools.host.num_pages, self.layout.page_size)
+        mine = Setup(
+            setup.model_fingerprint, self.pools.host.num_pages, self._tensors.layout.page_size
+        )
         if mine != setup:
             raise ConfigError(
                 f"rank {self._rank} has {mine.host_pages} host pages of {mine.page_size} tokens, "
@@ -147,7 +149,7 @@ class Hands:
             self._rank,
             self._num_ranks,
             {"full": self.pools},
-            model_fingerprint=setup.model_fingerprint,
+            model_fingerprint=self._tensors.fingerprint(setup.model_fingerprint),
             open_store=lambda url: PageStore(open_store(url), clock=self._clock),
             clock=self._clock,
         )

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from quire.errors import QuireError
@@ -33,6 +33,7 @@ SAVED_TOKENS = 256
 """A running request's pages are saved when there are so many tokens of them."""
 ATTACH_AGAIN_S = 30.0
 """After a store could not be attached."""
+TELL_EVERY_S = 1.0
 
 _logger = logging.getLogger(__name__)
 
@@ -93,6 +94,8 @@ class Leader:
         self._attach_at_s = clock()
         """When to try next."""
         self._wait_until_s = 0.0
+        self._told: dict[str, int] = {}
+        self._told_s = clock()
         self._attach()
 
     # ---- what a request can have ----------------------------------------------------------------
@@ -228,8 +231,14 @@ class Leader:
         self.manager.flush(Tier.HOST)
         return True
 
-    def counters(self) -> Mapping[str, int]:
-        return self.manager.counters.snapshot()
+    def take_counts(self) -> dict[str, int]:
+        """What was counted since it was last told, by event; told once a second."""
+        if self._clock() < self._told_s + TELL_EVERY_S:
+            return {}
+        before, self._told = self._told, self.manager.counters.snapshot()
+        self._told_s = self._clock()
+        counts = {name: count - before.get(name, 0) for name, count in self._told.items()}
+        return {name: count for name, count in counts.items() if count}
 
     # ---- inside ---------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ something else are never taken for these.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -37,58 +37,70 @@ class BlockShape:
 
 @dataclass(frozen=True, slots=True)
 class KvTensors:
+    kind: str
+    """How K and V lie to each other, which the layout's numbers alone do not say."""
     layout: PageLayout
     planes: list[list[torch.Tensor]]
     """By layer, for DevicePool."""
 
+    def fingerprint(self, weights: str) -> str:
+        """Of the weights, as these pages hold what is computed with them."""
+        return f"{weights} {self.kind}"
+
 
 def describe(tensors: Mapping[str, torch.Tensor], shape: BlockShape) -> KvTensors:
     """Of all layers of a rank, in the model's order. Raises ConfigError for what is not known."""
-    kinds = {name: _planes(name, tensor, shape) for name, tensor in tensors.items()}
-    layouts = {layout for layout, _ in kinds.values()}
-    if len(layouts) != 1:
+    layers = [_planes(name, tensor, shape) for name, tensor in tensors.items()]
+    kinds = {(one.kind, one.layout) for one in layers}
+    if len(kinds) != 1:
         raise ConfigError(
-            f"the layers' KV caches differ ({len(layouts)} kinds): Quire takes models whose layers "
+            f"the layers' KV caches differ ({len(kinds)} kinds): Quire takes models whose layers "
             "are alike, run without a hybrid KV cache manager"
         )
-    one = layouts.pop()
-    layout = PageLayout(
-        "full",
-        len(kinds),
-        one.num_kv_heads,
-        one.head_dim,
-        one.dtype,
-        one.page_size,
-        one.inner,
-        one.num_planes,
-    )
-    return KvTensors(layout, [planes for _, planes in kinds.values()])
+    kind, one = kinds.pop()
+    layout = replace(one, num_layers=len(layers))
+    return KvTensors(kind, layout, [planes for layer in layers for planes in layer.planes])
 
 
-def _planes(
-    name: str, tensor: torch.Tensor, shape: BlockShape
-) -> tuple[PageLayout, list[torch.Tensor]]:
+def _planes(name: str, tensor: torch.Tensor, shape: BlockShape) -> KvTensors:
+    """Of one layer."""
     blocks, tokens, heads, dim = shape.num_blocks, shape.tokens, shape.heads, shape.dim
     sizes = tuple(tensor.shape)
     if sizes == (2, blocks, tokens, heads, dim):
-        return _of(name, list(tensor.unbind(0)), shape, dim)
+        return _of("apart", name, list(tensor.unbind(0)), shape, dim)
     if sizes == (blocks, 2, tokens, heads, dim):
-        return _of(name, list(tensor.unbind(1)), shape, dim)
+        return _together(name, tensor, shape)
     if sizes in ((blocks, heads, tokens, 2 * dim), (blocks, tokens, heads, 2 * dim)):
         heads_first = sizes[1] == heads and sizes[2] == tokens
         plane = tensor.transpose(1, 2) if heads_first else tensor
-        return _of(name, [plane], shape, 2 * dim)
+        return _of("packed", name, [plane], shape, 2 * dim)
     if sizes == (blocks, tokens, dim) and heads == 1:
-        return _of(name, [tensor.unsqueeze(2)], shape, dim)
+        return _of("latent", name, [tensor.unsqueeze(2)], shape, dim)
     raise ConfigError(
         f"the KV cache of {name} is {sizes}, which Quire does not know for {blocks} blocks of "
         f"{tokens} tokens, {heads} heads, {dim} wide"
     )
 
 
+def _together(name: str, tensor: torch.Tensor, shape: BlockShape) -> KvTensors:
+    """K and V of a block lie one after the other: one plane, which is faster to copy than two. In
+    the words of a layout they are two wide heads, or V's heads come after K's."""
+    heads, dim = shape.heads, shape.dim
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    turned = tensor.transpose(2, 3)
+    if _is_whole(tensor):
+        sizes, plane = (2, heads * dim), tensor.flatten(3)
+    elif _is_whole(turned):
+        sizes, plane = (2 * heads, dim), turned.flatten(1, 2)
+    else:
+        raise _scattered(name, tensor)
+    layout = PageLayout("full", 1, *sizes, dtype, shape.tokens, InnerLayout.HND, num_planes=1)
+    return KvTensors("together", layout, [[plane]])
+
+
 def _of(
-    name: str, planes: Sequence[torch.Tensor], shape: BlockShape, width: int
-) -> tuple[PageLayout, list[torch.Tensor]]:
+    kind: str, name: str, planes: Sequence[torch.Tensor], shape: BlockShape, width: int
+) -> KvTensors:
     """Planes come as [blocks, tokens, heads, width], in whatever order they lie in memory."""
     turned = [plane.transpose(1, 2) for plane in planes]
     if all(_is_whole(plane) for plane in planes):
@@ -96,16 +108,19 @@ def _of(
     elif all(_is_whole(plane) for plane in turned):
         inner, views = InnerLayout.HND, turned
     else:
-        raise ConfigError(
-            f"the KV cache of {name} has strides {planes[0].stride()}: a block's "
-            "keys must lie together"
-        )
+        raise _scattered(name, planes[0])
     dtype = str(planes[0].dtype).removeprefix("torch.")
     layout = PageLayout(
         "full", 1, shape.heads, width, dtype, shape.tokens, inner, num_planes=len(planes)
     )
-    return layout, views
+    return KvTensors(kind, layout, [views])
 
 
 def _is_whole(plane: torch.Tensor) -> bool:
     return plane[0].is_contiguous()
+
+
+def _scattered(name: str, tensor: torch.Tensor) -> ConfigError:
+    return ConfigError(
+        f"the KV cache of {name} has strides {tensor.stride()}: a block's keys must lie together"
+    )

@@ -1,0 +1,1 @@
+"""Quire beside other caches inside vLLM: the same prompts to each, in turn, in one run."""

@@ -1,0 +1,19 @@
+"""vLLM's layouts on a real device: tensors laid out as its own, without vLLM."""
+
+import pytest
+import torch
+
+from vllm_layout_cases import LAYOUTS, round_trip
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_block_comes_back_bit_for_bit_and_no_other_changes(layout, dtype):
+    if dtype is torch.float8_e4m3fn and layout != "flash_nhd":
+        pytest.skip("one will do: copies move words")
+    round_trip(layout, "cuda", dtype)
