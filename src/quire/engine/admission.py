@@ -143,7 +143,7 @@ class Admission:
         if request.grammar is not None and request.held is None:
             if request.grammar.stage is not Stage.READY:
                 return False
-            request.held = request.grammar.begin(request.params.stop_ids)
+            request.hold()
         if self._remote is not None and not self._remote.ready(request):
             return False
         return self._manager.ready(request.lease)

@@ -214,6 +214,13 @@ class Request:
             return Finish.STOP
         return Finish.LENGTH if self.length - self.num_prompt >= params.max_tokens else None
 
+    def hold(self) -> None:
+        """Its grammar is compiled: what is in its answer already has been through it."""
+        assert self.grammar is not None
+        self.held = self.grammar.begin(self.params.stop_ids)
+        for token in self.tokens[self.num_prompt : self.length]:
+            self.held.advance(int(token))
+
     def failed(self) -> Finish:
         """How its answer ends when nothing could be drawn."""
         return Finish.INVALID if self.held is not None and self.held.error else Finish.ERROR

@@ -214,9 +214,7 @@ class ScriptedEngine:
         said: bytes = b"",
     ) -> AsyncIterator[AsyncIterator[Output]]:
         ids = np.frombuffer(tokens, dtype="<i4").tolist()
-        call = Call(
-            ids, params, salt, priority, timeout_s, tuple(prefill), cache, len(said) // 4
-        )
+        call = Call(ids, params, salt, priority, timeout_s, tuple(prefill), cache, len(said) // 4)
         number = len(self.calls)
         self.calls.append(call)
         self._live.add(number)

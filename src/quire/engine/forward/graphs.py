@@ -262,10 +262,9 @@ class GraphForward:
     def _kind_of(self, segments: Sequence[Segment]) -> Kind | None:
         """The smallest that holds them; None: there is none. No graph waits for what is loaded
         layer by layer; nor does one begin, restore or save a state, or verify a tree."""
-        if any(segment.branches for segment in segments):
-            return None
         loaded = sum(segment.start for segment in segments if segment.loads)
-        if loaded * self._token_bytes > _LOADED_BYTES:
+        is_tree = any(segment.branches for segment in segments)
+        if is_tree or loaded * self._token_bytes > _LOADED_BYTES:
             return None
         if not self._forward.packs and (loaded or any(map(_moves_state, segments))):
             return None
