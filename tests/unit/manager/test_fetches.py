@@ -303,6 +303,27 @@ def test_a_fetch_that_stops_moving_is_late_and_keeps_what_has_come() -> None:
     assert rig.free(Tier.HOST) == 62
 
 
+def test_nobody_waits_in_line_behind_a_fetch_that_may_never_end() -> None:
+    rig = Rig(host=64, prefetch=WAIT | {"max_inflight_share": 0.125, "max_timeout_s": 10.0})
+    keys = [rig.doc(8, seed=1), rig.doc(6, seed=2)]
+    for key in keys:
+        rig.cache_in_store(key)
+    (first,) = wanting(rig, keys[:1])
+    (second,) = wanting(rig, keys[1:])
+    stuck = rig.take(Fetch)
+    assert rig.inflight_pages == 8
+    assert second[1].state is PrefetchState.WAITING
+    rig.now += 60.0  # it has its time, and holds its pages whatever happens
+    rig.step()
+    rig.step()
+    assert rig.inflight_pages == 8
+    for lease, _ in (first, second):
+        assert rig.manager.ready(lease)
+        assert rig.manager.admit(lease) == 0
+    rig.answer(stuck)
+    finish(rig, [first, second])
+
+
 # ---- partial results ----------------------------------------------------------------------------
 
 

@@ -61,6 +61,12 @@ class Intakes:
         keys = split_keys(key.page_keys(first, last))
         return next((first + at for at, k in enumerate(keys) if k in self._on_the_way), last)
 
+    @property
+    def is_moving(self) -> bool:
+        """Is anything on its way that is not overdue?"""
+        running = self._core.operations.running
+        return any(running[op].state is OpState.RUNNING for op in self._by_op if op in running)
+
     def is_part(self, op: OperationId) -> bool:
         """Of a stream or a meeting?"""
         intake = self._by_op.get(op)

@@ -216,10 +216,12 @@ class Prefetches:
         coming = self._intakes.first_coming(prefetch.key, at, end)
         last = self._point(prefetch, at, min(coming, at + self._line.allowance(prefetch.key, at)))
         if last - at < least:
-            if coming < end or self._intakes.inflight_pages:
+            if coming < end or self._intakes.is_moving:
                 # Too little before what others bring: they first, and nobody else need wait.
                 return Turn.PASSES if coming < end else Turn.WAITS
-            last = self._point(prefetch, at, min(end, at + self._core.config.max_inflight_pages))
+            # What is overdue may hold its pages for ever: nobody waits for those.
+            left = self._core.config.max_inflight_pages - self._intakes.inflight_pages
+            last = self._point(prefetch, at, min(end, at + left))
         if last - at < least:
             prefetch.is_cut = True
             self._end(prefetch, Decline.BUDGET)
