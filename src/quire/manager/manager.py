@@ -342,7 +342,8 @@ class CacheManager:
         lease.require_live()
         self.leases.remove(lease)
         self._fetches.release(lease)
-        self._loader.forget(lease)
+        if lease.loads:
+            self._loader.forget(lease)
         if lease.private_pages:
             self._core.allocators[DEVICE].free(lease.private_pages)
             lease.private_pages = NO_PAGES
@@ -531,7 +532,8 @@ class CacheManager:
 
     def _committed(self, lease: Lease, node: Node, first: int) -> None:
         """The pages of `node` from page `first` on are shared now."""
-        node.priority = max(node.priority, lease.priority)
+        if lease.priority:
+            node.priority = max(node.priority, lease.priority)
         if self.events.enabled:
             self._core.announce_stored(node, DEVICE, first)
         self._writer.committed(node)
