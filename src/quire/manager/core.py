@@ -286,9 +286,11 @@ class Core:
 
     def hold(self, node: Node, slot: int) -> list[Guard]:
         """For an operation: keep what `node` has READY in this slot, and the path to it."""
-        guards: list[Guard] = [] if slot == DEVICE else [(slot, node, node.parent)]
-        if slot != HOST or not self.tree.is_whole(node, slot):
-            guards += self.components[0].protection(node)
+        if slot == HOST and self.tree.is_whole(node, slot):
+            return self.lock([(slot, node, node.parent)])
+        guards = self.components[0].protection(node)
+        if slot != DEVICE:  # else it is among them
+            guards.insert(0, (slot, node, node.parent))
         return self.lock(guards)
 
     def lock(self, guards: list[Guard]) -> list[Guard]:

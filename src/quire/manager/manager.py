@@ -359,7 +359,8 @@ class CacheManager:
         self.leases.remove(lease)
         self._fetches.release(lease)
         self.foreign.release(lease)
-        self._loader.forget(lease)
+        if lease.loads:
+            self._loader.forget(lease)
         if lease.private_pages:
             self._core.allocators[DEVICE].free(lease.private_pages)
             lease.private_pages = NO_PAGES
@@ -578,7 +579,8 @@ class CacheManager:
 
     def _committed(self, lease: Lease, node: Node, first: int) -> None:
         """The pages of `node` from page `first` on are shared now."""
-        node.priority = max(node.priority, lease.priority)
+        if lease.priority:
+            node.priority = max(node.priority, lease.priority)
         if lease.wish is not None and not lease.wish.stored:
             node.retention = Retention(stored=False)
         if self.events.enabled:

@@ -68,7 +68,8 @@ class Fetches:
         """A lease ends: nothing more is brought for it."""
         if lease.prefetch is not None:
             self.prefetches.settle(lease.prefetch)
-        self.offers.close(lease)
+        if lease.intake is not None:
+            self.offers.close(lease)
         if lease.stream is not None:
             self.streams.close(lease.stream)
         if lease.meeting is not None:

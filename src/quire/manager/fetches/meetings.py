@@ -29,11 +29,11 @@ from quire.manager.fetches.base import Intake, Meeting, Part, PartState
 from quire.manager.fetches.intakes import Intakes
 from quire.manager.fetches.landing import Arrival, land, obstacle
 from quire.manager.fetches.line import Line, Turn
+from quire.manager.fetches.parts import Parts
 from quire.manager.lease import Lease, LoadState
-from quire.manager.operations import COPY_TIMEOUT_S, Kind, Operation, OpState
-from quire.messages import Load
+from quire.manager.operations import Operation, OpState
 from quire.tree import Node
-from quire.types import DEVICE, NO_PAGES, PAGE_ID_BYTES, PageIds, num_pages, page_ids
+from quire.types import DEVICE, NO_PAGES, PAGE_ID_BYTES, PageIds, num_pages
 
 _PARTS = 16
 _MIN_PART_PAGES, _MAX_PART_PAGES = 2, 64
@@ -61,6 +61,7 @@ class Meetings:
         self._costs = costs
         self._intakes = intakes
         self._line = line
+        self._parts = Parts(core, intakes)
         self._enter = enter
         self._open: dict[Meeting, None] = {}
 
@@ -198,12 +199,9 @@ class Meetings:
 
     def _ask(self, meeting: Meeting, count: int) -> bool:
         """False: the host has no room."""
-        core, last = self._core, meeting.low
+        last = meeting.low
         first = last - count
-        known = [bytearray(last) for _ in core.components]
-        timeout_s = core.config.prefetch.max_timeout_s
-        intake = Intake(meeting.key, first, last, timeout_s, known, meeting.epoch)
-        intake.is_part = True
+        intake = self._parts.new(meeting.key, first, last, meeting.epoch, last)
         if meeting.parts:
             intake.after = next(iter(meeting.parts[0].intake.coming), None)
         part = Part(first, last, intake)
@@ -218,8 +216,7 @@ class Meetings:
 
     def _arrived(self, meeting: Meeting, part: Part, intake: Intake) -> None:
         """A part has come to the host, in full or not, or is overdue."""
-        self._intakes.take_out(intake)
-        self._intakes.stop(intake)
+        self._parts.take(intake)
         part.state, here = PartState.HERE, intake.here[0]
         first = last = part.last
         while first > part.first and first - 1 in here:
@@ -261,18 +258,10 @@ class Meetings:
                 self._load(meeting, part)
 
     def _load(self, meeting: Meeting, part: Part) -> None:
-        core, here = self._core, part.intake.here[0]
-        op = core.operations.start(
-            Kind.LOAD,
-            {core.components[0].name: part.last - part.first},
-            timeout_s=COPY_TIMEOUT_S,
-            on_report=partial(self._loaded, meeting),
-        )
+        first, last, told = part.first, part.last, partial(self._loaded, meeting)
+        target = ((0, first, last), self._pages(meeting, first, last))
         part.state = PartState.LOADING
-        meeting.loading[op.id] = part
-        host = page_ids([here[page] for page in range(part.first, part.last)])
-        device = self._pages(meeting, part.first, part.last)
-        core.outbox.append(Load(op.id, core.components[0].name, host, device))
+        meeting.loading[self._parts.load(part.intake, [target], told)] = part
 
     def _loaded(self, meeting: Meeting, op: Operation) -> None:
         failed = op.state is OpState.OVERDUE or (op.state is OpState.ENDED and not op.all_ok())
@@ -283,8 +272,7 @@ class Meetings:
             return
         part = meeting.loading.pop(op.id)
         part.state = PartState.LOADED
-        self._intakes.close(part.intake)
-        self._core.finish(op)
+        self._parts.loaded(part.intake, op)
         if meeting.closed:
             self._free_if_unused(meeting)
 

@@ -21,11 +21,11 @@ from quire.manager.fetches.base import Intake, PageRange, Stream, point_before
 from quire.manager.fetches.intakes import Intakes
 from quire.manager.fetches.landing import Arrival, land, obstacle
 from quire.manager.fetches.line import Line, Turn
+from quire.manager.fetches.parts import Parts
 from quire.manager.lease import Lease, LoadState
-from quire.manager.operations import COPY_TIMEOUT_S, Kind, Operation, OpState
-from quire.messages import Load
+from quire.manager.operations import Operation, OpState
 from quire.tree import NUM_TIERS, Node, slot_of
-from quire.types import DEVICE, HOST, PAGE_ID_BYTES, PageIds, num_pages, page_ids
+from quire.types import DEVICE, HOST, PAGE_ID_BYTES, PageIds, num_pages
 
 PART_PAGES = 64
 """Full pages in a part, at most: so much of the host a stream holds, twice, while one part is
@@ -47,6 +47,7 @@ class Streams:
         self._costs = costs
         self._intakes = intakes
         self._line = line
+        self._parts = Parts(core, intakes)
         self._enter = enter
         self._let_go = let_go
         self._open: dict[Stream, None] = {}
@@ -117,13 +118,11 @@ class Streams:
         count = min(stream.last - at, PART_PAGES, self._line.allowance(key, at))
         if count <= 0:
             return Turn.WAITS if self._line.is_spent else Turn.PASSES
-        timeout_s = core.config.prefetch.max_timeout_s
         last = at + min(count, core.room(HOST))
-        known = [bytearray(stream.last) for _ in core.components]
-        part = Intake(key, at, last, timeout_s, known, stream.epoch, is_part=True)
+        part = self._parts.new(key, at, last, stream.epoch, stream.last)
         part.on_end = partial(self._arrived, stream)
         if last == at or self._intakes.send(part, self._spans(stream, at, last)) is None:
-            return self._wait_for_room(stream, timeout_s)
+            return self._wait_for_room(stream, part.timeout_s)
         stream.intake, stream.next, stream.moved_s = part, last, core.clock()
         return Turn.SERVED
 
@@ -147,8 +146,7 @@ class Streams:
     def _arrived(self, stream: Stream, part: Intake) -> None:
         """A part has come to the host, in full or not, or is overdue."""
         first = part.first
-        self._intakes.take_out(part)
-        self._intakes.stop(part)
+        self._parts.take(part)
         stream.intake = None
         for component, start, end in self._spans(stream, first, part.last):
             reached = part.run_here(component, start, end)
@@ -171,20 +169,13 @@ class Streams:
         stream.end = min(stream.end, page if plain else stream.first)
 
     def _load(self, stream: Stream, part: Intake, spans: list[PageRange]) -> None:
-        core = self._core
-        op = core.operations.start(
-            Kind.LOAD,
-            {core.components[component].name: end - start for component, start, end in spans},
-            timeout_s=COPY_TIMEOUT_S,
-            on_report=partial(self._loaded, stream),
-        )
-        stream.loading[op.id] = part
-        for index, start, end in spans:
-            component, here = core.components[index], part.here[index]
-            origin = component.span(stream.first, stream.last)[0]
+        targets = []
+        for span in spans:
+            index, start, end = span
+            origin = self._core.components[index].span(stream.first, stream.last)[0]
             cut = slice((start - origin) * PAGE_ID_BYTES, (end - origin) * PAGE_ID_BYTES)
-            host, device = page_ids([here[p] for p in range(start, end)]), stream.device[index]
-            core.outbox.append(Load(op.id, component.name, host, PageIds(device[cut])))
+            targets.append((span, PageIds(stream.device[index][cut])))
+        stream.loading[self._parts.load(part, targets, partial(self._loaded, stream))] = part
 
     def _loaded(self, stream: Stream, op: Operation) -> None:
         if op.state is OpState.OVERDUE and not stream.closed:
@@ -195,8 +186,7 @@ class Streams:
         if not op.all_ok():
             start = part.first - op.num_pages  # its full pages end at `part.first`
             self._cut(stream, start + op.agreed_pages())
-        self._intakes.close(part)
-        self._core.finish(op)
+        self._parts.loaded(part, op)
         if stream.closed:
             self._free_if_unused(stream)
         elif stream.next >= stream.end:
