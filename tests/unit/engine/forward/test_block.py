@@ -48,7 +48,7 @@ def test_single_tokens_have_a_table_of_their_own_beside_short_ones():
     from quire.engine.forward.graphs import Kind
 
     kind = Kind(128, 64, 4)
-    pieces = cut(segments(1, 20, 1, 2, 1), kind.piece)
+    pieces = cut(segments(1, 40, 1, 2, 1), kind.piece)
     assert kind.places(pieces).tolist() == [0, 64, 65, 1, 66, 2]
 
 
@@ -58,3 +58,10 @@ def test_kinds_rise_and_never_have_more_short_sequences_than_there_are():
     assert short_kinds(2) == sorted(short_kinds(2))
     assert {kind.num_sequences for kind in short_kinds(2)} == {2}
     assert {(kind.num_single, kind.num_short) for kind in short_kinds(64)} == {(0, 4), (64, 4)}
+
+
+def test_checks_of_proposals_are_one_piece_each_and_no_larger_than_they_are():
+    from quire.engine.forward.graphs import Kind
+
+    kind = Kind(8 * 4, 0, 8, verifies=True)
+    assert (kind.piece, kind.num_pieces, kind.width) == (4, 8, 32)
