@@ -20,7 +20,9 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("way", ["ngram", "eagle"])
+@pytest.mark.parametrize(
+    "way", ["ngram", "eagle", pytest.param("eagle-tree", marks=pytest.mark.long)]
+)
 def test_every_tier_and_the_next_start_give_the_same_text(tmp_path, store, oracle, way) -> None:
     chat = first_turn("harbour")
     options = OPTIONS | {"speculate": way, "store": url_of(store)}
