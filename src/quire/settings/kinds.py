@@ -215,7 +215,7 @@ class Store(Kind):
 class Drafts(Kind):
     """Who proposes tokens ahead. Whether a head fits is found when it is read."""
 
-    metavar: str = "off|ngram|eagle|eagle:DIR"
+    metavar: str = "off|ngram|eagle|eagle-tree|eagle:DIR"
 
     def parse(self, text: str) -> str:
         parse_draft(text)

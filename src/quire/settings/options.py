@@ -293,7 +293,8 @@ class Settings:
         Drafts(),
         "Propose tokens ahead, so that one step checks several; answers stay the same. ngram: "
         "looked up in the request's own text. eagle: by a draft head made for the model, the one "
-        "that comes with it or the one in DIR.",
+        "that comes with it or the one in DIR. eagle-tree, eagle-tree:DIR: with the second best "
+        "beside each token.",
         example="ngram",
         flag=True,
     )

@@ -8,10 +8,13 @@ import pytest
 
 from e2e.disagg.pair import Pair, engines, pair
 from e2e.exactness.scenarios import WAIT
-from e2e.exactness.subjects import DENSE_SUBJECTS, PAGE, Subject
+from e2e.exactness.subjects import DENSE_SUBJECTS, PAGE, SMOLLM2, Subject
 from eagle_models import Watching, chain, read_head, teacher_of, write_head
 from quire.engine.config import Role
+from quire.engine.draft.heads import find_head
+from quire.engine.draft.kinds import parse_draft
 from quire.engine.engine import Engine
+from quire.models import EMBEDDED_NAME, embedded_model, load_tokenizer
 from quire.types import Tier
 
 AHEAD = 3
@@ -62,6 +65,31 @@ def test_a_handed_over_prompt_comes_with_its_draft_c25_c27_c31_c32(
         both.ask(subject, [turn], "store")
         assert both.total().store > 0
         drafting.check(watching)
+        both.settle()
+
+
+@pytest.mark.long
+def test_a_real_head_is_worth_the_same_after_a_hand_over() -> None:
+    """Tokens per step, of the head that comes with the embedded model."""
+    text = "".join(f"Row {i}: value {3 * i}, total {6 * i}.\n" for i in range(1, 16))
+    prompt = load_tokenizer(embedded_model())(text)["input_ids"]
+    options = {
+        "speculate": f"eagle:{find_head(parse_draft('eagle'), EMBEDDED_NAME)}",
+        "draft_tokens": AHEAD,
+    }
+    with pair(SMOLLM2, prefill_options=options, decode_options=options) as both:
+        handed, alone = both.decode, both.prefills[0]
+        answers, worth = [], []
+        for rig in (both, Pair([], alone)):
+            watching = rig.decode.scheduler.drafting.speculation = Watching(AHEAD)
+            (answer,) = rig.answer([prompt], 32)
+            answers.append(answer.tokens)
+            worth.append(1 + sum(watching.counters.accepted) / watching.counters.num_drafts)
+        assert both.sent_pages()
+        assert handed.scheduler.counters.prompt_tokens < PAGE + 1
+        assert answers[0] == answers[1]
+        assert worth[1] > 1.3, "a head that is never right shows nothing"
+        assert worth[0] == pytest.approx(worth[1], rel=0.02)
         both.settle()
 
 

@@ -1,5 +1,5 @@
-"""C32 with tokens proposed ahead: the same greedy tokens, by n-gram and by a head, in every tier,
-chunk size and batch, under eviction and preemption."""
+"""C32 with tokens proposed ahead: the same greedy tokens, by n-gram and by a head, chains and
+trees, in every tier, chunk size and batch, under eviction and preemption."""
 
 from pathlib import Path
 
@@ -15,13 +15,16 @@ SUBJECTS = [s for s in DENSE_SUBJECTS if s.name in ("dense_llama", "dense_gemma3
 
 
 @pytest.fixture(
-    params=[(s, way) for s in SUBJECTS for way in ("ngram", "eagle")],
+    params=[
+        *((s, way) for s in SUBJECTS for way in ("ngram", "eagle")),
+        *((s, "eagle-tree") for s in SUBJECTS if "window" not in s.components),
+    ],
     ids=lambda param: f"{param[0]}-{param[1]}",
 )
 def subject(request, tmp_path: Path) -> Subject:
     plain, way = request.param
-    if way == "eagle":
-        way = f"eagle:{write_head(teacher_of(plain.find()), tmp_path / 'head')}"
+    if way != "ngram":
+        way = f"{way}:{write_head(teacher_of(plain.find()), tmp_path / 'head')}"
     speculating: Subject = plain.under(speculate=way, draft_tokens=3)
     return speculating
 

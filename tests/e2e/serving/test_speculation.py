@@ -20,7 +20,9 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("way", [pytest.param("ngram", marks=pytest.mark.long), "eagle"])
+@pytest.mark.parametrize(
+    "way", ["eagle", *(pytest.param(way, marks=pytest.mark.long) for way in ("ngram", "eagle-tree"))]
+)
 def test_every_tier_and_the_next_start_give_the_same_text(tmp_path, store, oracle, way) -> None:
     chat = first_turn("harbour")
     options = OPTIONS | {"speculate": way, "store": url_of(store)}

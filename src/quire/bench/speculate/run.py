@@ -121,7 +121,7 @@ def _drive(plan: Plan, model: Path, head: str, way: str) -> Iterator[Drive]:
             dtype=plan.dtype,
             device_bytes=plan.device_bytes,
             threads=plan.threads,
-            speculate=way + head if way == DraftKind.EAGLE.value else way,
+            speculate=way + head if way.startswith(DraftKind.EAGLE.value) else way,
             draft_tokens=plan.draft_tokens,
             max_running=plan.at_once,
         ),

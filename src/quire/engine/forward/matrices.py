@@ -19,11 +19,14 @@ _BEST_ROWS = 4
 _FEW_ROWS = 8
 
 
+def are_packed(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether `packed` makes another matrix of one there."""
+    return device.type == "cpu" and dtype == torch.float32 and torch._C._has_mkldnn
+
+
 def packed(weight: torch.Tensor) -> torch.Tensor:
     """[out, in] as `product` likes it best on its device; no longer good for anything else."""
-    if weight.device.type != "cpu" or weight.dtype != torch.float32:
-        return weight
-    if not torch._C._has_mkldnn:
+    if not are_packed(weight.device, weight.dtype):
         return weight
     made: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _BEST_ROWS)
     return made

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from quire.engine.forward.matrices import packed
+from quire.engine.forward.matrices import are_packed, packed
 from quire.engine.forward.spec import DenseSpec
 from quire.engine.parallel import Range, share
 from quire.models.weights import StoredTensor
@@ -133,6 +133,7 @@ class _Reader:
         self._dtype = dtype
         self._device = device
         self._open: dict[Path, Any] = {}
+        self._filled = self._empty(0)
 
     def layer(self, number: int) -> LayerWeights:
         spec, part, dim = self._spec, self._part, self._spec.head_dim
@@ -174,7 +175,7 @@ class _Reader:
     def _rows(self, parts: Sequence[tuple[str, Range]], has_bias: bool) -> Linear:
         """These rows of several matrices, one below the other."""
         sizes = [last - first for _, (first, last) in parts]
-        weight = self._empty(sum(sizes), self._spec.hidden_size)
+        weight = self._matrix(sum(sizes), self._spec.hidden_size)
         bias = self._empty(sum(sizes)) if has_bias else None
         for place, (name, (first, last)) in zip(_places(sizes), parts, strict=True):
             weight[place].copy_(self._slice(f"{name}.weight")[first:last])
@@ -184,10 +185,19 @@ class _Reader:
 
     def _columns(self, name: str, columns: Range, has_bias: bool) -> Linear:
         first, last = columns
-        weight = self._empty(self._spec.hidden_size, last - first)
+        weight = self._matrix(self._spec.hidden_size, last - first)
         weight.copy_(self._slice(f"{name}.weight")[:, first:last])
         adds = has_bias and self._part.adds_biases
         return Linear(packed(weight), self.whole(f"{name}.bias") if adds else None)
+
+    def _matrix(self, rows: int, columns: int) -> torch.Tensor:
+        """To fill. One that will be packed is filled where the one before it was: what is copied
+        and given back piece by piece leaves holes in memory."""
+        if not are_packed(self._device, self._dtype):
+            return self._empty(rows, columns)
+        if len(self._filled) < rows * columns:
+            self._filled = self._empty(rows * columns)
+        return self._filled[: rows * columns].view(rows, columns)
 
     def _empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)
