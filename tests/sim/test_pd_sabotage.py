@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from quire.disagg.asking import Asking
 from quire.disagg.giving import Giver
 from quire.disagg.handover import Half, Handover, Stage
 from quire.disagg.receiving import Receiver
@@ -256,13 +257,13 @@ def test_a_repair_is_ignored(monkeypatch: Patch) -> None:
         CRAMPED, host_pages=200, slow_share=0.0, cut_rate=0.0, fault_rate=0.05, concurrency=3
     )
     given_up: list[str] = []
-    original = Receiver._give_up
+    original = Asking.give_up
 
-    def give_up(self: Receiver, handover: Handover, reason: str, why: str) -> None:
+    def give_up(self: Asking, handover: Handover, reason: str, why: str) -> None:
         given_up.append(why)
         original(self, handover, reason, why)
 
-    monkeypatch.setattr(Receiver, "_give_up", give_up)
+    monkeypatch.setattr(Asking, "give_up", give_up)
     simulate_many(2, options)
     assert not [why for why in given_up if "nothing for" in why]
     ignore(monkeypatch, Giver, Repair)

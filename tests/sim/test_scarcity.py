@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
+from quire.disagg.asking import Asking
 from quire.disagg.handover import Handover
-from quire.disagg.receiving import Receiver
 from quire.sim import ComponentMix, SimOptions, SimulationError, simulate
 from quire.sim.clock import VirtualClock
 from quire.sim.lanes import Lane, Links
@@ -191,10 +191,10 @@ def test_a_swarm_draws_what_runs_out_and_leaves_the_rest_to_the_seed(seed: int) 
 def test_a_prompt_that_decode_computes_though_a_prefill_server_is_well_is_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def give_up(self: Receiver, handover: Handover, _now: float) -> None:
+    def give_up(self: Asking, handover: Handover, _now: float) -> None:
         self._fail(handover)
 
-    monkeypatch.setattr(Receiver, "_ask", give_up)
+    monkeypatch.setattr(Asking, "ask", give_up)
     rarely = SimPdOptions(cut_rate=1e-9)  # it is not calm, and nothing happens
     with pytest.raises(SimulationError, match=r"by decode0\.2, and prefill0\.1 could do it"):
         simulate_pd(1, 300, rarely)

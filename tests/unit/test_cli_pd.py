@@ -58,7 +58,6 @@ def model_of(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
     [
-        ([], "nobody to route to: give --prefill and --decode, or --server"),
         (["--decode", "http://a:1"], "--decode is given without --prefill"),
         (["--server", "localhost"], "write it as http://host:port"),
         (

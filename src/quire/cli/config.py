@@ -42,6 +42,7 @@ def config(
     peer_host: flags.PeerHost = None,
     peer_port: flags.PeerPort = None,
     peer_transport: flags.PeerTransport = None,
+    router: flags.Router = None,
     kv_events: flags.KvEvents = None,
     config: flags.ConfigFile = None,
     reference: Annotated[

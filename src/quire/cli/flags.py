@@ -65,6 +65,7 @@ Prefill = Annotated[str | None, _flag("prefill", PEERS)]
 Peers = Annotated[str | None, _flag("peers", PEERS)]
 PeerHost = Annotated[str | None, _flag("peer_host", PEERS)]
 PeerTransport = Annotated[str | None, _flag("peer_transport", PEERS)]
+Router = Annotated[str | None, _flag("router", PEERS)]
 KvEvents = Annotated[str | None, _flag("kv_events", PEERS)]
 PeerPort = Annotated[str | None, _flag("peer_port", PEERS)]
 ConfigFile = Annotated[

@@ -72,7 +72,10 @@ def route(
     logging.basicConfig(level=logging.WARNING, format="quire: %(message)s")
 
     def ready(url: str, fleet: Fleet) -> None:
-        show(members(fleet))
+        if fleet.members:
+            show(members(fleet))
+        else:
+            print(f"No server is named: start them with --router {url}")
         print(f"The router is ready at {url}\nOpenAI clients  base_url={url}/v1", flush=True)
 
     api_key = os.environ.get(API_KEY_VARIABLE) or None

@@ -59,6 +59,7 @@ def serve(
     peer_host: flags.PeerHost = None,
     peer_port: flags.PeerPort = None,
     peer_transport: flags.PeerTransport = None,
+    router: flags.Router = None,
     kv_events: flags.KvEvents = None,
     config: flags.ConfigFile = None,
     child: flags.Child = False,
@@ -93,6 +94,9 @@ def server_config(settings: Settings) -> ServerConfig:
         request_timeout_s=settings.request_timeout,
         engine_silence_s=settings.engine_silence,
         drain_timeout_s=settings.drain_timeout,
+        routers=tuple(
+            each.strip().rstrip("/") for each in (settings.router or "").split(",") if each
+        ),
         strict=settings.strict,
         tenant_requests=settings.tenant_requests,
         served_names=settings.served_model_name or (),

@@ -5,70 +5,29 @@ hand-overs that move are looked at once per step, and each has its own deadline,
 back another. Those that wait for room are not looked at: a step costs the same however many do.
 
 Whatever goes wrong, the answer is the same: ask for what is still missing, of this peer or of the
-next, after a pause that grows; and when there is nobody left, say so: then the request computes the
-rest itself.
+next (asking.py); and when there is nobody left, the request computes the rest itself.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from random import Random
 
+from quire.disagg.asking import Asking
 from quire.disagg.budget import HostBudget
-from quire.disagg.contacts import Contacts, Links, Patience, Standing
-from quire.disagg.handover import DecodePrefixMatch, DueRepair, Half, Handover, Prompt, Stage, Try
+from quire.disagg.config import ReceiverConfig, ReceiverCounters
+from quire.disagg.contacts import Contacts, Links
+from quire.disagg.handover import DecodePrefixMatch, Half, Handover, Prompt, Stage, Try
 from quire.manager import CacheManager, Lease, LoadState, PrefetchState
-from quire.messages import PeerSource
 from quire.peer.hub import Hello
 from quire.peer.messages import (
-    Abort,
-    Ask,
     Complete,
-    Done,
     Offer,
     Refused,
-    Repair,
     ToReceiver,
     Wait,
 )
-from quire.types import PageStatus
-
-_MAX_REPAIRS = 4
-"""Of one asking; after that another peer is asked, or the same one anew."""
-_TOKEN_BYTES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class ReceiverConfig:
-    timeout_s: float = 30.0
-    """Without progress for so long, a peer is given up."""
-    rounds: int = 2
-    max_tries: int = 6
-    """How often every peer is asked, and how often all of them together, before the request
-    computes what it lacks itself."""
-    first_pause_s: float = 0.1
-    last_pause_s: float = 2.0
-    """Before a peer is asked again, by a repair or anew: it doubles from the one to the other."""
-    local_pages: int = 0
-    """A request that lacks no more computes them itself."""
-    load_pages: int = 64
-    """That have come, before they are copied on to the device together."""
-    patience: Patience = field(default_factory=Patience)
-
-
-@dataclass(slots=True)
-class ReceiverCounters:
-    promised_pages: int = 0
-    restored_pages: int = 0
-    transfers: int = 0
-    transfer_s: float = 0.0
-    restores: Counter[str] = field(default_factory=Counter)
-    restore_s: dict[str, float] = field(default_factory=dict)
-    repairs: Counter[str] = field(default_factory=Counter)
-    local: Counter[str] = field(default_factory=Counter)
-    """Hand-overs whose request computes what it lacks itself, by reason."""
 
 
 class Receiver:
@@ -88,12 +47,10 @@ class Receiver:
         requests could still be given. `rng`: for pauses, so that those that failed together do not
         try again together. `on_end`: told of every hand-over that ends, however."""
         self._manager = manager
-        self._name = name
         self._clock = clock
         self._config = config or ReceiverConfig()
         self.contacts = Contacts(links, clock, self._config.patience)
         self._links = links
-        self._rng = rng or Random(name)
         self._room = room
         self._on_end = on_end or (lambda _handover: None)
         self.open: dict[Handover, None] = {}
@@ -103,13 +60,21 @@ class Receiver:
         """Those of them that have come since the last step."""
         self._active: dict[Handover, None] = {}
         """LOOKING or MOVING."""
-        self._by_id: dict[str, Handover] = {}
         self._budget = HostBudget(manager)
         """What those that are not queued need."""
-        self._num_asked = 0
         self._moved_s = 0.0
         """When a page last came, for whomever, or room was given back."""
         self.counters = ReceiverCounters()
+        self._asking = Asking(
+            manager,
+            self.contacts,
+            self._budget,
+            self.counters,
+            name=name,
+            clock=clock,
+            config=self._config,
+            rng=rng or Random(name),
+        )
 
     # ---- for the scheduler ----------------------------------------------------------------------
 
@@ -149,7 +114,7 @@ class Receiver:
         """The request goes on with what is there, has ended, or lets go of its lease; any state,
         any time."""
         if handover in self.open:
-            self._drop(handover)
+            self._asking.drop(handover)
             self._end(handover)
 
     def advance(self) -> None:
@@ -170,6 +135,11 @@ class Receiver:
         return min((self._due_s(h) for h in self._active), default=None)
 
     @property
+    def num_asked(self) -> int:
+        """Askings that a peer may still answer."""
+        return len(self._asking.by_id)
+
+    @property
     def num_waiting(self) -> int:
         """Those that are not READY."""
         return len(self._queued) + len(self._active)
@@ -183,17 +153,17 @@ class Receiver:
         self.contacts.disconnected(link, reason)
         for handover in list(self.open):
             if handover.current is not None and handover.current.link == link:
-                self._give_up(handover, "link", f"{link}: {reason}")
+                self._asking.give_up(handover, "link", f"{link}: {reason}")
 
     def received(self, link: str, message: ToReceiver) -> None:
-        handover = self._by_id.get(message.id)
+        handover = self._asking.by_id.get(message.id)
         current = handover.current if handover is not None else None
         if handover is None or current is None or current.link != link:
             return  # of one that is over
         handover.progress_s = self._clock()
         match message:
             case Offer():
-                self._offered(handover, current, message)
+                self._asking.offered(handover, current, message)
             case Complete():
                 latest = current.complete
                 if latest is None or message.repair >= latest.repair:
@@ -202,7 +172,7 @@ class Receiver:
             case Wait(_, wait_s):
                 current.estimate_s = wait_s
             case Refused(_, reason):
-                self._give_up(handover, "refused", f"{link}: {reason}")
+                self._asking.give_up(handover, "refused", f"{link}: {reason}")
 
     # ---- looking --------------------------------------------------------------------------------
 
@@ -273,7 +243,7 @@ class Receiver:
             self._follow_restore(handover, now)
         current = handover.current
         if current is not None and current.repair is not None and now >= current.repair.at_s:
-            self._send_repair(handover, current, current.repair)
+            self._asking.send_repair(handover, current, current.repair)
         elif handover.transfer is Half.PENDING:
             self._follow_transfer(handover, now)
         if handover.stage is not Stage.MOVING:
@@ -306,23 +276,23 @@ class Receiver:
         handover.progress_s = now
         if short:
             current = handover.current
-            self._count_repair(handover, "restore", promised - handover.restored)
+            self._asking.count_repair(handover, "restore", promised - handover.restored)
             handover.transfer = Half.PENDING
             if current is not None and current.first > handover.restored:
                 current.reached = handover.restored
-                self._repair(handover, current, handover.restored, current.first, "restore")
+                self._asking.repair(handover, current, handover.restored, current.first, "restore")
 
     def _follow_transfer(self, handover: Handover, now: float) -> None:
         current = handover.current
         if current is None:
-            self._ask(handover, now)
+            self._asking.ask(handover, now)
             return
         intake, lease = current.intake, handover.lease
         if intake.failed:
-            self._repair_failed(handover, current)
+            self._asking.repair_failed(handover, current)
             return
         if handover.restore is not Half.PENDING and lease.tail.end < current.reached:
-            self._repair_lost(handover, current)
+            self._asking.repair_lost(handover, current)
             return
         current.reached = max(current.reached, lease.tail.end)
         self._load_what_came(handover)
@@ -338,7 +308,7 @@ class Receiver:
                 self.counters.transfer_s += now - handover.moving_s
                 return
             if complete.last < handover.wanted and handover.compute:
-                self._give_up(handover, "short", f"{current.link} computed too little")
+                self._asking.give_up(handover, "short", f"{current.link} computed too little")
                 return
             is_over = all_offered and intake.idle and handover.restore is not Half.PENDING
             if is_over and any(intake.here):
@@ -374,12 +344,12 @@ class Receiver:
                 current.said_s = now
                 self._links.send(current.link, Wait(current.id))
         elif intake.hindered_by is not None:
-            self._give_up(handover, "copies", "copies to the own host do not end")
+            self._asking.give_up(handover, "copies", "copies to the own host do not end")
         elif intake.offers and not intake.coming:
-            self._give_up(handover, "room", f"no room on the own host for {timeout_s:g} s")
-            self._forgo_found(handover)
+            self._asking.give_up(handover, "room", f"no room on the own host for {timeout_s:g} s")
+            self._asking.forgo_found(handover)
         else:
-            self._give_up(handover, "silent", f"{current.link}: nothing for {timeout_s:g} s")
+            self._asking.give_up(handover, "silent", f"{current.link}: nothing for {timeout_s:g} s")
 
     def _due_s(self, handover: Handover) -> float:
         """When it should be looked at, whether or not anything is heard of it."""
@@ -396,167 +366,10 @@ class Receiver:
             current.received = current.intake.num_received
             handover.progress_s = self._moved_s = now
 
-    def _ask(self, handover: Handover, now: float) -> None:
-        """Ask the peer whose turn it is, if it can be reached."""
-        sources, contacts = handover.sources, self.contacts
-        if handover.tries >= self._max_tries(handover):
-            self._fail(handover)
-            return
-        if now < handover.pause_until_s:
-            return
-        link = sources[handover.tries % len(sources)]
-        standing = contacts.standing(link)
-        if standing is not Standing.UP:
-            why = f"{link}: {contacts.reason(link)}"
-            others = {contacts.standing(source) for source in sources}
-            if others == {Standing.GONE}:
-                handover.why = why
-                self._fail(handover)
-            elif Standing.UP in others or standing is Standing.GONE:
-                self._next(handover, why)
-            return
-        lease, is_restored = handover.lease, handover.restore is not Half.PENDING
-        if is_restored and not self._budget.fits(handover.need):
-            self._forgo_found(handover)
-        first = lease.tail.end if is_restored else handover.promised
-        intake = self._manager.offers.open(lease, handover.wanted, self._config.timeout_s)
-        self._num_asked += 1
-        name = f"{self._name}-{self._num_asked}"
-        overlap = lease.key.namespace.unit.overlap
-        end = (handover.wanted * self._manager.config.page_size + overlap) * _TOKEN_BYTES
-        prompt = handover.prompt
-        ask = Ask(
-            id=name,
-            tokens=prompt.tokens[:end],
-            salt=prompt.salt,
-            first=first,
-            last=handover.wanted,
-            compute=handover.compute,
-            timeout_s=self._config.timeout_s,
-            priority=prompt.priority,
-        )
-        if not self._links.send(link, ask):
-            self._manager.offers.pause(lease)
-            self._next(handover, f"{link}: takes no messages")
-            return
-        handover.tries += 1
-        handover.peer = link
-        handover.current = Try(name, link, first, intake, now, reached=first)
-        handover.progress_s = now
-        self._by_id[name] = handover
-
-    def _max_tries(self, handover: Handover) -> int:
-        rounds = self._config.rounds if handover.compute else 1
-        return min(len(handover.sources) * rounds, self._config.max_tries)
-
-    def _offered(self, handover: Handover, current: Try, offer: Offer) -> None:
-        hello = self.contacts.hello(current.link)
-        if hello is None or offer.grant in current.grants:
-            return
-        current.grants.add(offer.grant)
-        if not handover.compute:  # it ends where the peer's does
-            current.intake.last = min(handover.wanted, offer.last)
-        source = PeerSource(hello.epoch, offer.grant, offer.start, hello.parts, offer.ticket)
-        self._manager.offers.take(current.intake, offer.component, offer.first, offer.count, source)
-
-    # ---- when something goes wrong --------------------------------------------------------------
-
-    def _repair_failed(self, handover: Handover, current: Try) -> None:
-        failed, current.intake.failed = current.intake.failed, []
-        pages = [page for page, _ in failed]
-        reason = PageStatus(max(status for _, status in failed)).name.lower()
-        self._count_repair(handover, reason, len(failed))
-        self._repair(handover, current, min(pages), max(pages) + 1, reason)
-
-    def _repair_lost(self, handover: Handover, current: Try) -> None:
-        """It has let go of device pages that the host does not have."""
-        first, last = handover.lease.tail.end, current.reached
-        current.reached = first
-        full, *others = current.intake.known
-        full[first:last] = bytes(last - first)
-        for known in others if last == handover.wanted else ():  # of use at the end only
-            known[:] = bytes(len(known))
-        self._count_repair(handover, "lost", last - first)
-        self._repair(handover, current, first, last, "lost")
-
-    def _repair(self, handover: Handover, current: Try, first: int, last: int, reason: str) -> None:
-        """Soon: what failed may fail again at once, and others may want the same."""
-        due = current.repair
-        if due is not None:
-            due.first, due.last = min(due.first, first), max(due.last, last)
-            return
-        if current.repairs >= _MAX_REPAIRS:
-            self._give_up(handover, "repairs", f"{current.link}: pages fail again and again")
-            return
-        now = self._clock()
-        pause_s = self._pause_s(current.repairs) if current.repairs else 0.0
-        current.repairs += 1
-        current.repair = DueRepair(now + pause_s, first, last, reason)
-        if not pause_s:
-            self._send_repair(handover, current, current.repair)
-
-    def _send_repair(self, handover: Handover, current: Try, due: DueRepair) -> None:
-        current.repair = None
-        handover.progress_s = self._clock()  # it has its time again
-        repair = Repair(current.id, current.repairs, due.first, due.last, due.reason)
-        if not self._links.send(current.link, repair):
-            self._give_up(handover, "link", f"{current.link}: takes no messages")
-
-    def _pause_s(self, times: int) -> float:
-        """Before something is tried again that failed so often."""
-        config = self._config
-        longest = min(config.first_pause_s * 2.0 ** min(times, 16), config.last_pause_s)
-        return longest * self._rng.uniform(0.5, 1.0)
-
-    def _forgo_found(self, handover: Handover) -> None:
-        """The host has no room for what was found beside what is to come: then all is to come."""
-        if handover.compute and handover.restore is not Half.PENDING:
-            self._manager.offers.close(handover.lease)
-            self._manager.yield_device(handover.lease, host=True)
-            handover.restored = handover.landed = 0
-
-    def _count_repair(self, handover: Handover, reason: str, count: int) -> None:
-        handover.repaired[reason] = handover.repaired.get(reason, 0) + count
-        self.counters.repairs[reason] += count
-
-    def _give_up(self, handover: Handover, reason: str, why: str) -> None:
-        """This asking has failed: what has come of it stays, the next peer is asked for more."""
-        handover.why = why
-        self._count_repair(handover, reason, max(0, handover.wanted - handover.lease.tail.end))
-        self._drop(handover, for_good=False)
-        now = handover.progress_s = self._clock()
-        if handover.tries >= len(handover.sources):  # all were asked before
-            handover.pause_until_s = now + self._pause_s(handover.tries - len(handover.sources))
-
-    def _next(self, handover: Handover, why: str) -> None:
-        """The peer whose turn it is cannot be asked."""
-        handover.why = why
-        handover.tries += 1
-        handover.progress_s = self._clock()
-
-    def _drop(self, handover: Handover, *, for_good: bool = True) -> None:
-        """Let go of the peer; and, `for_good`, of what has come and is not usable by itself."""
-        current, handover.current = handover.current, None
-        if current is not None:
-            del self._by_id[current.id]
-            ended = handover.stage is Stage.READY
-            self._links.send(current.link, Done(current.id) if ended else Abort(current.id))
-        if not handover.lease.released:
-            offers = self._manager.offers
-            (offers.close if for_good else offers.pause)(handover.lease)
-
-    def _fail(self, handover: Handover) -> None:
-        """There is nobody to ask: the request goes on with what it has."""
-        handover.transfer = Half.FAILED if handover.compute else Half.READY
-        handover.least = 0
-        if handover.compute:
-            handover.why = handover.why or "there is no prefill server to ask"
-            self.counters.local["no_peer"] += 1
-
     def _arrived(self, handover: Handover) -> None:
         handover.stage = Stage.READY
         del self._active[handover]
-        self._drop(handover)
+        self._asking.drop(handover)
 
     def _end(self, handover: Handover) -> None:
         del self.open[handover]

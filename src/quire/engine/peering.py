@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from quire.disagg.config import ReceiverConfig
 from quire.disagg.exchange import Exchange
 from quire.disagg.giving import Giver
 from quire.disagg.handover import Handover, describe
-from quire.disagg.receiving import Receiver, ReceiverConfig
+from quire.disagg.receiving import Receiver
 from quire.engine.config import EngineConfig, Role
 from quire.engine.handovers import Handovers, Prefills
 from quire.engine.layouts import RECURRENT

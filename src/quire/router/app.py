@@ -9,10 +9,12 @@ from fastapi import Depends, FastAPI, Request, Response
 from starlette.requests import ClientDisconnect
 
 import quire
+from quire.router.membership import Membership
 from quire.router.proxy import Proxy, pick_model, read_inquiry, read_question
 from quire.router.upstream import Endpoint
 from quire.server.app import guard
 from quire.server.config import ServerConfig
+from quire.server.enrol import JOIN, LEAVE
 from quire.server.errors import ApiError, client_closed
 from quire.server.guards import request_id_of
 from quire.server.metrics import CONTENT_TYPE
@@ -32,6 +34,7 @@ def app_of(proxy: Proxy, config: ServerConfig) -> FastAPI:
         redirect_slashes=False,
     )
     metrics = proxy.metrics
+    membership = Membership(proxy.fleet)
     is_vouched = config.api_key is not None
 
     async def door(request: Request) -> None:
@@ -92,6 +95,18 @@ def app_of(proxy: Proxy, config: ServerConfig) -> FastAPI:
         reply = pick_model(await proxy.whole(question), model)
         return Response(reply.content, media_type="application/json")
 
+    @app.post(JOIN, tags=["servers"])
+    async def join(request: Request) -> Response:
+        """A server comes."""
+        await membership.join(await request.body(), *_shown(request))
+        return Response(b"{}", media_type="application/json")
+
+    @app.post(LEAVE, tags=["servers"])
+    async def leave(request: Request) -> Response:
+        """A server goes."""
+        await membership.leave(await request.body(), *_shown(request))
+        return Response(b"{}", media_type="application/json")
+
     @app.get("/health", tags=["operation"])
     @app.get("/ready", tags=["operation"])
     async def health() -> Response:
@@ -112,3 +127,8 @@ def app_of(proxy: Proxy, config: ServerConfig) -> FastAPI:
 
     guard(app, proxy, config)
     return app
+
+
+def _shown(request: Request) -> tuple[str | None, str]:
+    """A server's key, and from where it comes."""
+    return request.headers.get("authorization"), request.client.host if request.client else ""

@@ -42,14 +42,12 @@ class RouterConfig:
     sooner."""
     max_index_keys: int = 200_000
     """Pages of which the router remembers who holds them."""
+    forget_s: float = 60.0
+    """A server that came by itself and is down for so long is forgotten."""
     load_pages: int = 64
     """One request more on a server weighs as much as so many pages less of a prefix there."""
 
     def __post_init__(self) -> None:
-        if not self.decode and not self.servers:
-            raise ConfigError(
-                "there is nobody to route to: give --prefill and --decode, or --server"
-            )
         if bool(self.prefill) != bool(self.decode):
             missing, other = ("--prefill", "--decode") if self.decode else ("--decode", "--prefill")
             raise ConfigError(

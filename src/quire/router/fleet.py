@@ -104,9 +104,12 @@ class _Wrong(Exception):
 class Member:
     """One server."""
 
-    def __init__(self, url: str, side: Side) -> None:
+    def __init__(self, url: str, side: Side, *, is_guest: bool = False) -> None:
         self.url = url
         self.side = side
+        self.is_guest = is_guest
+        """It has come by itself, and goes so; or when it is down for long."""
+        self.seen_s = asyncio.get_running_loop().time() if is_guest else 0.0
         self.state = State.NEW
         self.reason = "not asked yet"
         """Why it is not up."""
@@ -203,20 +206,56 @@ class Fleet:
         """Those that answer requests."""
         self.members = [*self.prefill, *self.targets]
         self._client = client
-        self._tasks: list[asyncio.Task[None]] = []
+        self._watching: dict[Member, asyncio.Task[None]] = {}
+        self._following: dict[Member, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
         """Ask each of them once, and then again and again."""
         await asyncio.gather(*(self._check(member) for member in self.members))
-        self._tasks = [asyncio.create_task(self._watch(member)) for member in self.members]
-        for members in (self.prefill, self.targets):
-            if len(members) > 1:  # else there is nothing to choose
-                self._tasks += [asyncio.create_task(self._follow(member)) for member in members]
+        for member in self.members:
+            self._watching[member] = asyncio.create_task(self._watch(member))
+        self._follow_all()
+
+    async def add(self, url: str, side: Side) -> None:
+        """A server that has come by itself. One that is there already is asked how it is."""
+        for member in self.members:
+            if member.url == url and member.side is side:
+                if not member.is_up:
+                    member.wake.set()
+                return
+        self.remove(url)
+        member = Member(url, side, is_guest=True)
+        (self.prefill if side is Side.PREFILL else self.targets).append(member)
+        self.members.append(member)
+        await self._check(member)
+        if member in self.members:
+            self._watching[member] = asyncio.create_task(self._watch(member))
+            self._follow_all()
+
+    def remove(self, url: str) -> None:
+        """One that came by itself goes; what it is answering it may finish."""
+        for member in [each for each in self.members if each.url == url and each.is_guest]:
+            for members in (self.members, self.prefill, self.targets):
+                if member in members:
+                    members.remove(member)
+            for tasks in (self._watching, self._following):
+                if (task := tasks.pop(member, None)) is not None:
+                    task.cancel()
+            self.index.forget(url)
+            logger.warning("%s server %s has left", member.side, url)
 
     async def close(self) -> None:
-        for task in self._tasks:
+        tasks = [*self._watching.values(), *self._following.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _follow_all(self) -> None:
+        for members in (self.prefill, self.targets):
+            if len(members) > 1:  # else there is nothing to choose
+                for member in members:
+                    if member not in self._following:
+                        self._following[member] = asyncio.create_task(self._follow(member))
 
     def usable(self, model: str | None = None) -> list[Member]:
         """Targets that can take a request; for a model that some of them have, those."""
@@ -251,6 +290,13 @@ class Fleet:
                     await member.wake.wait()
             member.wake.clear()
             await self._check(member)
+            if member.state in (State.UP, State.DRAINING):
+                member.seen_s = asyncio.get_running_loop().time()
+            elif member.is_guest and self._is_forgotten(member):
+                self.remove(member.url)
+
+    def _is_forgotten(self, member: Member) -> bool:
+        return asyncio.get_running_loop().time() - member.seen_s > self.config.forget_s
 
     def _pause_s(self, member: Member) -> float:
         if not member.failures:

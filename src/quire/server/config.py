@@ -57,6 +57,8 @@ class ServerConfig:
     record: Path | None = None
     """A new file, to which a trace of the requests is written; None: they are not recorded."""
     record_max_bytes: int = 256 * _MIB
+    routers: tuple[str, ...] = ()
+    """To which the server says that it is there, as `http://host:port`."""
     drain_timeout_s: float = 600.0
     """For requests to finish when the server is told to stop by SIGTERM."""
     shutdown_grace_s: float = 5.0
@@ -81,6 +83,11 @@ class ServerConfig:
         ):
             if not getattr(self, option) > 0:
                 raise ConfigError(f"{option} is {getattr(self, option)}: it must be more than 0")
+        for router in self.routers:
+            if not router.startswith(("http://", "https://")) or router.count("/") != 2:
+                raise ConfigError(
+                    f"router {router!r} is not the address of one: write it as http://host:port"
+                )
         for option in ("shutdown_grace_s", "drain_timeout_s", "tenant_requests"):
             if getattr(self, option) < 0:
                 raise ConfigError(f"{option} is {getattr(self, option)}: it must not be negative")

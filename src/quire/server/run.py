@@ -30,6 +30,7 @@ from quire.errors import ConfigError
 from quire.server.app import app_of
 from quire.server.config import ServerConfig
 from quire.server.connections import GuardedConfig
+from quire.server.enrol import Enrolment, enrolled
 from quire.server.metrics import Metrics
 from quire.server.prompting import Prompting
 from quire.server.recorder import Recorder, cannot_record
@@ -162,20 +163,30 @@ async def _serve(
         await asyncio.sleep(0.005)
     gone = asyncio.create_task(client.wait_gone(), name="quire-gone")
     stopping = asyncio.create_task(stop.wait(), name="quire-stop")
+    config = service.config
+    enrolment = Enrolment(_named(config, listener), client.info.role)
     try:
-        on_ready(url_of(service.config, listener), client.info)
-        await asyncio.wait({serving, gone, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if gone.done() and not stopping.done():
-            logger.error("%s", gone.result())
-        code = 0 if stopping.done() else 1
-        if stop.is_set:
-            await finish_first(service.drain(), service.config.drain_timeout_s, stop)
-        await _drain(service, client, server, serving)
-        return code
+        on_ready(url_of(config, listener), client.info)
+        async with enrolled(config.routers, enrolment, config.admin_key) as leaving:
+            await asyncio.wait({serving, gone, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            leaving.set()
+            if gone.done() and not stopping.done():
+                logger.error("%s", gone.result())
+            code = 0 if stopping.done() else 1
+            if stop.is_set:
+                await finish_first(service.drain(), config.drain_timeout_s, stop)
+            await _drain(service, client, server, serving)
+            return code
     finally:
         for task in (gone, stopping, serving):
             task.cancel()
         await asyncio.gather(gone, stopping, serving, return_exceptions=True)
+
+
+def _named(config: ServerConfig, listener: socket.socket) -> str:
+    """Where a router finds the server."""
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"http://{host}:{listener.getsockname()[1]}"
 
 
 async def finish_first(work: Coroutine[Any, Any, None], timeout_s: float, stop: Stop) -> None:

@@ -386,6 +386,15 @@ class Settings:
         "A hand-over that makes no progress for so long is given up and tried elsewhere.",
         example="10",
     )
+    router: str | None = _option(
+        None,
+        Text("URL"),
+        "Routers that this server comes to by itself, and leaves; several with commas. They know "
+        "it by the admin key.",
+        auto="routers are told of it",
+        example="http://10.0.0.1:8000",
+        flag=True,
+    )
     kv_events: str | None = _option(
         None,
         Text("ADDRESS"),

@@ -78,7 +78,7 @@ class Pair(EngineRig):
         assert not engine.manager.leases
         assert engine.exchange is not None
         assert not engine.exchange.receiver.open
-        assert not engine.exchange.receiver._by_id
+        assert not engine.exchange.receiver.num_asked
         assert not engine.exchange.giver.open
 
     def flush(self, *tiers: Tier) -> None:

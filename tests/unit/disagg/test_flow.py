@@ -9,10 +9,11 @@ from random import Random
 
 import pytest
 
+from quire.disagg.config import ReceiverConfig
 from quire.disagg.contacts import Patience
 from quire.disagg.giving import Giver
 from quire.disagg.handover import Half, Handover, Prompt, Stage
-from quire.disagg.receiving import Receiver, ReceiverConfig
+from quire.disagg.receiving import Receiver
 from quire.engine import build
 from quire.engine.config import EngineConfig
 from quire.messages import Fetch
@@ -363,7 +364,7 @@ def test_addresses_that_nobody_names_any_more_are_not_dialled_for_ever() -> None
     deciding.receiver.connected("named", replace_epoch("named"))
     for _ in range(10):  # as long as it is asked it stays
         deciding.turn(20.0)
-        deciding.receiver.received("named", Wait(f"d-{deciding.receiver._num_asked}"))
+        deciding.receiver.received("named", Wait(f"d-{deciding.receiver._asking._num_asked}"))
     deciding.receiver.cancel(handover)
     assert deciding.hung_up == []
     for _ in range(6):

@@ -6,8 +6,9 @@ import pytest
 
 from quire.components import PoolSize
 from quire.config import WriteConfig, WritePolicy
+from quire.disagg.config import ReceiverConfig
 from quire.disagg.handover import Handover, Prompt, Stage
-from quire.disagg.receiving import Receiver, ReceiverConfig
+from quire.disagg.receiving import Receiver
 from quire.manager.operations import COPY_TIMEOUT_S
 from quire.messages import Backup, Fetch
 from quire.peer.hub import Hello

@@ -11,8 +11,7 @@ from quire.server.metrics import Kind
 @pytest.mark.parametrize(
     ("fields", "wanted"),
     [
-        ({}, "nobody to route to"),
-        ({"prefill": ("http://a",)}, "nobody to route to"),
+        ({"prefill": ("http://a",)}, "--prefill is given without --decode"),
         ({"decode": ("http://a",)}, "--decode is given without --prefill"),
         ({"prefill": ("http://a",), "servers": ("http://b",)}, "without --decode"),
         ({"prefill": ("http://a",), "decode": ("http://a",)}, "http://a is given twice"),

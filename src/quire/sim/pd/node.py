@@ -11,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
+from quire.disagg.config import ReceiverConfig
 from quire.disagg.contacts import Patience
 from quire.disagg.exchange import Exchange
 from quire.disagg.giving import Giver
 from quire.disagg.handover import Half, Handover, Stage
-from quire.disagg.receiving import Receiver, ReceiverConfig
+from quire.disagg.receiving import Receiver
 from quire.engine.config import Role
 from quire.engine.engine import Engine, tiers
 from quire.engine.handovers import Handovers, Prefills
@@ -304,7 +305,7 @@ class SimNode:
             "leases": len(manager.leases),
             "operations": len(manager.operations.running),
             "requests": len(self.scheduler) + len(self.scheduler.holding),
-            "hand-overs asked for": len(exchange.receiver.open) + len(exchange.receiver._by_id),
+            "hand-overs asked for": len(exchange.receiver.open) + exchange.receiver.num_asked,
             "hand-overs given": len(exchange.giver.open) + len(exchange.giver._outgoing),
             "grants": len(self.serving),
         }
