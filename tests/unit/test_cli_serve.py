@@ -61,6 +61,11 @@ def test_config_as_json(quire, monkeypatch):
     assert "hunter2" not in ran.out + ran.err + quire("config").out
 
 
+def test_a_store_is_given_once_for_each(quire):
+    ran = quire("config", "--json", "--store", "memory://", "--store", "file:///x?write=back")
+    assert ran.json["options"]["store"]["value"] == "memory:// file:///x?write=back"
+
+
 def test_config_prints_the_reference(quire):
     assert quire("config", "--reference").out == (ROOT / "docs/configuration.md").read_text()
 

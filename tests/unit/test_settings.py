@@ -275,6 +275,17 @@ def test_more_memory_than_there_is_contradicts():
     assert check(on_gpu, effective(on_gpu.settings, GPU_BOX), GPU_BOX) == []
 
 
+def test_several_stores_are_urls_with_blanks_between_them():
+    text = " redis://u:pw@cache  file:///mnt/pages?write=back "
+    settings = load({"store": text}, {}).settings
+    assert settings.store == "redis://u:pw@cache file:///mnt/pages?write=back"
+    assert OPTIONS["store"].show(settings.store) == (
+        "redis://u:***@cache file:///mnt/pages?write=back"
+    )
+    assert "not a store URL" in complaint({"store": "memory:// nothing"})
+    assert "there are no 'fil' stores" in contradiction(store="memory:// fil:///x")
+
+
 def test_a_store_of_an_unknown_scheme_contradicts():
     assert "there are no 'fil' stores: known are" in contradiction(store="fil:///x")
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from quire.cli import bench_serve
+from quire.cli import bench_serve, store_measure
 from quire.cli.extras import SERVE, needs
 from quire.cli.output import AsJson, conclude, progress_bar, show, show_json, start_bar
 from quire.errors import ConfigError, StoreError
@@ -46,8 +46,12 @@ def core(
 @app.command(epilog="Example: [bold]quire bench store /mnt/nvme --total 1GiB[/bold]")
 def store(
     path: Annotated[
-        Path, typer.Argument(help="Directory on the disk to measure; left as it was.")
-    ] = Path(),
+        str,
+        typer.Argument(
+            metavar="PATH|URL",
+            help="Directory on the disk to measure, or a store's URL; left as it was.",
+        ),
+    ] = ".",
     total: Annotated[
         str, typer.Option(metavar="SIZE", help="Bytes written and read per round.")
     ] = "512MiB",
@@ -61,7 +65,12 @@ def store(
     ] = 8,
     as_json: AsJson = False,
 ) -> None:
-    """The file store beside raw direct I/O on the same disk, in the same run."""
+    """The file store beside raw direct I/O on the same disk, in the same run; or, by its URL, any
+    store beside its own client, as quire store bench does."""
+    if "://" in path:
+        for size in page or ["1MiB"]:
+            store_measure.bench(path, total, size, rounds, as_json)
+        return
     from quire.bench import report
     from quire.bench import store as bench
 
@@ -71,7 +80,7 @@ def store(
     with progress_bar() as progress:
         try:
             result = bench.run(
-                str(path),
+                path,
                 page_sizes=sizes,
                 total_bytes=total_bytes,
                 threads=threads,
@@ -80,7 +89,7 @@ def store(
             )
         except OSError as error:
             raise StoreError(
-                f"cannot measure in {str(path)!r} ({error.strerror}): "
+                f"cannot measure in {path!r} ({error.strerror}): "
                 "give a directory that this user can write to"
             ) from error
     if as_json:

@@ -10,7 +10,7 @@ from rich.table import Table
 from quire.errors import ConfigError, StoreError
 from quire.settings import OPTIONS, Settings
 from quire.sizes import format_bytes, parse_size
-from quire.store.url import parse_url
+from quire.store.url import split_urls
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,9 +85,9 @@ def _decoder(info: EngineInfo) -> str:
 
 
 def store_bytes(url: str) -> int | None:
-    """The store's budget, where the URL says it."""
+    """The store's budget, where the URL says it; of several, that of all together."""
     try:
-        return parse_size(parse_url(url).options["max"])
+        return sum(parse_size(each.options["max"]) for each in split_urls(url))
     except (KeyError, ConfigError, StoreError):
         return None
 

@@ -11,7 +11,6 @@ objects; a store stuck inside one object holds that call, and other calls are de
 
 from __future__ import annotations
 
-import mmap
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,6 @@ from typing import TypeVar
 
 from quire.store.base import (
     HEADER_BYTES,
-    MAX_OBJECTS,
     STEP_NS,
     Blob,
     NewObject,
@@ -32,6 +30,7 @@ from quire.store.base import (
     pages_per_call,
 )
 from quire.store.breaker import Breaker, BreakerState
+from quire.store.buffers import Headers, Room
 from quire.store.codec import (
     Mismatch,
     check,
@@ -54,31 +53,6 @@ _OK = PageStatus.OK
 _FAULTS = (PageStatus.FAILED, PageStatus.TIMEOUT)
 
 
-class _Headers(threading.local):
-    """Header buffers, of each thread its own: a thread is in one call at a time."""
-
-    def __init__(self) -> None:
-        # An anonymous mapping starts on a page, which is what direct I/O asks for.
-        self._view = memoryview(mmap.mmap(-1, MAX_OBJECTS * HEADER_BYTES))
-
-    def blobs(self, pages: Sequence[memoryview]) -> list[Blob]:
-        size = HEADER_BYTES
-        return [Blob(self._view[i * size : (i + 1) * size], page) for i, page in enumerate(pages)]
-
-
-class _Packed(threading.local):
-    """Room for packed pages, of each thread its own, and taken when it is first needed."""
-
-    def __init__(self) -> None:
-        self._view = memoryview(b"")
-
-    def room(self, at: int, page_bytes: int) -> memoryview:
-        """Of the `at`-th page of a call, whole blocks."""
-        if self._view.nbytes < MAX_OBJECTS * page_bytes:
-            self._view = memoryview(mmap.mmap(-1, MAX_OBJECTS * page_bytes))
-        return self._view[at * page_bytes : (at + 1) * page_bytes]
-
-
 class PageStore:
     """Thread-safe. `deadline`s are absolute, on `clock`; `used_ns` is Unix time, None: now."""
 
@@ -94,11 +68,11 @@ class PageStore:
         """`packer`: for pages that are written; those that are read say themselves how."""
         self._store = store
         self._packer = packer
-        self._packed = _Packed()
+        self._room = Room()
         self._clock = clock
         self._wall_ns = wall_ns
         self._breaker = breaker or Breaker(clock)
-        self._headers = _Headers()
+        self._headers = Headers()
         self._counters = Counters(
             "read_bytes", "written_bytes", "skipped_pages", "probed_pages", "probe_hits"
         )
@@ -362,7 +336,7 @@ class PageStore:
         header, page = new.blob
         packing = None
         if self._packer is not None and page.nbytes > HEADER_BYTES:
-            room = self._packed.room(at, page.nbytes)
+            room = self._room.of(at, page.nbytes)
             packing = self._packer.pack(page, room[: page.nbytes - HEADER_BYTES])
         seal(part, new.name.key, page, header, packing)
         if packing is None:

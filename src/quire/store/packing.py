@@ -48,10 +48,10 @@ def _zstd() -> tuple[Compress, Callable[[memoryview, int], bytes]]:
     import zstandard
 
     def compress(data: memoryview) -> bytes:
-        return zstandard.ZstdCompressor(level=1).compress(data)
+        return bytes(zstandard.ZstdCompressor(level=1).compress(data))
 
     def restore(data: memoryview, size: int) -> bytes:
-        return zstandard.ZstdDecompressor().decompress(data, max_output_size=size)
+        return bytes(zstandard.ZstdDecompressor().decompress(data, max_output_size=size))
 
     return compress, restore
 

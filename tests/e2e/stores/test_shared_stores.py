@@ -10,8 +10,8 @@ from e2e.exactness.rig import engine_rig
 from e2e.exactness.subjects import SMOLLM2, TINY_LLAMA, Subject
 from quire.types import Tier
 
-QUICK = ["redis", "mooncake before s3+lz4"]
-STORES = [*QUICK, "s3", "mooncake", "redis+zstd", "redis before file"]
+QUICK = ["redis", "mooncake before file+lz4"]
+STORES = [*QUICK, "s3", "mooncake", "redis+zstd", "redis before file", "mooncake before s3+lz4"]
 
 
 LONG = pytest.mark.long

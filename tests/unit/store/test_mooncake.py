@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import mmap
+import socket
+import sys
 import threading
 import time
 from contextlib import closing
@@ -266,4 +268,13 @@ def test_a_url_that_says_nothing_sensible_is_one_sentence_without_secrets(url):
 def test_nobody_there_is_one_sentence():
     with pytest.raises(StoreError) as caught:
         open_store("mooncake://127.0.0.1:1")
+    assert "\n" not in str(caught.value)
+
+
+def test_without_its_package_it_is_one_sentence_with_the_fix(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mooncake", None)
+    with socket.create_server(("127.0.0.1", 0)) as anybody:
+        port = anybody.getsockname()[1]
+        with pytest.raises(StoreError, match=r"quire\[mooncake\]") as caught:
+            open_store(f"mooncake://127.0.0.1:{port}")
     assert "\n" not in str(caught.value)

@@ -170,8 +170,13 @@ def _load() -> Any:
     its log, only what ends the process is written."""
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
-    from mooncake import store as native
-
+    try:
+        from mooncake import store as native
+    except ImportError as error:
+        raise StoreError(
+            f"Mooncake's client cannot be loaded ({error}): pip install quire[mooncake], and "
+            "install libibverbs1 on the system"
+        ) from error
     if "MC_LOG_LEVEL" not in os.environ:
         with contextlib.suppress(OSError, ValueError):  # another build of it: then it is loud
             ctypes.c_int.in_dll(ctypes.CDLL(native.__file__), _LOG_LEVEL).value = _ONLY_FATAL
