@@ -47,6 +47,7 @@ ASKING = [
     ("PUT", "/admin/store", {"url": URL}),
     ("DELETE", "/admin/store", None),
     ("GET", "/admin/requests", None),
+    ("GET", "/admin/tenants", None),
     ("GET", "/admin/events", None),
     ("POST", "/admin/keys", {"prompt": "hi"}),
 ]
