@@ -181,6 +181,8 @@ def test_a_swarm_draws_what_runs_out_and_leaves_the_rest_to_the_seed(seed: int) 
         )
         if isinstance(same, SimPdOptions):
             same = replace(same, link_pages_s=0.0)
+        else:
+            same = replace(same, tenant_share=1.0)
         assert same == default
         assert kind.for_swarm(seed) == drawn
 

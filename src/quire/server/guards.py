@@ -36,6 +36,7 @@ _KNOWN_PATHS = frozenset(
         "/admin/store",
         "/admin/info",
         "/admin/requests",
+        "/admin/tenants",
         "/admin/events",
         "/admin/keys",
         "/admin/drain",

@@ -48,6 +48,7 @@ class Fake:
 
     def answer(self, body: dict) -> list[bytes]:
         prompt = body.get("prompt") or "".join(m["role"] + m["content"] for m in body["messages"])
+        prompt = "".join(tool["function"]["name"] for tool in body.get("tools", [])) + prompt
         num_tokens = max(1, len(prompt) // TOKEN_CHARS)
         cached = dict.fromkeys(("device", "host", "store", "peer"), 0)
         with self.lock:
@@ -63,6 +64,8 @@ class Fake:
             pieces = [{"choices": [{"index": 0, "text": word}]} for word in words]
         else:
             role = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
+            if body.get("return_token_ids"):
+                role["prompt_token_ids"] = ids_of(prompt)
             pieces = [role, *(chunk(word) for word in words)]
         pieces.append(chunk("", "length"))
         pieces.append(usage(num_tokens, count, details if self.tells_tiers else None))
@@ -72,6 +75,13 @@ class Fake:
         self.flushes.append(tiers)
         tier = "store" if "host" in tiers else "host"
         self.seen = dict.fromkeys(self.seen, tier)
+
+
+def ids_of(prompt: str) -> list[int]:
+    """A token for every few characters; what is left over belongs to the last."""
+    count = max(1, len(prompt) // TOKEN_CHARS)
+    pieces = [prompt[i * TOKEN_CHARS :][:TOKEN_CHARS] for i in range(count)]
+    return [int.from_bytes(piece.encode()[:7], "little") for piece in pieces]
 
 
 def common_prefix(one: str, other: str) -> int:

@@ -156,6 +156,38 @@ def test_recorded_sessions(url, tmp_path):
     assert "4 recorded answers are longer than the 8 tokens" in text_of(result)
 
 
+def test_agents_own_requests_and_what_of_them_was_reused(fake, url, tmp_path):
+    """Two sessions of three turns: one goes on, one has its tools in another order at the end."""
+    tools = [{"type": "function", "function": {"name": name * 40}} for name in "ab"]
+    said = [{"role": "user", "content": f"{i} says something of some length. " * 8} for i in "xyz"]
+    rows = []
+    for session in "st":
+        for turn in (1, 2, 3):
+            moved = session == "t" and turn == 3
+            start = [{"role": "system", "content": session * 90}]
+            rows.append(
+                {
+                    "session_id": session,
+                    "messages": start + said[:turn],
+                    "tools": tools[::-1] if moved else tools,
+                }
+            )
+    path = tmp_path / "own.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = run(Target(url), Load(Workload.AGENT, Shape(output_tokens=4), 1, sessions=path))
+    sent = fake.requests[1:]
+    assert sorted(json.dumps(each["tools"]) for each in sent) == sorted(
+        json.dumps(row["tools"]) for row in rows
+    )
+    reuse = result["reuse"]
+    assert reuse["turns"] == 6
+    assert 0.8 < reuse["share"] <= 1
+    (broken,) = reuse["broken"]
+    assert broken["reason"] == "the tools came in another order"
+    assert "Reused: " in text_of(result)
+    assert "the tools came in another order" in text_of(result)
+
+
 def test_the_key_is_sent(fake, url):
     run(Target(url + "/v1/", api_key="k"), SMALL)
     assert fake.keys == {"Bearer k"}

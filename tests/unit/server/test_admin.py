@@ -15,10 +15,13 @@ from quire.engine.messages import (
     GetKeys,
     GetRequests,
     GetStatus,
+    GetTenants,
     Keys,
     Requests,
     RequestStatus,
     StoreStatus,
+    Tenants,
+    TenantStatus,
     Warm,
     Warmed,
 )
@@ -47,6 +50,7 @@ ASKING = [
     ("PUT", "/admin/store", {"url": URL}),
     ("DELETE", "/admin/store", None),
     ("GET", "/admin/requests", None),
+    ("GET", "/admin/tenants", None),
     ("GET", "/admin/events", None),
     ("POST", "/admin/keys", {"prompt": "hi"}),
 ]
@@ -63,6 +67,7 @@ def answers(engine):
         Detach: StoreStatus("detached"),
         Warm: Warmed(2, CachedTokens(host=1, store=1)),
         GetRequests: Requests([STATUS]),
+        GetTenants: Tenants([TenantStatus("a", 1, 2, 3, 4)], 50, 100),
         GetEvents: Events(7, [Event("stored", "host", KEY_A + KEY_B)], True),
         GetKeys: Keys(16, 40, KEY_A + KEY_B),
     }

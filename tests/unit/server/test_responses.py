@@ -142,7 +142,7 @@ def test_the_official_client_reads_it():
         ({"input": [{"type": "function_call", "name": "f"}]}, "input.0.arguments"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"text": {"format": {"type": "json"}}}, "text.format"),
         ({"background": True}, "background"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
     ],
