@@ -63,6 +63,7 @@ class MiniVllm:
         host_pages: int = 64,
         store: str = "",
         chunk: int = 8,
+        save_tokens: int = 8,
         now: list[float] | None = None,
     ) -> None:
         self.now = now or [0.0]
@@ -86,6 +87,7 @@ class MiniVllm:
             Setup("weights", host_pages, BLOCK),
             clock=lambda: self.now[0],
             new_name=lambda: next(names),
+            save_tokens=save_tokens,
         )
         self.chunk = chunk
         self.rng = random.Random(0)
@@ -97,6 +99,7 @@ class MiniVllm:
         self.num_loaded = 0
         self.num_recoveries = 0
         self.preempted = False
+        self.taken_away: list[int] = []
 
     # ---- steps ----------------------------------------------------------------------------------
 
@@ -120,7 +123,8 @@ class MiniVllm:
         )
         if self.preempted:
             self.hands.finish_copies()
-            self.preempted = False
+            self._overwrite(self.taken_away)
+            self.preempted, self.taken_away = False, []
         for name, count in work.items():
             self._compute(self.by_name[name], count)
         self.hands.obey(orders)
@@ -154,8 +158,11 @@ class MiniVllm:
             self._finish(request)
 
     def preempt(self, request: MiniRequest) -> None:
+        """Its blocks are others' now; the model overwrites them in the next step."""
         self.running.remove(request)
-        self._free(request)
+        self.taken_away += request.blocks
+        self.free += request.blocks
+        request.blocks = []
         request.num_computed_tokens = 0
         self.waiting.insert(0, request)
         self.preempted = True
@@ -244,11 +251,14 @@ class MiniVllm:
                 self._free(request)
 
     def _free(self, request: MiniRequest) -> None:
-        for block in request.blocks:
-            for tensor in self.tensors.values():
-                tensor[block] = -1.0  # whoever reads it from here on is seen
+        self._overwrite(request.blocks)
         self.free += request.blocks
         request.blocks = []
+
+    def _overwrite(self, blocks: list[int]) -> None:
+        """Whoever reads them from here on is seen."""
+        for tensor in self.tensors.values():
+            tensor[blocks] = -1.0
 
     def close(self) -> None:
         self.hands.close()

@@ -112,4 +112,5 @@ def settle(llm: Any) -> dict[str, Any]:
     return found
 
 
-main()
+if __name__ == "__main__":  # ranks are started with a look at this file
+    main()

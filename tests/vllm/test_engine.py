@@ -172,6 +172,16 @@ def test_windows_beside_full_layers() -> None:
     assert (end["busy"], end["leases"]) == (False, 0)
 
 
+def test_two_ranks_each_with_its_own_hands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    one = prompt(3, 300)
+    steps = [ask(one), FORGET, ask(one), SETTLE]
+    cold, _, host, end = quire(steps, model=str(gemma_model()), llm={"tensor_parallel_size": 2})
+    assert cold["tokens"] == host["tokens"]
+    assert host["cached"] == [(len(one) - 1) // PAGE * PAGE]
+    assert (end["busy"], end["leases"], end["used_blocks"]) == (False, 0, 1)
+
+
 def test_damage_behind_the_checks_is_seen_by_these_tests(
     alone: dict[str, list[list[int]]],
 ) -> None:

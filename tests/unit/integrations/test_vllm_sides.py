@@ -2,14 +2,16 @@
 
 import pickle
 import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from mini_vllm import BLOCK, MiniRequest, MiniVllm
+from mini_vllm import BLOCK, LAYERS, MiniRequest, MiniVllm
 from quire.integrations.vllm.orders import Orders, Setup
-from quire.types import OperationId, Tier
+from quire.transfer import Copy
+from quire.types import OperationId, PageIds, Tier
 
 
 @pytest.fixture
@@ -123,7 +125,12 @@ def test_whatever_happens_blocks_hold_what_they_should_and_nothing_leaks(
     rng = random.Random(seed)
     faults = "drop=0.1&corrupt=0.1&raise=0.1"
     url = rng.choice(["", f"file://{tmp_path}?max=64MiB", f"faulty+file://{tmp_path}?{faults}"])
-    engine = MiniVllm(store=url, host_pages=rng.choice([12, 64]), chunk=rng.choice([3, 8, 64]))
+    engine = MiniVllm(
+        store=url,
+        host_pages=rng.choice([12, 64]),
+        chunk=rng.choice([3, 8, 64]),
+        save_tokens=rng.choice([4, 12]),
+    )
     engines.append(engine)
     for number in range(25):
         one = request(
@@ -148,6 +155,37 @@ def test_whatever_happens_blocks_hold_what_they_should_and_nothing_leaks(
     engine.run()
     assert at_rest(engine)
     assert engine.num_loaded > 0
+
+
+def test_blocks_are_copied_out_before_somebody_else_gets_them(
+    engines: list[MiniVllm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = MiniVllm()
+    engines.append(engine)
+    backup = engine.hands.pools.engine.backup
+
+    def slow(device: PageIds, host: PageIds) -> Copy:
+        copy = Copy(LAYERS)
+
+        def late() -> None:
+            backup(device, host).wait()
+            copy.layers_moved(LAYERS)
+
+        threading.Timer(0.1, late).start()
+        return copy
+
+    monkeypatch.setattr(engine.hands.pools.engine, "backup", slow)
+    one = request("a", seed=1, length=42, max_tokens=20)
+    engine.add(one)
+    while one.num_computed_tokens < 40:
+        engine.step()
+    assert engine.leader.will_free is False
+    engine.preempt(one)
+    engine.run()
+    assert engine.num_loaded > 0, "it found again what it had computed"
+    engine.add(request("b", seed=1, length=42))
+    engine.run()
+    assert at_rest(engine)
 
 
 def test_counts_are_told_once_a_second_and_once(engines: list[MiniVllm]) -> None:

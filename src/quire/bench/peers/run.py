@@ -16,7 +16,7 @@ import random
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,18 +88,23 @@ class Side:
         self._hear()
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        with suppress(BrokenPipeError):
+            stdin.close()
         try:
             self._process.wait(30)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        stdout.close()
 
     def _tell(self, **order: Any) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):  # that it has ended is heard
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
 
     def _hear(self) -> dict[str, Any]:
         assert self._process.stdout is not None

@@ -73,6 +73,7 @@ class Leader:
         *,
         clock: Callable[[], float],
         new_name: Callable[[], str],
+        save_tokens: int = SAVED_TOKENS,
     ) -> None:
         """`new_name`: one that nobody has used, in any process."""
         self.manager = manager
@@ -82,7 +83,7 @@ class Leader:
         self._clock = clock
         self._new_name = new_name
         self._page_size = naming.base.page_size
-        self._save_pages = max(1, SAVED_TOKENS // self._page_size)
+        self._save_pages = max(1, save_tokens // self._page_size)
         self._tracked: dict[str, Tracked] = {}
         self._finishing: dict[str, Tracked] = {}
         self._failed: set[str] = set()

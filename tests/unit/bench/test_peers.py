@@ -1,0 +1,62 @@
+"""`quire bench peers` around engines that only pretend."""
+
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from quire.bench.peers import report
+from quire.bench.peers.run import ALONE, QUIRE, Plan, run
+from quire.errors import ConfigError
+
+ENGINE = f"""#!{sys.executable}
+import json, sys
+quire = json.loads(sys.stdin.readline())["transfer"] is not None
+print("{{}}", flush=True)
+known = set()
+for line in sys.stdin:
+    order = json.loads(line)
+    prompts = order.get("prompts", [])
+    hits = [len(p) - 1 if quire and str(p) in known else 0 for p in prompts]
+    known.update(map(str, prompts))
+    seconds = 1.0 - 0.5 * any(hits)
+    tokens = [[sum(p) % 7 + (WRONG and quire)] for p in prompts]
+    found = dict(seconds=seconds, tokens=tokens, reused=hits, max_rss_bytes=1)
+    print(json.dumps(found), flush=True)
+"""
+
+
+def engine(folder: Path, *, wrong: bool = False) -> Path:
+    file = folder / "python"
+    file.write_text(ENGINE.replace("WRONG", str(wrong)))
+    file.chmod(file.stat().st_mode | stat.S_IXUSR)
+    return file
+
+
+def test_hits_are_paired_with_what_the_other_side_needed(tmp_path: Path) -> None:
+    done: list[int] = []
+    plan = Plan(engine(tmp_path), tmp_path, lengths=(8,), rounds=2)
+    result = run(plan, lambda _what, at, _of: done.append(at))
+    cases = {case["what"]: case for case in result["cases"]}
+    assert cases["again"]["ratio"]["ratio"] == 0.5
+    assert cases["new"]["ratio"]["ratio"] == cases["batch"]["ratio"]["ratio"] == 1
+    assert cases["again"]["reused"] == {ALONE: [0], QUIRE: [7]}
+    assert result["same_tokens"]
+    assert done[-1] == 3
+    assert report.table(result)
+
+
+def test_other_tokens_are_seen(tmp_path: Path) -> None:
+    plan = Plan(engine(tmp_path, wrong=True), tmp_path, lengths=(8,), rounds=1)
+    assert not run(plan, lambda *_: None)["same_tokens"]
+
+
+def test_an_environment_without_vllm_says_what_it_needs(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be run"):
+        run(Plan(tmp_path / "none", tmp_path), lambda *_: None)
+    ends = tmp_path / "ends"
+    ends.write_text(f"#!{sys.executable}\nimport sys; sys.stdin.readline()\n")
+    ends.chmod(0o755)
+    with pytest.raises(ConfigError, match="vLLM and Quire in one environment"):
+        run(Plan(ends, tmp_path), lambda *_: None)
