@@ -20,9 +20,10 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize(
-    "way", ["eagle", *(pytest.param(way, marks=pytest.mark.long) for way in ("ngram", "eagle-tree"))]
-)
+LONG = [pytest.param(way, marks=pytest.mark.long) for way in ("ngram", "eagle-tree")]
+
+
+@pytest.mark.parametrize("way", ["eagle", *LONG])
 def test_every_tier_and_the_next_start_give_the_same_text(tmp_path, store, oracle, way) -> None:
     chat = first_turn("harbour")
     options = OPTIONS | {"speculate": way, "store": url_of(store)}
