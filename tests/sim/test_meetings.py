@@ -82,7 +82,7 @@ def test_pages_freed_while_they_are_copied_into_are_noticed_c52(monkeypatch: Pat
 
     monkeypatch.setattr(Meetings, "_free_if_unused", eager)
     with pytest.raises(SimulationError):
-        simulate_many(12, replace(OPTIONS, abort_rate=0.2))
+        simulate_many(12, replace(OPTIONS, abort_rate=0.1, slow_share=0.2, device_pages=30))
 
 
 def test_what_did_not_come_and_is_used_all_the_same_is_noticed_c52(monkeypatch: Patch) -> None:
