@@ -65,7 +65,7 @@ $(TEST_STAMP): $(STAMP)
 	@touch $@
 
 test: $(TEST_STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadscope -m "not long" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadscope -m "not long" $(PYTEST_ARGS)
 
 test-long: $(TEST_STAMP)
 	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)

@@ -196,7 +196,7 @@ def test_an_offer_of_another_hand_over_is_taken(monkeypatch: Patch) -> None:
             for handover in self.open:
                 current = handover.current
                 if current is not None and current.link == link:
-                    self._offered(handover, current, message)
+                    self._asking.offered(handover, current, message)
                     return
         original(self, link, message)
 
@@ -368,12 +368,12 @@ def without_overlap(seed: bytes, tokens: bytes, page_bytes: int, page_width: int
 
 
 def test_a_chunk_that_does_not_know_the_token_after_it(monkeypatch: Patch) -> None:
-    make = Segments.make
+    with_ahead = Segments.with_ahead
 
     def ignorant(self: Segments, *arguments: Any) -> Segment:
-        return msgspec.structs.replace(make(self, *arguments), after=-1)
+        return msgspec.structs.replace(with_ahead(self, *arguments), after=-1)
 
-    monkeypatch.setattr(Segments, "make", ignorant)
+    monkeypatch.setattr(Segments, "with_ahead", ignorant)
     assert_caught(f"a pair of which it knows one token|{WRONG_BYTES}", PAIRS)
 
 
