@@ -10,6 +10,8 @@ import pytest
 
 from e2e.server.harness import MODEL
 
+DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
+"""Without a bound a small model writes digits until its tokens are used up."""
 ADD = {
     "type": "function",
     "function": {
@@ -17,7 +19,8 @@ ADD = {
         "description": "The sum of two numbers",
         "parameters": {
             "type": "object",
-            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+            "properties": {"a": DIGIT, "b": DIGIT},
+            "required": ["a", "b"],
         },
     },
 }
