@@ -13,7 +13,7 @@ from quire.manager.fetches.meetings import Meetings
 from quire.sim import SimOptions, SimulationError, simulate
 from quire.sim.pd.options import SimPdOptions, Topology
 from quire.sim.pd.run import simulate_pd
-from quire.types import DEVICE, PAGE_ID_BYTES, PageIds
+from quire.types import PAGE_ID_BYTES, PageIds
 
 WRONG_BYTES = "uses a wrong page|holds something else"
 OPTIONS = SimOptions(
@@ -73,16 +73,6 @@ def test_pages_that_come_to_the_wrong_place_are_noticed_c52(monkeypatch: Patch) 
     monkeypatch.setattr(Meetings, "_pages", turned)
     with pytest.raises(SimulationError, match=WRONG_BYTES):
         simulate_many(12)
-
-
-def test_pages_freed_while_they_are_copied_into_are_noticed_c52(monkeypatch: Patch) -> None:
-    def eager(self: Meetings, meeting: Meeting) -> None:
-        if self._open.pop(meeting, meeting) is None:
-            self._core.allocators[DEVICE].free(meeting.back)
-
-    monkeypatch.setattr(Meetings, "_free_if_unused", eager)
-    with pytest.raises(SimulationError):
-        simulate_many(12, replace(OPTIONS, abort_rate=0.1, slow_share=0.2, device_pages=30))
 
 
 def test_what_did_not_come_and_is_used_all_the_same_is_noticed_c52(monkeypatch: Patch) -> None:

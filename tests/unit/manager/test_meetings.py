@@ -225,6 +225,25 @@ def test_what_will_be_there_soon_is_waited_for_c52() -> None:
     at.finish()
 
 
+def test_pages_that_are_copied_into_are_not_free_before_the_copy_has_ended_c52() -> None:
+    at = meeting()
+    at.rig.step()
+    bring(at, Fetch)
+    at.rig.step()
+    loads = [c for c in at.rig.pending if isinstance(c, Load)]
+    num_written = sum(num_pages(load.device) for load in loads)
+    assert num_written
+    at.rig.manager.release(at.lease)
+    at.rig.step()
+    assert at.rig.free(Tier.DEVICE) <= 3 * PAGES - num_written
+    for load in loads:
+        at.rig.pending.remove(load)
+        at.rig.answer(load)
+    at.rig.run()
+    at.rig.manager.flush(Tier.DEVICE)
+    assert at.rig.free(Tier.DEVICE) == 3 * PAGES
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_whatever_becomes_of_the_parts_every_page_holds_what_it_must_c52(seed: int) -> None:
     """Parts arrive in any order, damaged, too late, or never; and there is little room."""
