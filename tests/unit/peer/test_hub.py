@@ -259,16 +259,22 @@ class Mute:
         self._listener = TcpListener("tcp://127.0.0.1:0")
         self.address = self._listener.address
         self.connections = []
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepted = []
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
 
     def _accept(self):
         while (connection := self._listener.accept()) is not None:
+            self._accepted.append(connection)
             with contextlib.suppress(OSError, EOFError, PeerError):
                 self.connections.append(by_hand(connection, Side.LISTENER))
 
     def close(self):
         self._listener.close()
-        for connection in self.connections:
+        for connection in self._accepted:
+            connection.interrupt()
+        self._thread.join()
+        for connection in self._accepted:  # let in or not
             connection.close()
 
 
