@@ -38,6 +38,11 @@ def window_segment(number: int, start: int, count: int, pages: list[int], window
     return msgspec.structs.replace(seen, window=page_ids(pages[first:]), window_first=first)
 
 
+def _firsts(parts: list[tuple[int, int, int]]) -> list[int]:
+    """Where each begins in their row."""
+    return [sum(n for _, _, n in parts[:i]) for i in range(len(parts))]
+
+
 class Sequences:
     """Random keys, values and queries, their pages scattered over a pool full of NaN."""
 
@@ -51,7 +56,10 @@ class Sequences:
         backend: Callable[[DevicePool, int], Any] = TorchAttention,
         device: str = "cpu",
         dtype: str = "float32",
+        there: frozenset[int] = frozenset(),
     ) -> None:
+        """`there`: sequences whose last token is in their pages already."""
+        self.there = there
         torch.manual_seed(seed)
         self.window = window
         self.backend = backend
@@ -78,8 +86,8 @@ class Sequences:
         """First what came before, in one go, then the batch under test."""
         backend = self.backend(self.pool, self.window)
         for i, (start, _) in enumerate(self.shapes):
-            if start:
-                self._run(backend, [(i, 0, start)])
+            if start + (i in self.there):
+                self._run(backend, [(i, 0, start + (i in self.there))])
         return self._run(backend, [(i, *shape) for i, shape in enumerate(self.shapes)])
 
     def _run(self, backend, parts: list[tuple[int, int, int]]) -> list[torch.Tensor]:
@@ -87,15 +95,16 @@ class Sequences:
         plan = backend.plan(pack(batch, PAGE, self.window))
         query = torch.cat(
             [
-                self.queries[i]
-                if start + n == self.keys[i].shape[1]
-                else self._randn(HEADS, n, DIM)
+                self.queries[i] if (start, n) == self.shapes[i] else self._randn(HEADS, n, DIM)
                 for i, start, n in parts
             ],
             1,
         )
         key = torch.cat([self.keys[i][:, start : start + n] for i, start, n in parts], 1)
         value = torch.cat([self.values[i][:, start : start + n] for i, start, n in parts], 1)
+        for row, part in zip(_firsts(parts), batch.segments, strict=True):
+            if part.is_there:  # it must not come through
+                key[:, row], value[:, row] = float("nan"), float("nan")
         output = backend.attend(
             plan, 0, Heads(query, key, value), scaling=SCALING, sinks=self.sinks
         )
@@ -104,7 +113,9 @@ class Sequences:
     def _segment(self, i: int, start: int, count: int) -> Segment:
         if self.window:
             return window_segment(i, start, count, self.tables[i], self.window)
-        return segment(i, start, count, self.tables[i])
+        is_there = i in self.there and start == self.shapes[i][0]
+        made = segment(i, start, count, self.tables[i])
+        return msgspec.structs.replace(made, is_there=is_there)
 
     def expected(self, i: int) -> torch.Tensor:
         """The definition, in float64."""

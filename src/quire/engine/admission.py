@@ -111,7 +111,8 @@ class Admission:
         assert lease is not None
         if lease.stream is None:
             request.state = State.RUNNING
-            request.computed = lease.num_device * self._page_size
+            # If all of it is there, its last token is computed once more, for what comes after it.
+            request.computed = min(lease.num_device * self._page_size, request.length - 1)
             self._holds.note_found(request, lease.num_device)
 
     def holding_device(self, but: Request | None = None) -> list[Request]:

@@ -64,6 +64,9 @@ class Segment(msgspec.Struct, frozen=True):
     counts; `pages` has room for them."""
     allowed: list[bytes] = []
     """Under a grammar, for the draw after each proposal: as `Row.allowed`."""
+    is_there: bool = False
+    """The pages have the key and value of its first token already, and others read them: they are
+    not written again."""
     after: int = -1
     """The token after its last, where that is known and somebody proposes; −1: it is drawn."""
 

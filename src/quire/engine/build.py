@@ -86,15 +86,18 @@ def build_engine(
     config: EngineConfig,
     progress: Progress | None = None,
     between: Callable[[Executor], Executor] | None = None,
+    model: Model | None = None,
 ) -> Engine:
-    """`between`: what a benchmark puts between an engine and its ranks. Raises ModelError,
-    ConfigError, MemoryBudgetError, WorkerError; nothing is left then."""
+    """`between`: what a benchmark puts between an engine and its ranks. `model`: of the only rank,
+    if it is there already, and its pages have a size. Raises ModelError, ConfigError,
+    MemoryBudgetError, WorkerError; nothing is left then."""
     tell = progress or (lambda _what, _done: None)
     tell("reading the weights", 0.0)
     plan = _plan(config)
     with ExitStack() as opened:
         tell("loading the model", 0.2)
-        plan, model = _tried(plan)
+        if model is None:
+            plan, model = _tried(plan)
         executor = _open_executor(plan, model, lambda what, done: tell(what, 0.5 + done / 2))
         opened.callback(executor.close)
         executor = between(executor) if between is not None else executor

@@ -6,6 +6,7 @@ Knows the cache's manager, and where else pages may be had; not who is served wh
 from __future__ import annotations
 
 from quire.engine.handovers import Handovers
+from quire.engine.layouts import FULL
 from quire.engine.queue import Queue
 from quire.engine.request import Origin, Request
 from quire.manager import CacheManager
@@ -20,12 +21,20 @@ class Holds:
         self._remote = remote
         self._reuse = reuse
         self._page_size = manager.config.page_size
+        components = {pool.component for pool in manager.pools()}
+        self._takes_whole = remote is None and components == {FULL}
+        """May what there is of a prompt be all of it? Its last token is computed again then, on the
+        keys and values of all, its own included. Other state would be that after it."""
         self.num_let_go = 0
         """How often somebody let go: who found no room before may find it now."""
 
     def look_up(self, request: Request) -> None:
         """Take a lease on what there is, and start fetching what the store may have."""
-        manager, key, remote = self._manager, request.lookup_key(), self._remote
+        manager, key, remote = (
+            self._manager,
+            request.lookup_key(whole=self._takes_whole),
+            self._remote,
+        )
         match = manager.match(key if self._reuse else key[:0])
         if remote is not None:
             match = remote.usable(match)
@@ -46,7 +55,8 @@ class Holds:
             return
         request.origin.look(request.lease)
         of_prompt = min(reused, request.num_prompt // self._page_size)
-        request.cached = request.origin.cached(of_prompt, self._page_size)
+        computed_too = int(not request.for_peer and reused * self._page_size >= request.length)
+        request.cached = request.origin.cached(of_prompt, self._page_size, but=computed_too)
         if self._remote is not None:
             request.cached = self._remote.found(request) or request.cached
 

@@ -68,19 +68,21 @@ class Origin:
             self.store_first = prefetch.first
             self.store_last = prefetch.first + prefetch.num_hit
 
-    def cached(self, reused: int, page_size: int) -> CachedTokens:
-        """The first `reused` pages by where they were, in tokens."""
+    def cached(self, reused: int, page_size: int, *, but: int = 0) -> CachedTokens:
+        """The first `reused` pages by where they were, in tokens, but so many at their end."""
         device, there = min(self.device, reused), min(self.there, reused)
         store = max(0, min(reused, self.store_last) - max(there, self.store_first))
         later = reused - there - store
         on_device = min(later, max(0, self.later_device - max(there, self.store_last)))
         left = self.store_last - max(reused, self.store_first) if self.store_last else 0
-        return CachedTokens(
-            device=(device + on_device) * page_size,
-            host=(there - device + later - on_device) * page_size,
-            store=store * page_size,
-            store_left=max(0, left) * page_size,
-        )
+        found = {
+            "store": store * page_size,
+            "host": (there - device + later - on_device) * page_size,
+            "device": (device + on_device) * page_size,
+        }
+        last = next((tier for tier, count in found.items() if count), "device")
+        found[last] = max(0, found[last] - but)
+        return CachedTokens(**found, store_left=max(0, left) * page_size)
 
 
 @dataclass(slots=True, eq=False)
@@ -96,7 +98,7 @@ class Request:
     length: int
     key: PrefixKey
     """Of all tokens but the last, of which one is always left to compute; a last pair has its
-    second token there."""
+    second token there. Longer once more was looked up or shared."""
     order: tuple[int, int] = (0, 0)
     """Place in the queue: (turn, number of arrival)."""
     state: State = State.WAITING
@@ -238,10 +240,12 @@ class Request:
             self.key = self.key.extend(self.tokens[known : min(count, self.num_known)])
         return self.key
 
-    def lookup_key(self) -> PrefixKey:
+    def lookup_key(self, *, whole: bool = False) -> PrefixKey:
         """What to look for in the cache: everything but the last token, of which one must be
-        computed to pick the next; for a peer everything."""
-        return self.key_of(self.length - 1)
+        computed to pick the next; for a peer everything. `whole`: everything, if tokens are what is
+        looked up: a pair that begins with the last one is not known."""
+        is_whole = whole and not self.key.namespace.unit.overlap
+        return self.key_of(self.length if is_whole else self.length - 1)
 
     @property
     def room_tokens(self) -> int:

@@ -76,6 +76,7 @@ class Segments:
             loads=sorted(lease.loads) if lease.loads else [],
             row=request.row() if end == request.length + request.draws else None,
             follows=follows,
+            is_there=start < lease.num_device * self._page_size,
         )
         return segment if lease.state is None else self._with_state(segment, lease, lease.state)
 

@@ -70,6 +70,17 @@ def test_keys_and_values_land_in_their_slots_and_nowhere_else():
     assert torch.isnan(case.pool.k(0)[untouched]).all()
 
 
+def test_what_is_there_is_read_and_not_written_again():
+    """The last token of a prompt whose pages are all there, beside others; one goes on after it."""
+    case = Sequences([(7, 1), (2, 1), (3, 1), (9, 5)], 1, there=frozenset({0, 2}))
+    case.check()
+    for i, page in ((0, 1), (2, 0)):
+        stored = case.pool.k(0)[case.tables[i][page], 3]
+        assert torch.equal(stored, case.keys[i][:, -1])
+    packing = pack(Batch(1, [case._segment(0, 7, 1), case._segment(1, 2, 1)]), PAGE)
+    assert packing.slots.tolist() == [-1, 4 * case.tables[1][0] + 2]
+
+
 def test_packing_names_tokens_positions_and_slots():
     batch = Batch(1, [segment(0, 3, 3, [9, 5]), segment(1, 0, 1, [2])])
     packing = pack(batch, PAGE)

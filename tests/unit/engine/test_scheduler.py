@@ -30,14 +30,50 @@ def test_a_prompt_of_one_token():
 
 
 @pytest.mark.parametrize("length", [PAGE - 1, PAGE, PAGE + 1, 5 * PAGE])
-def test_one_token_is_always_left_to_compute(length):
+@pytest.mark.parametrize("mix", ["full", "full+window", "full+recurrent"])
+def test_one_token_is_always_left_to_compute(length, mix):
+    """With full attention alone, one and no more; other state is as of the end of a page."""
     prompt = PROMPT[:length]
-    with TinyEngine() as tiny:
+    with TinyEngine(mix=mix) as tiny:
         for _ in range(2):
             request = tiny.ask(prompt, 3)
             tiny.run()
-            assert tiny.tokens(request) == oracle(prompt, 3)
-        assert tiny.cached(request).device == (length - 1) // PAGE * PAGE
+            assert tiny.tokens(request) == oracle(prompt, 3, mix=mix)
+        whole = length // PAGE * PAGE == length and mix == "full"
+        assert tiny.cached(request).device == (length - 1 if whole else (length - 1) // PAGE * PAGE)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_prompt_of_whole_pages_is_found_whole_in_every_tier(ahead):
+    """One token of it is computed, nothing of it is written, and its answer goes on from there."""
+    prompt = PROMPT[: 6 * PAGE]
+    with TinyEngine(store="memory://?max=1MiB", ahead=ahead) as tiny:
+
+        def again() -> tuple[CachedTokens, int]:
+            before = tiny.model.num_computed
+            request = tiny.ask(prompt, 2 * PAGE)
+            tiny.run()
+            assert tiny.tokens(request) == oracle(prompt, 2 * PAGE)
+            return tiny.cached(request), tiny.model.num_computed - before
+
+        _, computed = again()
+        found = len(prompt) - 1
+        assert again() == (CachedTokens(device=found), computed - found)
+        tiny.manager.flush(Tier.DEVICE)
+        assert again() == (CachedTokens(host=found), computed - found)
+        tiny.manager.flush(Tier.DEVICE)
+        tiny.manager.flush(Tier.HOST)
+        assert again() == (CachedTokens(store=found), computed - found)
+        tiny.manager.check_invariants()
+
+
+def test_many_that_ask_the_same_at_once_compute_it_once():
+    prompt = PROMPT[: 5 * PAGE]
+    with TinyEngine() as tiny:
+        requests = [tiny.ask(prompt, 3) for _ in range(4)]
+        tiny.run()
+        assert all(tiny.tokens(request) == oracle(prompt, 3) for request in requests)
+        assert tiny.model.num_computed == len(prompt) + 3 + 4 * 2
 
 
 def test_hits_are_reported_by_tier():

@@ -19,6 +19,8 @@ from quire.types import RequestId, Tier
 
 Tokens = npt.NDArray[np.int32]
 _SETTLE_TIMEOUT_S = 120.0
+_LOOK_EVERY_S = 0.001
+"""When there is nothing to compute: nobody wakes us, as a server's loop is woken."""
 _WARM_TOKENS = 8
 """Of each request, before anything is measured."""
 _COPY_TOKENS = 64
@@ -117,7 +119,7 @@ class Drive:
     def step(self) -> None:
         """Raises EngineError if a request went wrong."""
         if not self.engine.step():
-            time.sleep(self.engine.patience_s())
+            time.sleep(min(self.engine.patience_s(), _LOOK_EVERY_S))
         now = time.perf_counter()
         for message in self.engine.take_messages():
             for output in message.outputs if isinstance(message, Outputs) else []:

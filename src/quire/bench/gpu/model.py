@@ -11,8 +11,8 @@ import torch
 
 from quire.errors import ConfigError
 
-_STD = 0.02
-_SEED = 11
+STD = 0.02
+SEED = 11
 _PER_FILE = 24
 """Tensors: about two layers."""
 
@@ -57,6 +57,16 @@ SHAPES: dict[str, dict[str, Any]] = {
 _COMMON = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "torch_dtype": "bfloat16"}
 
 
+def config_of(name: str) -> Any:
+    """transformers' configuration of it. Raises ConfigError for a name nobody knows."""
+    from transformers import AutoConfig
+
+    if name not in SHAPES:
+        raise ConfigError(f"shape {name!r} is not known: use {', '.join(SHAPES)}")
+    options = SHAPES[name] | _COMMON
+    return AutoConfig.for_model(**options)
+
+
 def write_model(
     directory: Path,
     name: str,
@@ -66,24 +76,21 @@ def write_model(
 ) -> None:
     """As transformers saves one, in bfloat16. Raises ConfigError for a name nobody knows."""
     from safetensors.torch import save_file
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    if name not in SHAPES:
-        raise ConfigError(f"shape {name!r} is not known: use {', '.join(SHAPES)}")
-    options = SHAPES[name] | _COMMON
+    config = config_of(name)
     directory.mkdir(parents=True)
-    config = AutoConfig.for_model(**options)
     config.save_pretrained(directory)
     with torch.device("meta"):
         shapes = AutoModelForCausalLM.from_config(config).state_dict()  # type: ignore[no-untyped-call]
-    generator = torch.Generator(device).manual_seed(_SEED)
+    generator = torch.Generator(device).manual_seed(SEED)
     places: dict[str, str] = {}
     tensors = [(tensor, value.shape) for tensor, value in shapes.items()]
     for first in range(0, len(tensors), _PER_FILE):
         file = f"model-{first:05d}.safetensors"
         made = {}
         for tensor, shape in tensors[first : first + _PER_FILE]:
-            value = torch.randn(shape, generator=generator, device=device).mul_(_STD)
+            value = torch.randn(shape, generator=generator, device=device).mul_(STD)
             made[tensor] = (value + 1 if "norm" in tensor else value).bfloat16().cpu()
             places[tensor] = file
         save_file(made, directory / file, metadata={"format": "pt"})

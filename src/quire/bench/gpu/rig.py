@@ -16,11 +16,13 @@ import torch
 from quire.bench import store as files
 from quire.bench.gpu.drive import Drive, Tokens
 from quire.bench.gpu.floors import Machine, Needs, measure
+from quire.bench.gpu.memory_model import RandomModel, write_outline
 from quire.bench.gpu.model import write_model
 from quire.bench.gpu.plan import Plan
 from quire.engine.build import build_engine
 from quire.engine.config import EngineConfig
-from quire.engine.forward.spec import dense_spec
+from quire.engine.forward.dense import DenseModel
+from quire.engine.forward.spec import DenseSpec, dense_spec
 from quire.errors import StoreError
 from quire.models import describe, read_config
 from quire.types import Tier
@@ -42,18 +44,27 @@ class Rig:
         self.machine: Machine = measure(self.device)
         self._stores = stores
         self._model = plan.model or folder / "model"
-        if not self._model.exists():
-            write_model(
-                self._model,
-                plan.shape,
-                device=self.device,
-                progress=lambda done, of: progress("random weights", done, of),
-            )
-        text = read_config(self._model).get_text_config()
-        self.spec = dense_spec(text, describe(self._model))
+        self._made: DenseModel | None = None
+        """One model for all engines; None: each reads it."""
+        progress("random weights", 0, 1)
+        if plan.model is None:
+            self.spec = write_outline(self._model, plan.shape)
+            self._made = RandomModel(self.spec, torch.bfloat16, self.device).make()
+        else:
+            self.spec = self._kept_model(plan.model)
         self.needs = Needs.of(self.spec)
         self._chance = np.random.default_rng(plan.seed)
         self._store: Path | None = None
+
+    def _kept_model(self, directory: Path) -> DenseSpec:
+        if not directory.exists():
+            write_model(
+                directory,
+                self.plan.shape,
+                device=self.device,
+                progress=lambda done, of: self.progress("random weights", done, of),
+            )
+        return dense_spec(read_config(directory).get_text_config(), describe(directory))
 
     def prompt(self, length: int) -> Tokens:
         """One that nobody has seen."""
@@ -89,6 +100,7 @@ class Rig:
                 chunk_tokens=chunk,
             ),
             lambda what, done: self.progress(what, int(done * 100), 100),
+            model=self._made,
         )
         try:
             drive = Drive(engine)

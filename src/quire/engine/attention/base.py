@@ -46,7 +46,7 @@ class Packing:
     tokens: npt.NDArray[np.int64]
     positions: npt.NDArray[np.int64]
     slots: npt.NDArray[np.int64]
-    """Where each token's key and value go: page × page_size + offset."""
+    """Where each token's key and value go: page × page_size + offset; −1: nowhere."""
     fresh: npt.NDArray[np.int64]
     """Pages begun but not filled by this batch. They are to be zeroed first: what an earlier owner
     left in their unused part is masked, but a NaN there would still come through."""

@@ -22,7 +22,7 @@ class Columns:
     """Positions are counted from the first of a segment's pages."""
 
     slots: Column
-    """[tokens]: where each one's key and value go: page × page_size + offset."""
+    """[tokens]: where each one's key and value go: page × page_size + offset; −1: nowhere."""
     starts: Column
     """[segments]: the position of its first token; the other two are [segments] too."""
     lengths: Column
@@ -56,6 +56,9 @@ def columns(segments: Sequence[Segment], page_size: int, window: int = 0) -> Col
         places = np.arange(num_tokens, dtype=np.int32) + np.repeat(lengths - ends, sizes)
         of = np.repeat(firsts, sizes)
     slots = pages[of + places // page_size] * page_size + places % page_size
+    if any(segment.is_there for segment in segments):
+        is_there = np.array([segment.is_there for segment in segments])
+        slots[(np.cumsum(sizes) - sizes)[is_there]] = -1
     return Columns(slots, starts, lengths, firsts, pages)
 
 

@@ -59,6 +59,9 @@ class _Decodes:
 @dataclass(frozen=True, slots=True)
 class _Plan:
     slots: torch.Tensor
+    """Of those rows whose keys and values go into pages,"""
+    written: torch.Tensor | None
+    """which are these; None: all."""
     fresh: torch.Tensor | None
     prompts: list[Prompt]
     decodes: list[_Decodes]
@@ -75,8 +78,10 @@ class TorchAttention:
     def plan(self, packing: Packing) -> _Plan:
         parts = self._blocks(packing.spans)
         singles = [span for span in parts if span.num_tokens == 1]
+        written = packing.slots >= 0
         return _Plan(
-            self._tensor(packing.slots),
+            self._tensor(packing.slots[written]),
+            None if written.all() else self._tensor(np.flatnonzero(written)),
             self._tensor(packing.fresh) if len(packing.fresh) else None,
             [self._prompt(span) for span in parts if span.num_tokens > 1],
             [self._decodes(group) for group in _groups(singles)],
@@ -105,8 +110,11 @@ class TorchAttention:
         if plan.fresh is not None:
             keys.index_fill_(0, plan.fresh, 0)
             values.index_fill_(0, plan.fresh, 0)
-        keys.flatten(0, 1).index_copy_(0, plan.slots, key.transpose(0, 1))
-        values.flatten(0, 1).index_copy_(0, plan.slots, value.transpose(0, 1))
+        for pages, rows in ((keys, key), (values, value)):
+            new = rows.transpose(0, 1)
+            if plan.written is not None:
+                new = new.index_select(0, plan.written)
+            pages.flatten(0, 1).index_copy_(0, plan.slots, new)
         num_heads, row, dim = query.shape
         output = query.new_empty((row, num_heads, dim))
         self.attend_prompts(plan.prompts, layer, query, output, scaling=scaling, sinks=sinks)

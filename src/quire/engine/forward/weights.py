@@ -82,7 +82,7 @@ class Part:
 
 def weights_refusal(spec: DenseSpec, stored: dict[str, StoredTensor]) -> str | None:
     """Why the files do not hold such a decoder as we read it; None: they do."""
-    for name, shape in _expected(spec):
+    for name, shape in expected(spec):
         if name not in stored:
             if name != HEAD or not spec.is_tied:
                 return f"its weights have no {name}"
@@ -211,7 +211,7 @@ class _Reader:
         return self._open[file].get_slice(name)
 
 
-def _expected(spec: DenseSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+def expected(spec: DenseSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of all weights, the head's included."""
     hidden, dim = spec.hidden_size, spec.head_dim
     q, kv = spec.num_q_heads * dim, spec.num_kv_heads * dim
