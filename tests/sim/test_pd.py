@@ -183,9 +183,10 @@ def test_the_same_seed_is_the_same_run(seed: int) -> None:
     assert first.digest != simulate_pd(seed + 1, 300).digest
 
 
-def test_a_finding_says_how_to_repeat_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.sim.pd.client.MAX_ATTEMPT_S", 0.0)
-    options = replace(SimPdOptions.from_seed(6), kill_rate=0.5, host_pages=33, restore=False)
+def test_a_finding_says_how_to_repeat_it() -> None:
+    options = replace(
+        SimPdOptions.from_seed(6), kill_rate=0.5, host_pages=33, restore=False, patience_s=0.0
+    )
     with pytest.raises(SimulationError, match="repeat: quire sim pd --seed 6 --steps 50") as caught:
         simulate_pd(6, 50, options)
     words = shlex.split(str(caught.value).rsplit("repeat: ", 1)[1])

@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "server": BOTTOM | {"", "config", "models", "engine", "store.url"},
     "settings": LIBRARY | {"models", "engine", "server"},
     "disagg.router": {"", "errors", "engine", "server"},
-    "sim": LIBRARY | {"sim", "engine", "disagg"},
+    "sim": LIBRARY | {"sim", "engine", "disagg", "disagg.router"},
     "replay": LIBRARY | {"engine"},
     "bench": LIBRARY | {"models", "engine", "settings"},
     "demo": LIBRARY,

@@ -12,32 +12,35 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from quire.cli.output import EXIT_FOUND, AsJson, complain, progress_bar, show, show_json
+from quire.cli.output import EXIT_FOUND, AsJson, complain, conclude, progress_bar, show, show_json
 from quire.cli.swarm import swarm
 from quire.sim import SimOptions, SimulationError, simulate
 from quire.sim.options import CommonOptions
-from quire.sim.pd.options import SimPdOptions
-from quire.sim.pd.report import PdReport
-from quire.sim.report import SimReport
+from quire.sim.pd.options import OverloadOptions, SimPdOptions
 
 app = typer.Typer(
     help="The real thing over simulated workers, stores and lines, in virtual time, with faults.",
     no_args_is_help=True,
 )
 
-_OWN: dict[str, tuple[Any, Any]] = {
+_SEEDED: dict[str, tuple[Any, Any]] = {
     "seed": (Annotated[int, typer.Option(help="Decides everything that is not given.")], 0),
-    "steps": (Annotated[int, typer.Option(min=1, help="Of the simulated loop.")], 20_000),
     "as_json": (AsJson, False),
+}
+_OWN = _SEEDED | {
+    "steps": (Annotated[int, typer.Option(min=1, help="Of the simulated loop.")], 20_000),
 }
 """Options of both kinds of run, beside those of the simulations."""
 
 
-def _options_of(kind: type[CommonOptions]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command that takes every field of `kind` as an option; those not given it does not get."""
+def _options_of(
+    kind: type[CommonOptions | OverloadOptions], own: dict[str, tuple[Any, Any]]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command that takes every field of `kind` as an option, and its own; those of `kind` that
+    are not given it does not get."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        hints, options = get_type_hints(kind), dict(_OWN)
+        hints, options = get_type_hints(kind), dict(own)
         common = {field.name: field.metadata for field in fields(CommonOptions)}
         for field in fields(kind):
             about = common.get(field.name, field.metadata)
@@ -67,7 +70,7 @@ def _group() -> None:
 
 
 @app.command(epilog="Example: [bold]quire sim run --seed 7 --steps 20000 --ranks 2[/bold]")
-@_options_of(SimOptions)
+@_options_of(SimOptions, _OWN)
 def run(*, seed: int, steps: int, as_json: bool, **given: Any) -> None:
     """One run, checked at every step. The same seed and options repeat it exactly.
 
@@ -77,7 +80,7 @@ def run(*, seed: int, steps: int, as_json: bool, **given: Any) -> None:
 
 
 @app.command(epilog="Example: [bold]quire sim pd --seed 7 --steps 20000 --kill-rate 0.01[/bold]")
-@_options_of(SimPdOptions)
+@_options_of(SimPdOptions, _OWN)
 def pd(*, seed: int, steps: int, as_json: bool, **given: Any) -> None:
     """One run of a cluster: real engines, simulated workers and lines, checked at every step.
 
@@ -86,6 +89,34 @@ def pd(*, seed: int, steps: int, as_json: bool, **given: Any) -> None:
     from quire.sim.pd.run import simulate_pd  # the engine, and with it torch
 
     _run(simulate_pd, seed, steps, replace(SimPdOptions.from_seed(seed), **given), as_json=as_json)
+
+
+@app.command(epilog="Example: [bold]quire sim overload --servers 4 --sessions 400[/bold]")
+@_options_of(OverloadOptions, _SEEDED)
+def overload(*, seed: int, as_json: bool, **given: Any) -> None:
+    """More than the lines between engines carry, for two minutes: goodput, waits, and the rest.
+
+    Ends with exit code 1 if less than 80 % of the lines was of use, if somebody waited more than
+    three times the longest fair wait, or if not all is answered. The default takes some minutes.
+    """
+    from quire.sim.pd.overload import overload as run_overload  # the engine, and with it torch
+
+    options = OverloadOptions(**given)
+    try:
+        with progress_bar() as progress:
+            report = run_overload(
+                seed, options, progress=lambda _s, n: progress("answered", n, options.sessions)
+            )
+    except SimulationError as error:
+        complain(str(error))
+        raise typer.Exit(EXIT_FOUND) from error
+    conclude(
+        {"ok": report.holds, "seed": seed, **dict(report.rows())},
+        lambda _found: [
+            _table(f"seed {seed}: {options.times:g} × what the lines carry", report.rows())
+        ],
+        as_json=as_json,
+    )
 
 
 app.command(epilog="Example: [bold]quire sim swarm --minutes 10 --jobs 16[/bold]")(swarm)
@@ -114,14 +145,14 @@ def _run(
     if as_json:
         show_json(_plain({"ok": True, **asdict(report)}))
     else:
-        show(_table(report))
+        show(_table(f"seed {report.seed}: no rule was broken", report.rows()))
 
 
-def _table(report: SimReport | PdReport) -> Any:
+def _table(title: str, rows: list[tuple[str, str]]) -> Any:
     from rich.table import Table
 
-    table = Table("", "", title=f"seed {report.seed}: no rule was broken", show_header=False)
-    for what, figure in report.rows():
+    table = Table("", "", title=title, show_header=False)
+    for what, figure in rows:
         table.add_row(what, figure)
     return table
 

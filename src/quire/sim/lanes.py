@@ -78,8 +78,11 @@ class Links:
         self._clock = clock
         self._pages_per_s = pages_per_s
         self._lanes: dict[tuple[str, bool], Lane] = {}
+        self.num_pages = 0
+        """That have set out, whether or not they arrived."""
 
     def enter(self, sender: str, receiver: str, num_pages: int) -> Passage:
+        self.num_pages += num_pages
         lanes = [self._lane(sender, is_sending=True), self._lane(receiver, is_sending=False)]
         return Passage([(lane, lane.enter(num_pages)) for lane in lanes])
 

@@ -6,6 +6,7 @@ says that it cannot, it goes to another, as often as need be. Knows engines only
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -23,8 +24,6 @@ _ARRIVAL_CHANCE = 0.4
 _HASTY_SHARE = 0.03
 """Calls that are given up by a deadline of their own."""
 _NOBODY = RequestId("")
-MAX_ATTEMPT_S = 240.0
-"""In which an engine must have answered, or said that it cannot."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,20 +43,29 @@ class Call:
     """Who works at it had no room when it was sent."""
     attempts: int = 0
     retry_s: float = 0.0
+    told_s: float | None = None
+    """When its first token came."""
+
+
+Route = Callable[[Call, list[SimNode]], tuple[SimNode, list[str]]]
+"""Of those that take calls the one for this call, and whom that is to ask for pages; nobody: whom
+it knows."""
 
 
 class SimClients:
-    def __init__(self, world: World, rng: Random) -> None:
+    def __init__(self, world: World, rng: Random, route: Route | None = None) -> None:
+        """`route`: instead of any of them."""
         options = world.options
         self._world = world
         self._rng = rng
-        names = [
+        self._route = route or self._any
+        self.namespaces = [
             Namespace(FINGERPRINT, DTYPE, options.page_size, salt=salt) for salt in ("", "tenant")
         ]
-        for namespace in names:
+        for namespace in self.namespaces:
             for unit in UnitKind:  # whoever answers
                 world.oracle.register(replace(namespace, unit=unit))
-        self._workload = Workload(rng, options.engine(1), names)
+        self._workload = Workload(rng, options.engine(1), self.namespaces)
         self.calls: list[Call] = []
         self._by_id: dict[RequestId, Call] = {}
         self._aborted: set[RequestId] = set()
@@ -70,23 +78,23 @@ class SimClients:
             if rng.random() < options.arrivals:
                 prompt = self._workload.next_prompt()
                 for _ in range(rng.choice(ARRIVING_TOGETHER)):
-                    self._arrive(prompt)
+                    self.arrive(prompt)
         elif len(self.calls) < options.concurrency and rng.random() < _ARRIVAL_CHANCE:
-            self._arrive(self._workload.next_prompt())
+            self.arrive(self._workload.next_prompt())
         self.send(nodes)
         if self.calls and rng.random() < options.abort_rate:
             self._abort(rng.choice(self.calls))
 
     def send(self, nodes: list[SimNode]) -> None:
         """Send what is not with anybody; see that nobody is kept waiting for ever."""
-        now = self._world.clock()
+        now, patience_s = self._world.clock(), self._world.options.patience_s
         for call in self.calls:
             if call.node is not None and not call.node.alive:
                 self._count("lost with its engine")
                 self._take_back(call, 0.1)
             if call.node is None and now >= call.retry_s and nodes:
-                self._send(call, self._rng.choice(nodes))
-            elif call.node is not None and now - call.sent_s > MAX_ATTEMPT_S:
+                self._send(call, *self._route(call, nodes))
+            elif call.node is not None and now - call.sent_s > patience_s:
                 raise SimulationError(self._about(call))
 
     def hear(self, node: SimNode, outputs: list[Output]) -> None:
@@ -97,6 +105,8 @@ class SimClients:
             if call is None or call.node is not node:
                 raise SimulationError(f"{output.id}: an answer that nobody waits for: {output}")
             call.got += output.tokens
+            if call.told_s is None and call.got:
+                call.told_s = self._world.clock()
             if call.got != call.expected[: len(call.got)]:
                 raise SimulationError(f"{output.id} answered {call.got} instead of {call.expected}")
             if output.finish is not None:
@@ -110,18 +120,28 @@ class SimClients:
         if output.finish is Finish.REJECTED and not call.was_full:
             raise SimulationError(f"{call.id} was rejected by one that has room: {output.error}")
 
-    def _arrive(self, prompt: Prompt) -> None:
+    def arrive(self, prompt: Prompt, *, is_patient: bool = False) -> Call:
+        """Somebody asks this, and waits for the answer, however long if `is_patient`."""
         rng, now = self._rng, self._world.clock()
         tokens = list(prompt.tokens) or [0]
         options = self._world.options
         count = rng.randrange(1, 2 * options.page_size + 2 + 2 * options.drafts)
         namespace = prompt.session.namespace
         expected = answer(self._world.oracle, namespace, tokens, count)
-        timeout_s = rng.uniform(0.1, 3.0) if rng.random() < _HASTY_SHARE else 3600.0
+        is_hasty = not is_patient and rng.random() < _HASTY_SHARE
+        timeout_s = rng.uniform(0.1, 3.0) if is_hasty else 3600.0
         self._count("arrived")
-        self.calls.append(Call(prompt, tokens, expected, now, timeout_s))
+        call = Call(prompt, tokens, expected, now, timeout_s)
+        self.calls.append(call)
+        return call
 
-    def _send(self, call: Call, node: SimNode) -> None:
+    def _any(self, _call: Call, nodes: list[SimNode]) -> tuple[SimNode, list[str]]:
+        node = self._rng.choice(nodes)
+        if node.place.prefill and self._rng.random() < 0.3:  # the router knows better
+            return node, self._rng.sample(node.place.prefill, len(node.place.prefill))
+        return node, []
+
+    def _send(self, call: Call, node: SimNode, prefill: list[str]) -> None:
         self._num_sent += 1
         call.attempts += 1
         call.id = RequestId(f"r{self._num_sent}")
@@ -130,9 +150,6 @@ class SimClients:
         self._by_id[call.id] = call
         params = SamplingParams(max_tokens=len(call.expected), temperature=0.0)
         tokens = np.asarray(call.tokens, dtype="<i4").tobytes()
-        prefill: list[str] = []
-        if node.place.prefill and self._rng.random() < 0.3:  # the router knows better
-            prefill = self._rng.sample(node.place.prefill, len(node.place.prefill))
         node.engine.handle(
             Generate(
                 call.id,
@@ -159,7 +176,7 @@ class SimClients:
                 if world.options.is_calm:
                     raise SimulationError(f"{call.id} was refused without need: {output.error}")
                 self._take_back(call, self._rng.uniform(0.1, 1.0))
-            case Finish.TIMEOUT if call.timeout_s < MAX_ATTEMPT_S:
+            case Finish.TIMEOUT if call.timeout_s < world.options.patience_s:
                 self._end(call)
             case _:
                 raise SimulationError(f"{call.id}: {output}")

@@ -51,7 +51,6 @@ from quire.sim.workload import ALPHABET
 from quire.types import Tier
 
 FINGERPRINT, DTYPE = "model", "float32"
-_MAX_RUNNING, _MAX_WAITING = 4, 16
 
 
 @dataclass(slots=True)
@@ -137,7 +136,7 @@ class SimNode:
         self.manager.costs.force(Way.BOTH if options.both else None)
         has_window = options.mix in (ComponentMix.WINDOW, ComponentMix.BOTH)
         has_state = options.mix in (ComponentMix.RECURRENT, ComponentMix.BOTH)
-        queue = Queue(max_running=_MAX_RUNNING, max_waiting=_MAX_WAITING, clock=clock)
+        queue = Queue(max_running=options.max_running, max_waiting=options.max_waiting, clock=clock)
         self.model = SimModel(
             world.oracle,
             queue.get,

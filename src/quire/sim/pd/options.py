@@ -1,4 +1,5 @@
 """SimPdOptions: which engines a simulated cluster has, and how badly it is treated.
+OverloadOptions: one whose lines are offered too much.
 
 As SimOptions: everything follows from the seed, any field may be overridden, and `command` names
 the overrides that a repetition needs.
@@ -34,6 +35,11 @@ class Topology(enum.Enum):
     """Unified engines that use each other's pages."""
 
 
+OVERLOAD_PAGE_SIZE = 8
+"""Few prompts begin with the same page by chance."""
+_PATIENCE = 4.0
+"""Times what would be ideal, until a run that does not clear is called off."""
+_LOAD = "The load"
 CLUSTER = "The engines (by default all of it follows from the seed)"
 
 
@@ -60,6 +66,9 @@ class SimPdOptions(CommonOptions):
     reordered: float = option(0.0, "Share that may overtake.", TROUBLE)
     delayed: float = option(0.0, "Share that comes late.", TROUBLE)
     link_pages_s: float = option(0.0, "Pages a second of each engine's line; 0: any.", TROUBLE)
+    max_running: int = option(4, "Requests that each engine runs.", CLUSTER, 1)
+    max_waiting: int = option(16, "Requests that each engine lets wait.", CLUSTER, 0)
+    patience_s: float = option(240.0, "In which a call must be answered, or refused.", CLUSTER)
 
     # Other than those of a cache alone, unless given:
     threshold_pages: int = 1
@@ -150,6 +159,51 @@ class SimPdOptions(CommonOptions):
     def command(self, seed: int, steps: int) -> str:
         """The exact command that repeats a run with these options."""
         return command_line("pd", self, SimPdOptions.from_seed(seed), seed, steps)
+
+
+@dataclass(frozen=True, slots=True)
+class OverloadOptions:
+    servers: int = option(100, "Engines, half of them prefill.", _LOAD, 2)
+    sessions: int = option(10_000, "That ask once each.", _LOAD, 1)
+    times: float = option(4.0, "What is offered, as a multiple of what the lines carry.", _LOAD)
+    seconds: float = option(120.0, "In which the sessions come, in virtual time.", _LOAD)
+    least_pages: int = option(4, "Of a prompt.", _LOAD, 1)
+    most_pages: int = option(48, "Of a prompt.", _LOAD, 1)
+    host_pages: int = option(300, "Of each engine.", _LOAD, 1)
+    timeout_s: float = option(3.0, "Without progress, until a peer is given up.", _LOAD)
+    turn_s: float = option(0.2, "Virtual time from one turn of an engine to the next.", _LOAD)
+
+    @property
+    def prefills(self) -> int:
+        return self.servers // 2
+
+    @property
+    def decodes(self) -> int:
+        return self.servers - self.prefills
+
+    @property
+    def link_pages_s(self) -> float:
+        """Of each engine's line, so that the load is what it should be."""
+        mean = (self.least_pages + self.most_pages) / 2
+        return self.sessions * mean / self.seconds / self.times / self.decodes
+
+    def cluster(self) -> SimPdOptions:
+        """Lines are short, and nothing else."""
+        return SimPdOptions(
+            prefills=self.prefills,
+            decodes=self.decodes,
+            page_size=OVERLOAD_PAGE_SIZE,
+            device_pages=2 * self.host_pages,
+            host_pages=self.host_pages,
+            link_pages_s=self.link_pages_s,
+            timeout_s=self.timeout_s,
+            arrivals=1.0,  # nobody waits for room before asking
+            chunk_pages=2 * self.most_pages,
+            max_running=16,
+            max_waiting=self.sessions,
+            patience_s=_PATIENCE * (1 + self.times) * self.seconds,
+            restore=False,
+        )
 
 
 def _draws_units(seed: int) -> UnitMix:

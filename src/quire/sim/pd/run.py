@@ -17,7 +17,7 @@ from quire.sim.drive import Progress, drive
 from quire.sim.lanes import Links
 from quire.sim.network import NetworkTrouble, SimNetwork
 from quire.sim.options import UnitMix
-from quire.sim.pd.client import SimClients
+from quire.sim.pd.client import Route, SimClients
 from quire.sim.pd.health import ALL, Health, line
 from quire.sim.pd.node import Place, SimNode, World
 from quire.sim.pd.options import SimPdOptions, Topology
@@ -54,7 +54,8 @@ def simulate_pd(
 class PdSimulation:
     """The parts of one run, wired together. A step is one turn of one engine."""
 
-    def __init__(self, seed: int, options: SimPdOptions) -> None:
+    def __init__(self, seed: int, options: SimPdOptions, route: Route | None = None) -> None:
+        """`route`: how calls find their engines; None: any way."""
         self.options = options
         self.clock = VirtualClock()
         self._digest = blake2b(digest_size=8)
@@ -82,7 +83,7 @@ class PdSimulation:
             health,
             self._trace,
         )
-        self.clients = SimClients(self.world, Random(f"{seed} clients"))
+        self.clients = SimClients(self.world, Random(f"{seed} clients"), route)
         self._lives = 0
         self._steps = 0
         self._quiet_turns = 0
@@ -92,14 +93,14 @@ class PdSimulation:
 
     def step(self) -> None:
         """Clients, trouble, time, and one engine's turn."""
-        self.clients.step(self._takers())
+        self.clients.step(self.takers())
         self._make_trouble()
         self.clock.advance(_STEP_S * self._rng.expovariate(1.0))
         if self._rng.random() < self.options.leap_rate:
             self.clock.advance(self._rng.uniform(0.5, _MAX_LEAP_S))
             self.world.health.disturbed(ALL)
         self._come_back()
-        self._happen()
+        self.happen()
         if self.nodes:
             self._turn(self._rng.choice(self.nodes))
 
@@ -112,11 +113,11 @@ class PdSimulation:
         num_calls, began = len(self.clients.calls), 0
         for at in range(_MAX_DRAIN_STEPS):
             self._come_back(at_once=True)
-            self.clients.send(self._takers())
+            self.clients.send(self.takers())
             if self.options.arrivals and len(self.clients.calls) < num_calls:
                 num_calls, began = len(self.clients.calls), at  # many wait, and all goes on
             self._sleep(_STEP_S * (1 + (at - began) / 100))  # something may be stuck, for long
-            self._happen()
+            self.happen()
             for node in self.nodes:
                 self._turn(node)
             self._check_nobody_is_forgotten()
@@ -149,7 +150,7 @@ class PdSimulation:
             node.calm()
         return node
 
-    def _takers(self) -> list[SimNode]:
+    def takers(self) -> list[SimNode]:
         return [node for node in self.nodes if node.place.role is not Role.PREFILL]
 
     def _turn(self, node: SimNode) -> None:
@@ -160,7 +161,7 @@ class PdSimulation:
         if self._steps % _AUDIT_EVERY == 0:
             self.world.counters["audited pages"] += node.audit()
 
-    def _happen(self) -> None:
+    def happen(self) -> None:
         """Whatever is due by now happens, wherever it does."""
         self.world.network.advance()
         for node in self.nodes:
