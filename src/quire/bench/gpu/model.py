@@ -62,15 +62,19 @@ def write_model(
     name: str,
     *,
     device: torch.device,
+    layers: int | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> None:
-    """As transformers saves one, in bfloat16. Raises ConfigError for a name nobody knows."""
+    """As transformers saves one, in bfloat16; with other `layers` than it has, if said. Raises
+    ConfigError for a name nobody knows."""
     from safetensors.torch import save_file
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if name not in SHAPES:
         raise ConfigError(f"shape {name!r} is not known: use {', '.join(SHAPES)}")
     options = SHAPES[name] | _COMMON
+    if layers is not None:
+        options = options | {"num_hidden_layers": layers}
     directory.mkdir(parents=True)
     config = AutoConfig.for_model(**options)
     config.save_pretrained(directory)
