@@ -10,13 +10,16 @@ from types import SimpleNamespace
 import pytest
 
 from quire.bench.disagg.turns import Asked
+from quire.bench.pd import bytes as bytes_moved
 from quire.bench.pd import figures, rounds, run
 from quire.bench.pd.fleet import Fleet
 from quire.bench.pd.plan import UNIFIED, Plan, Side
 from quire.cli.bench_pd import _write
 from quire.engine.messages import CachedTokens, HandoverStatus, Output
-from quire.errors import ConfigError
+from quire.errors import ConfigError, EngineError
+from quire.memory.layout import PageLayout
 from quire.peer.kinds import TransportKind
+from quire.peer.region import Region
 from unit.cli_support import command
 
 PLAN = Plan(
@@ -38,6 +41,11 @@ PLAN = Plan(
 @pytest.fixture
 def quire(capsys, monkeypatch):
     return command(capsys, monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def few_drawn(monkeypatch):
+    monkeypatch.setattr(figures, "_DRAWN", 100)
 
 
 # ---- what is asked -------------------------------------------------------------------------------
@@ -172,7 +180,7 @@ def found_with(on, off, unified):
 def verdicts(on, off, unified):
     plan = dataclasses.replace(PLAN, added=(500,), longest=2000, transports=(TransportKind.TCP,))
     compared = figures.compared(plan, found_with(on, off, unified))
-    rows = figures.asked_of(plan, {"compared": compared, "rates": {}})
+    rows = figures.asked_of(plan, {"compared": compared, "bytes": {}})
     return {row["what"].removeprefix("500 new, tcp on / "): row["met"] for row in rows}
 
 
@@ -186,10 +194,25 @@ def test_what_is_asked_is_met_only_when_the_whole_interval_says_so():
     assert unclear["tcp off, later turns: ttft_mean"] is None
 
 
-def test_a_rate_is_that_of_the_fastest_and_stands_beside_a_plain_copy():
-    rates = figures.of_rates({"shm": {"bytes": [8e9, 8e9], "seconds": [0.4, 0.2]}}, 50e9)
-    assert rates["shm"]["bytes_s"] == pytest.approx(40e9)
+def test_a_rate_stands_beside_a_plain_copy():
+    rates = figures.beside_copy({"shm": {"bytes_s": 40e9}}, 50e9)
     assert rates["shm"]["of_copy"] == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize("kind", [TransportKind.TCP, TransportKind.SHM])
+def test_bytes_come_to_the_device_as_they_were(kind):
+    layout = PageLayout("full", 2, 2, 8, "float32", 4)
+    plan = bytes_moved.Plan(layout, 21, rounds=2, offer_pages=5)
+    (found,) = bytes_moved.measure(plan, [kind]).values()
+    assert found["bytes"] == 21 * layout.page_bytes
+    assert len(found["seconds"]) == 2
+
+
+def test_pages_that_arrive_wrong_are_noticed(monkeypatch):
+    monkeypatch.setattr(Region, "copy_from", lambda *_: None)
+    plan = bytes_moved.Plan(PageLayout("full", 2, 2, 8, "float32", 4), 4, rounds=2)
+    with pytest.raises(EngineError, match="wrong"):
+        bytes_moved.measure(plan, [TransportKind.SHM])
 
 
 def test_what_came_by_another_way_is_wrong_and_so_is_a_side_without_a_cache_that_had_some():

@@ -129,19 +129,12 @@ def of_handovers(before: HandoverStatus, after: HandoverStatus) -> Result:
     }
 
 
-def of_rates(found: dict[str, dict[str, list[float]]], copy_bytes_s: float) -> Result:
-    """Bytes of a prompt by the time until its first token: from the prefill engine's host pages to
-    the decode engine's device, and everything around it."""
-    result = {}
-    for transport, rows in found.items():
-        best = max(size / s for size, s in zip(rows["bytes"], rows["seconds"], strict=True))
-        result[transport] = {
-            "bytes": rows["bytes"][0],
-            "seconds": rows["seconds"],
-            "bytes_s": best,
-            "of_copy": best / copy_bytes_s,
-        }
-    return result
+def beside_copy(found: Result, copy_bytes_s: float) -> Result:
+    """Rates by transport, as shares of that of a plain copy to the device."""
+    return {
+        transport: row | {"of_copy": row["bytes_s"] / copy_bytes_s}
+        for transport, row in found.items()
+    }
 
 
 def asked_of(plan: Plan, result: Result) -> list[Result]:
@@ -151,11 +144,11 @@ def asked_of(plan: Plan, result: Result) -> list[Result]:
     for added in plan.added:
         for transport in plan.transports:
             rows += _asked_of_pair(plan, result["compared"].get(str(added)), added, transport)
-    shm = result["rates"].get(TransportKind.SHM.value)
+    shm = result["bytes"].get(TransportKind.SHM.value)
     if shm is not None:
         rows.append(
             {
-                "what": "bytes through shared memory, by a plain copy to the device",
+                "what": "bytes through shared memory to the device, by a plain copy there",
                 "found": shm["of_copy"],
                 "asked": f"at least {SHARE_OF_COPY}",
                 "met": shm["of_copy"] >= SHARE_OF_COPY,

@@ -82,10 +82,10 @@ def token_bytes(plan: Plan) -> int:
     """State of one token."""
     shape = describe(plan.model)
     width = 2 * len(shape.full_layers) * shape.num_kv_heads * shape.head_dim
-    return width * DTYPE_BYTES[_dtype(plan)]
+    return width * DTYPE_BYTES[dtype_of(plan)]
 
 
-def _dtype(plan: Plan) -> str:
+def dtype_of(plan: Plan) -> str:
     return "bfloat16" if plan.device.startswith("cuda") else "float32"
 
 
@@ -101,7 +101,7 @@ def _config(plan: Plan, side: Side | None) -> EngineConfig:
         model=str(plan.model),
         name="bench",
         device=plan.device,
-        dtype=_dtype(plan),
+        dtype=dtype_of(plan),
         page_size=plan.page_size,
         device_bytes=device_bytes,
         host_bytes=host_bytes,

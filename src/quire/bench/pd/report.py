@@ -86,20 +86,19 @@ def _handovers(sides: Result) -> RenderableType:
 
 def _rates(result: Result) -> RenderableType:
     copy = result["copy_bytes_s"] / 1e9
-    table = new_table(
-        "One prompt that the prefill engine has, until the first token, nothing else under way; "
-        f"a plain copy to the device: {copy:.1f} GB/s"
-    )
+    table = new_table(f"Bytes; a plain copy from host to device: {copy:.1f} GB/s")
     for name in ("", "bytes", "fastest, ms", "GB/s", "of the copy"):
         table.add_column(name, justify="right" if name else "left")
-    for name, rate in result["rates"].items():
-        table.add_row(
-            name,
-            format_bytes(int(rate["bytes"])),
-            f"{min(rate['seconds']) * 1000:,.1f}",
-            f"{rate['bytes_s'] / 1e9:.1f}",
-            f"{rate['of_copy']:.0%}",
-        )
+    parts = {"{}, workers alone": result["bytes"], "{}, to the first token": result["rates"]}
+    for name, rows in parts.items():
+        for transport, row in rows.items():
+            table.add_row(
+                name.format(transport),
+                format_bytes(int(row["bytes"])),
+                f"{min(row['seconds']) * 1000:,.1f}",
+                f"{row['bytes_s'] / 1e9:.1f}",
+                f"{row['of_copy']:.0%}",
+            )
     return table
 
 

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -107,10 +108,10 @@ async def warm_up(fleet: Fleet, plan: Plan) -> None:
         await at_rest(fleet.clients)
 
 
-async def rates(fleet: Fleet, plan: Plan, progress: Progress) -> dict[str, dict[str, list[float]]]:
+async def rates(fleet: Fleet, plan: Plan, progress: Progress) -> dict[str, Any]:
     """Of decode engines without a cache: one prompt, which the prefill engine has, as often as is
     said, one after the other. Seconds until the first token, and bytes that came."""
-    found: dict[str, dict[str, list[float]]] = {}
+    found: dict[str, Any] = {}
     rng = np.random.default_rng(plan.seed)
     count = plan.longest - plan.page_size
     tokens = rng.integers(3, plan.vocabulary, count).astype("<i4").tobytes()
@@ -128,7 +129,11 @@ async def rates(fleet: Fleet, plan: Plan, progress: Progress) -> dict[str, dict[
             seconds.append(asked.ttft_s)
             await at_rest(fleet.clients)
         each = (await received(client) - before) / plan.bytes_repeats
-        found[side.transport.value] = {"seconds": seconds, "bytes": [each] * len(seconds)}
+        found[side.transport.value] = {
+            "bytes": each,
+            "seconds": seconds,
+            "bytes_s": each / min(seconds),
+        }
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import os
 import time
 from collections.abc import Callable
@@ -11,9 +12,11 @@ from typing import Any
 
 import torch
 
+from quire.bench.pd import bytes as bytes_moved
 from quire.bench.pd import figures, fleet, rounds
 from quire.bench.pd.plan import Plan, side_name
 from quire.bench.pd.rounds import Found, Progress
+from quire.memory.layout import PageLayout
 from quire.models import describe
 
 _COPY_BYTES = {"cuda": 1 << 30, "cpu": 64 << 20}
@@ -40,13 +43,15 @@ async def _run(plan: Plan, progress: Progress, tell: Tell) -> Result:
         "rates": {},
         "complete": False,
     }
+    progress("bytes", 0, 1)
+    result["bytes"] = figures.beside_copy(_bytes(plan), result["copy_bytes_s"])
     engines = await fleet.start(plan, progress)
     try:
         result["started_s"] = time.monotonic() - began
         await rounds.warm_up(engines, plan)
         result["warm_s"] = time.monotonic() - began
         found_rates = await rounds.rates(engines, plan, progress)
-        result["rates"] = figures.of_rates(found_rates, result["copy_bytes_s"])
+        result["rates"] = figures.beside_copy(found_rates, result["copy_bytes_s"])
         tell(result)
         before = {s: await rounds.handover_status(c) for s, c in engines.sides.items()}
         found: Found = {}
@@ -122,6 +127,25 @@ def copy_bytes_s(device: str) -> float:
     if kind == "cuda":
         torch.cuda.empty_cache()
     return best
+
+
+def _bytes(plan: Plan) -> Result:
+    kind, shape = torch.device(plan.device).type, describe(plan.model)
+    layout = PageLayout(
+        "full",
+        len(shape.full_layers),
+        shape.num_kv_heads,
+        shape.head_dim,
+        fleet.dtype_of(plan),
+        plan.page_size,
+    )
+    most = -(-plan.longest // plan.page_size)
+    num_pages = max(1, min(most, 2 * _COPY_BYTES[kind] // layout.page_bytes))
+    found = bytes_moved.measure(bytes_moved.Plan(layout, num_pages, plan.device), plan.transports)
+    if kind == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
+    return found
 
 
 def _device_name(plan: Plan) -> str:
