@@ -29,11 +29,12 @@ STAMP      := $(VENV)/.installed
 TEST_STAMP := $(VENV)/.installed-for-tests
 VLLM_STAMP := $(VLLM_VENV)/.installed
 
-.PHONY: test test-long test-kernels test-gpu test-vllm check format serve pd demo bench bench-ttft bench-disagg bench-serve bench-peers sim clean help
+.PHONY: test test-long test-transports test-kernels test-gpu test-vllm check format serve pd demo bench bench-ttft bench-disagg bench-serve bench-peers sim clean help
 
 help:
 	@echo "make test    the tests, in minutes (PYTEST_ARGS=... is passed on)"
 	@echo "make test-long    what takes longer (PYTEST_ARGS=... is passed on)"
+	@echo "make test-transports pages between engines by every transport, NIXL too, in minutes"
 	@echo "make test-kernels the GPU's kernels on this machine, interpreted by Triton, in minutes"
 	@echo "make test-gpu     on a machine with CUDA, with the Python and torch that are there"
 	@echo "make test-vllm    inside the real vLLM, on this machine's CPU; downloads 3.4 GB once"
@@ -73,6 +74,14 @@ test-long: $(TEST_STAMP)
 test-kernels: $(TEST_STAMP)
 	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt triton
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/unit/engine tests/unit/transfer -k "kernel or triton or fused or device or graph" $(PYTEST_ARGS)
+
+# NIXL's own requirements are CUDA builds that break what is here.
+test-transports: $(TEST_STAMP)
+	$(BIN)/python -m pip install --quiet --no-deps nixl nixl-cu12
+	$(BIN)/python -m pytest tests/unit/peer $(PYTEST_ARGS)
+	for kind in shm tcp nixl; do \
+	    QUIRE_TEST_TRANSPORT=$$kind $(BIN)/python -m pytest tests/e2e/disagg $(PYTEST_ARGS) || exit 1; \
+	done
 
 test-gpu:
 	PYTHONPATH=src:tests $(PYTHON) -m pytest tests/gpu $(PYTEST_ARGS)

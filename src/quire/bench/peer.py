@@ -1,5 +1,8 @@
-"""Pages between two engines on one machine: over localhost, against a plain socket that copies the
-same bytes; through shared memory, against a plain copy from memory to memory.
+"""Pages between two engines on one machine: over localhost and by NIXL, if it is installed, against
+a plain socket that copies the same bytes; through shared memory, against a plain copy from memory
+to memory.
+
+    python -m quire.bench.peer
 
 Over localhost both ends run in this process, on either side of the comparison; the plain socket
 sends each page with sendall and receives it into its place, one connection, nothing checked. A
@@ -9,11 +12,14 @@ nothing. A plain copy has as many threads as the shared memory that is compared 
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import socket
 import statistics
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -24,6 +30,7 @@ from quire.messages import PeerPart, PeerSource
 from quire.peer.client import ClientLimits, PageClient
 from quire.peer.identity import make_identity
 from quire.peer.kinds import TransportKind
+from quire.peer.nixl import NixlAgent
 from quire.peer.region import Region
 from quire.peer.server import PageServer
 from quire.peer.tickets import Tickets
@@ -54,18 +61,24 @@ def _compare(layout: PageLayout, total_bytes: int, rounds: int) -> dict[str, Any
     held, wanted = HostPool(layout, num_pages, is_shared=True), HostPool(layout, num_pages)
     np.frombuffer(held.raw().numpy(), dtype=np.uint8)[:] = 7
     seconds: dict[str, list[float]] = {}
-    tcp, shm = (_Exchange(held, wanted, kind) for kind in (TransportKind.TCP, TransportKind.SHM))
-    with tcp, shm:
+    with ExitStack() as stack:
+        exchanges = {
+            kind.value: stack.enter_context(_Exchange(held, wanted, kind)) for kind in _kinds()
+        }
         for _ in range(rounds):
             seconds.setdefault("socket", []).append(_plain(held, wanted))
             for streams in STREAMS:
                 ways = {"copy": _copied(held, wanted, streams)}
-                ways |= {"tcp": tcp.read(streams), "shm": shm.read(streams)}
+                ways |= {name: one.read(streams) for name, one in exchanges.items()}
                 for way, took in ways.items():
                     seconds.setdefault(f"{way} {streams}", []).append(took)
     held.close()
     wanted.close()
-    bases = {f"tcp {n}": "socket" for n in STREAMS} | {f"shm {n}": f"copy {n}" for n in STREAMS}
+    bases = {
+        f"{name} {n}": f"copy {n}" if name == TransportKind.SHM else "socket"
+        for name in exchanges
+        for n in STREAMS
+    }
     return {
         "pages": num_pages,
         "page_bytes": layout.page_bytes,
@@ -77,6 +90,13 @@ def _compare(layout: PageLayout, total_bytes: int, rounds: int) -> dict[str, Any
     }
 
 
+def _kinds() -> list[TransportKind]:
+    """NIXL last, if there is one."""
+    has_nixl = importlib.util.find_spec("nixl") is not None
+    found = [TransportKind.TCP, TransportKind.SHM]
+    return [*found, TransportKind.NIXL] if has_nixl else found
+
+
 def _median_ratio(plain: list[float], found: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(plain, found, strict=True))
 
@@ -85,6 +105,9 @@ class _Exchange:
     """A page server over one pool, and clients that read into the other."""
 
     def __init__(self, held: HostPool, wanted: HostPool, kind: TransportKind) -> None:
+        there, here = (
+            NixlAgent() if kind is TransportKind.NIXL else None for _ in ("server", "client")
+        )
         heads = held.layout.num_kv_heads
         identity = make_identity("bench", [held.layout], {held.layout.component: heads})
         self._region = Region(wanted, 0, heads)
@@ -98,12 +121,15 @@ class _Exchange:
             regions=[Region(held, 0, heads)],
             tickets=tickets,
             kind=kind,
+            nixl=there,
         )
         self._server.grant(_GRANT, held.layout.component, page_ids(self._pages))
         part = PeerPart(self._server.address, 0, heads)
         self._source = PeerSource(_EPOCH, _GRANT, 0, [part], tickets.of(_GRANT))
         self._clients = {
-            streams: PageClient(identity, _SECRET, kind=kind, limits=ClientLimits(streams=streams))
+            streams: PageClient(
+                identity, _SECRET, kind=kind, limits=ClientLimits(streams=streams), nixl=here
+            )
             for streams in STREAMS
         }
         for streams in self._clients:
@@ -165,3 +191,7 @@ def _plain(held: HostPool, wanted: HostPool) -> float:
         took = time.perf_counter() - started
         thread.join()
     return took
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(), indent=1))

@@ -330,7 +330,7 @@ class Engine:
             received_bytes=moved.get("peer_received_bytes", 0),
             received_by={
                 kind: moved[name]
-                for kind in ("shm", "tcp")
+                for kind in ("shm", "tcp", "nixl")
                 if (name := f"peer_received_bytes_{kind}") in moved
             },
             transfers=Ended(counters.transfers, counters.transfer_s),

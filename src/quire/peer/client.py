@@ -25,6 +25,7 @@ from quire.peer import protocol
 from quire.peer.errors import PeerError, ReadCancelled
 from quire.peer.identity import Identity
 from quire.peer.kinds import TransportKind
+from quire.peer.nixl import NixlAgent
 from quire.peer.pool import ConnectionPool, Line, PoolLimits
 from quire.peer.protocol import Answer, Read
 from quire.peer.region import Region
@@ -114,12 +115,13 @@ class PageClient:
         limits: ClientLimits | None = None,
         pool_limits: PoolLimits | None = None,
         on_error: Callable[[Exception], None] = lambda error: None,
+        nixl: NixlAgent | None = None,
     ) -> None:
-        """`on_error` hears, from any thread, why pages failed."""
+        """`on_error` hears, from any thread, why pages failed. `nixl`: for that kind."""
         self._secret = secret
         self._kind = kind
         self._limits = limits or ClientLimits()
-        self._pool = ConnectionPool(identity, secret, pool_limits)
+        self._pool = ConnectionPool(identity, secret, pool_limits, nixl)
         self._on_error = on_error
         self._helpers = ThreadPoolExecutor(
             self._limits.max_helpers, thread_name_prefix="quire-peer-read"
@@ -238,7 +240,7 @@ class PageClient:
 
     def _take_line(self, order: _Order, part: PeerPart) -> Line:
         """On one machine the near way, if there is one. Raises PeerError, EOFError, OSError."""
-        if self._kind is not TransportKind.TCP:
+        if self._kind.shares_memory:
             try:
                 near = near_address(self._secret, order.source.epoch, part.address)
                 return self._pool.take(near, order.deadline, order.cancelled)

@@ -26,7 +26,7 @@ import enum
 import hashlib
 import hmac
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -217,18 +217,43 @@ class Handshake:
         return mac.digest()
 
 
+class PageCard(Identity, frozen=True, omit_defaults=True):
+    """What a side of a connection for pages says of itself."""
+
+    ways: list[str] = msgspec.field(default_factory=list)
+    """By which it gives pages, or takes them, the best first; none: as pages always can."""
+
+
 def page_handshake(
-    side: Side, secret: str, identity: Identity, *, is_local: bool = False
+    side: Side,
+    secret: str,
+    identity: Identity,
+    *,
+    is_local: bool = False,
+    ways: Sequence[str] = (),
 ) -> Handshake:
-    """For connections that carry pages: the card is the identity."""
+    """For connections that carry pages: the card is the identity, and the ways."""
 
     def check(card: bytes) -> Objection | None:
         return objection(identity, msgspec.msgpack.decode(card, type=Identity))
 
-    card = msgspec.msgpack.encode(identity)
+    card = msgspec.msgpack.encode(PageCard(**msgspec.structs.asdict(identity), ways=list(ways)))
     return Handshake(
         side, Purpose.PAGES, secret, card, check, version=identity.version, is_local=is_local
     )
+
+
+def chosen_way(dialer: Sequence[str], listener: Sequence[str]) -> str:
+    """The best of the dialer's that the listener has; empty: none, so it is as always."""
+    return next((way for way in dialer if way in listener), "")
+
+
+def ways_of(card: bytes) -> list[str]:
+    """Of a card that was checked. Raises PeerError."""
+    try:
+        return msgspec.msgpack.decode(card, type=PageCard).ways
+    except msgspec.DecodeError as error:
+        raise PeerError("the other side does not keep to the protocol") from error
 
 
 def _said(card: bytes, is_local: bool) -> bytes:

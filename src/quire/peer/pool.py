@@ -12,19 +12,23 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
 from quire.errors import ConfigError
 from quire.peer.errors import PeerError, ReadCancelled
 from quire.peer.greet import shake_hands
-from quire.peer.handshake import TIMEOUT_S, Side, page_handshake
+from quire.peer.handshake import TIMEOUT_S, Side, chosen_way, page_handshake, ways_of
 from quire.peer.identity import Identity
+from quire.peer.kinds import TransportKind
+from quire.peer.nixl import NixlAgent
 from quire.peer.transport import Cancelled, Connection, open_transport
 from quire.peer.unix import dial_near, is_near
 from quire.peer.ways.base import Inlet
 from quire.peer.ways.mapped import MappedInlet, PeerMemory, receive_memory
 from quire.peer.ways.pushed import PushedInlet
+from quire.peer.ways.registered import RegisteredInlet, receive_remote
 
 _MAX_ADDRESSES = 512
 _WATCH_S = 1.0
@@ -70,7 +74,15 @@ class _Address:
 
 
 class ConnectionPool:
-    def __init__(self, identity: Identity, secret: str, limits: PoolLimits | None = None) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        secret: str,
+        limits: PoolLimits | None = None,
+        nixl: NixlAgent | None = None,
+    ) -> None:
+        """`nixl`: by it only, of those who are not near."""
+        self._nixl = nixl
         self._identity = identity
         self._secret = secret
         self._limits = limits or PoolLimits()
@@ -197,8 +209,18 @@ class ConnectionPool:
         if is_near(address):
             return self._dial_near(address, deadline, cancelled)
         connection = open_transport(address).dial(address, deadline)
-        self._greet(connection, deadline, cancelled)
-        return Line(address, connection, PushedInlet())
+        if self._nixl is None:
+            self._greet(connection, deadline, cancelled)
+            return Line(address, connection, PushedInlet())
+        way = self._greet(connection, deadline, cancelled, ways=(TransportKind.NIXL,))
+        try:
+            if not way:
+                raise PeerError(f"{address} does not give pages by NIXL: set peer_transport there")
+            memory = receive_remote(connection, self._nixl)
+        except BaseException:
+            connection.close()
+            raise
+        return Line(address, connection, RegisteredInlet(memory))
 
     def _dial_near(self, address: str, deadline: float, cancelled: Cancelled) -> Line:
         connection = dial_near(address, deadline)
@@ -217,13 +239,22 @@ class ConnectionPool:
                 self._watcher.start()
         return Line(address, connection, MappedInlet(memory))
 
-    def _greet(self, connection: Connection, deadline: float, cancelled: Cancelled) -> None:
+    def _greet(
+        self,
+        connection: Connection,
+        deadline: float,
+        cancelled: Cancelled,
+        *,
+        ways: Sequence[str] = (),
+    ) -> str:
+        """The way that was chosen of these, if any."""
         try:
             connection.set_deadline(deadline, cancelled)
             handshake = page_handshake(
-                Side.DIALER, self._secret, self._identity, is_local=connection.is_local
+                Side.DIALER, self._secret, self._identity, is_local=connection.is_local, ways=ways
             )
             shake_hands(connection, handshake, dials=True)
+            return chosen_way(ways, ways_of(handshake.peer_card))
         except BaseException:
             connection.close()
             raise

@@ -15,7 +15,7 @@ import contextlib
 import enum
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -25,9 +25,10 @@ from quire.peer import protocol
 from quire.peer.errors import PeerError
 from quire.peer.grants import Grant, Grants, OnFree
 from quire.peer.greet import shake_hands
-from quire.peer.handshake import TIMEOUT_S, Side, page_handshake
+from quire.peer.handshake import TIMEOUT_S, Side, chosen_way, page_handshake, ways_of
 from quire.peer.identity import Identity
 from quire.peer.kinds import TransportKind
+from quire.peer.nixl import NixlAgent
 from quire.peer.protocol import Answer, Read
 from quire.peer.region import Region
 from quire.peer.tickets import Tickets
@@ -36,6 +37,7 @@ from quire.peer.unix import UnixListener, near_address
 from quire.peer.ways.base import Granted, Outlet
 from quire.peer.ways.mapped import MappedOutlet
 from quire.peer.ways.pushed import PushedOutlet
+from quire.peer.ways.registered import RegisteredOutlet
 from quire.types import OperationId, PageIds, PageStatus
 
 _ACCEPT_PAUSE_S = 0.05
@@ -83,8 +85,10 @@ class PageServer:
         tickets: Tickets,
         kind: TransportKind = TransportKind.AUTO,
         limits: ServerLimits | None = None,
+        nixl: NixlAgent | None = None,
     ) -> None:
-        """Listens at once. Raises ConfigError when it cannot."""
+        """Listens at once. `nixl`: whoever can may read by it. Raises ConfigError when it
+        cannot."""
         self._identity = identity
         self._secret = secret
         self._epoch = epoch
@@ -98,9 +102,13 @@ class PageServer:
         self._sent_pages = 0
         self._sent_bytes = 0
         self._closed = False
-        self._doors: dict[Listener, Outlet] = {}
+        self._doors: dict[Listener, dict[str, Outlet]] = {}
+        """By each, the ways there are; the first is for readers who name none."""
         self._listener = open_transport(address).listen(address)
-        self._doors[self._listener] = PushedOutlet()
+        far: dict[str, Outlet] = {TransportKind.TCP: PushedOutlet()}
+        if nixl is not None:
+            far[TransportKind.NIXL] = RegisteredOutlet(nixl, self._regions.values())
+        self._doors[self._listener] = far
         try:
             self._open_near(kind)
         except ConfigError:
@@ -116,11 +124,11 @@ class PageServer:
     def _open_near(self, kind: TransportKind) -> None:
         """For readers on this machine, if they may have our memory."""
         regions = list(self._regions.values())
-        if kind is TransportKind.TCP:
+        if not kind.shares_memory:
             return
         if all(region.pool.descriptor is not None for region in regions):
             near = near_address(self._secret, self._epoch, self.address)
-            self._doors[UnixListener(near)] = MappedOutlet(regions)
+            self._doors[UnixListener(near)] = {TransportKind.SHM: MappedOutlet(regions)}
         elif kind is TransportKind.SHM:
             raise ConfigError(
                 "peer_transport is shm, but this system cannot share host memory: set it to tcp"
@@ -160,11 +168,16 @@ class PageServer:
         deadline = time.monotonic() + timeout_s
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        return not any(thread.is_alive() for thread in threads)
+        if any(thread.is_alive() for thread in threads):
+            return False
+        for outlets in self._doors.values():
+            for outlet in outlets.values():
+                outlet.close()
+        return True
 
     # ---- connections ----------------------------------------------------------------------------
 
-    def _accept(self, listener: Listener, outlet: Outlet) -> None:
+    def _accept(self, listener: Listener, outlets: Mapping[str, Outlet]) -> None:
         while True:
             try:
                 connection = listener.accept()
@@ -174,7 +187,7 @@ class PageServer:
             if connection is None:
                 return
             thread = threading.Thread(
-                target=self._serve, args=(connection, outlet), name="quire-pages", daemon=True
+                target=self._serve, args=(connection, outlets), name="quire-pages", daemon=True
             )
             with self._lock:
                 if not self._closed:
@@ -207,14 +220,20 @@ class PageServer:
             guest.state = state
             return True
 
-    def _serve(self, connection: Connection, outlet: Outlet) -> None:
+    def _serve(self, connection: Connection, outlets: Mapping[str, Outlet]) -> None:
         """One connection's life. However it ends, it costs that connection and no more."""
         try:
             connection.set_deadline(time.monotonic() + TIMEOUT_S)
             handshake = page_handshake(
-                Side.LISTENER, self._secret, self._identity, is_local=connection.is_local
+                Side.LISTENER,
+                self._secret,
+                self._identity,
+                is_local=connection.is_local,
+                ways=list(outlets),
             )
             shake_hands(connection, handshake, dials=False)
+            way = chosen_way(ways_of(handshake.peer_card), list(outlets))
+            outlet = outlets[way or next(iter(outlets))]
             outlet.open(connection)
             while not self._closed and self._enter(connection, _State.IDLE):
                 connection.set_deadline(time.monotonic() + self._limits.idle_s)

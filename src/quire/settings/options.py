@@ -356,7 +356,8 @@ class Settings:
         TransportKind.AUTO,
         Choice(list(TransportKind)),
         "How pages come from other engines: shm through memory shared on one machine, tcp over the "
-        "network; auto takes the first where it can be had.",
+        "network; auto takes the first where it can be had. nixl: by RDMA or what NIXL finds, "
+        "unencrypted, if all have it.",
         example="tcp",
         flag=True,
     )

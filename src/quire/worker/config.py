@@ -171,7 +171,7 @@ def _pools(
         component.layout,
         component.host_pages,
         pin_for=device_pool.device if where.type == "cuda" else None,
-        is_shared=config.peer is not None and config.peer.transport is not TransportKind.TCP,
+        is_shared=config.peer is not None and config.peer.transport.shares_memory,
         progress=progress,
     )
     try:

@@ -17,6 +17,8 @@ from quire.memory.host import HostPool
 from quire.messages import Fetch, PeerSource, Serve
 from quire.peer.address import join_address
 from quire.peer.client import PageClient
+from quire.peer.kinds import TransportKind
+from quire.peer.nixl import NixlAgent
 from quire.peer.region import Region
 from quire.peer.server import PageServer
 from quire.peer.tickets import Tickets
@@ -36,6 +38,8 @@ class Peering:
         self.regions = {
             component: Region(pool, *config.heads[component]) for component, pool in pools.items()
         }
+        is_nixl = config.transport is TransportKind.NIXL
+        self._nixl = nixl = NixlAgent() if is_nixl else None
         self.server = PageServer(
             join_address("tcp", config.host, config.port),
             identity=config.identity,
@@ -44,9 +48,10 @@ class Peering:
             regions=self.regions.values(),
             tickets=Tickets(config.ticket_key),
             kind=config.transport,
+            nixl=nixl,
         )
         self.client = PageClient(
-            config.identity, config.secret, kind=config.transport, on_error=count_error
+            config.identity, config.secret, kind=config.transport, on_error=count_error, nixl=nixl
         )
 
     def counters(self) -> dict[str, int]:
@@ -55,7 +60,10 @@ class Peering:
     def close(self, timeout_s: float) -> bool:
         """After the last fetch has ended. False if a thread still reads from the pools."""
         self.client.close()
-        return self.server.close(timeout_s)
+        is_quiet = self.server.close(timeout_s)
+        if self._nixl is not None and is_quiet:
+            self._nixl.close()
+        return is_quiet
 
 
 class ServeTask:

@@ -3,6 +3,12 @@ from collections.abc import Iterator
 import pytest
 
 from e2e.disagg.fleet import Fleet, starting
+from e2e.disagg.transports import CHOSEN, skip_unless_installed
+
+
+@pytest.fixture(autouse=True, scope="session")
+def installed() -> None:
+    skip_unless_installed(CHOSEN)
 
 
 @pytest.fixture(scope="session")

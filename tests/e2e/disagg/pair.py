@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from e2e.disagg.transports import CHOSEN
 from e2e.exactness.oracle import Answer
 from e2e.exactness.rig import PATIENCE_S, PAUSE_S, EngineRig
 from e2e.exactness.scenarios import check
@@ -148,7 +149,7 @@ def engines(
                 peer_port=0,
                 peer_secret=SECRET,
                 debug=True,
-                **({"prefetch_threshold": PAGE} | options),
+                **({"prefetch_threshold": PAGE, "peer_transport": CHOSEN} | options),
             )
             engine = build.build_engine(config)
             stack.callback(engine.close)

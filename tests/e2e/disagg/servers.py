@@ -31,6 +31,7 @@ import httpx
 import psutil
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from e2e.disagg.transports import CHOSEN
 from e2e.exactness.oracle import NOISE, reference
 from e2e.exactness.subjects import PAGE, Prompt, Subject
 from e2e.serving.server import Server, wait_until
@@ -378,6 +379,7 @@ class Program:
             for name, value in os.environ.items()
             if not name.startswith("QUIRE_") or name == "QUIRE_CACHE_DIR"
         }
+        options = {"peer_transport": CHOSEN.value} | options
         ours = {f"QUIRE_{name.upper()}": str(value) for name, value in options.items()}
         with self._log.open("wb") as output:
             self.process = subprocess.Popen(

@@ -3,6 +3,7 @@
 import pytest
 
 from e2e.disagg.pair import pair
+from e2e.disagg.transports import skip_unless_installed
 from e2e.exactness.scenarios import WAIT
 from e2e.exactness.subjects import (
     GEMMA,
@@ -16,7 +17,7 @@ from e2e.exactness.subjects import (
 from quire.peer.kinds import TransportKind
 from quire.types import Tier
 
-SHM, TCP = TransportKind.SHM, TransportKind.TCP
+SHM, TCP, NIXL = TransportKind.SHM, TransportKind.TCP, TransportKind.NIXL
 
 QUICK = [s for s in TINY_SUBJECTS if s.name in ("falcon_h1", "qwen3_next", "gemma3", "gpt_oss")]
 
@@ -39,12 +40,14 @@ def _next_turn(subject: Subject, prompt: Prompt, answer: list[int], number: int)
         *(pytest.param(kind, TCP, marks=pytest.mark.long) for kind in QUICK),
         (TINY_LLAMA, TCP),
         *((kind, SHM) for kind in (TINY_LLAMA, *QUICK)),
+        *((kind, NIXL) for kind in (TINY_LLAMA, *QUICK)),
     ],
     ids=str,
 )
 def test_every_tier_and_side_gives_the_same_answer_c25_c30_c31_c32(
     subject: Subject, transport: TransportKind, store: str
 ) -> None:
+    skip_unless_installed(transport)
     prompts = subject.ask()[:3]
     by = {"peer_transport": transport}
     with pair(subject, store, prefill_options=by, decode_options=WAIT | by) as both:

@@ -95,7 +95,7 @@ class FakeEngine:
         self._received = 0
 
     @contextlib.asynccontextmanager
-    async def generate(self, tokens, params, *, salt):
+    async def generate(self, tokens, params, *, salt, prefill=()):
         pages = [tokens[: 16 * i] for i in range(1, (len(tokens) // 4 - 1) // 4 + 1)]
         own = sum(salt.encode() + page in self._known for page in pages)
         self._received += (len(pages) - own) * self.page_bytes

@@ -1,6 +1,7 @@
 """Engines' page servers and pools over real sockets, and peers that do as they are told."""
 
 import contextlib
+import functools
 import socket
 import threading
 import time
@@ -18,6 +19,7 @@ from quire.peer.greet import shake_hands
 from quire.peer.handshake import Side, page_handshake
 from quire.peer.identity import make_identity
 from quire.peer.kinds import TransportKind
+from quire.peer.nixl import NixlAgent
 from quire.peer.pool import PoolLimits
 from quire.peer.region import Region
 from quire.peer.server import PageServer
@@ -44,10 +46,29 @@ class Chosen:
 chosen = Chosen()
 
 
-@pytest.fixture(params=[TransportKind.AUTO, TransportKind.TCP])
+@pytest.fixture(params=[TransportKind.AUTO, TransportKind.TCP, TransportKind.NIXL])
 def transport(request, monkeypatch):
+    if request.param is TransportKind.NIXL:
+        needs_nixl()
     monkeypatch.setattr(chosen, "kind", request.param)
     return request.param
+
+
+def needs_nixl():
+    pytest.importorskip("nixl", reason="install quire[nixl]")
+
+
+@functools.cache
+def nixl_reader():
+    """For all clients: it takes a while to start."""
+    return NixlAgent()
+
+
+def nixl_for(kind, *, is_server):
+    """A page server has an agent of its own, as in a process."""
+    if kind is not TransportKind.NIXL:
+        return None
+    return NixlAgent() if is_server else nixl_reader()
 
 
 def wait_until(condition):
@@ -123,6 +144,7 @@ def ranks(layout, total_heads, num_ranks, whole=None):
 
 
 def serve(region, identity=None, *, address="tcp://127.0.0.1:0", **options):
+    kind = options.pop("kind", chosen.kind)
     return PageServer(
         address,
         identity=identity or identity_of(region.pool.layout),
@@ -130,16 +152,19 @@ def serve(region, identity=None, *, address="tcp://127.0.0.1:0", **options):
         epoch=EPOCH,
         regions=[region],
         tickets=TICKETS,
-        kind=options.pop("kind", chosen.kind),
+        kind=kind,
+        nixl=options.pop("nixl", None) or nixl_for(kind, is_server=True),
         **options,
     )
 
 
 def connect(identity=None, *, secret=SECRET, pause_s=0.0, on_error=lambda error: None, **limits):
+    kind = limits.pop("kind", chosen.kind)
     return PageClient(
         identity or identity_of(),
         secret,
-        kind=limits.pop("kind", chosen.kind),
+        kind=kind,
+        nixl=nixl_for(kind, is_server=False),
         limits=ClientLimits(**limits),
         pool_limits=PoolLimits(pause_s=pause_s),
         on_error=on_error,
@@ -184,14 +209,17 @@ class Pair:
         self.client.close()
         assert self.server.close()
         received = self.client.counters()
-        other = "tcp" if chosen.kind is TransportKind.AUTO else "shm"
-        assert not received.get(f"peer_received_bytes_{other}")
+        way = "shm" if chosen.kind is TransportKind.AUTO else chosen.kind.value
+        others = {"tcp", "shm", "nixl"} - {way}
+        assert not any(received.get(f"peer_received_bytes_{other}") for other in others)
 
 
 class Impostor:
     """A page server that knows the secret, and then does what `behave(connection, read)` does."""
 
     def __init__(self, behave, *, identity=None, secret=SECRET):
+        if chosen.kind is TransportKind.NIXL:
+            pytest.skip("an impostor pushes pages")
         self._behave = behave
         self._identity = identity or identity_of()
         self._secret = secret

@@ -8,5 +8,6 @@ def test_it_compares_with_a_plain_socket_and_a_plain_copy():
     assert result.keys() == {"2 MiB", "360 KiB"}
     for found in result.values():
         ratios = found["ratio_to_plain"]
-        assert ratios.keys() == {f"{way} {n}" for way in ("tcp", "shm") for n in (1, 2, 4)}
+        # And by NIXL, where that is installed.
+        assert ratios.keys() >= {f"{way} {n}" for way in ("tcp", "shm") for n in (1, 2, 4)}
         assert all(ratio > 0 for ratio in found["ratio_to_plain"].values())

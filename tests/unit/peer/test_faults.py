@@ -24,10 +24,12 @@ from unit.peer.rig import (
     answer,
     ask,
     bother,
+    chosen,
     connect,
     dial_in,
     filled,
     identity_of,
+    nixl_for,
     pages_of,
     raw_socket,
     rubbish,
@@ -281,6 +283,7 @@ def test_a_peer_that_was_started_again_is_used_again():
             epoch="life-2",
             regions=[Region(filled(seed=1), 0, 2)],
             tickets=TICKETS,
+            nixl=nixl_for(chosen.kind, is_server=True),
         )
         pair.server.grant(GRANT, "full", page_ids(range(NUM_PAGES)))
         assert pair.read(epoch=EPOCH) == [PageStatus.MISS] * NUM_PAGES

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,7 +91,7 @@ async def run(fleet: Fleet, plan: Plan, progress: Progress = lambda *_: None) ->
             asked[side] += answers
             for session, answer in zip(copies[side], answers, strict=True):
                 session.grow(answer.answer, turn)
-            await _at_rest(fleet)
+            await at_rest((fleet.prefill, *fleet.sides.values()))
             received[side] += await _received(client) - before
     page_size = fleet.sides[ON].info.page_size
     sides = {side: _figures(asked[side], received[side], page_size) for side in SIDES}
@@ -137,18 +137,27 @@ async def _round(
 
     async def one(session: Session) -> Asked:
         async with gate:
-            return await _ask(client, session.tokens.tobytes(), plan.answer, salt, turn)
+            return await ask(client, session.tokens.tobytes(), plan.answer, salt, turn)
 
     return await asyncio.gather(*(one(session) for session in copies))
 
 
-async def _ask(client: EngineClient, tokens: bytes, count: int, salt: str, turn: int) -> Asked:
+async def ask(
+    client: EngineClient,
+    tokens: bytes,
+    count: int,
+    salt: str,
+    turn: int,
+    *,
+    prefill: Sequence[str] = (),
+) -> Asked:
+    """One request, of which `count` tokens come. Raises RuntimeError if none do."""
     params = SamplingParams(max_tokens=count, temperature=0.0)
     times: list[float] = []
     answer: list[int] = []
     cached = CachedTokens()
     began = time.perf_counter()
-    async with client.generate(tokens, params, salt=salt) as outputs:
+    async with client.generate(tokens, params, salt=salt, prefill=prefill) as outputs:
         async for output in outputs:
             if output.error:
                 raise RuntimeError(output.error)
@@ -164,14 +173,13 @@ async def _warm_up(fleet: Fleet, plan: Plan) -> None:
     short = dataclasses.replace(plan, sessions=2, turns=1, seed=plan.seed + 1)
     for side in SIDES:
         await _round(fleet.sides[side], sessions(short), short, salt=f"warm-{side}")
-        await _at_rest(fleet)
+        await at_rest((fleet.prefill, *fleet.sides.values()))
 
 
-async def _at_rest(fleet: Fleet) -> None:
+async def at_rest(clients: Sequence[EngineClient]) -> None:
     """Until nobody moves a byte: what one side left undone must not disturb the next."""
     deadline = time.monotonic() + _REST_S
     while time.monotonic() < deadline:
-        clients = (fleet.prefill, *fleet.sides.values())
         statuses = [await client.ask(GetStatus(), EngineStatus) for client in clients]
         if not any(
             sum(s.operations.values()) + s.waiting_writes + s.running + s.waiting for s in statuses

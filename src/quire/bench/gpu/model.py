@@ -57,13 +57,16 @@ SHAPES: dict[str, dict[str, Any]] = {
 _COMMON = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "torch_dtype": "bfloat16"}
 
 
-def config_of(name: str) -> Any:
-    """transformers' configuration of it. Raises ConfigError for a name nobody knows."""
+def config_of(name: str, layers: int | None = None) -> Any:
+    """transformers' configuration of it, with other `layers` than it has, if said. Raises
+    ConfigError for a name nobody knows."""
     from transformers import AutoConfig
 
     if name not in SHAPES:
         raise ConfigError(f"shape {name!r} is not known: use {', '.join(SHAPES)}")
     options = SHAPES[name] | _COMMON
+    if layers is not None:
+        options = options | {"num_hidden_layers": layers}
     return AutoConfig.for_model(**options)
 
 
@@ -72,13 +75,15 @@ def write_model(
     name: str,
     *,
     device: torch.device,
+    layers: int | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> None:
-    """As transformers saves one, in bfloat16. Raises ConfigError for a name nobody knows."""
+    """As transformers saves one, in bfloat16; with other `layers` than it has, if said. Raises
+    ConfigError for a name nobody knows."""
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM
 
-    config = config_of(name)
+    config = config_of(name, layers)
     directory.mkdir(parents=True)
     config.save_pretrained(directory)
     with torch.device("meta"):

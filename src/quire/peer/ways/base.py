@@ -44,6 +44,9 @@ class Outlet(Protocol):
         """Answer, and come back when the reader has the pages. Raises what connections raise: then
         the reader does not take them for good. The connection's deadline is the caller's to set."""
 
+    def close(self) -> None:
+        """Nobody reads any more, and the pages go away."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:

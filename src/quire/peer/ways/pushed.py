@@ -28,6 +28,9 @@ class PushedOutlet:
         answer = Answer(granted.statuses, granted.page_bytes, sums)
         connection.send_views([memoryview(framed(protocol.encode(answer))), *views])
 
+    def close(self) -> None:
+        """Nothing is held."""
+
 
 class PushedInlet:
     """Into the page itself when all its heads are asked of one page server, else into scratch
