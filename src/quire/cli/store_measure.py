@@ -29,7 +29,7 @@ def bench(
     page: Page = "1MiB",
     rounds: Annotated[
         int, typer.Option(min=1, help="Rounds, better an even number; medians are shown.")
-    ] = 4,
+    ] = 12,
     as_json: AsJson = False,
 ) -> None:
     """A store beside its own client on the same bytes, in the same run. Leaves it as it was."""

@@ -1,4 +1,5 @@
-"""Publishing pages that need each other, for stores that know nothing of paths themselves.
+"""Pages that need each other: which of them are new, and publishing them in stores that know
+nothing of paths themselves.
 
 Knows the order: what needs a page that is not there is an ORPHAN, and what was sent beside a page
 that did not land is taken back. How names are looked up, objects sent and taken back is the
@@ -7,7 +8,7 @@ store's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import compress
 
 from quire.errors import StoreError
@@ -16,11 +17,47 @@ from quire.types import PageStatus
 
 _OK, _ORPHAN = PageStatus.OK, PageStatus.ORPHAN
 
+Contains = Callable[[Sequence[ObjectName]], list[bool]]
+
+
+def look_up(objects: Sequence[NewObject], contains: Contains) -> list[PageStatus | None]:
+    """Per object: OK, it is there; ORPHAN, what it needs is not, nor in this call; None: it is new,
+    or lies behind one that is."""
+    present = _present(objects, contains)
+    known: dict[ObjectName, PageStatus | None] = {}
+    for name, _, parent, _ in objects:
+        there = parent is None or parent in present
+        if parent in known:
+            there = known[parent] is not _ORPHAN
+        known[name] = _ORPHAN if not there else _OK if name in present else None
+    return [known[new.name] for new in objects]
+
+
+def _present(objects: Sequence[NewObject], contains: Contains) -> set[ObjectName]:
+    """Those of them, and of what they need, that are there. New pages come as the end of a path:
+    where the first of them is not there, those behind it are not asked for."""
+
+    def which(names: Iterable[ObjectName]) -> set[ObjectName]:
+        asked = list(dict.fromkeys(names))
+        return set(compress(asked, contains(asked))) if asked else set()
+
+    own = {new.name for new in objects}
+    heads = [new.name for new in objects if new.parent is None or new.parent not in own]
+    outside = [new.parent for new in objects if new.parent is not None and new.parent not in own]
+    present = which([*heads, *outside])
+    reached = present.intersection(heads)
+    behind = []
+    for new in objects:
+        if new.parent in reached:
+            reached.add(new.name)
+            behind.append(new.name)
+    return present | which(behind)
+
 
 def put_paths(
     objects: Sequence[NewObject],
     *,
-    contains: Callable[[Sequence[ObjectName]], list[bool]],
+    contains: Contains,
     send: Callable[[Sequence[NewObject]], Sequence[PageStatus]],
     take_back: Callable[[Sequence[ObjectName]], None],
 ) -> list[PageStatus]:
@@ -48,9 +85,7 @@ def put_paths(
     return statuses
 
 
-def _lands(
-    objects: Sequence[NewObject], contains: Callable[[Sequence[ObjectName]], list[bool]]
-) -> list[bool]:
+def _lands(objects: Sequence[NewObject], contains: Contains) -> list[bool]:
     """Of each: is the page that it needs there, or before it in this call?"""
     own = {new.name for new in objects}
     needed = dict.fromkeys(new.parent for new in objects if new.parent is not None)

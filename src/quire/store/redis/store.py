@@ -13,13 +13,13 @@ from __future__ import annotations
 import contextlib
 import ssl
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import takewhile
 from typing import Any
 
 from quire.errors import StoreError, StoreURLError
-from quire.store.base import Blob, NewObject, ObjectName, StoredObject, StoreStats
+from quire.store.base import Blob, Landings, NewObject, ObjectName, StoredObject, StoreStats
 from quire.store.paths import put_paths
 from quire.store.redis.connection import Address, Connection, Login
 from quire.store.redis.nodes import Exchange, Nodes
@@ -51,9 +51,10 @@ class RedisStore:
     def get(
         self, names: Sequence[ObjectName], into: Sequence[Blob], *, deadline: float
     ) -> list[PageStatus]:
+        landed = into.landed if isinstance(into, Landings) else _untold
         exchanges = [
-            Exchange(key, command(b"GET", key), _reading(blob))
-            for key, blob in zip(map(self._key, names), into, strict=True)
+            Exchange(key, command(b"GET", key), _reading(into[i], partial(landed, i)))
+            for i, key in enumerate(map(self._key, names))
         ]
         answers = self._nodes.ask(exchanges, deadline)
         return [
@@ -176,11 +177,18 @@ class RedisStore:
                     break
 
 
-def _reading(blob: Blob) -> Any:
+def _reading(blob: Blob, landed: Callable[[], None]) -> Any:
     def hear(connection: Connection) -> int | ServerError:
-        return connection.answer_into(blob)
+        size = connection.answer_into(blob)
+        if isinstance(size, int) and _got(size, blob) is PageStatus.OK:
+            landed()
+        return size
 
     return hear
+
+
+def _untold(index: int) -> None:
+    """Nobody wants to know."""
 
 
 def _got(size: int, blob: Blob) -> PageStatus:
