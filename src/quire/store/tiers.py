@@ -112,6 +112,9 @@ class Tiers:
         self._counters.add(hits)
         return found
 
+    def pace(self, part: Part, keys: Sequence[PageKey]) -> float:
+        return self._where.pace(part, keys)
+
     def touch(
         self,
         part: Part,

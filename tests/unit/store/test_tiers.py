@@ -169,6 +169,22 @@ def test_the_one_that_proves_faster_is_read_first():
     assert where.candidates(PART, b"c", where.order()) == [1, 0]
 
 
+def test_a_page_takes_as_long_as_the_store_that_has_it():
+    where = Whereabouts(2)
+    where.learn(PART, [b"fast", b"both"], b"\1\1", 0)
+    where.learn(PART, [b"slow", b"both"], b"\1\1", 1)
+    where.learn(PART, [b"slow"], b"\0", 0)
+    assert where.pace(PART, [b"fast"]) == 1.0  # nothing was read so far
+    where.measured(0, 30, 30 * 0.01)
+    assert where.pace(PART, [b"slow"]) == 1.0  # nor of that one
+    where.measured(1, 10, 10 * 0.09)
+    mean_s = (30 * 0.01 + 10 * 0.09) / 40
+    assert where.pace(PART, [b"fast"]) == pytest.approx(0.01 / mean_s)
+    assert where.pace(PART, [b"slow"]) == pytest.approx(0.09 / mean_s)
+    assert where.pace(PART, [b"slow", b"both"]) == pytest.approx(0.05 / mean_s)
+    assert where.pace(PART, []) == 1.0
+
+
 def test_what_was_said_of_pages_that_are_written_since_is_forgotten():
     where = Whereabouts(1)
     where.learn(PART, [b"a", b"b"], b"\0\0", 0)
