@@ -31,7 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=list(SERVERS), choices=list(SERVERS))
     parser.add_argument("--rounds", type=int, default=24)
-    parser.add_argument("--page", default="1MiB")
+    parser.add_argument("--page", default="2MiB")
     parser.add_argument("--total", default="128MiB")
     said = parser.parse_args()
     os.environ.setdefault("AWS_ACCESS_KEY_ID", "bench")

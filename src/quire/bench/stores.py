@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from quire.bench.raw import RawBucket, RawClient, RawPool, RawRedis, join_pool
 from quire.bench.store import LIMITS, parallel, summary
 from quire.errors import StoreError
-from quire.store.base import Part, Store
+from quire.store.base import Part, Store, pages_per_call
 from quire.store.client import PageStore
 from quire.store.codec import object_name
 from quire.store.opening import choice_in, without_page_options
@@ -82,7 +82,8 @@ class Measured:
         self._random = random.Random(0)
         callers = max(LIMITS.fetch_threads, LIMITS.write_threads)
         # One mapping, as a host pool is: those who register memory register it once.
-        self.memory = memoryview(mmap.mmap(-1, callers * LIMITS.batch_pages * page_bytes))
+        self._per_call = min(LIMITS.batch_pages, pages_per_call(page_bytes))
+        self.memory = memoryview(mmap.mmap(-1, callers * self._per_call * page_bytes))
         self._pages = [
             self.memory[at : at + page_bytes] for at in range(0, self.memory.nbytes, page_bytes)
         ]
@@ -116,7 +117,7 @@ class Measured:
     def raw(self, clients: Sequence[RawClient], keys: Sequence[PageKey], *, puts: bool) -> float:
         def work(caller: int) -> None:
             pages = self._pages_of(caller)
-            for batch in _batches(keys)[caller :: len(clients)]:
+            for batch in _batches(keys, self._per_call)[caller :: len(clients)]:
                 names = [object_name(self._part, key) for key in batch]
                 move = clients[caller].put if puts else clients[caller].get
                 move(names, pages[: len(batch)])
@@ -149,7 +150,7 @@ class Measured:
             pages = self._pages_of(caller)
             move(
                 _Call(batch, pages[: len(batch)], time.monotonic() + DEADLINE_S)
-                for batch in _batches(keys)[caller::threads]
+                for batch in _batches(keys, self._per_call)[caller::threads]
             )
 
         began_s = time.perf_counter()
@@ -157,7 +158,7 @@ class Measured:
         return time.perf_counter() - began_s
 
     def _pages_of(self, caller: int) -> list[memoryview]:
-        size = LIMITS.batch_pages
+        size = self._per_call
         return self._pages[caller * size : (caller + 1) * size]
 
 
@@ -170,8 +171,7 @@ def _expect_ok(statuses: Sequence[PageStatus]) -> None:
         )
 
 
-def _batches(keys: Sequence[PageKey]) -> list[Sequence[PageKey]]:
-    size = LIMITS.batch_pages
+def _batches(keys: Sequence[PageKey], size: int) -> list[Sequence[PageKey]]:
     return [keys[i : i + size] for i in range(0, len(keys), size)]
 
 

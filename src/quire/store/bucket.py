@@ -23,7 +23,7 @@ from obstore import exceptions, store
 
 from quire.errors import StoreError, StoreURLError
 from quire.store.base import Blob, NewObject, ObjectName, StoredObject, StoreStats
-from quire.store.paths import put_paths
+from quire.store.paths import Sent, put_paths
 from quire.store.url import Options, StoreURL
 from quire.types import PAGE_KEY_BYTES, PageKey, PageStatus
 
@@ -59,14 +59,7 @@ class BucketStore:
     # ---- pages ----------------------------------------------------------------------------------
 
     def contains(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        async def look(name: ObjectName) -> bool:
-            try:
-                await obstore.head_async(self._bucket, path_of(name))
-            except (FileNotFoundError, exceptions.NotFoundError):
-                return False
-            return True
-
-        found = self._all(look, names, deadline)
+        found = self._all(self._look, names, deadline)
         for answer in found:
             if isinstance(answer, BaseException):
                 raise _as_error(answer)
@@ -92,15 +85,29 @@ class BucketStore:
         return [_status(answer) for answer in self._all(read, pairs, deadline)]
 
     def put(self, objects: Sequence[NewObject], *, deadline: float) -> list[PageStatus]:
-        def send(news: Sequence[NewObject]) -> list[PageStatus]:
-            return [_status(answer) for answer in self._all(self._write, news, deadline)]
+        async def one(item: NewObject | ObjectName) -> PageStatus | bool:
+            return await (self._write(item) if isinstance(item, NewObject) else self._look(item))
+
+        def send(news: Sequence[NewObject], needed: Sequence[ObjectName]) -> Sent:
+            answers = self._all(one, [*needed, *news], deadline)
+            looked, put = answers[: len(needed)], answers[len(needed) :]
+            return Sent(
+                [_status(answer) for answer in put],
+                [answer if isinstance(answer, bool) else _status(answer) for answer in looked],
+            )
 
         def take_back(names: Sequence[ObjectName]) -> None:
             paths = [path_of(name) for name in names]
             self._run(lambda: obstore.delete_async(self._bucket, paths), deadline)
 
-        look = partial(self.contains, deadline=deadline)
-        return put_paths(objects, contains=look, send=send, take_back=take_back)
+        return put_paths(objects, send=send, take_back=take_back)
+
+    async def _look(self, name: ObjectName) -> bool:
+        try:
+            await obstore.head_async(self._bucket, path_of(name))
+        except (FileNotFoundError, exceptions.NotFoundError):
+            return False
+        return True
 
     async def _write(self, new: NewObject) -> PageStatus:
         data = b"".join(new.blob)  # one object, published when all of it has come
