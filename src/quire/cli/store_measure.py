@@ -20,7 +20,7 @@ Url = Annotated[
 ]
 Total = Annotated[str, typer.Option(metavar="SIZE", help="Bytes written and read, at most.")]
 Page = Annotated[
-    str, typer.Option(metavar="SIZE", help="Size of a page; 16 tokens of an 8B model have 2 MiB.")
+    str, typer.Option(metavar="SIZE", help="Size of a page; 16 tokens of an 8B model: 2MiB.")
 ]
 BLOCK = 4096
 
