@@ -85,16 +85,17 @@ class BucketStore:
         return [_status(answer) for answer in self._all(read, pairs, deadline)]
 
     def put(self, objects: Sequence[NewObject], *, deadline: float) -> list[PageStatus]:
-        async def one(item: NewObject | ObjectName) -> PageStatus | bool:
-            return await (self._write(item) if isinstance(item, NewObject) else self._look(item))
+        async def one(item: NewObject | ObjectName) -> PageStatus:
+            if isinstance(item, NewObject):
+                return await self._write(item)
+            return _OK if await self._look(item) else PageStatus.MISS
 
         def send(news: Sequence[NewObject], needed: Sequence[ObjectName]) -> Sent:
-            answers = self._all(one, [*needed, *news], deadline)
-            looked, put = answers[: len(needed)], answers[len(needed) :]
-            return Sent(
-                [_status(answer) for answer in put],
-                [answer if isinstance(answer, bool) else _status(answer) for answer in looked],
-            )
+            """All of it side by side."""
+            answers = [_status(answer) for answer in self._all(one, [*needed, *news], deadline)]
+            known = {_OK: True, PageStatus.MISS: False}
+            there = [known.get(status, status) for status in answers[: len(needed)]]
+            return Sent(answers[len(needed) :], there)
 
         def take_back(names: Sequence[ObjectName]) -> None:
             paths = [path_of(name) for name in names]

@@ -40,8 +40,10 @@ def opened(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
         for package in ("moto", "flask_cors", "obstore"):
             pytest.importorskip(package, reason="needs the packages of the dev extra")
     made = PLACES[kind](folder)
-    yield made
-    made.close()
+    try:
+        yield made
+    finally:
+        made.close()
 
 
 @pytest.mark.parametrize(

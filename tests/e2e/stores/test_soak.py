@@ -10,6 +10,7 @@ import random
 import threading
 import time
 from collections import Counter
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -34,34 +35,36 @@ def test_random_faults_under_load_cost_hits_and_nothing_else_c18(
     seed = int(os.environ.get("QUIRE_SOAK_SEED", random.SystemRandom().randrange(1 << 16)))
     print(f"QUIRE_SOAK_SEED={seed}")
     chance, met, asked_s = random.Random(seed), Counter[str](), []
-    for place in opened(kind, tmp_path, monkeypatch):
-        with engine_rig(TINY_LLAMA, store=place.url, **OPTIONS) as rig:
+    with (
+        contextmanager(opened)(kind, tmp_path, monkeypatch) as place,
+        engine_rig(TINY_LLAMA, store=place.url, **OPTIONS) as rig,
+    ):
 
-            def timed(what: str) -> None:
-                began_s = time.monotonic()
-                ask(rig, what)
-                asked_s.append(time.monotonic() - began_s)
+        def timed(what: str) -> None:
+            began_s = time.monotonic()
+            ask(rig, what)
+            asked_s.append(time.monotonic() - began_s)
 
-            timed("before")
-            rig.settle()
-            before, ends_s = held(), time.monotonic() + SECONDS
-            while time.monotonic() < ends_s or not met:
-                fault = chance.choice(list(place.faults))
-                met[fault] += 1
-                harm, undo, _ = place.faults[fault]
-                meanwhile(harm, partial(timed, fault))
-                if chance.random() < 0.5:
-                    rig.flush(Tier.DEVICE, *[Tier.HOST] * chance.randrange(2))
-                    timed(f"still {fault}")
-                undo()
-                timed(f"after {fault}")
-            assert any(from_the_store(rig) for _ in range(60)), counters(rig)
-            rig.settle()
-            print(f"{kind}: {met.total()} faults: {dict(met)}")
-            print(f"{len(asked_s)} times asked, the longest took {max(asked_s):.1f} s")
-            print(f"threads, files before and after: {before}, {held()}; {counters(rig)}")
-            assert not counters(rig)["breaker_is_open"]
-            assert all(now <= was + MORE for was, now in zip(before, held(), strict=True))
+        timed("before")
+        rig.settle()
+        before, ends_s = held(), time.monotonic() + SECONDS
+        while time.monotonic() < ends_s or not met:
+            fault = chance.choice(list(place.faults))
+            met[fault] += 1
+            harm, undo, _ = place.faults[fault]
+            meanwhile(harm, partial(timed, fault))
+            if chance.random() < 0.5:
+                rig.flush(Tier.DEVICE, *[Tier.HOST] * chance.randrange(2))
+                timed(f"still {fault}")
+            undo()
+            timed(f"after {fault}")
+        assert any(from_the_store(rig) for _ in range(60)), counters(rig)
+        rig.settle()
+        print(f"{kind}: {met.total()} faults: {dict(met)}")
+        print(f"{len(asked_s)} times asked, the longest took {max(asked_s):.1f} s")
+        print(f"threads, files before and after: {before}, {held()}; {counters(rig)}")
+        assert not counters(rig)["breaker_is_open"]
+        assert all(now <= was + MORE for was, now in zip(before, held(), strict=True))
 
 
 def held() -> tuple[int, int]:
