@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import re
 import shutil
 import signal
 import socket
@@ -50,6 +51,8 @@ class Valkey:
         self._folder = folder
         self._options = options
         self.port = free_port()
+        self.password = ""
+        """That it asks for by now."""
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -62,6 +65,7 @@ class Valkey:
         return f"redis://{self.address}"
 
     def start(self) -> None:
+        self.password = ""
         words = [find_program(), "--port", str(self.port), "--bind", "127.0.0.1"]
         words += ["--save", "", "--appendonly", "no", "--dir", str(self._folder)]
         for name, value in self._options.items():
@@ -97,7 +101,8 @@ class Valkey:
     def say(self, *words: bytes) -> object:
         """As a client of its own."""
         deadline = time.monotonic() + 10
-        connection = Connection(Address("127.0.0.1", self.port), Login(), deadline)
+        login = Login(password=self.password)
+        connection = Connection(Address("127.0.0.1", self.port), login, deadline)
         try:
             connection.send(command(*words), deadline)
             return connection.answer()
@@ -236,17 +241,27 @@ class Mooncake:
     def go_on(self) -> None:
         self.master.send_signal(signal.SIGCONT)
 
+    def pause_holder(self) -> None:
+        self.holders[0].send_signal(signal.SIGSTOP)
+
+    def holder_goes_on(self) -> None:
+        self.holders[0].send_signal(signal.SIGCONT)
+
     def stop(self) -> None:
         for process in (*self.holders, self.master):
             _end(process)
 
 
 class Link:
-    """A wire to a server, to be slowed down and cut: a relay on a port of its own."""
+    """A wire to a server, to be slowed down, narrowed and cut: a relay on a port of its own."""
 
     def __init__(self, port: int) -> None:
         self._server_port = port
         self.delay_s = 0.0
+        self.bytes_per_s = 0
+        """Of each connection and way; 0: as many as there are."""
+        self.refusal = b""
+        """What every request over HTTP is answered with, instead of being passed on."""
         self.is_cut = False
         self._ends: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -261,7 +276,7 @@ class Link:
                 end.shutdown(socket.SHUT_RDWR)
 
     def mend(self) -> None:
-        self.is_cut, self.delay_s = False, 0.0
+        self.is_cut, self.delay_s, self.bytes_per_s, self.refusal = False, 0.0, 0, b""
 
     def close(self) -> None:
         self._listener.close()
@@ -283,16 +298,32 @@ class Link:
                 continue
             self._ends += [near, far]
             for source, target in ((near, far), (far, near)):
-                threading.Thread(target=self._carry, args=(source, target), daemon=True).start()
+                asks = source is near
+                threading.Thread(
+                    target=self._carry, args=(source, target, asks), daemon=True
+                ).start()
 
-    def _carry(self, source: socket.socket, target: socket.socket) -> None:
+    def _carry(self, source: socket.socket, target: socket.socket, asks: bool) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
-                time.sleep(self.delay_s)
+                if self.refusal and asks:
+                    self._refuse(source, data)
+                    break
+                narrow_s = len(data) / self.bytes_per_s if self.bytes_per_s else 0.0
+                time.sleep(self.delay_s + narrow_s)
                 target.sendall(data)
         for end in (source, target):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
+
+    def _refuse(self, asker: socket.socket, request: bytes) -> None:
+        """When all of it has come, as far as its head says."""
+        head, _, body = request.partition(b"\r\n\r\n")
+        length = re.search(rb"(?i)content-length: *(\d+)", head)
+        left = int(length[1]) - len(body) if length else 0
+        while left > 0 and (more := asker.recv(1 << 16)):
+            left -= len(more)
+        asker.sendall(self.refusal)
 
 
 class KeptOpen:

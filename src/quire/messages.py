@@ -238,6 +238,8 @@ class Probed(_Message, frozen=True, tag="probed"):
     """Leading pages."""
     present: list[bytes] = []
     """With `each`: one byte per key, 1 where it is there."""
+    paces: list[float] = []
+    """How long a leading page takes beside one of those that were read lately; none: as long."""
 
 
 class StoreChanged(_Message, frozen=True, tag="store_changed"):

@@ -2,8 +2,10 @@
 
 Works in a place of its own inside the store (another prefix or folder), which is cleared
 afterwards; nothing else is touched. The store is driven as a worker drives it: as many calling
-threads and pages per call. Every round times store and client next to each other, in alternating
-order, and the result is the median of the rounds' ratios.
+threads and pages per call, each thread writing one path, which it goes on with from call to call.
+Its client moves as many objects of the same bytes, by as many threads and calls. Every round times
+store and client next to each other, in alternating order, and the result is the median of the
+rounds' ratios.
 """
 
 from __future__ import annotations
@@ -20,13 +22,13 @@ from typing import Any, NamedTuple
 from quire.bench.raw import RawBucket, RawClient, RawPool, RawRedis, join_pool
 from quire.bench.store import LIMITS, parallel, summary
 from quire.errors import StoreError
-from quire.store.base import Part, Store
+from quire.store.base import Part, Store, pages_per_call
 from quire.store.client import PageStore
 from quire.store.codec import object_name
 from quire.store.opening import choice_in, without_page_options
 from quire.store.packing import Packer, PackKind
 from quire.store.url import StoreURL, open_store, parse_url
-from quire.types import PageKey, PageStatus
+from quire.types import NO_PARENT, PageKey, PageStatus
 
 DEADLINE_S = 120.0
 PROBE_KEYS = 256
@@ -61,6 +63,12 @@ def own_place(text: str) -> StoreURL:
     )
 
 
+class _Call(NamedTuple):
+    keys: Sequence[PageKey]
+    pages: Sequence[memoryview]
+    deadline: float
+
+
 class Measured:
     """A store in a place of its own, opened, with pages to move."""
 
@@ -74,7 +82,8 @@ class Measured:
         self._random = random.Random(0)
         callers = max(LIMITS.fetch_threads, LIMITS.write_threads)
         # One mapping, as a host pool is: those who register memory register it once.
-        self.memory = memoryview(mmap.mmap(-1, callers * LIMITS.batch_pages * page_bytes))
+        self._per_call = min(LIMITS.batch_pages, pages_per_call(page_bytes))
+        self.memory = memoryview(mmap.mmap(-1, callers * self._per_call * page_bytes))
         self._pages = [
             self.memory[at : at + page_bytes] for at in range(0, self.memory.nbytes, page_bytes)
         ]
@@ -87,15 +96,28 @@ class Measured:
 
     def write(self, keys: Sequence[PageKey], threads: int = LIMITS.write_threads) -> float:
         """Seconds. Raises StoreError."""
-        return self._timed(keys, threads, lambda: self._store.put)
+
+        def put(batches: Iterator[_Call]) -> None:
+            last = NO_PARENT
+            for names, pages, deadline in batches:
+                parents, last = [last, *names[:-1]], names[-1]
+                _expect_ok(
+                    self._store.put(self._part, names, pages, parents=parents, deadline=deadline)
+                )
+
+        return self._timed(keys, threads, put)
 
     def read(self, keys: Sequence[PageKey], threads: int = LIMITS.fetch_threads) -> float:
-        return self._timed(keys, threads, lambda: self._store.get)
+        def get(batches: Iterator[_Call]) -> None:
+            for names, pages, deadline in batches:
+                _expect_ok(self._store.get(self._part, names, pages, deadline=deadline))
+
+        return self._timed(keys, threads, get)
 
     def raw(self, clients: Sequence[RawClient], keys: Sequence[PageKey], *, puts: bool) -> float:
         def work(caller: int) -> None:
             pages = self._pages_of(caller)
-            for batch in _batches(keys)[caller :: len(clients)]:
+            for batch in _batches(keys, self._per_call)[caller :: len(clients)]:
                 names = [object_name(self._part, key) for key in batch]
                 move = clients[caller].put if puts else clients[caller].get
                 move(names, pages[: len(batch)])
@@ -122,31 +144,34 @@ class Measured:
         return statistics.median(samples)
 
     def _timed(
-        self, keys: Sequence[PageKey], threads: int, call: Callable[[], Callable[..., Any]]
+        self, keys: Sequence[PageKey], threads: int, move: Callable[[Iterator[_Call]], None]
     ) -> float:
         def work(caller: int) -> None:
             pages = self._pages_of(caller)
-            for batch in _batches(keys)[caller::threads]:
-                deadline = time.monotonic() + DEADLINE_S
-                statuses = call()(self._part, batch, pages[: len(batch)], deadline=deadline)
-                if any(status is not PageStatus.OK for status in statuses):
-                    names = ", ".join(sorted({status.name.lower() for status in statuses}))
-                    raise StoreError(
-                        f"the store did not move every page ({names}): give it room, or measure "
-                        "with a smaller --total"
-                    )
+            move(
+                _Call(batch, pages[: len(batch)], time.monotonic() + DEADLINE_S)
+                for batch in _batches(keys, self._per_call)[caller::threads]
+            )
 
         began_s = time.perf_counter()
         parallel(work, threads)
         return time.perf_counter() - began_s
 
     def _pages_of(self, caller: int) -> list[memoryview]:
-        size = LIMITS.batch_pages
+        size = self._per_call
         return self._pages[caller * size : (caller + 1) * size]
 
 
-def _batches(keys: Sequence[PageKey]) -> list[Sequence[PageKey]]:
-    size = LIMITS.batch_pages
+def _expect_ok(statuses: Sequence[PageStatus]) -> None:
+    if any(status is not PageStatus.OK for status in statuses):
+        names = ", ".join(sorted({status.name.lower() for status in statuses}))
+        raise StoreError(
+            f"the store did not move every page ({names}): give it room, or measure with a smaller "
+            "--total"
+        )
+
+
+def _batches(keys: Sequence[PageKey], size: int) -> list[Sequence[PageKey]]:
     return [keys[i : i + size] for i in range(0, len(keys), size)]
 
 

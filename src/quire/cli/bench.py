@@ -71,7 +71,7 @@ def store(
     """The file store beside raw direct I/O on the same disk, in the same run; or, by its URL, any
     store beside its own client, as quire store bench does."""
     if "://" in path:
-        for size in page or ["1MiB"]:
+        for size in page or ["2MiB"]:
             store_measure.bench(path, total, size, rounds, as_json)
         return
     from quire.bench import report

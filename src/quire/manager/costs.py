@@ -106,13 +106,16 @@ class CostModel:
         """Always this way, whatever it costs; None: the best again. For measurements and tests."""
         self._forced = way
 
-    def choose(self, num_pages: int, ahead: int = 0, *, can_meet: bool = True) -> Way:
+    def choose(
+        self, num_pages: int, ahead: int = 0, *, can_meet: bool = True, pace: float = 1.0
+    ) -> Way:
         """The fastest way to `num_pages` that the store has. `ahead`: pages that others have on
-        their way. `can_meet`: both at once is possible. FETCH while a rate is unknown; and now and
-        then the store is tried although computing is faster: stores recover."""
+        their way. `can_meet`: both at once is possible. `pace`: how long one takes beside those
+        that were fetched lately, where there are several stores. FETCH while a rate is unknown;
+        and now and then the store is tried although computing is faster: stores recover."""
         if self._forced is not None:
             return Way.FETCH if self._forced is Way.BOTH and not can_meet else self._forced
-        times = self.times(num_pages, ahead)
+        times = self.times(num_pages, ahead, pace)
         if times is None:
             return Way.FETCH
         way = times.best if can_meet else times.best_alone
@@ -142,18 +145,19 @@ class CostModel:
         times = self.times(num_pages, ahead)
         return None if times is None else times.both_s / self._slip
 
-    def times(self, num_pages: int, ahead: int = 0) -> Times | None:
+    def times(self, num_pages: int, ahead: int = 0, pace: float = 1.0) -> Times | None:
         """How long each way would take. None: not enough is known."""
         fetch, prefill = self._fetch.seconds_per_item, self._prefill.seconds_per_item
         if not self._enabled or fetch is None or prefill is None:
             return None
         load = self._load.seconds_per_item or 0.0
         page_s = prefill * self._page_size
-        arrive_s = max(fetch, load)  # one while the other
+        own_s = fetch * pace
+        arrive_s = max(own_s, load)  # one while the other
         meet_s = (num_pages + ahead) / (1 / page_s + 1 / arrive_s)
         return Times(
             compute_s=page_s * num_pages,
-            fetch_s=fetch * (num_pages + ahead) + load * num_pages,
+            fetch_s=own_s * num_pages + fetch * ahead + load * num_pages,
             both_s=(meet_s + min(page_s, arrive_s) * num_pages * _MISMATCH) * self._slip,
         )
 

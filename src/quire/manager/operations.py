@@ -77,6 +77,8 @@ class Operation:
     state: OpState = OpState.RUNNING
     hits: list[int] | None = None
     """Probe only: leading pages present per query, minimum over the legs that count."""
+    paces: list[float] = field(default_factory=list)
+    """Probe only: see Probed; of the slowest rank."""
     present: dict[str, list[bytes]] | None = None
     """Probe only: per component asked page by page, and per query, which pages are there (1)."""
     keys: bytes = b""
@@ -186,6 +188,8 @@ class Operations:
             op.error = op.error or f"rank {leg[0]} answered {num_answers} of {op.num_pages} queries"
         elif report.hits:
             op.hits = [min(p) for p in zip(op.hits or report.hits, report.hits, strict=True)]
+            if len(report.paces) == op.num_pages:
+                op.paces = list(map(max, op.paces or report.paces, report.paces))
         else:
             op.present = op.present or {}
             before = op.present.get(report.component, report.present)

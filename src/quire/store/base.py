@@ -13,7 +13,7 @@ store that does raise is treated as having failed every object of that call.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -84,6 +84,17 @@ class Blob(NamedTuple):
     """The host page itself, block-aligned when it comes from a host pool."""
 
 
+class Landings(list[Blob]):
+    """Where the objects of one get() go. Whoever has filled one may say so at once, on the thread
+    that called: bytes that have just come are still in the processor's cache when they are checked.
+    """
+
+    def __init__(self, blobs: Iterable[Blob], landed: Callable[[int], None]) -> None:
+        """`landed(index)`: this object is whole."""
+        super().__init__(blobs)
+        self.landed = landed
+
+
 class NewObject(NamedTuple):
     """An object to be published."""
 
@@ -130,8 +141,9 @@ class Store(Protocol):
     ) -> list[PageStatus]:
         """Read header and payload of each object: OK (exactly those bytes), MISS, FAILED, TIMEOUT.
 
-        At most MAX_OBJECTS, as in put(). An object shorter or longer than the blob is CORRUPT; but
-        the bytes of a shorter one are in place, as far as they go: it may be a packed page.
+        At most MAX_OBJECTS, as in put(). `into` may be Landings; nobody has to tell them. An object
+        shorter or longer than the blob is CORRUPT; but the bytes of a shorter one are in place, as
+        far as they go: it may be a packed page.
         """
 
     def put(self, objects: Sequence[NewObject], *, deadline: float) -> list[PageStatus]:
@@ -184,6 +196,10 @@ class Pages(Protocol):
         deadline: float,
         each: bool = False,
     ) -> list[bytes]: ...
+
+    def pace(self, part: Part, keys: Sequence[PageKey]) -> float:
+        """How long one of these pages takes, which were just found, beside one of those that were
+        read lately: 1 as long, 2 twice. Of several stores some are slower."""
 
     def touch(
         self,

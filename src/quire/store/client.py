@@ -23,8 +23,8 @@ from quire.store.base import (
     HEADER_BYTES,
     STEP_NS,
     Blob,
+    Landings,
     NewObject,
-    ObjectName,
     Part,
     Store,
     pages_per_call,
@@ -42,6 +42,7 @@ from quire.store.codec import (
 )
 from quire.store.counters import Counters, by_outcome
 from quire.store.packing import Packer
+from quire.store.paths import look_up
 from quire.types import NO_PARENT, PageKey, PageStatus
 
 STALL_GRACE_S = 1.0
@@ -123,6 +124,10 @@ class PageStore:
         self._counters.add(probed)
         return found
 
+    def pace(self, part: Part, keys: Sequence[PageKey]) -> float:
+        """One store: they take as long as ever."""
+        return 1.0
+
     def touch(
         self,
         part: Part,
@@ -170,7 +175,8 @@ class PageStore:
         parents: Sequence[PageKey] = (),
         used_ns: int | None = None,
     ) -> list[PageStatus]:
-        """Publish each page. One the store has already is OK, and is neither hashed nor sent.
+        """Publish each page. One the store has already is OK, and is neither hashed nor sent, if
+        what it needs is there too.
 
         `parents`: per page the one before it, or NO_PARENT; without it the page is an ORPHAN.
         Empty: no page needs another.
@@ -282,10 +288,16 @@ class PageStore:
         blobs = self._headers.blobs(pages)
         for blob in blobs:
             blob.header[:8] = bytes(8)  # what an earlier page left there must not pass for new
-        get = partial(self._store.get, names, blobs, deadline=deadline)
+        right: set[int] = set()
+
+        def landed(i: int) -> None:
+            if check(part, keys[i], *blobs[i]) is None:
+                right.add(i)
+
+        get = partial(self._store.get, names, Landings(blobs, landed), deadline=deadline)
         statuses = self._ask(get, len(names)) or [PageStatus.FAILED] * len(names)
         for i, status in enumerate(statuses):
-            if status in (PageStatus.OK, PageStatus.CORRUPT):
+            if status is PageStatus.CORRUPT or (status is _OK and i not in right):
                 statuses[i] = self._verify(part, keys[i], blobs[i], status)
         return statuses
 
@@ -314,7 +326,7 @@ class PageStore:
     def _put_new(
         self, part: Part, objects: Sequence[NewObject], deadline: float
     ) -> list[PageStatus]:
-        known = self._known(objects, deadline)
+        known = look_up(objects, partial(self._store.contains, deadline=deadline))
         kept = [item.name for item, state in zip(objects, known, strict=True) if state is _OK]
         if kept:
             independent = all(item.parent is None for item in objects)
@@ -344,19 +356,6 @@ class PageStore:
         end = -(-packing.packed_bytes // HEADER_BYTES) * HEADER_BYTES
         room[packing.packed_bytes : end] = bytes(end - packing.packed_bytes)
         return new._replace(blob=Blob(header, room[:end]))
-
-    def _known(self, objects: Sequence[NewObject], deadline: float) -> list[PageStatus | None]:
-        """Per page: OK, it is there; ORPHAN, what it needs is not, nor in this call; None: new."""
-        names = [item.name for item in objects]
-        asked = list(dict.fromkeys([*names, *(item.parent for item in objects if item.parent)]))
-        present = dict(zip(asked, self._store.contains(asked, deadline=deadline), strict=True))
-        known: dict[ObjectName, PageStatus | None] = {}
-        for name, _, parent, _ in objects:
-            there = parent is None or present[parent]
-            if parent in known:
-                there = known[parent] is not PageStatus.ORPHAN
-            known[name] = PageStatus.ORPHAN if not there else _OK if present[name] else None
-        return [known[name] for name in names]
 
     def _ask(self, call: Callable[[], list[Answer]], count: int) -> list[Answer] | None:
         """An answer per page; None: it failed all of them."""

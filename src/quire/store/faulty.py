@@ -85,7 +85,8 @@ class FaultyStore:
     ) -> list[PageStatus]:
         self._before_call()
         passed_s = self._passed_s(sum(blob.payload.nbytes for blob in into))
-        statuses = list(self.inner.get(names, into, deadline=deadline))
+        # A plain list: nothing has landed before we have laid hands on it.
+        statuses = list(self.inner.get(names, list(into), deadline=deadline))
         if (left_s := passed_s - self._clock()) > 0:
             self._sleep(left_s)
         for i, blob in enumerate(into):

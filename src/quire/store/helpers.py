@@ -11,6 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from quire.errors import StoreError
+
 Answer = TypeVar("Answer")
 
 
@@ -21,6 +23,7 @@ class Helpers:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
+        self._is_closed = False
         self._num_open = 0
         """Calls that have not ended."""
 
@@ -29,7 +32,7 @@ class Helpers:
         return self._num_open
 
     def start(self, work: Callable[[], Answer]) -> Future[Answer]:
-        """Can be cancelled until a thread has taken it."""
+        """Can be cancelled until a thread has taken it. After close() it has failed."""
         future: Future[Answer] = Future()
 
         def job() -> None:
@@ -43,14 +46,19 @@ class Helpers:
                     self._num_open -= 1
 
         with self._lock:
+            if self._is_closed:
+                future.set_exception(StoreError("the stores are closed: open them again"))
+                return future
             self._num_open += 1
             if self._num_open > len(self._threads) and len(self._threads) < self._num_threads:
                 self._threads.append(self._thread())
-        self._jobs.put(job)
+            self._jobs.put(job)  # before the Nones of close()
         return future
 
     def close(self) -> None:
         """What was started is still done; nobody waits for it here."""
+        with self._lock:
+            self._is_closed = True
         for _ in self._threads:
             self._jobs.put(None)
 

@@ -1,4 +1,5 @@
-"""Publishing pages that need each other, for stores that know nothing of paths themselves.
+"""Pages that need each other: which of them are new, and publishing them in stores that know
+nothing of paths themselves.
 
 Knows the order: what needs a page that is not there is an ORPHAN, and what was sent beside a page
 that did not land is taken back. How names are looked up, objects sent and taken back is the
@@ -7,38 +8,80 @@ store's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import compress
+from typing import NamedTuple
 
-from quire.errors import StoreError
 from quire.store.base import NewObject, ObjectName
 from quire.types import PageStatus
 
 _OK, _ORPHAN = PageStatus.OK, PageStatus.ORPHAN
 
+Contains = Callable[[Sequence[ObjectName]], list[bool]]
+
+
+def look_up(objects: Sequence[NewObject], contains: Contains) -> list[PageStatus | None]:
+    """Per object: OK, it is there; ORPHAN, what it needs is not, nor in this call; None: it is new,
+    or lies behind one that is."""
+    present = _present(objects, contains)
+    known: dict[ObjectName, PageStatus | None] = {}
+    for name, _, parent, _ in objects:
+        there = parent is None or parent in present
+        if parent in known:
+            there = known[parent] is not _ORPHAN
+        known[name] = _ORPHAN if not there else _OK if name in present else None
+    return [known[new.name] for new in objects]
+
+
+def _present(objects: Sequence[NewObject], contains: Contains) -> set[ObjectName]:
+    """Those of them, and of what they need, that are there. New pages come as the end of a path:
+    where the first of them is not there, those behind it are not asked for."""
+
+    def which(names: Iterable[ObjectName]) -> set[ObjectName]:
+        asked = list(dict.fromkeys(names))
+        return set(compress(asked, contains(asked))) if asked else set()
+
+    own = {new.name for new in objects}
+    heads = [new.name for new in objects if new.parent is None or new.parent not in own]
+    outside = [new.parent for new in objects if new.parent is not None and new.parent not in own]
+    present = which([*heads, *outside])
+    reached = present.intersection(heads)
+    behind = []
+    for new in objects:
+        if new.parent in reached:
+            reached.add(new.name)
+            behind.append(new.name)
+    return present | which(behind)
+
+
+class Sent(NamedTuple):
+    statuses: Sequence[PageStatus]
+    """Of the objects."""
+    there: Sequence[bool | PageStatus]
+    """Of the names: is it there? A status: why that is not known."""
+
 
 def put_paths(
     objects: Sequence[NewObject],
     *,
-    contains: Callable[[Sequence[ObjectName]], list[bool]],
-    send: Callable[[Sequence[NewObject]], Sequence[PageStatus]],
+    send: Callable[[Sequence[NewObject], Sequence[ObjectName]], Sent],
     take_back: Callable[[Sequence[ObjectName]], None],
 ) -> list[PageStatus]:
-    """`send` gets all that may land, side by side; `contains` may raise OSError, StoreError."""
-    try:
-        lands = _lands(objects, contains)
-    except TimeoutError:
-        return [PageStatus.TIMEOUT] * len(objects)
-    except (OSError, StoreError):
-        return [PageStatus.FAILED] * len(objects)
-    sent = iter(send(list(compress(objects, lands))))
+    """`send` gets what is to be published and what that needs from before, and does both at once:
+    whoever publishes has looked, so that a page of which the one before it is gone is rare. Such a
+    one is taken back."""
+    lands, needed = _plan(objects)
+    sent = send(list(compress(objects, lands)), needed)
+    there = dict(zip(needed, sent.there, strict=True))
+    published = iter(sent.statuses)
     statuses: list[PageStatus] = []
     lost: set[ObjectName] = set()
     strays: list[ObjectName] = []
     for new, is_sent in zip(objects, lands, strict=True):
-        status = next(sent) if is_sent else _ORPHAN
-        if status is _OK and new.parent in lost:
-            status = _ORPHAN
+        status = next(published) if is_sent else _ORPHAN
+        parent_is = there.get(new.parent, True) if new.parent is not None else True
+        if status is _OK and (parent_is is not True or new.parent in lost):
+            status = parent_is if isinstance(parent_is, PageStatus) else _ORPHAN
             strays.append(new.name)
         if status is not _OK:
             lost.add(new.name)
@@ -48,17 +91,13 @@ def put_paths(
     return statuses
 
 
-def _lands(
-    objects: Sequence[NewObject], contains: Callable[[Sequence[ObjectName]], list[bool]]
-) -> list[bool]:
-    """Of each: is the page that it needs there, or before it in this call?"""
-    own = {new.name for new in objects}
-    needed = dict.fromkeys(new.parent for new in objects if new.parent is not None)
-    outside = [parent for parent in needed if parent not in own]
-    there = set(compress(outside, contains(outside))) if outside else set()
+def _plan(objects: Sequence[NewObject]) -> tuple[list[bool], list[ObjectName]]:
+    """Of each: may it be sent, or does it come before what it needs? And what must be there."""
+    own, earlier = {new.name for new in objects}, set()
     lands = []
     for new in objects:
-        lands.append(new.parent is None or new.parent in there)
+        lands.append(new.parent is None or new.parent not in own or new.parent in earlier)
         if lands[-1]:
-            there.add(new.name)
-    return lands
+            earlier.add(new.name)
+    outside = [new.parent for new in objects if new.parent is not None and new.parent not in own]
+    return lands, list(dict.fromkeys(outside))

@@ -112,6 +112,9 @@ class Tiers:
         self._counters.add(hits)
         return found
 
+    def pace(self, part: Part, keys: Sequence[PageKey]) -> float:
+        return self._where.pace(part, keys)
+
     def touch(
         self,
         part: Part,
@@ -136,7 +139,7 @@ class Tiers:
         deadline: float,
     ) -> list[PageStatus]:
         order = self._where.order()
-        plans = [self._where.candidates(part.component, key, order) for key in keys]
+        plans = [self._where.candidates(part, key, order) for key in keys]
         statuses = [_MISS] * len(keys)
         for turn in range(len(self._tiers)):
             for index, here in _by_store(plans, statuses, turn).items():
@@ -171,6 +174,7 @@ class Tiers:
         answers = [_later(backlog, call) for backlog in self._backlogs.values()]
         for index, future in started.items():
             answers.append(self._written(index, future, len(keys), deadline))
+        self._where.forget(part, keys)
         statuses = [_merged(each) for each in zip(*answers, strict=True)]
         if not answers:  # all of them are only read
             statuses = [PageStatus.REJECTED] * len(keys)
@@ -233,7 +237,7 @@ class Tiers:
             self._counters.error(error)
             return
         for at, (query, answer) in enumerate(zip(queries, call.result(), strict=True)):
-            self._where.learn(part.component, query, answer, index)
+            self._where.learn(part, query, answer, index)
             found[at] = bytes(a | b for a, b in zip(found[at], answer, strict=True))
 
     def _read(self, index: int, wanted: _Wanted, deadline: float) -> list[PageStatus]:
@@ -242,7 +246,7 @@ class Tiers:
         answers = self._tiers[index].pages.get(part, keys, pages, deadline=deadline)
         self._where.measured(index, answers.count(_OK), self._clock() - began_s)
         gone = [key for key, status in zip(keys, answers, strict=True) if status is _MISS]
-        self._where.learn(part.component, gone, bytes(len(gone)), index)
+        self._where.learn(part, gone, bytes(len(gone)), index)
         return answers
 
     def _written(

@@ -12,11 +12,14 @@ and `pytest`. Each rule has a sentence; a store that breaks it fails there. Know
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 
+from quire.errors import StoreError
 from quire.store.base import HEADER_BYTES, MAX_OBJECTS, Blob, NewObject, ObjectName, Store
 from quire.types import PageKey, PageStatus
 
@@ -27,8 +30,6 @@ OK, MISS, CORRUPT, ORPHAN = (
     PageStatus.ORPHAN,
 )
 _FAILED = (PageStatus.TIMEOUT, PageStatus.FAILED)
-_HANGS_S = 10.0
-"""A call that is over its deadline by so much hangs."""
 
 
 class StoreSuite:
@@ -36,9 +37,23 @@ class StoreSuite:
     is_shared = True
     """Does what one has put into it outlive its opener, and is it there for others?"""
 
+    hangs_s = 10.0
+    """A call that is over its deadline by so much hangs."""
+    secrets: Sequence[str] = ()
+    """What must never be said: passwords and keys that it was opened with."""
+
     def open(self) -> Store:
         """The store, empty the first time in a test."""
         raise NotImplementedError
+
+    def open_small(self, room_bytes: int) -> Store | None:
+        """One that keeps no more than so many bytes; None: it has no budget of its own."""
+        return None
+
+    def place_foreign(self) -> Callable[[], bool] | None:
+        """Puts something of somebody else's where the store keeps its objects. Returns what says
+        whether it is still there; None: nobody else can reach that place."""
+        return None
 
     # ---- what goes in comes out -----------------------------------------------------------------
 
@@ -177,8 +192,84 @@ class StoreSuite:
             put = store.put([self._new(2, None)], deadline=over)
             assert got[0] in (OK, *_FAILED)
             assert put[0] in (OK, *_FAILED)
-            assert time.monotonic() - began < _HANGS_S
+            assert time.monotonic() - began < self.hangs_s
             assert self._get(store, 1) == [OK]
+
+    def test_closing_it_ends_the_calls_that_are_under_way(self) -> None:
+        """With whatever they have, or by raising; and nobody who calls afterwards waits."""
+        store, enough = self.open(), threading.Event()
+        self._put(store, 1)
+
+        def call() -> None:
+            with suppress(OSError, StoreError):
+                store.get([name(1)], [self._blob()], deadline=soon())
+                store.put([self._new(1, None)], deadline=soon())
+
+        def work() -> None:
+            while not enough.is_set():
+                call()
+            call()
+
+        callers = [threading.Thread(target=work, daemon=True) for _ in range(4)]
+        for caller in callers:
+            caller.start()
+        store.close()
+        enough.set()
+        for caller in callers:
+            caller.join(self.hangs_s)
+        assert not any(caller.is_alive() for caller in callers), "a call hangs"
+
+    # ---- room, and what is said -----------------------------------------------------------------
+
+    def test_it_keeps_to_its_budget(self) -> None:
+        size = HEADER_BYTES + self.page_bytes
+        store = self.open_small(8 * size)
+        if store is None:
+            return
+        with closing(store):
+            for n in range(24):
+                assert self._put(store, n)[0] in (OK, PageStatus.REJECTED)
+            assert sum(item.size_bytes for item in store.scan()) <= 9 * size
+            self._get(store, *range(MAX_OBJECTS))
+
+    def test_using_it_takes_no_more_and_more_memory(self) -> None:
+        with self._opened() as store:
+
+            def use(rounds: int) -> int:
+                for _ in range(rounds):
+                    self._put(store, *range(8))
+                    self._get(store, *range(8))
+                gc.collect()
+                return tracemalloc.get_traced_memory()[0]
+
+            tracemalloc.start()
+            try:
+                before, rounds = use(4), 16
+                grown = use(rounds) - before
+            finally:
+                tracemalloc.stop()
+            assert grown < rounds * 8 * self.page_bytes / 4, f"{grown} bytes are kept"
+
+    def test_nothing_that_it_says_tells_a_payload_or_a_secret(self) -> None:
+        new, said = self._new(1, None), []
+        new.blob.payload[:] = b"Paylo4d!" * (self.page_bytes // 8)
+        store = self.open()
+        with closing(store):
+            store.put([new], deadline=soon())
+            said.append(f"{store!r} {store.stats()!r} {list(store.scan())!r}")
+        calls: list[Callable[[], object]] = [
+            lambda: store.put([new], deadline=soon()),
+            lambda: store.get([name(1)], [self._blob()], deadline=soon()),
+            lambda: store.contains([name(1)], deadline=soon()),
+            store.clear,
+        ]
+        for call in calls:
+            try:
+                call()
+            except Exception as error:  # whatever a closed store raises
+                said.append(f"{error!r} {error}")
+        for word in ("Paylo4d", b"Paylo4d".hex(), *self.secrets):
+            assert not any(word in text for text in said), f"{word} is said"
 
     # ---- for people -----------------------------------------------------------------------------
 
@@ -205,6 +296,16 @@ class StoreSuite:
             assert self._get(store, 1, 2, 3) == [MISS] * 3
             assert list(store.scan()) == []
             assert self._put_path(store, 1, 2) == [OK, OK]
+
+    def test_what_others_keep_there_is_left_alone(self) -> None:
+        is_there = self.place_foreign()
+        if is_there is None:
+            return
+        with self._opened() as store:
+            self._put(store, 1, 2)
+            assert len(list(store.scan())) == 2
+            store.clear(wait=True)
+            assert is_there()
 
     def test_figures_are_told(self) -> None:
         with self._opened() as store:

@@ -6,7 +6,8 @@ Knows one operation at a time and its store; how it comes to an end is tasks.py'
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from quire.memory.host import HostPool
 from quire.messages import Fetch, Probe, Probed, Touch, Write
@@ -92,6 +93,7 @@ class ProbeTask(IoTask):
         self._lease = lease
         self._asked = False
         self._found = nothing_of(command)
+        self._paces: list[float] = []
 
     def _next_piece(self) -> Callable[[], None] | None:
         if self._asked:
@@ -109,13 +111,21 @@ class ProbeTask(IoTask):
         )
         if list(map(len, found)) != list(map(len, queries)):
             raise ValueError(f"store answered {len(found)} of {len(queries)} queries")
+        paces = [] if self._command.each else self._paces_of(queries, found)
         with self._lock:
             if not self._is_over:
-                self._found = found
+                self._found, self._paces = found, paces
+
+    def _paces_of(self, queries: list[list[PageKey]], found: list[bytes]) -> list[float]:
+        """None, if all take as long as ever: that is how it is with one store."""
+        pace = partial(self._lease.store.pace, self._part)
+        paces = [pace(keys[: sum(hit)]) for keys, hit in zip(queries, found, strict=True)]
+        return paces if any(each != 1.0 for each in paces) else []
 
     def _final_report(self) -> None:
         # No answer in time, or none wanted any more: nothing is promised.
-        self._reporter.report(probed(self._command, self._reporter.rank, self._found))
+        report = probed(self._command, self._reporter.rank, self._found, self._paces)
+        self._reporter.report(report)
 
 
 def touch_task(
@@ -133,11 +143,12 @@ def touch_task(
     return Once(touch, fail=reporter.count_error, cancel=lease.release)
 
 
-def probed(command: Probe, rank: int, found: list[bytes]) -> Probed:
+def probed(command: Probe, rank: int, found: list[bytes], paces: Sequence[float] = ()) -> Probed:
     """The answer to a probe: per query, one byte for each of its pages."""
     if command.each:
         return Probed(command.op, rank, command.component, present=found)
-    return Probed(command.op, rank, command.component, hits=list(map(sum, found)))
+    hits = list(map(sum, found))
+    return Probed(command.op, rank, command.component, hits=hits, paces=list(paces))
 
 
 def nothing_of(command: Probe) -> list[bytes]:

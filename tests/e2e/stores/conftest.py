@@ -40,8 +40,8 @@ def _big_pool(folder: Path) -> Mooncake:
 def store_url(
     servers: Callable[[str], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Open:
-    """By name: redis, s3, mooncake; `redis+zstd`; `redis before file`. Nothing of another test is
-    in it."""
+    """By name: file, memory, redis, s3, mooncake; `redis+zstd`; `redis before file`. Nothing of
+    another test is in it."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "tests")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "tests")
 
@@ -49,6 +49,8 @@ def store_url(
         if " before " in name:
             first, second = name.split(" before ")
             return f"{find(first)} {find(second)}&write=back"
+        if name == "memory":
+            return "memory://"
         kind, _, codec = name.partition("+")
         url = (
             f"file://{tmp_path}/store?max=2GiB" if kind == "file" else _url(servers(kind), tmp_path)

@@ -1,5 +1,7 @@
 """The cost model: measured rates decide, a slow beginning does not."""
 
+import pytest
+
 from quire.manager.costs import CostModel, Way
 
 PAGE = 16
@@ -15,6 +17,15 @@ def model(*, fetch_s_per_page: float, prefill_s_per_token: float) -> CostModel:
 def test_fetching_is_worth_it_when_it_is_faster() -> None:
     assert model(fetch_s_per_page=0.001, prefill_s_per_token=0.001).worth_fetching(10)
     assert not model(fetch_s_per_page=0.1, prefill_s_per_token=0.001).worth_fetching(10)
+
+
+def test_pages_that_lie_in_a_slower_store_are_reckoned_as_such() -> None:
+    costs = model(fetch_s_per_page=0.01, prefill_s_per_token=0.001)  # computed: 0.016 a page
+    assert costs.choose(10, can_meet=False, pace=1.0) is Way.FETCH
+    assert costs.choose(10, can_meet=False, pace=3.0) is Way.COMPUTE
+    slow = costs.times(10, 4, 3.0)
+    assert slow is not None
+    assert slow.fetch_s == pytest.approx(10 * 0.03 + 4 * 0.01)  # those ahead are as they are
 
 
 def test_without_figures_it_is_tried() -> None:

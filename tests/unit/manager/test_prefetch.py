@@ -9,8 +9,8 @@ import pytest
 from quire.config import PrefetchPolicy
 from quire.keys import PrefixKey, UnitKind
 from quire.manager import Decline, Fit, Lease, PrefetchState
-from quire.messages import Backup, Cancel, Fetch, Probe
-from quire.types import OperationId, PageStatus, Tier, num_pages, split_keys
+from quire.messages import Backup, Cancel, Fetch, Probe, Probed
+from quire.types import PAGE_KEY_BYTES, OperationId, PageStatus, Tier, num_pages, split_keys
 from support import MISS, MIX_PARTS, OK, PAGE, Rig, tokens_for
 
 UNITS = list(UnitKind)
@@ -444,6 +444,29 @@ def test_cold_long_prompt_reserves_nothing_c15(mix: str) -> None:
     rig.manager.release(lease)
 
 
+@pytest.mark.parametrize(("paces", "is_fetched"), [([0.01], True), ([1.0], False), ([], False)])
+def test_of_several_stores_it_counts_in_which_a_prefix_lies(
+    paces: list[float], is_fetched: bool
+) -> None:
+    rig = Rig()
+    first, other = rig.doc(4, seed=1), rig.doc(4, seed=2)
+    rig.cache_in_store(first)
+    rig.cache_in_store(other)
+    lease, _ = fetch(rig, first)
+    rig.now += 4.0  # a second per page, computed in a tenth
+    rig.run()
+    rig.manager.release(lease)
+    rig.manager.costs.observe_prefill(num_tokens=4 * PAGE, seconds=0.4)
+    lease = rig.acquire(other)
+    prefetch = rig.manager.prefetch(lease)
+    rig.step()
+    for _ in range(2):  # one page, then the others
+        probe = rig.take(Probe)
+        hits = len(probe.queries[0]) // PAGE_KEY_BYTES
+        rig.step([Probed(probe.op, 0, "full", [hits], paces=paces)])
+    assert (prefetch.declined is None) is is_fetched
+
+
 def test_slow_store_is_not_asked_when_recomputing_is_faster() -> None:
     rig = Rig()
     slow, other = rig.doc(4, seed=1), rig.doc(4, seed=2)
@@ -526,7 +549,7 @@ def test_any_page_fault_ends_as_a_miss_and_later_requests_work_c17(
 
 
 def test_nonsense_from_a_worker_is_a_miss_not_a_crash_c17(mix: str) -> None:
-    from quire.messages import Probed, Transferred
+    from quire.messages import Transferred
 
     rig = Rig(mix=mix)
     key = rig.doc(6, seed=1)

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from quire.errors import StoreError, StoreURLError
 from quire.store.base import HEADER_BYTES, Blob
 from quire.store.codec import object_name
-from quire.store.url import open_store
+from quire.store.url import open_store, parse_url
 from quire.types import PageStatus
 
 OK, MISS = PageStatus.OK, PageStatus.MISS
 
 
+pytest.importorskip("obstore", reason="needs the packages of the s3 extra")
+from quire.store.bucket import BucketStore, bucket_of  # noqa: E402
+
+
 @pytest.fixture(autouse=True)
 def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("obstore", reason="needs the packages of the s3 extra")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "someone")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s3cret")
 
@@ -94,6 +98,46 @@ def test_a_bucket_that_does_not_answer_is_left_at_the_deadline(bucket, client, p
         bucket.go_on()
     assert statuses == [PageStatus.TIMEOUT]
     assert pages.get(cache, 1) == [OK]
+
+
+class Gathering(ThreadingHTTPServer):
+    """Answers nobody before so many have asked."""
+
+    daemon_threads = True
+    request_queue_size = 1024
+
+    def __init__(self, number: int) -> None:
+        self.all_here = threading.Barrier(number, timeout=60)
+        super().__init__(("127.0.0.1", 0), Asked)
+
+
+class Asked(BaseHTTPRequestHandler):
+    def do_HEAD(self):
+        self.server.all_here.wait()
+        self.send_response(404)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_):
+        """Quietly."""
+
+
+def test_all_keys_of_a_probe_are_asked_for_at_once(pages):
+    """256 questions take as long as one: each is answered only when all of them have come."""
+    number = 256
+    server = Gathering(number)
+    serving = threading.Thread(target=server.serve_forever)
+    serving.start()
+    url = f"s3://bucket?endpoint=http://127.0.0.1:{server.server_port}&region=us-east-1"
+    store = BucketStore(bucket_of(parse_url(url)))
+    try:
+        names = [object_name(pages.part, pages.key(n)) for n in range(number)]
+        assert store.contains(names, deadline=time.monotonic() + 120) == [False] * number
+    finally:
+        store.close()
+        server.shutdown()
+        serving.join()
+        server.server_close()
 
 
 def test_closing_ends_a_call_that_is_under_way(bucket, pages):

@@ -7,7 +7,9 @@ import threading
 import pytest
 
 from quire.store import Breaker, Mismatch
-from quire.store.base import MAX_OBJECTS
+from quire.store import client as client_module
+from quire.store.base import MAX_OBJECTS, Landings
+from quire.store.codec import check, object_name
 from quire.store.faulty import Faults, FaultyStore
 from quire.store.memory import MemoryStore
 from quire.types import PageStatus
@@ -44,6 +46,100 @@ def test_known_pages_are_skipped(client, pages, deadline):
     pages.put(store, 1, 2, deadline=deadline)
     assert pages.put(store, 1, 2, 3, deadline=deadline) == [OK, OK, OK]
     assert store.counters()["skipped_pages"] == 2
+
+
+class Asked(MemoryStore):
+    """Remembers what it was asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = []
+
+    def contains(self, names, *, deadline):
+        self.asked.append([name.key[0] for name in names])
+        return super().contains(names, deadline=deadline)
+
+
+def test_of_a_new_path_only_the_first_page_is_asked_for(client, pages):
+    backend = Asked()
+    store = client(backend)
+    assert pages.put_path(store, 1, 2, 3) == [OK] * 3
+    assert backend.asked == [[1]]
+    assert pages.put_path(store, 4, 5, 6, after=3) == [OK] * 3
+    assert backend.asked[1:] == [[4, 3]]
+
+
+def test_what_is_there_of_a_path_is_skipped_up_to_a_hole_which_is_filled(client, pages):
+    backend = Asked()
+    store = client(backend)
+    pages.put_path(store, 1, 2, 3, 4)
+    backend._drop(store_name(pages, 3))
+    assert pages.put_path(store, 1, 2, 3, 4) == [OK] * 4
+    assert backend.asked[1:] == [[1], [2, 3, 4]]
+    assert store.counters()["skipped_pages"] == 3
+    assert pages.usable(store, 1, 2, 3, 4) == 4
+
+
+def test_a_path_without_its_beginning_is_written_again(client, pages):
+    backend = Asked()
+    store = client(backend)
+    pages.put_path(store, 1, 2, 3)
+    backend._drop(store_name(pages, 1))
+    assert pages.put_path(store, 1, 2, 3) == [OK] * 3
+    assert store.counters()["skipped_pages"] == 0
+    assert pages.put_path(store, 8, 9, after=7) == [ORPHAN] * 2
+
+
+def store_name(pages, n):
+    return object_name(pages.part, pages.key(n))
+
+
+class Tells(MemoryStore):
+    """Says of each object that it has landed, and may lay hands on it afterwards."""
+
+    def __init__(self, *, damages=False):
+        super().__init__()
+        self._damages = damages
+
+    def get(self, names, into, *, deadline):
+        statuses = super().get(names, into, deadline=deadline)
+        for i, status in enumerate(statuses):
+            if self._damages:
+                into[i].payload[7] ^= 1
+            if status is OK:
+                into.landed(i)
+        return statuses
+
+
+def test_a_page_may_be_checked_when_it_lands(client, pages, monkeypatch):
+    checks = []
+    monkeypatch.setattr(client_module, "check", lambda *args: checks.append(1) or check(*args))
+    store = client(Tells())
+    pages.put(store, 1, 2)
+    assert pages.get(store, 1, 2, 3) == [OK, OK, MISS]
+    assert len(checks) == 2  # and not once more
+
+
+def test_a_page_that_lands_damaged_is_found_out(client, pages):
+    store = client(Tells(damages=True))
+    pages.put(store, 1, 2)
+    assert pages.get(store, 1, 2) == [CORRUPT, CORRUPT]
+    assert counted(store, "mismatch") == {"checksum": 2}
+
+
+def test_damage_done_behind_one_that_tells_is_found_out(client, pages):
+    """A wrapper hands on where pages go, and not that they have landed."""
+    store = client(FaultyStore(Tells(), Faults(corrupt=1.0), seed=1))
+    store._store.inner.get = lambda names, into, deadline: MemoryStore.get(
+        store._store.inner, names, refused(into), deadline=deadline
+    )
+    pages.put(store, 1)
+    assert pages.get(store, 1) != [OK]
+
+
+def refused(into):
+    assert not isinstance(into, Landings)
+    return into
 
 
 def test_probe_counts_leading_pages_per_query_c16(client, pages, deadline):

@@ -15,8 +15,8 @@ from quire.store.base import Blob, NewObject, ObjectName, Store
 from quire.store.faulty import Faults, FaultyStore
 from quire.store.file import FileStore
 from quire.store.memory import MemoryStore
-from quire.store.url import open_store
-from quire.testing.stores import StoreSuite
+from quire.store.url import open_store, parse_url
+from quire.testing.stores import StoreSuite, name, soon
 from quire.types import PageStatus
 from store_servers import KeptOpen, Mooncake, Moto, Valkey
 
@@ -31,6 +31,15 @@ class TestFiles(StoreSuite):
         assert store.wait_scanned(30)
         return store
 
+    def open_small(self, room_bytes: int) -> Store:
+        return FileStore(self._root, reserve_bytes=0, max_bytes=room_bytes)
+
+    def place_foreign(self) -> Callable[[], bool]:
+        self.open().close()
+        theirs = self._root / "theirs"
+        theirs.write_text("theirs")
+        return theirs.exists
+
 
 class TestMemory(StoreSuite):
     @pytest.fixture(autouse=True)
@@ -39,6 +48,9 @@ class TestMemory(StoreSuite):
 
     def open(self) -> Store:
         return self._store
+
+    def open_small(self, room_bytes: int) -> Store:
+        return MemoryStore(room_bytes)
 
 
 class TestBehindFaults(TestMemory):
@@ -49,10 +61,19 @@ class TestBehindFaults(TestMemory):
 
 
 class TestValkey(StoreSuite):
+    secrets = ("s3cret",)
+
     @pytest.fixture(autouse=True)
     def _place(self, valkey: Valkey) -> None:
         valkey.say(b"FLUSHALL")
-        self._url = valkey.url
+        valkey.say(b"ACL", b"SETUSER", b"engine", b"on", b">s3cret", b"~*", b"+@all")
+        self._server = valkey
+        self._url = valkey.url.replace("://", "://engine:s3cret@")
+
+    def place_foreign(self) -> Callable[[], bool]:
+        for key in (b"theirs", b"quire:theirs", b"quire:{theirs}"):
+            self._server.say(b"SET", key, b"theirs")
+        return lambda: self._server.say(b"DBSIZE") == 3
 
     def open(self) -> Store:
         return open_store(self._url)
@@ -61,12 +82,21 @@ class TestValkey(StoreSuite):
 class TestBucket(StoreSuite):
     """On a test double of S3."""
 
+    secrets = ("s3cret",)
+
     @pytest.fixture(autouse=True)
     def _place(self, moto: Moto, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "tests")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "tests")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s3cret")
         moto.empty()
         self._url = moto.url
+
+    def place_foreign(self) -> Callable[[], bool]:
+        from quire.store.bucket import bucket_of
+
+        bucket, path = bucket_of(parse_url(self._url)), "objects/00/theirs"
+        bucket.put(path, b"theirs")
+        return lambda: bool(bucket.head(path))
 
     def open(self) -> Store:
         return open_store(self._url)
@@ -82,12 +112,23 @@ class TestMooncake(StoreSuite):
     """On a real master and two holders."""
 
     @pytest.fixture(autouse=True)
-    def _place(self, pool_clients: list[Store]) -> None:
+    def _place(self, pool_clients: list[Store], mooncake: Mooncake) -> None:
         pool_clients[0].clear(wait=True)
         self._turns = cycle(pool_clients)
+        self._others_url = f"{mooncake.url}&prefix=others:"
 
     def open(self) -> Store:
         return cast(Store, KeptOpen(next(self._turns)))
+
+    def place_foreign(self) -> Callable[[], bool]:
+        with closing(open_store(self._others_url)) as theirs:
+            self._put(theirs, 5)
+
+        def is_there() -> bool:
+            with closing(open_store(self._others_url)) as theirs:
+                return theirs.contains([name(5)], deadline=soon()) == [True]
+
+        return is_there
 
 
 # ---- stores that break one rule ------------------------------------------------------------------
@@ -175,8 +216,8 @@ class OneAtATime(Wrong):
 
 class TouchCreates(Wrong):
     def touch(self, names: Sequence[ObjectName], *, used_ns: int, each: bool = False) -> None:
-        for name in names[1:]:
-            self._drop(name)
+        for other in names[1:]:
+            self._drop(other)
 
 
 class BreaksAfterDeadline(Wrong):
@@ -219,6 +260,49 @@ class SharesABuffer(Wrong):
         return super()._put_one(self._last._replace(name=new.name))
 
 
+class HangsAfterItsEnd(Wrong):
+    _is_closed = False
+
+    def close(self) -> None:
+        self._is_closed = True
+
+    def get(
+        self, names: Sequence[ObjectName], into: Sequence[Blob], *, deadline: float
+    ) -> list[PageStatus]:
+        while self._is_closed and time.monotonic() < deadline - 55:
+            time.sleep(0.01)
+        return super().get(names, into, deadline=deadline)
+
+
+class KnowsNoBudget(Wrong):
+    """It takes whatever comes."""
+
+
+class KeepsCopies(Wrong):
+    def _get_one(self, name: ObjectName, blob: Blob) -> PageStatus:
+        status = super()._get_one(name, blob)
+        self.__dict__.setdefault("_copies", []).append(bytes(blob.payload))
+        return status
+
+
+class SaysTooMuch(Wrong):
+    def close(self) -> None:
+        self._objects = cast(Any, None)
+
+    def put(self, objects: Sequence[NewObject], *, deadline: float) -> list[PageStatus]:
+        if self._objects is None:
+            raise OSError(f"could not write {bytes(objects[0].blob.payload)!r}")
+        return super().put(objects, deadline=deadline)
+
+
+class ClearsAll(Wrong):
+    theirs = True
+
+    def clear(self, *, wait: bool = False) -> int:
+        self.theirs = False
+        return super().clear(wait=wait)
+
+
 BREAKS: dict[type[Wrong], str] = {
     MixesUp: "byte_for_byte",
     AlwaysThere: "never_put_is_a_miss",
@@ -238,6 +322,11 @@ BREAKS: dict[type[Wrong], str] = {
     ClearsNothing: "was_cleared",
     Miscounts: "figures",
     SharesABuffer: "threads_do_not_get",
+    HangsAfterItsEnd: "closing_it_ends",
+    KnowsNoBudget: "keeps_to_its_budget",
+    KeepsCopies: "more_and_more_memory",
+    SaysTooMuch: "tells_a_payload",
+    ClearsAll: "others_keep_there",
 }
 
 
@@ -250,7 +339,10 @@ def test_a_store_that_breaks_a_rule_fails_there(kind: type[Wrong]) -> None:
     (rule,) = [test for name, test in rules().items() if BREAKS[kind] in name]
     store = kind()
     suite = StoreSuite()
+    suite.hangs_s = 0.3
     suite.open = lambda: store  # type: ignore[method-assign]
+    suite.open_small = lambda _: store  # type: ignore[method-assign]
+    suite.place_foreign = lambda: lambda: getattr(store, "theirs", True)  # type: ignore[method-assign]
     with pytest.raises((AssertionError, IndexError)):
         rule(suite)
 

@@ -10,6 +10,7 @@ import pytest
 
 from quire.errors import StoreError, StoreURLError
 from quire.store.backlog import Backlog, PutCall
+from quire.store.base import Part
 from quire.store.client import PageStore
 from quire.store.faulty import Faults, FaultyStore
 from quire.store.memory import MemoryStore
@@ -151,6 +152,9 @@ def test_a_store_that_does_not_answer_in_time_is_left(tiers, pages):
     stuck.free.set()
 
 
+PART = Part("full", 0, 1, b"f" * 32, 4096)
+
+
 def test_the_one_that_proves_faster_is_read_first():
     where = Whereabouts(2)
     assert where.order() == [0, 1]
@@ -158,17 +162,41 @@ def test_the_one_that_proves_faster_is_read_first():
     assert where.order() == [0, 1]
     where.measured(1, 10, 1.0)
     assert where.order() == [1, 0]
-    where.learn("full", [b"a", b"b"], b"\1\0", 0)
-    where.learn("full", [b"a"], b"\1", 1)
-    assert where.candidates("full", b"a", where.order()) == [1, 0]
-    assert where.candidates("full", b"b", where.order()) == [1]
-    assert where.candidates("full", b"c", where.order()) == [1, 0]
+    where.learn(PART, [b"a", b"b"], b"\1\0", 0)
+    where.learn(PART, [b"a"], b"\1", 1)
+    assert where.candidates(PART, b"a", where.order()) == [1, 0]
+    assert where.candidates(PART, b"b", where.order()) == [1]
+    assert where.candidates(PART, b"c", where.order()) == [1, 0]
+
+
+def test_a_page_takes_as_long_as_the_store_that_has_it():
+    where = Whereabouts(2)
+    where.learn(PART, [b"fast", b"both"], b"\1\1", 0)
+    where.learn(PART, [b"slow", b"both"], b"\1\1", 1)
+    where.learn(PART, [b"slow"], b"\0", 0)
+    assert where.pace(PART, [b"fast"]) == 1.0  # nothing was read so far
+    where.measured(0, 30, 30 * 0.01)
+    assert where.pace(PART, [b"slow"]) == 1.0  # nor of that one
+    where.measured(1, 10, 10 * 0.09)
+    mean_s = (30 * 0.01 + 10 * 0.09) / 40
+    assert where.pace(PART, [b"fast"]) == pytest.approx(0.01 / mean_s)
+    assert where.pace(PART, [b"slow"]) == pytest.approx(0.09 / mean_s)
+    assert where.pace(PART, [b"slow", b"both"]) == pytest.approx(0.05 / mean_s)
+    assert where.pace(PART, []) == 1.0
+
+
+def test_what_was_said_of_pages_that_are_written_since_is_forgotten():
+    where = Whereabouts(1)
+    where.learn(PART, [b"a", b"b"], b"\0\0", 0)
+    where.forget(PART, [b"a", b"c"])
+    assert where.candidates(PART, b"a", where.order()) == [0]
+    assert where.candidates(PART, b"b", where.order()) == []
 
 
 def test_what_is_known_of_pages_is_bounded():
     where = Whereabouts(1)
     keys = [n.to_bytes(4, "big") for n in range(MAX_PAGES + 10)]
-    where.learn("full", keys, bytes(len(keys)), 0)
+    where.learn(PART, keys, bytes(len(keys)), 0)
     assert len(where._said) == MAX_PAGES
 
 

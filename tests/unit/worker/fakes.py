@@ -34,6 +34,8 @@ class FakeStore:
         self.fail_at = None
         self.calls = []
         self.touched = []
+        self.paces = {}
+        """By how many pages were found."""
         self.closed = threading.Event()
         self.entered = threading.Semaphore(0)
         self.gates = {name: threading.Event() for name in ("get", "put", "contains")}
@@ -64,6 +66,9 @@ class FakeStore:
         assert not each
         found = [bytes(key in self.pages for key in query) for query in queries]
         return [there.partition(b"\0")[0].ljust(len(there), b"\0") for there in found]
+
+    def pace(self, part, page_keys):
+        return self.paces.get(len(page_keys), 1.0)
 
     def touch(self, part, page_keys, *, used_ns, each=False):
         self.touched.append((list(page_keys), each))

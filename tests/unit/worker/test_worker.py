@@ -230,6 +230,16 @@ def test_without_a_store_nothing_is_found_and_nothing_is_kept(rig):
     assert done[-1].hits == [0, 0]
 
 
+def test_how_slow_what_was_found_is_to_get_is_told_where_it_differs(rig):
+    store = rig.attach()
+    ten = keys(10)
+    store.stock(ten)
+    probe = [b"".join(ten), b"".join(ten[:4])]
+    assert run(rig.worker, Probe(1, "full", probe, 5.0))[0].paces == []
+    store.paces = {4: 2.5}
+    assert run(rig.worker, Probe(2, "full", probe, 5.0))[0].paces == [1.0, 2.5]
+
+
 def test_what_was_written_is_probed_and_fetched_in_batches_in_order(rig):
     store = rig.attach()
     pools = rig.worker.components["full"]

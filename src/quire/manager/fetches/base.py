@@ -67,6 +67,9 @@ class Prefetch:
     declined: Decline | None = None
     num_asked: int = 0
     """Pages that the store was asked about so far, and has."""
+    pace: float = 1.0
+    """How long one of those takes beside one of those fetched lately: of several stores some are
+    slower."""
     num_hit: int = 0
     """Pages the store was found to have, up to a point."""
     num_fetching: int = 0

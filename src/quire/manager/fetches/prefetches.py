@@ -172,9 +172,10 @@ class Prefetches:
         """It is there: by which way to get it?"""
         hit, ahead = prefetch.num_hit, self._num_ahead(prefetch)
         is_sound = len(self._core.components) == 1
-        prefetch.way = self._costs.choose(hit, ahead, can_meet=prefetch.can_meet and is_sound)
+        can_meet, pace = prefetch.can_meet and is_sound, prefetch.pace
+        prefetch.way = self._costs.choose(hit, ahead, can_meet=can_meet, pace=pace)
         if prefetch.can_meet and not is_sound:
-            times = self._costs.times(hit, ahead)
+            times = self._costs.times(hit, ahead, pace)
             self._core.counters.unsound_meetings += times is not None and times.best is Way.BOTH
         match prefetch.way:
             case Way.COMPUTE:

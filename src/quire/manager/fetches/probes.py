@@ -88,7 +88,10 @@ class Probes:
             answers = (op.present or {}).get(component.name)
             present = (answers[index] if answers else b"")[:size].ljust(size, b"\0")
             prefetch.known[component.index] += present
-        prefetch.num_asked += max(0, min(hit, size))
+        here, before = max(0, min(hit, size)), prefetch.num_asked
+        if op.paces and here:
+            prefetch.pace = (prefetch.pace * before + op.paces[index] * here) / (before + here)
+        prefetch.num_asked += here
         if hit >= size and end < prefetch.key.last:
             self.queued.append(prefetch)
             return

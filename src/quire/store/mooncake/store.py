@@ -15,7 +15,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import NamedTuple
 
 from quire.errors import StoreError, StoreURLError
@@ -34,7 +33,7 @@ from quire.store.mooncake.pool import (
     Pool,
     Settings,
 )
-from quire.store.paths import put_paths
+from quire.store.paths import Sent, put_paths
 from quire.store.url import Options, StoreURL
 from quire.types import PageStatus
 
@@ -98,7 +97,16 @@ class MooncakeStore:
         return statuses
 
     def put(self, objects: Sequence[NewObject], *, deadline: float) -> list[PageStatus]:
-        def send(news: Sequence[NewObject]) -> list[PageStatus]:
+        def send(news: Sequence[NewObject], needed: Sequence[ObjectName]) -> Sent:
+            try:
+                there = self.contains(needed, deadline=deadline)
+            except (TimeoutError, StoreError) as error:
+                late = isinstance(error, TimeoutError)
+                failed = PageStatus.TIMEOUT if late else PageStatus.FAILED
+                return Sent([failed] * len(news), [failed] * len(needed))
+            return Sent(publish(news), there)
+
+        def publish(news: Sequence[NewObject]) -> list[PageStatus]:
             if not news or time.monotonic() >= deadline:
                 return [PageStatus.TIMEOUT] * len(news)
             with self._memory.stage(sum(new.size_bytes for new in news)) as stage:
@@ -112,8 +120,7 @@ class MooncakeStore:
         def take_back(names: Sequence[ObjectName]) -> None:
             self._pool.remove([self._key(name) for name in names])
 
-        look = partial(self.contains, deadline=deadline)
-        return put_paths(objects, contains=look, send=send, take_back=take_back)
+        return put_paths(objects, send=send, take_back=take_back)
 
     def touch(self, names: Sequence[ObjectName], *, used_ns: int, each: bool = False) -> None:
         """To be asked for is to be used. What lies behind a hole is kept fresh with the rest."""

@@ -13,14 +13,14 @@ from __future__ import annotations
 import contextlib
 import ssl
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import takewhile
 from typing import Any
 
 from quire.errors import StoreError, StoreURLError
-from quire.store.base import Blob, NewObject, ObjectName, StoredObject, StoreStats
-from quire.store.paths import put_paths
+from quire.store.base import Blob, Landings, NewObject, ObjectName, StoredObject, StoreStats
+from quire.store.paths import Sent, put_paths
 from quire.store.redis.connection import Address, Connection, Login
 from quire.store.redis.nodes import Exchange, Nodes
 from quire.store.redis.wire import ProtocolError, ServerError, command, set_command
@@ -51,9 +51,10 @@ class RedisStore:
     def get(
         self, names: Sequence[ObjectName], into: Sequence[Blob], *, deadline: float
     ) -> list[PageStatus]:
+        landed = into.landed if isinstance(into, Landings) else _untold
         exchanges = [
-            Exchange(key, command(b"GET", key), _reading(blob))
-            for key, blob in zip(map(self._key, names), into, strict=True)
+            Exchange(key, command(b"GET", key), _reading(into[i], partial(landed, i)))
+            for i, key in enumerate(map(self._key, names))
         ]
         answers = self._nodes.ask(exchanges, deadline)
         return [
@@ -62,21 +63,25 @@ class RedisStore:
         ]
 
     def put(self, objects: Sequence[NewObject], *, deadline: float) -> list[PageStatus]:
-        def send(news: Sequence[NewObject]) -> list[PageStatus]:
-            keys = [self._key(new.name) for new in news]
+        def send(news: Sequence[NewObject], needed: Sequence[ObjectName]) -> Sent:
+            """All of it in one round trip to each server."""
+            looks = [Exchange(key, command(b"EXISTS", key)) for key in map(self._key, needed)]
             sets = [
                 Exchange(key, set_command(key, new.blob))
-                for key, new in zip(keys, news, strict=True)
+                for key, new in zip((self._key(new.name) for new in news), news, strict=True)
             ]
-            answers = self._nodes.ask(sets, deadline)
-            return [_status(a) if isinstance(a, Exception) else PageStatus.OK for a in answers]
+            answers = self._nodes.ask([*looks, *sets], deadline)
+            looked, put = answers[: len(looks)], answers[len(looks) :]
+            return Sent(
+                [_status(a) if isinstance(a, Exception) else PageStatus.OK for a in put],
+                [_status(a) if isinstance(a, Exception) else a == 1 for a in looked],
+            )
 
         def take_back(names: Sequence[ObjectName]) -> None:
             keys = map(self._key, names)
             self._nodes.ask([Exchange(key, command(b"UNLINK", key)) for key in keys], deadline)
 
-        look = partial(self.contains, deadline=deadline)
-        return put_paths(objects, contains=look, send=send, take_back=take_back)
+        return put_paths(objects, send=send, take_back=take_back)
 
     def touch(self, names: Sequence[ObjectName], *, used_ns: int, each: bool = False) -> None:
         deadline = time.monotonic() + _TOUCH_TIMEOUT_S
@@ -176,11 +181,18 @@ class RedisStore:
                     break
 
 
-def _reading(blob: Blob) -> Any:
+def _reading(blob: Blob, landed: Callable[[], None]) -> Any:
     def hear(connection: Connection) -> int | ServerError:
-        return connection.answer_into(blob)
+        size = connection.answer_into(blob)
+        if isinstance(size, int) and _got(size, blob) is PageStatus.OK:
+            landed()
+        return size
 
     return hear
+
+
+def _untold(index: int) -> None:
+    """Nobody wants to know."""
 
 
 def _got(size: int, blob: Blob) -> PageStatus:

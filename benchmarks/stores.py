@@ -1,0 +1,71 @@
+"""Every store that has a client of its own beside that client, on servers started here.
+
+    python benchmarks/stores.py [--rounds N] [--page SIZE] [redis] [mooncake] [s3]
+
+Prints what `quire store bench` measures, one line for each way, with the machine's load. The
+servers run on the same cores: on a machine with few of them, or with others at work on it, both
+sides are slower, and the ratios noisier. S3 is a test double (`moto`).
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from quire.bench import stores  # noqa: E402
+from quire.sizes import parse_size  # noqa: E402
+from store_servers import Mooncake, Moto, Valkey  # noqa: E402
+
+SERVERS = {
+    "redis": Valkey,
+    "mooncake": lambda folder: Mooncake(folder, holder_bytes=1 << 30),
+    "s3": Moto,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", default=list(SERVERS), choices=list(SERVERS))
+    parser.add_argument("--rounds", type=int, default=24)
+    parser.add_argument("--page", default="2MiB")
+    parser.add_argument("--total", default="128MiB")
+    said = parser.parse_args()
+    os.environ.setdefault("AWS_ACCESS_KEY_ID", "bench")
+    os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "bench")
+    for name in said.names:
+        with tempfile.TemporaryDirectory() as folder:
+            server = SERVERS[name](Path(folder))
+            try:
+                result = stores.run(
+                    server.url,
+                    page_bytes=parse_size(said.page),
+                    total_bytes=parse_size(said.total),
+                    rounds=said.rounds,
+                )
+            finally:
+                server.stop()
+        show(name, result)
+
+
+def show(name: str, result: dict) -> None:
+    load = os.getloadavg()[0]
+    for way in ("write", "read"):
+        row = result[way]
+        print(
+            f"{name:9}{way:6} {row['store_gb_s']:.3f} GB/s, its client {row['raw_gb_s']:.3f}, "
+            f"ratio {row['ratio']:.2f} ({row['ratio_min']:.2f} … {row['ratio_max']:.2f}), "
+            f"load {load:.1f}"
+        )
+    probe = result["probe"]
+    print(
+        f"{name:9}probe  1 key {probe['one_ms']:.2f} ms, {probe['keys']} {probe['all_ms']:.2f} ms"
+    )
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""Places: stores on servers that can be harmed, and how the harm is undone.
+
+Servers are real processes (S3: a test double); the wire to them is a relay of ours. A process's own
+memory (`memory://`) has nobody who could harm it, and is not here.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from quire.store import open_store
+from quire.store.base import HEADER_BYTES, Blob, NewObject, ObjectName
+from quire.types import PageKey, PageStatus
+from store_servers import Link, Mooncake, Moto, Valkey
+
+DELAY_S, RATE = 0.3, 4 << 20
+OTHERS = "others"
+
+Act = Callable[[], None]
+
+
+class Fault(NamedTuple):
+    harm: Act
+    undo: Act
+    is_silence: bool = False
+    """Nobody answers, at once: the breaker must open."""
+
+
+class Place:
+    """One store. `faults`: what can be done to it, by name."""
+
+    url: str
+    faults: dict[str, Fault]
+
+    def close(self) -> None: ...
+
+    def damage(self) -> None:
+        """One byte of every page, by somebody else's hand."""
+        with closing(open_store(self.url)) as store:
+            for item in list(store.scan()):
+                blob = _blob(item.size_bytes - HEADER_BYTES)
+                if store.get([item.name], [blob], deadline=_soon()) == [PageStatus.OK]:
+                    blob.payload[blob.payload.nbytes // 2] ^= 1
+                    store.quarantine(item.name)
+                    store.put([NewObject(item.name, blob, None, time.time_ns())], deadline=_soon())
+
+
+class Folder(Place):
+    def __init__(self, folder: Path) -> None:
+        self._root, self._away = folder / "pages", folder / "away"
+        self.url = f"file://{self._root}?max=1GiB"
+        self.faults = {
+            "damaged": Fault(self.damage, _nothing),
+            "emptied": Fault(self._empty, _nothing),
+            "gone": Fault(self._take_away, self._bring_back),
+        }
+
+    def _empty(self) -> None:
+        for path in list((self._root / "objects").rglob("*.*")):
+            path.unlink(missing_ok=True)
+
+    def _take_away(self) -> None:
+        self._root.rename(self._away)
+
+    def _bring_back(self) -> None:
+        """What was written meanwhile goes."""
+        shutil.rmtree(self._root, ignore_errors=True)
+        self._away.rename(self._root)
+
+
+class Redis(Place):
+    def __init__(self, folder: Path) -> None:
+        self._server = Valkey(folder)
+        self._link = Link(self._server.port)
+        self.url = f"redis://127.0.0.1:{self._link.port}"
+        self.faults = {
+            **_of_server(self._server.stop, self._server),
+            **_of_link(self._link),
+            "full": Fault(
+                lambda: self._set("maxmemory", "1mb"), lambda: self._set("maxmemory", "0")
+            ),
+            "revoked": Fault(self._revoke, self._grant, is_silence=True),
+            "damaged": Fault(self.damage, _nothing),
+        }
+
+    def close(self) -> None:
+        self._link.close()
+        self._server.stop()
+
+    def _set(self, name: str, value: str) -> None:
+        self._server.say(b"CONFIG", b"SET", name.encode(), value.encode())
+
+    def _revoke(self) -> None:
+        """Another password from now on; who is in is thrown out."""
+        self._set("requirepass", "another")
+        self._server.password = "another"
+        self._server.say(b"CLIENT", b"KILL", b"TYPE", b"normal", b"SKIPME", b"yes")
+
+    def _grant(self) -> None:
+        self._set("requirepass", "")
+        self._server.password = ""
+
+
+class Bucket(Place):
+    def __init__(self, folder: Path) -> None:
+        self._server = Moto(folder)
+        self._link = Link(self._server.port)
+        self.url = self._server.url.replace(str(self._server.port), str(self._link.port))
+        self.faults = {
+            **_of_server(self._server.stop, self._server),
+            **_of_link(self._link),
+            "full": Fault(lambda: self._refuse("503 Slow Down", "SlowDown"), self._link.mend),
+            "revoked": Fault(
+                lambda: self._refuse("403 Forbidden", "AccessDenied"), self._link.mend
+            ),
+            "damaged": Fault(self.damage, _nothing),
+        }
+
+    def close(self) -> None:
+        self._link.close()
+        self._server.stop()
+
+    def _refuse(self, status: str, code: str) -> None:
+        """As S3 says it: the double grants everything, and is never full."""
+        said = f"<Error><Code>{code}</Code><Message>no</Message></Error>"
+        self._link.refusal = (
+            f"HTTP/1.1 {status}\r\nContent-Type: application/xml\r\nConnection: close\r\n"
+            f"Content-Length: {len(said)}\r\n\r\n{said}"
+        ).encode()
+
+
+class Pool(Place):
+    """A master and two holders; the relay is between us and the master."""
+
+    def __init__(self, folder: Path, *, replicas: int = 1) -> None:
+        self._pool = Mooncake(folder)
+        self._link = Link(self._pool.port)
+        own = f"mooncake://127.0.0.1:{self._link.port}?metrics=127.0.0.1:{self._pool.metrics_port}"
+        self.url = f"{own}&replicas={replicas}"
+        self.faults = {
+            **_of_server(self._pool.kill_master, self._pool),
+            **_of_link(self._link),
+            "full": Fault(self._fill, self._empty),
+            "holder killed": Fault(lambda: self._pool.kill_holder(0), self._add_holder),
+            "holder silent": Fault(self._pool.pause_holder, self._pool.holder_goes_on),
+            "damaged": Fault(self.damage, _nothing),
+        }
+        if replicas > 1:
+            self.faults = {"one of two replicas lost": self.faults["holder killed"]}
+
+    def close(self) -> None:
+        self._link.close()
+        self._pool.stop()
+
+    def _fill(self) -> None:
+        """With another's pages, until none is taken any more."""
+        with closing(open_store(f"{self._pool.url}&prefix={OTHERS}:")) as store:
+            for number in range(512):
+                name = ObjectName(PageKey(number.to_bytes(4, "big") * 8), "full", 0, 1)
+                new = NewObject(name, _blob(1 << 20), None, time.time_ns())
+                if store.put([new], deadline=_soon()) != [PageStatus.OK]:
+                    break
+
+    def _empty(self) -> None:
+        with closing(open_store(f"{self._pool.url}&prefix={OTHERS}:")) as store:
+            store.clear()
+
+    def _add_holder(self) -> None:
+        self._pool.holders.append(self._pool.start_holder())
+
+
+PLACES: dict[str, Callable[[Path], Place]] = {
+    "file": Folder,
+    "redis": Redis,
+    "s3": Bucket,
+    "mooncake": Pool,
+    "mooncake twice": lambda folder: Pool(folder, replicas=2),
+}
+_OF_ALL = ("killed", "paused", "restarted empty", "slow", "shaped", "cut", "full", "damaged")
+MATRIX = [
+    *(("file", fault) for fault in ("damaged", "emptied", "gone")),
+    *(("redis", fault) for fault in (*_OF_ALL, "revoked")),
+    *(("s3", fault) for fault in (*_OF_ALL, "revoked")),
+    *(("mooncake", fault) for fault in (*_OF_ALL, "holder killed", "holder silent")),
+    ("mooncake twice", "one of two replicas lost"),
+]
+
+
+def _of_server(kill: Act, server: Any) -> dict[str, Fault]:
+    def restart() -> None:
+        kill()
+        server.start()
+
+    return {
+        "killed": Fault(kill, server.start, is_silence=True),
+        "paused": Fault(server.pause, server.go_on),
+        "restarted empty": Fault(restart, _nothing),
+    }
+
+
+def _of_link(link: Link) -> dict[str, Fault]:
+    def slow() -> None:
+        link.delay_s = DELAY_S
+
+    def shape() -> None:
+        link.bytes_per_s = RATE
+
+    return {
+        "slow": Fault(slow, link.mend),
+        "shaped": Fault(shape, link.mend),
+        "cut": Fault(link.cut, link.mend, is_silence=True),
+    }
+
+
+def _nothing() -> None: ...
+
+
+def _soon() -> float:
+    return time.monotonic() + 30
+
+
+def _blob(page_bytes: int) -> Blob:
+    return Blob(memoryview(bytearray(HEADER_BYTES)), memoryview(bytearray(page_bytes)))
