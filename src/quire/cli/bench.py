@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from quire.cli import bench_serve, store_measure
+from quire.cli import bench_schemas, bench_serve, store_measure
 from quire.cli.extras import SERVE, needs
 from quire.cli.output import AsJson, conclude, progress_bar, show, show_json, start_bar
 from quire.errors import ConfigError, StoreError
@@ -23,6 +23,9 @@ app.command(
 )(bench_serve.serve)
 app.command(epilog="Example: [bold]quire bench ttft --repeats 3 --rounds 10[/bold]")(
     bench_serve.ttft
+)
+app.command(epilog="Example: [bold]quire bench schemas --count 50 --json[/bold]")(
+    bench_schemas.schemas
 )
 
 
