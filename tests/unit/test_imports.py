@@ -49,7 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "disagg.router": {"", "errors", "engine", "server"},
     "sim": LIBRARY | {"sim", "engine", "disagg", "disagg.router"},
     "replay": LIBRARY | {"engine"},
-    "bench": LIBRARY | {"models", "engine", "settings"},
+    "bench": LIBRARY | {"models", "engine", "server", "settings"},
     "demo": LIBRARY,
     "integrations": LIBRARY | {"models"},
     "cli": LIBRARY

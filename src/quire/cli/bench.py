@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from quire.cli import bench_pd, bench_serve, store_measure
+from quire.cli import bench_pd, bench_schemas, bench_serve, store_measure
 from quire.cli.extras import SERVE, needs
 from quire.cli.output import AsJson, conclude, progress_bar, show, show_json, start_bar
 from quire.errors import ConfigError, StoreError
@@ -26,6 +26,9 @@ app.command(epilog="Example: [bold]quire bench ttft --repeats 3 --rounds 10[/bol
 )
 app.command(epilog="Example: [bold]quire bench pd --layers 12 --limit 120 --out pd.json[/bold]")(
     bench_pd.pd
+)
+app.command(epilog="Example: [bold]quire bench schemas --count 50 --json[/bold]")(
+    bench_schemas.schemas
 )
 
 

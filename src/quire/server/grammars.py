@@ -39,6 +39,13 @@ _FORMATS = (
     "uri",
 )
 """Those that the library knows."""
+_MOST = 10**15
+_STEP = 1e-9
+"""Numbers that a schema leaves open are held to this range and this many places: in JSON they have
+as many digits as a model likes, and a small one may like them until it is cut off."""
+_NUMERIC = {"integer", "number"}
+_SAYS_MORE = {"multipleOf", "enum", "const", "$ref", "anyOf", "oneOf", "allOf"}
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords whose members are schemas under names that are no keywords."""
 
@@ -171,23 +178,27 @@ class _Rules:
 
     def _json(self, name: str, schema: Mapping[str, Any], param: str) -> str:
         """A rule for JSON of this schema."""
-        options = {"whitespace_flexible": True, "whitespace_pattern": _SPACE}
-        cleaned = _known(schema, param) | {"x-guidance": options}
-        text = json.dumps(cleaned)
-        if len(text) > MAX_SCHEMA_CHARS:
-            raise invalid(
-                param, f"{param} has a schema of more than {MAX_SCHEMA_CHARS} characters: too many"
-            )
-        self._lines.append(f"{name}: %json {text}")
+        self._lines.append(json_rule(name, schema, param))
         return name
 
     def _whole(self, start: str) -> str:
         return "\n".join([f"start: {start}", *self._lines]) + "\n"
 
 
+def json_rule(name: str, schema: Mapping[str, Any], param: str) -> str:
+    """The line of a grammar that says what `name` is: JSON of this schema. Raises ApiError."""
+    options = {"whitespace_flexible": True, "whitespace_pattern": _SPACE}
+    text = json.dumps(_known(schema, param) | {"x-guidance": options})
+    if len(text) > MAX_SCHEMA_CHARS:
+        raise invalid(
+            param, f"{param} has a schema of more than {MAX_SCHEMA_CHARS} characters: too many"
+        )
+    return f"{name}: %json {text}"
+
+
 def _known(schema: Mapping[str, Any], param: str) -> dict[str, Any]:
     """Without what says nothing: formats that the library does not know, which schemas may name as
-    they like. Raises ApiError."""
+    they like; and numbers with an end. Raises ApiError."""
 
     def clean(value: Any, depth: int) -> Any:
         if depth > MAX_DEPTH:
@@ -206,7 +217,30 @@ def _known(schema: Mapping[str, Any], param: str) -> dict[str, Any]:
                 found[name] = each
             else:
                 found[name] = clean(each, depth + 1)
-        return found
+        return _with_an_end(found)
 
     cleaned: dict[str, Any] = clean(schema, 0)
     return cleaned
+
+
+def _with_an_end(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema of numbers whose digits come to an end. What somebody bounded within less than the
+    step, or beyond the range, stays as it is."""
+    kinds = schema.get("type")
+    kinds = set(kinds) if isinstance(kinds, list) and all(map(_is_text, kinds)) else {str(kinds)}
+    if not kinds & _NUMERIC or schema.keys() & _SAYS_MORE:
+        return schema
+    bounds = [schema[name] for name in _BOUNDS if name in schema]
+    if any(not _is_number(bound) or abs(bound) >= _MOST for bound in bounds):
+        return schema
+    is_narrow = any(0 < abs(bound) < 1000 * _STEP for bound in bounds)
+    step = {} if "number" not in kinds or is_narrow else {"multipleOf": _STEP}
+    return {"minimum": -_MOST, "maximum": _MOST} | schema | step
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from engine_support import PAGE, VOCABULARY, TinyEngine, oracle
+from quire.bench.schemas.cases import follows, random_schema
 from quire.engine.grammar import Grammars, Stage
 from quire.engine.grammar.compiling import GrammarError, Words
 from quire.engine.messages import Finish
-from schema_cases import follows, random_schema
+from quire.server.grammars import json_rule
 from speculating import speculation
 
 llguidance = pytest.importorskip("llguidance")
@@ -49,6 +50,11 @@ def ids(chars: str) -> list[int]:
 
 def lark(schema: object) -> str:
     return f"start: %json {json.dumps(schema)}\n"
+
+
+def ending(schema: dict) -> str:
+    """As the server writes it: with a bound on all that is not bounded."""
+    return json_rule("start", schema, "schema") + "\n"
 
 
 NUMBERS = {"type": "array", "items": {"type": "integer", "maximum": 99}, "minItems": 6}
@@ -297,7 +303,10 @@ def test_random_schemas():
     rng = random.Random(11)
     with TinyEngine(grammars=Grammars(words), device_pages=400, ahead=True) as tiny:
         cases = [(random_schema(rng), seed) for seed in range(30)]
-        asked_for = [(asked(tiny, seed, schema, 400), schema) for schema, seed in cases]
+        asked_for = [
+            (tiny.ask(prompt(seed), 800, stop_ids=[END], grammar=ending(schema)), schema)
+            for schema, seed in cases
+        ]
         tiny.run()
         for request, schema in asked_for:
             last = tiny.last(request)

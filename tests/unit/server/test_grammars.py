@@ -201,6 +201,34 @@ def test_channels():
     assert not model.takes(grammar, '{"n": 1}')
 
 
+@pytest.mark.parametrize("extra", [{}, {"minimum": 0}, {"exclusiveMinimum": 0}, {"maximum": 99.5}])
+@pytest.mark.parametrize("kind", ["number", "integer", ["number", "null"]])
+def test_numbers_come_to_an_end(kind, extra):
+    """A small model that likes zeros is not cut off by max_tokens."""
+    model = Model()
+    grammar = model.hold({"type": kind} | extra)
+    assert model.takes(grammar, "7")
+    assert model.takes(grammar, "1.125") == ("number" in kind)
+    assert not model.takes(grammar, "1" + "0" * 40)
+    assert not model.takes(grammar, "1." + "0" * 40)
+
+
+@pytest.mark.parametrize(
+    ("schema", "number"),
+    [
+        ({"type": "number", "minimum": 1e-8, "maximum": 2e-8}, "0.000000015"),
+        ({"type": "integer", "minimum": 10**16}, "20000000000000000"),
+        ({"type": "number", "enum": [1e-12, 3]}, "3"),
+        ({"type": "number", "multipleOf": 0.5}, "2.5"),
+        ({"allOf": [{"type": "number", "multipleOf": 0.5}, {"type": "number"}]}, "2.5"),
+        ({"allOf": [{"type": "number"}, {"type": "integer", "minimum": 3}]}, "4"),
+    ],
+)
+def test_numbers_that_a_schema_describes_are_as_it_says(schema, number):
+    model = Model()
+    assert model.takes(model.hold(schema), number)
+
+
 def test_formats_that_say_nothing_are_passed_over():
     model = Model()
     schema = {

@@ -1,10 +1,10 @@
-"""What following a schema costs: `python -m quire.bench.schemas [MODEL] [DEVICE]`.
+"""What following a schema costs those who do, and those beside them.
 
     cost       milliseconds per token, held to a schema and plain, in turns in one run
     stall      the longest wait for a token of a plain answer: alone, and while schemas made to be
                hard are asked for beside it
 
-Runs an engine of its own. Answers are of one length; what they say does not matter.
+Answers are of one length; what they say does not matter. Knows an engine, not who started it.
 """
 
 from __future__ import annotations
@@ -13,18 +13,14 @@ import asyncio
 import itertools
 import json
 import statistics
-import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from quire.engine.client import EngineClient
-from quire.engine.config import EngineConfig
 from quire.engine.messages import SamplingParams
-from quire.models import resolve
 
 _NUMBERS = {"type": "array", "items": {"type": "integer"}, "minItems": 100_000}
 _TIMEOUT_S = 600.0
@@ -32,8 +28,6 @@ _TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    model: Path
-    device: str = "cpu"
     num_tokens: int = 64
     """Of an answer."""
     together: tuple[int, ...] = (1, 8)
@@ -65,29 +59,12 @@ def hostile() -> dict[str, dict[str, Any]]:
     }
 
 
-def run(plan: Plan) -> dict[str, Any]:
-    return asyncio.run(_run(plan))
-
-
-async def _run(plan: Plan) -> dict[str, Any]:
-    config = EngineConfig(
-        model=str(plan.model),
-        name="bench",
-        device=plan.device,
-        device_bytes=512 << 20,
-        dtype="bfloat16" if plan.device == "cuda" else "float32",
-    )
-    engine = await EngineClient.start(config)
-    try:
-        await _answer(engine, plan, 0, _lark(_NUMBERS))  # reads the vocabulary, warms up
-        costs = {str(count): await _cost(engine, plan, count) for count in plan.together}
-        alone = max(await _gaps(engine, plan, 1))
-        beside = {}
-        for name, schema in hostile().items():
-            beside[name] = await _beside(engine, plan, schema)
-    finally:
-        await engine.close()
-    return {"device": plan.device, "cost": costs, "stall_ms": {"alone": _ms(alone)} | beside}
+async def measure(engine: EngineClient, plan: Plan) -> dict[str, Any]:
+    await _answer(engine, plan, 0, _lark(_NUMBERS))  # reads the vocabulary, warms up
+    costs = {str(count): await _cost(engine, plan, count) for count in plan.together}
+    alone = max(await _gaps(engine, plan, 1))
+    beside = {name: await _beside(engine, plan, schema) for name, schema in hostile().items()}
+    return {"cost": costs, "stall_ms": {"alone": _ms(alone)} | beside}
 
 
 async def _cost(engine: EngineClient, plan: Plan, count: int) -> dict[str, Any]:
@@ -145,13 +122,3 @@ def _lark(schema: dict[str, Any]) -> str:
 
 def _ms(seconds: float) -> float:
     return round(seconds * 1000, 2)
-
-
-def main() -> None:
-    model, device, *_ = [*sys.argv[1:], None, None]
-    json.dump(run(Plan(resolve(model), device or "cpu")), sys.stdout, indent=1)
-    print()
-
-
-if __name__ == "__main__":
-    main()

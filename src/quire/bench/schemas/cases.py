@@ -19,11 +19,6 @@ def random_schema(rng: random.Random, depth: int = 3) -> dict[str, Any]:
 
 
 def _plain(rng: random.Random, depth: int, kind: str) -> dict[str, Any]:
-    if kind == "integer":
-        low = rng.randint(-1000, 1000)
-        return {"type": "integer", "minimum": low, "maximum": low + rng.randint(0, 5000)}
-    if kind == "number":
-        return {"type": "number", "minimum": -10, "maximum": rng.choice([10, 99.5])}
     if kind == "enum":
         letters = string.ascii_letters + 'äé☃"\\\n'
         words = ["".join(rng.choices(letters, k=rng.randint(1, 8))) for _ in range(4)]
@@ -33,6 +28,17 @@ def _plain(rng: random.Random, depth: int, kind: str) -> dict[str, Any]:
     if kind == "pattern":
         return {"type": "string", "pattern": rng.choice(_PATTERNS)}
     return {"type": kind}
+
+
+def _integer(rng: random.Random, depth: int, _: str) -> dict[str, Any]:
+    low = rng.randint(-1000, 1000)
+    bounds = {"minimum": low, "maximum": low + rng.randint(0, 5000)}
+    return {"type": "integer"} | (bounds if rng.random() < 0.7 else {})
+
+
+def _number(rng: random.Random, depth: int, _: str) -> dict[str, Any]:
+    bounds = {"minimum": -10, "maximum": rng.choice([10, 99.5])}
+    return {"type": "number"} | (bounds if rng.random() < 0.5 else {})
 
 
 def _string(rng: random.Random, depth: int, _: str) -> dict[str, Any]:
@@ -65,7 +71,15 @@ def _ref(rng: random.Random, depth: int, _: str) -> dict[str, Any]:
     return {"anyOf": [inner, {"type": "array", "items": inner, "maxItems": 2}]}
 
 
-_MAKERS = {"string": _string, "object": _object, "array": _array, "anyOf": _any_of, "ref": _ref}
+_MAKERS = {
+    "string": _string,
+    "integer": _integer,
+    "number": _number,
+    "object": _object,
+    "array": _array,
+    "anyOf": _any_of,
+    "ref": _ref,
+}
 
 
 def follows(value: Any, schema: dict[str, Any]) -> bool:
