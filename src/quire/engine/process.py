@@ -123,6 +123,8 @@ def _build_and_serve(startup: Startup, line: Line, stop: threading.Event) -> int
     try:
         engine = build_engine(startup.config, lambda what, done: line.send(Starting(what, done)))
     except Exception as error:  # process boundary: the server turns this into an EngineError
+        # The server, told why, ends us: that we leave already must not be said twice.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         known = isinstance(error, QuireError)
         if not known:
             traceback.print_exc()

@@ -15,6 +15,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.server.errors import CLIENT_CLOSED, ApiError, shutting_down
+from quire.sizes import format_bytes
 
 REQUEST_ID_HEADER = b"x-request-id"
 
@@ -215,8 +216,8 @@ class _GuardedBody:
     def _too_large(self) -> ApiError:
         return ApiError(
             413,
-            f"the request's body is larger than {self._max_bytes} bytes (max_body_bytes): "
-            "send less",
+            f"the request's body is larger than {format_bytes(self._max_bytes)}, which is the "
+            "most that is read: send less",
             code="body_too_large",
         )
 
