@@ -23,6 +23,7 @@ import msgspec
 
 from quire.engine.messages import EngineInfo
 from quire.errors import EngineError
+from quire.logs import message_of
 
 Say = Callable[[str, str], None]
 """Called with (name, line) for each line of a child's standard error."""
@@ -82,7 +83,7 @@ class Child:
         await self._listening
         if code < 0:  # its last words say nothing of that
             return f"the {self.name} server was killed by signal {-code}"
-        why = f": {self._last_words[0].removeprefix('quire: ')}" if self._last_words else ""
+        why = f": {message_of(self._last_words[0])}" if self._last_words else ""
         return f"the {self.name} server ended with code {code}{why}"
 
     async def stop(self) -> None:

@@ -36,6 +36,7 @@ def config(
     tool_parser: flags.ToolParser = None,
     reasoning_parser: flags.ReasoningParser = None,
     strict: flags.Strict = None,
+    log_requests: flags.LogRequests = None,
     record: flags.Record = None,
     role: flags.Role = None,
     prefill: flags.Prefill = None,

@@ -17,6 +17,7 @@ from typing import NoReturn
 import msgspec
 import zmq
 
+from quire import logs
 from quire.child import read_startup, stop_when_orphaned
 from quire.engine.engine import Engine
 from quire.engine.messages import (
@@ -97,7 +98,7 @@ def serve(engine: Engine, line: Line, stop: threading.Event) -> None:
 
 
 def main() -> int:
-    logging.basicConfig(level=logging.INFO, format="quire: %(message)s")
+    logs.configure(logging.INFO)
     # Ctrl-C reaches the whole process group; the server decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _leave)

@@ -15,6 +15,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.server.errors import CLIENT_CLOSED, ApiError, shutting_down
+from quire.server.request_log import serving
 from quire.sizes import format_bytes
 
 REQUEST_ID_HEADER = b"x-request-id"
@@ -88,6 +89,7 @@ class Boundary:
             return
         answer = _Answer(send, f"req-{secrets.token_hex(8)}")
         scope["quire.request_id"] = answer.request_id
+        serving.set(answer.request_id)
         metrics, clock = self._service.metrics, self._service.clock
         endpoint, started = endpoint_of(scope["path"]), clock()
         metrics.in_flight.inc()
