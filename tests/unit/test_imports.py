@@ -19,7 +19,7 @@ PACKAGE = Path(quire.__file__).parent
 BOTTOM = {"types", "errors", "sizes", "messages"}
 LEADER = BOTTOM | {"config", "keys", "eviction", "tree", "components", "memory.allocator"}
 HANDS = BOTTOM | {"child", "memory", "transfer", "store"}
-LIBRARY = LEADER | HANDS | {"manager", "peer", "worker"}
+LIBRARY = LEADER | HANDS | {"logs", "manager", "peer", "worker"}
 
 # part → parts it may import. A part is a module, or a package as a whole.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sizes": {"errors"},
     "messages": {"types", "keys"},
     "child": {"errors"},
+    "logs": set(),
     "keys": {"types", "errors"},
     "eviction": set(),
     "config": {"errors", "eviction"},

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -49,12 +49,24 @@ app.add_typer(sim.app, name="sim")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the console script. Also leaves by SystemExit, as typer does."""
     try:
-        app(args=None if arguments is None else list(arguments), prog_name="quire")
+        command = _without_types_of_flags(typer.main.get_command(app))
+        command(args=None if arguments is None else list(arguments), prog_name="quire")
     except QuireError as error:
         sys.stdout.flush()
         complain(str(error))
         return EXIT_ERROR
     return 0
+
+
+def _without_types_of_flags(command: Any, parent: typer.Context | None = None) -> Any:
+    """What takes no value needs no `<bool>` in the help."""
+    context = typer.Context(command, parent=parent, **command.context_settings)
+    for param in command.get_params(context):
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    for each in getattr(command, "commands", {}).values():
+        _without_types_of_flags(each, context)
+    return command
 
 
 def _print_version(wanted: bool) -> None:

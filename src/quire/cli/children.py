@@ -23,6 +23,7 @@ import msgspec
 
 from quire.engine.messages import EngineInfo
 from quire.errors import EngineError
+from quire.logs import message_of
 
 Say = Callable[[str, str], None]
 """Called with (name, line) for each line of a child's standard error."""
@@ -80,9 +81,10 @@ class Child:
         """Returns when it has ended; how, as one sentence."""
         code = await self._process.wait()
         await self._listening
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        why = f": {self._last_words[0].removeprefix('quire: ')}" if self._last_words else ""
-        return f"the {self.name} server {how}{why}"
+        if code < 0:  # its last words say nothing of that
+            return f"the {self.name} server was killed by signal {-code}"
+        why = f": {message_of(self._last_words[0])}" if self._last_words else ""
+        return f"the {self.name} server ended with code {code}{why}"
 
     async def stop(self) -> None:
         """Soon, and by force if it does not go by itself."""

@@ -9,6 +9,7 @@ import typer
 
 from quire.cli import flags
 from quire.cli.output import AsJson, complain, show, show_json
+from quire.models import conversion
 from quire.settings import OPTIONS, Loaded, Settings, check, effective, probe
 from quire.settings.reference import markdown
 
@@ -35,6 +36,7 @@ def config(
     tool_parser: flags.ToolParser = None,
     reasoning_parser: flags.ReasoningParser = None,
     strict: flags.Strict = None,
+    log_requests: flags.LogRequests = None,
     record: flags.Record = None,
     role: flags.Role = None,
     prefill: flags.Prefill = None,
@@ -65,6 +67,10 @@ def config(
         show_json(_as_dict(loaded, settings, warnings))
         return
     show(_table(loaded, settings))
+    directory = conversion(settings.model)
+    if directory is not None:
+        state = "is converted in" if directory.is_dir() else "will be converted into"
+        print(f"The model {state} {directory}")
     for warning in warnings:
         complain(warning)
 
@@ -76,7 +82,12 @@ def _as_dict(loaded: Loaded, settings: Settings, warnings: list[str]) -> dict[st
         shown = option.show(value) if option.is_secret else option.kind.plain(value)
         origin = loaded.origins[name]
         options[name] = {"value": shown, "source": origin.source.value, "where": origin.where}
-    return {"options": options, "warnings": warnings}
+    directory = conversion(settings.model)
+    return {
+        "options": options,
+        "warnings": warnings,
+        "model_directory": None if directory is None else str(directory),
+    }
 
 
 def _table(loaded: Loaded, settings: Settings) -> Any:

@@ -59,6 +59,15 @@ ServedModelName = Annotated[str | None, _flag("served_model_name", SERVER)]
 ToolParser = Annotated[str | None, _flag("tool_parser", SERVER)]
 ReasoningParser = Annotated[str | None, _flag("reasoning_parser", SERVER)]
 Strict = Annotated[str | None, _flag("strict", SERVER)]
+LogRequests = Annotated[
+    bool | None,
+    typer.Option(
+        "--log-requests/--no-log-requests",
+        help=OPTIONS["log_requests"].help,
+        show_default=False,
+        rich_help_panel=SERVER,
+    ),
+]
 Record = Annotated[str | None, _flag("record", SERVER)]
 Role = Annotated[str | None, _flag("role", PEERS)]
 Prefill = Annotated[str | None, _flag("prefill", PEERS)]
@@ -94,5 +103,7 @@ def joined(stores: list[str] | None) -> str | None:
 def loaded(arguments: Mapping[str, Any]) -> Loaded:
     """From a command's arguments (its `locals()`), the environment and the file."""
     flags = {name: arguments[name] for name, option in OPTIONS.items() if option.has_flag}
+    if flags["log_requests"] is not None:  # a switch, read like the rest
+        flags["log_requests"] = str(flags["log_requests"]).lower()
     flags["store"] = joined(flags["store"])
     return load(flags, os.environ, arguments["config"])

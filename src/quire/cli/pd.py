@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from quire import logs
 from quire.cli import flags
 from quire.cli.extras import ROUTE, SERVE, needs
 from quire.cli.output import complain, show, start_bar
@@ -99,7 +100,7 @@ def pd(
         complain(warning)
     if loaded.settings.store is None:
         make_cache_dir(machine)
-    logging.basicConfig(level=logging.WARNING, format="quire: %(message)s")
+    logs.configure(logging.WARNING)
     listen = ServerConfig(host="127.0.0.1", port=settings.port, api_key=settings.api_key)
     bind(listen).close()  # a port in use is said before anything is started for nothing
     with start_bar() as progress:
@@ -180,9 +181,9 @@ async def _run(
 
                 def say(name: str, line: str) -> None:
                     if is_starting:
-                        progress(f"{name}: {line.removeprefix('quire: ')}", 0.5)
+                        progress(f"{name}: {logs.message_of(line)}", 0.5)
                     else:
-                        complain(f"[{name}] {line.removeprefix('quire: ')}")
+                        complain(f"[{name}] {logs.message_of(line)}")
 
                 children = []
                 for start in starts:

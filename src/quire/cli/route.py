@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from quire import logs
 from quire.cli.extras import ROUTE, needs
 from quire.cli.output import show
 
@@ -69,7 +70,7 @@ def route(
         admin_key_file=admin_key_file,
         retries=retries,
     )
-    logging.basicConfig(level=logging.WARNING, format="quire: %(message)s")
+    logs.configure(logging.WARNING)
 
     def ready(url: str, fleet: Fleet) -> None:
         if fleet.members:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from quire import logs
 from quire.cli import flags
 from quire.cli.extras import SERVE, needs
 from quire.cli.output import complain, show, start_bar
@@ -52,6 +53,7 @@ def serve(
     tool_parser: flags.ToolParser = None,
     reasoning_parser: flags.ReasoningParser = None,
     strict: flags.Strict = None,
+    log_requests: flags.LogRequests = None,
     record: flags.Record = None,
     role: flags.Role = None,
     prefill: flags.Prefill = None,
@@ -103,6 +105,7 @@ def server_config(settings: Settings) -> ServerConfig:
         tool_parser=settings.tool_parser,
         reasoning_parser=settings.reasoning_parser,
         use_model_defaults=settings.sampling_defaults == "model",
+        log_requests=settings.log_requests,
         record=Path(settings.record).expanduser() if settings.record else None,
         record_max_bytes=settings.record_max,
     )
@@ -114,7 +117,7 @@ def _serve(settings: Settings, machine: Machine, *, is_child: bool) -> int:
     from quire.server.run import bind
     from quire.server.run import serve as run_server
 
-    logging.basicConfig(level=logging.WARNING, format="quire: %(message)s")
+    logs.configure(logging.WARNING)
     server = server_config(settings)
     bind(server).close()  # a port in use is said before a model is converted for nothing
     with contextlib.ExitStack() as living, contextlib.ExitStack() as starting:

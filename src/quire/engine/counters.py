@@ -25,12 +25,12 @@ class SchedulerCounters:
     """Begun again because pages it counted on did not arrive."""
     shared_waits: int = 0
     """Held back for a prefix that another request was computing already."""
-    prompt_tokens: int = 0
-    """Computed, not counting what was found in the cache."""
+    computed_prompt_tokens: int = 0
+    """Of prompts: not counting what was found in the cache."""
     generated_tokens: int = 0
 
     def snapshot(self) -> dict[str, int]:
         """By name; those of requests as requests_…"""
         counts = asdict(self)
-        tokens = {name: counts.pop(name) for name in ("prompt_tokens", "generated_tokens")}
+        tokens = {name: counts.pop(name) for name in ("computed_prompt_tokens", "generated_tokens")}
         return tokens | {f"requests_{name}": count for name, count in counts.items()}

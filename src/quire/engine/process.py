@@ -17,6 +17,7 @@ from typing import NoReturn
 import msgspec
 import zmq
 
+from quire import logs
 from quire.child import read_startup, stop_when_orphaned
 from quire.engine.engine import Engine
 from quire.engine.messages import (
@@ -97,7 +98,7 @@ def serve(engine: Engine, line: Line, stop: threading.Event) -> None:
 
 
 def main() -> int:
-    logging.basicConfig(level=logging.INFO, format="quire: %(message)s")
+    logs.configure(logging.INFO)
     # Ctrl-C reaches the whole process group; the server decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _leave)
@@ -123,6 +124,8 @@ def _build_and_serve(startup: Startup, line: Line, stop: threading.Event) -> int
     try:
         engine = build_engine(startup.config, lambda what, done: line.send(Starting(what, done)))
     except Exception as error:  # process boundary: the server turns this into an EngineError
+        # The server, told why, ends us: that we leave already must not be said twice.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         known = isinstance(error, QuireError)
         if not known:
             traceback.print_exc()

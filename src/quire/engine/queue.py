@@ -112,9 +112,6 @@ class Queue:
                 late.append(request)
         return late
 
-    def age_s(self, request: Request) -> float:
-        return self._clock() - request.arrived_s
-
     def used_pages(self) -> int:
         """Device pages that running requests use."""
         return sum(num_pages(r.lease.pages) for r in self.running if r.lease is not None)

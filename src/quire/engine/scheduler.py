@@ -179,7 +179,7 @@ class Scheduler:
         for request in self._queue.take_late():
             self.counters.timed_out += 1
             self._remove(request)
-            error = f"not finished within {self._queue.age_s(request):.1f} s"
+            error = f"not finished within {request.deadline_s - request.arrived_s:.4g} s"
             outputs.append(Output(request.id, [], finish=Finish.TIMEOUT, error=error))
         return outputs
 
@@ -382,7 +382,7 @@ class Scheduler:
         assert lease is not None
         if request.computed < request.num_prompt:
             left = request.num_prompt - request.computed
-            self.counters.prompt_tokens += min(count, left)
+            self.counters.computed_prompt_tokens += min(count, left)
         request.computed += count
         if lease.state is not None and lease.state.recurrent is not None:
             lease.state.recurrent.restore = NO_SLOT

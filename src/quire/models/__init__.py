@@ -6,7 +6,15 @@ Importing this imports neither torch nor transformers; the functions that need t
 from quire.models.cache import Progress, cache_dir
 from quire.models.embedded import EMBEDDED_NAME, embedded_model
 from quire.models.fingerprint import fingerprint
-from quire.models.load import ModelShape, describe, load_model, load_tokenizer, read_config, resolve
+from quire.models.load import (
+    ModelShape,
+    conversion,
+    describe,
+    load_model,
+    load_tokenizer,
+    read_config,
+    resolve,
+)
 from quire.models.recurrent import StateLayout, StatePart, StateShape
 from quire.models.support import check_supported
 
@@ -19,6 +27,7 @@ __all__ = [
     "StateShape",
     "cache_dir",
     "check_supported",
+    "conversion",
     "describe",
     "embedded_model",
     "fingerprint",

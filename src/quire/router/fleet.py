@@ -177,8 +177,11 @@ class Member:
 
     def set(self, state: State, reason: str = "") -> None:
         if state is not self.state:
-            log = logger.info if state is State.UP else logger.warning
+            # A server that is there from the start is no news; one that is back is.
+            log = logger.info if self.state is State.NEW and state is State.UP else logger.warning
             log("%s server %s is %s%s", self.side, self.url, state, f": {reason}" * bool(reason))
+        if state is State.DOWN:
+            self.report(Health(""))  # what it had is not there any more
         self.state, self.reason = state, reason
 
     def as_dict(self) -> dict[str, Any]:

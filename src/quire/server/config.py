@@ -54,6 +54,8 @@ class ServerConfig:
     """What a request does not say of sampling is as the model's makers say."""
     keep_alive_s: int = 30
     """An idle connection is closed after this."""
+    log_requests: bool = False
+    """A line in the log for every answer."""
     record: Path | None = None
     """A new file, to which a trace of the requests is written; None: they are not recorded."""
     record_max_bytes: int = 256 * _MIB

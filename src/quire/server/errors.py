@@ -11,6 +11,7 @@ written for the client: no paths, no tracebacks, no credentials.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ CLIENT_CLOSED = 499
 
 _MAX_PARAM_CHARS = 200
 """A field's name is the client's text: nothing of it is sent back at length."""
+
+_SUBJECT = re.compile(r"^(Input|String|List|Tuple|Set|Dictionary|Value) should")
 
 _TYPES = {
     401: "authentication_error",
@@ -158,8 +161,8 @@ def from_validation(error: ValidationError) -> ApiError:
         return invalid(param, f"{param} is missing", code="missing_field")
     if kind == "unsupported":
         return invalid(param, f"{param} {message}", code="unsupported_field")
-    # Ours are written to follow the field's name; pydantic's own begin with "Input should".
-    message = message.replace("Input should", "should", 1)
+    # Ours are written to follow the field's name; pydantic's own begin with what it is instead.
+    message = _SUBJECT.sub("should", message).replace(" after validation", "")
     return invalid(param, message if param is None else f"{param} {message}")
 
 

@@ -33,6 +33,7 @@ from quire.server.errors import (
 from quire.server.prompting import Prompt
 from quire.server.protocol import GenerationRequest
 from quire.server.recorder import Asked
+from quire.server.request_log import Answered, log
 from quire.server.sampling import check_ids, following, max_tokens, sampling_params, seed_of
 from quire.server.scribe import Piece, Scribe
 from quire.server.service import Service
@@ -166,6 +167,7 @@ async def _follow(
     )
     timing = service.metrics.timing(service.clock)
     began_s = service.clock()
+    answered = Answered(choice.index, choice.prompt.num_tokens, began_s)
     answer: list[int] = list(work.said)
     if work.said:
         piece = scribe.write(_said(work.said, choice.params))
@@ -190,13 +192,24 @@ async def _follow(
                 if piece.num_tokens or piece.finish is not None:
                     queue.put_nowait(piece)
                 timing.tokens(piece.num_tokens)
+                answered.output_tokens += len(output.tokens)
+                if output.tokens and answered.first_s is None:
+                    answered.first_s = service.clock()
+                answered.cached = piece.cached or answered.cached
                 if piece.cached is not None and work.is_first(choice.index):
                     service.metrics.cached(piece.cached)
                 if piece.finish is not None:
+                    answered.outcome = "answered"
                     break
     except EngineError as error:  # its queue is full
+        answered.outcome = "refused"
         raise engine_gone(str(error)) from error
+    except ApiError as error:
+        answered.outcome = error.code or "failed"
+        raise
     finally:
+        if service.config.log_requests:
+            log(answered, service.clock())
         if service.recorder is not None:
             service.recorder.take(Asked(began_s, choice.prompt.tokens, work.salt, answer))
     timing.done()

@@ -15,6 +15,8 @@ from prometheus_client import Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.server.errors import CLIENT_CLOSED, ApiError, shutting_down
+from quire.server.request_log import serving
+from quire.sizes import format_bytes
 
 REQUEST_ID_HEADER = b"x-request-id"
 
@@ -87,6 +89,7 @@ class Boundary:
             return
         answer = _Answer(send, f"req-{secrets.token_hex(8)}")
         scope["quire.request_id"] = answer.request_id
+        serving.set(answer.request_id)
         metrics, clock = self._service.metrics, self._service.clock
         endpoint, started = endpoint_of(scope["path"]), clock()
         metrics.in_flight.inc()
@@ -215,8 +218,8 @@ class _GuardedBody:
     def _too_large(self) -> ApiError:
         return ApiError(
             413,
-            f"the request's body is larger than {self._max_bytes} bytes (max_body_bytes): "
-            "send less",
+            f"the request's body is larger than {format_bytes(self._max_bytes)}, which is the "
+            "most that is read: send less",
             code="body_too_large",
         )
 

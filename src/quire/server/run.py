@@ -36,6 +36,7 @@ from quire.server.prompting import Prompting
 from quire.server.recorder import Recorder, cannot_record
 from quire.server.service import Service
 from quire.server.stopping import Stop, stop_signals
+from quire.server.watch import watched
 
 OnReady = Callable[[str, EngineInfo], None]
 
@@ -167,7 +168,10 @@ async def _serve(
     enrolment = Enrolment(_named(config, listener), client.info.role)
     try:
         on_ready(url_of(config, listener), client.info)
-        async with enrolled(config.routers, enrolment, config.admin_key) as leaving:
+        async with (
+            watched(service),
+            enrolled(config.routers, enrolment, config.admin_key) as leaving,
+        ):
             await asyncio.wait({serving, gone, stopping}, return_when=asyncio.FIRST_COMPLETED)
             leaving.set()
             if gone.done() and not stopping.done():

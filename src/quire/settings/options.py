@@ -273,6 +273,13 @@ class Settings:
         example="true",
         flag=True,
     )
+    log_requests: bool = _option(
+        False,
+        Switch(),
+        "Log one line for every answer: its tokens, where they were found, how long it took.",
+        example="true",
+        flag=True,
+    )
     record: str | None = _option(
         None,
         Text("FILE"),

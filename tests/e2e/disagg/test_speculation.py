@@ -86,7 +86,7 @@ def test_a_real_head_is_worth_the_same_after_a_hand_over() -> None:
             answers.append(answer.tokens)
             worth.append(1 + sum(watching.counters.accepted) / watching.counters.num_drafts)
         assert both.sent_pages()
-        assert handed.scheduler.counters.prompt_tokens < PAGE + 1
+        assert handed.scheduler.counters.computed_prompt_tokens < PAGE + 1
         assert answers[0] == answers[1]
         assert worth[1] > 1.3, "a head that is never right shows nothing"
         assert worth[0] == pytest.approx(worth[1], rel=0.02)

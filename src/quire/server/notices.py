@@ -1,0 +1,112 @@
+"""Notices: what an operator should hear of, once when it begins and once when it is over.
+
+    quiet ──failures──▶ said ──more──▶ counted ──none for a while──▶ said, with their number ──▶ quiet
+
+Compares one EngineStatus with the one before it: a store that fails or heals, its breaker, peers
+that come and go, requests that had to give up their pages. Knows no clock and no log: who asks
+says what time it is, and gets sentences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from quire.engine.messages import EngineStatus
+
+_QUIET_S = 30.0
+"""Trouble of one kind is over when nothing of it came for so long."""
+_WELL = ("ok", "miss")
+
+
+class Notice(NamedTuple):
+    text: str
+    is_good: bool
+    fields: dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Trouble:
+    """One kind of failure, while it lasts."""
+
+    count: int
+    last_s: float
+
+
+@dataclass(slots=True)
+class Notices:
+    _seen: dict[str, int] = field(default_factory=dict)
+    _troubles: dict[str, _Trouble] = field(default_factory=dict)
+    _is_open: bool = False
+    _links: dict[str, str] = field(default_factory=dict)
+
+    def look(self, status: EngineStatus, now_s: float) -> list[Notice]:
+        counted = dict(_failures(status))
+        notices = [*self._breaker(status), *self._peers(status)]
+        for what, count in counted.items():
+            new = count - self._seen.get(what, 0)
+            if new <= 0:
+                continue
+            trouble = self._troubles.get(what)
+            if trouble is None:
+                self._troubles[what] = _Trouble(new, now_s)
+                text = f"{what}: {new:,}; more are counted, and said when it is over"
+                notices.append(Notice(text, False, {"event": what, "count": new}))
+            else:
+                trouble.count += new
+                trouble.last_s = now_s
+        self._seen |= counted
+        for what, trouble in list(self._troubles.items()):
+            if now_s - trouble.last_s >= _QUIET_S:
+                del self._troubles[what]
+                text = f"{what}: over, {trouble.count:,} in all"
+                notices.append(Notice(text, True, {"event": what, "count": trouble.count}))
+        return notices
+
+    def _breaker(self, status: EngineStatus) -> Iterator[Notice]:
+        is_open = bool(status.store.counters.get("breaker_is_open", 0))
+        if is_open != self._is_open:
+            self._is_open = is_open
+            text = (
+                "the store does not answer and is not asked for a while"
+                if is_open
+                else "the store answers again"
+            )
+            times = status.store.counters.get("breaker_opened", 0)
+            yield Notice(text, not is_open, {"event": "breaker", "open": is_open, "times": times})
+
+    def _peers(self, status: EngineStatus) -> Iterator[Notice]:
+        links = status.handover.links if status.handover is not None else {}
+        for peer, state in links.items():
+            is_up, was_up = state == "connected", self._links.get(peer) == "connected"
+            if is_up != was_up:
+                text = f"peer {peer} is up" if is_up else f"peer {peer} is down: {state}"
+                yield Notice(text, is_up, {"event": "peer", "peer": peer, "state": state})
+        for peer in self._links.keys() - links.keys():
+            if self._links[peer] == "connected":
+                text = f"peer {peer} is not needed any more"
+                yield Notice(text, True, {"event": "peer", "peer": peer, "state": "forgotten"})
+        self._links = dict(links)
+
+
+def _failures(status: EngineStatus) -> Iterator[tuple[str, int]]:
+    """Everything that went wrong so far, by a name for a person."""
+    for name, count in status.store.counters.items():
+        kind, colon, what = name.partition(":")
+        if not colon or not count:
+            continue
+        if kind in ("read", "written") and what not in _WELL:
+            yield f"pages of the store {kind} badly ({what})", count
+        elif kind == "error":
+            yield f"calls that the store failed ({what})", count
+        elif kind == "mismatch":
+            yield f"pages of the store that were not what they should be ({what})", count
+    for name, count in status.counters.items():
+        kind, _, what = name.partition(":")
+        if kind in ("backup", "load", "write", "fetch") and what and what not in _WELL and count:
+            yield f"pages whose {kind} failed ({what})", count
+    if preempted := status.counters.get("requests_preempted", 0):
+        yield "requests that gave up their device pages for others", preempted
+    if wrong := status.counters.get("audit_wrong_pages", 0):
+        yield "CACHED PAGES THAT WERE WRONG, found by the audit and evicted", wrong
