@@ -52,6 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bench": LIBRARY | {"models", "engine", "settings"},
     "demo": LIBRARY,
     "integrations": LIBRARY | {"models"},
+    "__main__": {"cli"},
     "cli": LIBRARY
     | {
         "",
