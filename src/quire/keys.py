@@ -125,7 +125,10 @@ class TokenPath:
         if known < last:
             seed = bytes(chain[-PAGE_KEY_BYTES:]) if chain else self.seed
             run = self.data[known * step : last * step + width - step]
-            chain += chain_keys(seed, run, step, width)
+            new = chain_keys(seed, run, step, width)
+            chain += new
+            if first == known:
+                return new
         offset = self.chain_first
         return bytes(chain[(first - offset) * PAGE_KEY_BYTES : (last - offset) * PAGE_KEY_BYTES])
 
@@ -189,10 +192,11 @@ class PrefixKey:
 
     def __getitem__(self, pages: slice) -> PrefixKey:
         """Slice by pages relative to this key: key[:n] is its first n pages."""
-        start, stop, step = pages.indices(self.num_pages)
+        first = self.first
+        start, stop, step = pages.indices(self.last - first)
         if step != 1:
             raise ValueError("a PrefixKey is sliced in steps of one page")
-        return _key_on(self.path, self.first + start, self.first + max(start, stop))
+        return _key_on(self.path, first + start, first + (stop if stop > start else start))
 
     def page_keys(self, first: int | None = None, last: int | None = None) -> bytes:
         """Concatenated keys of pages [first, last) of the *path* (default: this key's pages)."""

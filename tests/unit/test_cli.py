@@ -4,8 +4,11 @@ Item by item, what a person can get wrong: the sentence names the fix, and nothi
 """
 
 import dataclasses
+import os
 import re
 import struct
+import subprocess
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -278,6 +281,18 @@ def test_every_option_of_the_simulator_can_be_given(quire):
 
 
 # ---- bench and demo -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", ["quire", "quire.cli"])
+def test_a_module_is_the_command_where_that_is_not_on_the_path(module):
+    ran = subprocess.run(
+        [sys.executable, "-m", module, "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert __version__ in ran.stdout
 
 
 def test_bench_core_prints_its_table_or_its_object(quire, monkeypatch):

@@ -53,6 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bench": LIBRARY | {"models", "engine", "server", "settings"},
     "demo": LIBRARY,
     "integrations": LIBRARY | {"models"},
+    "__main__": {"cli"},
     "cli": LIBRARY
     | {
         "",

@@ -11,7 +11,8 @@ commit, backup, write, release. The workers behind it answer at once and their t
                     history on the host or in the store, so loads, fetches and the eviction of
                     host pages are in the figure
 
-Requests come one per step, and their time is that of the process. What they compute is committed at
+Requests come one per step, and their time is that of the process, less what reading its clock takes
+(a microsecond and more where it is a system call). What they compute is committed at
 once, in chunks of 32 pages as a prompt is, and page by page as an answer is: rows of their own. The
 host holds ten times as much as the device, a common proportion, and twice as much in
 chat_scattered.
@@ -189,8 +190,9 @@ class Crowd(NamedTuple):
             PrefixKey(namespace, _tokens(np.random.default_rng([17, number]), 2 * PAGE_SIZE))
             for number in range(self.size)
         ]
+        timer = _Timer(manager, worker)
         for key in keys:
-            _serve(manager, worker, namespace, key.tokens, None)
+            _serve(timer, namespace, key.tokens, None)
         if self.loading:
             manager.flush(Tier.DEVICE)
         for number, key in enumerate(keys):
@@ -221,34 +223,29 @@ def measure(
         manager.store.attach("memory://")
         manager.step(worker.answer(manager.step()))
     namespace = Namespace("bench", "bfloat16", PAGE_SIZE)
-    spent, reused, asked = 0.0, 0, 0
+    reused = asked = 0
     label = f"{workload.name}{'' if store else ', no store'}"
     if crowd is not None:
         crowd.gather(manager, worker, namespace)
+    timer = _Timer(manager, worker)
     gc.collect()
     for done, tokens in enumerate(workload.prompts(), start=1):
-        seconds, hit = _serve(manager, worker, namespace, tokens, piece)
-        spent += seconds
-        reused += hit
+        reused += _serve(timer, namespace, tokens, piece)
         asked += len(tokens) // PAGE_SIZE
         if progress is not None:
             progress(label, done, workload.num_requests)
     return {
-        "us_per_request": round(spent / workload.num_requests * 1e6, 1),
+        "us_per_request": round(timer.spent_s / workload.num_requests * 1e6, 1),
         "bytes_per_token": round(metadata_bytes_per_token(manager), 2),
         "hit_rate": round(reused / max(1, asked), 3),
     }
 
 
 def _serve(
-    manager: CacheManager,
-    worker: InstantWorker,
-    namespace: Namespace,
-    tokens: npt.NDArray[np.int32],
-    piece: int | None,
-) -> tuple[float, int]:
-    """A request through its whole life; seconds in the manager, pages reused."""
-    timer = _Timer(manager, worker)
+    timer: _Timer, namespace: Namespace, tokens: npt.NDArray[np.int32], piece: int | None
+) -> int:
+    """A request through its whole life; pages reused."""
+    manager = timer.manager
     timer.start()
     key = PrefixKey(namespace, tokens)
     lease = manager.acquire(manager.match(key), RequestId("request"))
@@ -266,32 +263,42 @@ def _serve(
     manager.release(lease)
     timer.step_until_quiet()  # backups, then writes
     manager.next_wakeup()  # as an engine asks before it sleeps
-    return timer.stop(), reused
+    timer.stop()
+    return reused
 
 
 class _Timer:
-    """Counts the time between start and stop, less what the workers take to answer."""
+    """Counts the time between start and stop, less what the workers take to answer, and less what
+    a start and a stop with nothing between them would count."""
 
     def __init__(self, manager: CacheManager, worker: InstantWorker) -> None:
-        self._manager = manager
+        self.manager = manager
+        self.spent_s = 0.0
         self._worker = worker
-        self._spent = 0.0
-        self._begun = 0.0
+        self._begun_s = 0.0
+        self._reading_s = 0.0
+        self._reading_s = statistics.median(self._count_nothing() for _ in range(1000))
+        self.spent_s = 0.0
 
     def start(self) -> None:
-        self._begun = time.process_time()
+        self._begun_s = time.process_time()
 
-    def stop(self) -> float:
-        self._spent += time.process_time() - self._begun
-        return self._spent
+    def stop(self) -> None:
+        self.spent_s += time.process_time() - self._begun_s - self._reading_s
+
+    def _count_nothing(self) -> float:
+        before = self.spent_s
+        self.start()
+        self.stop()
+        return self.spent_s - before
 
     def step_until_quiet(self) -> None:
-        commands = self._manager.step()
+        commands = self.manager.step()
         while commands:
             self.stop()
             reports = self._worker.answer(commands)
             self.start()
-            commands = self._manager.step(reports)
+            commands = self.manager.step(reports)
 
 
 def metadata_bytes_per_token(manager: CacheManager) -> float:

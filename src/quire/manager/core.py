@@ -286,12 +286,11 @@ class Core:
 
     def hold(self, node: Node, slot: int) -> list[Guard]:
         """For an operation: keep what `node` has READY in this slot, and the path to it."""
-        if slot == HOST and self.tree.is_whole(node, slot):
-            return self.lock([(slot, node, node.parent)])
-        guards = self.components[0].protection(node)
-        if slot != DEVICE:  # else it is among them
-            guards.insert(0, (slot, node, node.parent))
-        return self.lock(guards)
+        own: Guard = (slot, node, node.parent)
+        if slot == DEVICE or (slot == HOST and self.tree.is_whole(node, slot)):
+            self.tree.lock(node, node.parent, slot)
+            return [own]
+        return self.lock([own, *self.components[0].protection(node)])
 
     def lock(self, guards: list[Guard]) -> list[Guard]:
         for slot, end, stop in guards:

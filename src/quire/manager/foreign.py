@@ -172,7 +172,8 @@ class ForeignDevice:
 
     def release(self, lease: Lease) -> None:
         """A lease ends: what is on its way to the host is given up."""
-        self._give_up(self._saves.pop(lease, []))
+        if self._saves:
+            self._give_up(self._saves.pop(lease, []))
 
     def reserved_pages(self, slot: int) -> list[PageIds]:
         """Pages that are neither free nor in the tree nor a lease's, for check_invariants()."""

@@ -104,7 +104,7 @@ class CacheManager:
 
     def match(self, key: PrefixKey) -> PrefixMatch:
         """Longest usable prefix of `key`, in pages. Changes nothing, protects nothing."""
-        if key.namespace.page_size != self.config.page_size:
+        if key.path.namespace.page_size != self.config.page_size:
             raise ConfigError(
                 f"the key has pages of {key.namespace.page_size} units, this cache of "
                 f"{self.config.page_size}: build keys with the cache's page_size"

@@ -27,6 +27,7 @@ COPY_TIMEOUT_S = 60.0
 _UNREPORTED = 255
 _BLANK = bytes([_UNREPORTED])
 _OK = PageStatus.OK
+_GOOD = bytes([_OK])
 WHOLE = ""
 """In place of a component: what is asked of a rank as a whole."""
 Leg = tuple[int, str]
@@ -104,8 +105,7 @@ class Operation:
         return bytes(PageStatus.FAILED if s == _UNREPORTED else s for s in merged)
 
     def all_ok(self) -> bool:
-        statuses = b"".join(self.legs.values())
-        return statuses == bytes(len(statuses))  # OK is 0
+        return not b"".join(self.legs.values()).strip(_GOOD)
 
 
 def _leading_ok(statuses: bytes) -> int:
@@ -146,13 +146,18 @@ class Operations:
     ) -> Operation:
         """`sizes`: pages per component, the first one's first."""
         legs: dict[Leg, bytes] = {}
+        first = None
         for name, size in sizes.items():
-            legs |= dict.fromkeys(self._legs[name], _BLANK * size)
+            first = size if first is None else first
+            blank = _BLANK * size
+            for leg in self._legs[name]:
+                legs[leg] = blank
+        assert first is not None
         self.num_started += 1
-        now, op_id, size = self._clock(), OperationId(self.num_started), next(iter(sizes.values()))
+        now, op_id = self._clock(), OperationId(self.num_started)
         deadline_s = now + timeout_s
         op = self.running[op_id] = Operation(
-            op_id, kind, size, now, timeout_s, deadline_s, legs, set(legs), on_report, guards or []
+            op_id, kind, first, now, timeout_s, deadline_s, legs, set(legs), on_report, guards or []
         )
         self.num_running[kind] += 1
         heapq.heappush(self._deadlines, (deadline_s, op_id))
@@ -168,11 +173,12 @@ class Operations:
         end = first + len(statuses)
         sensible = first >= 0 and end <= len(before)
         if sensible:  # else a confused worker: its pages stay unreported, hence not OK
-            op.legs[leg] = before[:first] + statuses + before[end:]
-            op.reported_s = now = self._clock()
-            if report.at_s is not None:
-                op.reported_s = report.at_s
-            if op.kind in _IN_PIECES and _OK in statuses:
+            if end - first < len(before):
+                statuses = before[:first] + statuses + before[end:]
+            op.legs[leg] = statuses
+            now, at_s = self._clock(), report.at_s
+            op.reported_s = now if at_s is None else at_s
+            if op.kind in _IN_PIECES and _OK in report.statuses:
                 op.deadline_s = now + op.timeout_s
             op.keys = op.keys or report.keys
             op.seconds = max(op.seconds, report.seconds)
@@ -187,7 +193,7 @@ class Operations:
         if num_answers != op.num_pages or (report.hits and report.present):
             op.error = op.error or f"rank {leg[0]} answered {num_answers} of {op.num_pages} queries"
         elif report.hits:
-            op.hits = [min(p) for p in zip(op.hits or report.hits, report.hits, strict=True)]
+            op.hits = report.hits if op.hits is None else list(map(min, op.hits, report.hits))
             if len(report.paces) == op.num_pages:
                 op.paces = list(map(max, op.paces or report.paces, report.paces))
         else:
@@ -234,6 +240,8 @@ class Operations:
 
     def next_deadline(self) -> float | None:
         heap = self._deadlines
+        if not self.running:
+            heap.clear()
         while heap:
             due, op_id = heap[0]
             op = self.running.get(op_id)

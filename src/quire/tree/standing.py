@@ -37,16 +37,16 @@ class Standing:
 
     def enter(self, holding: Holding, slot: int) -> None:
         """The holding has become READY."""
-        if slot % NUM_TIERS == DEVICE:
+        node = holding.node
+        twin = node.held[slot ^ 1]  # in the other tier
+        if twin is None or twin.state is not READY:
             self._rank(holding, slot)
-            host = holding.node.held[slot + 1]
-            if host is not None and host.state is READY:
-                self.leave(host, slot + 1)
-                self.spare[slot // NUM_TIERS].push_hot(host)
-        elif on_device(holding.node, slot):
-            self.spare[slot // NUM_TIERS].push_hot(holding)
+        elif slot % NUM_TIERS == DEVICE:
+            self._rank(holding, slot)
+            self.leave(twin, slot + HOST)
+            self.spare[slot // NUM_TIERS].push_hot(twin)
         else:
-            self._rank(holding, slot)
+            self.spare[slot // NUM_TIERS].push_hot(holding)
 
     def _rank(self, holding: Holding, slot: int) -> None:
         if holding.node.retention is None or not self.retained[slot].put(holding):

@@ -43,6 +43,7 @@ from quire.types import (
     DRAINING,
     FILLING,
     HOST,
+    NO_PAGES,
     PAGE_ID_BYTES,
     PAGE_KEY_BYTES,
     READY,
@@ -265,6 +266,9 @@ class PrefixTree:
             child = node.children.get(name) if node.children is not None else None
             if child is None:
                 child = self._add(node, name, key.page_tokens(position, last), last)
+                if node is at:  # all of it is new, as nearly always
+                    self.attach(child, slot, pages, READY)
+                    return Inserted(child, pages, NO_PAGES, [child])
             elif (child := self._cut_along(child, key, position, last)) is None:
                 break  # two different pages with one 64-bit hash: leave the newcomer out
             start, end = (position - first) * PAGE_ID_BYTES, (child.end - first) * PAGE_ID_BYTES
@@ -304,17 +308,18 @@ class PrefixTree:
         """Put `pages` at the end of `node` itself, as the key's pages [node.end, last) on the
         device: if it is a leaf of full pages alone, on the device alone, that one request at most
         uses. False: nothing was changed."""
-        holding, end, path = node.held[DEVICE], node.end, key.path
+        holding, end, path, tokens = node.held[DEVICE], node.end, key.path, node.tokens
         if holding is None or node.children is not None or node.held[HOST] is not None:
             return False
         if node.retention is not None:
             return False
         if holding.locks > 1 or holding.state is not READY or self.num_components > 1:
             return False
-        if isinstance(node.tokens, bytes):
-            node.tokens = bytearray(node.tokens)
-        step, overlap = path.page_bytes, path.page_width - path.page_bytes
-        node.tokens += path.data[end * step + overlap : last * step + overlap]
+        if type(tokens) is bytes:
+            tokens = node.tokens = bytearray(tokens)
+        step = path.page_bytes
+        overlap = path.page_width - step
+        tokens += path.data[end * step + overlap : last * step + overlap]
         if node.page_keys is not None:
             key.anchor(end, node.page_keys[-PAGE_KEY_BYTES:])
             node.page_keys += key.page_keys(end, last)

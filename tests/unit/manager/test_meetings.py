@@ -10,8 +10,10 @@ import pytest
 
 from quire.keys import PrefixKey
 from quire.manager import Lease, LoadState, Way
+from quire.manager.fetches.base import Meeting as Record
+from quire.manager.fetches.meetings import Meetings
 from quire.messages import Backup, Fetch, Load
-from quire.types import PageStatus, Tier, num_pages, page_array, split_keys
+from quire.types import DEVICE, PageStatus, Tier, num_pages, page_array, split_keys
 from support import Rig
 
 PAGES = 40
@@ -225,7 +227,8 @@ def test_what_will_be_there_soon_is_waited_for_c52() -> None:
     at.finish()
 
 
-def test_pages_that_are_copied_into_are_not_free_before_the_copy_has_ended_c52() -> None:
+def release_while_copied_into() -> None:
+    """A request ends while pages are copied to its device: these are nobody's before that ends."""
     at = meeting()
     at.rig.step()
     bring(at, Fetch)
@@ -235,13 +238,29 @@ def test_pages_that_are_copied_into_are_not_free_before_the_copy_has_ended_c52()
     assert num_written
     at.rig.manager.release(at.lease)
     at.rig.step()
-    assert at.rig.free(Tier.DEVICE) <= 3 * PAGES - num_written
+    assert at.rig.free(Tier.DEVICE) <= 3 * PAGES - num_written, "freed while copied into"
     for load in loads:
         at.rig.pending.remove(load)
         at.rig.answer(load)
     at.rig.run()
     at.rig.manager.flush(Tier.DEVICE)
     assert at.rig.free(Tier.DEVICE) == 3 * PAGES
+
+
+def test_pages_that_are_copied_into_are_not_free_before_the_copy_has_ended_c52() -> None:
+    release_while_copied_into()
+
+
+def test_pages_freed_while_they_are_copied_into_are_noticed_c52(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def eager(self: Meetings, meeting: Record) -> None:
+        if self._open.pop(meeting, meeting) is None:
+            self._core.allocators[DEVICE].free(meeting.back)
+
+    monkeypatch.setattr(Meetings, "_free_if_unused", eager)
+    with pytest.raises(AssertionError, match="freed while copied into"):
+        release_while_copied_into()
 
 
 @pytest.mark.parametrize("seed", range(40))

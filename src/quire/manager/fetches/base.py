@@ -47,7 +47,9 @@ class PrefetchState(enum.Enum):
     DONE = enum.auto()
 
 
-_DONE, _PROBED = PrefetchState.DONE, PrefetchState.PROBED
+# By a plain name, as in quire.types: every request looks at these.
+PROBING, PROBED, DONE = PrefetchState.PROBING, PrefetchState.PROBED, PrefetchState.DONE
+_BOTH = Way.BOTH
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +62,9 @@ class Prefetch:
     started_s: float
     wants_fetch: bool
     """False: only the hit length is wanted, for now."""
-    known: list[bytearray]
+    can_meet: bool = False
+    """The request can compute while pages come."""
+    known: list[bytearray] = field(default_factory=list)
     """Per component, by page, as far as the store was asked: 1 where it has it. Of full pages it
     is `num_asked` that says so."""
     state: PrefetchState = PrefetchState.PROBING
@@ -80,15 +84,13 @@ class Prefetch:
     is_cut: bool = False
     """The host has no room, or fetches have no budget, for all that the store has."""
     intake: Intake | None = None
-    can_meet: bool = False
-    """The request can compute while pages come."""
     way: Way = Way.FETCH
     """How the request is to come by the pages, once they were found."""
 
     @property
     def is_settled(self) -> bool:
         """Need its request wait no longer, whatever the policy?"""
-        return self.state is _DONE or self.state is _PROBED or self.way is Way.BOTH
+        return self.state is DONE or self.state is PROBED or self.way is _BOTH
 
 
 @dataclass(slots=True)

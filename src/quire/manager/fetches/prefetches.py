@@ -20,7 +20,15 @@ from quire.config import PrefetchPolicy
 from quire.manager.core import Core
 from quire.manager.costs import CostModel, Way
 from quire.manager.counters import Decline, Fit
-from quire.manager.fetches.base import Intake, PageRange, Prefetch, PrefetchState, point_before
+from quire.manager.fetches.base import (
+    DONE,
+    PROBED,
+    Intake,
+    PageRange,
+    Prefetch,
+    PrefetchState,
+    point_before,
+)
 from quire.manager.fetches.intakes import Intakes
 from quire.manager.fetches.line import Line, Turn
 from quire.manager.fetches.probes import Probes
@@ -50,6 +58,7 @@ class Prefetches:
         self._timeouts: list[tuple[float, int, Prefetch]] = []
         """When the policy stops waiting, a number to break ties, and for what."""
         self._num_timeouts = 0
+        self._has_timeouts = core.config.prefetch.policy is PrefetchPolicy.TIMEOUT
         self.put_off: list[Prefetch] = []
         """Found, and their requests need not wait: only if they are not admitted before the next
         step is anything fetched for them."""
@@ -59,16 +68,15 @@ class Prefetches:
     def start(self, lease: Lease, *, fetch: bool, can_meet: bool) -> Prefetch:
         """Begin looking for what comes after the lease's tail; `fetch` it when found. `can_meet`:
         the request can compute while pages come."""
-        core, first = self._core, lease.tail.end
-        known = [bytearray(first) for _ in core.components]
-        prefetch = Prefetch(lease, lease.key, first, core.clock(), fetch, known)
-        prefetch.can_meet = can_meet
-        reason = self._reason_not_to_probe(prefetch)
+        core, first, key = self._core, lease.tail.end, lease.key
+        prefetch = Prefetch(lease, key, first, core.clock(), fetch, can_meet)
+        reason = self._reason_not_to_probe(key.last - first)
         if reason is not None:
             self._end(prefetch, reason)
             return prefetch
+        prefetch.known = [bytearray(first) for _ in core.components]
         if first:
-            prefetch.key.anchor(first, core.tree.last_key_of(lease.tail))
+            key.anchor(first, core.tree.last_key_of(lease.tail))
         self.probes.queued.append(prefetch)
         self._remember_timeout(prefetch)
         return prefetch
@@ -77,7 +85,7 @@ class Prefetches:
         """What was only asked about is wanted now."""
         if not prefetch.wants_fetch:
             prefetch.wants_fetch = True
-            if prefetch.state is PrefetchState.PROBED:
+            if prefetch.state is PROBED:
                 self._found(prefetch)
 
     def is_over(self, prefetch: Prefetch) -> bool:
@@ -106,7 +114,7 @@ class Prefetches:
     def settle(self, prefetch: Prefetch) -> None:
         """The request goes on now: land what has arrived, and stop the rest unless others want it.
         Any state, any time."""
-        if prefetch.state is PrefetchState.DONE:
+        if prefetch.state is DONE:
             return
         intake = prefetch.intake
         if intake is not None:
@@ -123,14 +131,14 @@ class Prefetches:
         due, self.put_off = self.put_off[: self._num_due], self.put_off[self._num_due :]
         self._num_due = len(self.put_off)
         for prefetch in due:
-            if prefetch.state is PrefetchState.PROBED:
+            if prefetch.state is PROBED:
                 self._join(prefetch)
 
-    def _reason_not_to_probe(self, prefetch: Prefetch) -> Decline | None:
+    def _reason_not_to_probe(self, num_wanted: int) -> Decline | None:
         config = self._core.config
         if config.host_pages == 0:
             return Decline.NO_HOST
-        if prefetch.key.last - prefetch.first < config.threshold_pages:
+        if num_wanted < config.threshold_pages:
             return Decline.BELOW_THRESHOLD if self._core.store_epoch else Decline.NO_STORE
         return self._reason_not_to_fetch()
 
@@ -142,7 +150,7 @@ class Prefetches:
     def _remember_timeout(self, prefetch: Prefetch) -> None:
         """By how much is wanted now."""
         config = self._core.config
-        if config.prefetch.policy is PrefetchPolicy.TIMEOUT:
+        if self._has_timeouts:
             wanted = prefetch.num_fetching or prefetch.key.last - prefetch.first
             timeout_s = config.prefetch.timeout_s(wanted * config.page_size)
             prefetch.timeout_at_s = due = prefetch.started_s + timeout_s
@@ -151,7 +159,7 @@ class Prefetches:
 
     def _end(self, prefetch: Prefetch, reason: Decline | None = None) -> None:
         """It is over; for a `reason`, unless something has come of it."""
-        prefetch.state, prefetch.intake = PrefetchState.DONE, None
+        prefetch.state, prefetch.intake = DONE, None
         if reason is not None and not prefetch.num_landed:
             prefetch.declined = reason
             self._core.counters.declined[reason] += 1
@@ -161,7 +169,7 @@ class Prefetches:
     def _found(self, prefetch: Prefetch) -> None:
         hit, threshold = prefetch.num_hit, self._core.config.threshold_pages
         if not prefetch.wants_fetch:
-            prefetch.state = PrefetchState.PROBED
+            prefetch.state = PROBED
         elif hit < threshold:
             lacks_state = prefetch.num_asked >= threshold
             self._end(prefetch, Decline.NO_STATE if lacks_state else Decline.SHORT_HIT)
@@ -183,7 +191,7 @@ class Prefetches:
             case Way.FETCH:
                 self._join(prefetch)
             case Way.BOTH:
-                prefetch.state = PrefetchState.PROBED
+                prefetch.state = PROBED
                 self.put_off.append(prefetch)
 
     def _num_ahead(self, prefetch: Prefetch) -> int:

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from quire.manager.core import Core
 from quire.manager.counters import Decline
-from quire.manager.fetches.base import GRACE_S, Prefetch, PrefetchState, point_before
-from quire.manager.operations import Kind, Operation, OpState
+from quire.manager.fetches.base import GRACE_S, PROBING, Prefetch, point_before
+from quire.manager.operations import ENDED, PROBE, RUNNING, Operation
 from quire.messages import Probe
 from quire.types import OperationId
 
@@ -39,7 +39,7 @@ class Probes:
 
     def flush(self) -> None:
         """Send the questions of this step."""
-        batch = [p for p in self.queued if p.state is PrefetchState.PROBING]
+        batch = [p for p in self.queued if p.state is PROBING]
         self.queued = []
         core = self._core
         if not batch:  # settled since
@@ -50,29 +50,29 @@ class Probes:
                 self._decline(prefetch, lost)
             return
         op = core.operations.start(
-            Kind.PROBE,
+            PROBE,
             dict.fromkeys(self._names, len(batch)),
             timeout_s=TIMEOUT_S + GRACE_S,
             on_report=self._reported,
         )
         asked, queries = [], []
         for prefetch in batch:
-            start = prefetch.first + prefetch.num_asked
-            end = min(prefetch.key.last, prefetch.first + max(1, prefetch.num_asked * _STRIDE))
+            key, first, num_asked = prefetch.key, prefetch.first, prefetch.num_asked
+            end = min(key.last, first + (num_asked * _STRIDE or 1))
             asked.append((prefetch, end))
-            queries.append(prefetch.key.page_keys(start, end))
+            queries.append(key.path.keys(first + num_asked, end))
         for component in core.components:
             each = component.index > 0
             core.outbox.append(Probe(op.id, component.name, queries, TIMEOUT_S, each))
         self._asked[op.id] = asked
 
     def _reported(self, op: Operation) -> None:
-        if op.state is OpState.RUNNING:
+        if op.state is RUNNING:
             return
         asked = self._asked.pop(op.id, [])  # empty when it was overdue before it ended
-        hits = op.hits if op.state is OpState.ENDED and not op.error else None
+        hits = op.hits if op.state is ENDED and not op.error else None
         for index, (prefetch, end) in enumerate(asked):
-            if prefetch.state is not PrefetchState.PROBING:
+            if prefetch.state is not PROBING:
                 continue  # settled meanwhile
             if hits is None:
                 reason = Decline.PROBE_FAILED if self._core.healthy else Decline.WORKER_LOST
@@ -83,6 +83,9 @@ class Probes:
     def _answered(self, prefetch: Prefetch, end: int, hit: int, op: Operation, index: int) -> None:
         components, first = self._core.components, prefetch.first
         size = end - first - prefetch.num_asked
+        if hit <= 0 and not prefetch.num_asked:
+            self._found(prefetch)  # the store has nothing of it: what most answers say
+            return
         prefetch.known[0] += bytes(size)
         for component in components[1:]:
             answers = (op.present or {}).get(component.name)

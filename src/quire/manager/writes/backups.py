@@ -77,6 +77,7 @@ class Backups:
                 self.want(node)
 
     def expect(self, num_pages: int) -> None:
+        """A request has arrived that will take so many device pages once it is its turn."""
         self._expected = max(self._expected, num_pages)
 
     def want(self, node: Node, *, urgent: bool = False, cold: bool = False) -> Span:
@@ -154,12 +155,12 @@ class Backups:
         device, host = list[bytes](), list[bytes]()
         for due in self.take_due():
             missing = self._missing(due)
-            for node in missing:
+            for at, node in enumerate(missing):
                 if guards and not self._is_dirty(node):
                     break  # it went when room was made for those before it
                 held = self._reserve_host(node, due)
                 if held is None:  # what lies below would hang in the air
-                    self._skip(missing[missing.index(node) :], due)
+                    self._skip(missing[at:], due)
                     break
                 # What others have used since stays on the device: its copy is spare.
                 span = due.of(node)

@@ -36,8 +36,10 @@ class Writer:
         self._writes: list[Writes] = []
         for component in core.components:
             self._add(component)
-        self.committed = self._backups[0].committed
-        """Told of full pages that were computed and are on the device now, for others to use."""
+        full = self._backups[0]
+        self.committed, self.expect = full.committed, full.expect
+        """Told of full pages that were computed and are on the device now, for others to use; and
+        of those that will be."""
         self._touched: dict[Node, None] = {}
         """Ends of paths that were used and that the store may have, oldest use first."""
         self._next_touch_s = 0.0
@@ -56,10 +58,6 @@ class Writer:
         """State of other components, by their index, that is there to stay."""
         for component, node in due:
             self._backups[component].committed(node)
-
-    def expect(self, num_pages: int) -> None:
-        """A request has arrived that will take so many device pages once it is its turn."""
-        self._backups[0].expect(num_pages)
 
     def used(self, tail: Node) -> None:
         """A request has hit a path."""
