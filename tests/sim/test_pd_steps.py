@@ -19,7 +19,8 @@ from quire.sim.pd.run import PdSimulation
 from quire.types import RequestId
 
 NUM_QUEUED = 1000
-NUM_STEPS = 100
+NUM_PAGES = 2
+NUM_STEPS = 50
 MOST_CALLS = 2000
 """More, in a step with NUM_QUEUED: some tenths of a millisecond."""
 
@@ -52,7 +53,7 @@ class Cluster:
     def __init__(self, many: Role) -> None:
         options = SimPdOptions(
             prefills=1,
-            decodes=130 if many is Role.DECODE else 1,
+            decodes=22 if many is Role.DECODE else 1,
             device_pages=100,
             host_pages=100,
             link_pages_s=0.01,
@@ -69,13 +70,13 @@ class Cluster:
         rng = np.random.default_rng(self._num_asked)
         for _ in range(count):
             self._num_asked += 1
-            tokens = rng.integers(0, 3, 12 * 4 + 1, dtype=np.int32).tobytes()
+            tokens = rng.integers(0, 3, NUM_PAGES * 4 + 1, dtype=np.int32).tobytes()
             taker = takers[self._num_asked % len(takers)]
             name = RequestId(f"r{self._num_asked}")
             taker.engine.handle(Generate(name, tokens, params, "", 0, 3600.0, []))
 
     def settle(self) -> None:
-        for _ in range(40):
+        for _ in range(12):
             self.sim.clock.advance(0.02)
             self.sim.happen()
             for node in self.sim.nodes:
