@@ -17,7 +17,7 @@ def asked(sim: PdSimulation, decode: SimNode) -> None:
     params = SamplingParams(max_tokens=2, temperature=0.0)
     decode.engine.handle(Generate(RequestId("r"), tokens, params, "", 0, 3600.0, []))
     for _ in range(20):
-        sim._happen()
+        sim.happen()
         decode.step()
         sim.clock.advance(0.02)
 
@@ -38,7 +38,7 @@ def test_prefill_does_not_spin_while_decode_is_to_take_what_it_has() -> None:
     (prefill,) = [node for node in sim.nodes if node.place.role is Role.PREFILL]
     asked(sim, decode)
     for _ in range(200):
-        sim._happen()
+        sim.happen()
         prefill.step()
         sim.clock.advance(0.02)
     assert prefill.exchange.giver.open
@@ -53,7 +53,7 @@ def test_prefill_lets_go_of_the_device_once_the_host_has_it() -> None:
     (prefill,) = [node for node in sim.nodes if node.place.role is Role.PREFILL]
     asked(sim, decode)
     for _ in range(200):
-        sim._happen()
+        sim.happen()
         prefill.step()
         sim.clock.advance(0.02)
     assert prefill.exchange.giver.open

@@ -1,9 +1,11 @@
-"""Networks of their own for processes, with links between them that can be cut and stalled.
+"""Networks of their own for processes, with links between them that can be cut and stalled; or
+with a switch between them, to which each has a line that carries so much and no more.
 
-    decode ──veth── prefill 1
-       └─────veth── prefill 2
+    decode ──veth── prefill 1                 decode 1 ──┐        ┌── prefill 1
+       └─────veth── prefill 2                 decode 2 ──┴ Switch ┴── prefill 2
 
-Needs root and `ip`, and a system that lets it make namespaces: `why_not()` says what is missing.
+Needs root, `ip` and `tc`, and a system that lets it make namespaces: `why_not()` says what is
+missing, `why_no_shaping()` for the lines of a switch.
 A process started within `Network.inside()` lives there; a socket opened there stays there.
 """
 
@@ -36,6 +38,21 @@ def why_not() -> str:
             pass
     except (subprocess.CalledProcessError, OSError) as error:
         return f"network namespaces cannot be made here: {error}"
+    return ""
+
+
+@cache
+def why_no_shaping() -> str:
+    """Why lines cannot be made slow here; empty: they can."""
+    if reason := why_not():
+        return reason
+    if not shutil.which("tc"):
+        return "there is no `tc` command (iproute2)"
+    try:
+        with Network() as hub, Network() as other:
+            Switch(hub).join(other, 1000)
+    except (subprocess.CalledProcessError, OSError) as error:
+        return f"lines cannot be shaped here: {error}"
     return ""
 
 
@@ -126,8 +143,50 @@ class Link:
             network.ip("neighbour", "delete", address, "dev", device)
 
 
+class Switch:
+    """Several networks that reach each other, and `hub` them, by an address each."""
+
+    _QUEUE_MS = 200
+    """What does not leave a line in so long is thrown away, as by any router."""
+    _BURST_BYTES = 16 << 10
+
+    def __init__(self, hub: Network) -> None:
+        self._hub = hub
+        self._number = next(_numbers)
+        self._bridge = f"q{self._number}s"
+        hub.ip("link", "add", self._bridge, "type", "bridge")
+        hub.ip("address", "add", f"{self.address(1)}/24", "dev", self._bridge)
+        hub.ip("link", "set", self._bridge, "up")
+        self._hosts = itertools.count(2)
+
+    def address(self, host: int) -> str:
+        return f"10.78.{self._number % 256}.{host}"
+
+    def join(self, network: Network, kbit_s: int) -> str:
+        """Its address there; its line carries so much each way."""
+        host = next(self._hosts)
+        here, there = f"q{self._number}h{host}", f"q{self._number}n{host}"
+        self._hub.ip(
+            "link", "add", here, "type", "veth", "peer", "name", there, "netns", network.name
+        )
+        self._hub.ip("link", "set", here, "master", self._bridge)
+        network.ip("address", "add", f"{self.address(host)}/24", "dev", there)
+        for end, device in ((self._hub, here), (network, there)):
+            end.ip("link", "set", device, "up")
+            _run(
+                *("tc", "-netns", end.name, "qdisc", "add", "dev", device, "root", "tbf"),
+                *("rate", f"{kbit_s}kbit", "burst", str(self._BURST_BYTES)),
+                *("latency", f"{self._QUEUE_MS}ms"),
+            )
+        return self.address(host)
+
+
 def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=30)
+    _run("ip", *arguments)
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, timeout=30)
 
 
 def _enter(descriptor: int) -> None:

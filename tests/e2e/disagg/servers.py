@@ -113,6 +113,8 @@ class Reply:
     logprobs: list[float] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     """If they were asked for."""
+    by_choice: dict[int, list[int]] = field(default_factory=dict)
+    """The same, of each choice."""
     usage: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -141,7 +143,9 @@ class Reply:
         self.usage = body.get("usage") or self.usage
         for choice in body.get("choices", ()):
             self.text += choice["text"]
-            self.ids += choice.get("token_ids") or []
+            ids = choice.get("token_ids") or []
+            self.ids += ids
+            self.by_choice.setdefault(choice["index"], []).extend(ids)
             scored = choice["logprobs"] or {"tokens": [], "token_logprobs": []}
             self.names += scored["tokens"]
             self.logprobs += scored["token_logprobs"]
@@ -230,6 +234,17 @@ def check(subject: Subject, prompt: Prompt, reply: Reply) -> list[int]:
     return expected.tokens
 
 
+def check_ids(subject: Subject, prompt: Prompt, ids: Sequence[int]) -> None:
+    """The same for an answer of which only the tokens are known."""
+    expected = reference(subject, prompt, len(ids))
+    for step, (said, token) in enumerate(zip(ids, expected.tokens, strict=True)):
+        if said != token:
+            best = expected.logits[step].topk(2).values
+            gap = float(best[0] - best[1])
+            assert gap < NOISE, f"token {step} is {said}, should be {token}: {gap:.1e}"
+            return
+
+
 # ---- servers -------------------------------------------------------------------------------------
 
 
@@ -273,6 +288,12 @@ class Node(Server):
             self._http.close()
             self._http = None
         super().__exit__()
+
+    @property
+    def admin_headers(self) -> dict[str, str]:
+        """With the key that it was given, or has made."""
+        key = self._options.get("admin_key")
+        return {"authorization": f"Bearer {key}"} if key else super().admin_headers
 
     def start_again(self) -> None:
         """After its death, at the same address. Enter it again to wait until it is ready."""

@@ -202,6 +202,7 @@ class OverloadOptions:
             max_running=16,
             max_waiting=self.sessions,
             patience_s=_PATIENCE * (1 + self.times) * self.seconds,
+            store_pages=1000,  # nobody reads it
             restore=False,
         )
 
