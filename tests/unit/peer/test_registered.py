@@ -217,7 +217,7 @@ def test_memory_that_cannot_be_registered_is_refused_with_what_to_do(played, mon
 
     agent = NixlAgent()
     monkeypatch.setattr(agent._agent, "register_memory", refuse)
-    with pytest.raises(ConfigError, match="no more locked memory.*peer_transport to tcp"):
+    with pytest.raises(ConfigError, match=r"no more locked memory.*peer_transport to tcp"):
         serve(Region(filled(), 0, 2), kind=TransportKind.NIXL, nixl=agent)
 
 
