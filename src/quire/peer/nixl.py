@@ -68,13 +68,20 @@ class NixlAgent:
         """Reads that may still write, and where."""
 
     def register(self, address: int, size_bytes: int) -> Callable[[], None]:
-        """Others may read it, and we may read into it, until what this returns is called."""
+        """Others may read it, and we may read into it, until what this returns is called. Raises
+        PeerError."""
         agent = self._agent
-        found = agent.register_memory([(address, size_bytes, 0, "")], "DRAM")
+        try:
+            found = agent.register_memory([(address, size_bytes, 0, "")], "DRAM")
+        except Exception as error:  # as above
+            raise PeerError(
+                f"{size_bytes} bytes cannot be registered with NIXL ({error}): raise the limit of "
+                "locked memory, or set peer_transport to tcp"
+            ) from error
         return lambda: agent.deregister_memory(found)
 
     def borrow(self, size_bytes: int) -> Buffer:
-        """To read into, once; to be given back, unless read() has raised."""
+        """To read into, once; to be given back, unless read() has raised. Raises PeerError."""
         with self._lock:
             self._tidy()
             for i, buffer in enumerate(self._free):

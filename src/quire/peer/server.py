@@ -105,11 +105,8 @@ class PageServer:
         self._doors: dict[Listener, dict[str, Outlet]] = {}
         """By each, the ways there are; the first is for readers who name none."""
         self._listener = open_transport(address).listen(address)
-        far: dict[str, Outlet] = {TransportKind.TCP: PushedOutlet()}
-        if nixl is not None:
-            far[TransportKind.NIXL] = RegisteredOutlet(nixl, self._regions.values())
-        self._doors[self._listener] = far
         try:
+            self._doors[self._listener] = self._far_ways(nixl)
             self._open_near(kind)
         except ConfigError:
             self._listener.close()
@@ -120,6 +117,15 @@ class PageServer:
         ]
         for thread in self._accepting:
             thread.start()
+
+    def _far_ways(self, nixl: NixlAgent | None) -> dict[str, Outlet]:
+        ways: dict[str, Outlet] = {TransportKind.TCP: PushedOutlet()}
+        if nixl is not None:
+            try:
+                ways[TransportKind.NIXL] = RegisteredOutlet(nixl, self._regions.values())
+            except PeerError as error:
+                raise ConfigError(str(error)) from error
+        return ways
 
     def _open_near(self, kind: TransportKind) -> None:
         """For readers on this machine, if they may have our memory."""

@@ -211,6 +211,16 @@ def test_what_is_no_agent_is_refused(played):
         agent.meet("other", b"another")
 
 
+def test_memory_that_cannot_be_registered_is_refused_with_what_to_do(played, monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("no more locked memory")
+
+    agent = NixlAgent()
+    monkeypatch.setattr(agent._agent, "register_memory", refuse)
+    with pytest.raises(ConfigError, match=r"no more locked memory.*peer_transport to tcp"):
+        serve(Region(filled(), 0, 2), kind=TransportKind.NIXL, nixl=agent)
+
+
 def test_what_a_check_raises_while_waiting_comes_through(played):
     agent = NixlAgent()
     agent._agent.state = "PROC"
