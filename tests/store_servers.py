@@ -258,7 +258,7 @@ class Link:
     def __init__(self, port: int) -> None:
         self._server_port = port
         self.delay_s = 0.0
-        self.bytes_per_s = 0
+        self.bytes_per_s = 0.0
         """Of each connection and way; 0: as many as there are."""
         self.refusal = b""
         """What every request over HTTP is answered with, instead of being passed on."""
@@ -275,8 +275,14 @@ class Link:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
+    def slow(self, delay_s: float) -> None:
+        self.delay_s = delay_s
+
+    def narrow(self, bytes_per_s: float) -> None:
+        self.bytes_per_s = bytes_per_s
+
     def mend(self) -> None:
-        self.is_cut, self.delay_s, self.bytes_per_s, self.refusal = False, 0.0, 0, b""
+        self.is_cut, self.delay_s, self.bytes_per_s, self.refusal = False, 0.0, 0.0, b""
 
     def close(self) -> None:
         self._listener.close()
@@ -324,6 +330,56 @@ class Link:
         while left > 0 and (more := asker.recv(1 << 16)):
             left -= len(more)
         asker.sendall(self.refusal)
+
+
+_RELAY = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from store_servers import Link
+link = Link(int(sys.argv[1]))
+print(link.port, flush=True)
+for line in sys.stdin:
+    name, *values = line.split()
+    getattr(link, name)(*map(float, values))
+    print("done", flush=True)
+"""
+
+
+class FarLink:
+    """A Link in a process of its own: while Mooncake's client joins, no thread of Python here would
+    carry anything."""
+
+    def __init__(self, port: int) -> None:
+        here = str(Path(__file__).parent)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _RELAY, str(port), here],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self._process.stdout is not None
+        self.port = int(self._process.stdout.readline())
+
+    def slow(self, delay_s: float) -> None:
+        self._say("slow", delay_s)
+
+    def narrow(self, bytes_per_s: float) -> None:
+        self._say("narrow", bytes_per_s)
+
+    def cut(self) -> None:
+        self._say("cut")
+
+    def mend(self) -> None:
+        self._say("mend")
+
+    def close(self) -> None:
+        _end(self._process)
+
+    def _say(self, *words: object) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{' '.join(map(str, words))}\n".encode())
+        self._process.stdin.flush()
+        assert self._process.stdout.readline() == b"done\n"
 
 
 class KeptOpen:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from quire.store import open_store
 from quire.store.base import HEADER_BYTES, Blob, NewObject, ObjectName
 from quire.types import PageKey, PageStatus
-from store_servers import Link, Mooncake, Moto, Valkey
+from store_servers import FarLink, Link, Mooncake, Moto, Valkey
 
 DELAY_S, RATE = 0.3, 4 << 20
 OTHERS = "others"
@@ -139,7 +139,7 @@ class Pool(Place):
 
     def __init__(self, folder: Path, *, replicas: int = 1) -> None:
         self._pool = Mooncake(folder)
-        self._link = Link(self._pool.port)
+        self._link = FarLink(self._pool.port)
         own = f"mooncake://127.0.0.1:{self._link.port}?metrics=127.0.0.1:{self._pool.metrics_port}"
         self.url = f"{own}&replicas={replicas}"
         self.faults = {
@@ -203,16 +203,10 @@ def _of_server(kill: Act, server: Any) -> dict[str, Fault]:
     }
 
 
-def _of_link(link: Link) -> dict[str, Fault]:
-    def slow() -> None:
-        link.delay_s = DELAY_S
-
-    def shape() -> None:
-        link.bytes_per_s = RATE
-
+def _of_link(link: Link | FarLink) -> dict[str, Fault]:
     return {
-        "slow": Fault(slow, link.mend),
-        "shaped": Fault(shape, link.mend),
+        "slow": Fault(lambda: link.slow(DELAY_S), link.mend),
+        "shaped": Fault(lambda: link.narrow(RATE), link.mend),
         "cut": Fault(link.cut, link.mend, is_silence=True),
     }
 

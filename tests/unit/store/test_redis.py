@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -54,6 +55,36 @@ def test_pages_come_back_as_they_were(cache, pages):
     assert pages.put_path(cache, 1, 2, 3) == [OK] * 3
     assert pages.usable(cache, 1, 2, 3, 4) == 3
     assert pages.get(cache, 1, 2, 3, 4) == [OK, OK, OK, MISS]
+
+
+def answers_when_all_have_come(number: int) -> tuple[threading.Thread, int]:
+    """A server that says nothing before so many have been asked for; and its port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with listener:
+            line, _ = listener.accept()
+        with line:
+            assert b"CLUSTER" in line.recv(1 << 16)
+            line.sendall(b"-ERR This instance has cluster support disabled\r\n")
+            heard = b""
+            while heard.count(b"EXISTS") < number or not heard.endswith(b"\r\n"):
+                heard += line.recv(1 << 16)
+            line.sendall(b":1\r\n:0\r\n" * (number // 2))
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    return thread, listener.getsockname()[1]
+
+
+def test_a_probe_of_many_pages_is_one_round_trip(pages):
+    number = 256
+    server, port = answers_when_all_have_come(number)
+    store = open_store(f"redis://127.0.0.1:{port}")
+    names = [object_name(pages.part, pages.key(n)) for n in range(number)]
+    assert store.contains(names, deadline=time.monotonic() + 60) == [True, False] * (number // 2)
+    store.close()
+    server.join(60)
 
 
 def test_pages_are_found_by_another_engine_and_after_its_end(cache, client, valkey, pages):
