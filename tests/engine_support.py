@@ -315,11 +315,16 @@ class TinyEngine:
         timeout_s: float = 600.0,
         stop_ids: Sequence[int] = (),
         grammar: str = "",
+        told: Sequence[int] = (),
     ) -> RequestId:
         self._number += 1
         request = RequestId(f"r{self._number}")
         params = SamplingParams(
-            max_tokens=num_tokens, temperature=0, stop_ids=list(stop_ids), grammar=grammar
+            max_tokens=num_tokens,
+            temperature=0,
+            stop_ids=list(stop_ids),
+            grammar=grammar,
+            told=list(told),
         )
         tokens = np.array(prompt, dtype="<i4").tobytes()
         self.engine.handle(Generate(request, tokens, params, salt, priority, timeout_s))

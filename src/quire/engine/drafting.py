@@ -56,7 +56,7 @@ class Drafting:
         most, as far as there is room for them. Returns how many those are."""
         total = 0
         for request in decoding:
-            if request.flying or request.id not in chosen:
+            if request.flying or request.id not in chosen or chosen[request.id].drafts:
                 continue
             proposed = self.speculation.propose(request, len(decoding), spare - total)
             branches = self.speculation.branches
@@ -104,7 +104,7 @@ class Drafting:
     ) -> Fate:
         """What was drawn for it, of which so many tokens are in its answer."""
         self.speculation.offer(request, computed.proposed)
-        if not segment.drafts:
+        if not segment.drafts or request.params.told:  # what it was told to say says nothing
             return _NO_PROPOSALS
         levels = num_levels(segment.drafts, segment.branches)
         self.speculation.saw(request, levels, len(computed.further))

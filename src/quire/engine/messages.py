@@ -48,6 +48,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """None: none; k: of the sampled token and of the k likeliest."""
     grammar: str = ""
     """What the answer must follow, in llguidance's Lark; it ends with a stop id where it may."""
+    told: list[int] = []
+    """What the answer begins with, whatever the model would draw: for their log probabilities.
+    Not with a grammar."""
 
 
 class CachedTokens(msgspec.Struct, frozen=True):

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from quire.disagg.handover import Half, Handover, Stage, describe
 from quire.engine.draft.speculation import Draft
-from quire.engine.grammar import Compiled, Held
+from quire.engine.grammar import Compiled, Held, Told
 from quire.engine.messages import (
     CachedTokens,
     CacheWish,
@@ -137,8 +137,8 @@ class Request:
     """Who proposes tokens for it, once somebody does."""
     grammar: Compiled | None = None
     """What its answer must follow …"""
-    held: Held | None = None
-    """… and where in that it is, once it is compiled."""
+    held: Held | Told | None = None
+    """… and where in that it is, once it is compiled; or in what it was told to say."""
 
     @classmethod
     def arrive(cls, message: Generate, namespace: Namespace, now: float) -> Request:
@@ -161,6 +161,7 @@ class Request:
             salt=message.salt,
             wish=_wish(message.cache, len(prompt), namespace.page_size),
             prefill=message.prefill,
+            held=Told(message.params.told) if message.params.told else None,
         )
 
     @classmethod
@@ -222,6 +223,12 @@ class Request:
         self.held = self.grammar.begin(self.params.stop_ids)
         for token in self.tokens[self.num_prompt : self.length]:
             self.held.advance(int(token))
+
+    @property
+    def can_be_proposed(self) -> bool:
+        """May several of its tokens be computed in one step while it decodes?"""
+        state = self.lease.state if self.lease is not None else None
+        return state is None or state.recurrent is None
 
     def failed(self) -> Finish:
         """How its answer ends when nothing could be drawn."""

@@ -231,7 +231,7 @@ class Scheduler:
         for request in decoding:
             self._continue(request, 1, chosen)
         # Those that decode come on top: a whole chunk is what attention is fastest with.
-        budget = self.chunk_tokens
+        budget = self.chunk_tokens - self._segments.tell(decoding, chosen)
         if self.drafting is not None:
             budget -= self.drafting.propose(decoding, budget - len(chosen), chosen)
         budget = max(budget, self._page_size)

@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 
 from quire.engine.batch import Segment
+from quire.engine.grammar import Told
 from quire.engine.kept import Kept
 from quire.engine.request import Request
 from quire.manager import CacheManager, Lease, LeaseState
-from quire.types import NO_SLOT, PAGE_ID_BYTES, PageIds
+from quire.types import NO_SLOT, PAGE_ID_BYTES, PageIds, RequestId
 
 
 class Segments:
@@ -93,6 +94,20 @@ class Segments:
             allowed=[] if request.held is None else request.held.allowed(proposed)[1:],
             **self._room(request, end),
         )
+
+    def tell(self, decoding: Sequence[Request], chosen: dict[RequestId, Segment]) -> int:
+        """Put what answers were told to say behind the segments that were chosen for them, as far
+        as there is room. Returns how many tokens. A recurrent state takes them one by one."""
+        total = 0
+        for request in decoding:
+            if not isinstance(request.held, Told) or request.flying or request.id not in chosen:
+                continue
+            told = request.held.coming()
+            if told and request.can_be_proposed and self.extend(request, 1 + len(told)):
+                segment = chosen[request.id]
+                chosen[request.id] = self.with_proposals(request, segment, told)
+                total += len(told)
+        return total
 
     def with_ahead(self, request: Request, segment: Segment, ahead: int) -> Segment:
         """And so many tokens to propose after it, for which the request has pages. Ranks that

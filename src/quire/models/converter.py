@@ -68,11 +68,31 @@ def convert(source: Path, target: Path, report: Report) -> None:
     # The weights are plain float32 by now. Still marked as quantised, they would not be saved.
     model.hf_quantizer = None
     del model.config.quantization_config
-    end_of_turn = read_header(source).fields.get("tokenizer.ggml.eot_token_id")
-    _add_end_of_turn(model.generation_config, end_of_turn)
+    header = read_header(source)
+    _narrow(model, header.kinds)
+    _add_end_of_turn(model.generation_config, header.fields.get("tokenizer.ggml.eot_token_id"))
     model.save_pretrained(target, max_shard_size=_SHARD_SIZE)
     tokenizer.save_pretrained(target)
     report("writing", 1.0)
+
+
+def _narrow(model: Any, kinds: frozenset[int]) -> None:
+    """Weights back in the precision that the file has them in, each if nothing of it is lost. What
+    was quantised stays float32: only there is a scale times a small integer exact."""
+    import torch
+    from gguf import GGMLQuantizationType as Kind
+
+    halves = {Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}
+    if not kinds <= {int(kind) for kind in (Kind.F32, *halves)}:
+        return
+    for weight in (*model.parameters(), *model.buffers()):
+        if weight.dtype is not torch.float32:
+            continue
+        for kind, dtype in halves.items():
+            narrow = weight.data.to(dtype)
+            if int(kind) in kinds and torch.equal(narrow.float(), weight.data):
+                weight.data = narrow
+                break
 
 
 def _add_end_of_turn(generation: Any, end_of_turn: object) -> None:

@@ -26,7 +26,8 @@ _HASH_SHARE = 0.05
 
 
 def convert_gguf(source: Path, cache: Path | None = None, progress: Progress | None = None) -> Path:
-    """The directory of safetensors, float32, that holds what `source` holds. Raises ModelError."""
+    """The directory of safetensors that holds what `source` holds: in float16 or bfloat16 where the
+    file has it so, else in float32. Raises ModelError."""
     report = progress or no_progress
     if "rope_freqs.weight" in read_header(source).tensors:
         raise ModelError(

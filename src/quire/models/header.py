@@ -35,6 +35,8 @@ class GGUFHeader:
     fields: dict[str, Value]
     """Scalars and strings; arrays are left out."""
     tensors: frozenset[str]
+    kinds: frozenset[int]
+    """How tensors are stored, by GGML's numbers."""
 
 
 def read_header(path: Path) -> GGUFHeader:
@@ -109,22 +111,24 @@ def _read(path: Path, cursor: _Cursor) -> GGUFHeader:
         raise ModelError(
             f"{path} is one part of a split model: merge the parts first (llama-gguf-split --merge)"
         )
-    names, data_bytes = _tensors(path, cursor, num_tensors)
+    names, kinds, data_bytes = _tensors(path, cursor, num_tensors)
     alignment = int(fields.get("general.alignment", _ALIGNMENT)) or _ALIGNMENT
     expected = -(-cursor.position // alignment) * alignment + data_bytes
     if len(cursor.data) < expected:
         raise ModelError(
             f"{path} is cut short: it has {len(cursor.data)} of {expected} bytes; get it again"
         )
-    return GGUFHeader(str(fields.get("general.architecture", "")), fields, names)
+    return GGUFHeader(str(fields.get("general.architecture", "")), fields, names, kinds)
 
 
-def _tensors(path: Path, cursor: _Cursor, num_tensors: int) -> tuple[frozenset[str], int]:
-    """Their names, and how many bytes of data they reach."""
+def _tensors(
+    path: Path, cursor: _Cursor, num_tensors: int
+) -> tuple[frozenset[str], frozenset[int], int]:
+    """Their names and kinds, and how many bytes of data they reach."""
     from gguf import GGML_QUANT_SIZES
 
     block_sizes = {int(kind): sizes for kind, sizes in GGML_QUANT_SIZES.items()}
-    names, end = set(), 0
+    names, kinds, end = set(), set(), 0
     for _ in range(num_tensors):
         name, num_values = cursor.text(), 1
         for _ in range(cursor.count("<I")):
@@ -134,5 +138,6 @@ def _tensors(path: Path, cursor: _Cursor, num_tensors: int) -> tuple[frozenset[s
             raise ModelError(f"{path}: tensor {name} is quantised in a way nobody here knows")
         block, block_bytes = block_sizes[kind]
         names.add(name)
+        kinds.add(kind)
         end = max(end, offset + num_values // block * block_bytes)
-    return frozenset(names), end
+    return frozenset(names), frozenset(kinds), end

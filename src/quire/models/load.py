@@ -1,7 +1,7 @@
 """From what a user calls a model to a directory, its shape, its tokenizer and its weights.
 
 Nothing here reaches for the network, except that the embedded default is fetched at first use
-when it is not installed.
+when it is not installed, and what is named by a hub's id (hub.py).
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import glob
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from quire.errors import ModelError
 from quire.models.cache import Progress
 from quire.models.embedded import embedded_dir, embedded_model
 from quire.models.gguf import convert_gguf, converted_dir, file_digest
+from quire.models.hub import from_hub, is_hub_id
 from quire.models.layers import layers_of
 from quire.models.recurrent import StateLayout, StateShape, state_shape
 from quire.models.support import check_supported
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 _GENERAL_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,8 @@ def resolve(
     model: str | None, progress: Progress | None = None, cache_dir: Path | None = None
 ) -> Path:
     """The directory of safetensors behind what a user wrote: nothing (the embedded default), a
-    directory, a .gguf file, or a directory with one. Raises ModelError in one sentence."""
+    directory, a .gguf file, a directory with one, or a model's id on the hub. Raises ModelError in
+    one sentence."""
     if model is None:
         return embedded_model(cache_dir, progress)
     path = Path(model).expanduser()
@@ -78,7 +78,11 @@ def resolve(
             raise ModelError(f"{path} is a file: give the model's directory, or a .gguf file")
         return convert_gguf(path, cache_dir, progress)
     if not path.is_dir():
-        raise ModelError(_missing(model))
+        if not is_hub_id(model):
+            raise ModelError(
+                f"{model} does not exist: give the path of a local directory or .gguf file"
+            )
+        path = from_hub(model, progress)
     packed = sorted(path.glob("*.gguf"))
     if packed and next(path.glob("*.safetensors"), None) is None:
         if len(packed) > 1:
@@ -198,15 +202,6 @@ def _tokenizer_class(directory: Path) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer
-
-
-def _missing(model: str) -> str:
-    if _HUB_NAME.fullmatch(model):
-        return (
-            f"{model} is not here, and Quire downloads nothing from model hubs: give the path of a "
-            "local directory"
-        )
-    return f"{model} does not exist: give the path of a local directory or .gguf file"
 
 
 @contextlib.contextmanager

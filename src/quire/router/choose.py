@@ -13,6 +13,7 @@ to turn to.
 from __future__ import annotations
 
 import enum
+import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -38,6 +39,21 @@ class Ranked(NamedTuple):
     """Best first."""
     by: By
     """What put the first one there."""
+
+
+KEYED_REQUESTS = 4
+"""A server that a request's `prompt_cache_key` favours may be so many requests busier than others,
+who have as many pages of the prompt."""
+
+
+def favoured(names: Sequence[str], cache_key: str) -> str:
+    """The server that requests of this key go to: the same for every router, and for most keys also
+    when servers come and go."""
+
+    def weight(name: str) -> bytes:
+        return hashlib.blake2b(f"{cache_key}\0{name}".encode(), digest_size=16).digest()
+
+    return max(names, key=weight)
 
 
 def rank(candidates: Sequence[Candidate], num_pages: int, load_pages: int, turn: int = 0) -> Ranked:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import httpx
 import msgspec
 
-from quire.router.choose import By, Candidate, rank
+from quire.router.choose import KEYED_REQUESTS, By, Candidate, favoured, rank
 from quire.router.fleet import Fleet, Member, Side, one_line
 from quire.router.homes import Homes
 from quire.router.metrics import RouterMetrics
@@ -54,6 +54,7 @@ _PASSED_ON = (_CLIENTS_KEY, "content-type", "accept")
 """Of the client's headers. Not those that say where it comes from: servers would take the router
 for a proxy in front of anybody."""
 _MAX_SEED = 1 << 31
+_MAX_KEY_CHARS = 256
 _DRAIN_LOOK_S = 0.05
 _NOT_COUNTED = (Endpoint.MODELS, Endpoint.TOKENIZE, Endpoint.DETOKENIZE)
 """Of choices: nothing is generated."""
@@ -207,7 +208,8 @@ class Proxy:
     # ---- whom to try ----------------------------------------------------------------------------
 
     async def _tour(self, inquiry: Inquiry) -> _Tour:
-        matched, num_pages = await self._matched(inquiry)
+        found, num_pages = await self._matched(inquiry)
+        matched = self._favouring(inquiry, found)
 
         def route(tried: set[str]) -> Route | None:
             return self._route(inquiry, tried, matched, num_pages)
@@ -233,6 +235,16 @@ class Proxy:
             logger.info("no page keys: %r", error)
             return {}, 0
         return self.fleet.index.matched(keys), len(keys)
+
+    def _favouring(self, inquiry: Inquiry, matched: Mapping[str, int]) -> Mapping[str, int]:
+        """The server of the request's key counts as if it had more pages."""
+        if not inquiry.cache_key:
+            return matched
+        targets = self.fleet.usable(inquiry.model)
+        sides = [targets, [each for target in targets for each in self.fleet.prefill_for(target)]]
+        bonus = KEYED_REQUESTS * self.fleet.config.load_pages
+        liked = {favoured([m.url for m in side], inquiry.cache_key) for side in sides if side}
+        return {**matched, **{url: matched.get(url, 0) + bonus for url in liked}}
 
     def _route(
         self, inquiry: Inquiry, tried: set[str], matched: Mapping[str, int], num_pages: int
@@ -344,6 +356,7 @@ def read_inquiry(
         body if can_go_on else None,
         shows_ids,
         str(body.get("previous_response_id") or "") if endpoint is Endpoint.RESPONSES else "",
+        str(body.get("prompt_cache_key") or "")[:_MAX_KEY_CHARS],
     )
 
 

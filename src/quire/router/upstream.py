@@ -86,6 +86,8 @@ class Inquiry(NamedTuple):
     """The client gets to see them, if there are any."""
     goes_on: str = ""
     """The response that it goes on with, which one server has."""
+    cache_key: str = ""
+    """Requests with the same one are to meet on a server."""
 
     def after(self, said: Sequence[int]) -> Inquiry:
         """The same, for an answer that has got so far."""

@@ -149,7 +149,7 @@ def admin_router(service: Service) -> APIRouter:
     @router.post("/cache/prefetch", openapi_extra=describe_body(PrefetchRequest))
     async def prefetch(request: Request) -> Response:
         """Bring a prompt's pages from the store to the host."""
-        body = await read_body(request, PrefetchRequest)
+        body = await read_body(request, PrefetchRequest, service.unknown)
         prompt = await _prompt(service, body, body.prompt)
         question = Warm(prompt.tokens, body.cache_salt or "")
         warmed = await _ask(service, question, Warmed, CHANGE_TIMEOUT_S)

@@ -50,6 +50,8 @@ class Running(NamedTuple):
     work: Work
     format: Format
     pieces: AsyncIterator[Piece]
+    scores: Sequence[Sequence[Any]] = ()
+    """`prompt_logprobs` of every prompt, if they are wanted."""
 
 
 Start = Callable[[], AbstractAsyncContextManager[Running]]
@@ -95,7 +97,7 @@ class Heading:
 
 async def whole(start: Start, heading: Heading) -> bytes:
     """The JSON of a whole answer. Raises ApiError."""
-    async with start() as (work, form, pieces):
+    async with start() as (work, form, pieces, scores):
         usage = usage_of(work)
         choices = [_Whole() for _ in work.choices]
         async for piece in pieces:
@@ -105,7 +107,7 @@ async def whole(start: Start, heading: Heading) -> bytes:
             choice.tokens += piece.tokens
             choice.scored += piece.scored
             choice.finish = piece.finish
-    ids = _PromptIds(work, form, heading)
+    ids = _OfPrompts(work, form, heading, scores)
     wants_ids = heading.wants_ids or heading.wants_answer_ids
     return msgspec.json.encode(
         heading.of(form.id_prefix, form.whole_object)
@@ -126,9 +128,9 @@ async def whole(start: Start, heading: Heading) -> bytes:
 
 async def events(start: Start, heading: Heading) -> AsyncGenerator[bytes, None]:
     """Server-sent events. Raises ApiError."""
-    async with start() as (work, form, pieces):
+    async with start() as (work, form, pieces, _):
         usage = usage_of(work)
-        ids = _PromptIds(work, form, heading)
+        ids = _OfPrompts(work, form, heading)
         base = heading.of(form.id_prefix, form.chunk_object)
         if heading.include_usage:
             base["usage"] = None
@@ -165,23 +167,31 @@ def _chunks(form: Format, heading: Heading, piece: Piece) -> Iterator[dict[str, 
         yield form.chunk(each, scored if i == 0 else none) | (tokens if i == 0 else {})
 
 
-class _PromptIds:
-    """Token ids of the prompts, if they are wanted: where vLLM has them too."""
+class _OfPrompts:
+    """What is told of the prompts, if it is wanted: token ids and log probabilities, where vLLM has
+    them too."""
 
-    def __init__(self, work: Work, form: Format, heading: Heading) -> None:
+    def __init__(
+        self, work: Work, form: Format, heading: Heading, scores: Sequence[Sequence[Any]] = ()
+    ) -> None:
         self._work = work
-        self._is_wanted = heading.wants_ids
+        self._wants_ids = heading.wants_ids
         self._is_shared = form.shares_prompt
+        self._scores = scores
 
     def of_answer(self) -> dict[str, Any]:
-        if not (self._is_wanted and self._is_shared):
-            return {}
-        return {"prompt_token_ids": self._work.prompts[0].ids}
+        return self._told(0) if self._is_shared else {}
 
     def of_choice(self, index: int) -> dict[str, Any]:
-        if not self._is_wanted or self._is_shared:
-            return {}
-        return {"prompt_token_ids": self._work.choices[index].prompt.ids}
+        return {} if self._is_shared else self._told(self._work.prompt_of(index))
+
+    def _told(self, number: int) -> dict[str, Any]:
+        told: dict[str, Any] = {}
+        if self._wants_ids:
+            told["prompt_token_ids"] = self._work.prompts[number].ids
+        if self._scores:
+            told["prompt_logprobs"] = self._scores[number]
+        return told
 
 
 def _event(base: dict[str, Any], index: int, content: dict[str, Any], finish: str | None) -> bytes:

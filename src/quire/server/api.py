@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import PlainTextResponse
 
 from quire.engine.config import Role
 from quire.server.answers import Heading, Start, events, whole
@@ -16,6 +17,7 @@ from quire.server.completions import start_completion
 from quire.server.errors import ApiError, engine_gone, shutting_down
 from quire.server.guards import request_id_of
 from quire.server.metrics import CONTENT_TYPE
+from quire.server.openapi import STREAMED
 from quire.server.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -43,19 +45,19 @@ def v1_router(service: Service, now: Callable[[], float]) -> APIRouter:
 
     router = APIRouter(prefix="/v1", dependencies=[Depends(door)], tags=["openai"])
 
-    @router.post("/chat/completions", openapi_extra=describe_body(ChatRequest))
+    @router.post("/chat/completions", openapi_extra=describe_body(ChatRequest), responses=STREAMED)
     async def chat_completions(request: Request) -> Response:
         prefill = _prefill(service, request, now)
         body = await read_body(request, ChatRequest, service.unknown)
         return await _answer(service, request, body, start_chat(service, body, prefill))
 
-    @router.post("/completions", openapi_extra=describe_body(CompletionRequest))
+    @router.post("/completions", openapi_extra=describe_body(CompletionRequest), responses=STREAMED)
     async def completions(request: Request) -> Response:
         prefill = _prefill(service, request, now)
         body = await read_body(request, CompletionRequest, service.unknown)
         return await _answer(service, request, body, start_completion(service, body, prefill))
 
-    @router.post("/responses", openapi_extra=describe_body(ResponsesRequest))
+    @router.post("/responses", openapi_extra=describe_body(ResponsesRequest), responses=STREAMED)
     async def responses(request: Request) -> Response:
         prefill = _prefill(service, request, now)
         body = await read_body(request, ResponsesRequest, service.unknown)
@@ -153,7 +155,7 @@ def open_router(service: Service) -> APIRouter:
             raise shutting_down()
         return _json({"status": "ok"})
 
-    @router.get("/metrics")
+    @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """For Prometheus."""
         status = await service.fresh_status()

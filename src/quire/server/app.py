@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,11 +15,11 @@ from starlette.exceptions import HTTPException
 import quire
 from quire.server.admin import admin_router
 from quire.server.api import open_router, tokens_router, v1_router
-from quire.server.bodies import describe_error, schemas
 from quire.server.config import ServerConfig
 from quire.server.errors import ApiError, invalid
 from quire.server.guards import BodyGuard, Boundary, Host
 from quire.server.metrics import Metrics
+from quire.server.openapi import described
 from quire.server.prompting import Prompting
 from quire.server.service import Engine, Service
 
@@ -40,7 +41,7 @@ def app_of(service: Service, *, now: Callable[[], float] = time.time) -> FastAPI
     app.include_router(open_router(service))
     app.include_router(admin_router(service))
     guard(app, service, service.config)
-    app.openapi = _openapi_of(app)  # type: ignore[method-assign]  # the way FastAPI documents
+    app.openapi = _openapi_of(app, service)  # type: ignore[method-assign]  # the way FastAPI documents
     return app
 
 
@@ -54,16 +55,11 @@ def guard(app: FastAPI, host: Host, config: ServerConfig) -> None:
     app.add_middleware(Boundary, service=host)
 
 
-def _openapi_of(app: FastAPI) -> Callable[[], dict[str, Any]]:
+def _openapi_of(app: FastAPI, service: Service) -> Callable[[], dict[str, Any]]:
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
-            schema["components"] = {"schemas": schemas()}
-            for operations in schema["paths"].values():
-                for operation in operations.values():
-                    operation["responses"].pop("422", None)  # FastAPI's form, not ours
-                    operation["responses"]["default"] = describe_error()
-            app.openapi_schema = schema
+            app.openapi_schema = described(schema, service.names, service.config)
         return app.openapi_schema
 
     return openapi
@@ -78,15 +74,27 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """What the router says by itself: no such path, no such method."""
     assert isinstance(error, HTTPException)
     what = f"{request.method} {request.url.path[:200]}"
+    headers = error.headers
     match error.status_code:
         case 404:
             message = f"there is no {what}: see /openapi.json for what there is"
         case 405:
-            message = f"{what} is not possible: use {(error.headers or {}).get('Allow', 'GET')}"
+            allowed = ", ".join(_methods(request))
+            headers = {**(headers or {}), "Allow": allowed}
+            message = f"{what} is not possible: use {allowed}"
         case _:
             message = str(error.detail)
-    answer = ApiError(error.status_code, message, headers=error.headers)
+    answer = ApiError(error.status_code, message, headers=headers)
     return answer.response()
+
+
+def _methods(request: Request) -> list[str]:
+    """All that its path can be asked with: the router tells only of the first route that it has."""
+    found: set[str] = set()
+    for path, operations in request.app.openapi()["paths"].items():
+        if re.fullmatch(re.sub(r"\{\w+\}", ".+", path), request.url.path):
+            found |= {method.upper() for method in operations}
+    return sorted(found)
 
 
 async def _query_error(request: Request, error: Exception) -> Response:

@@ -10,6 +10,7 @@ from quire.server.answers import Format, Running, Start
 from quire.server.generation import plan, run
 from quire.server.grammars import hold
 from quire.server.protocol import ChatRequest
+from quire.server.scoring import listed, score
 from quire.server.scribe import Called, Said, Scored
 from quire.server.service import Service
 from quire.server.tools import Reasoning, Text
@@ -100,7 +101,11 @@ def start_chat(service: Service, request: ChatRequest, prefill: Sequence[str] = 
                 is_one_call=is_one_call,
                 grammar=grammar,
             )
+            vocabulary, count = service.prompting.vocabulary, request.num_prompt_logprobs
+            scores = []
+            if count is not None:
+                scores = [listed(await score(service, work, prompt, count), vocabulary)]
             async with run(service, work) as pieces:
-                yield Running(work, ChatFormat(service.prompting.vocabulary), pieces)
+                yield Running(work, ChatFormat(vocabulary), pieces, scores)
 
     return start

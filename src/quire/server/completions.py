@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from quire.server.answers import Format, Running, Start
 from quire.server.errors import invalid
 from quire.server.generation import plan, run
 from quire.server.prompting import Prompt
 from quire.server.protocol import MAX_SEQUENCES, CompletionRequest
+from quire.server.scoring import listed, score
 from quire.server.scribe import Said, Scored
 from quire.server.service import Service
 from quire.server.tools import Text
 from quire.server.vocabulary import Vocabulary
+
+
+class First(NamedTuple):
+    """The first token of a prompt: nothing is before it that makes it likely or not."""
+
+    token: int
+    offset: int = 0
+    logprob: None = None
+
+
+Echoed = Scored | First
 
 
 class CompletionFormat(Format):
@@ -23,15 +35,26 @@ class CompletionFormat(Format):
     chunk_object = "text_completion"
     shares_prompt = False
 
-    def __init__(self, vocabulary: Vocabulary, echoes: Sequence[str]) -> None:
-        """`echoes`: what each choice's text begins with; empty when nothing is echoed."""
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        echoes: Sequence[str],
+        echoed: Sequence[Sequence[Echoed]] = (),
+    ) -> None:
+        """`echoes`: what each choice's text begins with; empty when nothing is echoed. `echoed`:
+        the tokens of that with their probabilities, if they are wanted."""
         self._vocabulary = vocabulary
         self._echoes = echoes
+        self._echoed = echoed
 
     def whole(self, index: int, said: list[Said], scored: list[Scored] | None) -> dict[str, Any]:
         echo = self._echoes[index] if self._echoes else ""
         text = "".join(each.text for each in said if isinstance(each, Text))
-        return self.chunk(Text(echo + text), scored)
+        if not self._echoed or scored is None:
+            return self.chunk(Text(echo + text), scored)
+        moved = [each._replace(offset=each.offset + len(echo)) for each in scored]
+        logprobs = self._logprobs([*self._echoed[index], *moved])
+        return {"text": echo + text, "logprobs": logprobs}
 
     def opening(self, index: int) -> dict[str, Any] | None:
         return {"text": self._echoes[index], "logprobs": None} if self._echoes else None
@@ -40,7 +63,7 @@ class CompletionFormat(Format):
         text = said.text if isinstance(said, Text) else ""
         return {"text": text, "logprobs": self._logprobs(scored)}
 
-    def _logprobs(self, scored: list[Scored] | None) -> dict[str, Any] | None:
+    def _logprobs(self, scored: Sequence[Echoed] | None) -> dict[str, Any] | None:
         if scored is None:
             return None
         label = self._vocabulary.label
@@ -49,7 +72,9 @@ class CompletionFormat(Format):
             "token_logprobs": [each.logprob for each in scored],
             "top_logprobs": [
                 # The sampled token is always there, so there may be one more than asked for.
-                {label(token): logprob for token, logprob in each.top}
+                None
+                if each.logprob is None
+                else {label(token): logprob for token, logprob in each.top}
                 | {label(each.token): each.logprob}
                 for each in scored
             ],
@@ -71,9 +96,16 @@ def start_completion(
             prompts = [await _prompt(service, each) for each in request.prompts]
             work = plan(service, request, prompts, prefill)
             echoes = await _echoes(service, request, prompts) if request.echo else []
+            count, vocabulary = request.num_prompt_logprobs, service.prompting.vocabulary
+            found: list[list[Scored]] = []
+            if count is not None:
+                found = [await score(service, work, prompt, count) for prompt in prompts]
+            scores = (
+                [] if request.prompt_logprobs is None else [listed(f, vocabulary) for f in found]
+            )
             async with run(service, work) as pieces:
-                form = CompletionFormat(service.prompting.vocabulary, echoes)
-                yield Running(work, form, pieces)
+                echoed = _echoed(request, prompts, found)
+                yield Running(work, CompletionFormat(vocabulary, echoes, echoed), pieces, scores)
 
     return start
 
@@ -82,6 +114,18 @@ async def _prompt(service: Service, prompt: str | list[int]) -> Prompt:
     if isinstance(prompt, str):
         return await service.prompting.of_text(prompt, service.info)
     return await service.prompting.of_ids(prompt, service.info)
+
+
+def _echoed(
+    request: CompletionRequest, prompts: Sequence[Prompt], found: Sequence[Sequence[Scored]]
+) -> list[list[Echoed]]:
+    """One per choice."""
+    if not (request.echo and request.logprobs is not None):
+        return []
+    each: list[list[Echoed]] = []
+    for prompt, scored in zip(prompts, found, strict=True):
+        each.append([First(prompt.ids[0]), *scored])
+    return [echoed for echoed in each for _ in range(request.num_choices)]
 
 
 async def _echoes(

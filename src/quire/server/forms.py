@@ -29,7 +29,7 @@ def wrong(message: str, *, param: str | None = None) -> PydanticCustomError:
     return PydanticCustomError("wrong", "{message}", {"message": message, "param": param})
 
 
-def only(*accepted: object) -> AfterValidator:
+def only(*accepted: Any) -> tuple[AfterValidator, WithJsonSchema]:
     """A field of OpenAI's that we do not have: null and these change nothing."""
 
     def check(value: object) -> object:
@@ -37,7 +37,7 @@ def only(*accepted: object) -> AfterValidator:
             return value
         raise PydanticCustomError("unsupported", "is not supported by this server: leave it out")
 
-    return AfterValidator(check)
+    return AfterValidator(check), WithJsonSchema({"enum": [None, *accepted]})
 
 
 def shaped(check: Callable[[Any], Any], *schemas: dict[str, Any]) -> Any:
@@ -236,7 +236,7 @@ ResponseFormat = Annotated[
                 "json_schema": {
                     "type": "object",
                     "properties": {"name": _TEXT, "schema": _SCHEMA},
-                    "required": ["name", "schema"],
+                    "required": ["schema"],
                 },
             },
             "required": ["type", "json_schema"],

@@ -74,9 +74,18 @@ class Work:
     said: Sequence[int] = ()
     """Tokens that the answer begins with; of one choice."""
 
+    @property
+    def num_each(self) -> int:
+        """Choices of a prompt."""
+        return len(self.choices) // len(self.prompts)
+
+    def prompt_of(self, index: int) -> int:
+        """Whose choice that is."""
+        return index // self.num_each
+
     def is_first(self, index: int) -> bool:
         """Whether that is the first choice of its prompt."""
-        return index % (len(self.choices) // len(self.prompts)) == 0
+        return index % self.num_each == 0
 
 
 def plan(
@@ -186,7 +195,7 @@ async def _follow(
             said=np.array(work.said, dtype="<i4").tobytes(),
         ) as outputs:
             async for output in outputs:
-                _raise_failure(service, output)
+                raise_failure(service, output)
                 answer += output.tokens
                 piece = scribe.write(output)
                 if piece.num_tokens or piece.finish is not None:
@@ -225,7 +234,8 @@ def _said(tokens: Sequence[int], params: SamplingParams) -> Output:
     return Output(RequestId(""), list(tokens), finish=finish)
 
 
-def _raise_failure(service: Service, output: Output) -> None:
+def raise_failure(service: Service, output: Output) -> None:
+    """Raises ApiError if the engine failed on it."""
     match output.finish:
         case Finish.REJECTED:
             service.metrics.turned_away.labels("engine").inc()

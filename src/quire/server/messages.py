@@ -40,7 +40,29 @@ class MessageCall(Body):
     """Of a streamed call, which some clients send back as it came."""
 
 
+def _has(name: str, *kinds: str, **fields: Any) -> dict[str, Any]:
+    """A schema of objects in which this field is given, as one of these kinds."""
+    properties = {name: {"type": list(kinds)}} | fields
+    return {"required": [name], "properties": properties}
+
+
+_ASSISTANT = {"role": {"const": "assistant"}}
+
+
 class Message(Body):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                _has("content", "string", "array", tool_calls={"type": "null"}),
+                _has("content", "string", "array", **_ASSISTANT),
+                _has("refusal", "string", **_ASSISTANT),
+                _has("reasoning_content", "string", **_ASSISTANT),
+                _has("reasoning", "string", **_ASSISTANT),
+                _has("tool_calls", "array", **_ASSISTANT),
+            ]
+        }
+    )
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: OptionalContent = None
     """May be missing where an assistant only called functions."""
@@ -52,8 +74,8 @@ class Message(Body):
     """Another name of reasoning_content."""
     refusal: str | None = None
     annotations: Any = None
-    audio: Annotated[Any, only()] = None
-    function_call: Annotated[Any, only()] = None
+    audio: Annotated[Any, *only()] = None
+    function_call: Annotated[Any, *only()] = None
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:

@@ -80,6 +80,8 @@ class GenerationRequest(Body):
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     return_token_ids: bool | None = None
     """Those of the prompt and of the answer, beside the text."""
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    """Of every token of the prompt, with as many of the likeliest. Not in streams."""
     return_answer_ids: bool | None = None
     """Those of the answer only."""
     continue_token_ids: Annotated[list[int], Field(max_length=MAX_CONTINUED)] | None = None
@@ -116,6 +118,18 @@ class GenerationRequest(Body):
             raise wrong("is for one choice, without logprobs", param="continue_token_ids")
         return self
 
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """None: none are wanted."""
+        return self.prompt_logprobs
+
+    @model_validator(mode="after")
+    def _prompts_are_scored_whole(self) -> Self:
+        if self.stream and self.num_prompt_logprobs is not None:
+            given = "echo" if self.prompt_logprobs is None else "prompt_logprobs"
+            raise wrong("of log probabilities cannot be streamed: leave stream out", param=given)
+        return self
+
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
@@ -144,13 +158,13 @@ class ChatRequest(GenerationRequest, TemplateRequest):
     service_tier: str | None = None
     store: bool | None = None
 
-    audio: Annotated[Any, only()] = None
-    function_call: Annotated[Any, only("none")] = None
-    functions: Annotated[Any, only([])] = None
-    modalities: Annotated[Any, only(["text"])] = None
-    moderation: Annotated[Any, only()] = None
-    verbosity: Annotated[Any, only("medium")] = None
-    web_search_options: Annotated[Any, only()] = None
+    audio: Annotated[Any, *only()] = None
+    function_call: Annotated[Any, *only("none")] = None
+    functions: Annotated[Any, *only([])] = None
+    modalities: Annotated[Any, *only(["text"])] = None
+    moderation: Annotated[Any, *only()] = None
+    verbosity: Annotated[Any, *only("medium")] = None
+    web_search_options: Annotated[Any, *only()] = None
 
     @property
     def token_limit(self) -> int | None:
@@ -176,7 +190,7 @@ class CompletionRequest(GenerationRequest):
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     best_of: int | None = None
-    suffix: Annotated[Any, only("")] = None
+    suffix: Annotated[Any, *only("")] = None
 
     @property
     def default_tokens(self) -> int | None:
@@ -190,9 +204,13 @@ class CompletionRequest(GenerationRequest):
     def _fields_agree(self) -> Self:
         if self.best_of is not None and self.best_of != self.num_choices:
             raise wrong("is not supported other than equal to n: leave it out", param="best_of")
-        if self.echo and self.logprobs is not None:
-            raise wrong("cannot be had with logprobs: the prompt's are not computed", param="echo")
         return self
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        echoed = self.logprobs if self.echo else None
+        counts = [each for each in (self.prompt_logprobs, echoed) if each is not None]
+        return max(counts, default=None)
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:

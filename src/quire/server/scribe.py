@@ -157,8 +157,8 @@ class Scribe:
 
     def _score(self, token: int, output: Output, i: int) -> Scored:
         found = output.logprobs[i]
-        top = zip(found.top_ids, map(_finite, found.top_logprobs), strict=True)
-        return Scored(token, self._text.num_chars, _finite(found.logprob), list(top))
+        top = zip(found.top_ids, map(finite, found.top_logprobs), strict=True)
+        return Scored(token, self._text.num_chars, finite(found.logprob), list(top))
 
 
 def _finish_reason(output: Output, *, stopped: bool) -> str | None:
@@ -167,5 +167,6 @@ def _finish_reason(output: Output, *, stopped: bool) -> str | None:
     return None if output.finish is None else "length"
 
 
-def _finite(logprob: float) -> float:
+def finite(logprob: float) -> float:
+    """As JSON can say it."""
     return max(logprob, LOWEST_LOGPROB) if math.isfinite(logprob) else LOWEST_LOGPROB

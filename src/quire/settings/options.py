@@ -84,8 +84,8 @@ def _option(
 class Settings:
     model: str | None = _option(
         None,
-        Text("DIR|FILE"),
-        "The model: a directory as transformers saves it, or a GGUF file.",
+        Text("DIR|FILE|ID"),
+        "The model: a directory as transformers saves it, a GGUF file, or an id on the hub.",
         auto="SmolLM2-135M-Instruct, which comes with Quire",
         example="/models/llama-3.1-8b",
         flag=True,

@@ -93,6 +93,23 @@ def test_chat_logprobs(chat):
         assert sum(math.exp(top.logprob) for top in entry.top_logprobs) <= 1 + 1e-3
 
 
+def test_what_the_model_thinks_of_a_prompt_is_what_it_thought_as_an_answer(http):
+    def asked(prompt, **fields):
+        body = GREEDY | {"prompt": prompt, "logprobs": 3, "return_token_ids": True} | fields
+        return http.post("/v1/completions", json=body).json()["choices"][0]
+
+    given = asked("Once upon a time", max_tokens=70)
+    count = len(given["token_ids"])
+    text = given["prompt_token_ids"] + given["token_ids"]
+    echoed = asked(text, max_tokens=1, echo=True)["logprobs"]
+    assert echoed["token_logprobs"][0] is None
+    assert len(echoed["tokens"]) == len(text) + 1
+    for name in ("tokens", "token_logprobs", "top_logprobs"):
+        as_prompt, as_answer = echoed[name][-count - 1 : -1], given["logprobs"][name]
+        for one, other in zip(as_prompt, as_answer, strict=True):
+            assert one == (other if name == "tokens" else pytest.approx(other, abs=1e-3))
+
+
 def test_completion_logprobs(complete):
     answer = complete(logprobs=2)
     logprobs = answer.choices[0].logprobs

@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 
 from quire.errors import ModelError
 from quire.models import load_model, load_tokenizer
@@ -80,6 +81,28 @@ def test_a_conversion_computes_what_the_file_computes(tiny_gguf, tiny_model):
     with torch.no_grad():
         assert torch.equal(direct(PROMPT).logits, converted(PROMPT).logits)
     assert converted.config.rms_norm_eps == direct.config.rms_norm_eps
+
+
+@pytest.mark.parametrize(
+    ("kind", "stored"), [("F16", "F16"), ("BF16", "BF16"), ("F32", "F32"), ("Q8_0", "F32")]
+)
+def test_weights_keep_the_precision_of_the_file(kind, stored, tmp_path):
+    """And their values, to the bit; what was quantised is exact in float32 alone."""
+    from safetensors import safe_open
+    from transformers import AutoModelForCausalLM
+
+    source = write_tiny_gguf(tmp_path / "tiny.gguf", kind=GGMLQuantizationType[kind])
+    converted = convert_gguf(source, tmp_path)
+    with safe_open(converted / "model.safetensors", framework="pt") as file:
+        kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    assert {kind for name, kind in kinds.items() if "norm" not in name} == {stored}
+    assert {kind for name, kind in kinds.items() if "norm" in name} == {"F32"}, "random values"
+    direct = AutoModelForCausalLM.from_pretrained(
+        source.parent, gguf_file=source.name, dtype=torch.float32
+    )
+    model = load_model(converted, dtype=torch.float32, device=torch.device("cpu"), attention="sdpa")
+    with torch.no_grad():
+        assert torch.equal(direct(PROMPT).logits, model(PROMPT).logits)
 
 
 def test_tokenizer_template_and_ends_are_kept(tiny_model):

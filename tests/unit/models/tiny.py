@@ -18,8 +18,15 @@ def byte_alphabet() -> list[str]:
     return list(bytes_to_unicode().values())
 
 
-def write_tiny_gguf(path: Path, *, seed: int = 0, leave_out: str = "", extra: str = "") -> Path:
-    """A random Llama with two layers. `leave_out` and `extra` name tensors."""
+def write_tiny_gguf(
+    path: Path,
+    *,
+    seed: int = 0,
+    leave_out: str = "",
+    extra: str = "",
+    kind: GGMLQuantizationType = GGMLQuantizationType.Q8_0,
+) -> Path:
+    """A random Llama with two layers. `leave_out` and `extra` name tensors; `kind`: of matrices."""
     rng = np.random.default_rng(seed)
     tokens = ["<s>", "</s>", "<turn>", *byte_alphabet(), "he", "ll"]
     writer = GGUFWriter(path, "llama")
@@ -43,7 +50,7 @@ def write_tiny_gguf(path: Path, *, seed: int = 0, leave_out: str = "", extra: st
     writer.add_chat_template(CHAT_TEMPLATE)
     for name, shape in tensors(len(tokens)).items():
         if name != leave_out:
-            add_tensor(writer, name, rng.standard_normal(shape, dtype=np.float32) * 0.1)
+            add_tensor(writer, name, rng.standard_normal(shape, dtype=np.float32) * 0.1, kind)
     if extra:
         add_tensor(writer, extra, np.ones(HIDDEN, np.float32))
     writer.write_header_to_file()
@@ -53,12 +60,16 @@ def write_tiny_gguf(path: Path, *, seed: int = 0, leave_out: str = "", extra: st
     return path
 
 
-def add_tensor(writer: GGUFWriter, name: str, values: np.ndarray) -> None:
-    """Matrices in 8-bit blocks, vectors plain, as usual."""
+def add_tensor(
+    writer: GGUFWriter,
+    name: str,
+    values: np.ndarray,
+    kind: GGMLQuantizationType = GGMLQuantizationType.Q8_0,
+) -> None:
+    """Matrices as they are stored, vectors plain, as usual."""
     if values.ndim == 1:
         writer.add_tensor(name, values)
     else:
-        kind = GGMLQuantizationType.Q8_0
         writer.add_tensor(name, gguf.quantize(values, kind), raw_dtype=kind)
 
 

@@ -223,6 +223,20 @@ def kinds_of(response: httpx.Response) -> list[str]:
     return [kind.removeprefix("response.") for kind, _ in found]
 
 
+def test_requests_of_one_cache_key_meet_on_one_server():
+    async def main():
+        async with rig(decode=4) as router:
+            for key in ("ann", "bob", "cid"):
+                before = [len(fake.seen) for fake in router.decode]
+                for i in range(4):
+                    answer = await router.complete(f"prompt {i} of {key}", prompt_cache_key=key)
+                    assert answer.status_code == 200
+                counts = [len(f.seen) - b for f, b in zip(router.decode, before, strict=True)]
+                assert sorted(counts) == [0, 0, 0, 4]
+
+    run(main)
+
+
 def test_responses_pass_and_whoever_goes_on_with_one_is_sent_where_it_is():
     async def main():
         async with rig(decode=3) as router:

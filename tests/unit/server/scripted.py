@@ -256,7 +256,7 @@ class ScriptedEngine:
         name = RequestId("scripted")
         if self.failure is not None:
             return [Output(name, [], finish=Finish.ERROR, error=self.failure)]
-        ids = [*self.replies(call)]
+        ids = call.params.told or [*self.replies(call)]
         finish, error = self.end or (Finish.LENGTH, "")
         if self.end is None:
             if self.eos in call.params.stop_ids:

@@ -187,6 +187,32 @@ def test_choices_of_many_prompts_are_in_order(rig, engine):
     assert [choice["text"] for choice in body["choices"]] == ["a", "a", "b", "b"]
 
 
+def test_what_the_model_thinks_of_a_prompt(rig):
+    """Each token of it but the first, which nothing is before."""
+    answer = rig.complete([[256, 71, 72], [73]], prompt_logprobs=2, n=2, max_tokens=3).json()
+    choices = answer["choices"]
+    assert [len(choice["prompt_logprobs"]) for choice in choices] == [3, 3, 1, 1]
+    nothing, first, second = choices[1]["prompt_logprobs"]
+    assert nothing is None
+    assert {"logprob", "rank", "decoded_token"} == first["71"].keys()
+    assert second["72"]["logprob"] <= 0
+    scored = [call for call in rig.engine.calls if call.params.told]
+    assert [(call.tokens, call.params.told) for call in scored] == [([256], [71, 72])]
+    chat = rig.chat(prompt_logprobs=0).json()
+    assert len(chat["prompt_logprobs"]) == chat["usage"]["prompt_tokens"]
+
+
+def test_an_echo_with_log_probabilities(rig):
+    (choice,) = rig.complete("hé!", echo=True, logprobs=1).json()["choices"]
+    found = choice["logprobs"]
+    assert choice["text"] == "hé!hello there"
+    assert found["token_logprobs"][0] is None
+    assert found["top_logprobs"][0] is None
+    assert all(each is not None for each in found["token_logprobs"][1:])
+    for token, offset in zip(found["tokens"], found["text_offset"], strict=True):
+        assert token.startswith("bytes:") or choice["text"][offset:].startswith(token)
+
+
 def test_echo(rig):
     assert rig.complete("say: ", echo=True).json()["choices"][0]["text"] == "say: hello there"
     assert rig.complete([256, 71], echo=True).json()["choices"][0]["text"] == "hehhello there"

@@ -183,7 +183,9 @@ def test_wrong_messages_are_named_by_their_place(rig, messages, param):
 def test_fields_that_contradict_each_other(rig):
     refused(rig.chat(top_logprobs=2), 400, "top_logprobs")
     refused(rig.chat(max_tokens=1, max_completion_tokens=1), 400, "max_tokens")
-    refused(rig.complete(echo=True, logprobs=1), 400, "echo")
+    refused(rig.complete(echo=True, logprobs=1, stream=True), 400, "echo")
+    refused(rig.complete(prompt_logprobs=1, stream=True), 400, "prompt_logprobs")
+    refused(rig.chat(prompt_logprobs=21), 400, "prompt_logprobs")
 
 
 @pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity", b"1e999"])

@@ -3,6 +3,7 @@
 import random
 import re
 import string
+from collections.abc import Callable
 from typing import Any
 
 _PATTERNS = [r"^[a-z]{2,6}$", r"^\d{3}-\d{4}$", r"^(yes|no|maybe)$", r"^#[0-9a-f]{6}$"]
@@ -94,7 +95,7 @@ def follows(value: Any, schema: dict[str, Any]) -> bool:
 
 
 def _same(a: Any, b: Any) -> bool:
-    return a == b and isinstance(a, bool) == isinstance(b, bool)
+    return bool(a == b) and isinstance(a, bool) == isinstance(b, bool)
 
 
 def _is_string(value: Any, schema: dict[str, Any]) -> bool:
@@ -102,7 +103,7 @@ def _is_string(value: Any, schema: dict[str, Any]) -> bool:
         return False
     if "pattern" in schema and not re.search(schema["pattern"], value):
         return False
-    return schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value))
+    return bool(schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value)))
 
 
 def _is_number(value: Any, schema: dict[str, Any]) -> bool:
@@ -110,7 +111,7 @@ def _is_number(value: Any, schema: dict[str, Any]) -> bool:
         return False
     if schema["type"] == "integer" and value != int(value):
         return False
-    return schema.get("minimum", value) <= value <= schema.get("maximum", value)
+    return bool(schema.get("minimum", value) <= value <= schema.get("maximum", value))
 
 
 def _is_object(value: Any, schema: dict[str, Any]) -> bool:
@@ -129,7 +130,7 @@ def _is_array(value: Any, schema: dict[str, Any]) -> bool:
     )
 
 
-_CHECKS = {
+_CHECKS: dict[str, Callable[[Any, dict[str, Any]], bool]] = {
     "string": _is_string,
     "integer": _is_number,
     "number": _is_number,

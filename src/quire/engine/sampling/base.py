@@ -47,7 +47,8 @@ class Row(msgspec.Struct, frozen=True):
     """A sampler takes it without its very last token too, if that is of the draw before."""
 
     allowed: bytes = b""
-    """A bit per token, lowest first: may it be drawn? Empty: all may."""
+    """A bit per token, lowest first: may it be drawn? Those it does not reach may not. Empty: all
+    may."""
 
     @property
     def lacks_last(self) -> bool:

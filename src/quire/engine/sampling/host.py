@@ -142,10 +142,10 @@ def held_to(
     if not held:
         return logits
     size = logits.shape[1]
-    packed = np.frombuffer(b"".join(rows[i].allowed for i in held), np.uint8)
     # As wide as arrays travel: words of 8 bytes.
-    wide = np.zeros((len(held), -(-size // 64) * 8), np.uint8)
-    wide[:, : -(-size // 8)] = packed.reshape(len(held), -1)
+    num_bytes = -(-size // 64) * 8
+    packed = bytearray().join(rows[i].allowed.ljust(num_bytes, b"\0") for i in held)
+    wide = np.frombuffer(packed, np.uint8).reshape(len(held), num_bytes)
     send = send or (lambda array: torch.from_numpy(array).to(logits.device))
     octets = send(wide.view(np.int64)).view(torch.uint8)
     bits = 1 << torch.arange(8, dtype=torch.uint8, device=logits.device)

@@ -37,7 +37,7 @@ class Answering:
 
     async def whole(self, start: Start) -> bytes:
         """The JSON of a whole response. Raises ApiError."""
-        async with start() as (work, _, pieces):
+        async with start() as (work, _, pieces, _):
             usage = usage_of(work)
             async for piece in pieces:
                 count(usage, piece, work)
@@ -49,7 +49,7 @@ class Answering:
     async def events(self, start: Start) -> AsyncGenerator[bytes, None]:
         """Server-sent events. Raises ApiError."""
         numbered = _Numbered()
-        async with start() as (work, _, pieces):
+        async with start() as (work, _, pieces, _):
             usage = usage_of(work)
             is_begun = False
             async for piece in pieces:

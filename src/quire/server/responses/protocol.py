@@ -50,7 +50,7 @@ TextFormat = Annotated[
                 "name": {"type": "string"},
                 "schema": {"type": "object", "properties": {"type": {"const": "object"}}},
             },
-            "required": ["type", "name", "schema"],
+            "required": ["type", "schema"],
         },
         {"type": "null"},
     ),
@@ -59,7 +59,7 @@ TextFormat = Annotated[
 
 class TextOptions(Body):
     format: TextFormat = None
-    verbosity: Annotated[Any, only("medium")] = None
+    verbosity: Annotated[Any, *only("medium")] = None
 
 
 def _check_choice(value: Any) -> Any:
@@ -144,11 +144,11 @@ class ResponsesRequest(Body):
     safety_identifier: str | None = None
     service_tier: str | None = None
     max_tool_calls: int | None = None
-    top_logprobs: Annotated[Any, only(0)] = None
-    truncation: Annotated[Any, only("disabled")] = None
-    background: Annotated[Any, only(False)] = None
-    conversation: Annotated[Any, only()] = None
-    prompt: Annotated[Any, only()] = None
+    top_logprobs: Annotated[Any, *only(0)] = None
+    truncation: Annotated[Any, *only("disabled")] = None
+    background: Annotated[Any, *only(False)] = None
+    conversation: Annotated[Any, *only()] = None
+    prompt: Annotated[Any, *only()] = None
 
     @model_validator(mode="after")
     def _includes_nothing(self) -> Self:
