@@ -61,6 +61,11 @@ class Valkey:
     def url(self) -> str:
         return f"redis://{self.address}"
 
+    @property
+    def process_id(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def start(self) -> None:
         words = [find_program(), "--port", str(self.port), "--bind", "127.0.0.1"]
         words += ["--save", "", "--appendonly", "no", "--dir", str(self._folder)]
