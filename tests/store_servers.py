@@ -64,6 +64,11 @@ class Valkey:
     def url(self) -> str:
         return f"redis://{self.address}"
 
+    @property
+    def process_id(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def start(self) -> None:
         self.password = ""
         words = [find_program(), "--port", str(self.port), "--bind", "127.0.0.1"]

@@ -1,5 +1,7 @@
 """Connectors with a fault built in, loaded by vLLM by path. Knows vLLM."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -7,6 +9,7 @@ import torch
 from quire.integrations.vllm.connector import QuireConnector
 from quire.integrations.vllm.orders import unpack_orders
 from quire.messages import Load
+from quire.transfer.base import Copy
 from quire.types import page_array
 
 
@@ -23,6 +26,19 @@ class FailingConnector(QuireConnector):
             raise OSError("this link is cut")
 
         object.__setattr__(engine, "load", load)
+
+
+class StallingConnector(QuireConnector):
+    """Loads begin and never end; the first one says so in a file."""
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        super().register_kv_caches(kv_caches)
+
+        def load(host: Any, device: Any) -> Copy:
+            Path(os.environ["QUIRE_TEST_MARK"]).touch()
+            return Copy(len(kv_caches))
+
+        object.__setattr__(self.hands.pools.engine, "load", load)
 
 
 class DamagingConnector(QuireConnector):

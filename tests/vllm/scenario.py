@@ -1,34 +1,74 @@
-"""Runs in vLLM's own environment: one engine in one process, through the steps it is told.
+"""Runs in vLLM's own environment: imports vLLM once, then makes a process for each engine.
 
-    python scenario.py < scenario.json      writes one JSON list, of what each step found
+    python scenario.py      a line of JSON in: an engine, its steps, where to write
+                            two lines out: its process, and how that ended
 
-Not a test: test_engine.py starts it. Knows vLLM.
+What an engine's steps found is written to the file that its line names. Not a test: engines.py
+starts it. Knows vLLM.
 """
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
+
+PR_SET_PDEATHSIG = 1
+SETTLE_S = 120.0
 
 os.environ.update(
     HF_HUB_OFFLINE="1",
     VLLM_CPU_KVCACHE_SPACE="1",
     VLLM_NO_USAGE_STATS="1",
     VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    VLLM_CPU_OMP_THREADS_BIND="nobind",
     OMP_NUM_THREADS="2",
-    VLLM_LOGGING_LEVEL="ERROR",
+    OMP_WAIT_POLICY="passive",
+    VLLM_LOGGING_LEVEL="WARNING",
 )
 
 
 def main() -> None:
-    told = json.load(sys.stdin)
-    answer = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is not our answer
-    found = run(told)
-    json.dump(found, answer)
-    answer.close()
-    os._exit(0)
+    die_with_parent()
+    import vllm.v1.engine.llm_engine
+    import vllm.v1.worker.cpu_worker
+
+    import vllm  # noqa: F401
+
+    for line in sys.stdin:
+        told = json.loads(line)
+        process = os.fork()
+        if process == 0:
+            die_with_parent()
+            live(told)
+        print(process, flush=True)
+        _, status = os.waitpid(process, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+def die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def live(told: dict[str, Any]) -> None:
+    """One engine, from its building to its end."""
+    nothing, log = os.open(os.devnull, os.O_RDONLY), os.open(told["log"], os.O_CREAT | os.O_WRONLY)
+    for mine, number in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(mine, number)
+    os.environ.update(told.get("environment", {}))
+    code = 1
+    try:
+        found = run(told)
+        Path(told["result"]).write_text(json.dumps(found))
+        code = 0
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    os._exit(code)
 
 
 def run(told: dict[str, Any]) -> list[dict[str, Any]]:
@@ -39,6 +79,7 @@ def run(told: dict[str, Any]) -> list[dict[str, Any]]:
     options = {
         "dtype": "float32",
         "max_model_len": 2048,
+        "max_num_batched_tokens": 2048,
         "block_size": 32,
         "enforce_eager": True,
         "disable_log_stats": False,
@@ -52,9 +93,13 @@ def run(told: dict[str, Any]) -> list[dict[str, Any]]:
             kv_load_failure_policy="recompute",
             kv_connector_extra_config=told["extra"],
         )
+    began = time.monotonic()
     llm = LLM(told["model"], **options)
-    steps = {"generate": generate, "forget_local": forget_local, "reset": reset, "settle": settle}
-    found = [steps[step.pop("do")](llm, **step) for step in told["steps"]]
+    print(f"built in {time.monotonic() - began:.1f} s", file=sys.stderr)
+    found = []
+    for step in told["steps"]:
+        found.append(STEPS[step.pop("do")](llm, **step))
+        print(f"{time.monotonic() - began:.1f} s: {str(found[-1])[:100]}", file=sys.stderr)
     llm.llm_engine.engine_core.shutdown()
     return found
 
@@ -69,10 +114,8 @@ def generate(
     for one, salt in zip(inputs, salts or [], strict=False):
         one["cache_salt"] = salt
     sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-    began = time.monotonic()
     outputs = llm.generate(inputs, sampling, use_tqdm=False)
     return {
-        "seconds": time.monotonic() - began,
         "tokens": [list(output.outputs[0].token_ids) for output in outputs],
         "cached": [output.num_cached_tokens for output in outputs],
     }
@@ -89,20 +132,33 @@ def reset(llm: Any) -> dict[str, Any]:
     return {"ok": llm.llm_engine.reset_prefix_cache(reset_connector=True)}
 
 
+def send(llm: Any, process: int, number: int) -> dict[str, Any]:
+    """A signal to some process, between two questions."""
+    os.kill(process, number)
+    return {}
+
+
 def settle(llm: Any) -> dict[str, Any]:
     """Steps until nothing is left to do; says what is held then."""
     core = llm.llm_engine.engine_core.engine_core
     scheduler = core.scheduler
-    until = time.monotonic() + 60
+    until = time.monotonic() + SETTLE_S
     while scheduler.has_requests() and time.monotonic() < until:
         core.step()
     pool = scheduler.kv_cache_manager.block_pool
+    counts: dict[str, float] = {}
+    for metric in llm.get_metrics():
+        if hasattr(metric, "value"):
+            counts[metric.name] = counts.get(metric.name, 0) + metric.value
+            source = metric.labels.get("source")
+            if source:
+                name = f"{metric.name}:{source}"
+                counts[name] = counts.get(name, 0) + metric.value
     found = {
         "busy": scheduler.has_requests(),
         "used_blocks": pool.num_gpu_blocks - pool.get_num_free_blocks(),
-        "preemptions": sum(
-            metric.value for metric in llm.get_metrics() if metric.name == "vllm:num_preemptions"
-        ),
+        "preemptions": counts["vllm:num_preemptions"],
+        "metrics": {name: count for name, count in counts.items() if count and "cache" in name},
     }
     if scheduler.connector is not None:
         leader = scheduler.connector.leader
@@ -111,6 +167,14 @@ def settle(llm: Any) -> dict[str, Any]:
         found["counters"] = leader.manager.counters.snapshot()
     return found
 
+
+STEPS = {
+    "generate": generate,
+    "forget_local": forget_local,
+    "reset": reset,
+    "send": send,
+    "settle": settle,
+}
 
 if __name__ == "__main__":  # ranks are started with a look at this file
     main()

@@ -21,7 +21,7 @@ from quire.integrations.vllm.tensors import KvTensors
 from quire.memory.device import DevicePool
 from quire.memory.host import HostPool
 from quire.messages import Backup, Completion, Load, Transferred
-from quire.store import PageStore, open_store
+from quire.store import open_pages
 from quire.transfer import open_copy_engine
 from quire.types import OperationId, page_array
 from quire.worker.worker import CacheWorker, ComponentPools
@@ -150,7 +150,7 @@ class Hands:
             self._num_ranks,
             {"full": self.pools},
             model_fingerprint=self._tensors.fingerprint(setup.model_fingerprint),
-            open_store=lambda url: PageStore(open_store(url), clock=self._clock),
+            open_store=lambda url: open_pages(url, clock=self._clock),
             clock=self._clock,
         )
         return self._worker

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from quire.errors import ConfigError
 from quire.sizes import parse_size
-from quire.store.url import parse_url
+from quire.store.url import split_urls
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def read_options(given: Mapping[str, object]) -> Options:
         )
     store = str(given.get("store") or "")
     if store:
-        parse_url(store)
+        split_urls(store)
     return Options(
         host_bytes=parse_size(str(given["host_memory"])),
         store=store,

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from quire.config import CacheConfig, PrefetchConfig
 from quire.errors import ConfigError
 from quire.integrations.vllm.options import Options
 from quire.integrations.vllm.tensors import BlockShape
+from quire.integrations.weights import weights_of
 from quire.keys import Namespace
 from quire.memory.layout import BLOCK_BYTES
 
@@ -96,7 +96,7 @@ def cache_config(plan: Plan, options: Options) -> CacheConfig:
 def namespace(vllm_config: Any, plan: Plan, options: Options) -> Namespace:
     """Of the weights and of all else that vLLM lets decide what is computed with them."""
     model = vllm_config.model_config
-    weights = options.model_fingerprint or _of_files(str(model.model))
+    weights = options.model_fingerprint or weights_of(str(model.model))
     # Pages hold what vLLM's own kernels computed: nobody else's are taken for them.
     fields = ["vllm", weights, str(model.dtype), str(model.quantization)]
     fields += [str(vllm_config.cache_config.cache_dtype), repr(getattr(model, "hf_overrides", ""))]
@@ -105,24 +105,3 @@ def namespace(vllm_config: Any, plan: Plan, options: Options) -> Namespace:
         raw = text.encode()
         digest.update(len(raw).to_bytes(8, "little") + raw)
     return Namespace(digest.hexdigest(), plan.kv_dtype, plan.shape.tokens)
-
-
-def _of_files(model: str) -> str:
-    from quire.models import fingerprint
-
-    directory = Path(model)
-    if not directory.is_dir():
-        directory = _downloaded(model)
-    return fingerprint(directory)
-
-
-def _downloaded(model: str) -> Path:
-    try:
-        from huggingface_hub import snapshot_download
-
-        return Path(snapshot_download(model, local_files_only=True))
-    except Exception as error:  # whatever the hub's library raises
-        raise ConfigError(
-            f"the files of {model} are not here, so its weights cannot be told from others': give "
-            "model_fingerprint, a text that changes with the weights"
-        ) from error

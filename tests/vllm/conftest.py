@@ -1,0 +1,42 @@
+"""What the tests inside the real vLLM share: its engines, two models, what vLLM answers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from gemma import gemma_model
+from quire.models import embedded_model
+from vllm_engines import LONG, MANY, Engines, Subject, ask
+
+
+@pytest.fixture(scope="session")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    engines = Engines(tmp_path_factory.mktemp("engines"))
+    yield engines
+    engines.close()
+
+
+@pytest.fixture(scope="session")
+def small(engines: Engines) -> Subject:
+    """The embedded model."""
+    return _subject(engines, str(embedded_model()))
+
+
+@pytest.fixture(scope="session")
+def windows(engines: Engines) -> Subject:
+    """Gemma-3-270m: windows of 512 tokens in five layers of six."""
+    return _subject(engines, str(gemma_model()))
+
+
+@pytest.fixture(scope="session", params=["small", "windows"])
+def subject(request: pytest.FixtureRequest) -> Subject:
+    found = request.getfixturevalue(request.param)
+    assert isinstance(found, Subject)
+    return found
+
+
+def _subject(engines: Engines, model: str) -> Subject:
+    long, many = engines.vllm(model, [ask(LONG), ask(*MANY)])
+    return Subject(model, long["tokens"], many["tokens"])

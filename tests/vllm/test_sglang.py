@@ -1,0 +1,19 @@
+"""Quire's stores behind SGLang's own storage code, which needs no GPU: see sglang_trial.py."""
+
+import os
+import subprocess
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def test_sglang_finds_in_our_stores_what_it_kept_and_nothing_else(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [os.environ["QUIRE_VLLM_PYTHON"], str(HERE / "sglang_trial.py"), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
