@@ -192,11 +192,17 @@ class PrefixKey:
 
     def __getitem__(self, pages: slice) -> PrefixKey:
         """Slice by pages relative to this key: key[:n] is its first n pages."""
-        first = self.first
+        first, stop = self.first, pages.stop
+        if (
+            pages.start is pages.step is None
+            and stop is not None
+            and 0 <= stop <= self.last - first
+        ):
+            return _key_on(self.path, first, first + stop)  # as every commit asks
         start, stop, step = pages.indices(self.last - first)
         if step != 1:
             raise ValueError("a PrefixKey is sliced in steps of one page")
-        return _key_on(self.path, first + start, first + (stop if stop > start else start))
+        return _key_on(self.path, first + start, first + max(start, stop))
 
     def page_keys(self, first: int | None = None, last: int | None = None) -> bytes:
         """Concatenated keys of pages [first, last) of the *path* (default: this key's pages)."""
@@ -291,8 +297,10 @@ def _with_extra(path: TokenPath, extra: Mapping[int, bytes], first: int) -> byte
 
 def chain_keys(seed: bytes, tokens: bytes, page_bytes: int, page_width: int) -> bytes:
     """The page-key chain: keys of the pages in `tokens`, which follow a page keyed `seed`."""
-    keys: list[bytes] = []
     key, sha256 = seed, hashlib.sha256
+    if len(tokens) == page_width:  # a single one, as most questions to a store are about
+        return sha256(seed + tokens).digest()
+    keys: list[bytes] = []
     for start in range(0, len(tokens) - page_width + 1, page_bytes):
         key = sha256(key + tokens[start : start + page_width]).digest()
         keys.append(key)

@@ -312,7 +312,7 @@ class CacheManager:
         same page is in flight) stays private; commit again later.
         """
         lease.require_live()
-        state, tail = lease.state, lease.device_tail
+        core, state, tail, private = self._core, lease.state, lease.device_tail, lease.private_pages
         first = len(lease.tree_pages) // PAGE_ID_BYTES
         if key.path is not lease.key.path and not key.continues(lease.key, first):
             raise LeaseError(
@@ -322,21 +322,21 @@ class CacheManager:
         lease.key = key
         if lease.loads or lease.load_state is _LOAD_FAILED:
             return 0
-        last = min(key.last, first + len(lease.private_pages) // PAGE_ID_BYTES)
+        last = min(key.last, first + len(private) // PAGE_ID_BYTES)
         if state is not None:
             last = self._hybrid.shareable(state, tail, key, last)
         if last <= first:
             return 0
-        mine = PageIds(lease.private_pages[: (last - first) * PAGE_ID_BYTES])
-        if lease.wish is None and self._core.tree.grow(tail, key, last, mine):
+        mine = PageIds(private[: (last - first) * PAGE_ID_BYTES])
+        if lease.wish is None and core.tree.grow(tail, key, last, mine):
             self._shared(lease, mine, last - first)
             self._committed(lease, tail, first)
             return last - first
-        done = self._core.tree.insert(tail, key, last, DEVICE, mine)
+        done = core.tree.insert(tail, key, last, DEVICE, mine)
         shared = done.tail.end - first
         self._shared(lease, done.pages, shared)
         if done.duplicate:
-            self._core.allocators[DEVICE].free(done.duplicate)
+            core.allocators[DEVICE].free(done.duplicate)
             self.counters.duplicate_pages += num_pages(done.duplicate)
         for node in done.adopted:
             self._committed(lease, node, node.start)
@@ -345,7 +345,7 @@ class CacheManager:
                 self._hybrid.share(state, tail, done.tail)
             end = done.tail if done.tail.end > lease.tail.end else lease.tail
             is_next = len(done.adopted) == 1 and lease.tail is tail
-            if is_next and self._core.move_down(lease.guards, end):
+            if is_next and core.move_down(lease.guards, end):
                 lease.end_at(end, end)
             else:
                 self._repoint(lease, end, done.tail)

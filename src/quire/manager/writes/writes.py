@@ -191,15 +191,14 @@ class Writes:
                 tokens = last.tokens + node.tokens[last.page_width - last.page_bytes :]
                 runs.append(msgspec.structs.replace(last, tokens=tokens))
             else:
-                root = None if above.parent is not None else tree.root_of(above)
-                parent = tree.last_key_of(above) if root is None else NO_PARENT
+                is_first = above.parent is None
+                parent = NO_PARENT if is_first else tree.last_key_of(above)
                 if node.page_keys is not None:
                     runs.append(Run(parent, node.page_keys))
                 else:
-                    root = root or tree.root_of(above)
-                    seed = parent if above is not root else root.digest
-                    sizes = root.page_bytes, root.page_width
-                    runs.append(Run(parent, b"", seed, bytes(node.tokens), *sizes))
+                    root = tree.root_of(above)
+                    seed, tokens = root.digest if is_first else parent, bytes(node.tokens)
+                    runs.append(Run(parent, b"", seed, tokens, root.page_bytes, root.page_width))
             before = node
         return runs
 
