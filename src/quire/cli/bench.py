@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -223,6 +225,24 @@ def gpu(
     host_memory: Annotated[str, typer.Option(metavar="SIZE", help="For pages.")] = "16GiB",
     page_size: Annotated[int, typer.Option(min=1, help="Tokens per page.")] = 64,
     seed: Annotated[int, typer.Option(help="Decides every prompt.")] = 0,
+    budget_s: Annotated[
+        float | None,
+        typer.Option(
+            "--budget-s",
+            min=1,
+            metavar="SECONDS",
+            help="For all shapes: parts that would begin later are left out, and named.",
+            show_default=False,
+        ),
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write what there is so far there, as JSON, after each part.",
+            show_default=False,
+        ),
+    ] = None,
     plots: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Write pictures there.", show_default=False),
@@ -252,13 +272,21 @@ def gpu(
         seed=seed,
         store=store,
     )
-    results = []
-    for name in shapes:
+    results: list[dict[str, Any]] = []
+    end_s = None if budget_s is None else time.monotonic() + budget_s
+
+    def tell(so_far: dict[str, Any]) -> None:
+        if save is not None:
+            save.write_text(json.dumps({"shapes": [*results, so_far]}, indent=1))
+
+    for i, name in enumerate(shapes):
         plan = replace(common, shape=name, model=None if keep is None else keep / name)
+        if end_s is not None:
+            plan = replace(plan, budget_s=(end_s - time.monotonic()) / (len(shapes) - i))
         if name == "tiny":
             plan = replace(plan, **plans.SMALL)
         with progress_bar() as progress:
-            results.append(bench.run(plan, progress))
+            results.append(bench.run(plan, progress, tell))
         if plots is not None:
             gpu_plots.write(results[-1], plots / name)
         if bench.INTERRUPTED in results[-1]["failed"]:

@@ -35,8 +35,10 @@ def ask(
 
 
 def every_tier(subject: Subject, store: str) -> None:
-    """Cold = device = host = store = store after a restart."""
-    prompts = subject.ask()
+    """Cold = device = host = store = store after a restart; one of the prompts is whole pages, all
+    of which are found."""
+    shortest = min(subject.ask(), key=len)
+    prompts = [*subject.ask(), shortest[: len(shortest) // PAGE * PAGE]]
     total = sum(map(len, prompts))
     with engine_rig(subject, store=store, **WAIT) as rig:
         for prompt in prompts:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +12,7 @@ from quire.bench.gpu import report, sets
 from quire.bench.gpu import run as bench
 from quire.bench.gpu.floors import Machine, Needs
 from quire.bench.gpu.model import SHAPES, write_model
-from quire.bench.gpu.plan import Part, parse_shapes
+from quire.bench.gpu.plan import SMALL, Part, Plan, parse_shapes
 from quire.cli.output import show
 from quire.errors import ConfigError, EngineError
 from unit.cli_support import command
@@ -65,7 +67,8 @@ def test_it_measures_tokens_beside_their_floors(model, capsys, monkeypatch) -> N
     for row in result["decode"] + result["prefill"]:
         assert row["floor_ms"] > 0
     hits = result["hits"][-1]
-    assert (hits["device_tokens"], hits["host_tokens"]) == (496, 496)
+    assert (hits["device_tokens"], hits["host_tokens"]) == (511, 511)
+    assert hits["more_ms"] > 0
     assert [row["chunk"] for row in result["mixed"]] == [512, 128]
     assert all(row["slowest_ms"] > 0 for row in result["mixed"])
     asked = {figure["part"] for figure in result["asked"]}
@@ -101,6 +104,18 @@ def test_it_measures_copies_and_sessions(model, tmp_path, capsys, monkeypatch) -
     shown = quire("bench", "gpu", *options).out
     assert "Nothing reused" in shown
     assert "beside the device alone" in shown
+
+
+def test_without_time_parts_are_left_out_and_named(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(bench, "_ON_ONE_ENGINE", [(Part.DECODE, lambda rig, drive: [])])
+    plan = Plan(shape="tiny", device="cpu", page_size=16, budget_s=10, **SMALL)
+    plan = replace(plan, device_bytes=64 << 20, host_bytes=0)
+    times, told = itertools.chain([0.0, 5.0], itertools.repeat(11.0)), []
+    result = bench.run(plan, tell=told.append, clock=lambda: next(times))
+    assert result["decode"] == []
+    assert result["failed"] == {"sets": bench.NO_TIME}
+    assert [list(one["took_s"]) for one in told] == [["decode"], ["decode", "sets"]]
+    assert "sets" not in told[-1]
 
 
 def test_parts_that_nobody_knows_are_refused(capsys, monkeypatch) -> None:

@@ -79,6 +79,16 @@ class TestInterpreted:
             patch.setattr(triton, "num_splits", lambda *_: 2)
             Sequences(shapes, 3, window, True, backend=triton.TritonAttention).check()
 
+    def test_what_is_there_is_read_and_not_written_again(self):
+        from quire.engine.attention import triton
+
+        shapes, there = [(7, 1), (2, 1), (3, 1), (9, 5)], frozenset({0, 2})
+        case = Sequences(shapes, 1, backend=triton.TritonAttention, there=there)
+        case.check()
+        for i, page in ((0, 1), (2, 0)):
+            stored = case.pool.k(0)[case.tables[i][page], 3]
+            assert torch.equal(stored, case.keys[i][:, -1])
+
     @settings(max_examples=8, deadline=None)
     @given(shapes=sequences, seed=st.integers(0, 1000), sinks=st.booleans())
     def test_chunks_in_pieces_on_prefixes_in_pieces(self, shapes, seed, sinks):

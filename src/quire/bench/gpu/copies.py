@@ -65,10 +65,10 @@ def beside(rig: Rig, drive: Drive) -> list[Result]:
                     with busy.saturated(ways) as rate:
                         row[f"{name}_ms"] = decoding.gap_ms(plan.decode_tokens)
                         row[f"{name}_bytes_s"] = rate()
-                alone.append(decoding.gap_ms(plan.decode_tokens))
-            row["alone_ms"] = statistics.mean(alone)  # the context grows meanwhile
-            for name in _WAYS:
-                row[f"{name}_slower"] = row[f"{name}_ms"] / row["alone_ms"] - 1
+                    alone.append(decoding.gap_ms(plan.decode_tokens))
+                    # The context grows meanwhile: what it takes alone is that before and after.
+                    row[f"{name}_slower"] = row[f"{name}_ms"] / statistics.mean(alone[-2:]) - 1
+            row["alone_ms"] = statistics.mean(alone)
             rows.append(row)
             drive.forget(Tier.DEVICE, Tier.HOST)
     return rows

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 
 from quire.bench.gpu import crossover
 from quire.bench.gpu.drive import Drive
@@ -94,34 +96,47 @@ def crossing(rig: Rig, drive: Drive) -> Result:
 
 
 def hits(rig: Rig, drive: Drive) -> list[Result]:
-    rows = []
+    """What the host cannot hold comes first, without a store: that would hold it up, and have half
+    of it."""
+    most = drive.engine.info.max_context - rig.plan.more_tokens
+    lengths = [tokens for tokens in rig.plan.hits if tokens < most]
+    held = [tokens for tokens in lengths if tokens * rig.needs.kv_bytes < rig.plan.host_bytes]
+    rows = [_hit(rig, drive, tokens, ("device",)) for tokens in lengths if tokens not in held]
     rig.progress("what the disk does", 0, 1)
     disk_bytes_s = rig.disk_bytes_s()
     rig.attach(drive)
-    step_s = rig.needs.decode_s(rig.machine, 1, 0)
-    lengths = [tokens for tokens in rig.plan.hits if tokens < drive.engine.info.max_context]
-    for i, tokens in enumerate(lengths):
-        rig.progress("hits", i, len(lengths))
-        prompt = rig.prompt(tokens)
-        computed_s, _ = drive.first_token_s(prompt)
-        link_s = tokens * rig.needs.kv_bytes / rig.machine.link_bytes_s
-        row: Result = {
-            "tokens": tokens,
-            "computed_ms": computed_s * 1e3,
-            "floor_ms": (step_s + link_s) * 1e3,
-        }
+    for tokens in held:
+        row = _hit(rig, drive, tokens, tuple(_GONE))
         if disk_bytes_s is not None:
-            read_s = tokens * rig.needs.kv_bytes / min(disk_bytes_s, rig.machine.link_bytes_s)
-            row["store_floor_ms"] = (step_s + read_s) * 1e3
-        is_held = tokens * rig.needs.kv_bytes < rig.plan.host_bytes
-        for tier, gone in _GONE.items() if is_held else [("device", ())]:
-            seconds = []
-            for _ in range(_REPEATS):
-                drive.forget(*gone)
-                took, cached = drive.first_token_s(prompt)
-                seconds.append(took)
-                row[f"{tier}_tokens"] = getattr(cached, tier)
-            row[f"{tier}_ms"] = statistics.median(seconds) * 1e3
+            rate = min(disk_bytes_s, rig.machine.link_bytes_s)
+            read_s = tokens * rig.needs.kv_bytes / rate
+            row["store_floor_ms"] = (rig.needs.decode_s(rig.machine, 1, 0) + read_s) * 1e3
         rows.append(row)
-        drive.forget(Tier.DEVICE, Tier.HOST)
-    return rows
+    return sorted(rows, key=lambda row: int(row["tokens"]))
+
+
+def _hit(rig: Rig, drive: Drive, tokens: int, tiers: Sequence[str]) -> Result:
+    rig.progress(f"hits of {tokens:,}", 0, 1)
+    prompt = rig.prompt(tokens)
+    computed_s, _ = drive.first_token_s(prompt)
+    link_s = tokens * rig.needs.kv_bytes / rig.machine.link_bytes_s
+    row: Result = {
+        "tokens": tokens,
+        "more_tokens": rig.plan.more_tokens,
+        "computed_ms": computed_s * 1e3,
+        "floor_ms": (rig.needs.decode_s(rig.machine, 1, 0) + link_s) * 1e3,
+    }
+    for tier in tiers:
+        seconds = []
+        for _ in range(_REPEATS):
+            drive.forget(*_GONE[tier])
+            took, cached = drive.first_token_s(prompt)
+            seconds.append(took)
+            row[f"{tier}_tokens"] = getattr(cached, tier)
+        row[f"{tier}_ms"] = statistics.median(seconds) * 1e3
+    row["more_ms"] = statistics.median(
+        drive.first_token_s(np.concatenate((prompt, rig.prompt(rig.plan.more_tokens))))[0] * 1e3
+        for _ in range(_REPEATS)
+    )
+    drive.forget(Tier.DEVICE, Tier.HOST)
+    return row

@@ -42,17 +42,17 @@ def parse_parts(text: str) -> frozenset[Part]:
 class SetPlan:
     """Sessions that come back, turn by turn, on a device that does not hold them all."""
 
-    sessions: int = 20
+    sessions: int = 16
     tokens: int = 6144
     """Of each session's first prompt."""
     turn_tokens: int = 64
     """That a user adds in each later round."""
     answer_tokens: int = 32
-    rounds: int = 4
+    rounds: int = 3
     at_once: int = 4
     times_device: float = 4.0
     """So many times what the device holds is the whole set."""
-    fitting: int = 4
+    fitting: int = 3
     """Of the sessions, in the set that fits."""
 
     @property
@@ -72,7 +72,6 @@ class Plan:
         (1, 1024),
         (1, 8192),
         (64, 1024),
-        (64, 3584),
         (128, 1024),
     )
     """Requests at once, and the context of each."""
@@ -84,6 +83,8 @@ class Plan:
     as of `prompts`."""
     hits: tuple[int, ...] = (1024, 8192, 32768, 130816)
     """Those that the model takes; what the host cannot hold is looked for on the device only."""
+    more_tokens: int = 32
+    """That a user adds to a prompt that was asked before."""
     disk_bytes: int = 512 << 20
     """Read and written to see what the store's disk does at best."""
     crossover_tokens: int = 8192
@@ -101,6 +102,8 @@ class Plan:
     sets: SetPlan = field(default_factory=SetPlan)
     device_bytes: int = 60 << 30
     host_bytes: int = 16 << 30
+    budget_s: float | None = None
+    """A part that would begin later is left out; None: none is."""
     seed: int = 0
     model: Path | None = None
     """Where the random weights are, or shall be, kept; None: not at all."""

@@ -34,7 +34,8 @@ def tables(result: Result) -> list[RenderableType]:
     found = [(show, result[part.value]) for part, show in parts if part.value in result]
     failed = [f"{part} could not be measured: {why}" for part, why in result["failed"].items()]
     shown = (table for show, rows in found for table in show(rows))
-    return [head, *shown, *_asked(result["asked"]), *failed]
+    took = ", ".join(f"{part} {seconds:.0f}" for part, seconds in result["took_s"].items())
+    return [head, *shown, *_asked(result["asked"]), f"Seconds of each part: {took}", *failed]
 
 
 def all_tables(result: Result) -> list[RenderableType]:
@@ -123,6 +124,7 @@ def _hits(rows: list[Result]) -> Iterable[RenderableType]:
             "tokens": _number("tokens"),
             "nowhere": _number("computed_ms"),
             "device": _number("device_ms", 1),
+            "and some more": _number("more_ms", 1),
             "host": _number("host_ms", 1),
             "host's floor": _number("floor_ms", 1),
             "store": _number("store_ms", 1),

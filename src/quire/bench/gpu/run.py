@@ -7,7 +7,9 @@ work of a step counts; sockets and HTTP do not.
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -23,50 +25,82 @@ _ON_ONE_ENGINE: tuple[tuple[Part, Callable[[Rig, Drive], object]], ...] = (
     (Part.DECODE, latency.decode),
     (Part.PREFILL, latency.prompts),
     (Part.MIXED, mixed.measure),
-    (Part.COPIES, copies.measure),
     (Part.HITS, latency.hits),
+    (Part.COPIES, copies.measure),
     (Part.CROSSOVER, latency.crossing),
 )
 
 INTERRUPTED = "the rest"
 """What could not be measured, if somebody has interrupted it."""
+NO_TIME = "no time was left for it"
+
+Tell = Callable[[Result], None]
+"""Of what there is so far, after each part."""
 
 
-def run(plan: Plan, progress: Progress = lambda what, done, of: None) -> Result:
+def run(
+    plan: Plan,
+    progress: Progress = lambda what, done, of: None,
+    tell: Tell = lambda result: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Result:
     """What a part could not measure is under `failed`; interrupted from the keyboard, it gives what
     it has. Raises ConfigError, MemoryBudgetError, EngineError if there is nothing to begin with."""
+    end_s = math.inf if plan.budget_s is None else clock() + plan.budget_s
     with (
         tempfile.TemporaryDirectory(prefix="quire-bench-") as folder,
         tempfile.TemporaryDirectory(prefix="quire-bench-", dir=plan.store) as stores,
     ):
         rig = Rig(plan, Path(folder), Path(stores), progress)
-        result: Result = {"shape": plan.shape, "machine": asdict(rig.machine), "failed": {}}
+        found = _Found(plan, asdict(rig.machine), tell, lambda: clock() < end_s)
         try:
-            _on_one_engine(rig, result)
+            _on_one_engine(rig, found)
             if Part.SETS in plan.parts:
-                with _failing(Part.SETS, result):
-                    rows = result[Part.SETS.value] = []
-                    for row in sets.measure(rig):
-                        rows.append(row)
+                with found.measuring(Part.SETS) as is_wanted:
+                    if is_wanted:
+                        rows = found.result[Part.SETS.value] = []
+                        for row in sets.measure(rig):
+                            rows.append(row)
         except KeyboardInterrupt:
-            result["failed"][INTERRUPTED] = "interrupted"
-        return result | {"asked": judge(result)}
+            found.result["failed"][INTERRUPTED] = "interrupted"
+        return found.judged()
 
 
-def _on_one_engine(rig: Rig, result: Result) -> None:
+class _Found:
+    """What was measured so far."""
+
+    def __init__(
+        self, plan: Plan, machine: Result, tell: Tell, has_time: Callable[[], bool]
+    ) -> None:
+        self.result: Result = {"shape": plan.shape, "machine": machine, "failed": {}, "took_s": {}}
+        self._tell = tell
+        self._has_time = has_time
+
+    def judged(self) -> Result:
+        took_s = dict(self.result["took_s"])
+        return self.result | {"took_s": took_s, "asked": judge(self.result)}
+
+    @contextlib.contextmanager
+    def measuring(self, part: Part) -> Iterator[bool]:
+        """A part, if there is time for it. If it fails, the others go on."""
+        began = time.monotonic()
+        is_wanted = self._has_time()
+        if not is_wanted:
+            self.result["failed"][part.value] = NO_TIME
+        try:
+            yield is_wanted
+        except (QuireError, RuntimeError) as error:
+            self.result["failed"][part.value] = f"{type(error).__name__}: {error}"
+        self.result["took_s"][part.value] = time.monotonic() - began
+        self._tell(self.judged())
+
+
+def _on_one_engine(rig: Rig, found: _Found) -> None:
     wanted = [(part, act) for part, act in _ON_ONE_ENGINE if part in rig.plan.parts]
     if not wanted:
         return
     with rig.engine() as drive:
         for part, act in wanted:
-            with _failing(part, result):
-                result[part.value] = act(rig, drive)
-
-
-@contextlib.contextmanager
-def _failing(part: Part, result: Result) -> Iterator[None]:
-    """The other parts go on."""
-    try:
-        yield
-    except (QuireError, RuntimeError) as error:
-        result["failed"][part.value] = f"{type(error).__name__}: {error}"
+            with found.measuring(part) as is_wanted:
+                if is_wanted:
+                    found.result[part.value] = act(rig, drive)
