@@ -358,7 +358,7 @@ class Node(Server):
             "leases": status["leases"],
             "operations": {kind: n for kind, n in status["operations"].items() if n},
             "writes to come": status["waiting_writes"],
-            "hand-overs": status["handover"]["open"],
+            "hand-overs": (status["handover"] or {}).get("open"),
             "locked pages": sum(tier["locked_pages"] for tier in status["tiers"]),
         }
         return [f"{name}: {value}" for name, value in about.items() if value]
