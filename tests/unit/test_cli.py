@@ -30,6 +30,7 @@ COMMANDS = [
     ["bench", "serve"],
     ["bench", "ttft"],
     ["bench", "hybrid"],
+    ["bench", "pd"],
     ["store"],
     ["store", "ls"],
     ["store", "verify"],
