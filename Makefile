@@ -77,7 +77,7 @@ test-kernels: $(TEST_STAMP)
 
 # NIXL's own requirements are CUDA builds that break what is here.
 test-transports: $(TEST_STAMP)
-	$(BIN)/python -m pip install --quiet --no-deps nixl nixl-cu12
+	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt nixl nixl-cu12
 	$(BIN)/python -m pytest tests/unit/peer $(PYTEST_ARGS)
 	for kind in shm tcp nixl; do \
 	    QUIRE_TEST_TRANSPORT=$$kind $(BIN)/python -m pytest tests/e2e/disagg $(PYTEST_ARGS) || exit 1; \

@@ -33,6 +33,7 @@ COMMANDS = [
     ["bench", "serve"],
     ["bench", "ttft"],
     ["bench", "hybrid"],
+    ["bench", "pd"],
     ["store"],
     ["store", "ls"],
     ["store", "verify"],

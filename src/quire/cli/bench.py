@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from quire.cli import bench_pd, bench_schemas, bench_serve, store_measure
+from quire.cli.devices import check_device
 from quire.cli.extras import SERVE, needs
 from quire.cli.output import AsJson, conclude, progress_bar, show, show_json, start_bar
 from quire.errors import ConfigError, StoreError
@@ -126,7 +127,7 @@ def transfer(
     from quire.bench import report
     from quire.bench import transfer as bench
 
-    _check_device(device)
+    check_device(device)
     shapes = shape or list(bench.SHAPES)
     for name in shapes:
         if name not in bench.SHAPES:
@@ -256,7 +257,7 @@ def gpu(
     what is asked of them, and which were met.
     """
     needs("serve", SERVE)
-    _check_device(device)
+    check_device(device)
     from quire.bench.gpu import plan as plans
     from quire.bench.gpu import plots as gpu_plots
     from quire.bench.gpu import report as gpu_report
@@ -408,7 +409,7 @@ def speculate(
     named = [(name, files) for name, files in (("agent", agent), ("chat", chat)) if files]
     if impose is None and not named:
         raise ConfigError("nothing would be asked: give --agent or --chat a file, or --impose")
-    _check_device(device)
+    check_device(device)
     directory, workloads = None, []
     if impose is None:
         with start_bar() as starting:
@@ -450,22 +451,6 @@ def _check_page_sizes(sizes: list[int] | tuple[int, ...], total_bytes: int) -> N
             raise ConfigError(
                 f"--total {total_bytes} is less than one page of {size} bytes: raise --total"
             )
-
-
-def _check_device(name: str) -> None:
-    import torch
-
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"--device {name!r} is not known: use cpu, cuda or cuda:N") from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"--device {name}: this machine has {torch.cuda.device_count()} CUDA devices that "
-            "torch can use: use --device cpu, or install a CUDA build of torch"
-        )
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"--device {name!r} is not supported: use cpu, cuda or cuda:N")
 
 
 @app.command(epilog="Example: [bold]quire bench peers --python .venv-vllm/bin/python[/bold]")

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from quire.cli.devices import check_device
 from quire.cli.extras import SERVE, needs
 from quire.cli.output import AsJson, conclude, progress_bar, start_bar
 from quire.errors import ConfigError
@@ -71,6 +72,7 @@ def pd(
     Exit code 1 when bytes came another way than they should, or a side without a cache had some.
     """
     needs("serve", SERVE)
+    check_device(device)
     import tempfile
 
     from quire.bench.pd import report

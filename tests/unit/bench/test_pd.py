@@ -244,6 +244,7 @@ def test_what_there_is_so_far_is_written_whole(tmp_path):
     [
         (["--transport", "pigeon"], "tcp or shm"),
         (["--transport", "auto"], "no way of its own"),
+        (["--device", "abacus"], "use cpu, cuda or cuda:N"),
         (["--shape", "nobody-has-this", "--layers", "3"], "--layers is for random weights"),
     ],
 )
