@@ -268,7 +268,9 @@ class Link:
         self.refusal = b""
         """What every request over HTTP is answered with, instead of being passed on."""
         self.is_cut = False
+        self._lock = threading.Lock()
         self._ends: list[socket.socket] = []
+        """Of connections of which something is still carried."""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -276,9 +278,10 @@ class Link:
     def cut(self) -> None:
         """Now, in the middle of whatever is said, and for new connections too."""
         self.is_cut = True
-        for end in self._ends:
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+        with self._lock:
+            for end in self._ends:
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
 
     def slow(self, delay_s: float) -> None:
         self.delay_s = delay_s
@@ -307,12 +310,19 @@ class Link:
             except OSError:
                 near.close()
                 continue
-            self._ends += [near, far]
-            for source, target in ((near, far), (far, near)):
-                asks = source is near
-                threading.Thread(
-                    target=self._carry, args=(source, target, asks), daemon=True
-                ).start()
+            with self._lock:
+                self._ends += [near, far]
+            threading.Thread(target=self._carry_both, args=(near, far), daemon=True).start()
+
+    def _carry_both(self, near: socket.socket, far: socket.socket) -> None:
+        back = threading.Thread(target=self._carry, args=(far, near, False), daemon=True)
+        back.start()
+        self._carry(near, far, True)
+        back.join()
+        with self._lock:
+            for end in (near, far):
+                self._ends.remove(end)
+                end.close()
 
     def _carry(self, source: socket.socket, target: socket.socket, asks: bool) -> None:
         with contextlib.suppress(OSError):

@@ -244,7 +244,7 @@ class StoreSuite:
 
             tracemalloc.start()
             try:
-                before, rounds = use(4), 16
+                before, rounds = use(2), 8
                 grown = use(rounds) - before
             finally:
                 tracemalloc.stop()
