@@ -13,6 +13,7 @@ import msgspec
 
 from quire.engine.batch import Segment
 from quire.engine.grammar import Told
+from quire.engine.grammar.told import MAX_AT_ONCE
 from quire.engine.kept import Kept
 from quire.engine.request import Request
 from quire.manager import CacheManager, Lease, LeaseState
@@ -97,12 +98,13 @@ class Segments:
 
     def tell(self, decoding: Sequence[Request], chosen: dict[RequestId, Segment]) -> int:
         """Put what answers were told to say behind the segments that were chosen for them, as far
-        as there is room. Returns how many tokens. A recurrent state takes them one by one."""
+        as there is room and their logits are few. Returns how many tokens. A recurrent state takes
+        them one by one."""
         total = 0
         for request in decoding:
             if not isinstance(request.held, Told) or request.flying or request.id not in chosen:
                 continue
-            told = request.held.coming()
+            told = request.held.coming()[: MAX_AT_ONCE - total]
             if told and request.can_be_proposed and self.extend(request, 1 + len(told)):
                 segment = chosen[request.id]
                 chosen[request.id] = self.with_proposals(request, segment, told)

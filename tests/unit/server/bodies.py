@@ -65,7 +65,10 @@ def made(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
     if "enum" in schema:
         return st.sampled_from(schema["enum"])
     if "anyOf" in schema:
-        return st.one_of([made(each) for each in schema["anyOf"]])
+        narrowed = "properties" in schema
+        return st.one_of(
+            [made(_narrowed(schema, each) if narrowed else each) for each in schema["anyOf"]]
+        )
     kinds: dict[str | None, Callable[[dict[str, Any]], st.SearchStrategy[Any]]] = {
         "object": _object,
         "array": _array,
@@ -77,6 +80,18 @@ def made(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
         None: lambda _: JUNK,
     }
     return kinds[schema.get("type")](schema)
+
+
+def _narrowed(schema: dict[str, Any], case: dict[str, Any]) -> dict[str, Any]:
+    """An object's schema for one of its cases, which says more of some fields."""
+    fields = dict(schema["properties"])
+    for name, said in case["properties"].items():
+        kinds = said.get("type", [])
+        forms = [each for each in fields[name].get("anyOf", []) if each.get("type") in kinds]
+        fields[name] = {"anyOf": forms} if forms else said
+    required = {*schema.get("required", ()), *case.get("required", ())}
+    rest = {name: each for name, each in schema.items() if name != "anyOf"}
+    return rest | {"properties": fields, "required": sorted(required)}
 
 
 def _array(schema: dict[str, Any]) -> st.SearchStrategy[list[Any]]:

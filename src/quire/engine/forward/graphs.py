@@ -276,7 +276,9 @@ class GraphForward:
         if any(segment.drafts for segment in segments):
             if any(segment.num_rows < len(segment.tokens) >> 2 for segment in segments):
                 return None
-            return next((kind for kind in self._verifying if kind.num_short >= count), None)
+            longest = max(len(segment.tokens) for segment in segments) >> 2  # a prompt is longer
+            verifying = (kind for kind in self._verifying if kind.piece >= longest)
+            return next((kind for kind in verifying if kind.num_short >= count), None)
         single = sum(len(segment.tokens) == 4 for segment in segments)
         fits = (kind for kind in self._short if kind.holds(num_tokens, single, count - single))
         return next(fits, None)

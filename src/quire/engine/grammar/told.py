@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 MAX_AT_ONCE = 32
-"""Tokens proposed in one step: their logits are all kept."""
+"""Tokens proposed in one step, for all who are told: the logits of each are in memory together."""
 
 
 class Told:
