@@ -47,6 +47,7 @@ def serve(
     store: flags.Store = None,
     write_policy: flags.WritePolicy = None,
     prefetch_policy: flags.PrefetchPolicy = None,
+    audit: flags.Audit = None,
     host: flags.Host = None,
     port: flags.Port = None,
     served_model_name: flags.ServedModelName = None,

@@ -1,6 +1,6 @@
 """Notices: what an operator should hear of, once when it begins and once when it is over.
 
-    quiet ──failures──▶ said ──more──▶ counted ──none for a while──▶ said, with their number ──▶ quiet
+    quiet ──failures──▶ said ──more──▶ counted ──none for a while──▶ said, with how many ──▶ quiet
 
 Compares one EngineStatus with the one before it: a store that fails or heals, its breaker, peers
 that come and go, requests that had to give up their pages. Knows no clock and no log: who asks
