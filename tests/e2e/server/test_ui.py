@@ -24,7 +24,7 @@ SYSTEM = "You are a careful librarian who answers in one sentence. " * 8
 
 
 @pytest.fixture
-def server(tmp_path) -> Iterator[ServerProcess]:
+def looked_at(tmp_path) -> Iterator[ServerProcess]:
     engine = {"store": f"file://{tmp_path}/store?max=200MB", "audit": 20}
     with running(engine, {"log_requests": True}) as process:
         yield process
@@ -54,7 +54,8 @@ def metric(server: ServerProcess, start: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(start))
 
 
-def test_under_load_it_follows_without_a_complaint(server):
+def test_under_load_it_follows_without_a_complaint(looked_at):
+    server = looked_at
     folder = (
         Path(os.environ.get("QUIRE_SCREENSHOTS", "")) if "QUIRE_SCREENSHOTS" in os.environ else None
     )
