@@ -102,6 +102,9 @@ function remember(found, now) {
     model_s: one(found.quire_engine_seconds_total, "what", "model"),
     first_s: sum(found.quire_time_to_first_token_seconds_sum),
     firsts: sum(found.quire_time_to_first_token_seconds_count),
+    said: sum(found.quire_generated_tokens_total),
+    gap_s: sum(found.quire_time_per_output_token_seconds_sum),
+    gaps: sum(found.quire_time_per_output_token_seconds_count),
   };
   const before = past.last;
   past.last = at;
@@ -111,8 +114,10 @@ function remember(found, now) {
   const hits = { device: rate("device"), host: rate("host"), store: rate("store"), peer: rate("peer") };
   hits.computed = Math.max(0, rate("prompt") - hits.device - hits.host - hits.store - hits.peer);
   past.hits.push(hits);
-  const spent = at.model_s - before.model_s, computed = at.computed - before.computed;
-  if (spent > 0.005 && computed > 32) past.speed = Math.max(past.speed * 0.98, computed / spent);
+  // The best that was seen, less what saying took: what the cache spares is then rather understated.
+  const computed = at.computed - before.computed, spent = at.model_s - before.model_s;
+  const saying = at.gaps ? (at.said - before.said) * (at.gap_s / at.gaps) : 0;
+  if (computed > 32) past.speed = Math.max(past.speed, computed / Math.max(spent - saying, spent / 10, 0.005));
   const firsts = at.firsts - before.firsts;
   if (firsts > 0) {
     const mean = (at.first_s - before.first_s) / firsts;
