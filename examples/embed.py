@@ -1,6 +1,7 @@
-"""How an engine embeds Quire: one manager, one worker in this process, a file store.
+"""How an engine embeds Quire: one manager, one worker in this process, a store.
 
-Run it twice with the same URL: the second time the prompt comes from the store.
+The second request finds on the device what the first left there. Run it again with the same URL of
+a file store: then also the first finds it, in the store.
 
     python examples/embed.py file:///tmp/quire-example
 """
@@ -42,24 +43,29 @@ if change.error:
 namespace = quire.Namespace("weights-digest", "float32", PAGE_SIZE, salt="tenant-1")
 key = quire.PrefixKey(namespace, [(7 * i) % 1000 for i in range(20 * PAGE_SIZE + 5)])
 
-with manager.acquire(manager.match(key), quire.RequestId("request-1")) as lease:
-    manager.prefetch(lease)  # on arrival: look into the store while the request queues
-    while not manager.ready(lease):
-        step()
-    manager.admit(lease)  # take in what has arrived
-    manager.load(lease)  # host → device; a real engine waits layer by layer: worker.wait_layer
-    while lease.load_state is quire.LoadState.LOADING:
-        step()
-    reused = lease.num_device
-    if not manager.extend(lease, key.num_pages - reused):  # pages of its own for the rest
-        sys.exit("the device is full: queue the request and try again later")
-    table = quire.page_array(lease.pages)  # the page table for the attention kernels
-    # ... the model computes the tokens after reused * PAGE_SIZE into the pages of the table ...
-    manager.commit(lease, key)  # from here on other requests share them
-# Leaving the block released the lease. What it computed goes to host and store in the steps after.
-step()
-while not manager.idle or manager.waiting_writes:
-    step()
 
-print(f"{reused} of {key.num_pages} pages reused, page table {table[:4]}…")
+def serve(name: str) -> None:
+    with manager.acquire(manager.match(key), quire.RequestId(name)) as lease:
+        manager.prefetch(lease)  # on arrival: look into the store while the request queues
+        while not manager.ready(lease):
+            step()
+        manager.admit(lease)  # take in what has arrived
+        manager.load(lease)  # host → device; a real engine waits layer by layer: worker.wait_layer
+        while lease.load_state is quire.LoadState.LOADING:
+            step()
+        reused = lease.num_device
+        if not manager.extend(lease, key.num_pages - reused):  # pages of its own for the rest
+            sys.exit("the device is full: queue the request and try again later")
+        table = quire.page_array(lease.pages)  # the page table for the attention kernels
+        # ... the model computes the tokens after reused * PAGE_SIZE into the pages of the table ...
+        manager.commit(lease, key)  # from here on other requests share them
+    # The lease is released. What it computed goes to host and store in the steps after.
+    step()
+    while not manager.idle or manager.waiting_writes:
+        step()
+    print(f"{name}: {reused} of {key.num_pages} pages reused, page table {table[:4]}…")
+
+
+serve("request-1")
+serve("request-2")
 workers.close()

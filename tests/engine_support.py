@@ -22,6 +22,7 @@ from quire.config import CacheConfig, PrefetchConfig, PrefetchPolicy, WriteConfi
 from quire.engine.batch import Batch, BatchResult, Segment, SegmentResult, verified
 from quire.engine.draft.speculation import Speculation
 from quire.engine.engine import Engine, tiers
+from quire.engine.executor.local import difference
 from quire.engine.grammar import Grammars
 from quire.engine.messages import EngineInfo, Generate, Output, Outputs, SamplingParams
 from quire.engine.queue import Queue
@@ -121,6 +122,9 @@ class SumModel:
         assert len(own) == len(set(own)), "two requests write one slot"
         assert not set(own) & {s.restore for s in batch.segments}, "a snapshot is written"
         return BatchResult(batch.number, [self._run(segment) for segment in batch.segments])
+
+    def difference(self, page: int, other: int) -> float:
+        return difference(self.pools["full"], page, other)
 
     def self_check(self) -> str:
         return ""
@@ -255,6 +259,7 @@ class TinyEngine:
         way: Way | None = None,
         speculation: Speculation | None = None,
         grammars: Grammars | None = None,
+        audit: float = 0.0,
     ) -> None:
         """`ahead`: batches are chosen before those ahead of them are taken in. `way`: to what the
         store has, always."""
@@ -298,7 +303,13 @@ class TinyEngine:
             store="",
         )
         self.engine = Engine(
-            self.model, self.manager, self.scheduler, info, debug=True, clock=self.clock
+            self.model,
+            self.manager,
+            self.scheduler,
+            info,
+            debug=True,
+            clock=self.clock,
+            audit=audit,
         )
         if store is not None:
             self.engine.attach_and_wait(store)

@@ -12,7 +12,7 @@ the statuses say what happened, page by page.
                      within the command of the first status carried
     Probe            one `Probed`
     *Store           one `StoreChanged`
-    Touch            nothing
+    Touch, Disown    nothing
     Cancel           nothing of its own: the cancelled operation still ends with its final report,
                      and only then may its pages be reused
 """
@@ -175,6 +175,13 @@ class Touch(_Message, frozen=True, tag="touch"):
     """True: state that needs no prefix; a missing page does not end the path."""
 
 
+class Disown(_Message, frozen=True, tag="disown"):
+    """These pages are wrong, whatever their checksums say: L3 gives them out no more."""
+
+    component: str
+    keys: bytes
+
+
 class Cancel(_Message, frozen=True, tag="cancel"):
     op: OperationId
 
@@ -202,6 +209,7 @@ Command = (
     | Serve
     | Probe
     | Touch
+    | Disown
     | Cancel
     | AttachStore
     | DetachStore

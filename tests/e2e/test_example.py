@@ -19,10 +19,12 @@ def run(url: str) -> str:
     return done.stdout
 
 
-def test_the_example_finds_in_its_second_run_what_the_first_left_in_the_store(tmp_path):
+def test_the_example_shows_a_hit_in_one_run_and_in_the_next_one_from_the_store(tmp_path):
     url = f"file://{tmp_path}/store"
-    assert run(url).startswith("0 of 20 pages reused")
-    assert run(url).startswith("20 of 20 pages reused")
+    first, second = run(url).splitlines()
+    assert first.startswith("request-1: 0 of 20 pages reused")
+    assert second.startswith("request-2: 20 of 20 pages reused")
+    assert run(url).startswith("request-1: 20 of 20 pages reused")
 
 
 def test_the_example_is_short():

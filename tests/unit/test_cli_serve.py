@@ -317,3 +317,25 @@ def test_what_is_not_installed_is_one_sentence(quire, monkeypatch):
     assert "pip install 'quire[bench]'" in ran.sentence
     assert "pip install 'quire[serve]'" in quire("serve").sentence
     assert "pip install 'quire[serve,bench]'" in quire("bench", "ttft").sentence
+
+
+@pytest.mark.parametrize("name", ["serve", "pd"])
+@pytest.mark.parametrize(
+    ("url", "wanted"),
+    [
+        ("file:///proc/x", "cannot use '/proc/x' as a store"),
+        ("memory://?mx=1", "unknown option 'mx'"),
+        ("memory://?write=sometimes", "give one of"),
+    ],
+)
+def test_a_store_that_cannot_be_used_is_said_before_a_model_is_loaded(
+    quire, monkeypatch, name, url, wanted
+):
+    def resolve(*_):
+        raise AssertionError("a model was looked for")
+
+    monkeypatch.setattr("quire.models.resolve", resolve)
+    ran = quire(name, "--store", url, "--port", "0", "--host-memory", "64MiB")
+    assert ran.code == 2
+    assert "store: " in ran.sentence
+    assert wanted in ran.sentence

@@ -21,6 +21,7 @@ DOCUMENTS = [
     "docs/metrics.md",
     "docs/serving.md",
     "docs/speculation.md",
+    "docs/ui.md",
 ]
 SOURCES = {
     path.name for place in ("src/quire", "benchmarks") for path in (ROOT / place).rglob("*.py")

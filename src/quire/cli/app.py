@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from quire import __version__
-from quire.cli import bench, config, flags, pd, replay, route, serve, sim, store, train
+from quire.cli import bench, config, flags, pd, replay, route, serve, sim, store, top, train
 from quire.cli.output import EXIT_ERROR, AsJson, complain, progress_bar, show, show_json
 from quire.errors import QuireError
 from quire.sizes import parse_size
@@ -40,6 +40,7 @@ app.command(epilog=replay.EXAMPLES)(replay.replay)
 app.command(epilog="Example: [bold]quire profile --model /models/llama-3.1-8b[/bold]")(
     replay.profile
 )
+app.command(epilog=top.EXAMPLE)(top.top)
 app.command(epilog=train.EXAMPLE)(train.train_eagle)
 app.add_typer(bench.app, name="bench")
 app.add_typer(store.app, name="store")

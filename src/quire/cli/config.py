@@ -30,6 +30,7 @@ def config(
     store: flags.Store = None,
     write_policy: flags.WritePolicy = None,
     prefetch_policy: flags.PrefetchPolicy = None,
+    audit: flags.Audit = None,
     host: flags.Host = None,
     port: flags.Port = None,
     served_model_name: flags.ServedModelName = None,

@@ -23,7 +23,7 @@ from quire import logs
 from quire.cli import flags
 from quire.cli.extras import ROUTE, SERVE, needs
 from quire.cli.output import complain, show, start_bar
-from quire.cli.serve import keep_admin_key
+from quire.cli.serve import check_store, keep_admin_key
 from quire.cli.welcome import directions
 from quire.errors import EngineError, MemoryBudgetError
 from quire.settings import (
@@ -103,6 +103,7 @@ def pd(
     logs.configure(logging.WARNING)
     listen = ServerConfig(host="127.0.0.1", port=settings.port, api_key=settings.api_key)
     bind(listen).close()  # a port in use is said before anything is started for nothing
+    check_store(settings)
     with start_bar() as progress:
         directory = resolve(settings.model, progress)
     admin_key = settings.admin_key or make_key()

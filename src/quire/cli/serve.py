@@ -15,6 +15,7 @@ from quire.cli import flags
 from quire.cli.extras import SERVE, needs
 from quire.cli.output import complain, show, start_bar
 from quire.cli.welcome import directions, tiers
+from quire.errors import StoreError
 from quire.settings import (
     Machine,
     Settings,
@@ -25,6 +26,7 @@ from quire.settings import (
     probe,
     served_name,
 )
+from quire.settings.kinds import NONE
 
 if TYPE_CHECKING:
     from quire.engine.messages import EngineInfo
@@ -47,6 +49,7 @@ def serve(
     store: flags.Store = None,
     write_policy: flags.WritePolicy = None,
     prefetch_policy: flags.PrefetchPolicy = None,
+    audit: flags.Audit = None,
     host: flags.Host = None,
     port: flags.Port = None,
     served_model_name: flags.ServedModelName = None,
@@ -120,6 +123,7 @@ def _serve(settings: Settings, machine: Machine, *, is_child: bool) -> int:
     logs.configure(logging.WARNING)
     server = server_config(settings)
     bind(server).close()  # a port in use is said before a model is converted for nothing
+    check_store(settings)
     with contextlib.ExitStack() as living, contextlib.ExitStack() as starting:
         progress = starting.enter_context(start_bar())
         directory = resolve(settings.model, progress)
@@ -137,6 +141,18 @@ def _serve(settings: Settings, machine: Machine, *, is_child: bool) -> int:
             print(directions(url, info, settings, key_file), flush=True)
 
         return asyncio.run(run_server(engine, server, on_ready=ready, on_progress=progress))
+
+
+def check_store(settings: Settings) -> None:
+    """A store that cannot be used is said before a model is loaded for nothing. Raises
+    StoreError."""
+    from quire.store import check_pages
+
+    if settings.store not in (None, NONE):
+        try:
+            check_pages(settings.store)
+        except StoreError as error:
+            raise type(error)(f"store: {error}") from None
 
 
 def keep_admin_key(

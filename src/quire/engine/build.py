@@ -236,6 +236,7 @@ def _assemble(plan: _Plan, executor: Executor, opened: ExitStack) -> Engine:
         debug=config.debug,
         clock=clock,
         usage=plan.usage,
+        audit=config.audit / 100,
     )
 
 

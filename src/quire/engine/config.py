@@ -104,6 +104,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Length of a typical sequence: for models with windows or recurrent layers it decides how
     memory is divided between full pages, windows and states. 0: as measured when the model was
     served here before."""
+    audit: int = 0
+    """Per cent of idle time in which cached pages are computed again and compared; 0: none is."""
     snapshot_every: int = 0
     """Tokens between two snapshots of recurrent state, beside those at the ends of prompts and
     turns and where prompts branch; 0: no others."""
@@ -166,6 +168,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             if getattr(self, option) < 0:
                 raise ConfigError(f"{option} is {getattr(self, option)}: it must not be negative")
         self._check_draft()
+        self._check_audit()
         if self.host_bytes < 0:
             raise ConfigError(f"host_bytes is {self.host_bytes}: it must not be negative")
         if self.peer_port is not None or self.peers:
@@ -202,6 +205,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"draft_tokens is {self.draft_tokens}: it must be at most {most} if speculate is "
                 f"{self.speculate}"
+            )
+
+    def _check_audit(self) -> None:
+        if not 0 <= self.audit <= 100:
+            raise ConfigError(f"audit is {self.audit}: it must be from 0 to 100")
+        if self.audit and self.tp > 1:
+            raise ConfigError(
+                f"audit is {self.audit} and tp is {self.tp}: pages are compared on one rank only "
+                "so far; set audit to 0 or tp to 1"
             )
 
     def _check_exchange(self) -> None:

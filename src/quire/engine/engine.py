@@ -17,6 +17,7 @@ import numpy.typing as npt
 import zmq
 
 from quire.disagg.exchange import Exchange
+from quire.engine.audit import Auditor, Comparing
 from quire.engine.config import Role
 from quire.engine.executor import Executor, RankLost
 from quire.engine.flights import Flights, Landed
@@ -111,9 +112,11 @@ class Engine:
         debug: bool = False,
         clock: Callable[[], float] = time.monotonic,
         usage: Usage | None = None,
+        audit: float = 0.0,
     ) -> None:
         """`exchange`: of pages with other engines. `private_prefixes`: every request has a
-        namespace of its own, and nothing is ever found again."""
+        namespace of its own, and nothing is ever found again. `audit`: the share of idle time in
+        which cached pages are computed again, to compare."""
         self._usage = usage
         self.manager = manager
         self.scheduler = scheduler
@@ -146,6 +149,11 @@ class Engine:
         """Of the last requests, that of the last one last."""
         self._seconds = {"step": 0.0, "model": 0.0}
         self._next_report_s = 0.0
+        self._auditor: Auditor | None = None
+        if audit > 0 and isinstance(executor, Comparing):
+            self._auditor = Auditor(
+                manager, executor, self._namespaces, dtype=info.dtype, share=audit, clock=clock
+            )
         self._unchecked = False
         self._checking: Iterator[None] | None = None
         self._checked_at: tuple[int, ...] = ()
@@ -231,6 +239,8 @@ class Engine:
             manager.check_invariants()
         elif not worked:
             self._check_when_idle()
+        if self._auditor is not None:
+            self._auditor.step(idle=not worked and not len(scheduler))
         return worked
 
     def _hear(self) -> None:
@@ -270,6 +280,10 @@ class Engine:
 
     def namespace_of(self, salt: str) -> Namespace:
         return self.info.namespace(salt)
+
+    def _namespaces(self) -> list[Namespace]:
+        """Of those who asked last."""
+        return [self.namespace_of(salt) for salt in self._salts]
 
     def status(self) -> EngineStatus:
         manager, scheduler = self.manager, self.scheduler

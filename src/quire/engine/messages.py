@@ -217,6 +217,12 @@ class GetKeys(_Question, frozen=True, tag="keys"):
     salt: str = ""
 
 
+class GetOutline(_Question, frozen=True, tag="outline"):
+    """The prefix tree, for a person to look at. Answered by Outline."""
+
+    limit: int
+
+
 Question = (
     GetStatus
     | Drain
@@ -228,6 +234,7 @@ Question = (
     | GetTenants
     | GetEvents
     | GetKeys
+    | GetOutline
 )
 
 
@@ -387,6 +394,24 @@ class Keys(msgspec.Struct, frozen=True):
     num_tokens: int
     keys: bytes
     """32 bytes each: of every page but the one of the last token."""
+
+
+class Run(msgspec.Struct, frozen=True, array_like=True):
+    """A run of pages of the tree: see manager/outline.py."""
+
+    parent: int
+    root: int
+    first: int
+    last: int
+    device: bool
+    host: bool
+    store: bool
+    hits: int
+    age: int
+
+
+class Outline(msgspec.Struct, frozen=True):
+    runs: list[Run]
 
 
 class Flushed(msgspec.Struct, frozen=True):

@@ -29,12 +29,15 @@ from quire.engine.messages import (
     Flushed,
     GetEvents,
     GetKeys,
+    GetOutline,
     GetRequests,
     GetStatus,
     GetTenants,
     Keys,
+    Outline,
     Question,
     Requests,
+    Run,
     StoreStatus,
     Tenants,
     Warm,
@@ -160,6 +163,8 @@ class Questions:
             case GetEvents(since):
                 self.tell_events()
                 self._reply(number, self._events.since(since))
+            case GetOutline(limit):
+                self._reply(number, Outline([Run(*run) for run in manager.outline(limit)]))
             case GetKeys(tokens, salt):
                 self._reply(number, self._keys(tokens, salt))
 

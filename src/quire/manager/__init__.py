@@ -1,5 +1,6 @@
 """The leader: one single-threaded object that owns all metadata."""
 
+from quire.manager.audits import AuditState, Inspection
 from quire.manager.costs import Way
 from quire.manager.counters import Counters, Decline, Fit
 from quire.manager.events import CacheEvent, EventBatch, EventKind
@@ -12,6 +13,7 @@ from quire.manager.states import LeaseState
 from quire.manager.stores import StoreChange, StoreState
 
 __all__ = [
+    "AuditState",
     "CacheEvent",
     "CacheManager",
     "Counters",
@@ -23,6 +25,7 @@ __all__ = [
     "ForeignCopy",
     "ForeignState",
     "Grant",
+    "Inspection",
     "Intake",
     "Lease",
     "LeaseState",

@@ -104,6 +104,8 @@ class Counters:
     """Not taken for want of a slot."""
     snapshots_over_budget: int = 0
     """Given up because their path had enough."""
+    audited_pages: int = 0
+    """Computed again in idle time, and compared with what the tiers hold."""
     device_allocation_failures: int = 0
     overdue_operations: int = 0
     late_reports: int = 0

@@ -8,12 +8,13 @@ pieces, between which an engine may look whether there is anything else to do.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from quire.components import Guard, window_of
 from quire.errors import InvariantError
+from quire.manager.audits import Audits
 from quire.manager.core import ROOT_SLOT, Core
 from quire.manager.fetches import Fetches
 from quire.manager.foreign import ForeignDevice
@@ -36,14 +37,21 @@ PIECE = 256
 
 
 def checks(
-    core: Core, leases: Iterable[Lease], fetches: Fetches, foreign: ForeignDevice
+    core: Core,
+    leases: Iterable[Lease],
+    fetches: Fetches,
+    foreign: ForeignDevice,
+    audits: Audits,
 ) -> Iterator[None]:
     """Yields between pieces of the work; nothing may change until it is exhausted."""
     leases = list(leases)
     core.tree.stays.catch_up()
     yield from _check_structure(core)
-    yield from _check_locks(core, leases)
-    yield from _check_owners(core, leases, fetches, foreign)
+    yield from _check_locks(core, leases, audits)
+    yield from _check_owners(core, leases, [fetches, foreign, audits])
+    _require(
+        fetches.inflight_pages == fetches.count_inflight(), "the in-flight budget is miscounted"
+    )
     yield from _check_orders(core)
 
 
@@ -124,8 +132,9 @@ def _check_holding(node: Node, slot: int, holding: Holding) -> None:
     _require(holding.reasons == reasons, "the reasons for which it stays are miscounted", node)
 
 
-def _check_locks(core: Core, leases: list[Lease]) -> Iterator[None]:
+def _check_locks(core: Core, leases: list[Lease], audits: Audits) -> Iterator[None]:
     held: list[list[Guard]] = [lease.guards for lease in leases]
+    held += audits.guards
     held += [op.guards for op in core.operations.running.values()]
     locks: Counter[int] = Counter()
     users: Counter[int] = Counter()
@@ -170,7 +179,7 @@ class _Marked:
 
 
 def _check_owners(
-    core: Core, leases: list[Lease], fetches: Fetches, foreign: ForeignDevice
+    core: Core, leases: list[Lease], others: Sequence[Fetches | ForeignDevice | Audits]
 ) -> Iterator[None]:
     owned = [_Marked(allocator.num_pages) for allocator in core.allocators]
     for at, node in enumerate(_nodes(core)):
@@ -191,7 +200,8 @@ def _check_owners(
         yield
         free = _Marked(allocator.num_pages)
         free.found.append(PageIds(allocator.free_pages().tobytes()))
-        used.found += fetches.reserved_pages(slot) + foreign.reserved_pages(slot)
+        for other in others:
+            used.found += other.reserved_pages(slot)
         free.mark()
         used.mark()
         _require(used.are_distinct(), f"slot {slot}: a page has two owners")
@@ -199,9 +209,6 @@ def _check_owners(
         _require(not (used.pages & free.pages).any(), f"slot {slot}: a free page has an owner")
         everything = used.count + free.count
         _require(everything == allocator.num_pages, f"slot {slot}: {everything} pages accounted")
-    _require(
-        fetches.inflight_pages == fetches.count_inflight(), "the in-flight budget is miscounted"
-    )
 
 
 def _check_orders(core: Core) -> Iterator[None]:

@@ -20,6 +20,7 @@ from quire.config import CacheConfig
 from quire.errors import ConfigError, LeaseError
 from quire.eviction import GO_FIRST, Retention
 from quire.keys import Namespace, PrefixKey
+from quire.manager.audits import Audits
 from quire.manager.core import Clock, Core
 from quire.manager.costs import CostModel
 from quire.manager.exports import Exporter
@@ -27,6 +28,7 @@ from quire.manager.fetches import Fetches, Prefetch
 from quire.manager.foreign import ForeignDevice
 from quire.manager.lease import Lease, LoadState, PrefixMatch, Wish
 from quire.manager.loads import Loader
+from quire.manager.outline import Run, outline
 from quire.manager.states import States
 from quire.manager.stores import StoreControl
 from quire.manager.writes import Writer
@@ -98,6 +100,8 @@ class CacheManager:
         """What peers are given to read."""
         self.foreign = ForeignDevice(core, self.costs, self._advance, self._writer.used)
         """For an engine that owns its device pages."""
+        self.audits = Audits(core)
+        """For an engine that computes what is cached again, to compare."""
         _check_pools(core)
 
     # ---- the life of a request ------------------------------------------------------------------
@@ -454,6 +458,10 @@ class CacheManager:
                     counts[slot] += num_pages(held_pages(node, slot))
         return counts[0], counts[1]
 
+    def outline(self, limit: int) -> list[Run]:
+        """The tree, for a person to look at."""
+        return outline(self._core, limit)
+
     # ---- administration -------------------------------------------------------------------------
 
     def flush(self, tier: int, component: str | None = None) -> int:
@@ -480,7 +488,7 @@ class CacheManager:
         """The same in small pieces: go on with `next` for as long as `activity` stays as it is."""
         from quire.manager.invariants import checks
 
-        return checks(self._core, self.leases, self._fetches, self.foreign)
+        return checks(self._core, self.leases, self._fetches, self.foreign, self.audits)
 
     @property
     def activity(self) -> tuple[int, ...]:

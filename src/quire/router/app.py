@@ -20,6 +20,7 @@ from quire.server.guards import request_id_of
 from quire.server.metrics import CONTENT_TYPE
 from quire.server.security import check_key
 from quire.server.streams import EventStream, unless_disconnected
+from quire.server.ui import ui_router
 
 _LARGE_BYTES = 256 * 1024
 """From here on reading a body takes milliseconds, and is done in a thread."""
@@ -125,6 +126,7 @@ def app_of(proxy: Proxy, config: ServerConfig) -> FastAPI:
         """For Prometheus."""
         return Response(metrics.exposition(proxy.fleet), headers={"content-type": CONTENT_TYPE})
 
+    app.include_router(ui_router())
     guard(app, proxy, config)
     return app
 

@@ -20,8 +20,10 @@ from quire.server.errors import ApiError, invalid
 from quire.server.guards import BodyGuard, Boundary, Host
 from quire.server.metrics import Metrics
 from quire.server.openapi import described
+from quire.server.outlining import tree_router
 from quire.server.prompting import Prompting
 from quire.server.service import Engine, Service
+from quire.server.ui import ui_router
 
 
 def create_app(engine: Engine, prompting: Prompting, config: ServerConfig) -> FastAPI:
@@ -40,6 +42,8 @@ def app_of(service: Service, *, now: Callable[[], float] = time.time) -> FastAPI
     app.include_router(tokens_router(service))
     app.include_router(open_router(service))
     app.include_router(admin_router(service))
+    app.include_router(tree_router(service))
+    app.include_router(ui_router())
     guard(app, service, service.config)
     app.openapi = _openapi_of(app, service)  # type: ignore[method-assign]  # the way FastAPI documents
     return app

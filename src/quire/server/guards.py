@@ -39,6 +39,8 @@ _KNOWN_PATHS = frozenset(
         "/admin/info",
         "/admin/requests",
         "/admin/tenants",
+        "/admin/tree",
+        "/ui",
         "/admin/events",
         "/admin/keys",
         "/admin/drain",

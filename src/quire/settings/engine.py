@@ -52,6 +52,7 @@ def engine_config(
         tenant_share=effective.tenant_share,
         chunk_tokens=effective.chunk_tokens,
         typical_tokens=effective.typical_tokens or 0,
+        audit=effective.audit,
         snapshot_every=effective.snapshot_every,
         snapshots_per_path=effective.snapshots_per_path,
         threads=effective.threads or 0,

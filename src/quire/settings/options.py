@@ -494,6 +494,15 @@ class Settings:
         auto="as measured when the model was served here before, at first 2048",
         example="8192",
     )
+    audit: int = _option(
+        0,
+        Integer(0, 100, example=5),
+        "Per cent of its idle time in which the engine computes cached pages again and compares "
+        "them with what every tier holds; a page that differs is evicted, counted and logged. "
+        "0: never.",
+        example="5",
+        flag=True,
+    )
     snapshot_every: int = _option(
         0,
         Integer(0, example=1024),

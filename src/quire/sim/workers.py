@@ -32,6 +32,7 @@ from quire.messages import (
     Command,
     Completion,
     DetachStore,
+    Disown,
     Fetch,
     Load,
     Probe,
@@ -123,6 +124,7 @@ class SimWorkers:
         """Hand every command to every rank that is still there."""
         for command in commands:
             for rank in self.alive:
+                assert not isinstance(command, Disown), "nobody audits here"
                 if isinstance(command, Touch):
                     self._touch(rank, command)
                     continue
@@ -228,7 +230,7 @@ class SimWorkers:
                 return self._change_store(rank, command.op, url)
             case ClearStore(op):
                 return self._clear_store(rank, op)
-            case Cancel() | Touch():
+            case Cancel() | Touch() | Disown():
                 raise AssertionError("not a process")
 
     def _copy(self, leg: _Leg, kind: Kind, source: bytes, target: bytes) -> Process:

@@ -18,7 +18,7 @@ from quire.store.base import (
 from quire.store.breaker import Breaker, BreakerState
 from quire.store.client import PageStore
 from quire.store.codec import Mismatch
-from quire.store.opening import open_pages
+from quire.store.opening import check_pages, open_pages
 from quire.store.url import StoreURL, open_store
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "StoreStats",
     "StoreURL",
     "StoredObject",
+    "check_pages",
     "open_pages",
     "open_store",
 ]

@@ -210,6 +210,9 @@ class Pages(Protocol):
         each: bool = False,
     ) -> None: ...
 
+    def disown(self, part: Part, keys: Sequence[PageKey]) -> None:
+        """The pages are wrong, although they are whole: they are given out no more."""
+
     def get(
         self,
         part: Part,

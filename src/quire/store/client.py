@@ -145,6 +145,18 @@ class PageStore:
         except Exception as error:  # the boundary to a backend: what is not touched grows cold
             self._counters.error(error)
 
+    def disown(self, part: Part, keys: Sequence[PageKey]) -> None:
+        """The pages are wrong, although they are whole: they are given out no more."""
+        for key in keys:
+            if self._closed:
+                return
+            try:
+                gone = self._store.quarantine(object_name(part, key))
+            except Exception as error:  # the boundary to a backend
+                self._counters.error(error)
+            else:
+                self._counters.add({"disowned_pages": int(gone)})
+
     def get(
         self,
         part: Part,

@@ -18,6 +18,8 @@ from quire.store.packing import Packer, PackKind
 from quire.store.tiers import Tier, Tiers, WriteWhen
 from quire.store.url import StoreURL, open_store, split_urls
 
+_JOINED = ("mooncake",)
+
 Choice = TypeVar("Choice", bound=enum.StrEnum)
 
 
@@ -38,6 +40,16 @@ def open_pages(text: str, *, clock: Callable[[], float]) -> Pages:
     if len(tiers) == 1 and tiers[0].write is WriteWhen.THROUGH:
         return tiers[0].pages
     return Tiers(tiers, clock=clock)
+
+
+def check_pages(text: str) -> None:
+    """Can these be opened? For whoever would otherwise find out late. One that is joined when it is
+    opened is only looked at. Raises as `open_pages`."""
+    for url in split_urls(text):
+        choice_in(url, "write", WriteWhen.THROUGH)
+        choice_in(url, "codec", PackKind.NONE)
+        if url.scheme not in _JOINED:
+            open_store(without_page_options(url)).close()
 
 
 def without_page_options(url: StoreURL) -> str:

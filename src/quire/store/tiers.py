@@ -130,6 +130,11 @@ class Tiers:
                     partial(tier.pages.touch, part, list(keys), used_ns=used_ns, each=each)
                 )
 
+    def disown(self, part: Part, keys: Sequence[PageKey]) -> None:
+        """Of every tier, also of those that are only read: there it is tried."""
+        for tier, helpers in zip(self._tiers, self._helpers, strict=True):
+            helpers.start(partial(tier.pages.disown, part, list(keys)))
+
     def get(
         self,
         part: Part,

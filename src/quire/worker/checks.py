@@ -4,15 +4,15 @@ is checked before any byte moves. Knows commands and the sizes of pools.
 
 from __future__ import annotations
 
-from quire.messages import Backup, Fetch, Load, Probe, Serve, Touch, Write
+from quire.messages import Backup, Disown, Fetch, Load, Probe, Serve, Touch, Write
 from quire.types import PAGE_ID_BYTES, PAGE_KEY_BYTES, PageIds, num_pages, page_array
 from quire.worker.copies import ComponentPools
 
-PageCommand = Backup | Load | Write | Fetch | Serve | Probe | Touch
+PageCommand = Backup | Load | Write | Fetch | Serve | Probe | Touch | Disown
 
 
 def makes_sense(command: PageCommand, pools: ComponentPools) -> bool:
-    if isinstance(command, Probe | Touch):
+    if isinstance(command, Probe | Touch | Disown):
         paths = command.queries if isinstance(command, Probe) else [command.keys]
         return all(len(keys) % PAGE_KEY_BYTES == 0 for keys in paths)
     return _within(command.host, pools.host.num_pages) and _is_whole(command, pools)

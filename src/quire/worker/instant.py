@@ -16,6 +16,7 @@ from quire.messages import (
     Cancel,
     Command,
     Completion,
+    Disown,
     Fetch,
     Load,
     Probe,
@@ -43,7 +44,7 @@ class InstantWorker:
                 return Probed(op, 0, component, [self._leading(query) for query in queries])
             case AttachStore(op):
                 return StoreChanged(op, 0)
-            case Cancel():
+            case Cancel() | Disown():
                 return None
             case Touch():
                 self._use(split_keys(command.keys)[: self._leading(command.keys)])

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from quire.memory.host import HostPool
-from quire.messages import Fetch, Probe, Probed, Touch, Write
+from quire.messages import Disown, Fetch, Probe, Probed, Touch, Write
 from quire.store.base import STEP_NS, Part, pages_per_call
 from quire.types import PAGE_KEY_BYTES, PageKey, PageStatus, split_keys
 from quire.worker.attachment import StoreLease
@@ -141,6 +141,18 @@ def touch_task(
             lease.release()
 
     return Once(touch, fail=reporter.count_error, cancel=lease.release)
+
+
+def disown_task(command: Disown, reporter: Reporter, *, part: Part, lease: StoreLease) -> Once:
+    """Pages that are wrong. Nobody is told."""
+
+    def disown() -> None:
+        try:
+            lease.store.disown(part, split_keys(command.keys))
+        finally:
+            lease.release()
+
+    return Once(disown, fail=reporter.count_error, cancel=lease.release)
 
 
 def probed(command: Probe, rank: int, found: list[bytes], paces: Sequence[float] = ()) -> Probed:

@@ -6,7 +6,7 @@ which pages, when and why is the leader's business.
     Backup, Load          → copy engine   asked for news in poll()
     Probe | Fetch | Write → a lane each   so that a probe never waits behind a queue of writes
     Fetch from a peer     → a lane each   so that a slow peer holds up neither store nor others
-    Touch                 → a short lane  dropped when that is full
+    Touch, Disown         → a short lane  dropped when that is full
     Serve                 → page server   until it is cancelled
     Attach, Detach, Clear → Attachment    in the order given
 """
@@ -26,6 +26,7 @@ from quire.messages import (
     Command,
     Completion,
     DetachStore,
+    Disown,
     Fetch,
     Load,
     PeerSource,
@@ -46,7 +47,7 @@ from quire.worker.checks import PageCommand, makes_sense
 from quire.worker.config import IoLimits, PeerServing
 from quire.worker.copies import ComponentPools, CopyTracker, TaskKey
 from quire.worker.fan import Fan
-from quire.worker.io import ProbeTask, StoreTask, nothing_of, probed, touch_task
+from quire.worker.io import ProbeTask, StoreTask, disown_task, nothing_of, probed, touch_task
 from quire.worker.lanes import Lane
 from quire.worker.peering import Peering, PeerTask, ServeTask
 from quire.worker.tasks import Clock, IoTask, Reporter
@@ -218,7 +219,9 @@ class CacheWorker:
         elif isinstance(command, AttachStore | DetachStore | ClearStore):
             self._num_changes += 1
             self._attachment.start(command)
-        elif not isinstance(command, Touch) and self._under_way((command.op, command.component)):
+        elif not isinstance(command, Touch | Disown) and self._under_way(
+            (command.op, command.component)
+        ):
             # The same operation twice: the first one's final report is the only one.
             self._counters.count("duplicate_command")
         elif (pools := self.components.get(command.component)) is None or not makes_sense(
@@ -241,8 +244,8 @@ class CacheWorker:
                 self._start_probe(command)
             case Serve():
                 self._start_serve(command)
-            case Touch():
-                self._start_touch(command)
+            case Touch() | Disown():
+                self._start_word(command)
             case Fetch(source=source) if source is not None:
                 self._start_from_peer(command, source)
             case Fetch() | Write():
@@ -282,16 +285,21 @@ class CacheWorker:
         )
         self._enqueue(self._fetches if is_fetch else self._writes, command, task)
 
-    def _start_touch(self, command: Touch) -> None:
+    def _start_word(self, command: Touch | Disown) -> None:
         """Dropped when there is no store, or more of them than it can keep up with."""
+        what = "touch" if isinstance(command, Touch) else "disown"
         lease = self._attachment.borrow()
         if lease is None:
-            self._counters.count("touch_dropped")
+            self._counters.count(f"{what}_dropped")
             return
         part = self._parts[command.component]
-        task = touch_task(command, self._reporter, part=part, lease=lease, used_ns=self._wall_ns())
+        if isinstance(command, Touch):
+            used_ns = self._wall_ns()
+            task = touch_task(command, self._reporter, part=part, lease=lease, used_ns=used_ns)
+        else:
+            task = disown_task(command, self._reporter, part=part, lease=lease)
         if not self._touches.submit(task):
-            self._counters.count("touch_dropped")
+            self._counters.count(f"{what}_dropped")
             task.cancel()
 
     def _start_from_peer(self, command: Fetch, source: PeerSource) -> None:

@@ -7,6 +7,7 @@ import sys
 
 import msgspec
 
+from quire import logs
 from quire.engine.config import EngineConfig
 from quire.errors import QuireError
 from quire.server.config import ServerConfig
@@ -14,7 +15,7 @@ from quire.server.run import serve
 
 
 def main(engine: dict[str, object], server: dict[str, object]) -> int:
-    logging.basicConfig()
+    logs.configure(logging.WARNING)
     try:
         return asyncio.run(
             serve(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -9,9 +10,11 @@ from collections.abc import Callable
 from quire.engine.batch import Batch, BatchResult
 from quire.engine.executor.base import RankLost
 from quire.engine.executor.rank import Rank
+from quire.engine.layouts import FULL
 from quire.engine.runner import Flight
 from quire.engine.selfcheck import check_resume
 from quire.errors import EngineError
+from quire.memory.device import DevicePool
 from quire.worker import LocalWorkers
 
 _LONG_TOKENS = 512
@@ -49,6 +52,10 @@ class LocalExecutor:
         except Exception as error:
             raise explained(error) from error
 
+    def difference(self, page: int, other: int) -> float:
+        """Of two device pages: see engine/audit.py."""
+        return difference(self._rank.worker.components[FULL].device, page, other)
+
     def self_check(self) -> str:
         return check_resume(self._rank)
 
@@ -57,6 +64,22 @@ class LocalExecutor:
 
     def close(self) -> None:
         self._rank.close()
+
+
+def difference(pool: DevicePool, page: int, other: int) -> float:
+    """The largest, over all layers, in units of the root of the mean square of the second's."""
+    import torch
+
+    most = 0.0
+    for layer in range(pool.layout.num_layers):
+        for plane in pool.planes(layer):
+            one, two = plane[page].float(), plane[other].float()
+            if torch.equal(one, two):
+                continue
+            scale = two.square().mean().sqrt()
+            off = float((one - two).abs().max() / scale)
+            most = max(most, off if math.isfinite(off) else math.inf)
+    return most
 
 
 def explained(error: Exception) -> Exception:

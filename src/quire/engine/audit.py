@@ -1,0 +1,148 @@
+"""Auditor: in idle time, computes some cached page again and compares it with what the tiers hold.
+
+    begin ──▶ its copies are brought ──▶ computed, compared ──▶ right: nothing │ wrong: evicted
+      ▲                                                              │
+      └──────────────── after so long that it took `share` of the time ◀────┘
+
+The rule: the same tokens on the same pages before them give the same page. In float32 up to the
+order of sums; in half precision as near as that dtype is to itself (docs/precision.md). A page that
+is wrong, or of another prompt, is a hundred times farther off.
+
+With requests there it begins nothing and computes nothing: what was begun is let go of. Knows the
+manager's audits and an executor that can compare two pages.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+from quire.engine.batch import Batch, Segment
+from quire.keys import Namespace
+from quire.manager import AuditState, CacheManager, Inspection
+from quire.types import PAGE_ID_BYTES, PageIds, RequestId, page_array
+
+logger = logging.getLogger("quire.audit")
+
+MOST_OFF = {"float32": 1e-3, "float16": 0.25, "bfloat16": 0.5}
+"""How far a value may lie off, in units of the root of the mean square of its layer's."""
+_NUMBER = 0
+"""Of its batches, which nobody else counts."""
+
+
+@runtime_checkable
+class Comparing(Protocol):
+    """What it needs of an executor."""
+
+    def launch(self, batch: Batch) -> None: ...
+
+    def collect(self, meanwhile: Callable[[], None]) -> object: ...
+
+    def difference(self, page: int, other: int) -> float:
+        """The largest of two device pages, in units of the root of the mean square of its layer's
+        values; infinite if one of them is no number."""
+
+
+class Auditor:
+    def __init__(
+        self,
+        manager: CacheManager,
+        executor: Comparing,
+        namespaces: Callable[[], Sequence[Namespace]],
+        *,
+        dtype: str,
+        share: float,
+        clock: Callable[[], float],
+        seed: int | None = None,
+    ) -> None:
+        """`namespaces`: those that are in use. `share` of idle time goes into it."""
+        self._manager = manager
+        self._executor = executor
+        self._namespaces = namespaces
+        self._most_off = MOST_OFF[dtype]
+        self._share = share
+        self._clock = clock
+        self._random = random.Random(seed)
+        self._inspection: Inspection | None = None
+        self._next_s = 0.0
+
+    def step(self, *, idle: bool) -> None:
+        """Once per step, after all else. Raises whatever the executor does."""
+        inspection = self._inspection
+        if inspection is None:
+            if idle and self._manager.idle and self._clock() >= self._next_s:
+                self._begin()
+            return
+        if inspection.state is AuditState.READY:
+            self._inspection = None
+            if idle and inspection.is_whole:
+                self._inspect(inspection)
+            else:
+                self._manager.audits.end(inspection)
+
+    def _begin(self) -> None:
+        found = self._namespaces()
+        if found:
+            namespace = self._random.choice(found)
+            self._inspection = self._manager.audits.begin(namespace, self._random.randrange)
+        if self._inspection is None:
+            self._next_s = self._clock() + 1.0
+
+    def _inspect(self, inspection: Inspection) -> None:
+        began = self._clock()
+        audits, counters = self._manager.audits, self._manager.counters
+        try:
+            self._compute(inspection)
+            computed = _only(PageIds(inspection.table[-PAGE_ID_BYTES:]))
+            off = {
+                tier: self._executor.difference(_only(page), computed)
+                for tier, page in inspection.copies.items()
+            }
+        finally:
+            audits.end(inspection)
+        counters.audited_pages += 1
+        wrong = {tier: by for tier, by in off.items() if not by <= self._most_off}
+        if wrong:
+            gone = audits.evict(inspection.key)
+            for tier in wrong:
+                counters.faults[f"audit:wrong_{tier}"] += 1
+            _complain(inspection, wrong, gone)
+        now = self._clock()
+        self._next_s = now + (now - began) * (1 / self._share - 1)
+
+    def _compute(self, inspection: Inspection) -> None:
+        key = inspection.key
+        page = key.last - 1
+        segment = Segment(
+            id=RequestId("audit"),
+            tokens=bytes(key.page_tokens(page, page + 1)),
+            start=page * key.namespace.page_size,
+            pages=inspection.table,
+            loads=[],
+            row=None,
+        )
+        self._executor.launch(Batch(_NUMBER, [segment]))
+        self._executor.collect(lambda: None)
+
+
+def _complain(inspection: Inspection, wrong: dict[str, float], gone: int) -> None:
+    fields = {
+        "event": "audit",
+        "page": inspection.key.last - 1,
+        "key": inspection.key.page_keys(inspection.key.last - 1).hex(),
+        "off": {tier: round(by, 6) for tier, by in wrong.items()},
+        "evicted_pages": gone,
+    }
+    logger.error(
+        "audit: page %d of a cached prompt is not what the model computes (%s): evicted from "
+        "every tier, with what was computed on top of it",
+        fields["page"],
+        ", ".join(f"{tier} off by {by:.3g}" for tier, by in wrong.items()),
+        extra={"fields": fields},
+    )
+
+
+def _only(pages: PageIds) -> int:
+    return int(page_array(pages)[0])

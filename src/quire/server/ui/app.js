@@ -1,0 +1,263 @@
+"use strict";
+// Looks at the server twice in three seconds and shows what it says. Knows its paths, no pictures.
+
+const EVERY_MS = 1500, KEPT = 60;
+const $ = (id) => document.getElementById(id);
+const past = { hits: [], ttft: [], last: null, speed: 0 };
+
+function keyed(id) {
+  const key = $(id).value.trim();
+  return key ? { authorization: `Bearer ${key}` } : {};
+}
+
+async function ask(path, options = {}) {
+  const answer = await fetch(path, { cache: "no-store", ...options });
+  if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
+  return answer;
+}
+
+function admin(path) {
+  return $("admin-key").value.trim()
+    ? ask(path, { headers: keyed("admin-key") }).then((answer) => answer.json()).catch(() => null)
+    : Promise.resolve(null);
+}
+
+// Prometheus's text → {name: [[labels, value], …]}
+function metrics(text) {
+  const found = {};
+  for (const line of text.split("\n")) {
+    const match = /^([a-z_]+)(?:\{(.*)\})? (\S+)$/.exec(line);
+    if (!match) continue;
+    const labels = {};
+    for (const [, key, value] of (match[2] || "").matchAll(/(\w+)="((?:[^"\\]|\\.)*)"/g)) labels[key] = value;
+    (found[match[1]] ||= []).push([labels, Number(match[3])]);
+  }
+  return found;
+}
+
+const sum = (rows, test = () => true) =>
+  (rows || []).filter(([labels]) => test(labels)).reduce((total, [, value]) => total + value, 0);
+const one = (rows, key, value) => sum(rows, (labels) => labels[key] === value);
+
+function text(id, words) { if ($(id).textContent !== words) $(id).textContent = words; }
+
+function row(cells, kind = "td") {
+  const line = document.createElement("tr");
+  for (const cell of cells) {
+    const box = document.createElement(kind);
+    if (cell instanceof Node) box.append(cell); else box.textContent = cell;
+    line.append(box);
+  }
+  return line;
+}
+
+function bytes(count) {
+  for (const unit of ["B", "KiB", "MiB", "GiB"]) {
+    if (count < 1024) return `${count < 10 && unit !== "B" ? count.toFixed(1) : Math.round(count)} ${unit}`;
+    count /= 1024;
+  }
+  return `${count.toFixed(1)} TiB`;
+}
+
+function legend(id, names) {
+  if ($(id).childElementCount) return;
+  for (const name of names) {
+    const swatch = document.createElement("i");
+    swatch.className = `swatch ${name}`;
+    $(id).append(swatch, name);
+  }
+}
+
+// ---- one look ------------------------------------------------------------------------------------
+
+function showTiers(found) {
+  const rows = (found.quire_tier_pages || []).filter(([, pages]) => pages > 0).map(([labels, pages]) => {
+    const same = (each) => each.tier === labels.tier && each.component === labels.component;
+    const used = sum(found.quire_tier_used_pages, same), locked = sum(found.quire_tier_locked_pages, same);
+    const line = document.createElement("div");
+    const name = document.createElement("div");
+    name.className = "legend";
+    name.textContent = `${labels.tier}${labels.component === "full" ? "" : ` (${labels.component})`}: ` +
+      `${bytes(sum(found.quire_tier_used_bytes, same))} of ${bytes(sum(found.quire_tier_bytes, same))}, ` +
+      `${used.toLocaleString()} of ${pages.toLocaleString()} pages, ${locked.toLocaleString()} in use now`;
+    const bar = document.createElement("div");
+    bar.className = "bar";
+    const fill = document.createElement("i");
+    fill.className = labels.tier;
+    fill.style.width = `${(100 * used) / pages}%`;
+    bar.append(fill);
+    line.append(name, bar);
+    return line;
+  });
+  $("tiers").replaceChildren(...rows);
+}
+
+function remember(found, now) {
+  const cached = (tier) => one(found.quire_cached_tokens_total, "tier", tier);
+  const at = {
+    now, device: cached("device") + cached("prefill_device"), host: cached("host") + cached("prefill_host"),
+    store: cached("store") + cached("prefill_store"), peer: cached("peer"),
+    prompt: sum(found.quire_prompt_tokens_total),
+    computed: one(found.quire_engine_events_total, "event", "computed_prompt_tokens"),
+    model_s: one(found.quire_engine_seconds_total, "what", "model"),
+    first_s: sum(found.quire_time_to_first_token_seconds_sum),
+    firsts: sum(found.quire_time_to_first_token_seconds_count),
+    said: sum(found.quire_generated_tokens_total),
+    gap_s: sum(found.quire_time_per_output_token_seconds_sum),
+    gaps: sum(found.quire_time_per_output_token_seconds_count),
+  };
+  const before = past.last;
+  past.last = at;
+  if (!before || at.prompt < before.prompt || at.model_s < before.model_s) return; // it has started anew
+  const seconds = Math.max(0.1, (now - before.now) / 1000);
+  const rate = (name) => Math.max(0, at[name] - before[name]) / seconds;
+  const hits = { device: rate("device"), host: rate("host"), store: rate("store"), peer: rate("peer") };
+  hits.computed = Math.max(0, rate("prompt") - hits.device - hits.host - hits.store - hits.peer);
+  past.hits.push(hits);
+  // The best that was seen, less what saying took: what the cache spares is then rather understated.
+  const computed = at.computed - before.computed, spent = at.model_s - before.model_s;
+  const saying = at.gaps ? (at.said - before.said) * (at.gap_s / at.gaps) : 0;
+  if (computed > 32) past.speed = Math.max(past.speed, computed / Math.max(spent - saying, spent / 10, 0.005));
+  const firsts = at.firsts - before.firsts;
+  if (firsts > 0) {
+    const mean = (at.first_s - before.first_s) / firsts;
+    const spared = (hits.device + hits.host + hits.store + hits.peer) * seconds / firsts;
+    past.ttft.push({ with: mean, without: past.speed ? mean + spared / past.speed : mean });
+  } else past.ttft.push(null);
+  for (const kept of [past.hits, past.ttft]) while (kept.length > KEPT) kept.shift();
+}
+
+function showStore(found) {
+  const events = Object.fromEntries((found.quire_store_events_total || []).map(([labels, value]) => [labels.event, value]));
+  const bad = Object.entries(events).filter(([name, value]) => value > 0 &&
+    /^(error|mismatch|declined):|^(read|written):(?!ok|miss)/.test(name));
+  const lines = [
+    sum(found.quire_store_attached) ? "attached" : "none attached",
+    events.breaker_is_open ? `NOT ANSWERING: asked again after a while (${events.breaker_opened} times so far)` : "answers",
+    `${(events["read:ok"] || 0).toLocaleString()} pages read, ${(events["written:ok"] || 0).toLocaleString()} written`,
+    bad.length ? bad.map(([name, value]) => `${name} ${value.toLocaleString()}`).join(", ") : "no failures",
+  ];
+  $("store").replaceChildren(...lines.map((words) => Object.assign(document.createElement("div"), { textContent: words })));
+}
+
+function showHandovers(found) {
+  if (!found.quire_handovers_total) { text("handovers", "none: this server works alone"); return; }
+  const count = sum(found.quire_handovers_total), spent = sum(found.quire_handover_seconds_total);
+  const links = (found.quire_peer_link || []).map(([labels]) => `${labels.peer} ${labels.state}`).join("; ");
+  text("handovers", `${sum(found.quire_handovers_open)} open, ${count} received, ` +
+    `${count ? ((1000 * spent) / count).toFixed(0) : 0} ms each, ` +
+    `${bytes(one(found.quire_handover_bytes_total, "direction", "received"))} in, ` +
+    `${bytes(one(found.quire_handover_bytes_total, "direction", "sent"))} out. ${links}`);
+}
+
+function showRequests(found, answer) {
+  text("flight", `${sum(found.quire_running_requests)} running, ${sum(found.quire_waiting_requests)} waiting` +
+    (answer ? "" : ". With the admin key: each of them."));
+  const rows = answer ? answer.requests.slice(0, 40).map((each) => row([each.id, each.state,
+    `${each.prompt_tokens} in`, `${each.output_tokens} out`, `${each.age_s.toFixed(1)} s`])) : [];
+  $("requests").replaceChildren(...(rows.length ? [row(["request", "state", "prompt", "answer", "age"], "th"), ...rows] : []));
+}
+
+function showTree(answer) {
+  if (!answer) { text("tree-key", "With the admin key: what is cached, where, and how warm."); return; }
+  const runs = answer.runs.map((run) => Object.fromEntries(answer.fields.map((name, i) => [name, run[i]])));
+  const rows = drawTree($("tree"), runs, $("tree").clientWidth || 600);
+  text("tree-key", `${runs.length.toLocaleString()} runs of pages on ${rows} branches, ${answer.page_size} tokens ` +
+    "per page. Colour: the fastest tier that has it. Paler: longer unused.");
+}
+
+function showMembers(health) {
+  const rows = health.members.map((each) => {
+    const link = Object.assign(document.createElement("a"), { href: `${each.url}/ui`, textContent: each.url });
+    return row([link, each.side, `${each.state}${each.reason ? `: ${each.reason}` : ""}`, each.model,
+      `${each.running} running`, `${each.waiting} waiting`]);
+  });
+  $("members").replaceChildren(row(["server", "kind", "state", "model", "", ""], "th"), ...rows);
+}
+
+async function look() {
+  const health = await fetch("/health", { cache: "no-store" }).then((answer) => answer.json());
+  const isRouter = "members" in health;
+  for (const part of document.querySelectorAll("[data-for]")) part.hidden = (part.dataset.for === "router") !== isRouter;
+  const isWell = health.status === "ok";
+  text("state", health.draining ? "draining" : isWell ? "serving" : "not serving");
+  $("state").className = `pill ${isWell && !health.draining ? "good" : "bad"}`;
+  text("model", isRouter ? "router" : `${health.model || ""} ${health.role || ""}`);
+  if (isRouter) return showMembers(health);
+  const found = metrics(await (await ask("/metrics")).text());
+  const [requests, tree] = await Promise.all([admin("/admin/requests"), admin("/admin/tree")]);
+  remember(found, performance.now());
+  showTiers(found);
+  showStore(found);
+  showHandovers(found);
+  showRequests(found, requests);
+  showTree(tree);
+  drawHits($("hits"), past.hits, KEPT);
+  legend("hits-key", TIERS);
+  drawLines($("ttft"), past.ttft, KEPT);
+  const last = past.ttft.findLast((each) => each !== null);
+  text("ttft-text", last ? `With the cache ${last.with.toFixed(3)} s; without it about ${last.without.toFixed(3)} s ` +
+    `(estimated: ${Math.round(past.speed).toLocaleString()} prompt tokens per second computed here)` : "nobody has asked yet");
+}
+
+async function forever() {
+  for (;;) {
+    if (!document.hidden) {
+      try {
+        await look();
+        $("trouble").hidden = true;
+      } catch (error) {
+        $("trouble").hidden = false;
+        text("trouble", `The server does not answer: it is asked again. (${error.message})`);
+        text("state", "gone");
+        $("state").className = "pill bad";
+      }
+    }
+    document.body.dataset.looks = String(Number(document.body.dataset.looks || 0) + 1);
+    await new Promise((done) => setTimeout(done, EVERY_MS));
+  }
+}
+
+// ---- the chat box --------------------------------------------------------------------------------
+
+async function chat(event) {
+  event.preventDefault();
+  const messages = [{ role: "user", content: $("say").value }];
+  const headers = { "content-type": "application/json", ...keyed("api-key") };
+  const post = async (path, body) => (await ask(path, { method: "POST", headers, body: JSON.stringify(body) })).json();
+  text("answer", "…");
+  text("cost", "");
+  try {
+    const models = await (await ask("/v1/models", { headers })).json();
+    const model = models.data[0].id;
+    const { token_strs: words } = await post("/tokenize", { model, messages, return_token_strs: true });
+    const began = performance.now();
+    const answer = await post("/v1/chat/completions", { model, messages, max_tokens: 48 });
+    const by = answer.usage.prompt_tokens_details.cached_tokens_by_tier;
+    const spans = [];
+    let at = 0;
+    for (const tier of TIERS) {
+      const count = tier === "computed" ? words.length - at : by[tier] || 0;
+      if (count <= 0) continue;
+      const span = Object.assign(document.createElement("span"), { className: tier, title: `${tier}: ${count} tokens`,
+        textContent: words.slice(at, at + count).join("").replaceAll("Ġ", " ").replaceAll("Ċ", "\n") });
+      spans.push(span);
+      at += count;
+    }
+    $("prompt").replaceChildren(...spans);
+    text("answer", answer.choices[0].message.content || "");
+    const found = TIERS.slice(0, 4).filter((tier) => by[tier]).map((tier) => `${by[tier]} on ${tier}`).join(", ");
+    text("cost", `${answer.usage.prompt_tokens} prompt tokens: ${found || "none cached"}; ` +
+      `${((performance.now() - began) / 1000).toFixed(2)} s for the whole answer`);
+  } catch (error) {
+    text("answer", `It did not work: ${error.message}`);
+  }
+}
+
+for (const id of ["admin-key", "api-key"]) {
+  $(id).value = sessionStorage.getItem(id) || "";
+  $(id).addEventListener("change", () => sessionStorage.setItem(id, $(id).value));
+}
+$("keys").addEventListener("submit", (event) => event.preventDefault());
+$("chat").addEventListener("submit", chat);
+forever();

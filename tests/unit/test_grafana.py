@@ -1,0 +1,55 @@
+"""The dashboard and the alert rules ask for metrics, labels and events that there are."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from quire.router.metrics import ROUTER_METRICS
+from quire.server.metrics import METRICS, Kind
+
+yaml = pytest.importorskip("yaml")
+FOLDER = Path(__file__).parents[2] / "deploy/grafana"
+SPECS = {spec.name: spec for spec in (*METRICS, *ROUTER_METRICS)}
+OURS = {"job", "le", "instance"}
+
+
+def asked(expression: str) -> None:
+    """Every metric of an expression exists, with the labels that it is asked for by."""
+    names = re.findall(r"\bquire_\w+", expression)
+    assert names, expression
+    for name in names:
+        base = re.sub(r"_(bucket|sum|count)$", "", name)
+        spec = SPECS.get(name) or SPECS.get(base)
+        assert spec is not None, name
+        if name != spec.name:
+            assert spec.kind is Kind.HISTOGRAM, name
+    for name, selector in re.findall(r"(quire_\w+)\{([^}]*)\}", expression):
+        spec = SPECS.get(name) or SPECS[re.sub(r"_(bucket|sum|count)$", "", name)]
+        assert set(re.findall(r"(\w+)\s*[=!]", selector)) <= {*spec.labels, *OURS}, expression
+    counters = [n for n in names if n in SPECS and SPECS[n].kind is Kind.COUNTER]
+    if counters and "breaker_is_open" not in expression:
+        assert re.search(r"\b(rate|increase)\(", expression), expression
+    known = {label for name in names for spec in [SPECS.get(name)] if spec for label in spec.labels}
+    for grouped in re.findall(r"by \(([^)]*)\)", expression):
+        assert {each.strip() for each in grouped.split(",")} <= known | OURS, expression
+
+
+def test_every_panel_asks_for_what_there_is():
+    board = json.loads((FOLDER / "quire.json").read_text())
+    targets = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    assert len(targets) > 20
+    for expression in targets:
+        asked(expression)
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+
+
+def test_every_alert_asks_for_what_there_is():
+    rules = yaml.safe_load((FOLDER / "alerts.yaml").read_text())["groups"][0]["rules"]
+    for rule in rules:
+        asked(rule["expr"])
+        named = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
+        metric = re.search(r"quire_\w+", rule["expr"])[0]
+        assert named <= set(SPECS[metric].labels)
+    assert len({rule["alert"] for rule in rules}) == len(rules)
