@@ -47,6 +47,8 @@ def run(
     """What a part could not measure is under `failed`; interrupted from the keyboard, it gives what
     it has. Raises ConfigError, MemoryBudgetError, EngineError if there is nothing to begin with."""
     end_s = math.inf if plan.budget_s is None else clock() + plan.budget_s
+    if plan.store is not None:
+        plan.store.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(prefix="quire-bench-") as folder,
         tempfile.TemporaryDirectory(prefix="quire-bench-", dir=plan.store) as stores,
