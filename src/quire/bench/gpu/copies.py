@@ -84,6 +84,7 @@ def fresh(rig: Rig, drive: Drive) -> list[Result]:
         rows = [_versus(rig, "host", drive, without)]
         rig.attach(drive)
         rows.append(_versus(rig, "host and store", drive, without))
+    rig.detach(drive)
     return rows
 
 

@@ -50,14 +50,7 @@ def longest(params: SamplingParams, drive: Drive, context: int) -> SamplingParam
 
 
 def prompts(rig: Rig, drive: Drive) -> list[Result]:
-    """In chunks of other sizes, on engines of their own."""
-    plan, rows = rig.plan, _prompts(rig, drive, rig.plan.chunk_tokens)
-    for chunk in sorted({chunk for _, chunk in plan.prompts} - {plan.chunk_tokens}):
-        longest = max(tokens for tokens, other in plan.prompts if other == chunk)
-        pool_bytes = 2 * (longest + plan.page_size) * rig.needs.kv_bytes
-        with rig.engine(device_bytes=pool_bytes, host_bytes=0, chunk_tokens=chunk) as other:
-            rows += _prompts(rig, other, chunk)
-    return rows
+    return [row for chunk, one in rig.by_chunk(drive) for row in _prompts(rig, one, chunk)]
 
 
 def _prompts(rig: Rig, drive: Drive, chunk: int) -> list[Result]:
@@ -112,6 +105,7 @@ def hits(rig: Rig, drive: Drive) -> list[Result]:
             read_s = tokens * rig.needs.kv_bytes / rate
             row["store_floor_ms"] = (rig.needs.decode_s(rig.machine, 1, 0) + read_s) * 1e3
         rows.append(row)
+    rig.detach(drive)
     return sorted(rows, key=lambda row: int(row["tokens"]))
 
 

@@ -15,22 +15,10 @@ from quire.bench.gpu.rig import Result, Rig
 from quire.types import Tier
 
 _REPEATS = 3
-_ANSWER_TOKENS = 1024
-"""Of each that decodes, while all of it is measured."""
 
 
 def measure(rig: Rig, drive: Drive) -> list[Result]:
-    """In chunks of other sizes, on engines of their own."""
-    plan = rig.plan
-    batch, context, tokens = plan.mixed
-    rows = [_row(rig, drive, plan.chunk_tokens)]
-    for chunk in sorted({chunk for _, chunk in plan.prompts} - {plan.chunk_tokens}):
-        num_tokens = 2 * (batch * (context + _ANSWER_TOKENS) + (_REPEATS + 1) * tokens)
-        with rig.engine(
-            device_bytes=num_tokens * rig.needs.kv_bytes, host_bytes=0, chunk_tokens=chunk
-        ) as other:
-            rows.append(_row(rig, other, chunk))
-    return rows
+    return [_row(rig, one, chunk) for chunk, one in rig.by_chunk(drive)]
 
 
 def _row(rig: Rig, drive: Drive, chunk: int) -> Result:

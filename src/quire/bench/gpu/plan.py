@@ -10,6 +10,9 @@ from typing import Any
 from quire.bench.gpu.model import SHAPES
 from quire.errors import ConfigError
 
+_ANSWER_TOKENS = 1024
+"""Of each that decodes while a prompt is computed beside it, at most."""
+
 
 class Part(enum.StrEnum):
     DECODE = "decode"
@@ -115,6 +118,13 @@ class Plan:
         """Requests at once, in any part."""
         batches = [batch for batch, _ in (*self.decode, *self.beside)]
         return max(self.fresh[0], self.mixed[0] + 1, *batches)
+
+    @property
+    def chunked_tokens(self) -> int:
+        """For which an engine needs room that computes prompts, alone and beside others."""
+        batch, context, tokens = self.mixed
+        beside = batch * (context + _ANSWER_TOKENS) + 4 * tokens
+        return max(beside, 2 * max(tokens for tokens, _ in self.prompts)) + 2 * self.page_size
 
     @property
     def chunk_tokens(self) -> int:

@@ -55,6 +55,9 @@ class Rig:
         self.needs = Needs.of(self.spec)
         self._chance = np.random.default_rng(plan.seed)
         self._store: Path | None = None
+        self._others: dict[int, Drive] = {}
+        """By the size of their chunks; what closes them:"""
+        self._opened = contextlib.ExitStack()
 
     def _kept_model(self, directory: Path) -> DenseSpec:
         if not directory.exists():
@@ -111,6 +114,29 @@ class Rig:
         finally:
             engine.close()
 
+    def by_chunk(self, drive: Drive) -> Iterator[tuple[int, Drive]]:
+        """Every size of chunks that prompts are computed in, and an engine for it: `drive` for its
+        own, and others, without a host, for the others. Those are kept until `close`."""
+        plan = self.plan
+        for chunk in sorted({chunk for _, chunk in plan.prompts}, reverse=True):
+            if chunk == plan.chunk_tokens:
+                yield chunk, drive
+                continue
+            if chunk not in self._others:
+                self._others[chunk] = self._opened.enter_context(
+                    self.engine(
+                        device_bytes=plan.chunked_tokens * self.needs.kv_bytes,
+                        host_bytes=0,
+                        chunk_tokens=chunk,
+                    )
+                )
+            yield chunk, self._others[chunk]
+
+    def close(self) -> None:
+        """Those others; they are opened again if need be."""
+        self._others.clear()
+        self._opened.close()
+
     def disk_bytes_s(self) -> float | None:
         """Of files where stores are put, read directly; None: they cannot be."""
         page_bytes = self.plan.page_size * self.needs.kv_bytes
@@ -136,3 +162,9 @@ class Rig:
         drive.engine.attach_and_wait(f"{self._store.as_uri()}?max={_STORE_SIZE}")
         if before is not None:
             shutil.rmtree(before, ignore_errors=True)
+
+    def detach(self, drive: Drive) -> None:
+        """Its store: a part leaves the engine as it found it."""
+        drive.settle()
+        drive.engine.manager.store.detach()
+        drive.settle()

@@ -101,8 +101,10 @@ def _on_one_engine(rig: Rig, found: _Found) -> None:
     wanted = [(part, act) for part, act in _ON_ONE_ENGINE if part in rig.plan.parts]
     if not wanted:
         return
-    with rig.engine() as drive:
+    with contextlib.closing(rig), rig.engine() as drive:
         for part, act in wanted:
             with found.measuring(part) as is_wanted:
                 if is_wanted:
                     found.result[part.value] = act(rig, drive)
+            if part is Part.MIXED:  # the last that has need of them
+                rig.close()

@@ -100,7 +100,8 @@ class Staging:
             return lent.there
         with torch.cuda.stream(self._ahead):
             if lent.near is None:
-                lent.near = torch.empty_like(lent.there)
+                with torch.inference_mode(False):  # it may be written in either mode later
+                    lent.near = torch.empty_like(lent.there)
             _by_kernel(lent.there[:num_words], lent.near[:num_words])
             arrived = self._ahead.record_event()
         torch.cuda.current_stream(self._device).wait_event(arrived)
