@@ -1,0 +1,36 @@
+"""Addresses with names: who moves is found again under the same name."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from quire.peer.tcp import TcpListener, TcpTransport
+from unit.peer.rig import WAIT_S
+
+NAME = "prefill.example"
+
+
+def test_a_name_is_looked_up_at_every_dial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod that is started anew has another address, and the old one is nobody's."""
+    old = TcpListener("tcp://127.0.0.1:0")
+    port = int(old.address.rpartition(":")[2])
+    where, lookup = "127.0.0.1", socket.getaddrinfo
+
+    def found(host: str, *rest: Any, **options: Any) -> Any:
+        return lookup(where if host == NAME else host, *rest, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    dialled(port)
+    old.close()
+    where = "127.0.0.2"
+    new = TcpListener(f"tcp://127.0.0.2:{port}")
+    dialled(port)
+    new.close()
+
+
+def dialled(port: int) -> None:
+    TcpTransport().dial(f"tcp://{NAME}:{port}", time.monotonic() + WAIT_S).close()
