@@ -123,9 +123,9 @@ def schema_of(value: Any) -> dict[str, Any] | None:
     if kind == "json_schema":
         named = value.get("json_schema", value)  # /v1/responses writes it without the inner object
         schema = named.get("schema") if isinstance(named, dict) else None
-        if isinstance(schema, dict):
+        if isinstance(schema, dict) and isinstance(named.get("name", ""), str):
             return schema
-        raise wrong("needs a schema, which is an object")
+        raise wrong("needs a schema, which is an object; its name is a string")
     raise wrong('must be of type "text", "json_object" or "json_schema"')
 
 
@@ -219,7 +219,7 @@ ToolChoice = Annotated[
         _NULL,
     ),
 ]
-_SCHEMA = {"type": "object", "properties": {"type": {"enum": ["object", "array", "string"]}}}
+_SCHEMA = {"type": "object"}
 ResponseFormat = Annotated[
     dict[str, Any] | None,
     *shaped(

@@ -48,7 +48,7 @@ TextFormat = Annotated[
             "properties": {
                 "type": {"const": "json_schema"},
                 "name": {"type": "string"},
-                "schema": {"type": "object", "properties": {"type": {"const": "object"}}},
+                "schema": {"type": "object"},
             },
             "required": ["type", "schema"],
         },
