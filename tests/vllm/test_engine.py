@@ -24,6 +24,11 @@ from vllm_engines import (
     whole_pages,
 )
 
+BOTH = pytest.mark.parametrize(
+    "subject", ["small", pytest.param("windows", marks=pytest.mark.long)], indirect=True
+)
+"""For cases in which windows are not likely to matter."""
+
 
 class FirstLife:
     """An engine that writes to an empty store, and what it found."""
@@ -81,6 +86,7 @@ def test_the_store_after_a_restart_with_prompts_in_chunks(
     assert is_clean(end)
 
 
+@BOTH
 def test_preemption_where_memory_is_tiny(engines: Engines, subject: Subject) -> None:
     tiny = {"num_gpu_blocks_override": 24, "max_model_len": 512, "max_num_seqs": 8}
     steps = [ask(*MANY), SETTLE, FORGET, ask(*MANY), SETTLE]
@@ -91,6 +97,7 @@ def test_preemption_where_memory_is_tiny(engines: Engines, subject: Subject) -> 
     assert is_clean(end)
 
 
+@BOTH
 def test_a_store_that_loses_damages_and_fails(
     engines: Engines, subject: Subject, tmp_path: Path
 ) -> None:
@@ -117,6 +124,7 @@ def test_damage_behind_the_checks_is_seen_by_these_tests(engines: Engines, small
     assert one["tokens"] != small.long
 
 
+@pytest.mark.long
 def test_two_ranks_each_with_its_own_hands(engines: Engines, windows: Subject) -> None:
     one = prompt(3, 300)
     steps: list[dict[str, Any]] = [ask(one), FORGET, ask(one), SETTLE]

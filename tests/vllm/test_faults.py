@@ -86,6 +86,7 @@ def test_a_store_that_hangs_comes_back_and_dies(
     assert is_clean(end)
 
 
+@pytest.mark.long
 def test_a_store_slower_than_anybody_waits_for(
     engines: Engines, small: Subject, tmp_path: Path
 ) -> None:

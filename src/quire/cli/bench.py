@@ -12,7 +12,7 @@ import typer
 
 from quire.cli import bench_pd, bench_schemas, bench_serve, store_measure
 from quire.cli.devices import check_device
-from quire.cli.extras import SERVE, needs
+from quire.cli.extras import PLOTS, SERVE, needs
 from quire.cli.output import AsJson, conclude, progress_bar, show, show_json, start_bar
 from quire.errors import ConfigError, StoreError
 from quire.sizes import parse_size
@@ -453,27 +453,47 @@ def _check_page_sizes(sizes: list[int] | tuple[int, ...], total_bytes: int) -> N
             )
 
 
-@app.command(epilog="Example: [bold]quire bench peers --python .venv-vllm/bin/python[/bold]")
+@app.command(epilog="Example: [bold]quire bench peers --rounds 8 --plots plots[/bold]")
 def peers(
     python: Annotated[
-        Path,
-        typer.Option(help="Of an environment with vLLM and Quire, as `make test-vllm` makes."),
-    ] = Path(".venv-vllm/bin/python"),
+        Path | None,
+        typer.Option(
+            help="Of an environment with vLLM, Quire and LMCache. Without it one is made, once, "
+            "under the cache directory: 0.6 GB to download.",
+            show_default=False,
+        ),
+    ] = None,
+    lmcache: Annotated[bool, typer.Option(help="LMCache, in server mode, as a peer.")] = True,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; the sides take turns.")] = 4,
     length: Annotated[
         list[int] | None,
         typer.Option(min=64, max=1900, help="Tokens of a prompt; repeat for several. [256, 1024]"),
     ] = None,
+    plots: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Draw the result there, as PNG.", show_default=False),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """vLLM alone and vLLM with Quire, on a CPU: what a hit saves, and what the cache costs."""
-    from quire.bench.peers import report, run
+    """vLLM alone, with Quire and with LMCache, on a CPU: what a hit saves, what a cache costs."""
+    from quire.bench.peers import install, report, run
     from quire.models import embedded_model
+    from quire.models.cache import cache_dir
 
     needs("serve", SERVE)
-    plan = run.Plan(python, embedded_model(), tuple(length or (256, 1024)), rounds)
+    if plots is not None:
+        needs("bench", PLOTS)
+    if python is None:
+        folder = cache_dir() / "peers"
+        python = install.install(
+            folder, lmcache=lmcache, say=lambda text: typer.echo(text, err=True)
+        )
+    lengths = tuple(length or (256, 1024))
+    plan = run.Plan(python, embedded_model(), lengths, rounds, lmcache=lmcache)
     with progress_bar() as progress:
         result = run.run(plan, progress)
+    if plots is not None:
+        report.plot(result, plots)
     if as_json:
         show_json(result)
     else:

@@ -1,13 +1,12 @@
 """`quire bench peers` around engines that only pretend."""
 
-import stat
 import sys
 from pathlib import Path
 
 import pytest
 
 from quire.bench.peers import report
-from quire.bench.peers.run import ALONE, QUIRE, Plan, run
+from quire.bench.peers.run import ALONE, LMCACHE, QUIRE, Plan, run
 from quire.errors import ConfigError
 
 ENGINE = f"""#!{sys.executable}
@@ -26,12 +25,21 @@ for line in sys.stdin:
     print(json.dumps(found), flush=True)
 """
 
+SERVER = f"""#!{sys.executable}
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+port = int(sys.argv[sys.argv.index("--http-port") + 1])
+HTTPServer(("localhost", port), BaseHTTPRequestHandler).serve_forever()
+"""
+
 
 def engine(folder: Path, *, wrong: bool = False) -> Path:
-    file = folder / "python"
-    file.write_text(ENGINE.replace("WRONG", str(wrong)))
-    file.chmod(file.stat().st_mode | stat.S_IXUSR)
-    return file
+    """With an LMCache that pretends beside it."""
+    texts = {"python": ENGINE.replace("WRONG", str(wrong)), "lmcache": SERVER}
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    return folder / "python"
 
 
 def test_hits_are_paired_with_what_the_other_side_needed(tmp_path: Path) -> None:
@@ -39,24 +47,27 @@ def test_hits_are_paired_with_what_the_other_side_needed(tmp_path: Path) -> None
     plan = Plan(engine(tmp_path), tmp_path, lengths=(8,), rounds=2)
     result = run(plan, lambda _what, at, _of: done.append(at))
     cases = {case["what"]: case for case in result["cases"]}
-    assert cases["again"]["ratio"]["ratio"] == 0.5
-    assert cases["new"]["ratio"]["ratio"] == cases["batch"]["ratio"]["ratio"] == 1
-    assert cases["again"]["reused"] == {ALONE: [0], QUIRE: [7]}
+    assert cases["again"]["ratio"][ALONE]["ratio"] == 0.5
+    assert cases["again"]["ratio"][LMCACHE]["ratio"] == 1
+    assert cases["new"]["ratio"][ALONE]["ratio"] == cases["batch"]["ratio"][ALONE]["ratio"] == 1
+    assert cases["again"]["reused"] == {ALONE: [0], QUIRE: [7], LMCACHE: [7]}
+    assert result["max_rss_bytes"][LMCACHE] > result["max_rss_bytes"][QUIRE], "its server counts"
     assert result["same_tokens"]
     assert done[-1] == 3
     assert report.table(result)
+    assert report.plot(result, tmp_path / "plots").stat().st_size > 0
 
 
 def test_other_tokens_are_seen(tmp_path: Path) -> None:
-    plan = Plan(engine(tmp_path, wrong=True), tmp_path, lengths=(8,), rounds=1)
+    plan = Plan(engine(tmp_path, wrong=True), tmp_path, lengths=(8,), rounds=1, lmcache=False)
     assert not run(plan, lambda *_: None)["same_tokens"]
 
 
 def test_an_environment_without_vllm_says_what_it_needs(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be run"):
-        run(Plan(tmp_path / "none", tmp_path), lambda *_: None)
+        run(Plan(tmp_path / "none", tmp_path, lmcache=False), lambda *_: None)
     ends = tmp_path / "ends"
     ends.write_text(f"#!{sys.executable}\nimport sys; sys.stdin.readline()\n")
     ends.chmod(0o755)
     with pytest.raises(ConfigError, match="vLLM and Quire in one environment"):
-        run(Plan(ends, tmp_path), lambda *_: None)
+        run(Plan(ends, tmp_path, lmcache=False), lambda *_: None)

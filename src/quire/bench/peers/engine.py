@@ -21,6 +21,10 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several engines share these cores
+    "OMP_WAIT_POLICY": "passive",
+    "LMCACHE_TRACK_USAGE": "false",
+    "PYTHONHASHSEED": "0",
 }
 SETTLE_S = 60.0
 

@@ -1,4 +1,4 @@
-"""Quire's stores behind SGLang's HiCache: `QuireStorage`, loaded by path. See docs/sglang.md.
+"""Quire's stores behind SGLang's HiCache: `QuireStorage`, loaded by path. See docs/vllm.md.
 
 SGLang is imported when the class is asked for, so that all else here can be had without it.
 """
