@@ -31,6 +31,7 @@ PROGRAM = """
 import sys
 from quire.cli import main, pd
 pd.COMMAND = (sys.executable, *sys.argv[1:3])
+pd._PAUSE_S, pd._MOST_FAILURES = 0.01, 1
 sys.exit(main(["pd", *sys.argv[3:]]))
 """
 
@@ -225,13 +226,38 @@ def test_it_says_what_runs_where_answers_and_ends_with_ctrl_c(tmp_path):
         assert not any(alive(pid) for pid in pids(tmp_path))
 
 
-def test_a_server_that_dies_ends_all_with_a_clear_error(tmp_path):
+def test_a_server_that_dies_is_started_again_where_it_was(tmp_path):
+    import httpx
+
+    with running(tmp_path) as process:
+        out = read_until(process.stdout, "Stop it")
+        before = pids(tmp_path)
+        for victim in before:
+            os.kill(victim, signal.SIGKILL)
+        said = read_until(process.stderr, "server is back") + read_until(
+            process.stderr, "server is back"
+        )
+        for name in ("prefill", "decode"):
+            sentence = f"the {name} server was killed by signal 9: it is started again"
+            assert f"quire: {sentence}" in said
+        assert not set(before) & set(pids(tmp_path))
+        url = out.partition("base_url=")[2].split()[0]
+        body = {"model": "tiny", "prompt": "p"}
+        until(lambda: httpx.post(f"{url}/completions", json=body, timeout=WAIT_S).is_success)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=WAIT_S)
+        assert process.returncode == 0
+        assert not any(alive(pid) for pid in pids(tmp_path))
+
+
+def test_a_server_that_dies_again_and_again_ends_all_with_a_clear_error(tmp_path):
     with running(tmp_path) as process:
         read_until(process.stdout, "Stop it")
+        (tmp_path / "prefill-fails").touch()
         os.kill(pids(tmp_path)[0], signal.SIGKILL)
         _, err = process.communicate(timeout=WAIT_S)
         assert process.returncode == 2
-        assert "quire: the prefill server was killed by signal 9" in err
+        assert "device_memory holds 3 pages: give it more, again and again" in err
         assert "Traceback" not in err
         assert not any(alive(pid) for pid in pids(tmp_path))
 

@@ -1,7 +1,8 @@
 """`quire pd`: a prefill server, a decode server and a router on this machine, in one command.
 
 The servers are processes of their own, `quire serve` on free ports, that share a secret nobody else
-knows and a store. The router runs here. They all end together, whoever ends first.
+knows and a store. The router runs here. A server that dies is started again, on its old ports, and
+the router uses it as soon as it is back; one that dies again and again ends all of them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -43,12 +45,17 @@ from quire.sizes import format_bytes
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from quire.cli.children import Child, Ready
+    from quire.cli.children import Child, Ready, Say
     from quire.server.config import ServerConfig
     from quire.server.stopping import Stop
 
 NAMES = ("prefill", "decode")
 COMMAND = (sys.executable, "-m", "quire.cli", "serve", "--child")
+
+_MOST_FAILURES = 3
+"""Starts in a row that come to nothing."""
+_PAUSE_S = 0.5
+"""Before the first of them; then twice as long each time."""
 
 _Tp = Annotated[int, typer.Option(min=1, help="Ranks of that server.")]
 
@@ -195,7 +202,15 @@ async def _run(
                 ready = await _all_ready(children, stop)
                 is_starting = False
             if ready is not None:
-                await _route(children, ready, settings, listen, stop, admin_key)
+                await _route(
+                    [_Server(*each) for each in zip(starts, children, ready, strict=True)],
+                    settings,
+                    listen,
+                    stop,
+                    admin_key,
+                    say=say,
+                    running=running,
+                )
 
 
 async def _all_ready(children: Sequence[Child], stop: Stop) -> list[Ready] | None:
@@ -214,34 +229,75 @@ async def _all_ready(children: Sequence[Child], stop: Stop) -> list[Ready] | Non
         await asyncio.gather(starting, stopping, return_exceptions=True)
 
 
+@dataclass(slots=True)
+class _Server:
+    """One that runs."""
+
+    start: Start
+    child: Child
+    ready: Ready
+
+    def arguments(self) -> list[str]:
+        """To start it again where it was."""
+        found = list(self.start.arguments)
+        ports = {"--port": self.ready.url, "--peer-port": self.ready.info.peer}
+        for option, address in ports.items():
+            if port := urlsplit(address).port:
+                found[found.index(option) + 1] = str(port)
+        return found
+
+
+async def _keep(server: _Server, say: Say, running: contextlib.AsyncExitStack) -> str:
+    """Start it again whenever it dies. Returns when that is of no use: why."""
+    from quire.cli.children import Child
+
+    failures = 0
+    while True:
+        reason = await server.child.gone()
+        if failures >= _MOST_FAILURES:
+            return reason
+        complain(f"{reason}: it is started again")
+        await asyncio.sleep(_PAUSE_S * 2**failures)
+        server.child = Child(server.start.name, say)
+        await server.child.start([*COMMAND, *server.arguments()], server.start.environ)
+        running.push_async_callback(server.child.stop)
+        failures += 1
+        with contextlib.suppress(EngineError):
+            await server.child.ready()
+            complain(f"the {server.start.name} server is back")
+            failures = 0
+
+
 async def _route(
-    children: Sequence[Child],
-    ready: Sequence[Ready],
+    servers: Sequence[_Server],
     settings: Settings,
     listen: ServerConfig,
     stop: Stop,
     admin_key: str,
+    *,
+    say: Say,
+    running: contextlib.AsyncExitStack,
 ) -> None:
     from quire.router.config import RouterConfig
     from quire.router.fleet import Fleet
     from quire.router.run import run
     from quire.server.run import bind
 
-    prefill, decode = ready
+    prefill, decode = (server.ready for server in servers)
     config = RouterConfig(prefill=(prefill.url,), decode=(decode.url,), admin_key=admin_key)
 
     def on_ready(url: str, _: Fleet) -> None:
         key_file = keep_admin_key(url, admin_key, settings, living)
-        show(table(url, children, ready))
+        show(table(url, servers))
         print(directions(url, decode.info, settings, key_file), flush=True)
 
     ended: list[str] = []
 
-    async def watch(child: Child) -> None:
-        ended.append(await child.gone())
+    async def watch(server: _Server) -> None:
+        ended.append(await _keep(server, say, running))
         stop.set(soon=True)
 
-    watching = [asyncio.create_task(watch(child)) for child in children]
+    watching = [asyncio.create_task(watch(server)) for server in servers]
     try:
         with contextlib.ExitStack() as living, contextlib.closing(bind(listen)) as listener:
             await run(config, listen, listener, stop, on_ready)
@@ -250,10 +306,10 @@ async def _route(
             task.cancel()
         await asyncio.gather(*watching, return_exceptions=True)
     if ended:
-        raise EngineError(f"{ended[0]}; all the others were stopped: start them again")
+        raise EngineError(f"{ended[0]}, again and again; all the others were stopped")
 
 
-def table(url: str, children: Sequence[Child], ready: Sequence[Ready]) -> Table:
+def table(url: str, servers: Sequence[_Server]) -> Table:
     """What runs where."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -263,7 +319,7 @@ def table(url: str, children: Sequence[Child], ready: Sequence[Ready]) -> Table:
         found.add_column(name, no_wrap=True)
     found.add_column("cache", overflow="fold")
     found.add_row("router", url, "", str(os.getpid()), "")
-    for child, each in zip(children, ready, strict=True):
+    for child, each in ((server.child, server.ready) for server in servers):
         sizes = [
             f"{tier.name} {format_bytes(tier.num_pages * tier.page_bytes)}"
             for tier in each.info.tiers

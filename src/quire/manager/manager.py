@@ -12,6 +12,7 @@ its `with` block) at any point gives back all that it held.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from quire.components import Component, FullAttention, Guard, usable_pages
@@ -28,7 +29,7 @@ from quire.manager.fetches import Fetches, Prefetch
 from quire.manager.foreign import ForeignDevice
 from quire.manager.lease import Lease, LoadState, PrefixMatch, Wish
 from quire.manager.loads import Loader
-from quire.manager.outline import Run, outline
+from quire.manager.outline import outline
 from quire.manager.states import States
 from quire.manager.stores import StoreControl
 from quire.manager.writes import Writer
@@ -102,6 +103,8 @@ class CacheManager:
         """For an engine that owns its device pages."""
         self.audits = Audits(core)
         """For an engine that computes what is cached again, to compare."""
+        self.outline = partial(outline, core)
+        """The tree, for a person to look at: at most so many runs of pages."""
         _check_pools(core)
 
     # ---- the life of a request ------------------------------------------------------------------
@@ -457,10 +460,6 @@ class CacheManager:
                 if node.held[slot] is not None:
                     counts[slot] += num_pages(held_pages(node, slot))
         return counts[0], counts[1]
-
-    def outline(self, limit: int) -> list[Run]:
-        """The tree, for a person to look at."""
-        return outline(self._core, limit)
 
     # ---- administration -------------------------------------------------------------------------
 

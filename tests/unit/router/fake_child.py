@@ -22,7 +22,9 @@ async def main(folder: Path, arguments: list[str]) -> None:
     if (folder / f"{role}-fails").exists():
         sys.stderr.write("quire: device_memory holds 3 pages: give it more\n")
         sys.exit(2)
-    fake = await FakeServer(role).start()
+    fake = FakeServer(role)
+    fake._port = int(arguments[arguments.index("--port") + 1])
+    await fake.start()
     end = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, end.set)
     (folder / role).write_text(str(os.getpid()))
