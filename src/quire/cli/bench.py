@@ -273,6 +273,11 @@ def gpu(
         seed=seed,
         store=store,
     )
+    for folder in filter(None, (store, save and save.parent)):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{folder} cannot be used: {error.strerror or error}") from error
     results: list[dict[str, Any]] = []
     end_s = None if budget_s is None else time.monotonic() + budget_s
 

@@ -123,6 +123,20 @@ def test_parts_that_nobody_knows_are_refused(capsys, monkeypatch) -> None:
     assert "prefill" in quire("bench", "gpu", *OPTIONS, "--only", "decode,speed").sentence
 
 
+def test_folders_are_made_or_refused_before_anything_is_measured(
+    tmp_path, capsys, monkeypatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(bench, "run", lambda *_: {"failed": {bench.INTERRUPTED: ""}})
+    quire = command(capsys, monkeypatch)
+    options = [*OPTIONS, "--json", "--store", str(tmp_path / "new" / "st")]
+    assert "shapes" in quire("bench", "gpu", *options).json
+    assert (tmp_path / "new" / "st").is_dir()
+    for option in ("--store", "--save"):
+        below = str(tmp_path / "file" / "st" / "r.json")
+        assert "cannot be used" in quire("bench", "gpu", *OPTIONS, option, below).sentence
+
+
 def test_shapes_that_nobody_knows_are_refused_before_anything_is_measured() -> None:
     assert parse_shapes("tiny, qwen3-8b,tiny") == ["tiny", "qwen3-8b"]
     for text in ("tiny,huge", "", ","):
