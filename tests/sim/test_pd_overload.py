@@ -51,7 +51,13 @@ def received(sim: PdSimulation) -> int:
 
 
 SMALL = OverloadOptions(
-    servers=4, sessions=100, seconds=60.0, most_pages=40, host_pages=120, timeout_s=6.0
+    servers=4,
+    sessions=100,
+    seconds=60.0,
+    most_pages=40,
+    host_pages=120,
+    timeout_s=6.0,
+    turn_s=0.2,
 )
 
 

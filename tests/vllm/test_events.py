@@ -68,16 +68,14 @@ def test_vllms_subscriber_rebuilds_what_each_tier_holds(tmp_path: Path) -> None:
         for start in range(12):
             ask(server, TINY_LLAMA.cut(37 * (start % 9), 300 + 16 * start))
         with subscribed(events, replay) as subscriber:  # late: all of it is replayed
-            first = subscriber.held()
-            assert first["replayed"] > 0
-            same_as_in(server, first)
+            assert subscriber.held()["replayed"] > 0
+            same_as_in(server, subscriber)
             for start in range(12, 18):
                 ask(server, TINY_LLAMA.cut(41 * start, 500))
-            same_as_in(server, subscriber.held())
+            same_as_in(server, subscriber)
             server.flush("device")
-            after = subscriber.held()
-            assert "GPU" not in after["held"]
-            same_as_in(server, after)
+            assert "GPU" not in subscriber.held()["held"]
+            same_as_in(server, subscriber)
             server.flush("host")
             assert not subscriber.held()["held"]
 
@@ -86,9 +84,10 @@ def ask(server: Node, prompt: Prompt) -> None:
     assert server.ask(prompt, NUM_TOKENS).status == 200
 
 
-def same_as_in(server: Node, found: dict[str, Any]) -> None:
+def same_as_in(server: Node, subscriber: Subscriber) -> None:
     """By number as the pools count them, by name as the server's own events have them."""
     server.wait_clean()
+    found = subscriber.held()
     own: dict[str, set[str]] = {name: set() for name in MEDIA}
     answer = server.get("/admin/events?since=0")
     assert answer["complete"]
@@ -97,7 +96,7 @@ def same_as_in(server: Node, found: dict[str, Any]) -> None:
         if event["tier"] in own:
             change = own[event["tier"]].update if event["kind"] == "stored" else None
             (change or own[event["tier"]].difference_update)(event["keys"])
-    used = {tier["tier"]: tier["used_pages"] for tier in server.get("/admin/cache")["tiers"]}
+    used = {tier["name"]: tier["used_pages"] for tier in server.get("/admin/cache")["tiers"]}
     for tier, medium in MEDIA.items():
         held = set(found["held"].get(medium, ()))
         assert held == own[tier]

@@ -171,7 +171,7 @@ class OverloadOptions:
     most_pages: int = option(48, "Of a prompt.", _LOAD, 1)
     host_pages: int = option(300, "Of each engine.", _LOAD, 1)
     timeout_s: float = option(3.0, "Without progress, until a peer is given up.", _LOAD)
-    turn_s: float = option(0.2, "Virtual time from one turn of an engine to the next.", _LOAD)
+    turn_s: float = option(0.4, "Virtual time from one turn of an engine to the next.", _LOAD)
 
     @property
     def prefills(self) -> int:
