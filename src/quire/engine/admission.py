@@ -111,8 +111,10 @@ class Admission:
         assert lease is not None
         if lease.stream is None:
             request.state = State.RUNNING
-            # If all of it is there, its last token is computed once more, for what comes after it.
-            request.computed = min(lease.num_device * self._page_size, request.length - 1)
+            request.computed = lease.num_device * self._page_size
+            if not request.for_peer:
+                # If all is there, its last token is computed once more, for what comes after it.
+                request.computed = min(request.computed, request.length - 1)
             self._holds.note_found(request, lease.num_device)
 
     def holding_device(self, but: Request | None = None) -> list[Request]:
