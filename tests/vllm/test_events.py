@@ -38,17 +38,16 @@ class Subscriber:
 def subscribed(events: str, replay: str) -> Iterator[Subscriber]:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [os.environ["QUIRE_VLLM_PYTHON"], str(HERE / "subscriber.py"), events, replay]
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    )
-    try:
-        assert process.stdout is not None
-        while (line := process.stdout.readline().strip()) != "ready":  # vLLM may say more
-            assert line or process.poll() is None, "it ended before it was ready"
-        yield Subscriber(process)
-    finally:
-        process.kill()
-        process.wait()
+    ) as process:
+        try:
+            assert process.stdout is not None
+            while (line := process.stdout.readline().strip()) != "ready":  # vLLM may say more
+                assert line or process.poll() is None, "it ended before it was ready"
+            yield Subscriber(process)
+        finally:
+            process.kill()
 
 
 def free_port() -> int:

@@ -3,6 +3,7 @@ router: plainly, with logprobs, and with several answers to one question."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -40,7 +41,7 @@ class Talk:
     def end(self) -> list[int]:
         """How often each was answered, rightly every time."""
         self._over.set()
-        with self._pool, self._http:
+        with contextlib.closing(self._http), self._pool:
             people: list[Future[int]] = self._people
             return [each.result() for each in people]
 
