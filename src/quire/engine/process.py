@@ -7,6 +7,7 @@ until the server is gone.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import logging
 import signal
 import sys
@@ -98,6 +99,7 @@ def serve(engine: Engine, line: Line, stop: threading.Event) -> None:
 
 
 def main() -> int:
+    faulthandler.enable()  # where every thread was, should a library crash
     logs.configure(logging.INFO)
     # Ctrl-C reaches the whole process group; the server decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
