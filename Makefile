@@ -47,7 +47,7 @@ help:
 	@echo "make bench-ttft   what a hit in each tier saves and what the tiers cost, in minutes"
 	@echo "make bench-disagg prefill and decode apart: what a decode-side cache saves, in minutes"
 	@echo "make bench-serve  sessions against a running server (BENCH_URL=$(BENCH_URL))"
-	@echo "make bench-peers  vLLM alone, with Quire and with LMCache, on a CPU; downloads 0.7 GB once"
+	@echo "make bench-peers  vLLM alone and with Quire, on a CPU; downloads 0.6 GB once"
 	@echo "make sim     a longer simulated run with faults"
 	@echo "make clean   remove the virtual environment and all caches"
 

@@ -1,5 +1,5 @@
 """Runs where SGLang's package is: QuireStorage, made by SGLang's own factory and used as its cache
-controller uses a backend, beside SGLang's own file backend.
+controller uses a backend.
 
     python sglang_trial.py FOLDER       ends with 0, or with what was not as it should be
 
@@ -57,7 +57,8 @@ def main(folder: Path) -> None:
     check_their_own_faults(folder / "faults")
 
 
-def backend(kind: str, folder: Path, pool: Pool, **config: Any) -> Any:
+def again(folder: Path, pool: Pool) -> Any:
+    """A backend of its own, as in another process."""
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
     from sglang.srt.mem_cache.storage import StorageBackendFactory
 
@@ -68,37 +69,35 @@ def backend(kind: str, folder: Path, pool: Pool, **config: Any) -> Any:
         "interface_v1": 1,
         "store": f"file://{folder}/quire?max=64MiB",
         "model_fingerprint": "w",
-        "file_storage_path": str(folder / "theirs"),
     }
     folder.mkdir(exist_ok=True)
     known = {"tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1, "attn_cp_rank": 0}
     known |= {"attn_cp_size": 1, "is_mla_model": False, "enable_storage_metrics": False}
     known |= {"is_page_first_layout": pool.layout == "page_first", "model_name": "m"}
-    told = HiCacheStorageConfig(**{**known, "extra_config": extra, **config})
-    made = StorageBackendFactory.create_backend(kind, told, pool)
+    told = HiCacheStorageConfig(**{**known, "extra_config": extra})
+    made = StorageBackendFactory.create_backend("dynamic", told, pool)
     made.register_mem_pool_host(pool)
     made.on_host_pools_registered()
     return made
 
 
 def check_layout(layout: str, folder: Path) -> None:
-    """What one engine keeps another finds, by either of SGLang's ways, as in its own backend."""
+    """What one engine keeps another finds, by either of SGLang's ways."""
     keys, slots = [f"{number:064x}" for number in range(8)], torch.arange(8 * PAGE)
-    source = Pool(layout)
+    source, target = Pool(layout), Pool(layout)
     source.kv_buffer.copy_(torch.randn(source.kv_buffer.shape))
     pages = [source.get_data_page(at * PAGE) for at in range(8)]
-    for kind in ("dynamic", "file"):
-        one, target = backend(kind, folder, source), Pool(layout)
-        assert one.batch_exists(keys) == 0
-        assert one.batch_set(keys[:5], pages[:5])
-        assert (one.exists(keys[0]), one.exists(keys[5])) == (True, False)
-        assert one.batch_set(keys[5:], pages[5:])
-        other = backend(kind, folder, target)
-        assert other.batch_exists(keys) == 8
-        assert other.batch_exists(["ff", *keys]) == 0
-        rooms = [target.get_dummy_flat_data_page() for _ in keys]
-        assert all(map(torch.equal, other.batch_get(keys, rooms), pages))
-        assert other.get("ff", target.get_dummy_flat_data_page()) is None
+    one = again(folder, source)
+    assert one.batch_exists(keys) == 0
+    assert one.batch_set(keys[:5], pages[:5])
+    assert (one.exists(keys[0]), one.exists(keys[5])) == (True, False)
+    assert one.batch_set(keys[5:], pages[5:])
+    other = again(folder, target)
+    assert other.batch_exists(keys) == 8
+    assert other.batch_exists(["ff", *keys]) == 0
+    rooms = [target.get_dummy_flat_data_page() for _ in keys]
+    assert all(map(torch.equal, other.batch_get(keys, rooms), pages))
+    assert other.get("ff", target.get_dummy_flat_data_page()) is None
     more = [f"{number:064x}" for number in range(100, 108)]
     assert all(again(folder, source).batch_set_v1(more, slots, prefix(keys)))
     target = Pool(layout)
@@ -112,10 +111,6 @@ def check_layout(layout: str, folder: Path) -> None:
     assert again(folder, unlike).batch_exists(keys) == 0, "its bytes lie in another order"
 
 
-def again(folder: Path, pool: Pool) -> Any:
-    return backend("dynamic", folder, pool)
-
-
 def prefix(keys: list[str]) -> Any:
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo
 
@@ -127,7 +122,7 @@ def check_hybrids_are_refused(folder: Path) -> None:
 
     from quire.errors import ConfigError
 
-    made = backend("dynamic", folder, Pool("page_first"))
+    made = again(folder, Pool("page_first"))
     refusal = ""
     try:
         made.register_mem_host_pool_v2(None, PoolName.MAMBA)
@@ -140,7 +135,7 @@ def check_their_own_faults(folder: Path) -> None:
     """SGLang's failure injector around it: what is found is right."""
     os.environ["SGLANG_TEST_HICACHE_BACKEND_RANDOM_FAILURE"] = "0.3"
     pool = Pool("page_first")
-    made = backend("dynamic", folder, pool)
+    made = again(folder, pool)
     assert type(made).__name__ == "HiCacheStorageFailureInjector"
     kept: dict[str, torch.Tensor] = {}
     for number in range(200):

@@ -468,7 +468,9 @@ def peers(
             show_default=False,
         ),
     ] = None,
-    lmcache: Annotated[bool, typer.Option(help="LMCache, in server mode, as a peer.")] = True,
+    lmcache: Annotated[
+        bool, typer.Option(help="LMCache, in server mode, as a third side.")
+    ] = False,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; the sides take turns.")] = 4,
     length: Annotated[
         list[int] | None,

@@ -14,9 +14,9 @@ import subprocess
 import sys
 import venv
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
-import quire
 from quire.errors import ConfigError
 
 PINS = Path(__file__).parent
@@ -59,10 +59,10 @@ def install(folder: Path, *, lmcache: bool, say: Callable[[str], None]) -> Path:
 
 def _ourselves() -> list[str]:
     """This Quire: its sources where they are, or the package."""
-    root = Path(quire.__file__).parents[2]
+    root = PINS.parents[3]
     if (root / "pyproject.toml").is_file():
         return ["-e", str(root)]
-    return [f"quire=={quire.__version__}"]
+    return [f"quire=={version('quire')}"]
 
 
 def _pip(python: Path, words: Sequence[str]) -> None:
