@@ -47,6 +47,11 @@ FOUND_BY_SWARM = {
     830242151: "hand-overs that moved together had no room for the state at their ends",
 }
 """The same, with what runs out drawn as the swarm does."""
+FOUND_WITH_PAIRS = {
+    544582077: "a prompt that was all there was computed from within its last page, for a peer",
+    544582075: "the same",
+}
+"""The same, with pairs and drafts."""
 AS_IT_WAS: dict[str, Any] = {"units": UnitMix.TOKEN, "drafts": 0}
 """When these were found."""
 
@@ -75,6 +80,11 @@ def test_a_cluster_with_faults_breaks_no_rule(seed: int, seen: Counter[str]) -> 
 def test_what_was_found_once_stays_right(seed: int) -> None:
     options = replace(SimPdOptions.from_seed(seed), **AS_IT_WAS)
     assert simulate_pd(seed, 700, options).counters["finish length"] > 0
+
+
+@pytest.mark.parametrize("seed", FOUND_WITH_PAIRS)
+def test_what_a_swarm_found_with_pairs_stays_right(seed: int) -> None:
+    assert simulate_pd(seed, 700, SimPdOptions.for_swarm(seed)).counters["finish length"] > 0
 
 
 @pytest.mark.long
