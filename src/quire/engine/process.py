@@ -99,12 +99,12 @@ def serve(engine: Engine, line: Line, stop: threading.Event) -> None:
 
 
 def main() -> int:
-    faulthandler.enable()  # where every thread was, should a library crash
     logs.configure(logging.INFO)
     # Ctrl-C reaches the whole process group; the server decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _leave)
     stop = threading.Event()
+    faulthandler.enable()  # where every thread was, should a library crash
     startup, parent = read_startup(Startup)
     stop_when_orphaned(parent, stop, startup.address)
     line = Line(startup.address)
