@@ -4,12 +4,8 @@ The copy engines are full of the cache's pages: a small copy that queues there w
 of them, and the step with it. So everything goes through pinned memory that a kernel reads, or
 writes, over the link itself. That memory is used again once the kernel has run.
 
-    lent ──filled, kernels launched──▶ in use ──event passed──▶ free       to the device
+    lent ──filled, kernel launched──▶ in use ──event passed──▶ free        to the device
     lent ──kernel launched──▶ in use ──waited for, read──▶ free            from it
-
-What a kernel reads over a full link takes its time too: on an H200 each step took 0.24 ms longer
-beside loads. So what goes to the device is read ahead, on a stream of its own, while that of the
-caller still computes what came before; on the caller's, a second kernel puts it where it belongs.
 
 Knows one device; used by one thread.
 """
@@ -47,10 +43,6 @@ class Staging:
         self._device = device
         self._in_use: dict[int, deque[_Lent]] = defaultdict(deque)
         """By size, in the order of their kernels."""
-        self._ahead: torch.cuda.Stream | None = None
-        if device.type == "cuda":
-            # First in line wherever there is room between two kernels of the model.
-            self._ahead = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         self._arriving: set[_Lent] = set()
         """Held here too: a kernel may write into what nobody waits for any more."""
 
@@ -88,24 +80,10 @@ class Staging:
             for end, target in zip(ends, targets, strict=True)
         ]
         yield [lent.here[words].view(shape).numpy() for words, shape in places]
-        near = self._read_ahead(lent, ends[-1])
         for (words, shape), target in zip(places, targets, strict=True):
-            _by_kernel(near[words].view(shape), target)
+            _by_kernel(lent.there[words].view(shape), target)
         lent.used()
         self._in_use[lent.num_words].append(lent)
-
-    def _read_ahead(self, lent: _Lent, num_words: int) -> torch.Tensor:
-        """The first words of it, where the current stream can have them at once."""
-        if self._ahead is None:
-            return lent.there
-        with torch.cuda.stream(self._ahead):
-            if lent.near is None:
-                with torch.inference_mode(False):  # it may be written in either mode later
-                    lent.near = torch.empty_like(lent.there)
-            _by_kernel(lent.there[:num_words], lent.near[:num_words])
-            arrived = self._ahead.record_event()
-        torch.cuda.current_stream(self._device).wait_event(arrived)
-        return lent.near
 
     def receive(self, tensor: torch.Tensor) -> Arriving:
         """What it holds by now, on its way to the host."""
@@ -156,8 +134,6 @@ class _Lent:
         there = device_view(self.here, device)
         assert there is not None, "torch's pinned memory is addressed alike by all"
         self.there = there
-        self.near: torch.Tensor | None = None
-        """As much of the device's own memory, once something was sent."""
         self._event: Any = torch.cuda.Event() if on_cuda else None  # type: ignore[no-untyped-call]
 
     def used(self) -> None:
