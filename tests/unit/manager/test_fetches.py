@@ -395,3 +395,24 @@ def test_a_hit_of_any_length_is_found_in_a_few_questions(mix: str, hit: int) -> 
     rig.run()
     assert rig.manager.admit(lease) == hit
     rig.manager.release(lease)
+
+
+@every_mix
+def test_where_answers_are_slow_the_second_question_is_for_all_the_rest(mix: str) -> None:
+    rig = Rig(mix=mix)
+    key = rig.doc(40, seed=1)
+    rig.cache_in_store(key)
+    lease = rig.acquire(key)
+    prefetch = rig.manager.prefetch(lease)
+    rig.step()
+    rounds = 0
+    while rig.has(Probe):
+        rounds += 1
+        rig.now += 7.0
+        for probe in rig.take_all(Probe):
+            rig.answer(probe)
+    assert rounds == 2
+    assert prefetch.num_hit == 40
+    rig.run()
+    assert rig.manager.admit(lease) == 40
+    rig.manager.release(lease)

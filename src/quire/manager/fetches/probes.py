@@ -1,8 +1,9 @@
 """Probes: how long a prefix does the store have?
 
 Asked by galloping: for one page, then for as many more as make it four times as many, and so on
-until a page is missing. A miss at the first page costs one key; a long hit a few questions. The
-questions of a step travel together, in one command per component.
+until a page is missing. A miss at the first page costs one key; a long hit a few questions. Where
+answers are slow, the second question is for all the rest. The questions of a step travel together,
+in one command per component.
 
 Knows prefetches and the workers' answers; not what is done with what was found.
 """
@@ -56,9 +57,12 @@ class Probes:
             on_report=self._reported,
         )
         asked, queries = [], []
+        slow_since_s = core.clock() - TIMEOUT_S
         for prefetch in batch:
             key, first, num_asked = prefetch.key, prefetch.first, prefetch.num_asked
             end = min(key.last, first + (num_asked * _STRIDE or 1))
+            if num_asked and prefetch.started_s <= slow_since_s:
+                end = key.last
             asked.append((prefetch, end))
             queries.append(key.path.keys(first + num_asked, end))
         for component in core.components:
