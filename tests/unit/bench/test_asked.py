@@ -32,14 +32,19 @@ def test_prompts_are_asked_for_a_share_or_for_seconds() -> None:
 
 
 def test_a_hit_on_the_host_is_asked_for_at_one_length_and_where_it_was_measured() -> None:
-    hit = {"device_ms": 15.0, "host_ms": 124.0, "floor_ms": 100.0, "computed_ms": 1230.0}
-    rows = [{"tokens": 1024} | hit, {"tokens": 32768} | hit, {"tokens": 130816, "device_ms": 16.0}]
+    more = {"device_ms": 15.0, "more_tokens": 63, "more_ms": 15.0}
+    hit = more | {"host_ms": 124.0, "floor_ms": 100.0, "computed_ms": 1230.0}
+    late = more | {"device_ms": 16.0}
+    rows = [{"tokens": 1024} | hit, {"tokens": 32768} | hit, {"tokens": 130816} | late]
     assert met({"hits": rows}) == {
         "1,024 on the device": True,
+        "1,024 on the device and 63 more": True,
         "32,768 on the device": True,
+        "32,768 on the device and 63 more": True,
         "32,768 on the host: ÷ floor": True,
         "32,768 on the host: computed ÷ it": False,
         "130,816 on the device": False,
+        "130,816 on the device and 63 more": True,
     }
 
 

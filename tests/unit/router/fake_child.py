@@ -9,6 +9,9 @@ import signal
 import sys
 from pathlib import Path
 
+signal.signal(signal.SIGINT, lambda *_: sys.exit(0))  # while the rest is being imported, too
+
+# ruff: noqa: E402
 from quire.cli.children import announce, end_with_standard_input
 from quire.engine.messages import EngineInfo, TierStatus
 from unit.router.fakes import FakeServer

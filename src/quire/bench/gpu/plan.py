@@ -86,8 +86,8 @@ class Plan:
     as of `prompts`."""
     hits: tuple[int, ...] = (1024, 8192, 32768, 130816)
     """Those that the model takes; what the host cannot hold is looked for on the device only."""
-    more_tokens: int = 32
-    """That a user adds to a prompt that was asked before."""
+    more_tokens: int = 63
+    """That a user adds to a prompt that was asked before: nearly a page is the worst."""
     disk_bytes: int = 512 << 20
     """Read and written to see what the store's disk does at best."""
     crossover_tokens: int = 8192

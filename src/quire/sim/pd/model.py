@@ -250,9 +250,9 @@ class SimModel:
         pages = page_array(segment.pages).tolist()
         if len(set(pages)) != len(pages):
             raise SimulationError(f"{segment.id} has a page twice")
-        due = sequence.pages(0, start)
-        self._check(segment, segment.pages, due, FULL)
-        first, last = start // self._page_size, -(-end // self._page_size)
+        there = start + segment.is_there  # then all that is computed first is there already
+        self._check(segment, segment.pages, sequence.pages(0, there), FULL)
+        first, last = there // self._page_size, -(-end // self._page_size)
         self._pools.compute(pages[first:last], sequence.pages(first, end), FULL)
         self._pools.scribble_everywhere(pages[last:], FULL)
 
