@@ -170,19 +170,18 @@ class Operations:
         if op is None or leg not in op.open_legs:
             return False
         first, statuses, before = report.first, report.statuses, op.legs[leg]
-        end = first + len(statuses)
+        end, now = first + len(statuses), self._clock()
         sensible = first >= 0 and end <= len(before)
         if sensible:  # else a confused worker: its pages stay unreported, hence not OK
             if end - first < len(before):
                 statuses = before[:first] + statuses + before[end:]
             op.legs[leg] = statuses
-            now, at_s = self._clock(), report.at_s
-            op.reported_s = now if at_s is None else at_s
+            op.reported_s = now if report.at_s is None else report.at_s
             if op.kind in _IN_PIECES and _OK in report.statuses:
                 op.deadline_s = now + op.timeout_s
             op.keys = op.keys or report.keys
             op.seconds = max(op.seconds, report.seconds)
-        self._advance(op, leg if report.final else None)
+        self._advance(op, leg if report.final else None, now)
         return sensible
 
     def probed(self, report: Probed) -> bool:
@@ -201,7 +200,7 @@ class Operations:
             before = op.present.get(report.component, report.present)
             both = zip(before, report.present, strict=True)
             op.present[report.component] = [bytes(map(min, a, b)) for a, b in both]
-        self._advance(op, leg)
+        self._advance(op, leg, self._clock())
         return True
 
     def store_changed(self, op_id: OperationId, rank: int, error: str) -> bool:
@@ -209,7 +208,7 @@ class Operations:
         if op is None or leg not in op.open_legs:
             return False
         op.error = op.error or error
-        self._advance(op, leg)
+        self._advance(op, leg, self._clock())
         return True
 
     def lose_rank(self, rank: int, reason: str) -> None:
@@ -218,7 +217,7 @@ class Operations:
         for op in list(self.running.values()):
             for leg in [leg for leg in op.open_legs if leg[0] == rank]:
                 op.error = op.error or f"rank {rank} is lost: {reason}"
-                self._advance(op, leg)
+                self._advance(op, leg, self._clock())
 
     def expire(self, now: float) -> int:
         """Mark overdue operations and tell their owners. Returns how many."""
@@ -252,7 +251,7 @@ class Operations:
                 heapq.heappush(heap, (op.deadline_s, op_id))
         return None
 
-    def _advance(self, op: Operation, ended_leg: Leg | None) -> None:
+    def _advance(self, op: Operation, ended_leg: Leg | None, now: float) -> None:
         if ended_leg is not None:
             op.open_legs.discard(ended_leg)
             if not op.open_legs:
@@ -261,5 +260,5 @@ class Operations:
                 self.num_running[op.kind] -= 1
                 ended = self.ended[op.kind]
                 ended.count += 1
-                ended.seconds += self._clock() - op.started_s
+                ended.seconds += now - op.started_s
         op.on_report(op)

@@ -3,6 +3,8 @@ budget that will be free again, what moves is not late (C15, C21, C37)."""
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from quire.config import PrefetchPolicy
@@ -416,3 +418,24 @@ def test_where_answers_are_slow_the_second_question_is_for_all_the_rest(mix: str
     rig.run()
     assert rig.manager.admit(lease) == 40
     rig.manager.release(lease)
+
+
+# ---- after the end ------------------------------------------------------------------------------
+
+
+def test_what_a_request_knew_is_gone_with_it_and_waits_for_no_collection() -> None:
+    """A prompt's tokens, and all that was noted for it, are as long as the prompt."""
+    rig = Rig(store=True)
+    gc.collect()
+    gc.disable()
+    try:
+        lease = rig.acquire(rig.doc(4, seed=1))
+        rig.manager.prefetch(lease)
+        rig.run()
+        rig.manager.release(lease)
+        rig.run()
+        rig.manager.next_wakeup()  # as an engine asks before it sleeps
+        del lease
+        assert not [each for each in gc.get_objects() if isinstance(each, Lease | Prefetch)]
+    finally:
+        gc.enable()

@@ -68,6 +68,7 @@ class Fetches:
         """A lease ends: nothing more is brought for it."""
         if lease.prefetch is not None:
             self.prefetches.settle(lease.prefetch)
+            lease.prefetch = None  # each knows the other: they would wait for a collection
         if lease.intake is not None:
             self.offers.close(lease)
         if lease.stream is not None:
