@@ -36,9 +36,10 @@ _MIN_ROWS, _MAX_ROWS, _MAX_LARGE_ROWS = 16, 64, 128
 ones are faster for as long as two of them fit on a multiprocessor: one computes while the other
 weighs. That takes half precision, heads of up to 128 numbers, and registers that are kept short."""
 _LARGE_DIM, _LARGE_REGISTERS = 128, 128
-_STAGES, _LARGE_STAGES = 3, 2
+_STAGES, _FEW_STAGES = 3, 2
 """Blocks that are on their way at once. Large tiles have no room for a third one, and are faster
-without the attempt where a block lies in one page."""
+without the attempt where a block lies in one page. Single queries have little to do with a block:
+the room is better used by more programs."""
 _LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 _NEVER: tl.constexpr = tl.constexpr(-1.0e30)
 
@@ -122,8 +123,11 @@ def _decode(
     QUERIES: tl.constexpr, ROWS: tl.constexpr,
     H: tl.constexpr, KV: tl.constexpr, G: tl.constexpr, BG: tl.constexpr,
     D: tl.constexpr, BD: tl.constexpr, P: tl.constexpr, BN: tl.constexpr, S: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_PLAIN: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """`HAS_PLAIN`: blocks that every query sees whole have a loop of their own, without masks. It
+    pays where queries are several: a single one is done before a second loop has begun."""
     tile = tl.program_id(0)
     h = tl.program_id(1)
     s = tl.program_id(2)
@@ -157,14 +161,14 @@ def _decode(
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, BD], tl.float32)
     plain = low
-    if not HAS_WINDOW:  # every query sees all of the blocks before this one
+    if HAS_PLAIN:  # every query sees all of the blocks before this one
         plain = tl.maximum(low, tl.minimum(high, (before + first_query + 1) // BN))
         for i in range(low, plain):
             m, total, acc = _see(
                 i, q, m, total, acc, keys, values, table, position, length, seen_from, window,
                 scale, h, KV, D, BD, P, BN, False, HAS_WINDOW, PRECISION,
             )  # fmt: skip
-    for i in tl.range(plain, high, num_stages=None if HAS_WINDOW else 1):
+    for i in tl.range(plain, high, num_stages=1 if HAS_PLAIN else None):
         m, total, acc = _see(
             i, q, m, total, acc, keys, values, table, position, length, seen_from, window,
             scale, h, KV, D, BD, P, BN, True, HAS_WINDOW, PRECISION,
@@ -295,7 +299,7 @@ def decode(
         shape = (num_sequences * tiles, kv, splits, num_rows)
         part = query.new_empty((*shape, dim), dtype=torch.float32)
         part_m, part_l = part.new_empty((2, *shape)).unbind()
-    is_large = num_rows > _MAX_ROWS
+    is_large, is_single = num_rows > _MAX_ROWS, tables.max_count == 1
     block = _block(block_dim * query.element_size())
     shapes = {
         "QUERIES": queries, "ROWS": num_rows, "H": num_heads, "KV": kv,
@@ -325,9 +329,10 @@ def decode(
         query.stride(0),
         tiles,
         P=page_size,
+        HAS_PLAIN=not window and not is_single,
         PRECISION="ieee" if query.dtype is torch.float32 else "tf32",
         num_warps=8 if is_large or num_rows * block_dim > 8192 else 4,
-        num_stages=_LARGE_STAGES if is_large and page_size % block == 0 else _STAGES,
+        num_stages=_FEW_STAGES if is_single or (is_large and page_size % block == 0) else _STAGES,
         maxnreg=_LARGE_REGISTERS if is_large else None,
         **shapes,
     )
