@@ -125,15 +125,16 @@ def free_port() -> int:
 class Moto:
     """A test double of S3: `moto`, in a process of its own. Real buckets cannot be had here."""
 
-    def __init__(self, folder: Path, bucket: str = "pages") -> None:
+    def __init__(self, folder: Path, bucket: str = "pages", bind: str = "127.0.0.1") -> None:
         self.port = free_port()
+        self._bind = bind
         self.bucket = bucket
         self._folder = folder
         self.start()
 
     def start(self) -> None:
         """Empty, as it is after every start."""
-        words = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
+        words = [sys.executable, "-m", "moto.server", "-H", self._bind, "-p", str(self.port)]
         log = self._folder / "moto.log"
         with log.open("ab") as out:
             self._process = subprocess.Popen(words, stdout=out, stderr=out)
@@ -188,8 +189,17 @@ sys.stdin.read()
 class Mooncake:
     """A pool: a master, and two holders of memory, each in a process of its own."""
 
-    def __init__(self, folder: Path, *, holder_bytes: int = 64 << 20, holders: int = 2) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        holder_bytes: int = 64 << 20,
+        holders: int = 2,
+        host: str = "127.0.0.1",
+    ) -> None:
+        """`host`: the address by which all of them are reached."""
         self._folder = folder
+        self._host = host
         self._holder_bytes = holder_bytes
         self.port, self.metrics_port = free_port(), free_port()
         self.start_master()
@@ -197,11 +207,11 @@ class Mooncake:
 
     @property
     def url(self) -> str:
-        return f"mooncake://127.0.0.1:{self.port}?metrics=127.0.0.1:{self.metrics_port}"
+        return f"mooncake://{self._host}:{self.port}?metrics={self._host}:{self.metrics_port}"
 
     def start_master(self) -> None:
-        words = [_mooncake_program(), "--rpc_address=127.0.0.1", f"--rpc_port={self.port}"]
-        words += ["--metrics_host=127.0.0.1", f"--metrics_port={self.metrics_port}"]
+        words = [_mooncake_program(), f"--rpc_address={self._host}", f"--rpc_port={self.port}"]
+        words += [f"--metrics_host={self._host}", f"--metrics_port={self.metrics_port}"]
         words += ["--default_kv_lease_ttl=2000", "--eviction_high_watermark_ratio=0.9"]
         words += ["--memory_allocator=offset"]
         log = self._folder / f"master-{self.port}.log"
@@ -210,7 +220,7 @@ class Mooncake:
         deadline = time.monotonic() + _START_S
         while True:
             try:
-                urlopen(f"http://127.0.0.1:{self.metrics_port}/health", timeout=5).close()
+                urlopen(f"http://{self._host}:{self.metrics_port}/health", timeout=5).close()
                 return
             except OSError:
                 assert self.master.poll() is None, log.read_text()
@@ -218,8 +228,8 @@ class Mooncake:
                 time.sleep(0.05)
 
     def start_holder(self) -> subprocess.Popen[bytes]:
-        words = [sys.executable, "-c", _HOLDER, f"127.0.0.1:{free_port()}"]
-        words += [f"127.0.0.1:{self.port}", str(self._holder_bytes)]
+        words = [sys.executable, "-c", _HOLDER, f"{self._host}:{free_port()}"]
+        words += [f"{self._host}:{self.port}", str(self._holder_bytes)]
         log = self._folder / f"holder-{self.port}.log"
         with log.open("ab") as err:
             holder = subprocess.Popen(

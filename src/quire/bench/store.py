@@ -8,12 +8,13 @@ driven as a worker drives it: as many calling threads and pages per call as a wo
 default.
 
 Disks are noisy, so every round times store and raw next to each other, in alternating order, and
-the result is the median of the rounds' ratios. Files are deleted only after the last round of a
-page size: deleting costs the disk work that would fall into somebody's measurement.
+the result is the median of the ratios of two rounds each. Files are deleted only after the last
+round of a page size: deleting costs the disk work that would fall into somebody's measurement.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import random
@@ -93,7 +94,7 @@ def summary(
     for way in ("write", "read"):
         entry[way] = {"store_gb_s": statistics.median(sample[f"store_{way}"] for sample in samples)}
         if raw:
-            ratios = [sample[f"store_{way}"] / sample[f"raw_{way}"] for sample in samples]
+            ratios = paired([sample[f"store_{way}"] / sample[f"raw_{way}"] for sample in samples])
             entry[way] |= {
                 "raw_gb_s": statistics.median(sample[f"raw_{way}"] for sample in samples),
                 "ratio": statistics.median(ratios),
@@ -101,6 +102,14 @@ def summary(
                 "ratio_max": max(ratios),
             }
     return entry
+
+
+def paired(ratios: Sequence[float]) -> list[float]:
+    """One for each two rounds, in which the other side went first: their geometric mean, in which
+    what being first is worth falls out. Of an odd number the last is left out; one is all there
+    is."""
+    pairs = list(zip(ratios[::2], ratios[1::2], strict=False))
+    return [math.sqrt(first * second) for first, second in pairs] or list(ratios)
 
 
 class _Bench:

@@ -4,8 +4,9 @@ Works in a place of its own inside the store (another prefix or folder), which i
 afterwards; nothing else is touched. The store is driven as a worker drives it: as many calling
 threads and pages per call, each thread writing one path, which it goes on with from call to call.
 Its client moves as many objects of the same bytes, by as many threads and calls. Every round times
-store and client next to each other, in alternating order, and the result is the median of the
-rounds' ratios.
+store and client next to each other, each in an empty place: who writes beside what is there already
+may find no memory left that the server has at hand, and is half as fast. Who goes first alternates,
+and of two rounds one ratio is made: what being first is worth falls out of it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 from quire.bench.raw import RawBucket, RawClient, RawPool, RawRedis, join_pool
@@ -35,6 +37,8 @@ PROBE_KEYS = 256
 _PROBES = 9
 
 Progress = Callable[[int, int], None]
+Move = Callable[[Sequence[PageKey]], float]
+"""Moves the pages; how long it took, in seconds."""
 
 
 class Probe(NamedTuple):
@@ -114,7 +118,9 @@ class Measured:
 
         return self._timed(keys, threads, get)
 
-    def raw(self, clients: Sequence[RawClient], keys: Sequence[PageKey], *, puts: bool) -> float:
+    def raw(
+        self, clients: Sequence[RawClient], keys: Sequence[PageKey], *, puts: bool = False
+    ) -> float:
         def work(caller: int) -> None:
             pages = self._pages_of(caller)
             for batch in _batches(keys, self._per_call)[caller :: len(clients)]:
@@ -231,15 +237,13 @@ def run(
         measured(text, page_bytes) as bench,
         raw_clients(bench, max(LIMITS.write_threads, LIMITS.fetch_threads)) as clients,
     ):
-        probe = None
+        known = bench.keys(min(num_pages, PROBE_KEYS))
+        bench.write(known)
+        probe = bench.probe(known)
+        bench.clear()
         for number in range(rounds):
-            keys = bench.keys(num_pages)
-            samples.append(_round(bench, clients, keys, number))
-            if probe is None:
-                probe = bench.probe(keys)
-            bench.clear()
+            samples.append(_round(bench, clients, num_pages, number))
             progress(number + 1, rounds)
-    assert probe is not None
     return {
         "url": parse_url(text).shown,
         "rounds": rounds,
@@ -250,19 +254,19 @@ def run(
 
 
 def _round(
-    bench: Measured, clients: Sequence[RawClient], own: Sequence[PageKey], number: int
+    bench: Measured, clients: Sequence[RawClient], num_pages: int, number: int
 ) -> dict[str, float]:
-    """GB/s of each way."""
-    raws = bench.keys(len(own))
+    """GB/s of each side and way."""
     writers, readers = clients[: LIMITS.write_threads], clients[: LIMITS.fetch_threads]
-    steps: dict[str, Callable[[], float]] = {
-        "store_write": lambda: bench.write(own),
-        "raw_write": lambda: bench.raw(writers, raws, puts=True),
-        "store_read": lambda: bench.read(own),
-        "raw_read": lambda: bench.raw(readers, raws, puts=False),
-    }
-    order = list(steps) if number % 2 == 0 else [list(steps)[i] for i in (1, 0, 3, 2)]
-    if not clients:
-        order = [name for name in order if name.startswith("store")]
-    size = len(own) * bench.page_bytes
-    return {name: size / steps[name]() / 1e9 for name in order}
+    sides: dict[str, tuple[Move, Move]] = {"store": (bench.write, bench.read)}
+    if clients:
+        sides["raw"] = partial(bench.raw, writers, puts=True), partial(bench.raw, readers)
+    size = num_pages * bench.page_bytes
+    rates = {}
+    for side in sorted(sides, reverse=number % 2 == 0):
+        write, read = sides[side]
+        keys = bench.keys(num_pages)
+        rates[f"{side}_write"] = size / write(keys) / 1e9
+        rates[f"{side}_read"] = size / read(keys) / 1e9
+        bench.clear()
+    return rates

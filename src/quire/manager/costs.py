@@ -140,13 +140,14 @@ class CostModel:
     def _slip(self) -> float:
         return max(1.0, self._meeting.seconds_per_item or 1.0)
 
-    def meeting_s(self, num_pages: int, ahead: int) -> float | None:
+    def meeting_s(self, num_pages: int, ahead: int, pace: float = 1.0) -> float | None:
         """How long both at once would take by the rates alone. None: not enough is known."""
-        times = self.times(num_pages, ahead)
+        times = self.times(num_pages, ahead, pace)
         return None if times is None else times.both_s / self._slip
 
-    def times(self, num_pages: int, ahead: int = 0, pace: float = 1.0) -> Times | None:
-        """How long each way would take. None: not enough is known."""
+    def times(self, num_pages: int, ahead: float = 0, pace: float = 1.0) -> Times | None:
+        """How long each way would take. None: not enough is known. `ahead`: as many pages as those
+        that come first take as long as."""
         fetch, prefill = self._fetch.seconds_per_item, self._prefill.seconds_per_item
         if not self._enabled or fetch is None or prefill is None:
             return None
@@ -165,10 +166,12 @@ class CostModel:
         """Alone, without computing meanwhile."""
         return self.choose(num_pages, ahead, can_meet=False) is Way.FETCH
 
-    def comes_first(self, num_pages: int, ahead: int, before: int) -> bool | None:
+    def comes_first(
+        self, num_pages: int, ahead: float, before: int, pace: float = 1.0
+    ) -> bool | None:
         """Would these pages, after those `ahead`, be on the device before `before` pages are
         computed? None: not enough is known."""
-        times = self.times(num_pages, ahead)
+        times = self.times(num_pages, ahead, pace)
         computed_s = self.compute_s(before)
         return None if times is None else times.fetch_s < computed_s
 

@@ -95,15 +95,37 @@ class Landings(list[Blob]):
         self.landed = landed
 
 
-class NewObject(NamedTuple):
+class NewObject:
     """An object to be published."""
 
-    name: ObjectName
-    blob: Blob
-    parent: ObjectName | None
-    """What it is of no use without; None: it needs nothing."""
-    used_ns: int
-    """Unix time: see Store.touch."""
+    __slots__ = ("_blob", "name", "parent", "used_ns")
+
+    def __init__(
+        self,
+        name: ObjectName,
+        blob: Blob | Callable[[], Blob],
+        parent: ObjectName | None,
+        used_ns: int,
+    ) -> None:
+        """`parent`: what it is of no use without; None: it needs nothing. `used_ns`: Unix time, see
+        Store.touch."""
+        self.name = name
+        self._blob = blob
+        self.parent = parent
+        self.used_ns = used_ns
+
+    @property
+    def blob(self) -> Blob:
+        """May be made when it is first asked for: whoever sends one object after the other asks for
+        each when it is its turn, and bytes that were just read for their checksum are sent from the
+        processor's cache."""
+        if callable(self._blob):
+            self._blob = self._blob()
+        return self._blob
+
+    def with_blob(self, blob: Blob) -> NewObject:
+        """The same object of other bytes."""
+        return NewObject(self.name, blob, self.parent, self.used_ns)
 
     @property
     def size_bytes(self) -> int:

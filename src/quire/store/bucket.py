@@ -16,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import obstore
 from obstore import exceptions, store
@@ -35,12 +35,21 @@ _ADMIN_TIMEOUT_S = 60.0
 _REQUESTS = 256
 """Under way at once, of one call: no server is asked about many objects in one request, so a probe
 is as many, side by side, and takes as long as one."""
+_RANGE_BYTES = 8 << 20
+"""Of one request for an object's bytes, at most."""
 _LOOK_S = 0.05
 _DELETED = 500
 """Objects deleted at a time."""
 
 _OK = PageStatus.OK
 Result = TypeVar("Result")
+
+
+class _Whole(NamedTuple):
+    """An object as it is sent."""
+
+    path: str
+    data: bytes
 
 
 class BucketStore:
@@ -68,31 +77,54 @@ class BucketStore:
     def get(
         self, names: Sequence[ObjectName], into: Sequence[Blob], *, deadline: float
     ) -> list[PageStatus]:
-        async def read(item: tuple[ObjectName, Blob]) -> PageStatus:
-            name, blob = item
-            answer = await obstore.get_async(self._bucket, path_of(name))
-            wanted = blob.header.nbytes + blob.payload.nbytes
-            if answer.meta["size"] > wanted:
-                return PageStatus.CORRUPT
-            at = 0
+        pairs = list(zip(names, into, strict=True))
+        return [_status(answer) for answer in self._all(self._read, pairs, deadline)]
+
+    async def _read(self, item: tuple[ObjectName, Blob]) -> PageStatus:
+        """A large one in ranges, side by side: one connection to a bucket is slow, however wide the
+        line to it is."""
+        name, blob = item
+        path, wanted = path_of(name), blob.header.nbytes + blob.payload.nbytes
+
+        async def read(begin: int, end: int | None) -> int:
+            """Returns how large the object is. Raises StoreError: less has come than was said."""
+            limits: dict[str, Any] = {} if end is None else {"options": {"range": (begin, end)}}
+            answer = await obstore.get_async(self._bucket, path, **limits)
+            size: int = answer.meta["size"]
+            if size > wanted:
+                return size
+            at = begin
             async for chunk in answer.stream(min_chunk_size=1 << 20):
                 at = _spread(memoryview(chunk), at, blob)
-            if at != answer.meta["size"]:
-                return PageStatus.FAILED
-            return _OK if at == wanted else PageStatus.CORRUPT
+            if at != min(size, end or size):
+                raise StoreError("the bucket sent less of an object than it has")
+            return size
 
-        pairs = list(zip(names, into, strict=True))
-        return [_status(answer) for answer in self._all(read, pairs, deadline)]
+        try:
+            size = await read(0, _RANGE_BYTES if wanted > _RANGE_BYTES else None)
+        except exceptions.GenericError as error:
+            if "416" not in str(error):
+                raise
+            size = 0  # of an empty object there is no range
+        if size <= wanted:
+            begins = range(_RANGE_BYTES, size, _RANGE_BYTES) if wanted > _RANGE_BYTES else ()
+            ranges = [read(at, min(at + _RANGE_BYTES, size)) for at in begins]
+            # If one fails, the others end before anybody is told: they write into the page.
+            for came in await asyncio.gather(*ranges, return_exceptions=True):
+                if isinstance(came, BaseException):
+                    raise came
+        return _OK if size == wanted else PageStatus.CORRUPT
 
     def put(self, objects: Sequence[NewObject], *, deadline: float) -> list[PageStatus]:
-        async def one(item: NewObject | ObjectName) -> PageStatus:
-            if isinstance(item, NewObject):
+        async def one(item: _Whole | ObjectName) -> PageStatus:
+            if isinstance(item, _Whole):
                 return await self._write(item)
             return _OK if await self._look(item) else PageStatus.MISS
 
         def send(news: Sequence[NewObject], needed: Sequence[ObjectName]) -> Sent:
-            """All of it side by side."""
-            answers = [_status(answer) for answer in self._all(one, [*needed, *news], deadline)]
+            """All of it side by side; put together here, where others do the same meanwhile."""
+            wholes = [_Whole(path_of(new.name), b"".join(new.blob)) for new in news]
+            answers = [_status(answer) for answer in self._all(one, [*needed, *wholes], deadline)]
             known = {_OK: True, PageStatus.MISS: False}
             there = [known.get(status, status) for status in answers[: len(needed)]]
             return Sent(answers[len(needed) :], there)
@@ -110,16 +142,15 @@ class BucketStore:
             return False
         return True
 
-    async def _write(self, new: NewObject) -> PageStatus:
-        data = b"".join(new.blob)  # one object, published when all of it has come
+    async def _write(self, new: _Whole) -> PageStatus:
+        """One object, published when all of it has come."""
+        path, data = new
         try:
-            await obstore.put_async(
-                self._bucket, path_of(new.name), data, mode="create", use_multipart=False
-            )
+            await obstore.put_async(self._bucket, path, data, mode="create", use_multipart=False)
         except (FileExistsError, exceptions.AlreadyExistsError):
             pass
         except (NotImplementedError, exceptions.NotSupportedError):
-            await obstore.put_async(self._bucket, path_of(new.name), data, use_multipart=False)
+            await obstore.put_async(self._bucket, path, data, use_multipart=False)
         return _OK
 
     def touch(self, names: Sequence[ObjectName], *, used_ns: int, each: bool = False) -> None:

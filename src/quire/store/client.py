@@ -344,7 +344,10 @@ class PageStore:
             independent = all(item.parent is None for item in objects)
             self._store.touch(kept, used_ns=objects[0].used_ns, each=independent)
         new = [i for i, state in enumerate(known) if state is None]
-        sealed = [self._sealed(part, objects[i], at) for at, i in enumerate(new)]
+        sealed = [
+            NewObject(own.name, partial(self._sealed, part, own, at), own.parent, own.used_ns)
+            for at, own in enumerate(objects[i] for i in new)
+        ]
         results = self._store.put(sealed, deadline=deadline) if new else []
         num_bytes = results.count(_OK) * part.page_bytes
         self._counters.add({"written_bytes": num_bytes, "skipped_pages": len(kept)})
@@ -355,7 +358,7 @@ class PageStore:
             known[i] = status
         return [status for status in known if status is not None]
 
-    def _sealed(self, part: Part, new: NewObject, at: int) -> NewObject:
+    def _sealed(self, part: Part, new: NewObject, at: int) -> Blob:
         """As it goes to the store: packed, if that makes it a block smaller at least."""
         header, page = new.blob
         packing = None
@@ -364,10 +367,10 @@ class PageStore:
             packing = self._packer.pack(page, room[: page.nbytes - HEADER_BYTES])
         seal(part, new.name.key, page, header, packing)
         if packing is None:
-            return new
+            return new.blob
         end = -(-packing.packed_bytes // HEADER_BYTES) * HEADER_BYTES
         room[packing.packed_bytes : end] = bytes(end - packing.packed_bytes)
-        return new._replace(blob=Blob(header, room[:end]))
+        return Blob(header, room[:end])
 
     def _ask(self, call: Callable[[], list[Answer]], count: int) -> list[Answer] | None:
         """An answer per page; None: it failed all of them."""

@@ -102,7 +102,7 @@ class FaultyStore:
         self._before_call()
         statuses = [PageStatus.OK] * len(objects)
         kept = [i for i in range(len(objects)) if not self._strikes(self.faults.drop)]
-        damaged = [objects[i]._replace(blob=self._damaged(objects[i].blob)) for i in kept]
+        damaged = [objects[i].with_blob(self._damaged(objects[i].blob)) for i in kept]
         for i, status in zip(kept, self.inner.put(damaged, deadline=deadline), strict=True):
             statuses[i] = status
         return statuses

@@ -114,10 +114,10 @@ class MemoryStore:
         return PageStatus.OK if is_whole else PageStatus.CORRUPT
 
     def _put_one(self, new: NewObject) -> PageStatus:
-        name, blob, parent, used_ns = new
+        name, parent, used_ns = new.name, new.parent, new.used_ns
         if new.size_bytes > self.max_bytes:
             return PageStatus.REJECTED
-        data = b"".join((blob.header, blob.payload))
+        data = b"".join(new.blob)
         with self._lock:
             if name in self._objects:
                 return PageStatus.OK

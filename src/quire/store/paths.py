@@ -25,7 +25,8 @@ def look_up(objects: Sequence[NewObject], contains: Contains) -> list[PageStatus
     or lies behind one that is."""
     present = _present(objects, contains)
     known: dict[ObjectName, PageStatus | None] = {}
-    for name, _, parent, _ in objects:
+    for new in objects:
+        name, parent = new.name, new.parent
         there = parent is None or parent in present
         if parent in known:
             there = known[parent] is not _ORPHAN

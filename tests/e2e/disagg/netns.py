@@ -23,7 +23,8 @@ from pathlib import Path
 
 _CLONE_NEWNET = 0x40000000
 _WRONG_ADDRESS = "02:00:00:00:00:99"
-_numbers = itertools.count(1)
+_numbers = itertools.count(os.getpid())
+"""Of names and addresses: those in the home network are seen by other processes too."""
 
 
 @cache
@@ -77,6 +78,9 @@ class Network:
     def ip(self, *arguments: str) -> None:
         _ip("-netns", self.name, *arguments)
 
+    def tc(self, *arguments: str) -> None:
+        _run("tc", "-netns", self.name, *arguments)
+
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
         """This thread is there, and what it starts."""
@@ -91,10 +95,20 @@ class Network:
                 _enter(home.fileno())
 
 
+class Home:
+    """The network in which this process was started, all of its threads."""
+
+    def ip(self, *arguments: str) -> None:
+        _ip(*arguments)
+
+    def tc(self, *arguments: str) -> None:
+        _run("tc", *arguments)
+
+
 class Link:
     """Between two networks, each with one address at it."""
 
-    def __init__(self, left: Network, right: Network) -> None:
+    def __init__(self, left: Network | Home, right: Network) -> None:
         number = next(_numbers)
         self._ends = [
             (left, f"q{number}a", f"10.77.{number % 256}.1"),
@@ -142,13 +156,30 @@ class Link:
         ):
             network.ip("neighbour", "delete", address, "dev", device)
 
+    def shape(self, kbit_s: int) -> None:
+        """It carries so much each way, and no more."""
+        for network, device, _ in self._ends:
+            _shape(network, device, kbit_s)
+
+    def widen(self) -> None:
+        for network, device, _ in self._ends:
+            network.tc("qdisc", "delete", "dev", device, "root")
+
+
+_QUEUE_MS = 200
+"""What does not leave a line in so long is thrown away, as by any router."""
+_BURST_BYTES = 16 << 10
+
+
+def _shape(network: Network | Home, device: str, kbit_s: int) -> None:
+    network.tc(
+        *("qdisc", "add", "dev", device, "root", "tbf"),
+        *("rate", f"{kbit_s}kbit", "burst", str(_BURST_BYTES), "latency", f"{_QUEUE_MS}ms"),
+    )
+
 
 class Switch:
     """Several networks that reach each other, and `hub` them, by an address each."""
-
-    _QUEUE_MS = 200
-    """What does not leave a line in so long is thrown away, as by any router."""
-    _BURST_BYTES = 16 << 10
 
     def __init__(self, hub: Network) -> None:
         self._hub = hub
@@ -173,11 +204,7 @@ class Switch:
         network.ip("address", "add", f"{self.address(host)}/24", "dev", there)
         for end, device in ((self._hub, here), (network, there)):
             end.ip("link", "set", device, "up")
-            _run(
-                *("tc", "-netns", end.name, "qdisc", "add", "dev", device, "root", "tbf"),
-                *("rate", f"{kbit_s}kbit", "burst", str(self._BURST_BYTES)),
-                *("latency", f"{self._QUEUE_MS}ms"),
-            )
+            _shape(end, device, kbit_s)
         return self.address(host)
 
 

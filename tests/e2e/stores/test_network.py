@@ -1,14 +1,16 @@
-"""A store at the other end of a real link (namespaces, a veth pair) that is cut, or on which
-everything gets lost and nobody is told, while requests run. Needs root; skipped without."""
+"""Stores at the other end of a real link (a network namespace, a veth pair) that is cut, narrow, or
+on which everything gets lost and nobody is told, while requests run. Needs root; skipped without.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from e2e.disagg.netns import Link, Network, why_not
+from e2e.disagg.netns import Home, Link, Network, why_no_shaping, why_not
 from e2e.exactness.rig import engine_rig
 from e2e.exactness.subjects import TINY_LLAMA
 from e2e.stores.test_faults import (
@@ -20,44 +22,85 @@ from e2e.stores.test_faults import (
     meanwhile,
 )
 from quire.types import Tier
-from store_servers import Valkey
+from store_servers import Mooncake, Moto, Valkey
 
-BREAKS: dict[str, tuple[Callable[[Link], None], Callable[[Link], None]]] = {
-    "cut": (Link.cut, Link.mend),
-    "lost": (Link.stall, Link.go_on),
+KBIT_S = 4_000
+
+
+class Break(NamedTuple):
+    harm: Callable[[Link], None]
+    undo: Callable[[Link], None]
+    is_silence: bool = True
+    """Nobody answers: the breaker must open."""
+
+
+BREAKS = {
+    "cut": Break(Link.cut, Link.mend),
+    "lost": Break(Link.stall, Link.go_on),
+    "shaped": Break(lambda link: link.shape(KBIT_S), Link.widen, is_silence=False),
 }
 
 
+class Far(NamedTuple):
+    """A store on a server in another network."""
+
+    link: Link
+    url: str
+
+
+def _redis(folder: Path, host: str) -> tuple[Valkey, str]:
+    server = Valkey(folder, bind="0.0.0.0", protected_mode="no")
+    return server, f"redis://{host}:{server.port}"
+
+
+def _s3(folder: Path, host: str) -> tuple[Moto, str]:
+    server = Moto(folder, bind="0.0.0.0")
+    return server, server.url.replace("127.0.0.1", host)
+
+
+def _mooncake(folder: Path, host: str) -> tuple[Mooncake, str]:
+    server = Mooncake(folder, host=host)
+    return server, server.url
+
+
+SERVERS = {"redis": _redis, "s3": _s3, "mooncake": _mooncake}
+
+
 @pytest.fixture
-def far(tmp_path: Path) -> Iterator[tuple[Link, str]]:
-    """The link to a server in another network, and its URL; the test itself is at the other end."""
-    if reason := why_not():
+def far(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Far]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "tests")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "tests")
+    if reason := why_not() or why_no_shaping():
         pytest.skip(reason)
-    with Network() as here, Network() as there:
-        link = Link(here, there)
+    if request.param == "s3":
+        for package in ("moto", "flask_cors", "obstore"):
+            pytest.importorskip(package, reason="needs the packages of the dev extra")
+    with Network() as there:
+        link = Link(Home(), there)
         with there.inside():
-            server = Valkey(tmp_path, bind="0.0.0.0", protected_mode="no")
+            server, url = SERVERS[request.param](tmp_path, link.right)
         try:
-            with here.inside():
-                yield link, f"redis://{link.right}:{server.port}"
+            yield Far(link, url)
         finally:
             server.stop()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", BREAKS)
-def test_a_link_that_breaks_costs_hits_and_nothing_else_c18(
-    far: tuple[Link, str], how: str
-) -> None:
-    link, url = far
-    harm, mend = BREAKS[how]
-    with engine_rig(TINY_LLAMA, store=url, **OPTIONS) as rig:
+@pytest.mark.parametrize("far", SERVERS, indirect=True)
+def test_a_link_that_breaks_costs_hits_and_nothing_else_c18(far: Far, how: str) -> None:
+    harm, undo, is_silence = BREAKS[how]
+    with engine_rig(TINY_LLAMA, store=far.url, **OPTIONS) as rig:
         ask(rig, "before")
         assert from_the_store(rig)
-        meanwhile(lambda: harm(link), lambda: ask(rig, f"while it is {how}"))
+        meanwhile(lambda: harm(far.link), lambda: ask(rig, f"while it is {how}"))
         rig.flush(Tier.DEVICE, Tier.HOST)
-        asked_until_it_opens(rig)
-        mend(link)
+        ask(rig, f"while it is {how}, from the store if it can")
+        if is_silence:
+            asked_until_it_opens(rig)
+        undo(far.link)
         assert any(from_the_store(rig) for _ in range(60)), counters(rig)
         assert not counters(rig)["breaker_is_open"]
         rig.settle()

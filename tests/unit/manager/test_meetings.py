@@ -6,13 +6,15 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 
 from quire.keys import PrefixKey
 from quire.manager import Lease, LoadState, Way
+from quire.manager.costs import CostModel
 from quire.manager.fetches.base import Meeting as Record
 from quire.manager.fetches.meetings import Meetings
-from quire.messages import Backup, Fetch, Load
+from quire.messages import Backup, Completion, Fetch, Load, Probed
 from quire.types import DEVICE, PageStatus, Tier, num_pages, page_array, split_keys
 from support import Rig
 
@@ -89,9 +91,14 @@ def key(rig: Rig) -> PrefixKey:
 
 
 def meeting(
-    ranks: int = 1, host: int = 64, page_s: tuple[float, float] | None = None, **prefetch: object
+    ranks: int = 1,
+    host: int = 64,
+    page_s: tuple[float, float] | None = None,
+    pace: float = 1.0,
+    **prefetch: object,
 ) -> Meeting:
-    """`page_s`: what it is believed to take to fetch a page, and to compute one."""
+    """`page_s`: what it is believed to take to fetch a page, and to compute one. `pace`: what the
+    worker says of the store that has them."""
     knows = {"cost_model": page_s is not None}
     rig = Rig(device=3 * PAGES, host=host, ranks=ranks, prefetch=knows | prefetch)
     rig.cache_in_store(key(rig))
@@ -103,12 +110,19 @@ def meeting(
     rig.manager.prefetch(lease, can_meet=True)
     while not rig.manager.ready(lease):
         commands, rig.pending = rig.pending, []
-        rig.step([report for command in commands for report in rig.reports(command)])
+        reports = [report for command in commands for report in rig.reports(command)]
+        rig.step([paced(report, pace) for report in reports])
     rig.manager.admit(lease)
     assert lease.num_device == 0
     assert rig.manager.extend(lease, PAGES)
     assert rig.manager.meetings.start(lease, PAGES)
     return Meeting(rig, lease)
+
+
+def paced(report: Completion, pace: float) -> Completion:
+    if not isinstance(report, Probed):
+        return report
+    return msgspec.structs.replace(report, paces=[pace] * len(report.hits))
 
 
 def bring(at: Meeting, kind: type) -> None:
@@ -225,6 +239,31 @@ def test_what_will_be_there_soon_is_waited_for_c52() -> None:
     assert at.computed == PAGES
     at.check()
     at.finish()
+
+
+def test_what_the_slower_of_two_stores_has_is_reckoned_at_its_rate_c52() -> None:
+    """No more of it is asked for than that one brings before it is computed."""
+    known, slow = meeting(page_s=(1.0, 1.0)), meeting(page_s=(1.0, 1.0), pace=3.0)
+    asked: list[int] = []
+    for at in (known, slow):
+        at.rig.step()
+        fetches = [command for command in at.rig.pending if isinstance(command, Fetch)]
+        asked.append(sum(len(split_keys(fetch.keys)) for fetch in fetches))
+        at.finish()
+    # Of PAGES, half come as fast as the others are computed; and at a third of that rate a quarter.
+    assert asked[0] == pytest.approx(PAGES / 2, abs=2)
+    assert asked[1] == pytest.approx(PAGES / 4, abs=2)
+
+
+def test_a_meeting_with_a_slower_store_does_not_count_against_meetings_c52() -> None:
+    """It took as long as it had to: the next one, with the fast store, is chosen as before."""
+    costs = CostModel(enabled=True, page_size=16)
+    costs.observe_fetch(1, 1.0)
+    costs.observe_prefill(16, 1.0)
+    reckoned_s = costs.meeting_s(32, 0, 3.0)
+    assert reckoned_s is not None
+    costs.observe_meeting(reckoned_s, 32 * 3 / 4)
+    assert costs.choose(32) is Way.BOTH
 
 
 def release_while_copied_into() -> None:

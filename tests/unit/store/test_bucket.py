@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import random
+import re
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from quire.errors import StoreError, StoreURLError
-from quire.store.base import HEADER_BYTES, Blob
+from quire.store.base import HEADER_BYTES, Blob, NewObject, ObjectName
 from quire.store.codec import object_name
 from quire.store.url import open_store, parse_url
-from quire.types import PageStatus
+from quire.types import PageKey, PageStatus
 
+MIB = 1 << 20
 OK, MISS = PageStatus.OK, PageStatus.MISS
 
 
@@ -107,7 +112,7 @@ class Gathering(ThreadingHTTPServer):
     request_queue_size = 1024
 
     def __init__(self, number: int) -> None:
-        self.all_here = threading.Barrier(number, timeout=60)
+        self.all_here = threading.Barrier(max(1, number), timeout=60)
         super().__init__(("127.0.0.1", 0), Asked)
 
 
@@ -118,26 +123,105 @@ class Asked(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
+    def do_GET(self):
+        self.server.answer(self)
+
     def log_message(self, *_):
         """Quietly."""
 
 
-def test_all_keys_of_a_probe_are_asked_for_at_once(pages):
-    """256 questions take as long as one: each is answered only when all of them have come."""
-    number = 256
-    server = Gathering(number)
+@contextmanager
+def served(server: Gathering) -> Iterator[BucketStore]:
+    """A store in a bucket that is that server."""
     serving = threading.Thread(target=server.serve_forever)
     serving.start()
     url = f"s3://bucket?endpoint=http://127.0.0.1:{server.server_port}&region=us-east-1"
     store = BucketStore(bucket_of(parse_url(url)))
     try:
-        names = [object_name(pages.part, pages.key(n)) for n in range(number)]
-        assert store.contains(names, deadline=time.monotonic() + 120) == [False] * number
+        yield store
     finally:
         store.close()
         server.shutdown()
         serving.join()
         server.server_close()
+
+
+def test_all_keys_of_a_probe_are_asked_for_at_once(pages):
+    """256 questions take as long as one: each is answered only when all of them have come."""
+    names = [object_name(pages.part, pages.key(n)) for n in range(256)]
+    with served(Gathering(256)) as store:
+        assert store.contains(names, deadline=time.monotonic() + 120) == [False] * 256
+
+
+class Ranges(Gathering):
+    """A bucket with one object. It sends ranges of it when all but the first, by which one sees how
+    large it is, have been asked for; the one at `broken` it does not send."""
+
+    def __init__(self, data: bytes, number: int, broken: int | None = None) -> None:
+        super().__init__(number)
+        self.data, self.broken = data, broken
+        self.asked: list[tuple[int, int]] = []
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        named = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("Range", ""))
+        assert named is not None, "all of a large object was asked for at once"
+        begin, end = int(named[1]), min(int(named[2]) + 1, len(self.data))
+        self.asked.append((begin, end))
+        if begin:
+            self.all_here.wait()
+        is_broken = begin == self.broken
+        request.send_response(400 if is_broken else 206)
+        request.send_header("ETag", '"1"')
+        request.send_header("Last-Modified", "Tue, 17 Nov 2026 10:00:00 GMT")
+        request.send_header("Content-Length", "0" if is_broken else str(end - begin))
+        request.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(self.data)}")
+        request.end_headers()
+        if not is_broken:
+            request.wfile.write(self.data[begin:end])
+
+
+@pytest.mark.parametrize(
+    ("size", "broken", "status"),
+    [
+        (20 * MIB, None, OK),
+        (17 * MIB, None, PageStatus.CORRUPT),  # it may be a packed page
+        (3 * MIB, None, PageStatus.CORRUPT),
+        (20 * MIB, 8 * MIB, PageStatus.FAILED),
+    ],
+)
+def test_a_large_page_is_read_in_ranges_side_by_side(size, broken, status):
+    data = random.Random(1).randbytes(size)
+    payload = memoryview(bytearray(20 * MIB - HEADER_BYTES))
+    blob = Blob(memoryview(bytearray(HEADER_BYTES)), payload)
+    name = ObjectName(PageKey(bytes(32)), "full", 0, 1)
+    begins = range(0, size, 8 * MIB)
+    server = Ranges(data, len(begins) - 1, broken)
+    with served(server) as store:
+        assert store.get([name], [blob], deadline=time.monotonic() + 120) == [status]
+    expected = [(begin, min(begin + 8 * MIB, size)) for begin in begins]
+    assert sorted(server.asked) == expected
+    if broken is None:
+        assert b"".join(blob)[:size] == data
+
+
+def test_a_large_page_comes_back_as_it_was(bucket):
+    """From a server that knows ranges; an object without a byte is no page, and no failure."""
+    store = open_store(bucket.url)
+    names = [ObjectName(PageKey(bytes([n]) * 32), "full", 0, 1) for n in range(2)]
+    data = random.Random(1).randbytes(20 * MIB)
+    sent = Blob(memoryview(data[:HEADER_BYTES]), memoryview(data[HEADER_BYTES:]))
+    into = [
+        Blob(memoryview(bytearray(HEADER_BYTES)), memoryview(bytearray(sent.payload.nbytes)))
+        for _ in names
+    ]
+    soon = time.monotonic() + 120
+    try:
+        assert store.put([NewObject(names[0], sent, None, 1)], deadline=soon) == [OK]
+        send(bucket, f"cache/objects/01/{names[1].text}", b"")
+        assert store.get(names, into, deadline=soon) == [OK, PageStatus.CORRUPT]
+        assert b"".join(into[0]) == data
+    finally:
+        store.close()
 
 
 def test_closing_ends_a_call_that_is_under_way(bucket, pages):

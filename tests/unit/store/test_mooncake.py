@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import socket
 import sys
 import threading
@@ -180,6 +181,41 @@ def test_a_dead_holder_costs_misses_and_the_pool_goes_on(own_pool, client, pages
     # What the pool says it has taken meanwhile, it has.
     landed = [n for n in range(101, 117) if pages.put(cache, n) == [OK]]
     assert set(pages.get(cache, *landed)) <= {OK}
+
+
+@pytest.mark.long
+def test_open_files_do_not_grow_with_holders_and_masters_that_come_and_go(own_pool, client, pages):
+    """As many connections as were needed at once are kept, and none of those who died."""
+    pool = own_pool()
+    cache = client(open_store(pool.url))
+
+    def all_at_once() -> int:
+        threads = [threading.Thread(target=used, args=(cache, pages, n)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return len(os.listdir("/proc/self/fd"))
+
+    files = max(all_at_once() for _ in range(4))
+    for _ in range(4):
+        pool.kill_holder(0)
+        all_at_once()
+        pool.holders.append(pool.start_holder())
+        assert all_at_once() <= files + 8
+    for _ in range(2):
+        pool.kill_master()
+        all_at_once()
+        pool.start_master()
+        assert all_at_once() <= files + 8
+
+
+def used(cache, pages, n) -> None:
+    """Written and read, as far as that works now."""
+    for turn in range(4):
+        numbers = [1 + 64 * (8 * turn + n) + i for i in range(16)]
+        pages.put(cache, *numbers)
+        pages.get(cache, *numbers)
 
 
 @pytest.mark.long

@@ -245,7 +245,7 @@ def test_a_page_whose_parent_does_not_land_does_not_stay(store, pages, monkeypat
 
     def refusing(exchanges: Any, deadline: float) -> list[Any]:
         answers = ask(exchanges, deadline)
-        if exchanges and exchanges[0].said[0].startswith(b"*3\r\n$3\r\nSET"):
+        if exchanges and next(iter(exchanges[0].said)).startswith(b"*3\r\n$3\r\nSET"):
             answers[0] = TimeoutError()
         return answers
 

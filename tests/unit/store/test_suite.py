@@ -204,7 +204,8 @@ class WritesInParts(Wrong):
 
 class KeepsOrphans(Wrong):
     def put(self, objects: Sequence[NewObject], *, deadline: float) -> list[PageStatus]:
-        return super().put([new._replace(parent=None) for new in objects], deadline=deadline)
+        alone = [NewObject(new.name, new.blob, None, new.used_ns) for new in objects]
+        return super().put(alone, deadline=deadline)
 
 
 class OneAtATime(Wrong):
@@ -257,7 +258,8 @@ class SharesABuffer(Wrong):
     def _put_one(self, new: NewObject) -> PageStatus:
         self._last = new
         time.sleep(0.001)
-        return super()._put_one(self._last._replace(name=new.name))
+        last = self._last
+        return super()._put_one(NewObject(new.name, last.blob, last.parent, last.used_ns))
 
 
 class HangsAfterItsEnd(Wrong):

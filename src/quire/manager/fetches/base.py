@@ -269,6 +269,8 @@ class Meeting:
     begun_s: float
     reckoned_s: float | None
     """How long it should take; None: nobody knows."""
+    pace: float
+    """As the prefetch's: of the store that has them, where there are several."""
     parts: list[Part] = field(default_factory=list)
     loading: dict[OperationId, Part] = field(default_factory=dict)
     asks: bool = True
@@ -287,6 +289,11 @@ class Meeting:
     def num_coming(self) -> int:
         """Parts that are on their way to the host."""
         return sum(part.state is PartState.FETCHING for part in self.parts)
+
+    @property
+    def num_coming_pages(self) -> int:
+        coming = PartState.FETCHING
+        return sum(part.last - part.first for part in self.parts if part.state is coming)
 
     @property
     def late(self) -> list[Part]:

@@ -85,9 +85,10 @@ class Meetings:
         if last - first < core.config.threshold_pages:
             return False
         size = max(_MIN_PART_PAGES, min((last - first) // _PARTS, _MAX_PART_PAGES))
-        reckoned_s = self._costs.meeting_s(last - first, self._intakes.inflight_pages)
+        pace, ahead = prefetch.pace, self._intakes.inflight_pages
+        reckoned_s = self._costs.meeting_s(last - first, ahead, pace)
         begun = core.store_epoch, size, first, held, last, NO_PAGES, core.clock(), reckoned_s
-        meeting = Meeting(lease, lease.key, *begun)
+        meeting = Meeting(lease, lease.key, *begun, pace)
         self._take(meeting, held - last)
         lease.meeting = meeting
         self._open[meeting] = None
@@ -116,7 +117,7 @@ class Meetings:
     def _num_overtaken(self, meeting: Meeting, late: Sequence[Part]) -> int:
         """How many of these are computed now; 0: they are waited for."""
         num_pages, first_pages = late[-1].last - late[0].first, late[0].last - late[0].first
-        times = self._costs.times(num_pages)
+        times = self._costs.times(num_pages, pace=meeting.pace)
         if times is not None:
             share = times.fetch_s / (times.fetch_s + times.compute_s)
             part_s = self._costs.compute_s(first_pages)
@@ -191,8 +192,9 @@ class Meetings:
 
     def _is_due(self, meeting: Meeting, count: int) -> bool:
         """Would so many more be there before the request has computed them?"""
-        ahead, before = self._intakes.inflight_pages, meeting.low - meeting.at
-        comes_first = self._costs.comes_first(count, ahead, before)
+        own, before = meeting.num_coming_pages, meeting.low - meeting.at
+        ahead = self._intakes.inflight_pages - own + own * meeting.pace
+        comes_first = self._costs.comes_first(count, ahead, before, meeting.pace)
         if comes_first is None:
             return meeting.num_coming < _PARTS_COMING and before > count
         return comes_first

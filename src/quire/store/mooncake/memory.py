@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -75,6 +75,11 @@ class Memory:
                 return None
             self._pools.insert(bisect_right(self._pools, pool.start, key=_start), pool)
         return start
+
+    def staged_bytes(self, pieces: Iterable[Iterable[memoryview]]) -> int:
+        """Of these, what must be copied: headers, and pages of no pool."""
+        alone = (view for views in pieces for view in views if self.in_place(view) is None)
+        return sum(view.nbytes for view in alone)
 
     @contextmanager
     def stage(self, size_bytes: int) -> Iterator[Stage]:

@@ -82,8 +82,7 @@ class MooncakeStore:
     ) -> list[PageStatus]:
         if not names or time.monotonic() >= deadline:
             return [PageStatus.TIMEOUT] * len(names)
-        room = sum(blob.header.nbytes + blob.payload.nbytes for blob in into)
-        with self._memory.stage(room) as stage:
+        with self._memory.stage(self._memory.staged_bytes(into)) as stage:
             landing = [_Placed(self._memory, stage, blob) for blob in into]
             objects = [
                 Bytes(self._key(name), placed.addresses, placed.sizes)
@@ -109,10 +108,11 @@ class MooncakeStore:
         def publish(news: Sequence[NewObject]) -> list[PageStatus]:
             if not news or time.monotonic() >= deadline:
                 return [PageStatus.TIMEOUT] * len(news)
-            with self._memory.stage(sum(new.size_bytes for new in news)) as stage:
+            blobs = [new.blob for new in news]
+            with self._memory.stage(self._memory.staged_bytes(blobs)) as stage:
                 leaving = []
-                for new in news:
-                    placed = _Placed(self._memory, stage, new.blob)
+                for new, blob in zip(news, blobs, strict=True):
+                    placed = _Placed(self._memory, stage, blob)
                     placed.copy_in()
                     leaving.append(Bytes(self._key(new.name), placed.addresses, placed.sizes))
                 return self._send(leaving, deadline)

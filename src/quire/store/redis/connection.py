@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -59,6 +59,7 @@ class Login:
 
 
 _SMALL_BYTES = 64 << 10
+"""More is not put together, nor waited for."""
 
 
 class Connection:
@@ -74,7 +75,7 @@ class Connection:
         """Something was answered on it before: it may have died since."""
         try:
             opening = login.commands()
-            self.send(list(chain.from_iterable(opening)), deadline)
+            self.send(chain.from_iterable(opening), deadline)
             for _ in opening:
                 answer = self.answer()
                 if isinstance(answer, ServerError):
@@ -83,16 +84,27 @@ class Connection:
             self.close()
             raise
 
-    def send(self, buffers: Sequence[Buffer], deadline: float) -> None:
-        """All of it; answers that follow have the same deadline. Raises OSError."""
+    def send(self, buffers: Iterable[Buffer], deadline: float) -> None:
+        """All of it, and what is large when it has come to it; answers that follow have the same
+        deadline. Raises OSError."""
         self._deadline = deadline
+        small: list[Buffer] = []
+        size = 0
+        for buffer in buffers:
+            small.append(buffer)
+            size += len(buffer)
+            if size > _SMALL_BYTES:
+                self._send_now(small)
+                small, size = [], 0
+        if small:  # hundreds of small commands: one is cheaper
+            self._send_now([b"".join(small)])
+
+    def _send_now(self, buffers: Sequence[Buffer]) -> None:
         if not self._can_gather:
             for buffer in buffers:
                 self._wait()
                 self._socket.sendall(buffer)
             return
-        if sum(map(len, buffers)) <= _SMALL_BYTES:  # hundreds of small commands: one is cheaper
-            buffers = [b"".join(buffers)]
         left = [memoryview(buffer).cast("B") for buffer in buffers if len(buffer)]
         while left:
             self._wait()

@@ -34,7 +34,8 @@ class Exchange:
 
     key: bytes
     """With its part in braces: that decides who has it."""
-    said: Sequence[Buffer]
+    said: Iterable[Buffer]
+    """Gone through when it is sent, and again if it must be sent again."""
     hear: Callable[[Connection], Any] = Connection.answer
 
 
@@ -123,11 +124,14 @@ class Nodes:
             except (OSError, StoreError, ProtocolError) as error:
                 _fail(answers, indices, error)
                 continue
-            said = [buffer for index in indices for buffer in exchanges[index].said]
+            said = (buffer for index in indices for buffer in exchanges[index].said)
             try:
                 connection.send(said, deadline)
             except OSError as error:
                 again += self._broken(connection, indices, answers, error)
+            except BaseException:  # of whoever makes what is said: half of it was
+                connection.close()
+                raise
             else:
                 under_way.append((connection, indices))
         for connection, indices in under_way:

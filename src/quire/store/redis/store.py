@@ -23,7 +23,7 @@ from quire.store.base import Blob, Landings, NewObject, ObjectName, StoredObject
 from quire.store.paths import Sent, put_paths
 from quire.store.redis.connection import Address, Connection, Login
 from quire.store.redis.nodes import Exchange, Nodes
-from quire.store.redis.wire import ProtocolError, ServerError, command, set_command
+from quire.store.redis.wire import Buffer, ProtocolError, ServerError, command, set_command
 from quire.store.url import Options, StoreURL
 from quire.types import PageStatus
 
@@ -65,11 +65,9 @@ class RedisStore:
     def put(self, objects: Sequence[NewObject], *, deadline: float) -> list[PageStatus]:
         def send(news: Sequence[NewObject], needed: Sequence[ObjectName]) -> Sent:
             """All of it in one round trip to each server."""
+            keys = [self._key(new.name) for new in news]
             looks = [Exchange(key, command(b"EXISTS", key)) for key in map(self._key, needed)]
-            sets = [
-                Exchange(key, set_command(key, new.blob))
-                for key, new in zip((self._key(new.name) for new in news), news, strict=True)
-            ]
+            sets = [Exchange(key, _Setting(key, new)) for key, new in zip(keys, news, strict=True)]
             answers = self._nodes.ask([*looks, *sets], deadline)
             looked, put = answers[: len(looks)], answers[len(looks) :]
             return Sent(
@@ -179,6 +177,16 @@ class RedisStore:
                     yield list(dict.fromkeys(keys))
                 if cursor == b"0":
                     break
+
+
+class _Setting:
+    """SET of an object, whose bytes are asked for when it is sent."""
+
+    def __init__(self, key: bytes, new: NewObject) -> None:
+        self._key, self._new = key, new
+
+    def __iter__(self) -> Iterator[Buffer]:
+        return iter(set_command(self._key, self._new.blob))
 
 
 def _reading(blob: Blob, landed: Callable[[], None]) -> Any:
