@@ -25,7 +25,14 @@ from quire.integrations.vllm.naming import Naming, VllmRequest, has_name
 from quire.integrations.vllm.options import Options
 from quire.integrations.vllm.orders import Orders, Setup, pack_orders
 from quire.keys import PrefixKey
-from quire.manager import CacheManager, ForeignCopy, ForeignState, Lease, StoreChange
+from quire.manager import (
+    CacheEvent,
+    CacheManager,
+    ForeignCopy,
+    ForeignState,
+    Lease,
+    StoreChange,
+)
 from quire.messages import Command, Completion
 from quire.types import RequestId, Tier, page_array, page_ids
 
@@ -240,6 +247,13 @@ class Leader:
         self._told_s = self._clock()
         counts = {name: count - before.get(name, 0) for name, count in self._told.items()}
         return {name: count for name, count in counts.items() if count}
+
+    def take_events(self) -> list[CacheEvent]:
+        """What came and went since they were last taken."""
+        batch = self.manager.events.take()
+        if batch.lost:
+            _logger.warning("%d cache events were lost: who listens should begin anew", batch.lost)
+        return batch.events
 
     # ---- inside ---------------------------------------------------------------------------------
 
