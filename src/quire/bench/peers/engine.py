@@ -27,6 +27,7 @@ ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
 }
 SETTLE_S = 60.0
+LMCACHE_CONNECTOR = "LMCacheMPConnector"
 
 
 def main() -> None:
@@ -53,7 +54,11 @@ def _build(model: str, max_model_len: int, at_once: int, transfer: dict[str, Any
 
     from vllm import LLM
 
-    options = {} if transfer is None else {"kv_transfer_config": KVTransferConfig(**transfer)}
+    options = {}
+    if transfer is not None:
+        options["kv_transfer_config"] = KVTransferConfig(**transfer)
+        if transfer["kv_connector"] == LMCACHE_CONNECTOR:
+            _mend_numba()
     return LLM(
         model,
         dtype="float32",  # CPUs without instructions for less take longer over it
@@ -64,6 +69,23 @@ def _build(model: str, max_model_len: int, at_once: int, transfer: dict[str, Any
         enforce_eager=True,
         **options,
     )
+
+
+def _mend_numba() -> None:
+    """LMCache imports numba, whose LLVM has a function of every name. vLLM looks into all modules
+    for kernels of its own, asks it for its `__dict__`, gets a function and fails: here it gets
+    none."""
+    from llvmlite.binding import ffi
+
+    library = type(ffi.lib)
+    function = library.__getattr__
+
+    def functions_only(self: Any, name: str) -> Any:
+        if name == "__dict__":
+            raise AttributeError(name)
+        return function(self, name)
+
+    library.__getattr__ = functions_only
 
 
 def _ask(engine: Any, prompts: list[list[int]], max_tokens: int) -> dict[str, Any]:

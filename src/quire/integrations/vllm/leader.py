@@ -101,10 +101,10 @@ class Leader:
         self._change: StoreChange | None = None
         self._attach_at_s = clock()
         """When to try next."""
-        self._wait_until_s = 0.0
+        self._wait_until_s: float | None = None
+        """None: nobody has waited for the store yet."""
         self._told: dict[str, int] = {}
         self._told_s = clock()
-        self._attach()
 
     # ---- what a request can have ----------------------------------------------------------------
 
@@ -194,7 +194,8 @@ class Leader:
     @property
     def has_work(self) -> bool:
         """Is there anything to tell the workers, or to hear from them?"""
-        return bool(self._commands or self._finishing) or not self.manager.idle
+        is_new = bool(self._options.store) and self._change is None
+        return is_new or bool(self._commands or self._finishing) or not self.manager.idle
 
     # ---- the step -------------------------------------------------------------------------------
 
@@ -307,7 +308,7 @@ class Leader:
         return any(copy.state is ForeignState.COPYING for copy in tracked.saves)
 
     def _attach(self) -> None:
-        """Attach the store, at first and again some time after it could not be."""
+        """Attach the store, in the first step and again some time after it could not be."""
         change, now = self._change, self._clock()
         if not self._options.store or now < self._attach_at_s:
             return
@@ -320,11 +321,13 @@ class Leader:
             self._change = self.manager.store.attach(self._options.store)
         except QuireError as error:  # a worker is lost, and vLLM will end for it
             _logger.warning("the store cannot be attached: %s", error)
-            return
-        if change is None:
-            self._wait_until_s = now + self._options.wait_s
 
     def _is_attaching(self) -> bool:
-        """Should requests wait for the store? Only at start, and not for long."""
+        """Should requests wait for the store? Only the first ones, and not for long: before them
+        there may have been no step, and its workers have not heard of the store."""
         change = self._change
-        return change is not None and not change.done and self._clock() < self._wait_until_s
+        if not self._options.store or (change is not None and change.done):
+            return False
+        if self._wait_until_s is None:
+            self._wait_until_s = self._clock() + self._options.wait_s
+        return self._clock() < self._wait_until_s
