@@ -3,57 +3,14 @@ decode and replay is exactly what each tier holds."""
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from e2e.disagg.servers import Node
 from e2e.exactness.subjects import PAGE, TINY_LLAMA, Prompt
+from vllm_subscribers import Subscriber, free_port, subscribed
 
-HERE = Path(__file__).parent
 MEDIA = {"device": "GPU", "host": "CPU"}
 NUM_TOKENS = 4
-
-
-class Subscriber:
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-
-    def held(self) -> dict[str, Any]:
-        """What it has heard of by now."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        found: dict[str, Any] = json.loads(self._process.stdout.readline())
-        return found
-
-
-@contextmanager
-def subscribed(events: str, replay: str) -> Iterator[Subscriber]:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [os.environ["QUIRE_VLLM_PYTHON"], str(HERE / "subscriber.py"), events, replay]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        try:
-            assert process.stdout is not None
-            while (line := process.stdout.readline().strip()) != "ready":  # vLLM may say more
-                assert line or process.poll() is None, "it ended before it was ready"
-            yield Subscriber(process)
-        finally:
-            process.kill()
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def test_vllms_subscriber_rebuilds_what_each_tier_holds(tmp_path: Path) -> None:

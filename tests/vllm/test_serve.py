@@ -1,11 +1,11 @@
 """`vllm serve` with Quire, as processes: the tokens of vLLM alone from the host, for many at once
-and for two tenants; killed while it saves, and what its next life finds in the store, in chunks.
+and for two tenants, and what vLLM's subscribers hear of it; killed while it saves, and what its
+next lives find in the store: in chunks where memory is tiny, and where the store is faulty.
 """
 
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.request
@@ -15,17 +15,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from vllm_engines import LONG, MANY, PAGE, Subject, prompt, whole_pages
+from vllm_subscribers import free_port, subscribed
 
 START_S = 600
+FAULTS = "drop=0.1&truncate=0.1&corrupt=0.1&raise=0.2&delay=0.2&delay_s=0.05&seed=1"
 
 
 @contextmanager
-def served(model: str, store: Path, log: Path, *more: str) -> Iterator[str]:
+def served(model: str, store: str, log: Path, *more: str) -> Iterator[str]:
     """Its address. Ended by SIGKILL, with all its processes."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
+    port = free_port()
     python = Path(os.environ["QUIRE_VLLM_PYTHON"])
     transfer = {
         "kv_connector": "QuireConnector",
@@ -35,7 +37,7 @@ def served(model: str, store: Path, log: Path, *more: str) -> Iterator[str]:
         "kv_connector_extra_config": {
             "host_memory": "256MiB",
             "wait_s": 120,
-            "store": f"file://{store}?max=2GiB",
+            "store": store,
         },
     }
     command = [python.parent / "vllm", "serve", model, "--served-model-name", "m"]
@@ -48,6 +50,7 @@ def served(model: str, store: Path, log: Path, *more: str) -> Iterator[str]:
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0",
         "VLLM_SERVER_DEV_MODE": "1",  # its prefix cache can be reset
     }
     environment.pop("PYTHONPATH", None)
@@ -107,29 +110,76 @@ def num_files(store: Path) -> int:
     return sum(path.is_file() for path in store.rglob("*"))
 
 
+def metrics_of(address: str) -> str:
+    with urllib.request.urlopen(f"{address}/metrics", timeout=30) as answer:
+        read: str = answer.read().decode()
+    return read
+
+
+def counted(metrics: str, name: str) -> float:
+    lines = [line for line in metrics.splitlines() if line.startswith(name + "{")]
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+
+BOTH = pytest.mark.parametrize(
+    "subject", ["small", pytest.param("windows", marks=pytest.mark.long)], indirect=True
+)
+
+
+@BOTH
 def test_what_one_life_saved_the_next_one_finds_although_it_was_killed(
-    small: Subject, tmp_path: Path
+    subject: Subject, tmp_path: Path
 ) -> None:
-    store, log = tmp_path / "store", tmp_path / "log"
-    store.mkdir()
+    folder, log = tmp_path / "store", tmp_path / "log"
+    folder.mkdir()
+    store = f"file://{folder}?max=2GiB"
     last = prompt(77, 400)
-    with served(small.model, store, log) as address:
-        assert ask(address, LONG) == (small.long[0], 0)
-        assert ask_all(address, MANY) == small.many
-        assert ask(address, LONG, cache_salt="a") == (small.long[0], 0), "tenants share nothing"
+    events, replay = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
+    publish = {"enable_kv_cache_events": True, "publisher": "zmq"}
+    publish |= {"endpoint": events, "replay_endpoint": replay}
+    with served(subject.model, store, log, "--kv-events-config", json.dumps(publish)) as address:
+        assert ask(address, LONG) == (subject.long[0], 0)
+        assert ask_all(address, MANY) == subject.many
+        assert ask(address, LONG, cache_salt="a") == (subject.long[0], 0), "tenants share nothing"
         until = time.monotonic() + 120
-        while num_files(store) < len(LONG) // PAGE and time.monotonic() < until:
+        while num_files(folder) < len(LONG) // PAGE and time.monotonic() < until:
             time.sleep(0.1)
+        with subscribed(events, replay) as subscriber:
+            hears_what_is_there(subscriber.held())
         post(address, "/reset_prefix_cache", {})
-        assert ask(address, LONG) == (small.long[0], whole_pages(LONG)), "from the host"
+        assert ask(address, LONG) == (subject.long[0], whole_pages(LONG)), "from the host"
         unsaved = ask(address, last)
-    chunks = ("--max-num-batched-tokens", "96", "--max-num-seqs", "16")
-    with served(small.model, store, log, *chunks) as address:
-        assert ask(address, LONG) == (small.long[0], whole_pages(LONG)), "from the store"
-        assert ask_all(address, MANY) == small.many
+    tiny = ("--max-num-batched-tokens", "96", "--num-gpu-blocks-override", "48")
+    with served(subject.model, store, log, *tiny) as address:
+        assert ask(address, LONG) == (subject.long[0], whole_pages(LONG)), "from the store"
+        assert ask_all(address, MANY) == subject.many
         assert ask(address, last)[0] == unsaved[0]
-        with urllib.request.urlopen(f"{address}/metrics", timeout=30) as answer:
-            metrics = answer.read().decode()
+        metrics = metrics_of(address)
+    assert counted(metrics, "vllm:num_preemptions_total") > 0, "this should have been too small"
     assert "vllm:prompt_tokens_cached_by_source_total{" in metrics
     assert 'source="disk"' in metrics
     assert "quire_cache_total" in metrics
+
+
+def hears_what_is_there(told: dict[str, Any]) -> None:
+    """Page by page: the host has all of the long prompt, the store has begun to."""
+    known = {
+        medium: {tuple(told["tokens"][name]) for name in names}
+        for medium, names in told["held"].items()
+    }
+    pages = {tuple(LONG[:end]) for end in range(PAGE, len(LONG) + 1, PAGE)}
+    assert pages <= known["CPU"]
+    assert pages & known["STORAGE"]
+    assert known["STORAGE"] <= known["CPU"], "nothing was evicted"
+
+
+@pytest.mark.long
+def test_a_faulty_store(subject: Subject, tmp_path: Path) -> None:
+    folder, log = tmp_path / "store", tmp_path / "log"
+    folder.mkdir()
+    for _ in range(2):
+        with served(subject.model, f"faulty+file://{folder}?{FAULTS}", log) as address:
+            assert ask(address, LONG)[0] == subject.long[0]
+            assert ask_all(address, MANY) == subject.many
+            post(address, "/reset_prefix_cache", {})
+            assert ask(address, LONG)[0] == subject.long[0]

@@ -471,7 +471,18 @@ def peers(
     lmcache: Annotated[
         bool, typer.Option(help="LMCache, in server mode, as a third side.")
     ] = False,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; the sides take turns.")] = 4,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; the sides take turns.")] = 8,
+    sessions: Annotated[
+        list[Path] | None,
+        typer.Option(
+            exists=True,
+            help="Recorded sessions, whose turns are asked: JSON lines with `input` or `turns`, or "
+            "a directory of such files; repeat for several.",
+            show_default=False,
+        ),
+    ] = None,
+    num_sessions: Annotated[int, typer.Option(min=1, help="Of them, so many at most.")] = 4,
+    num_turns: Annotated[int, typer.Option(min=2, help="Of each, so many at most.")] = 6,
     length: Annotated[
         list[int] | None,
         typer.Option(min=64, max=1900, help="Tokens of a prompt; repeat for several. [256, 1024]"),
@@ -484,7 +495,8 @@ def peers(
 ) -> None:
     """vLLM alone, with Quire and with LMCache, on a CPU: what a hit saves, what a cache costs."""
     from quire.bench.peers import install, report, run
-    from quire.models import embedded_model
+    from quire.bench.peers.sessions import read_sessions
+    from quire.models import embedded_model, load_tokenizer
     from quire.models.cache import cache_dir
 
     needs("serve", SERVE)
@@ -495,8 +507,12 @@ def peers(
         python = install.install(
             folder, lmcache=lmcache, say=lambda text: typer.echo(text, err=True)
         )
-    lengths = tuple(length or (256, 1024))
-    plan = run.Plan(python, embedded_model(), lengths, rounds, lmcache=lmcache)
+    lengths, model = tuple(length or (256, 1024)), embedded_model()
+    said = () if not sessions else read_sessions(
+        sessions, load_tokenizer(model), count=num_sessions, turns=num_turns,
+        max_tokens=run.MAX_MODEL_LEN - 1,
+    )  # fmt: skip
+    plan = run.Plan(python, model, lengths, rounds, tuple(said), lmcache=lmcache)
     with progress_bar() as progress:
         result = run.run(plan, progress)
     if plots is not None:

@@ -1,5 +1,6 @@
 """`quire bench peers` around engines that only pretend."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from quire.bench.peers import report
 from quire.bench.peers.run import ALONE, LMCACHE, QUIRE, Plan, run
+from quire.bench.peers.sessions import read_sessions
 from quire.errors import ConfigError
 
 ENGINE = f"""#!{sys.executable}
@@ -50,12 +52,47 @@ def test_hits_are_paired_with_what_the_other_side_needed(tmp_path: Path) -> None
     assert cases["again"]["ratio"][ALONE]["ratio"] == 0.5
     assert cases["again"]["ratio"][LMCACHE]["ratio"] == 1
     assert cases["new"]["ratio"][ALONE]["ratio"] == cases["batch"]["ratio"][ALONE]["ratio"] == 1
-    assert cases["again"]["reused"] == {ALONE: [0], QUIRE: [7], LMCACHE: [7]}
+    assert cases["again"]["reused"] == {ALONE: 0, QUIRE: 14, LMCACHE: 14}
+    assert len(cases["restart"]["samples"][QUIRE]) == 2, "what was asked before is asked again"
     assert result["max_rss_bytes"][LMCACHE] > result["max_rss_bytes"][QUIRE], "its server counts"
     assert result["same_tokens"]
     assert done[-1] == 3
     assert report.table(result)
     assert report.plot(result, tmp_path / "plots").stat().st_size > 0
+
+
+def test_turns_of_sessions_are_grouped_by_what_was_there_before(tmp_path: Path) -> None:
+    session = [list(range(length)) for length in (100, 1100, 1200, 2100, 2200)]
+    plan = Plan(engine(tmp_path), tmp_path, (8,), 1, (session,), lmcache=False)
+    result = run(plan, lambda *_: None)
+    counts = {
+        case["tokens"]: len(case["samples"][QUIRE])
+        for case in result["cases"]
+        if case["what"] == "turn"
+    }
+    assert counts == {0: 1, 1024: 2, 2048: 1}
+    assert report.table(result)
+
+
+class Words:
+    """A tokenizer: a word is a token, its number how long it is."""
+
+    def __call__(self, text: str, *, add_special_tokens: bool) -> dict[str, list[int]]:
+        return {"input_ids": [len(word) for word in text.split()]}
+
+
+def test_sessions_grow_turn_by_turn_and_no_two_begin_alike(tmp_path: Path) -> None:
+    def rows(name: str, *found: dict[str, object]) -> None:
+        (tmp_path / name).write_text("\n".join(map(json.dumps, found)))
+
+    grown = [{"input": "a bb"}, {"input": "a bb ccc"}, {"input": "a bb ccc d d d d d"}]
+    rows("1.jsonl", *grown)
+    rows("2.jsonl", *grown[:2])
+    rows("3.jsonl", {"turns": ["eeee", "a"]}, {"turns": ["alone"]})
+    found = read_sessions([tmp_path], Words(), count=9, turns=9, max_tokens=5)
+    assert found == [[[1, 2], [1, 2, 3]], [[4], [4, 1]]]
+    with pytest.raises(ConfigError, match="two turns within 2 tokens"):
+        read_sessions([tmp_path / "1.jsonl"], Words(), count=9, turns=9, max_tokens=2)
 
 
 def test_other_tokens_are_seen(tmp_path: Path) -> None:

@@ -57,6 +57,19 @@ def test_another_engine_finds_it_in_the_store(engines: list[MiniVllm], tmp_path:
     assert engines[1].leader.from_store(first, 100) == 0, "it has ended"
 
 
+def test_the_first_request_finds_the_store_however_long_nobody_came(
+    engines: list[MiniVllm], tmp_path: Path
+) -> None:
+    url = f"file://{tmp_path}?max=64MiB"
+    for name in ("a", "b"):
+        engine = MiniVllm(store=url)
+        engines.append(engine)
+        engine.now[0] += 600
+        engine.add(request(name, seed=1, length=42))
+        engine.run()
+    assert engines[1].num_loaded == 41 // BLOCK
+
+
 def test_tenants_share_nothing(engines: list[MiniVllm]) -> None:
     engine = MiniVllm()
     engines.append(engine)

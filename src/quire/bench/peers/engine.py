@@ -27,6 +27,7 @@ ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
 }
 SETTLE_S = 60.0
+LMCACHE_CONNECTOR = "LMCacheMPConnector"
 
 
 def main() -> None:
@@ -48,20 +49,43 @@ def main() -> None:
     os._exit(0)  # threads of libraries may not end by themselves
 
 
-def _build(model: str, max_model_len: int, transfer: dict[str, Any] | None) -> Any:
+def _build(model: str, max_model_len: int, at_once: int, transfer: dict[str, Any] | None) -> Any:
     from vllm.config import KVTransferConfig
 
     from vllm import LLM
 
-    options = {} if transfer is None else {"kv_transfer_config": KVTransferConfig(**transfer)}
+    options = {}
+    if transfer is not None:
+        options["kv_transfer_config"] = KVTransferConfig(**transfer)
+        if transfer["kv_connector"] == LMCACHE_CONNECTOR:
+            _mend_numba()
     return LLM(
         model,
-        dtype="bfloat16",
+        dtype="float32",  # CPUs without instructions for less take longer over it
         max_model_len=max_model_len,
+        max_num_batched_tokens=max_model_len,
+        max_num_seqs=at_once,
         block_size=32,
         enforce_eager=True,
         **options,
     )
+
+
+def _mend_numba() -> None:
+    """LMCache imports numba, whose LLVM has a function of every name. vLLM looks into all modules
+    for kernels of its own, asks it for its `__dict__`, gets a function and fails: here it gets
+    none."""
+    from llvmlite.binding import ffi
+
+    library = type(ffi.lib)
+    function = library.__getattr__
+
+    def functions_only(self: Any, name: str) -> Any:
+        if name == "__dict__":
+            raise AttributeError(name)
+        return function(self, name)
+
+    library.__getattr__ = functions_only
 
 
 def _ask(engine: Any, prompts: list[list[int]], max_tokens: int) -> dict[str, Any]:
@@ -71,20 +95,27 @@ def _ask(engine: Any, prompts: list[list[int]], max_tokens: int) -> dict[str, An
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
     began = time.perf_counter()
     outputs = engine.generate(inputs, sampling, use_tqdm=False)
+    seconds = time.perf_counter() - began
+    _settle(engine)
     return {
-        "seconds": time.perf_counter() - began,
+        "seconds": seconds,
         "tokens": [list(output.outputs[0].token_ids) for output in outputs],
         "reused": [output.num_cached_tokens or 0 for output in outputs],
         "max_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
     }
 
 
-def _forget(engine: Any) -> dict[str, Any]:
-    """vLLM's own cache, once everything that is being saved has been."""
+def _settle(engine: Any) -> None:
+    """Everything that is being saved has been."""
     core = engine.llm_engine.engine_core.engine_core
     until = time.monotonic() + SETTLE_S
     while core.scheduler.has_requests() and time.monotonic() < until:
         core.step()
+
+
+def _forget(engine: Any) -> dict[str, Any]:
+    """vLLM's own cache."""
+    _settle(engine)
     return {"ok": bool(engine.llm_engine.reset_prefix_cache())}
 
 

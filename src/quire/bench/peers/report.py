@@ -14,6 +14,8 @@ _NAMES = {
     "new": "never seen",
     "again": "host",
     "batch": "several, never seen",
+    "first turn": "session, first turn",
+    "turn": "session, later turn",
     "restart": "after a restart",
 }
 _SHORT = {ALONE: "alone", QUIRE: "Quire", LMCACHE: "LMCache"}
@@ -28,11 +30,11 @@ def table(result: Result) -> list[RenderableType]:
     for name in columns:
         shown.add_column(name, justify="left" if name == "prompt" else "right")
     for case in result["cases"]:
-        reused = [str(sum(case["reused"][side])) for side in sides if side != ALONE]
+        reused = [str(case["reused"][side]) for side in sides if side != ALONE]
         wrong = [_SHORT[side] for side, same in case["same_tokens"].items() if not same]
         shown.add_row(
             _NAMES[case["what"]],
-            str(case["tokens"]),
+            _tokens(case),
             *(f"{case['seconds'][side]['p50']:.3f}" for side in sides),
             *(_ratio(case["ratio"][side]) for side in others),
             " ".join(reused),
@@ -40,10 +42,15 @@ def table(result: Result) -> list[RenderableType]:
         )
     memory = ", ".join(f"{_SHORT[s]} {format_bytes(n)}" for s, n in result["max_rss_bytes"].items())
     note = (
-        f"{result['rounds']} rounds, medians; ratios: median of pairs, with its 95 % interval. "
+        f"{result['rounds']} rounds, {result['sessions']} sessions; medians; ratios: median of "
+        "pairs, with its 95 % interval. "
         f"Largest memory, servers included: {memory}. Load average {result['load_average']:.1f}."
     )
     return [shown, note]
+
+
+def _tokens(case: Result) -> str:
+    return f"{case['tokens']}+" if "turn" in case["what"] else str(case["tokens"])
 
 
 def _ratio(found: Result) -> str:
@@ -64,7 +71,7 @@ def plot(result: Result, folder: Path) -> Path:
         places = [at + number * width for at in range(len(cases))]
         axes.bar(places, [c["seconds"][side]["p50"] for c in cases], width, label=_SHORT[side])
     axes.set_xticks([at + 0.4 - width / 2 for at in range(len(cases))])
-    axes.set_xticklabels([f"{_NAMES[c['what']]}\n{c['tokens']}" for c in cases], fontsize=8)
+    axes.set_xticklabels([f"{_NAMES[c['what']]}\n{_tokens(c)}" for c in cases], fontsize=8)
     axes.set_ylabel("seconds to the first token")
     axes.legend()
     figure.tight_layout()

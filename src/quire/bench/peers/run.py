@@ -1,13 +1,16 @@
-"""Rounds of the same prompts to vLLM alone, with Quire and with LMCache, in turn. Knows no vLLM.
+"""The same prompts to vLLM alone, with Quire and with LMCache, in turn. Knows no vLLM.
 
     new       a prompt that nobody has seen: what a cache costs
     again     the same after vLLM has forgotten it: what a hit on the host saves
     batch     several new ones at once, with answers: throughput with nothing reused
-    restart   prompts of earlier rounds, after all engines were started again: Quire has them in its
+    turn      the next turn of a recorded session, of which all but the new words is on the host;
+              by how much that is
+    restart   prompts from before, after all engines were started again: Quire has them in its
               store, LMCache in its server, which goes on
 
-Every side answers every prompt; the one that begins changes from round to round. Tokens must be the
-same on all sides.
+Every side answers every prompt, one right after the other; the one that begins changes from prompt
+to prompt. What a side has left to save it saves before the next one is asked, but for a batch,
+whose first prompts are saved beside its last ones. Tokens must be the same on all sides.
 """
 
 from __future__ import annotations
@@ -19,21 +22,26 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from quire.bench.peers.lmcache import LmcacheServer
+from quire.bench.peers.sessions import Prompt
 from quire.bench.stats import ratio, summary
 from quire.errors import ConfigError
 
 ALONE, QUIRE, LMCACHE = "vllm", "vllm+quire", "vllm+lmcache"
-MAX_MODEL_LEN = 2048
-BATCH, BATCH_TOKENS, BATCH_ANSWER = 4, 96, 8
+MAX_MODEL_LEN = 4096
+BATCH, BATCH_TOKENS, BATCH_ANSWER, AT_ONCE = 8, 192, 8, 4
 VOCABULARY = range(1000, 40000)
+HIT_TOKENS = (0, 1024, 2048)
+"""Turns are grouped by what of them was there before: from so many tokens on."""
 
 Progress = Callable[[str, int, int], None]
 """What, how much of it is done, and of how much."""
+Answer = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +51,8 @@ class Plan:
     model: Path
     lengths: tuple[int, ...] = (256, 1024)
     """Of prompts, in tokens."""
-    rounds: int = 4
+    rounds: int = 8
+    sessions: tuple[list[Prompt], ...] = ()
     host_gib: int = 1
     lmcache: bool = True
 
@@ -55,32 +64,36 @@ class Plan:
 class Side:
     """One engine's process, and what it said."""
 
-    def __init__(self, plan: Plan, name: str, transfer: dict[str, Any] | None) -> None:
-        self.name = name
+    def __init__(self, plan: Plan, name: str, transfer: Answer | None, log: Path) -> None:
+        self.name, self._log = name, log
         command = [str(plan.python), "-m", "quire.bench.peers.engine"]
         try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-            )
+            with log.open("wb") as lines:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=lines,
+                    text=True,
+                )
         except OSError as error:
             raise ConfigError(f"{plan.python} cannot be run: {error.strerror}") from error
-        self._tell(model=str(plan.model), max_model_len=MAX_MODEL_LEN, transfer=transfer)
+        self._tell(
+            model=str(plan.model), max_model_len=MAX_MODEL_LEN, at_once=AT_ONCE, transfer=transfer
+        )
 
     def ready(self) -> None:
         """Wait until its engine is built."""
         self._hear()
 
-    def ask(self, prompts: list[list[int]], max_tokens: int = 1) -> dict[str, Any]:
+    def ask(self, prompts: list[Prompt], max_tokens: int) -> Answer:
         self._tell(do="ask", prompts=prompts, max_tokens=max_tokens)
         return self._hear()
 
     def forget(self) -> None:
         self._tell(do="forget")
-        self._hear()
+        if not self._hear().get("ok", True):
+            raise ConfigError(f"{self.name} does not forget what vLLM has cached itself")
 
     def close(self) -> None:
         stdin, stdout = self._process.stdin, self._process.stdout
@@ -101,47 +114,71 @@ class Side:
             self._process.stdin.write(json.dumps(order) + "\n")
             self._process.stdin.flush()
 
-    def _hear(self) -> dict[str, Any]:
+    def _hear(self) -> Answer:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
+            said = self._log.read_text(errors="replace")[-2000:]
             raise ConfigError(
                 f"{self.name} ended: does {self._process.args!r} run by hand? It needs vLLM and "
-                "Quire in one environment, as `make test-vllm` makes it"
+                f"Quire in one environment, as `make test-vllm` makes it. It said: {said}"
             )
-        found: dict[str, Any] = json.loads(line)
+        found: Answer = json.loads(line)
         return found
+
+
+@dataclass
+class Trial:
+    """All sides, and what they answered: (what, tokens) → by prompt, by side."""
+
+    found: dict[tuple[str, int], list[dict[str, Answer]]] = field(default_factory=dict)
+    max_rss_bytes: dict[str, int] = field(default_factory=dict)
+    num_asked: int = 0
+
+    def ask(
+        self, sides: list[Side], what: str, tokens: int, prompts: list[Prompt], answer: int = 1
+    ) -> None:
+        first = self.num_asked % len(sides)
+        self.num_asked += 1
+        got = {one.name: one.ask(prompts, answer) for one in sides[first:] + sides[:first]}
+        if what:
+            self.found.setdefault((what, tokens), []).append(got)
+        for name, one in got.items():
+            self.max_rss_bytes[name] = max(self.max_rss_bytes.get(name, 0), one["max_rss_bytes"])
 
 
 def run(plan: Plan, progress: Progress) -> dict[str, Any]:
     chance = random.Random(1)
-    rounds: list[dict[str, dict[str, Any]]] = []
+    trial, kept = Trial(), list[tuple[int, Prompt]]()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quire-peers-")))
-        transfers: dict[str, dict[str, Any] | None] = {ALONE: None, QUIRE: _quire(plan, folder)}
+        transfers: dict[str, Answer | None] = {ALONE: None, QUIRE: _quire(plan, folder)}
         server: LmcacheServer | None = None
         if plan.lmcache:
             server = LmcacheServer(plan.python, plan.host_gib, folder / "lmcache.log")
             stack.enter_context(closing(server))
             server.ready()
             transfers[LMCACHE] = server.transfer
-        with _sides(plan, transfers) as sides:
+        total = plan.rounds + 1 + len(plan.sessions)
+        with _sides(plan, transfers, folder) as sides:
             for number in range(plan.rounds + 1):
-                progress("rounds", number, plan.rounds + 1)
+                progress("rounds", number, total)
                 prompts = [_prompt(chance, length) for length in plan.lengths]
-                batch = [_prompt(chance, BATCH_TOKENS) for _ in range(BATCH)]
-                turn = number % len(sides)
-                order = sides[turn:] + sides[:turn]
-                rounds.append({side.name: _round(side, prompts, batch) for side in order})
-                last = prompts
-        progress("rounds", plan.rounds + 1, plan.rounds + 1)
-        with _sides(plan, transfers) as sides:
-            restart = {side.name: [side.ask([one]) for one in last] for side in sides}
+                _round(trial, sides, prompts, chance, warm_up=number == 0)
+                kept += zip(plan.lengths, prompts, strict=True) if number else ()
+            for number, session in enumerate(plan.sessions, plan.rounds + 1):
+                progress("rounds", number, total)
+                _session(trial, sides, session)
+                kept.append((_group(len(session[-1])), session[-1]))
+        progress("rounds", total, total)
+        with _sides(plan, transfers, folder) as sides:
+            for tokens, prompt in kept:
+                trial.ask(sides, "restart", tokens, [prompt])
         extra_bytes = {LMCACHE: server.max_rss_bytes} if server is not None else {}
-    return _result(plan, rounds[1:], restart, extra_bytes)  # the first is a warm-up
+    return _result(plan, trial, extra_bytes)
 
 
-def _quire(plan: Plan, store: Path) -> dict[str, Any]:
+def _quire(plan: Plan, store: Path) -> Answer:
     return {
         "kv_connector": "QuireConnector",
         "kv_connector_module_path": "quire.integrations.vllm",
@@ -155,11 +192,11 @@ def _quire(plan: Plan, store: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _sides(plan: Plan, transfers: dict[str, dict[str, Any] | None]) -> Iterator[list[Side]]:
+def _sides(plan: Plan, transfers: dict[str, Answer | None], logs: Path) -> Iterator[list[Side]]:
     sides: list[Side] = []
     try:
         for name, transfer in transfers.items():
-            sides.append(Side(plan, name, transfer))
+            sides.append(Side(plan, name, transfer, logs / f"{name}.log"))
             sides[-1].ready()
         yield sides
     finally:
@@ -167,57 +204,65 @@ def _sides(plan: Plan, transfers: dict[str, dict[str, Any] | None]) -> Iterator[
             side.close()
 
 
-def _prompt(chance: random.Random, length: int) -> list[int]:
+def _prompt(chance: random.Random, length: int) -> Prompt:
     return [chance.choice(VOCABULARY) for _ in range(length)]
 
 
-def _round(side: Side, prompts: list[list[int]], batch: list[list[int]]) -> dict[str, Any]:
-    new = [side.ask([prompt]) for prompt in prompts]
-    side.forget()
-    again = [side.ask([prompt]) for prompt in prompts]
-    several = side.ask(batch, BATCH_ANSWER)
-    side.forget()
-    return {"new": new, "again": again, "batch": several}
-
-
-def _result(
-    plan: Plan,
-    rounds: list[dict[str, dict[str, Any]]],
-    restart: dict[str, list[dict[str, Any]]],
-    extra_bytes: dict[str, int],
-) -> dict[str, Any]:
-    """`extra_bytes`: of processes beside the engine's."""
-    sides, cases = plan.sides, list[dict[str, Any]]()
+def _round(
+    trial: Trial, sides: list[Side], prompts: list[Prompt], chance: random.Random, *, warm_up: bool
+) -> None:
     for what in ("new", "again"):
-        for at, length in enumerate(plan.lengths):
-            found = [{side: one[side][what][at] for side in sides} for one in rounds]
-            cases.append(_case(what, length, found))
-    cases.append(
-        _case("batch", BATCH_TOKENS, [{s: one[s]["batch"] for s in sides} for one in rounds])
-    )
-    for at, length in enumerate(plan.lengths):
-        cases.append(_case("restart", length, [{side: restart[side][at] for side in sides}]))
-    memory = {side: rounds[-1][side]["batch"]["max_rss_bytes"] for side in sides}
+        for prompt in prompts:
+            trial.ask(sides, "" if warm_up else what, len(prompt), [prompt])
+        for side in sides:
+            side.forget()
+    batch = [_prompt(chance, BATCH_TOKENS) for _ in range(BATCH)]
+    trial.ask(sides, "" if warm_up else "batch", BATCH_TOKENS, batch, BATCH_ANSWER)
+    for side in sides:
+        side.forget()
+
+
+def _session(trial: Trial, sides: list[Side], session: list[Prompt]) -> None:
+    trial.ask(sides, "first turn", _group(len(session[0])), [session[0]])
+    for before, prompt in pairwise(session):
+        for side in sides:
+            side.forget()
+        trial.ask(sides, "turn", _group(len(before)), [prompt])
+    for side in sides:
+        side.forget()
+
+
+def _group(tokens: int) -> int:
+    return max(least for least in HIT_TOKENS if least <= tokens)
+
+
+def _result(plan: Plan, trial: Trial, extra_bytes: dict[str, int]) -> dict[str, Any]:
+    """`extra_bytes`: of processes beside the engine's."""
+    cases = [_case(what, tokens, found) for (what, tokens), found in trial.found.items()]
     return {
         "rounds": plan.rounds,
+        "sessions": len(plan.sessions),
         "load_average": os.getloadavg()[0],
         "cases": cases,
-        "max_rss_bytes": {side: memory[side] + extra_bytes.get(side, 0) for side in sides},
+        "max_rss_bytes": {
+            side: trial.max_rss_bytes[side] + extra_bytes.get(side, 0) for side in plan.sides
+        },
         "same_tokens": all(all(case["same_tokens"].values()) for case in cases),
     }
 
 
-def _case(what: str, length: int, found: list[dict[str, Any]]) -> dict[str, Any]:
-    """`found`: by round, what each side answered."""
-    sides = list(found[0])
+def _case(what: str, tokens: int, found: list[dict[str, Answer]]) -> dict[str, Any]:
+    """`found`: by prompt, what each side answered."""
+    sides = sorted(found[0], key=[ALONE, QUIRE, LMCACHE].index)
     seconds = {side: [one[side]["seconds"] for one in found] for side in sides}
     others = [side for side in sides if side != QUIRE]
     return {
         "what": what,
-        "tokens": length,
+        "tokens": tokens,
+        "samples": seconds,
         "seconds": {side: summary(values) for side, values in seconds.items()},
         "ratio": {side: ratio(seconds[QUIRE], seconds[side])["of_pairs"] for side in others},
-        "reused": {side: found[-1][side]["reused"] for side in sides},
+        "reused": {side: sum(sum(one[side]["reused"]) for one in found) for side in sides},
         "same_tokens": {
             side: all(one[side]["tokens"] == one[ALONE]["tokens"] for one in found)
             for side in sides

@@ -21,6 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from quire.integrations.vllm.events import told
 from quire.integrations.vllm.hands import Hands, by_name
 from quire.integrations.vllm.leader import Leader
 from quire.integrations.vllm.metrics import QuirePromMetrics, QuireStats
@@ -32,7 +33,10 @@ from quire.integrations.vllm.tensors import describe
 from quire.manager import CacheManager
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import torch
+    from vllm.distributed.kv_events import KVCacheEvent
 
 _logger = logging.getLogger(__name__)
 
@@ -78,7 +82,11 @@ class QuireConnector(KVConnectorBase_V1):
 
     def _make_leader(self, options: Options) -> Leader:
         names = namespace(self._vllm_config, self._plan, options)
-        manager = CacheManager(cache_config(self._plan, options), clock=time.monotonic)
+        events = self._vllm_config.kv_events_config
+        config = cache_config(
+            self._plan, options, events=events is not None and events.enable_kv_cache_events
+        )
+        manager = CacheManager(config, clock=time.monotonic)
         setup = Setup(names.model_fingerprint, self._plan.host_pages, names.page_size)
         return Leader(
             options,
@@ -158,6 +166,9 @@ class QuireConnector(KVConnectorBase_V1):
 
     def reset_cache(self) -> bool:
         return self.leader.reset()
+
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        return told(self.leader.take_events(), self._plan.shape.tokens)
 
     def get_kv_connector_stats(self) -> QuireStats | None:
         counts = self._leader.take_counts() if self._leader is not None else {}

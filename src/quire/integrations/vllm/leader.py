@@ -25,7 +25,14 @@ from quire.integrations.vllm.naming import Naming, VllmRequest, has_name
 from quire.integrations.vllm.options import Options
 from quire.integrations.vllm.orders import Orders, Setup, pack_orders
 from quire.keys import PrefixKey
-from quire.manager import CacheManager, ForeignCopy, ForeignState, Lease, StoreChange
+from quire.manager import (
+    CacheEvent,
+    CacheManager,
+    ForeignCopy,
+    ForeignState,
+    Lease,
+    StoreChange,
+)
 from quire.messages import Command, Completion
 from quire.types import RequestId, Tier, page_array, page_ids
 
@@ -94,10 +101,10 @@ class Leader:
         self._change: StoreChange | None = None
         self._attach_at_s = clock()
         """When to try next."""
-        self._wait_until_s = 0.0
+        self._wait_until_s: float | None = None
+        """None: nobody has waited for the store yet."""
         self._told: dict[str, int] = {}
         self._told_s = clock()
-        self._attach()
 
     # ---- what a request can have ----------------------------------------------------------------
 
@@ -187,7 +194,8 @@ class Leader:
     @property
     def has_work(self) -> bool:
         """Is there anything to tell the workers, or to hear from them?"""
-        return bool(self._commands or self._finishing) or not self.manager.idle
+        is_new = bool(self._options.store) and self._change is None
+        return is_new or bool(self._commands or self._finishing) or not self.manager.idle
 
     # ---- the step -------------------------------------------------------------------------------
 
@@ -241,6 +249,13 @@ class Leader:
         counts = {name: count - before.get(name, 0) for name, count in self._told.items()}
         return {name: count for name, count in counts.items() if count}
 
+    def take_events(self) -> list[CacheEvent]:
+        """What came and went since they were last taken."""
+        batch = self.manager.events.take()
+        if batch.lost:
+            _logger.warning("%d cache events were lost: who listens should begin anew", batch.lost)
+        return batch.events
+
     # ---- inside ---------------------------------------------------------------------------------
 
     def _track(self, request: VllmRequest) -> Tracked:
@@ -293,7 +308,7 @@ class Leader:
         return any(copy.state is ForeignState.COPYING for copy in tracked.saves)
 
     def _attach(self) -> None:
-        """Attach the store, at first and again some time after it could not be."""
+        """Attach the store, in the first step and again some time after it could not be."""
         change, now = self._change, self._clock()
         if not self._options.store or now < self._attach_at_s:
             return
@@ -306,11 +321,13 @@ class Leader:
             self._change = self.manager.store.attach(self._options.store)
         except QuireError as error:  # a worker is lost, and vLLM will end for it
             _logger.warning("the store cannot be attached: %s", error)
-            return
-        if change is None:
-            self._wait_until_s = now + self._options.wait_s
 
     def _is_attaching(self) -> bool:
-        """Should requests wait for the store? Only at start, and not for long."""
+        """Should requests wait for the store? Only the first ones, and not for long: before them
+        there may have been no step, and its workers have not heard of the store."""
         change = self._change
-        return change is not None and not change.done and self._clock() < self._wait_until_s
+        if not self._options.store or (change is not None and change.done):
+            return False
+        if self._wait_until_s is None:
+            self._wait_until_s = self._clock() + self._options.wait_s
+        return self._clock() < self._wait_until_s

@@ -16,6 +16,9 @@ from quire.integrations.weights import weights_of
 from quire.keys import Namespace
 from quire.memory.layout import BLOCK_BYTES
 
+EVENTS_PER_PAGE = 8
+"""They are taken in every step, in which a page comes, is written and goes once or twice."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -77,7 +80,8 @@ def _check_parallel(parallel: Any) -> None:
             raise ConfigError(f"{name} above 1 is not served: tensor parallelism is")
 
 
-def cache_config(plan: Plan, options: Options) -> CacheConfig:
+def cache_config(plan: Plan, options: Options, *, events: bool = False) -> CacheConfig:
+    """`events`: somebody wants to hear what comes and goes."""
     page_size = plan.shape.tokens
     threshold = min(options.min_hit_tokens, max(1, plan.host_pages // 2) * page_size)
     return CacheConfig(
@@ -85,6 +89,8 @@ def cache_config(plan: Plan, options: Options) -> CacheConfig:
         device_pages=plan.shape.num_blocks,
         host_pages=plan.host_pages,
         num_ranks=plan.num_ranks,
+        event_buffer=EVENTS_PER_PAGE * plan.host_pages if events else 0,
+        event_tokens=events,
         prefetch=PrefetchConfig(
             threshold_tokens=max(1, threshold),
             base_timeout_s=min(1.0, options.wait_s),
