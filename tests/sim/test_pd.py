@@ -179,9 +179,13 @@ def test_unified_engines_use_each_others_pages() -> None:
 
 
 def test_a_prompt_that_is_all_here_costs_no_page() -> None:
-    """One conversation after the other, and nothing is lost: often nobody is asked."""
+    """One conversation after the other, and nothing is lost: often nobody is asked. With a store
+    somebody is asked before it answers, and has then granted some pages that nobody reads."""
     options = replace(CALM, concurrency=1, abort_rate=0.0, forget_rate=0.0)
     counters = simulate_pd(2, 1_500, options).counters
+    assert counters["handover all local"] > 0
+    assert counters["received_pages"] < counters["exported_pages"]
+    counters = simulate_pd(2, 1_500, replace(options, restore=False)).counters
     assert counters["handover all local"] > 0
     assert counters["received_pages"] == counters["exported_pages"]
 

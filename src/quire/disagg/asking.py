@@ -1,6 +1,6 @@
 """Asking: one peer after the other for what a hand-over lacks, and again for what failed.
 
-    no try ──ask──▶ Try ──repair, a few times──▶ Try ──give_up──▶ no try, perhaps after a pause
+    no try ──ask, ask_ahead──▶ Try ──repair, a few times──▶ Try ──give_up──▶ no try, perhaps after a pause
        └──nobody is left──▶ the transfer has FAILED; the request computes the rest
 
 Knows peers, tries and pauses; not when a hand-over may begin, nor when it is complete.
@@ -17,7 +17,7 @@ from quire.disagg.contacts import Contacts, Standing
 from quire.disagg.handover import DueRepair, Half, Handover, Stage, Try
 from quire.manager import CacheManager
 from quire.messages import PeerSource
-from quire.peer.messages import Abort, Ask, Done, Offer, Repair
+from quire.peer.messages import Abort, Ask, Done, Offer, Repair, Skip
 from quire.types import PageStatus
 
 _MAX_REPAIRS = 4
@@ -51,6 +51,37 @@ class Asking:
         self._num_asked = 0
         self.by_id: dict[str, Handover] = {}
         """Those that a peer was asked for, by the name it knows them by."""
+
+    def ask_ahead(self, handover: Handover, now: float) -> None:
+        """While the own store is still asked: the first peer that is there, so that it begins to
+        compute. If that comes to nothing, others have their turn when the store has answered."""
+        if handover.tries or handover.current is not None:
+            return
+        for number, link in enumerate(handover.sources[: self._max_tries(handover)]):
+            if self._contacts.standing(link) is Standing.UP:
+                handover.tries = number
+                self.ask(handover, now)
+                return
+
+    def know(self, handover: Handover) -> None:
+        """The own tiers are known: of a peer that was asked ahead only the rest is wanted."""
+        current = handover.current
+        if current is None:
+            return
+        promised = handover.promised
+        if promised > current.first:
+            current.first = promised
+            self._links.send(current.link, Skip(current.id, promised))
+        current.reached = current.first
+        held, current.held = current.held, []
+        for offer in held:
+            self.offered(handover, current, offer)
+
+    def withdraw(self, handover: Handover) -> None:
+        """A peer was asked ahead, and nothing is wanted of it."""
+        if handover.current is not None:
+            self.drop(handover)
+            handover.tries -= 1
 
     def ask(self, handover: Handover, now: float) -> None:
         """Ask the peer whose turn it is, if it can be reached."""
@@ -112,8 +143,12 @@ class Asking:
         current.grants.add(offer.grant)
         if not handover.compute:  # it ends where the peer's does
             current.intake.last = min(handover.wanted, offer.last)
-        source = PeerSource(hello.epoch, offer.grant, offer.start, hello.parts, offer.ticket)
-        self._manager.offers.take(current.intake, offer.component, offer.first, offer.count, source)
+        is_full = offer.component == self._manager.components[0].name
+        skip = max(0, current.first - offer.first) if is_full else 0
+        if skip < offer.count:
+            first, count, start = offer.first + skip, offer.count - skip, offer.start + skip
+            source = PeerSource(hello.epoch, offer.grant, start, hello.parts, offer.ticket)
+            self._manager.offers.take(current.intake, offer.component, first, count, source)
 
     # ---- when something goes wrong --------------------------------------------------------------
 
@@ -137,6 +172,7 @@ class Asking:
 
     def repair(self, handover: Handover, current: Try, first: int, last: int, reason: str) -> None:
         """Soon: what failed may fail again at once, and others may want the same."""
+        current.first = min(current.first, first)
         due = current.repair
         if due is not None:
             due.first, due.last = min(due.first, first), max(due.last, last)

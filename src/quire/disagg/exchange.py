@@ -21,6 +21,7 @@ from quire.peer.messages import (
     PeerMessage,
     Refused,
     Repair,
+    Skip,
     Wait,
 )
 
@@ -94,7 +95,7 @@ class Exchange:
 
     def _received(self, link: str, message: PeerMessage) -> None:
         match message:
-            case Ask() | Repair() | Done() | Abort():
+            case Ask() | Skip() | Repair() | Done() | Abort():
                 self.giver.received(link, message)
             case Offer() | Complete() | Refused():
                 self.receiver.received(link, message)

@@ -34,6 +34,7 @@ from quire.peer.messages import (
     PeerMessage,
     Refused,
     Repair,
+    Skip,
     Wait,
 )
 from quire.types import RequestId
@@ -150,7 +151,7 @@ class Giver:
         self.served = 0
         """Hand-overs that ended with Done."""
 
-    def received(self, link: str, message: Ask | Repair | Wait | Done | Abort) -> None:
+    def received(self, link: str, message: Ask | Skip | Repair | Wait | Done | Abort) -> None:
         name = (link, message.id)
         handout = self.open.get(name)
         if handout is not None:
@@ -159,6 +160,9 @@ class Giver:
             case Ask():
                 if handout is None and name not in self._over:
                     self._begin(link, message)
+            case Skip(_, first):
+                if handout is not None:
+                    self._skip(handout, first)
             case Repair(_, number, first, last):
                 if handout is None:
                     self._refuse(link, message.id, "there is no such hand-over (any more)")
@@ -250,6 +254,19 @@ class Giver:
         match = self._manager.match(key)
         lease = self._manager.acquire(match, RequestId(name), priority=ask.priority)
         return lease, Found(lease.num_device, lease.num_host)
+
+    def _skip(self, handout: Handout, first: int) -> None:
+        """It has found pages before `first` elsewhere: the room for them is others'."""
+        if handout.repair or not handout.ask.first < first < handout.export.last:
+            return
+        self._manager.exports.skip(handout.export, first)
+        need = self._budget.need(first, handout.export.last)
+        if handout.begun:
+            self._budget.give_back(handout.need)
+            self._budget.take(need)
+        else:
+            self._gone_pages += handout.need[0] - need[0]
+        handout.need = need
 
     def _may_begin(self, handout: Handout) -> bool:
         is_full = handout.ask.compute and self._computes.is_full()

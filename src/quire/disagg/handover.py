@@ -1,8 +1,8 @@
 """Handover: one request's way from "its prompt is known" to "all its pages are here": receiving.
 
     QUEUED ──room──▶ LOOKING ──own tiers known──▶ MOVING ──both halves READY──▶ READY
-                                                   │ ▲ shortfall: repaired; peer gone: the next
-                                                   └─┘
+                        └─ a peer is asked           │ ▲ shortfall: repaired; peer gone: the next
+                           to compute meanwhile      └─┘
 
 A request that moves has two halves, each PENDING, then READY or FAILED: *restore*, what the own
 host and store are to bring back, and *transfer*, what the peer sends. A restore that falls short is
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from quire.disagg.budget import Pages
 from quire.manager import Intake, Lease
-from quire.peer.messages import Complete, Found
+from quire.peer.messages import Complete, Found, Offer
 
 
 class Half(enum.StrEnum):
@@ -86,12 +86,14 @@ class Try:
     id: str
     link: str
     first: int
-    """Page from which on the peer was asked."""
+    """Full page from which on what the peer offers is read."""
     intake: Intake
     said_s: float
     """When the peer last heard that it is still wanted."""
     grants: set[int] = field(default_factory=set)
     """Offers taken: one that comes twice is ignored."""
+    held: list[Offer] = field(default_factory=list)
+    """Offers that came before the own tiers were known."""
     complete: Complete | None = None
     reached: int = 0
     """Up to which page there was everything."""
@@ -120,7 +122,7 @@ class Handover:
     """The peer is to compute what it lacks; without that it is only asked for what it has, and a
     hand-over that comes to nothing is no failure."""
     from_store: bool
-    """The own store is asked, before a peer is."""
+    """The own store is asked, before a peer is read from."""
     is_counted: bool = False
     """What was promised, and what of it was there, is counted: once for a request."""
     least: int = field(init=False)

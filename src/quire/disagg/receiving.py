@@ -162,6 +162,8 @@ class Receiver:
             return  # of one that is over
         handover.progress_s = self._clock()
         match message:
+            case Offer() if handover.stage is Stage.LOOKING:
+                current.held.append(message)
             case Offer():
                 self._asking.offered(handover, current, message)
             case Complete():
@@ -203,6 +205,7 @@ class Receiver:
         settled = prefetch is None or prefetch.state is PrefetchState.DONE
         if not settled and (prefetch is None or prefetch.state is not PrefetchState.FETCHING):
             if not manager.ready(lease):
+                self._have_begun(handover, now)
                 return
             settled = True
         device = lease.num_device
@@ -216,6 +219,14 @@ class Receiver:
         host = lease.tail.end - device - (store if settled else 0)
         handover.match = DecodePrefixMatch(device, host, store, handover.wanted)
         self._move(handover, now)
+
+    def _have_begun(self, handover: Handover, now: float) -> None:
+        """A prefill server computes while the store is asked."""
+        missing = handover.wanted - handover.lease.tail.end
+        if handover.compute and missing > self._config.local_pages:
+            self._asking.ask_ahead(handover, now)
+        if handover.current is not None:
+            self._check_time(handover, handover.current, now)
 
     def _has_room(self, handover: Handover) -> bool:
         """Is there room for all of it, beside all that moves already? One alone always may."""
@@ -237,6 +248,9 @@ class Receiver:
             if missing and handover.compute:
                 handover.least = 0
                 self.counters.local["short"] += 1
+            self._asking.withdraw(handover)
+        else:
+            self._asking.know(handover)
 
     def _follow(self, handover: Handover, now: float) -> None:
         if handover.restore is Half.PENDING:
@@ -335,7 +349,8 @@ class Receiver:
         """A peer that has said and sent nothing for too long is given up; one that is waited for
         hears so."""
         intake, timeout_s = current.intake, self._config.timeout_s
-        if intake.is_hindered(now) or current.repair is not None:  # it is not the peer's turn
+        is_ours = intake.is_hindered(now) or current.repair is not None or current.held
+        if is_ours:  # it is not the peer's turn
             handover.progress_s = now
         # Who stands in line behind others, for room or for the link, is late when nobody moves.
         moved_s = handover.progress_s if intake.idle else max(handover.progress_s, self._moved_s)

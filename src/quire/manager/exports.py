@@ -81,6 +81,13 @@ class Exporter:
             if wanted.next < wanted.end:
                 export.wanted.append(wanted)
 
+    def skip(self, export: Export, first: int) -> None:
+        """Full pages before `first` are not wanted any more; those that were granted stay so."""
+        for wanted in export.wanted:
+            if wanted.component.index == 0:
+                wanted.next = max(wanted.next, first)
+        export.wanted = [wanted for wanted in export.wanted if wanted.next < wanted.end]
+
     def grant(self, export: Export, lease: Lease) -> list[Grant]:
         """What of an export can be read from now on. `lease` holds the prefix, or so much of it as
         has been computed; call it again after every step until the export is complete."""

@@ -12,7 +12,7 @@ import msgspec
 
 from quire.memory.layout import PageLayout
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Of everything two engines say to each other. Raise it with every change they could notice."""
 
 

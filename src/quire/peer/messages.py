@@ -1,6 +1,6 @@
 """What two leaders say to each other about pages: typed, msgpack, nothing else.
 
-    receiver → giver   Ask, Repair, Wait, Done, Abort, Beat
+    receiver → giver   Ask, Skip, Repair, Wait, Done, Abort, Beat
     giver → receiver   Wait and Offer, any number, then Complete; or Refused
 
 A receiver wants the pages [first, last) of a prompt's prefix; the giver offers them as they become
@@ -36,6 +36,13 @@ class Ask(_Message, frozen=True, tag="ask"):
     """True: compute what is not there. False: offer only what is."""
     timeout_s: float
     priority: int = 0
+
+
+class Skip(_Message, frozen=True, tag="skip"):
+    """Pages before `first` have been found elsewhere since: they need not be offered."""
+
+    id: str
+    first: int
 
 
 class Repair(_Message, frozen=True, tag="repair"):
@@ -119,7 +126,7 @@ class Refused(_Message, frozen=True, tag="refused"):
     reason: str
 
 
-ToGiver = Ask | Repair | Wait | Done | Abort | Beat
+ToGiver = Ask | Skip | Repair | Wait | Done | Abort | Beat
 ToReceiver = Offer | Complete | Wait | Refused
 PeerMessage = ToGiver | ToReceiver
 

