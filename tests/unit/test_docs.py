@@ -10,22 +10,11 @@ DOCUMENTS = [
     "README.md",
     "CHANGELOG.md",
     "benchmarks/README.md",
-    "docs/agents.md",
-    "docs/architecture.md",
-    "docs/capacity.md",
-    "docs/coming-from-sglang.md",
-    "docs/configuration.md",
-    "docs/disaggregation.md",
-    "docs/embedding.md",
-    "docs/hybrid.md",
-    "docs/metrics.md",
-    "docs/serving.md",
-    "docs/speculation.md",
-    "docs/ui.md",
+    *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),
 ]
 SOURCES = {
     path.name
-    for place in ("src/quire", "benchmarks", "examples", "tests")
+    for place in ("src/quire", "benchmarks", "examples", "scripts", "tests")
     for path in (ROOT / place).rglob("*.py")
 }
 
