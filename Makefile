@@ -29,7 +29,7 @@ STAMP      := $(VENV)/.installed
 TEST_STAMP := $(VENV)/.installed-for-tests
 VLLM_STAMP := $(VLLM_VENV)/.installed
 
-.PHONY: test test-long test-transports test-kernels test-gpu test-vllm check format serve pd demo bench bench-ttft bench-disagg bench-serve bench-peers sim clean help
+.PHONY: test test-long test-transports test-kernels test-gpu test-vllm check docs format serve pd demo bench bench-ttft bench-disagg bench-serve bench-peers sim clean help
 
 help:
 	@echo "make test    the tests, in minutes (PYTEST_ARGS=... is passed on)"
@@ -39,6 +39,7 @@ help:
 	@echo "make test-gpu     on a machine with CUDA, with the Python and torch that are there"
 	@echo "make test-vllm    inside the real vLLM, on this machine's CPU; downloads 0.6 GB once"
 	@echo "make check   ruff, mypy --strict, import directions, public names"
+	@echo "make docs    the documents as a site in build/site, with every link checked"
 	@echo "make format  let ruff format and fix what it can"
 	@echo "make serve   an OpenAI-compatible server on the embedded model (SERVE_ARGS=...)"
 	@echo "make pd      the same with prefill and decode in separate servers (PD_ARGS=...)"
@@ -95,6 +96,9 @@ test-vllm: $(TEST_STAMP) $(VLLM_STAMP)
 
 check: $(STAMP)
 	PATH="$(abspath $(BIN)):$$PATH" scripts/check
+
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 format: $(STAMP)
 	$(BIN)/ruff format .

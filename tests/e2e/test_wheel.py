@@ -1,8 +1,9 @@
-"""A wheel, built here and installed into an empty environment, serves by one command.
+"""What is published: it can be, it is whole, and a wheel in an empty environment serves.
 
 What it depends on is lent by this environment: it is not what is tested, and large.
 """
 
+import email
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
+import zipfile
 from pathlib import Path
 
 import httpx
@@ -33,15 +35,44 @@ def run(*command: object, **options) -> str:
     return done.stdout
 
 
-@pytest.mark.long
-def test_a_wheel_in_an_empty_environment_serves(tmp_path):
-    environ = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    source = tmp_path / "source"
-    source.mkdir()
+@pytest.fixture
+def source(tmp_path) -> Path:
+    """A copy: building leaves things behind."""
+    folder = tmp_path / "source"
+    folder.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
+        shutil.copy(ROOT / name, folder)
     leave = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    shutil.copytree(ROOT / "src", source / "src", ignore=leave)
+    shutil.copytree(ROOT / "src", folder / "src", ignore=leave)
+    return folder
+
+
+def test_what_is_published_is_whole(source, tmp_path):
+    pytest.importorskip("build")
+    pytest.importorskip("twine")
+    made = tmp_path / "dist"
+    # A wheel from the archive of sources: what is not in that is not in either.
+    run(sys.executable, "-m", "build", "--no-isolation", "-o", made, source)
+    files = sorted(made.iterdir())
+    assert [file.suffix for file in files] == [".whl", ".gz"]
+    run(sys.executable, "-m", "twine", "check", "--strict", *files)
+    with zipfile.ZipFile(files[0]) as wheel:
+        inside = set(wheel.namelist())
+        (about,) = [name for name in inside if name.endswith(".dist-info/METADATA")]
+        metadata = email.message_from_bytes(wheel.read(about))
+    ours = (path for path in (ROOT / "src/quire").rglob("*") if path.is_file())
+    kept = {str(path.relative_to(ROOT / "src")) for path in ours if path.suffix != ".pyc"}
+    assert kept - inside == set()
+    for field in ("Summary", "Author", "License-Expression", "Keywords", "Requires-Python"):
+        assert metadata[field], field
+    assert metadata["License-File"] == "LICENSE"
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert "Typing :: Typed" in metadata.get_all("Classifier")
+
+
+@pytest.mark.long
+def test_a_wheel_in_an_empty_environment_serves(source, tmp_path):
+    environ = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     run(
         *pip,

@@ -4,8 +4,10 @@ import json
 from collections.abc import Callable
 
 import pytest
+import typer
 
 from quire.cli import main
+from quire.cli.app import app
 
 
 class Ran:
@@ -41,3 +43,21 @@ def command(
         return Ran(code, captured.out, captured.err)
 
     return run
+
+
+def taken_apart(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> dict[str, object]:
+    """What a command would be called with, by the command line's own parser; not carried out.
+    Raises what that raises for a command or an option that there is not."""
+    root = typer.main.get_command(app)
+    began: list[dict[str, object]] = []
+
+    def still(command) -> None:
+        for each in getattr(command, "commands", {}).values():
+            still(each)
+        if not getattr(command, "commands", None):
+            monkeypatch.setattr(command, "callback", lambda **options: began.append(options))
+
+    still(root)
+    root(args=list(words), prog_name="quire", standalone_mode=False)
+    (options,) = began
+    return options

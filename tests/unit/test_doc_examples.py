@@ -13,10 +13,9 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-import typer
 
-from quire.cli.app import app
 from quire.settings import load
+from unit.cli_support import taken_apart
 from unit.server.scripted import ADMIN_KEY, MODEL, Rig
 from unit.server.test_fuzz import answering
 
@@ -44,21 +43,9 @@ def lines(command: str) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("page", "line"), lines("quire"))
 def test_commands_exist_with_these_options(page, line, monkeypatch):
-    root = typer.main.get_command(app)
-    began = []
-
-    def still(command):
-        for each in getattr(command, "commands", {}).values():
-            still(each)
-        if not getattr(command, "commands", None):
-            monkeypatch.setattr(command, "callback", lambda **options: began.append(options))
-
-    still(root)
     for name, value in {"$in_use": "0.3", "$policy": "write_back"}.items():
         line = line.replace(name, value)
-    arguments = shlex.split(line)[1:]
-    root(args=arguments, prog_name="quire", standalone_mode=False)
-    assert len(began) == 1
+    taken_apart(monkeypatch, shlex.split(line)[1:])
 
 
 def test_there_are_commands_to_test():

@@ -38,6 +38,7 @@ def config(
     reasoning_parser: flags.ReasoningParser = None,
     strict: flags.Strict = None,
     log_requests: flags.LogRequests = None,
+    otlp: flags.Otlp = None,
     record: flags.Record = None,
     role: flags.Role = None,
     prefill: flags.Prefill = None,

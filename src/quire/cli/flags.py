@@ -69,6 +69,7 @@ LogRequests = Annotated[
         rich_help_panel=SERVER,
     ),
 ]
+Otlp = Annotated[str | None, _flag("otlp", SERVER)]
 Record = Annotated[str | None, _flag("record", SERVER)]
 Role = Annotated[str | None, _flag("role", PEERS)]
 Prefill = Annotated[str | None, _flag("prefill", PEERS)]

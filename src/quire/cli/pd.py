@@ -76,6 +76,7 @@ def pd(
     host_memory: flags.HostMemory = None,
     store: flags.Store = None,
     port: flags.Port = None,
+    otlp: flags.Otlp = None,
     prefill_tp: _Tp = 1,
     decode_tp: _Tp = 1,
 ) -> None:
@@ -97,6 +98,7 @@ def pd(
         "host_memory": host_memory,
         "store": flags.joined(store),
         "port": port,
+        "otlp": otlp,
         "role": "decode",
     }
     loaded = load(given, environ)
@@ -108,7 +110,9 @@ def pd(
     if loaded.settings.store is None:
         make_cache_dir(machine)
     logs.configure(logging.WARNING)
-    listen = ServerConfig(host="127.0.0.1", port=settings.port, api_key=settings.api_key)
+    listen = ServerConfig(
+        host="127.0.0.1", port=settings.port, api_key=settings.api_key, otlp=settings.otlp
+    )
     bind(listen).close()  # a port in use is said before anything is started for nothing
     check_store(settings)
     with start_bar() as progress:
@@ -141,7 +145,7 @@ def plan(
         arguments += ["--host-memory", str(settings.host_memory), "--store", settings.store]
         if device_bytes is not None:
             arguments += ["--device-memory", str(device_bytes)]
-        for option in ("model", "device", "dtype"):
+        for option in ("model", "device", "dtype", "otlp"):
             value = getattr(settings, option)
             if value is not None:
                 arguments += [f"--{option}", str(value)]

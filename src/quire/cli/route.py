@@ -52,6 +52,14 @@ def route(
             show_default=False,
         ),
     ] = None,
+    otlp: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Send a span for every request to this OpenTelemetry collector.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Route requests to prefill and decode servers: by cached prefix and load, around failures."""
     needs("serve", ROUTE)
@@ -80,7 +88,8 @@ def route(
         print(f"The router is ready at {url}\nOpenAI clients  base_url={url}/v1", flush=True)
 
     api_key = os.environ.get(API_KEY_VARIABLE) or None
-    asyncio.run(run(config, ServerConfig(host=host, port=port, api_key=api_key), ready))
+    listen = ServerConfig(host=host, port=port, api_key=api_key, otlp=otlp)
+    asyncio.run(run(config, listen, ready))
 
 
 def members(fleet: Fleet) -> Table:

@@ -57,6 +57,7 @@ def serve(
     reasoning_parser: flags.ReasoningParser = None,
     strict: flags.Strict = None,
     log_requests: flags.LogRequests = None,
+    otlp: flags.Otlp = None,
     record: flags.Record = None,
     role: flags.Role = None,
     prefill: flags.Prefill = None,
@@ -109,6 +110,7 @@ def server_config(settings: Settings) -> ServerConfig:
         reasoning_parser=settings.reasoning_parser,
         use_model_defaults=settings.sampling_defaults == "model",
         log_requests=settings.log_requests,
+        otlp=settings.otlp,
         record=Path(settings.record).expanduser() if settings.record else None,
         record_max_bytes=settings.record_max,
     )

@@ -67,6 +67,8 @@ class Prompt:
     """All of the prompt: little-endian int32."""
     salt: str = ""
     priority: int = 0
+    trace: str = ""
+    """Of the request: both sides tell of the hand-over under this name."""
 
 
 @dataclass(slots=True)

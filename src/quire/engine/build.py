@@ -237,6 +237,7 @@ def _assemble(plan: _Plan, executor: Executor, opened: ExitStack) -> Engine:
         clock=clock,
         usage=plan.usage,
         audit=config.audit / 100,
+        handed=peering.handed if peering is not None else None,
     )
 
 

@@ -38,6 +38,7 @@ from quire.engine.messages import (
     EngineStatus,
     Finish,
     Generate,
+    Handed,
     Output,
     Outputs,
     PutQuestion,
@@ -92,6 +93,7 @@ class EngineClient:
         self._ids = itertools.count(1)
         self._tasks: list[asyncio.Task[None]] = []
         self._progress: Progress | None = None
+        self._on_handed: Callable[[Handed], None] | None = None
 
     @classmethod
     async def start(
@@ -99,11 +101,13 @@ class EngineClient:
         config: EngineConfig,
         *,
         on_progress: Progress | None = None,
+        on_handed: Callable[[Handed], None] | None = None,
         timeout_s: float = START_TIMEOUT_S,
     ) -> EngineClient:
         """Start an engine process and wait until it can serve. Raises EngineError."""
         client = cls(config)
         client._progress = on_progress
+        client._on_handed = on_handed
         try:
             await client._launch(timeout_s)
         except BaseException:
@@ -128,11 +132,13 @@ class EngineClient:
         prefill: Sequence[str] = (),
         cache: CacheWish | None = None,
         said: bytes = b"",
+        trace: str = "",
     ) -> AsyncIterator[AsyncIterator[Output]]:
         """The outputs of one request; the last one has `finish`. Leaving the block early aborts.
         `prefill`: for decode servers, page servers to ask instead of those of the configuration.
         `cache`: what is to be done with the prompt's pages afterwards. `said`: tokens of the answer
-        that there are already; the outputs are those after them."""
+        that there are already; the outputs are those after them. `trace`: of its hand-overs is told
+        to `on_handed`, under this name."""
         request = RequestId(f"r{next(self._ids)}")
         queue: asyncio.Queue[Output] = asyncio.Queue()
         self._outputs[request] = queue
@@ -149,9 +155,19 @@ class EngineClient:
             if self.failure is not None:
                 queue.put_nowait(_failed(request, self.failure))
             else:
-                asked = list(prefill)
                 self._send(
-                    Generate(request, tokens, params, salt, priority, timeout_s, asked, cache, said)
+                    Generate(
+                        request,
+                        tokens,
+                        params,
+                        salt,
+                        priority,
+                        timeout_s,
+                        list(prefill),
+                        cache,
+                        said,
+                        trace,
+                    )
                 )
             yield outputs()
         finally:
@@ -253,6 +269,9 @@ class EngineClient:
                     queue = self._outputs.get(output.id)
                     if queue is not None:  # else it was aborted: stale
                         queue.put_nowait(output)
+            case Handed():
+                if self._on_handed is not None:
+                    self._on_handed(message)
             case Answer():
                 self._answered(message)
             case Report(status):

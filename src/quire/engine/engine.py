@@ -30,6 +30,7 @@ from quire.engine.messages import (
     EngineStatus,
     Finish,
     Generate,
+    Handed,
     HandoverStatus,
     Output,
     Outputs,
@@ -113,11 +114,14 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         usage: Usage | None = None,
         audit: float = 0.0,
+        handed: list[Handed] | None = None,
     ) -> None:
         """`exchange`: of pages with other engines. `private_prefixes`: every request has a
         namespace of its own, and nothing is ever found again. `audit`: the share of idle time in
-        which cached pages are computed again, to compare."""
+        which cached pages are computed again, to compare. `handed`: where hand-overs that have
+        ended come to be told of."""
         self._usage = usage
+        self._handed = handed
         self.manager = manager
         self.scheduler = scheduler
         self.info = info
@@ -195,6 +199,9 @@ class Engine:
         if self._outputs:
             messages.append(Outputs(self._outputs))
             self._outputs = []
+        if self._handed:
+            messages += self._handed
+            self._handed.clear()
         now = self._clock()
         if now >= self._next_report_s:
             self._next_report_s = now + _REPORT_EVERY_S

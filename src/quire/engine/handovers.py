@@ -65,7 +65,12 @@ class Handovers:
             if few or not costs.worth_asking_peers(missing):
                 return False
             sources, restore = self._peers, not costs.peers_beat_store()
-        prompt = Prompt(request.tokens[: request.length].tobytes(), request.salt, request.priority)
+        prompt = Prompt(
+            request.tokens[: request.length].tobytes(),
+            request.salt,
+            request.priority,
+            request.trace,
+        )
         request.handover = self.receiver.begin(
             request.id,
             lease,

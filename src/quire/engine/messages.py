@@ -1,7 +1,7 @@
 """What the server and the engine process say to each other: typed, msgpack, nothing else.
 
     server → engine   Generate, Abort, PutQuestion, Shutdown
-    engine → server   Starting*, then Started or StartFailed; then Outputs, Answer, Report
+    engine → server   Starting*, then Started or StartFailed; then Outputs, Handed, Answer, Report
 
 Token ids travel as little-endian int32 bytes. Every Generate ends with exactly one Output whose
 `finish` is set, unless it was aborted: after Abort nothing more need come, and what does is stale.
@@ -125,6 +125,8 @@ class Generate(_Message, frozen=True, tag="generate"):
     cache: CacheWish | None = None
     said: bytes = b""
     """Tokens of the answer that there are already: it goes on after them."""
+    trace: str = ""
+    """The `traceparent` of its span; empty: nobody wants to hear of its hand-overs."""
 
 
 class Abort(_Message, frozen=True, tag="abort"):
@@ -151,6 +153,17 @@ class Output(msgspec.Struct, frozen=True):
 
 class Outputs(_Message, frozen=True, tag="outputs"):
     outputs: list[Output]
+
+
+class Handed(_Message, frozen=True, tag="handed"):
+    """A hand-over that has ended, of a request that is traced, here or at the peer that asked."""
+
+    trace: str
+    is_giver: bool
+    began_s: float
+    ended_s: float
+    """By this machine's monotonic clock."""
+    about: dict[str, str | int | float]
 
 
 # ---- questions -----------------------------------------------------------------------------------
@@ -499,7 +512,7 @@ class Report(_Message, frozen=True, tag="report"):
 
 
 ToEngine = Generate | Abort | PutQuestion | Shutdown
-ToServer = Starting | Started | StartFailed | Outputs | Answer | Report
+ToServer = Starting | Started | StartFailed | Outputs | Handed | Answer | Report
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

@@ -9,18 +9,18 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.disagg.config import ReceiverConfig
 from quire.disagg.exchange import Exchange
-from quire.disagg.giving import Giver
+from quire.disagg.giving import Giver, Handout
 from quire.disagg.handover import Handover, describe
 from quire.disagg.receiving import Receiver
 from quire.engine.config import EngineConfig, Role
 from quire.engine.handovers import Handovers, Prefills
 from quire.engine.layouts import RECURRENT
-from quire.engine.messages import EngineInfo
+from quire.engine.messages import EngineInfo, Handed
 from quire.engine.parallel import head_share
 from quire.engine.queue import Queue
 from quire.engine.scheduler import Scheduler
@@ -46,6 +46,8 @@ class Peering:
         self._shape = shape
         self._epoch = secrets.token_hex(8)
         self._ticket_key = secrets.token_bytes(32)
+        self.handed: list[Handed] = []
+        """Hand-overs that have ended and that somebody wants to hear of."""
         heads = {layout.component: shape.num_kv_heads for layout in layouts}
         self._components = list(heads)
         self._identity: Identity = make_identity(weights, layouts, heads | {RECURRENT: 1})
@@ -100,7 +102,7 @@ class Peering:
                 local_pages=config.decode_computes // config.page_size,
             ),
             room=lambda: manager.config.device_pages - queue.used_pages(),
-            on_end=_log(time.monotonic),
+            on_end=self._received,
         )
         return Neighbours(hub, receiver, self._remote(receiver, manager))
 
@@ -131,8 +133,33 @@ class Peering:
             send=others.hub.send,
             computing=computing,
             ticket=Tickets(self._ticket_key).of,
+            on_end=self._gave,
         )
         return Exchange(others.hub, others.receiver, giver)
+
+    def _received(self, handover: Handover) -> None:
+        """One line for each hand-over that asked somebody for something, or brought something
+        back."""
+        if not handover.tries and not (handover.match and handover.match.needs_restore):
+            return
+        now, trace = time.monotonic(), handover.prompt.trace
+        about = describe(handover, now)
+        logger.info("%s", json.dumps({"event": "handover"} | about))
+        if trace:
+            self.handed.append(Handed(trace, False, handover.began_s, now, about))
+
+    def _gave(self, handout: Handout) -> None:
+        ask = handout.ask
+        if ask.trace:
+            about: dict[str, str | int | float] = {
+                "peer": handout.link,
+                "first": ask.first,
+                "last": ask.last,
+                "offers": handout.offers,
+                "completed": int(handout.completed),
+            }
+            began_s, now = handout.began_s, time.monotonic()
+            self.handed.append(Handed(ask.trace, True, began_s, now, about))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +170,3 @@ class Neighbours:
     receiver: Receiver
     remote: Handovers | None
     """None: nothing is asked of others."""
-
-
-def _log(clock: Callable[[], float]) -> Callable[[Handover], None]:
-    """One line for each hand-over that asked somebody for something, or brought something back."""
-
-    def log(handover: Handover) -> None:
-        if handover.tries or (handover.match is not None and handover.match.needs_restore):
-            logger.info("%s", json.dumps({"event": "handover"} | describe(handover, clock())))
-
-    return log

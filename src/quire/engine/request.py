@@ -123,6 +123,8 @@ class Request:
     """What is to be done with its prompt's pages when it has let go of them."""
     prefill: list[str] = field(default_factory=list)
     """Peers that may compute its prompt."""
+    trace: str = ""
+    """By which its hand-overs are told of; empty: they are not."""
     handover: Handover | None = None
     """Pages that are on their way from a peer."""
     is_counted: bool = False
@@ -161,6 +163,7 @@ class Request:
             salt=message.salt,
             wish=_wish(message.cache, len(prompt), namespace.page_size),
             prefill=message.prefill,
+            trace=message.trace,
             held=Told(message.params.told) if message.params.told else None,
         )
 

@@ -36,6 +36,8 @@ class Ask(_Message, frozen=True, tag="ask"):
     """True: compute what is not there. False: offer only what is."""
     timeout_s: float
     priority: int = 0
+    trace: str = ""
+    """A W3C `traceparent`, if the request is traced."""
 
 
 class Skip(_Message, frozen=True, tag="skip"):

@@ -31,6 +31,8 @@ ROUTER_METRICS = (
          "Requests given up, by reason: disconnect.", ("reason",)),
     Spec("quire_router_unexpected_errors_total", Kind.COUNTER,
          "Requests that failed by a bug: each has a traceback in the log."),
+    Spec("quire_router_spans_total", Kind.COUNTER,
+         "With --otlp, spans by what became of them: exported, refused, dropped.", ("outcome",)),
     Spec("quire_router_member_up", Kind.GAUGE,
          "1 while a server is used, 0 while it is down or unfit.", ("url", "side")),
     Spec("quire_router_member_requests", Kind.GAUGE,
@@ -57,6 +59,7 @@ class RouterMetrics:
         self.keys_failures = self._counter("keys_failures_total")
         self.aborts = self._counter("aborts_total")
         self.unexpected_errors = self._counter("unexpected_errors_total")
+        self.spans = self._counter("spans_total")
         self._member_up = self._gauge("member_up")
         self._member_requests = self._gauge("member_requests")
         self._index_keys = self._gauge("index_keys")

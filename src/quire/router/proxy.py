@@ -18,7 +18,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import httpx
 import msgspec
@@ -49,8 +49,11 @@ from quire.server.errors import (
 from quire.server.routes import Route as Said
 from quire.server.routes import signed
 
+if TYPE_CHECKING:
+    from quire.server.traced import Tracer
+
 _CLIENTS_KEY = "authorization"
-_PASSED_ON = (_CLIENTS_KEY, "content-type", "accept")
+_PASSED_ON = (_CLIENTS_KEY, "content-type", "accept", "traceparent", "tracestate")
 """Of the client's headers. Not those that say where it comes from: servers would take the router
 for a proxy in front of anybody."""
 _MAX_SEED = 1 << 31
@@ -75,12 +78,14 @@ class Proxy:
         client: httpx.AsyncClient,
         metrics: RouterMetrics,
         *,
+        tracer: Tracer | None = None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._now = now
         self.fleet = fleet
         self.metrics = metrics
+        self.tracer = tracer
         self.clock = clock
         self.draining = False
         """The router is to stop: what is admitted may finish, no more is."""

@@ -22,7 +22,7 @@ from quire.router.metrics import RouterMetrics
 from quire.router.proxy import Proxy
 from quire.server.config import ServerConfig
 from quire.server.connections import GuardedConfig
-from quire.server.run import Server, bind, finish_first, url_of
+from quire.server.run import Server, bind, finish_first, traced, url_of
 from quire.server.stopping import Stop, stop_signals
 
 OnReady = Callable[[str, Fleet], None]
@@ -45,27 +45,35 @@ async def run(
     on_ready: OnReady,
 ) -> None:
     """Until `stop` is set."""
-    async with http_client(config) as client:
-        fleet = Fleet(config, client)
-        proxy = Proxy(fleet, client, RouterMetrics())
-        await fleet.start()
-        listener.listen(1024)
-        server = Server(GuardedConfig(app_of(proxy, listen), listen))
-        serving = asyncio.create_task(server.serve(sockets=[listener]), name="quire-router")
-        try:
-            while not server.started and not serving.done():
-                await asyncio.sleep(0.005)
-            on_ready(url_of(listen, listener), fleet)
-            stopping = asyncio.create_task(stop.wait())
-            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            stopping.cancel()
-            if stop.is_set:
-                await finish_first(proxy.drain(), listen.drain_timeout_s, stop)
-            await _drain(proxy, server, serving, listen.shutdown_grace_s)
-        finally:
-            serving.cancel()
-            await asyncio.gather(serving, return_exceptions=True)
-            await fleet.close()
+    metrics = RouterMetrics()
+    with traced(listen.otlp, metrics.spans, "router") as tracer:
+        async with http_client(config) as client:
+            proxy = Proxy(Fleet(config, client), client, metrics, tracer=tracer)
+            await _run(proxy, listen, listener, stop, on_ready)
+
+
+async def _run(
+    proxy: Proxy, listen: ServerConfig, listener: socket.socket, stop: Stop, on_ready: OnReady
+) -> None:
+    fleet = proxy.fleet
+    await fleet.start()
+    listener.listen(1024)
+    server = Server(GuardedConfig(app_of(proxy, listen), listen))
+    serving = asyncio.create_task(server.serve(sockets=[listener]), name="quire-router")
+    try:
+        while not server.started and not serving.done():
+            await asyncio.sleep(0.005)
+        on_ready(url_of(listen, listener), fleet)
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if stop.is_set:
+            await finish_first(proxy.drain(), listen.drain_timeout_s, stop)
+        await _drain(proxy, server, serving, listen.shutdown_grace_s)
+    finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        await fleet.close()
 
 
 def http_client(config: RouterConfig) -> httpx.AsyncClient:

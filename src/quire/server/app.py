@@ -57,6 +57,8 @@ def guard(app: FastAPI, host: Host, config: ServerConfig) -> None:
     # The last added is the outermost.
     app.add_middleware(BodyGuard, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s)
     app.add_middleware(Boundary, service=host)
+    if host.tracer is not None:
+        app.add_middleware(host.tracer.around)
 
 
 def _openapi_of(app: FastAPI, service: Service) -> Callable[[], dict[str, Any]]:

@@ -56,6 +56,8 @@ class ServerConfig:
     """An idle connection is closed after this."""
     log_requests: bool = False
     """A line in the log for every answer."""
+    otlp: str | None = None
+    """A collector of OpenTelemetry that gets a span for every request; None: nobody does."""
     record: Path | None = None
     """A new file, to which a trace of the requests is written; None: they are not recorded."""
     record_max_bytes: int = 256 * _MIB
@@ -85,6 +87,10 @@ class ServerConfig:
         ):
             if not getattr(self, option) > 0:
                 raise ConfigError(f"{option} is {getattr(self, option)}: it must be more than 0")
+        if self.otlp is not None:
+            from quire.tracing.address import endpoint
+
+            endpoint(self.otlp)
         for router in self.routers:
             if not router.startswith(("http://", "https://")) or router.count("/") != 2:
                 raise ConfigError(

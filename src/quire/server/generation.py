@@ -178,6 +178,7 @@ async def _follow(
     began_s = service.clock()
     answered = Answered(choice.index, choice.prompt.num_tokens, began_s)
     answer: list[int] = list(work.said)
+    trace = service.tracer.header() if service.tracer is not None else ""
     if work.said:
         piece = scribe.write(_said(work.said, choice.params))
         queue.put_nowait(piece)
@@ -193,6 +194,7 @@ async def _follow(
             prefill=work.prefill,
             cache=work.cache,
             said=np.array(work.said, dtype="<i4").tobytes(),
+            trace=trace,
         ) as outputs:
             async for output in outputs:
                 raise_failure(service, output)
@@ -217,11 +219,18 @@ async def _follow(
         answered.outcome = error.code or "failed"
         raise
     finally:
-        if service.config.log_requests:
-            log(answered, service.clock())
+        _tell(service, answered, trace)
         if service.recorder is not None:
             service.recorder.take(Asked(began_s, choice.prompt.tokens, work.salt, answer))
     timing.done()
+
+
+def _tell(service: Service, answered: Answered, trace: str) -> None:
+    """Whoever wants to hear of every answer."""
+    if service.config.log_requests:
+        log(answered, service.clock())
+    if service.tracer is not None:
+        service.tracer.answered(trace, answered)
 
 
 def _said(tokens: Sequence[int], params: SamplingParams) -> Output:

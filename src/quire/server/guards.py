@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, MutableMapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from prometheus_client import Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -17,6 +17,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire.server.errors import CLIENT_CLOSED, ApiError, shutting_down
 from quire.server.request_log import serving
 from quire.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from quire.server.traced import Tracer
 
 REQUEST_ID_HEADER = b"x-request-id"
 
@@ -73,6 +76,7 @@ class Host(Protocol):
     """Whoever answers: a server's Service, or a router."""
 
     clock: Callable[[], float]
+    tracer: Tracer | None
 
     @property
     def metrics(self) -> Figures: ...

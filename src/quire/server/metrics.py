@@ -66,6 +66,9 @@ SERVER_METRICS = (
          "Requests answered 429, by reason: queue_full (here), engine (there).", ("reason",)),
     Spec("quire_unexpected_errors_total", Kind.COUNTER,
          "Requests that failed by a bug: each has a traceback in the log."),
+    Spec("quire_spans_total", Kind.COUNTER,
+         "With otlp, spans by what became of them: exported, refused (by the collector), dropped "
+         "(it did not take them, and there was no more room).", ("outcome",)),
 )  # fmt: skip
 
 ENGINE_METRICS = (
@@ -188,6 +191,9 @@ class Metrics:
             self.malformed_calls.labels(reason)
         self.turned_away = counter("quire_turned_away_total")
         self.unexpected_errors = counter("quire_unexpected_errors_total")
+        self.spans = counter("quire_spans_total")
+        for outcome in ("exported", "refused", "dropped"):
+            self.spans.labels(outcome)
         self._cached_tokens = counter("quire_cached_tokens_total")
         self._first_token = histogram("quire_time_to_first_token_seconds")
         self._per_token = histogram("quire_time_per_output_token_seconds")

@@ -16,7 +16,7 @@ logger = logging.getLogger("quire.requests")
 serving: ContextVar[str] = ContextVar("serving", default="")
 """The id of the request that is being answered, as its client is told it."""
 
-_TIERS = ("device", "host", "store", "peer", "prefill_device", "prefill_host", "prefill_store")
+TIERS = ("device", "host", "store", "peer", "prefill_device", "prefill_host", "prefill_store")
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class Answered:
 
 def log(answered: Answered, now_s: float) -> None:
     cached = answered.cached or CachedTokens()
-    by_tier = {tier: getattr(cached, tier) for tier in _TIERS if getattr(cached, tier)}
+    by_tier = {tier: getattr(cached, tier) for tier in TIERS if getattr(cached, tier)}
     first_s, count = answered.first_s, answered.output_tokens
     seconds = now_s - answered.began_s
     rate = None

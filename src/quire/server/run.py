@@ -19,7 +19,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -37,6 +37,11 @@ from quire.server.recorder import Recorder, cannot_record
 from quire.server.service import Service
 from quire.server.stopping import Stop, stop_signals
 from quire.server.watch import watched
+
+if TYPE_CHECKING:
+    from prometheus_client import Counter
+
+    from quire.server.traced import Tracer
 
 OnReady = Callable[[str, EngineInfo], None]
 
@@ -57,17 +62,46 @@ async def serve(
         _warn_if_open(server_config)
         if server_config.record is not None and server_config.record.exists():
             raise cannot_record(server_config.record, "it exists")
-        started = await _unless(stop, _start(engine_config, server_config, on_progress))
-        if started is None:
-            return 0
-        client, prompting = started
-        try:
-            with _recorder(server_config, client.info) as recorder:
-                service = Service(client, prompting, server_config, Metrics(), recorder=recorder)
-                return await _serve(service, client, listener, stop, on_ready)
-        finally:
-            prompting.close()
-            await client.close()
+        metrics = Metrics()
+        with traced(server_config.otlp, metrics.spans, engine_config.role) as tracer:
+            starting = _start(engine_config, server_config, on_progress, tracer)
+            started = await _unless(stop, starting)
+            if started is None:
+                return 0
+            client, prompting = started
+            try:
+                with _recorder(server_config, client.info) as recorder:
+                    service = Service(
+                        client,
+                        prompting,
+                        server_config,
+                        metrics,
+                        recorder=recorder,
+                        tracer=tracer,
+                    )
+                    return await _serve(service, client, listener, stop, on_ready)
+            finally:
+                prompting.close()
+                await client.close()
+
+
+@contextlib.contextmanager
+def traced(url: str | None, spans: Counter, role: str) -> Iterator[Tracer | None]:
+    """Whoever tells of requests, while they are served; nothing of it is loaded if nobody asks.
+    Raises ConfigError."""
+    if url is None:
+        yield None
+        return
+    from quire.server.traced import Tracer
+
+    def count(outcome: str, number: int) -> None:
+        spans.labels(outcome).inc(number)
+
+    tracer = Tracer(url, count, {"quire.role": role})
+    try:
+        yield tracer
+    finally:
+        tracer.close()
 
 
 @contextlib.contextmanager
@@ -123,7 +157,7 @@ def url_of(config: ServerConfig, listener: socket.socket) -> str:
 
 
 async def _start(
-    config: EngineConfig, server: ServerConfig, on_progress: Progress | None
+    config: EngineConfig, server: ServerConfig, on_progress: Progress | None, tracer: Tracer | None
 ) -> tuple[EngineClient, Prompting]:
     """The tokenizer is loaded while the engine starts."""
     load = functools.partial(
@@ -135,7 +169,11 @@ async def _start(
     )
     loading = asyncio.create_task(asyncio.to_thread(load))
     try:
-        client = await EngineClient.start(config, on_progress=on_progress)
+        client = await EngineClient.start(
+            config,
+            on_progress=on_progress,
+            on_handed=tracer.handed if tracer is not None else None,
+        )
     except BaseException:
         loading.cancel()
         await asyncio.gather(loading, return_exceptions=True)

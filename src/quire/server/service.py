@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from quire.engine.config import EngineConfig, Role
 from quire.engine.messages import (
@@ -44,6 +44,9 @@ from quire.server.prompting import Prompting
 from quire.server.recorder import Recorder
 from quire.server.responses.memory import ResponseMemory
 from quire.server.unknown import UnknownFields, Warned
+
+if TYPE_CHECKING:
+    from quire.server.traced import Tracer
 
 STATUS_TIMEOUT_S = 1.0
 LOAD_TIMEOUT_S = 0.25
@@ -77,6 +80,7 @@ class Engine(Protocol):
         prefill: Sequence[str] = (),
         cache: CacheWish | None = None,
         said: bytes = b"",
+        trace: str = "",
     ) -> AbstractAsyncContextManager[AsyncIterator[Output]]: ...
 
     async def ask(
@@ -93,6 +97,7 @@ class Service:
         metrics: Metrics,
         *,
         recorder: Recorder | None = None,
+        tracer: Tracer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.engine = engine
@@ -100,6 +105,7 @@ class Service:
         self.config = config
         self.metrics = metrics
         self.recorder = recorder
+        self.tracer = tracer
         self.clock = clock
         self.instance = secrets.token_hex(8)
         """Another one each time a server starts: whoever remembers things of it begins anew."""

@@ -280,6 +280,15 @@ class Settings:
         example="true",
         flag=True,
     )
+    otlp: str | None = _option(
+        None,
+        Text("URL"),
+        "Send a span for every request, answer and hand-over to this OpenTelemetry collector (OTLP "
+        "over HTTP).",
+        auto="nobody is told",
+        example="http://127.0.0.1:4318",
+        flag=True,
+    )
     record: str | None = _option(
         None,
         Text("FILE"),

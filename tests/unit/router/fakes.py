@@ -356,6 +356,7 @@ async def rig(
     unified: Sequence[FakeServer] = (),
     absent: Sequence[FakeServer] = (),
     api_key: str | None = None,
+    otlp: str | None = None,
     **options: Any,
 ) -> AsyncIterator[Rig]:
     """Fakes, started here but for those that are absent, and a router."""
@@ -372,7 +373,7 @@ async def rig(
         servers=tuple(fake.url for fake in unified),
         **FAST | {"admin_key": "root"} | options,
     )
-    listen = ServerConfig(port=0, shutdown_grace_s=0.0, api_key=api_key)
+    listen = ServerConfig(port=0, shutdown_grace_s=0.0, api_key=api_key, otlp=otlp)
     ready: asyncio.Future[tuple[str, Fleet]] = asyncio.get_running_loop().create_future()
     stop = Stop()
     with contextlib.closing(bind(listen)) as listener:

@@ -7,6 +7,7 @@ import time
 import httpx
 import pytest
 
+from collector import collecting
 from quire.server.routes import read_route
 from unit.router.fakes import FakeServer, chunks, eventually, rig, said, texts
 
@@ -474,5 +475,33 @@ def test_a_router_that_is_stopped_tells_those_who_wait():
                 router.stop.set(soon=True)
                 rest = [line async for line in lines if line]
             assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "shutting_down"
+
+    run(main)
+
+
+# ---- traces --------------------------------------------------------------------------------------
+
+
+def test_whose_trace_a_request_belongs_to_is_passed_on():
+    header = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+    async def main():
+        async with rig() as router:
+            await router.complete(headers={"traceparent": header, "tracestate": "a=1"})
+            (seen,) = router.decode[0].seen
+            assert (seen.headers["traceparent"], seen.headers["tracestate"]) == (header, "a=1")
+
+    run(main)
+
+
+def test_a_router_with_otlp_tells_of_requests_and_servers_tell_within_that():
+    async def main():
+        with collecting() as collector:
+            async with rig(otlp=collector.url) as router:
+                await router.chat(seed=5, stream=True)
+                (seen,) = router.decode[0].seen
+            (span,) = collector.named("POST /v1/chat/completions")
+            assert seen.headers["traceparent"] == f"00-{span.trace}-{span.id}-01"
+            assert span.resource["quire.role"] == "router"
 
     run(main)

@@ -14,7 +14,7 @@ import json
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 import jinja2.sandbox
@@ -45,6 +45,9 @@ from quire.server.metrics import Metrics
 from quire.server.prompting import Prompting
 from quire.server.service import Service
 from quire.types import RequestId
+
+if TYPE_CHECKING:
+    from quire.server.traced import Tracer
 
 MODEL = "tiny"
 ADMIN_KEY = "root"
@@ -132,6 +135,7 @@ class Call:
     cache: CacheWish | None = None
     num_said: int = 0
     """Tokens of its answer that there were already."""
+    trace: str = ""
 
 
 def status(**changes: Any) -> EngineStatus:
@@ -212,9 +216,11 @@ class ScriptedEngine:
         prefill: Sequence[str] = (),
         cache: CacheWish | None = None,
         said: bytes = b"",
+        trace: str = "",
     ) -> AsyncIterator[AsyncIterator[Output]]:
         ids = np.frombuffer(tokens, dtype="<i4").tolist()
-        call = Call(ids, params, salt, priority, timeout_s, tuple(prefill), cache, len(said) // 4)
+        count = len(said) // 4
+        call = Call(ids, params, salt, priority, timeout_s, tuple(prefill), cache, count, trace)
         number = len(self.calls)
         self.calls.append(call)
         self._live.add(number)
@@ -310,10 +316,13 @@ class Rig:
     config: ServerConfig = field(default_factory=lambda: ServerConfig(admin_key=ADMIN_KEY))
     tokenizer: TinyTokenizer = field(default_factory=TinyTokenizer)
     defaults: SamplingDefaults | None = None
+    tracer: Tracer | None = None
 
     def __post_init__(self) -> None:
         self.prompting = Prompting(self.tokenizer, defaults=self.defaults)
-        self.service = Service(self.engine, self.prompting, self.config, Metrics())
+        self.service = Service(
+            self.engine, self.prompting, self.config, Metrics(), tracer=self.tracer
+        )
         self.app = app_of(self.service)
 
     def client(self, peer: str = "127.0.0.1", **options: Any) -> httpx.AsyncClient:
