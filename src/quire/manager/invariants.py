@@ -253,11 +253,11 @@ def _check_orders(core: Core) -> Iterator[None]:
 
 
 def _check_quotas(core: Core) -> None:
-    held: Counter[tuple[bytes, int]] = Counter()
+    held: Counter[tuple[str, int]] = Counter()
     for node in _nodes(core):
-        digest = core.tree.root_of(node).digest
+        name = core.tree.root_of(node).tenant.name
         for slot, holding in enumerate(node.held):
-            held[digest, slot] += num_pages(holding.pages) if holding is not None else 0
-    for root in core.tree.roots.values():
-        counted = [held[root.digest, slot] for slot in range(core.tree.num_slots)]
-        _require(root.num_held == counted, "a tenant's pages are miscounted")
+            held[name, slot] += num_pages(holding.pages) if holding is not None else 0
+    for tenant in core.tree.tenants.values():
+        counted = [held[tenant.name, slot] for slot in range(core.tree.num_slots)]
+        _require(tenant.num_held == counted, "a tenant's pages are miscounted")

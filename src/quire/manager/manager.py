@@ -20,7 +20,7 @@ from quire.components.base import is_ready
 from quire.config import CacheConfig
 from quire.errors import ConfigError, LeaseError
 from quire.eviction import GO_FIRST, Retention
-from quire.keys import Namespace, PrefixKey
+from quire.keys import Namespace, PrefixKey, tenant_of
 from quire.manager.audits import Audits
 from quire.manager.core import Clock, Core
 from quire.manager.costs import CostModel
@@ -41,7 +41,7 @@ from quire.messages import (
     Transferred,
     WorkerLost,
 )
-from quire.tree import Node, Walk, held_pages, rest, slot_of
+from quire.tree import Node, Tenant, Walk, held_pages, rest, slot_of
 from quire.types import (
     DEVICE,
     HOST,
@@ -249,7 +249,9 @@ class CacheManager:
         lease.require_live()
         if lease.private_pages:
             raise LeaseError(f"{lease.owner!r} has computed pages already: load before extend")
-        return 0 if lease.load_state is _LOAD_FAILED else self._loader.load(lease)
+        if lease.load_state is _LOAD_FAILED:
+            return 0
+        return self._loader.load(lease, self._private_of(self._core.tenant(lease.key)))
 
     def room(self) -> int:
         """Device pages that could be had now: the free ones, and all that may be evicted."""
@@ -258,9 +260,8 @@ class CacheManager:
     def extend(self, lease: Lease, count: int) -> bool:
         """Give the request `count` private device pages. False: nothing was changed."""
         lease.require_live()
-        if self._core.has_quotas and count <= self._core.room(DEVICE):
-            self._core.keep_quota(self._core.tree.root(lease.key), DEVICE, count)
-        pages = self._core.reserve(DEVICE, count)
+        tenant = self._core.tenant(lease.key)
+        pages = self._core.reserve(DEVICE, count, tenant, self._private_of(tenant))
         if pages is None:
             self.counters.device_allocation_failures += 1
             return False
@@ -277,12 +278,13 @@ class CacheManager:
     def begin(self, lease: Lease) -> bool:
         """Give the request a recurrent state of its own, once. False: no slot is left."""
         lease.require_live()
-        return lease.state is None or self._hybrid.begin(lease.state)
+        return lease.state is None or self._hybrid.begin(lease.state, self._core.tenant(lease.key))
 
     def cover(self, lease: Lease, last: int) -> bool:
         """Give it window pages for all tokens before page `last`. False: nothing was changed."""
         lease.require_live()
-        return lease.state is None or self._hybrid.cover(lease.state, last)
+        state = lease.state
+        return state is None or self._hybrid.cover(state, last, self._core.tenant(lease.key))
 
     def next_stop(self, lease: Lease, first: int, last: int) -> int:
         """Where, after page `first` and at `last` at most, a chunk should end, so that the
@@ -298,7 +300,11 @@ class CacheManager:
     def save_slot(self, lease: Lease) -> int:
         """Slot into which to save the working state at the page boundary that comes next;
         NO_SLOT: it is not to be saved. Followed by `saved` once it is there."""
-        return NO_SLOT if lease.state is None else self._hybrid.save_slot(lease.state)
+        return (
+            NO_SLOT
+            if lease.state is None
+            else self._hybrid.save_slot(lease.state, self._core.tenant(lease.key))
+        )
 
     def saved(self, lease: Lease, page: int) -> None:
         """The slot of `save_slot` holds the state at page boundary `page`."""
@@ -562,6 +568,16 @@ class CacheManager:
         self._core.unprotect(old)
         if lease.state is not None:
             self._core.tidy((before, device_tail))
+
+    def _private_of(self, tenant: Tenant | None) -> int:
+        """Device pages that requests of a tenant have beside what the tree knows of."""
+        if tenant is None or not tenant.name:
+            return 0
+        return sum(
+            num_pages(lease.private_pages)
+            for lease in self.leases
+            if tenant_of(lease.key.namespace.salt) == tenant.name
+        )
 
     def _retain(self, lease: Lease, wish: Wish) -> None:
         """Its path is about to be touched: what stands there is ranked by this."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from quire.keys import PrefixKey
+from quire.keys import PrefixKey, tenant_of
 from quire.manager.core import Core
 from quire.manager.costs import CostModel
 from quire.manager.counters import Fit
@@ -29,7 +29,7 @@ from quire.manager.fetches.meter import Meter
 from quire.manager.lease import Lease
 from quire.manager.operations import Kind, Operation, OpState
 from quire.messages import Cancel, Fetch, PeerSource
-from quire.tree import NUM_TIERS, Node, slot_of
+from quire.tree import NUM_TIERS, Node, Tenant, slot_of
 from quire.types import HOST, OperationId, PageIds, PageStatus, page_array, page_ids, split_keys
 
 
@@ -80,7 +80,8 @@ class Intakes:
         core, key = self._core, intake.key
         sizes = [(slot_of(component, HOST), last - first) for component, first, last in spans]
         is_free = all(core.allocators[slot].num_free >= size for slot, size in sizes)
-        pages = core.reserve_all(sizes)
+        tenant = core.tenant(key)
+        pages = core.reserve_all(sizes, tenant, self.coming_for(tenant))
         if pages is None:
             return None
         op = core.operations.start(
@@ -104,6 +105,19 @@ class Intakes:
                 if not intake.is_part:
                     self._on_the_way.update(dict.fromkeys(split_keys(keys), intake))
         return Fit.EXACT if is_free else Fit.EVICTED
+
+    def coming_for(self, tenant: Tenant | None) -> int:
+        """Full pages that are reserved for what a tenant wants."""
+        if tenant is None:
+            return 0
+        return sum(
+            len(piece.hosts)
+            for intake in self._open
+            if tenant_of(intake.key.namespace.salt) == tenant.name
+            for pieces in intake.coming.values()
+            for piece in pieces
+            if piece.component == 0
+        )
 
     def flush(self) -> None:
         """Once per step: put into the tree what has come from peers."""

@@ -65,7 +65,8 @@ class Streams:
             return False
         spans = [component.span(first, last) for component in core.components[1:]]
         others = core.reserve_all(
-            [(slot_of(c, DEVICE), end - start) for c, (start, end) in enumerate(spans, start=1)]
+            [(slot_of(c, DEVICE), end - start) for c, (start, end) in enumerate(spans, start=1)],
+            core.tenant(lease.key),
         )
         if others is None:
             return False
