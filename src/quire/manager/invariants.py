@@ -52,7 +52,21 @@ def checks(
     _require(
         fetches.inflight_pages == fetches.count_inflight(), "the in-flight budget is miscounted"
     )
+    if core.has_quotas:
+        _check_claims(core, leases, fetches)
     yield from _check_orders(core)
+
+
+def _check_claims(core: Core, leases: list[Lease], fetches: Fetches) -> None:
+    """What tenants have beside what the tree knows of."""
+    private: Counter[str] = Counter()
+    for lease in leases:
+        assert lease.tenant is not None
+        private[lease.tenant.name] += num_pages(lease.private_pages)
+    for tenant in core.tree.tenants.values():
+        _require(tenant.num_private == private[tenant.name], "private pages are miscounted")
+    coming = sum(map(fetches.coming_for, core.tree.tenants.values()))
+    _require(coming <= fetches.inflight_pages, "pages on their way to tenants are miscounted")
 
 
 def _require(condition: object, what: str, node: Node | None = None) -> None:

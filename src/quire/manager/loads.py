@@ -85,11 +85,11 @@ class Loader:
         self._condemned = False
         """Was anything condemned by the report that is being taken in?"""
 
-    def load(self, lease: Lease, beside: int) -> int:
+    def load(self, lease: Lease) -> int:
         """Bring the lease's host pages to the device; returns how many device pages it gained.
 
         Fewer than the host has when the device has no room for all, or when a page on the way is
-        still draining from a failed load. `beside`: as of `Core.reserve`.
+        still draining from a failed load.
         """
         if lease.tail is lease.device_tail:
             return 0
@@ -98,7 +98,7 @@ class Loader:
             point = self._point_before(lease, limit)
             if point is None:
                 break
-            limit = self._try(lease, *point, beside)
+            limit = self._try(lease, *point)
         self._core.counters.load_declined_pages += lease.num_host
         return lease.num_device - before
 
@@ -126,7 +126,7 @@ class Loader:
             node = node.parent
         return node, end
 
-    def _try(self, lease: Lease, node: Node, end: int, beside: int) -> int:
+    def _try(self, lease: Lease, node: Node, end: int) -> int:
         """Make the lease's device part end at page `end`, in `node`. Returns 0 when it does, or the
         boundary before which to try next; nothing was changed then."""
         core, span = self._core, None
@@ -142,11 +142,10 @@ class Loader:
             # What is there might have to go when room is made for the rest.
             at_risk = any(need.movable for need in needs)
             held = core.protect(node, lease.device_tail) if at_risk else []
-            pages = core.reserve_all(
-                [(need.slot, need.size) for need in needs],
-                core.tenant(lease.key),
-                beside,
-            )
+            tenant = lease.tenant
+            beside = tenant.num_private if tenant is not None else 0
+            sizes = [(need.slot, need.size) for need in needs]
+            pages = core.reserve_all(sizes, tenant, beside)
             assert pages is not None, "there was less room than it seemed"
             span = self._start(node, needs, pages)
             core.unprotect(held)

@@ -20,7 +20,7 @@ from quire.components.base import is_ready
 from quire.config import CacheConfig
 from quire.errors import ConfigError, LeaseError
 from quire.eviction import GO_FIRST, Retention
-from quire.keys import Namespace, PrefixKey, tenant_of
+from quire.keys import Namespace, PrefixKey
 from quire.manager.audits import Audits
 from quire.manager.core import Clock, Core
 from quire.manager.costs import CostModel
@@ -41,7 +41,7 @@ from quire.messages import (
     Transferred,
     WorkerLost,
 )
-from quire.tree import Node, Tenant, Walk, held_pages, rest, slot_of
+from quire.tree import Node, Walk, held_pages, rest, slot_of
 from quire.types import (
     DEVICE,
     HOST,
@@ -157,6 +157,7 @@ class CacheManager:
         guards = self._core.protect(tail, device_tail)
         lease = Lease(self, owner, match.key, priority, tail, device_tail, guards, table)
         lease.looked, lease.wish = self._core.tree.changes, wish
+        lease.tenant = self._core.tenant(match.key)
         if self._states is not None:
             seen = match.walk.num_pages
             branch = seen if seen > match.num_pages else 0
@@ -251,7 +252,7 @@ class CacheManager:
             raise LeaseError(f"{lease.owner!r} has computed pages already: load before extend")
         if lease.load_state is _LOAD_FAILED:
             return 0
-        return self._loader.load(lease, self._private_of(self._core.tenant(lease.key)))
+        return self._loader.load(lease)
 
     def room(self) -> int:
         """Device pages that could be had now: the free ones, and all that may be evicted."""
@@ -260,12 +261,12 @@ class CacheManager:
     def extend(self, lease: Lease, count: int) -> bool:
         """Give the request `count` private device pages. False: nothing was changed."""
         lease.require_live()
-        tenant = self._core.tenant(lease.key)
-        pages = self._core.reserve(DEVICE, count, tenant, self._private_of(tenant))
+        tenant = lease.tenant
+        pages = self._core.reserve(DEVICE, count, tenant, tenant.num_private if tenant else 0)
         if pages is None:
             self.counters.device_allocation_failures += 1
             return False
-        lease.private_pages = PageIds(lease.private_pages + pages)
+        lease.keep(PageIds(lease.private_pages + pages))
         return True
 
     def stream(self, lease: Lease) -> bool:
@@ -278,13 +279,12 @@ class CacheManager:
     def begin(self, lease: Lease) -> bool:
         """Give the request a recurrent state of its own, once. False: no slot is left."""
         lease.require_live()
-        return lease.state is None or self._hybrid.begin(lease.state, self._core.tenant(lease.key))
+        return lease.state is None or self._hybrid.begin(lease.state, lease.tenant)
 
     def cover(self, lease: Lease, last: int) -> bool:
         """Give it window pages for all tokens before page `last`. False: nothing was changed."""
         lease.require_live()
-        state = lease.state
-        return state is None or self._hybrid.cover(state, last, self._core.tenant(lease.key))
+        return lease.state is None or self._hybrid.cover(lease.state, last, lease.tenant)
 
     def next_stop(self, lease: Lease, first: int, last: int) -> int:
         """Where, after page `first` and at `last` at most, a chunk should end, so that the
@@ -300,11 +300,8 @@ class CacheManager:
     def save_slot(self, lease: Lease) -> int:
         """Slot into which to save the working state at the page boundary that comes next;
         NO_SLOT: it is not to be saved. Followed by `saved` once it is there."""
-        return (
-            NO_SLOT
-            if lease.state is None
-            else self._hybrid.save_slot(lease.state, self._core.tenant(lease.key))
-        )
+        state = lease.state
+        return NO_SLOT if state is None else self._hybrid.save_slot(state, lease.tenant)
 
     def saved(self, lease: Lease, page: int) -> None:
         """The slot of `save_slot` holds the state at page boundary `page`."""
@@ -376,7 +373,7 @@ class CacheManager:
             self._loader.forget(lease)
         if lease.private_pages:
             self._core.allocators[DEVICE].free(lease.private_pages)
-            lease.private_pages = NO_PAGES
+            lease.keep(NO_PAGES)
         if lease.state is not None:
             self._hybrid.release(lease.state, lease.device_tail)
             self._writer.settled(self._hybrid.at_rest(lease.device_tail))
@@ -569,16 +566,6 @@ class CacheManager:
         if lease.state is not None:
             self._core.tidy((before, device_tail))
 
-    def _private_of(self, tenant: Tenant | None) -> int:
-        """Device pages that requests of a tenant have beside what the tree knows of."""
-        if tenant is None or not tenant.name:
-            return 0
-        return sum(
-            num_pages(lease.private_pages)
-            for lease in self.leases
-            if tenant_of(lease.key.namespace.salt) == tenant.name
-        )
-
     def _retain(self, lease: Lease, wish: Wish) -> None:
         """Its path is about to be touched: what stands there is ranked by this."""
         tree, now = self._core.tree, self._core.clock()
@@ -596,7 +583,7 @@ class CacheManager:
 
     def _shared(self, lease: Lease, pages: PageIds, count: int) -> None:
         """The first `count` private pages of a lease are the tree's now, or others for them."""
-        lease.private_pages = PageIds(lease.private_pages[count * PAGE_ID_BYTES :])
+        lease.keep(PageIds(lease.private_pages[count * PAGE_ID_BYTES :]))
         lease.tree_pages = PageIds(lease.tree_pages + pages)
         self.counters.committed_pages += count
 

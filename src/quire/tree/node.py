@@ -142,13 +142,15 @@ class Node:
 class Tenant:
     """Who has the namespaces of one name: all that they hold together is what a quota is of."""
 
-    __slots__ = ("name", "num_held", "roots")
+    __slots__ = ("name", "num_held", "num_private", "roots")
 
     def __init__(self, name: str, num_slots: int) -> None:
         self.name = name
         """Empty: of those without a salt, whom no quota holds."""
         self.num_held = [0] * num_slots
         """Pages in the tree by slot, where quotas are kept."""
+        self.num_private = 0
+        """Full device pages that its requests have beside those, where quotas are kept."""
         self.roots: list[Root] = []
 
 
