@@ -1,4 +1,5 @@
-"""What must hold of every call of the manager under pressure: C34, C35, C37, C38, in simulation."""
+"""What must hold of every call of the manager under pressure: C34, C35, C37, C38, C43, C44, in
+simulation."""
 
 from __future__ import annotations
 
@@ -6,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from quire.eviction import Retained
 from quire.keys import PrefixKey
-from quire.manager import CacheManager, Lease
+from quire.manager import CacheManager, Lease, Wish
 from quire.messages import AttachStore, Fetch, StoreChanged
-from quire.sim import SimOptions, SimulationError, simulate
+from quire.sim import ComponentMix, SimOptions, SimulationError, simulate
 from quire.sim.audit import audit
 from quire.sim.clock import VirtualClock
 from quire.sim.content import Oracle, Pools
@@ -25,6 +27,8 @@ FAILED_ONCE = {
     Rule.HOST_KEEPS: ((4,), (4,)),
     Rule.FETCHED_ONCE: ((5,), ()),
     Rule.PREFETCH_KEEPS: ((), (3,)),
+    Rule.RETAINED_STAYS: ((), ()),  # below
+    Rule.QUOTA_IS_OWN: ((), ()),
 }
 """Seeds of `sim run` and `sim pd` that broke a rule once."""
 
@@ -48,9 +52,10 @@ def test_under_pressure_every_call_keeps_the_rule(rule: Rule) -> None:
 # ---- a watch that sees nothing proves nothing ----------------------------------------------------
 
 
-def watched() -> WatchedManager:
-    components = OPTIONS.components()
-    return WatchedManager(OPTIONS.cache_config(), clock=VirtualClock(), components=components)
+def watched(**more: float) -> WatchedManager:
+    options = replace(OPTIONS, **more)
+    components = options.components()
+    return WatchedManager(options.cache_config(), clock=VirtualClock(), components=components)
 
 
 def acquired(manager: CacheManager) -> Lease:
@@ -163,3 +168,50 @@ def test_a_lease_on_another_prompt_is_seen() -> None:
     lease.key = PrefixKey(namespace(), tokens_for(4, seed=2))
     with pytest.raises(SimulationError, match=r"r stands on .* of another prompt"):
         audit_all(manager)
+
+
+# ---- retention and quotas ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [1.0, 0.3])
+@pytest.mark.parametrize("seed", [9, 1051, 1154])
+def test_what_is_retained_is_found_and_quotas_cost_nobody_else(seed: int, share: float) -> None:
+    """C43 and C44. Seeds that broke one once: what was asked for before, and is over, took its
+    share; a host page was given up for copies above it."""
+    options = replace(SimOptions.for_swarm(seed), strict=True, check_every=13, tenant_share=share)
+    simulate(seed, 400, replace(options, mix=ComponentMix.FULL))
+
+
+def answered(manager: WatchedManager, key: PrefixKey, wish: Wish | None = None) -> None:
+    """As a request that computes all of it."""
+    lease = manager.acquire(manager.match(key), RequestId("r"), wish=wish)
+    assert manager.extend(lease, key.num_pages - lease.num_device)
+    manager.commit(lease, key)
+    manager.release(lease)
+
+
+def under_pressure(manager: WatchedManager, salt: str = "") -> None:
+    """More prompts than the device holds."""
+    for seed in range(2, 20):
+        answered(manager, PrefixKey(namespace(salt=salt), tokens_for(4, seed)))
+
+
+def test_what_goes_though_it_is_retained_is_seen_c43(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = watched()
+    key = PrefixKey(namespace(), tokens_for(4, seed=1))
+    answered(manager, key, Wish(retain_s=60.0, level=1))
+    under_pressure(manager)
+    assert manager.match(key).num_pages == 4
+    monkeypatch.setattr(Retained, "put", lambda *_, **__: False)
+    answered(manager, key)  # stands among the others from now on
+    with pytest.raises(SimulationError, match="C43: extend left 0 of 4"):
+        under_pressure(manager)
+
+
+def test_a_tenant_that_costs_another_a_page_is_seen_c44(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = watched(tenant_share=0.3)
+    answered(manager, PrefixKey(namespace(salt="modest"), tokens_for(4, seed=1)))
+    under_pressure(manager, "greedy")
+    monkeypatch.setattr("quire.manager.core.Core._keep_quota", lambda *_: None)
+    with pytest.raises(SimulationError, match=r"C44: extend cost .'modest'. pages"):
+        under_pressure(manager, "greedy")

@@ -89,6 +89,7 @@ def serve(
 
 
 def server_config(settings: Settings) -> ServerConfig:
+    from quire.server.callers import read_tenants
     from quire.server.config import ServerConfig
     from quire.server.keyfile import make_key
 
@@ -96,6 +97,9 @@ def server_config(settings: Settings) -> ServerConfig:
         host=settings.host,
         port=settings.port,
         api_key=settings.api_key,
+        tenant_keys=read_tenants(Path(settings.tenant_keys).expanduser())
+        if settings.tenant_keys
+        else {},
         admin_key=settings.admin_key or make_key(),
         request_timeout_s=settings.request_timeout,
         engine_silence_s=settings.engine_silence,

@@ -48,7 +48,7 @@ from quire.engine.request import Request, request_status
 from quire.engine.scheduler import Scheduler
 from quire.engine.usage import Usage
 from quire.errors import ConfigError, EngineError
-from quire.keys import Namespace
+from quire.keys import Namespace, tenant_of
 from quire.manager import CacheManager
 from quire.peer.address import split_address
 from quire.worker import WorkerGroup
@@ -328,12 +328,16 @@ class Engine:
 
     def tenants(self) -> Tenants:
         """Those who asked last."""
-        running = Counter(request.salt for request in self.scheduler.running)
-        waiting = Counter(request.salt for request in self.scheduler.waiting)
+        running = Counter(tenant_of(request.salt) for request in self.scheduler.running)
+        waiting = Counter(tenant_of(request.salt) for request in self.scheduler.waiting)
+        salts: dict[str, list[str]] = {}
+        for salt in self._salts:
+            salts.setdefault(tenant_of(salt), []).append(salt)
         found = []
-        for name in self._salts:
-            pages = self.manager.pages_of(self.namespace_of(name))
-            found.append(TenantStatus(name, running[name], waiting[name], *pages))
+        for name, own in salts.items():
+            pages = [self.manager.pages_of(self.namespace_of(salt)) for salt in own]
+            device, host = (sum(each) for each in zip(*pages, strict=True))
+            found.append(TenantStatus(name, running[name], waiting[name], device, host))
         share = self.manager.config.tenant_share
         sizes = (self.manager.config.device_pages, self.manager.config.host_pages)
         return Tenants(found, *(int(size * share) for size in sizes))

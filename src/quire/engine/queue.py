@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 
 from quire.engine.counters import SchedulerCounters
 from quire.engine.request import Request, State
+from quire.keys import tenant_of
 from quire.types import RequestId, num_pages
 
 _TURNS_PER_PRIORITY = 16
@@ -65,8 +66,9 @@ class Queue:
         return len(self.running) < self.max_running
 
     def add(self, request: Request) -> None:
-        turn = max(self._turn, self._turns.get(request.salt, 0)) + 1
-        self._turns[request.salt] = turn
+        tenant = tenant_of(request.salt)
+        turn = max(self._turn, self._turns.get(tenant, 0)) + 1
+        self._turns[tenant] = turn
         request.order = (turn - _TURNS_PER_PRIORITY * request.priority, self.counters.arrived)
         self._requests[request.id] = request
         heapq.heappush(self._deadlines, (request.deadline_s, request.id))

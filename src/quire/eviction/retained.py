@@ -122,6 +122,10 @@ class Retained:
                 return holding
         return None
 
+    def keeps(self, holding: Holding) -> bool:
+        """Does it stand here to be kept?"""
+        return holding in self.sizes and holding.queue is not self._first
+
     def __iter__(self) -> Iterator[Holding]:
         """All of them."""
         return chain(self._first, *self._levels)
@@ -140,6 +144,8 @@ class Retained:
         return None
 
     def _fall_back(self) -> None:
+        if self.num_pages > self.max_pages:
+            self._expire()  # what nobody asks for any more takes nobody's share
         for queue in self._levels:
             while self.num_pages > self.max_pages and (holding := queue.coldest()) is not None:
                 self.remove(holding)

@@ -13,7 +13,7 @@ from functools import partial
 from quire.components import Component, Guard, PoolSize
 from quire.config import CacheConfig
 from quire.eviction import make_policy
-from quire.keys import TOKEN_BYTES
+from quire.keys import TOKEN_BYTES, PrefixKey
 from quire.manager.counters import Counters
 from quire.manager.events import CacheEvent, EventBuffer, EventKind
 from quire.manager.operations import Operation, Operations
@@ -27,6 +27,7 @@ from quire.tree import (
     Node,
     PrefixTree,
     Root,
+    Tenant,
     may_go,
     next_spare,
     rest_below,
@@ -70,7 +71,7 @@ class Core:
             max_retained=[int(size[t] * config.retained_share) for size in sizes for t in Tier],
             counts_pages=config.tenant_share < 1,
         )
-        self._quotas = [max(1, int(size[t] * config.tenant_share)) for size in sizes for t in Tier]
+        self.quotas = [max(1, int(size[t] * config.tenant_share)) for size in sizes for t in Tier]
         """By slot, pages that one tenant may have cached."""
         self.allocators = [PageAllocator(size[tier]) for size in sizes for tier in Tier]
         """By slot."""
@@ -95,45 +96,54 @@ class Core:
 
     # ---- pages ----------------------------------------------------------------------------------
 
+    def tenant(self, key: PrefixKey) -> Tenant | None:
+        """Whose quota is to be kept; None: nobody has one."""
+        return self.tree.tenant(key) if self.has_quotas else None
+
     def room(self, slot: int) -> int:
         """Pages that could be had in a slot now: the free ones, and all that may be evicted."""
         stays = self.tree.stays
         stays.catch_up()
         return self.allocators[slot].num_free + stays.movable[slot]
 
-    def keep_quota(self, root: Root, slot: int, count: int) -> None:
-        """Somebody is to have so many full pages more below `root`: a tenant that has its quota
-        makes room for them among its own, as far as nobody uses these."""
-        over = root.num_held[slot] + count - self._quotas[slot]
-        if root.has_quota and over > 0:
-            self._evict_own(root, slot, over)
+    def _keep_quota(self, tenant: Tenant, slot: int, count: int) -> None:
+        """Somebody is to have so many pages more: a tenant that has its quota makes room for them
+        among its own, as far as nobody uses these."""
+        over = tenant.num_held[slot] + count - self.quotas[slot]
+        if over > 0:
+            self._evict_own(tenant, slot, over)
 
-    def _evict_own(self, root: Root, slot: int, count: int) -> None:
+    def _evict_own(self, tenant: Tenant, slot: int, count: int) -> None:
         """What one tenant used longest ago goes; some more than asked for, since looking for it
         costs as much as the tenant has."""
-        count = max(count, self._quotas[slot] // OWN_SHARE)
+        count = max(count, self.quotas[slot] // OWN_SHARE)
         gone: list[Freed] = []
         freed, rule = 0, self._may_go[slot]
         self.tree.stays.catch_up()
         while freed < count:
-            ends = [holding for holding in _held_below(root, slot) if rule(holding)]
+            ends = [holding for holding in _held_by(tenant, slot) if rule(holding)]
             if not ends:
                 break
-            for holding in sorted(ends, key=lambda each: each.node.last_use):
+            for holding in sorted(ends, key=partial(_own_order, now=self.clock())):
                 if freed < count and holding.node.held[slot] is holding and rule(holding):
                     freed += self._detach_end(holding, slot, count - freed, gone)
             self.tree.stays.catch_up()
         self.counters.evicted_own_pages += freed
-        if slot == HOST:
+        if slot % NUM_TIERS == HOST:
             self.counters.evicted_host_pages += freed
         else:
             self.counters.evicted_device_pages += freed
         if self.upkeep is not None:
             self._discard(self.upkeep.after(gone))
 
-    def reserve(self, slot: int, count: int) -> PageIds | None:
-        """Allocate, evicting the shortfall if need be. None: nothing was changed."""
+    def reserve(
+        self, slot: int, count: int, tenant: Tenant | None = None, beside: int = 0
+    ) -> PageIds | None:
+        """Allocate, evicting the shortfall if need be. None: nothing was changed. `tenant`: for
+        whom, if anybody; `beside`: pages that it has and the tree does not know yet."""
         allocator = self.allocators[slot]
+        if tenant is not None and tenant.name and count <= self.room(slot):
+            self._keep_quota(tenant, slot, count + beside)
         pages = allocator.allocate(count)
         if pages is None:
             if count > self.room(slot):
@@ -145,13 +155,19 @@ class Core:
         self.taken[slot] += count
         return pages
 
-    def reserve_all(self, sizes: Sequence[tuple[int, int]]) -> list[PageIds] | None:
-        """So many pages in each of these slots, or None and nothing was changed."""
+    def reserve_all(
+        self, sizes: Sequence[tuple[int, int]], tenant: Tenant | None, beside: int = 0
+    ) -> list[PageIds] | None:
+        """So many pages in each of these slots, or None and nothing was changed. For whom, and
+        `beside` of full pages: as above."""
         for slot, count in sizes:
             if count > self.room(slot):
                 self.refused[slot] = count
                 return None
-        taken = [self.reserve(slot, count) for slot, count in sizes]
+        taken = [
+            self.reserve(slot, count, tenant, 0 if slot >= NUM_TIERS else beside)
+            for slot, count in sizes
+        ]
         return [pages for pages in taken if pages is not None]
 
     def evict(self, slot: int, count: int) -> int:
@@ -166,7 +182,7 @@ class Core:
         freed = num_spare = 0
         while freed < count:
             self.tree.stays.catch_up()
-            spare = None if spares is None else next_spare(spares, slot)
+            spare = None if spares is None else next_spare(spares, slot, standing.retained[slot])
             victim = standing.victim(slot, rule) if spare is None else spare.holding
             if victim is None:
                 break
@@ -392,8 +408,15 @@ class Core:
             self.tidy(nodes)
 
 
-def _held_below(root: Root, slot: int) -> Iterator[Holding]:
-    nodes: list[Node] = [root]
+def _own_order(holding: Holding, now: float) -> tuple[int, float]:
+    """What goes first among a tenant's own: as in the tier, what is retained last."""
+    retention = holding.node.retention
+    held = retention is not None and retention.is_held(now)
+    return retention.level if held and retention is not None else 0, holding.node.last_use
+
+
+def _held_by(tenant: Tenant, slot: int) -> Iterator[Holding]:
+    nodes: list[Node] = list(tenant.roots)
     while nodes:
         for child in (nodes.pop().children or {}).values():
             nodes.append(child)

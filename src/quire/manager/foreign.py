@@ -145,7 +145,7 @@ class ForeignDevice:
             return None
         count = min(last - start, core.room(HOST))
         core.counters.backup_skipped_pages += last - start - count
-        host = core.reserve(HOST, count) if count else None
+        host = core.reserve(HOST, count, core.tenant(key)) if count else None
         if host is None:
             return None
         at = (start - first) * PAGE_ID_BYTES

@@ -21,6 +21,8 @@ class Inspection(NamedTuple):
     num_commands: int
     """Not given out yet."""
     fetches: Fetches
+    quotas: Sequence[int]
+    """By slot, pages that one tenant may have cached."""
 
     def nodes(self) -> Iterator[Node]:
         """Every node but the roots, parents first."""
@@ -34,5 +36,10 @@ class Inspection(NamedTuple):
 def inspect(manager: CacheManager) -> Inspection:
     core = manager._core
     return Inspection(
-        core.tree, core.components, core.allocators, len(core.outbox), manager._fetches
+        core.tree,
+        core.components,
+        core.allocators,
+        len(core.outbox),
+        manager._fetches,
+        core.quotas,
     )

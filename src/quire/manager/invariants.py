@@ -52,7 +52,21 @@ def checks(
     _require(
         fetches.inflight_pages == fetches.count_inflight(), "the in-flight budget is miscounted"
     )
+    if core.has_quotas:
+        _check_claims(core, leases, fetches)
     yield from _check_orders(core)
+
+
+def _check_claims(core: Core, leases: list[Lease], fetches: Fetches) -> None:
+    """What tenants have beside what the tree knows of."""
+    private: Counter[str] = Counter()
+    for lease in leases:
+        assert lease.tenant is not None
+        private[lease.tenant.name] += num_pages(lease.private_pages)
+    for tenant in core.tree.tenants.values():
+        _require(tenant.num_private == private[tenant.name], "private pages are miscounted")
+    coming = sum(map(fetches.coming_for, core.tree.tenants.values()))
+    _require(coming <= fetches.inflight_pages, "pages on their way to tenants are miscounted")
 
 
 def _require(condition: object, what: str, node: Node | None = None) -> None:
@@ -253,11 +267,11 @@ def _check_orders(core: Core) -> Iterator[None]:
 
 
 def _check_quotas(core: Core) -> None:
-    held: Counter[tuple[bytes, int]] = Counter()
+    held: Counter[tuple[str, int]] = Counter()
     for node in _nodes(core):
-        digest = core.tree.root_of(node).digest
+        name = core.tree.root_of(node).tenant.name
         for slot, holding in enumerate(node.held):
-            held[digest, slot] += num_pages(holding.pages) if holding is not None else 0
-    for root in core.tree.roots.values():
-        counted = [held[root.digest, slot] for slot in range(core.tree.num_slots)]
-        _require(root.num_held == counted, "a tenant's pages are miscounted")
+            held[name, slot] += num_pages(holding.pages) if holding is not None else 0
+    for tenant in core.tree.tenants.values():
+        counted = [held[tenant.name, slot] for slot in range(core.tree.num_slots)]
+        _require(tenant.num_held == counted, "a tenant's pages are miscounted")

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from quire.components import Guard
 from quire.errors import LeaseError
 from quire.keys import PrefixKey
-from quire.tree import Node, Walk
+from quire.tree import Node, Tenant, Walk
 from quire.types import NO_PAGES, OperationId, PageIds, RequestId, num_pages
 
 if TYPE_CHECKING:
@@ -104,6 +104,8 @@ class Lease:
     """It waits, and has let go of the device: what the host has is all that it protects."""
     wish: Wish | None = None
     """What is to be done with its pages."""
+    tenant: Tenant | None = None
+    """Whose quota its pages count for; None: quotas are not kept."""
     looked: int = 0
     """How often the tree had changed when it was acquired."""
     released: bool = False
@@ -111,6 +113,12 @@ class Lease:
     def __post_init__(self) -> None:
         self.tail.named += 1
         self.device_tail.named += 1
+
+    def keep(self, pages: PageIds) -> None:
+        """Its private pages are these now."""
+        if self.tenant is not None:
+            self.tenant.num_private += num_pages(pages) - num_pages(self.private_pages)
+        self.private_pages = pages
 
     def end_at(self, tail: Node, device_tail: Node) -> None:
         """Its path ends there now, and the device part of it."""

@@ -142,7 +142,10 @@ class Loader:
             # What is there might have to go when room is made for the rest.
             at_risk = any(need.movable for need in needs)
             held = core.protect(node, lease.device_tail) if at_risk else []
-            pages = core.reserve_all([(need.slot, need.size) for need in needs])
+            tenant = lease.tenant
+            beside = tenant.num_private if tenant is not None else 0
+            sizes = [(need.slot, need.size) for need in needs]
+            pages = core.reserve_all(sizes, tenant, beside)
             assert pages is not None, "there was less room than it seemed"
             span = self._start(node, needs, pages)
             core.unprotect(held)

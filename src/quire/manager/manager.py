@@ -157,6 +157,7 @@ class CacheManager:
         guards = self._core.protect(tail, device_tail)
         lease = Lease(self, owner, match.key, priority, tail, device_tail, guards, table)
         lease.looked, lease.wish = self._core.tree.changes, wish
+        lease.tenant = self._core.tenant(match.key)
         if self._states is not None:
             seen = match.walk.num_pages
             branch = seen if seen > match.num_pages else 0
@@ -249,7 +250,9 @@ class CacheManager:
         lease.require_live()
         if lease.private_pages:
             raise LeaseError(f"{lease.owner!r} has computed pages already: load before extend")
-        return 0 if lease.load_state is _LOAD_FAILED else self._loader.load(lease)
+        if lease.load_state is _LOAD_FAILED:
+            return 0
+        return self._loader.load(lease)
 
     def room(self) -> int:
         """Device pages that could be had now: the free ones, and all that may be evicted."""
@@ -258,13 +261,12 @@ class CacheManager:
     def extend(self, lease: Lease, count: int) -> bool:
         """Give the request `count` private device pages. False: nothing was changed."""
         lease.require_live()
-        if self._core.has_quotas and count <= self._core.room(DEVICE):
-            self._core.keep_quota(self._core.tree.root(lease.key), DEVICE, count)
-        pages = self._core.reserve(DEVICE, count)
+        tenant = lease.tenant
+        pages = self._core.reserve(DEVICE, count, tenant, tenant.num_private if tenant else 0)
         if pages is None:
             self.counters.device_allocation_failures += 1
             return False
-        lease.private_pages = PageIds(lease.private_pages + pages)
+        lease.keep(PageIds(lease.private_pages + pages))
         return True
 
     def stream(self, lease: Lease) -> bool:
@@ -277,12 +279,12 @@ class CacheManager:
     def begin(self, lease: Lease) -> bool:
         """Give the request a recurrent state of its own, once. False: no slot is left."""
         lease.require_live()
-        return lease.state is None or self._hybrid.begin(lease.state)
+        return lease.state is None or self._hybrid.begin(lease.state, lease.tenant)
 
     def cover(self, lease: Lease, last: int) -> bool:
         """Give it window pages for all tokens before page `last`. False: nothing was changed."""
         lease.require_live()
-        return lease.state is None or self._hybrid.cover(lease.state, last)
+        return lease.state is None or self._hybrid.cover(lease.state, last, lease.tenant)
 
     def next_stop(self, lease: Lease, first: int, last: int) -> int:
         """Where, after page `first` and at `last` at most, a chunk should end, so that the
@@ -298,7 +300,8 @@ class CacheManager:
     def save_slot(self, lease: Lease) -> int:
         """Slot into which to save the working state at the page boundary that comes next;
         NO_SLOT: it is not to be saved. Followed by `saved` once it is there."""
-        return NO_SLOT if lease.state is None else self._hybrid.save_slot(lease.state)
+        state = lease.state
+        return NO_SLOT if state is None else self._hybrid.save_slot(state, lease.tenant)
 
     def saved(self, lease: Lease, page: int) -> None:
         """The slot of `save_slot` holds the state at page boundary `page`."""
@@ -370,7 +373,7 @@ class CacheManager:
             self._loader.forget(lease)
         if lease.private_pages:
             self._core.allocators[DEVICE].free(lease.private_pages)
-            lease.private_pages = NO_PAGES
+            lease.keep(NO_PAGES)
         if lease.state is not None:
             self._hybrid.release(lease.state, lease.device_tail)
             self._writer.settled(self._hybrid.at_rest(lease.device_tail))
@@ -580,7 +583,7 @@ class CacheManager:
 
     def _shared(self, lease: Lease, pages: PageIds, count: int) -> None:
         """The first `count` private pages of a lease are the tree's now, or others for them."""
-        lease.private_pages = PageIds(lease.private_pages[count * PAGE_ID_BYTES :])
+        lease.keep(PageIds(lease.private_pages[count * PAGE_ID_BYTES :]))
         lease.tree_pages = PageIds(lease.tree_pages + pages)
         self.counters.committed_pages += count
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from quire.components import Component, Recurrent, SlidingWindow, recurrent_of, window_of
 from quire.keys import PrefixKey
 from quire.manager.core import Core
-from quire.tree import Node, held_pages, slot_of
+from quire.tree import Node, Tenant, held_pages, slot_of
 from quire.types import (
     DEVICE,
     NO_PAGES,
@@ -118,22 +118,22 @@ class States:
 
     # ---- computing ------------------------------------------------------------------------------
 
-    def begin(self, state: LeaseState) -> bool:
+    def begin(self, state: LeaseState, tenant: Tenant | None) -> bool:
         """Give the request its own working state. False: no slot is left, nothing was changed."""
         recurrent = state.recurrent
         if recurrent is None or recurrent.slot != NO_SLOT:
             return True
-        recurrent.slot = self._take_slot()
+        recurrent.slot = self._take_slot(tenant)
         if recurrent.slot == NO_SLOT:
             self._core.counters.device_allocation_failures += 1
         return recurrent.slot != NO_SLOT
 
-    def cover(self, state: LeaseState, last: int) -> bool:
+    def cover(self, state: LeaseState, last: int, tenant: Tenant | None) -> bool:
         """Have window pages for everything before page `last`. False: nothing was changed."""
         window = state.window
         if window is None or window.end >= last:
             return True
-        pages = self._core.reserve(self._window_slot, last - window.end)
+        pages = self._core.reserve(self._window_slot, last - window.end, tenant)
         if pages is None:
             self._core.counters.device_allocation_failures += 1
             return False
@@ -150,20 +150,20 @@ class States:
             stops.append((first // every + 1) * every)
         return min((stop for stop in stops if first < stop <= last), default=last)
 
-    def save_slot(self, state: LeaseState) -> int:
+    def save_slot(self, state: LeaseState, tenant: Tenant | None) -> int:
         """Where to save the working state; NO_SLOT: nowhere."""
         recurrent = state.recurrent
         if recurrent is None or not self._core.config.snapshots.per_path:
             return NO_SLOT
         if recurrent.saved_slot == NO_SLOT:
-            recurrent.saved_slot = self._take_slot()
+            recurrent.saved_slot = self._take_slot(tenant)
             if recurrent.saved_slot == NO_SLOT:
                 self._core.counters.snapshots_skipped += 1
         recurrent.saved_at = 0
         return recurrent.saved_slot
 
-    def _take_slot(self) -> int:
-        pages = self._core.reserve(self._state_slot, 1)
+    def _take_slot(self, tenant: Tenant | None) -> int:
+        pages = self._core.reserve(self._state_slot, 1, tenant)
         return NO_SLOT if pages is None else int(page_array(pages)[0])
 
     # ---- sharing --------------------------------------------------------------------------------

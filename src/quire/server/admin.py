@@ -35,6 +35,7 @@ from quire.engine.messages import (
     Warmed,
 )
 from quire.errors import EngineError, StoreURLError
+from quire.keys import TENANT_MARK
 from quire.server.bodies import describe_body, read_body
 from quire.server.errors import ApiError, engine_gone, invalid, timed_out
 from quire.server.prompting import Prompt
@@ -104,7 +105,7 @@ def admin_router(service: Service) -> APIRouter:
 
     @router.get("/tenants")
     async def get_tenants() -> Response:
-        """Those who asked last, by their `cache_salt`: what they have in flight and in the
+        """Those who asked last, by key or `cache_salt`: what they have in flight and in the
         cache."""
         found = await _ask(service, GetTenants(), Tenants, STATUS_TIMEOUT_S)
         return _json(_tenants(service, found))
@@ -224,7 +225,9 @@ def _tenants(service: Service, found: Tenants) -> dict[str, Any]:
     return {
         "tenants": [
             {
-                "cache_salt": each.name,
+                # One of the two; empty: those with neither.
+                "cache_salt": None if each.name.endswith(TENANT_MARK) else each.name,
+                "tenant": each.name.removesuffix(TENANT_MARK),
                 "running": each.running,
                 "waiting": each.waiting,
                 "device_bytes": each.device_pages * device,

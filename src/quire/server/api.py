@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -12,6 +12,7 @@ from fastapi.responses import PlainTextResponse
 from quire.engine.config import Role
 from quire.server.answers import Heading, Start, events, whole
 from quire.server.bodies import describe_body, read_body
+from quire.server.callers import Caller, tenant_by_key
 from quire.server.chat import start_chat
 from quire.server.completions import start_completion
 from quire.server.errors import ApiError, engine_gone, shutting_down
@@ -28,7 +29,7 @@ from quire.server.protocol import (
 from quire.server.responses.answers import Answering
 from quire.server.responses.protocol import ResponsesRequest
 from quire.server.routes import Route, read_route
-from quire.server.security import check_key, prefill_of
+from quire.server.security import prefill_of
 from quire.server.service import Service
 from quire.server.streams import EventStream, unless_disconnected
 
@@ -37,32 +38,30 @@ def v1_router(service: Service, now: Callable[[], float]) -> APIRouter:
     started = int(now())
 
     async def door(request: Request) -> None:
-        if service.config.api_key is None:
-            return
         route = _route(service, request, now)
-        if route is None or not route.vouches:
-            check_key(request.headers, service.config.api_key)
+        vouched = route is not None and route.vouches
+        request.state.tenant = "" if vouched else _tenant(service, request)
 
     router = APIRouter(prefix="/v1", dependencies=[Depends(door)], tags=["openai"])
 
     @router.post("/chat/completions", openapi_extra=describe_body(ChatRequest), responses=STREAMED)
     async def chat_completions(request: Request) -> Response:
-        prefill = _prefill(service, request, now)
+        caller = _caller(service, request, now)
         body = await read_body(request, ChatRequest, service.unknown)
-        return await _answer(service, request, body, start_chat(service, body, prefill))
+        return await _answer(service, request, body, start_chat(service, body, caller))
 
     @router.post("/completions", openapi_extra=describe_body(CompletionRequest), responses=STREAMED)
     async def completions(request: Request) -> Response:
-        prefill = _prefill(service, request, now)
+        caller = _caller(service, request, now)
         body = await read_body(request, CompletionRequest, service.unknown)
-        return await _answer(service, request, body, start_completion(service, body, prefill))
+        return await _answer(service, request, body, start_completion(service, body, caller))
 
     @router.post("/responses", openapi_extra=describe_body(ResponsesRequest), responses=STREAMED)
     async def responses(request: Request) -> Response:
-        prefill = _prefill(service, request, now)
+        caller = _caller(service, request, now)
         body = await read_body(request, ResponsesRequest, service.unknown)
-        answering = Answering(body, service.responses)
-        start = start_chat(service, answering.chat, prefill)
+        answering = Answering(body, service.responses, caller.tenant)
+        start = start_chat(service, answering.chat, caller)
         if body.stream:
             return _stream(service, request, answering.events(start))
         return await _whole(service, request, answering.whole(start))
@@ -84,8 +83,7 @@ def tokens_router(service: Service) -> APIRouter:
     """Text and token ids of each other, as vLLM's paths of these names."""
 
     async def door(request: Request) -> None:
-        if service.config.api_key is not None:
-            check_key(request.headers, service.config.api_key)
+        _tenant(service, request)
 
     router = APIRouter(dependencies=[Depends(door)], tags=["tokens"])
 
@@ -200,9 +198,16 @@ def _route(service: Service, request: Request, now: Callable[[], float]) -> Rout
     return read_route(request.headers, service.config.admin_key, now())
 
 
-def _prefill(service: Service, request: Request, now: Callable[[], float]) -> Sequence[str]:
+def _tenant(service: Service, request: Request) -> str:
+    config = service.config
+    return tenant_by_key(request.headers, config.api_key, config.tenant_keys)
+
+
+def _caller(service: Service, request: Request, now: Callable[[], float]) -> Caller:
     is_decode = service.info.role == Role.DECODE
-    return prefill_of(request.headers, _route(service, request, now), is_decode=is_decode)
+    route = _route(service, request, now)
+    prefill = prefill_of(request.headers, route, is_decode=is_decode)
+    return Caller(request.state.tenant, prefill)
 
 
 def _model(service: Service, name: str, created: int) -> dict[str, Any]:

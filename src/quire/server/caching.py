@@ -4,7 +4,8 @@
     prompt_cache_retention   OpenAI's words for a retain_s
 
 Knows fields and what they mean for the engine; what becomes of it the cache decides. A tenant is
-who shares a `cache_salt`; those without one are one tenant, with nothing to limit it.
+who shares an API key of its own (callers.py) or a `cache_salt`; those with neither are one tenant,
+with nothing to limit it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from quire.engine.messages import CacheWish
+from quire.keys import tenant_of
 from quire.server.errors import overloaded
 from quire.server.forms import wrong
 from quire.server.messages import Body
@@ -76,8 +78,9 @@ class Tenants:
         self._most = most
         self._numbers: dict[str, int] = {}
 
-    def enter(self, name: str, count: int) -> None:
+    def enter(self, salt: str, count: int) -> None:
         """Raises ApiError."""
+        name = tenant_of(salt)
         number = self._numbers.get(name, 0) + count
         if name and self._most and number > self._most:
             raise overloaded(
@@ -87,7 +90,8 @@ class Tenants:
             )
         self._numbers[name] = number
 
-    def leave(self, name: str, count: int) -> None:
+    def leave(self, salt: str, count: int) -> None:
+        name = tenant_of(salt)
         self._numbers[name] -= count
         if not self._numbers[name]:
             del self._numbers[name]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 from quire.server.answers import Format, Running, Start
+from quire.server.callers import Caller
 from quire.server.generation import plan, run
 from quire.server.grammars import hold
 from quire.server.protocol import ChatRequest
@@ -77,10 +78,10 @@ def _call(called: Called) -> dict[str, Any]:
     return {"id": called.id, "type": "function", "function": function}
 
 
-def start_chat(service: Service, request: ChatRequest, prefill: Sequence[str] = ()) -> Start:
+def start_chat(service: Service, request: ChatRequest, caller: Caller) -> Start:
     @contextlib.asynccontextmanager
     async def start() -> AsyncIterator[Running]:
-        with service.admit(request.num_choices, request.model, request.cache_salt or ""):
+        with service.admit(request.num_choices, request.model, caller.salt(request.cache_salt)):
             conversation = request.conversation(request.messages)
             prompt = await service.prompting.of_chat(conversation, service.info)
             is_one_call = request.parallel_tool_calls is False
@@ -96,7 +97,7 @@ def start_chat(service: Service, request: ChatRequest, prefill: Sequence[str] = 
                 service,
                 request,
                 [prompt],
-                prefill,
+                caller,
                 tools=conversation.schemas if request.wants_calls else {},
                 is_one_call=is_one_call,
                 grammar=grammar,

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
 
 from quire.server.answers import Format, Running, Start
+from quire.server.callers import Caller
 from quire.server.errors import invalid
 from quire.server.generation import plan, run
 from quire.server.prompting import Prompt
@@ -82,9 +83,7 @@ class CompletionFormat(Format):
         }
 
 
-def start_completion(
-    service: Service, request: CompletionRequest, prefill: Sequence[str] = ()
-) -> Start:
+def start_completion(service: Service, request: CompletionRequest, caller: Caller) -> Start:
     @contextlib.asynccontextmanager
     async def start() -> AsyncIterator[Running]:
         num_sequences = len(request.prompts) * request.num_choices
@@ -92,9 +91,9 @@ def start_completion(
             raise invalid(
                 "n", f"n times the number of prompts is {num_sequences}: at most {MAX_SEQUENCES}"
             )
-        with service.admit(num_sequences, request.model, request.cache_salt or ""):
+        with service.admit(num_sequences, request.model, caller.salt(request.cache_salt)):
             prompts = [await _prompt(service, each) for each in request.prompts]
-            work = plan(service, request, prompts, prefill)
+            work = plan(service, request, prompts, caller)
             echoes = await _echoes(service, request, prompts) if request.echo else []
             count, vocabulary = request.num_prompt_logprobs, service.prompting.vocabulary
             found: list[list[Scored]] = []

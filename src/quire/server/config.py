@@ -6,7 +6,8 @@ Knows nothing of models or of the cache: that is EngineConfig.
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from quire.errors import ConfigError
@@ -22,6 +23,8 @@ class ServerConfig:
     """0: any free one."""
     api_key: str | None = None
     """For /v1, as `Authorization: Bearer`; None: anybody who can connect."""
+    tenant_keys: Mapping[str, str] = field(default_factory=dict)
+    """Of tenants, by their names. Who has one of these needs not the other."""
     admin_key: str | None = None
     """For /admin; None: nobody can use it."""
     request_timeout_s: float = 600.0
@@ -104,6 +107,10 @@ class ServerConfig:
             raise ConfigError(
                 f"tool_parser {self.tool_parser!r} is not known: choose auto, none or {known}"
             )
+        if self.admin_key in self.tenant_keys.values() or (
+            self.api_key in self.tenant_keys.values()
+        ):
+            raise ConfigError("a key of tenant_keys is also api_key or admin_key: give another")
         for option in ("api_key", "admin_key"):
             key = getattr(self, option)
             if key is not None and not (key.isascii() and key.isprintable() and key.strip() == key):

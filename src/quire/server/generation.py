@@ -22,6 +22,7 @@ import numpy as np
 from quire.engine.messages import CacheWish, Finish, Output, SamplingParams
 from quire.errors import EngineError
 from quire.server.caching import wish_of
+from quire.server.callers import Caller
 from quire.server.errors import (
     ApiError,
     engine_gone,
@@ -92,7 +93,7 @@ def plan(
     service: Service,
     request: GenerationRequest,
     prompts: Sequence[Prompt],
-    prefill: Sequence[str] = (),
+    caller: Caller,
     *,
     tools: Tools | None = None,
     is_one_call: bool = False,
@@ -116,10 +117,10 @@ def plan(
         prompts=prompts,
         choices=choices,
         stops=request.stop,
-        salt=request.cache_salt or "",
+        salt=caller.salt(request.cache_salt),
         priority=request.priority or 0,
         timeout_s=service.timeout_s(request.timeout),
-        prefill=prefill,
+        prefill=caller.prefill,
         tools=tools,
         is_one_call=is_one_call,
         cache=wish_of(request.cache, request.prompt_cache_retention),

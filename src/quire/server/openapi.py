@@ -63,4 +63,6 @@ def _name_models(field: dict[str, Any], names: Sequence[str]) -> None:
 def _needs_key(path: str, operation: dict[str, Any], config: ServerConfig) -> bool:
     if path.startswith("/admin"):
         return True
-    return config.api_key is not None and "operation" not in operation.get("tags", ())
+    return bool(config.api_key or config.tenant_keys) and "operation" not in operation.get(
+        "tags", ()
+    )

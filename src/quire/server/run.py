@@ -280,7 +280,7 @@ async def _unless(
 
 
 def _warn_if_open(config: ServerConfig) -> None:
-    if config.api_key is None and not config.is_local:
+    if not (config.api_key or config.tenant_keys or config.is_local):
         logger.warning(
             "listening on %s without an API key: anybody who can reach it can use the model; "
             "set api_key, or listen on 127.0.0.1",

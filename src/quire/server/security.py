@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from quire.errors import ConfigError
 from quire.server.addresses import parse_peers
+from quire.server.callers import bearer, unauthorized
 from quire.server.errors import ApiError, invalid
 from quire.server.routes import PREFILL_HEADER, ROUTE_HEADER, Route, router_key
 
@@ -28,15 +29,8 @@ _SECRET_OPTION = re.compile(
 
 def check_key(headers: Mapping[str, str], key: str) -> None:
     """Raises ApiError unless the bearer of the request has `key`."""
-    given = headers.get("authorization")
-    if given is None:
-        raise _unauthorized("no API key was given: send it as 'Authorization: Bearer KEY'")
-    scheme, _, token = given.partition(" ")
-    # As bytes: compare_digest takes no str beyond ASCII. Headers are decoded as Latin-1.
-    if scheme.lower() != "bearer" or not hmac.compare_digest(
-        token.strip().encode("latin-1", "replace"), key.encode()
-    ):
-        raise _unauthorized("the API key is not the one this server expects")
+    if not hmac.compare_digest(bearer(headers), key.encode()):
+        raise unauthorized("the API key is not the one this server expects")
 
 
 def check_admin(headers: Mapping[str, str], admin_key: str | None) -> None:
@@ -91,7 +85,3 @@ def prefill_of(
 def redact(text: str) -> str:
     """Any text without the credentials of the URLs in it."""
     return _SECRET_OPTION.sub(r"\1***", _USERINFO.sub("***@", text))
-
-
-def _unauthorized(message: str) -> ApiError:
-    return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})

@@ -146,7 +146,7 @@ class Service:
         )
 
     @contextlib.contextmanager
-    def admit(self, num_sequences: int, model: str, tenant: str = "") -> Iterator[None]:
+    def admit(self, num_sequences: int, model: str, salt: str = "") -> Iterator[None]:
         """A place for that many generations, for as long as the block lasts. Raises ApiError."""
         if self.engine.failure is not None:
             raise engine_gone(self.engine.failure)
@@ -173,7 +173,7 @@ class Service:
                 "queue_full",
             )
         try:
-            self.tenants.enter(tenant, num_sequences)
+            self.tenants.enter(salt, num_sequences)
         except ApiError:
             self.metrics.turned_away.labels("tenant_full").inc()
             raise
@@ -182,7 +182,7 @@ class Service:
             yield
         finally:
             self._num_admitted -= num_sequences
-            self.tenants.leave(tenant, num_sequences)
+            self.tenants.leave(salt, num_sequences)
 
     def timeout_s(self, asked: float | None) -> float:
         """Raises ApiError."""

@@ -219,6 +219,13 @@ class Settings:
         example="a long random text",
         secret=True,
     )
+    tenant_keys: str | None = _option(
+        None,
+        Text("FILE"),
+        "API keys of tenants, a name and a key in each line. What they cache is their own, and "
+        "counts for tenant_share and tenant_requests.",
+        example="/etc/quire/tenants",
+    )
     admin_key: str | None = _option(
         None,
         Text("KEY"),
@@ -449,7 +456,7 @@ class Settings:
     tenant_share: int = _option(
         100,
         Integer(1, 100, example=50),
-        "Per cent of each tier that one tenant (who sends a `cache_salt`) may have cached.",
+        "Per cent of each tier that one tenant (by its key or `cache_salt`) may have cached.",
         example="50",
     )
     tenant_requests: int = _option(

@@ -4,10 +4,12 @@
     C35  host pages go for want of host memory, and for no other reason
     C37  a page that is on its way from the store, where all will find it, is not fetched again
     C38  a request that goes on waiting keeps its prefetch
+    C43  what is retained is found, and
+    C44  a tenant that has its quota costs nobody else a page: see quire.sim.promises
 
-Knows the manager's public calls; what they may change it reads through quire.sim.audit. C35 is
-checked for full attention alone: with windows and snapshots, what nobody can go on from is let go
-by design.
+Knows the manager's public calls; what they may change it reads through quire.sim.audit. C35, C43
+and C44 are checked for full attention alone: with windows and snapshots, what nobody can go on from
+is let go by design.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from quire.sim.audit import (
     ready_host_pages,
 )
 from quire.sim.clock import VirtualClock
+from quire.sim.promises import Promises
 from quire.sim.report import SimulationError
 from quire.types import NO_SLOT, OperationId, RequestId, split_keys
 
@@ -50,9 +53,12 @@ class Rule(enum.Enum):
     HOST_KEEPS = "C35"
     FETCHED_ONCE = "C37"
     PREFETCH_KEEPS = "C38"
+    RETAINED_STAYS = "C43"
+    QUOTA_IS_OWN = "C44"
 
 
 RULES = frozenset(Rule)
+FULL_ONLY = frozenset({Rule.HOST_KEEPS, Rule.RETAINED_STAYS, Rule.QUOTA_IS_OWN})
 
 
 class _WatchedMeetings(Meetings):
@@ -82,14 +88,15 @@ class WatchedManager(CacheManager):
         self, config: CacheConfig, *, clock: VirtualClock, components: Sequence[Component]
     ) -> None:
         super().__init__(config, clock=clock, components=components)
-        self._rules = RULES if len(components) == 1 else RULES - {Rule.HOST_KEEPS}
+        self._rules = RULES if len(components) == 1 else RULES - FULL_ONLY
         self._let_go: list[RequestId] = []
         """Owners of leases that were released while their prefetch was under way."""
         self._ready = ready_host_pages(self)
         self._evicted = 0
         self._coming: dict[OperationId, set[tuple[str, bytes]]] = {}
         """Fetches from the store, with what they bring."""
-        self.meetings = _WatchedMeetings(self.meetings, self._asked, self._look_at_host)
+        self.meetings = _WatchedMeetings(self.meetings, self._asked, self._look)
+        self._promises = Promises(self, clock)
 
     # ---- calls that may say no ------------------------------------------------------------------
 
@@ -112,33 +119,35 @@ class WatchedManager(CacheManager):
 
     def acquire(self, match: PrefixMatch, owner: RequestId, **options: Any) -> Lease:
         lease = super().acquire(match, owner, **options)
-        self._look_at_host("acquire")
+        self._look("acquire")
         return lease
 
     def prefetch(self, lease: Lease, *, fetch: bool = True, can_meet: bool = False) -> Prefetch:
         prefetch = super().prefetch(lease, fetch=fetch, can_meet=can_meet)
-        self._look_at_host("prefetch")
+        self._look("prefetch")
         return prefetch
 
     def admit(self, lease: Lease) -> int:
         count = super().admit(lease)
-        self._look_at_host("admit")
+        self._look("admit")
         return count
 
     def commit(self, lease: Lease, key: PrefixKey) -> int:
         count = super().commit(lease, key)
-        self._look_at_host("commit")
+        self._look("commit")
         return count
 
     def release(self, lease: Lease) -> None:
         if is_prefetching(lease):
             self._let_go.append(lease.owner)
+        if Rule.RETAINED_STAYS in self._rules:
+            self._promises.asked(lease)
         super().release(lease)
-        self._look_at_host("release")
+        self._look("release")
 
     def step(self, completions: Iterable[Completion] = ()) -> list[Command]:
         commands = super().step(completions)
-        self._look_at_host("step")
+        self._look("step")
         if Rule.FETCHED_ONCE in self._rules:
             self._look_at_fetches(commands)
         return commands
@@ -146,6 +155,7 @@ class WatchedManager(CacheManager):
     def flush(self, tier: int, component: str | None = None) -> int:
         count = super().flush(tier, component)
         self._remember_host()
+        self._promises.flushed()
         return count
 
     def check_kept(self, is_waiting: Callable[[RequestId], bool]) -> None:
@@ -168,8 +178,14 @@ class WatchedManager(CacheManager):
                 raise _broken(
                     Rule.NO_CHANGES_NOTHING, f"{name} said no, and {was} became {changed}"
                 )
-        self._look_at_host(name)
+        self._look(name)
         return result
+
+    def _look(self, name: str) -> None:
+        """A call is over."""
+        self._look_at_host(name)
+        if self._rules & {Rule.RETAINED_STAYS, Rule.QUOTA_IS_OWN}:
+            self._promises.look(name, quotas=Rule.QUOTA_IS_OWN in self._rules)
 
     def _look_at_host(self, name: str) -> None:
         before, evicted = self._ready, self._evicted

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from quire.eviction import Queue, Retention
-from quire.keys import Namespace, PrefixKey
+from quire.keys import PrefixKey
 from quire.types import PageIds, Residency, Tier
 
 NUM_TIERS = len(Tier)
@@ -139,22 +139,34 @@ class Node:
         return f"Node({self.start}..{self.end} {' '.join(tiers)})"
 
 
+class Tenant:
+    """Who has the namespaces of one name: all that they hold together is what a quota is of."""
+
+    __slots__ = ("name", "num_held", "num_private", "roots")
+
+    def __init__(self, name: str, num_slots: int) -> None:
+        self.name = name
+        """Empty: of those without a salt, whom no quota holds."""
+        self.num_held = [0] * num_slots
+        """Pages in the tree by slot, where quotas are kept."""
+        self.num_private = 0
+        """Full device pages that its requests have beside those, where quotas are kept."""
+        self.roots: list[Root] = []
+
+
 class Root(Node):
     """Top of one namespace's tree: no pages of its own."""
 
-    __slots__ = ("digest", "has_quota", "num_held", "page_bytes", "page_width", "users")
+    __slots__ = ("digest", "page_bytes", "page_width", "tenant", "users")
 
-    def __init__(self, namespace: Namespace, key: PrefixKey, num_slots: int) -> None:
+    def __init__(self, key: PrefixKey, tenant: Tenant, num_slots: int) -> None:
         super().__init__(None, 0, b"", 0, num_slots)
-        self.digest = namespace.digest
+        self.digest = key.namespace.digest
         self.page_bytes = key.page_bytes
         self.page_width = key.page_width
         self.users = 0
         """Leases below; an empty root without users is dropped."""
-        self.has_quota = bool(namespace.salt)
-        """Is it one tenant's?"""
-        self.num_held = [0] * num_slots
-        """Pages below by slot, where quotas are kept."""
+        self.tenant = tenant
 
 
 class Walk(NamedTuple):

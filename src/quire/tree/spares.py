@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from quire.eviction import Queue
+from quire.eviction import Queue, Retained
 from quire.tree.node import Holding, Node
 from quire.tree.stays import may_go
 from quire.types import DEVICE, HOST, READY
@@ -31,21 +31,23 @@ class Spare(NamedTuple):
     """It is not spare itself: it is given up for the copies of this node and of those below."""
 
 
-def next_spare(spare: Queue, slot: int) -> Spare | None:
-    """Most recently used first: the device keeps those longest. Parks those that must stay."""
+def next_spare(spare: Queue, slot: int, kept: Retained) -> Spare | None:
+    """Most recently used first: the device keeps those longest. Parks those that must stay.
+    `kept`: what the slot was asked to keep."""
     while (holding := spare.hottest()) is not None:
         if may_go(holding, slot):
             return Spare(holding, None)
         if slot == HOST and not holding.reasons:
-            leaf = _in_the_way(holding.node, spare)
+            leaf = _in_the_way(holding.node, spare, kept)
             if leaf is not None:
                 return Spare(leaf, holding.node)
         spare.remove(holding)
     return None
 
 
-def _in_the_way(node: Node, spare: Queue) -> Holding | None:
-    """The end of a path below `node` on the host, if all that would be lost there is worth it."""
+def _in_the_way(node: Node, spare: Queue, kept: Retained) -> Holding | None:
+    """The end of a path below `node` on the host, if all that would be lost there is worth it, and
+    nobody asked to keep any of it."""
     num_spare, num_lost, num_seen = node.num_pages, node.given_up, 0
     leaf: Holding | None = None
     nodes = [node]
@@ -59,6 +61,8 @@ def _in_the_way(node: Node, spare: Queue) -> Holding | None:
                 continue
             nodes.append(child)
             if _is_lost(child, holding, spare):
+                if kept.keeps(holding):
+                    return None
                 num_lost += child.num_pages
             else:
                 num_spare += child.num_pages

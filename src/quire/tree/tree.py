@@ -34,8 +34,18 @@ from collections.abc import Callable, Iterator, Sequence
 
 from quire.errors import InvariantError
 from quire.eviction import EvictionPolicy
-from quire.keys import PrefixKey, chain_keys, common_pages
-from quire.tree.node import NUM_TIERS, Freed, Holding, Inserted, Node, Root, Walk, slot_of
+from quire.keys import PrefixKey, chain_keys, common_pages, tenant_of
+from quire.tree.node import (
+    NUM_TIERS,
+    Freed,
+    Holding,
+    Inserted,
+    Node,
+    Root,
+    Tenant,
+    Walk,
+    slot_of,
+)
 from quire.tree.standing import Standing
 from quire.tree.stays import Stays
 from quire.types import (
@@ -67,13 +77,14 @@ class PrefixTree:
     ) -> None:
         """`points`: which components hold a single page, at the end of a node. `max_retained`: by
         slot, pages that may be retained, which needs a clock; None: none are. `counts_pages`: of
-        each root, for quotas."""
+        each tenant, for quotas."""
         self.counts_pages = counts_pages
         self.num_components = num_components
         self.num_slots = num_components * NUM_TIERS
         self.points = frozenset(slot_of(c, tier) for c in points for tier in Tier)
         """Slots of point components."""
         self.roots: dict[bytes, Root] = {}
+        self.tenants: dict[str, Tenant] = {}
         bounds = max_retained or [0] * self.num_slots
         self.standing = Standing(num_components, make_order, clock, bounds)
         self.stays = Stays(self.num_slots, self.standing)
@@ -175,12 +186,24 @@ class PrefixTree:
         digest = key.namespace.digest
         root = self.roots.get(digest)
         if root is None:
-            root = self.roots[digest] = Root(key.namespace, key, self.num_slots)
+            tenant = self.tenant(key)
+            self.tenants[tenant.name] = tenant
+            root = self.roots[digest] = Root(key, tenant, self.num_slots)
+            tenant.roots.append(root)
         return root
 
+    def tenant(self, key: PrefixKey) -> Tenant:
+        """Whose it is; one that has nothing, if nothing of it is known."""
+        name = tenant_of(key.namespace.salt)
+        return self.tenants.get(name) or Tenant(name, self.num_slots)
+
     def drop_root_if_unused(self, root: Root) -> None:
-        if not root.children and root.users == 0:
-            self.roots.pop(root.digest, None)
+        if not root.children and root.users == 0 and root.digest in self.roots:
+            del self.roots[root.digest]
+            tenant = root.tenant
+            tenant.roots.remove(root)
+            if not tenant.roots:
+                del self.tenants[tenant.name]
 
     def split(self, node: Node, count: int) -> Node:
         """Cut off the first `count` pages of `node` as its new parent, and return that."""
@@ -326,7 +349,7 @@ class PrefixTree:
         node.end = last
         holding.pages = PageIds(holding.pages + pages)
         if self.counts_pages:
-            self.root_of(node).num_held[DEVICE] += last - end
+            self.root_of(node).tenant.num_held[DEVICE] += last - end
         if not holding.reasons:
             self.stays.movable[DEVICE] += last - end
         node.stored = 0
@@ -340,7 +363,7 @@ class PrefixTree:
         assert node.held[slot] is None
         holding = node.held[slot] = Holding(node, pages, state)
         if self.counts_pages:
-            self.root_of(node).num_held[slot] += num_pages(pages)
+            self.root_of(node).tenant.num_held[slot] += num_pages(pages)
         self.stays.enter(node, slot, holding)
         if state is READY:
             self.standing.enter(holding, slot)
@@ -395,7 +418,7 @@ class PrefixTree:
         self.standing.leave(holding, slot)
         held[slot] = None
         if self.counts_pages:
-            self.root_of(node).num_held[slot] -= num_pages(holding.pages)
+            self.root_of(node).tenant.num_held[slot] -= num_pages(holding.pages)
         self.stays.leave(node, slot, holding)
         if slot % NUM_TIERS == DEVICE:
             self.standing.no_longer_spare(node, slot)

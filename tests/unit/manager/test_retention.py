@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quire.eviction import GO_FIRST, MAX_LEVEL, EvictionKind
-from quire.keys import PrefixKey
+from quire.keys import TENANT_MARK, PrefixKey
 from quire.manager import Wish
 from quire.types import Tier
 from support import MIXES, PAGE, Rig, namespace, tokens_for
@@ -221,3 +221,80 @@ def test_who_has_no_salt_has_no_quota() -> None:
         rig.cache(rig.doc(4, seed))
     assert rig.manager.pages_of(rig.namespace) == (40, 0)
     assert not rig.manager.counters.evicted_own_pages
+
+
+def test_what_is_over_takes_nobodys_share() -> None:
+    """Nothing was evicted since: those whose time is over stand where they stood."""
+    rig = Rig(device=40, host=0, store=False)  # ten may be retained
+    rig.cache(rig.doc(6, seed=1), wish=Wish(retain_s=1.0, level=2))
+    rig.now = 2.0
+    kept = rig.doc(6, seed=2)
+    rig.cache(kept, wish=KEEP)
+    burst(rig, 20)
+    assert found(rig, kept) == 6
+
+
+def test_what_is_retained_on_the_host_is_not_given_up_for_copies_above_it() -> None:
+    rig = Rig(device=40, host=16, store=False)
+    kept = rig.doc(4, seed=1)
+    rig.cache(kept, wish=KEEP)
+    rig.manager.flush(Tier.DEVICE)
+    lease = rig.acquire(kept[:3])  # the device has the head again, and the host the end alone
+    rig.manager.load(lease)
+    rig.run()
+    rig.manager.release(lease)
+    for seed in range(40):
+        rig.now += 0.1
+        rig.cache(rig.doc(4, 1000 + seed))
+        assert found(rig, kept) == 4
+
+
+def test_what_a_tenant_asked_to_keep_goes_last_of_its_own() -> None:
+    rig = Rig(device=40, host=0, store=False, tenant_share=0.3)
+    kept = tenant_doc("a", 4, 1)
+    rig.cache(kept, wish=KEEP)
+    for seed in range(2, 20):
+        rig.cache(tenant_doc("a", 4, seed))
+    assert found(rig, kept) == 4
+
+
+def test_what_a_tenant_fetches_and_loads_counts() -> None:
+    """Its prefixes come from the store, and from the host to the device: all of it is room that
+    others would have to make."""
+    rig = Rig(device=40, host=40, tenant_share=0.3)
+    modest = [tenant_doc("modest", 4, seed) for seed in (1, 2)]
+    for key in modest:
+        rig.cache(key)
+    for seed in range(100, 140):
+        key = tenant_doc("greedy", 4, seed)
+        rig.cache_in_store(key)
+        lease = rig.acquire(key)
+        rig.manager.prefetch(lease)
+        rig.run()
+        rig.manager.admit(lease)
+        rig.manager.load(lease)
+        rig.run()
+        rig.manager.release(lease)
+    assert [found(rig, key) for key in modest] == [4, 4]
+    assert rig.manager.counters.fetched_pages > 40
+
+
+def test_requests_of_a_tenant_count_together() -> None:
+    """Pages that its other requests compute are its own before they are cached."""
+    rig = Rig(device=40, host=0, store=False, tenant_share=0.5)
+    rig.cache(modest := tenant_doc("modest", 8, 1))
+    for seed in (2, 3):
+        rig.cache(tenant_doc("greedy", 8, seed))
+    leases = [rig.acquire(tenant_doc("greedy", 8, seed)) for seed in (4, 5)]
+    assert all(rig.manager.extend(lease, 8) for lease in leases)
+    rig.cache(tenant_doc("other", 12, 6))
+    assert found(rig, modest) == 8
+
+
+def test_a_tenant_with_several_salts_has_one_quota() -> None:
+    rig = Rig(device=40, host=0, store=False, tenant_share=0.3)
+    rig.cache(modest := tenant_doc("modest", 8, 1))
+    for seed in range(2, 20):
+        rig.cache(tenant_doc(f"greedy{TENANT_MARK}{seed}", 4, seed))
+    assert found(rig, modest) == 8
+    rig.manager.check_invariants()

@@ -1,11 +1,15 @@
 """What a request says of its pages, and how many requests a tenant may have in flight."""
 
 import asyncio
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from quire.engine.messages import CacheWish, GetTenants, Tenants, TenantStatus, TierStatus
+from quire.errors import ConfigError
+from quire.keys import TENANT_MARK, tenant_of
+from quire.server.callers import read_tenants
 from quire.server.config import ServerConfig
 from unit.server.scripted import ADMIN_KEY, MODEL, Rig, ScriptedEngine, error_of
 
@@ -105,6 +109,107 @@ def test_tenants_are_shown_to_the_administrator(engine: ScriptedEngine):
     rig = Rig(engine)
     found = rig.request("GET", "/admin/tenants").json()
     assert found["tenants"] == [
-        {"cache_salt": "a", "running": 1, "waiting": 2, "device_bytes": 3072, "host_bytes": 4096}
+        {
+            "cache_salt": "a",
+            "tenant": "a",
+            "running": 1,
+            "waiting": 2,
+            "device_bytes": 3072,
+            "host_bytes": 4096,
+        }
     ]
     assert found["quota"] == {"device_bytes": 51200, "host_bytes": 102400, "requests": None}
+
+
+# ---- tenants by their keys -----------------------------------------------------------------------
+
+KEYS = {"alice": "sk-alice", "bob": "sk-bob"}
+
+
+def asked_with(rig: Rig, key: str | None, **body):
+    headers = {} if key is None else {"Authorization": f"Bearer {key}".encode("latin-1")}
+    body = {"model": MODEL, "prompt": "x"} | body
+    return rig.request("POST", "/v1/completions", json=body, headers=headers)
+
+
+def test_a_tenants_key_makes_what_it_caches_its_own(engine: ScriptedEngine):
+    rig = Rig(engine, ServerConfig(tenant_keys=KEYS, api_key="sk-house"))
+    salts = []
+    for key in ("sk-alice", "sk-bob", "sk-house"):
+        for salt in (None, "alice", "s"):
+            assert asked_with(rig, key, cache_salt=salt).status_code == 200
+            salts.append(engine.calls[-1].salt)
+    assert len(set(salts)) == 9, "no two of them share a page"
+    assert [tenant_of(salt) for salt in salts[:3]] == [f"alice{TENANT_MARK}"] * 3
+    assert salts[6:] == ["", "alice", "s"], "the server's own clients are as ever"
+
+
+@pytest.mark.parametrize("key", [None, "", "sk-none", "alice", "sk-alice\xe9"])
+def test_who_has_no_key_of_these_is_nobody(engine: ScriptedEngine, key: str | None):
+    rig = Rig(engine, ServerConfig(tenant_keys=KEYS))
+    response = asked_with(rig, key)
+    assert (response.status_code, error_of(response)["code"]) == (401, "invalid_api_key")
+    assert rig.request("POST", "/tokenize", json={"prompt": "x"}).status_code == 401
+    assert rig.request("GET", "/v1/models").status_code == 401
+
+
+def test_a_tenants_salts_count_together(engine: ScriptedEngine):
+    rig = Rig(engine, ServerConfig(tenant_keys=KEYS, tenant_requests=1))
+    engine.hold_after = 1
+
+    async def drive() -> None:
+        async with rig.client() as client:
+
+            async def ask(name: str, salt: str):
+                body = {"model": MODEL, "prompt": "x", "cache_salt": salt}
+                headers = {"Authorization": f"Bearer {KEYS[name]}"}
+                return await client.post("/v1/completions", json=body, headers=headers)
+
+            held = [asyncio.create_task(ask(name, "1")) for name in KEYS]
+            while engine.num_requests < 2:
+                await asyncio.sleep(0.001)
+            refused = await ask("alice", "2")
+            assert (refused.status_code, error_of(refused)["code"]) == (429, "tenant_full")
+            for task in held:
+                task.cancel()
+
+    asyncio.run(drive())
+
+
+def test_responses_of_another_tenant_are_not_gone_on_from(engine: ScriptedEngine):
+    rig = Rig(engine, ServerConfig(tenant_keys=KEYS))
+
+    def respond(name: str, **more: str):
+        headers = {"Authorization": f"Bearer {KEYS[name]}"}
+        body = {"model": MODEL, "input": "hi"} | more
+        return rig.request("POST", "/v1/responses", json=body, headers=headers)
+
+    first = respond("alice").json()["id"]
+    assert respond("alice", previous_response_id=first).status_code == 200
+    assert respond("bob", previous_response_id=first).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("", "holds no keys"),
+        ("alice", "a name and a key"),
+        ("alice a b", "a name and a key"),
+        ("alice a\nalice b", "twice"),
+        ("alice a\nbob a", "twice"),
+        ("x" * 65 + " a", "64 characters"),
+    ],
+)
+def test_a_file_of_keys_that_is_none_is_told(tmp_path: Path, text: str, wrong: str):
+    file = tmp_path / "keys"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=wrong):
+        read_tenants(file)
+
+
+def test_a_file_of_keys(tmp_path: Path):
+    file = tmp_path / "keys"
+    file.write_text("# name key\nalice  sk-alice\n\n bob sk-bob\n")
+    assert read_tenants(file) == KEYS
+    with pytest.raises(ConfigError, match="also api_key or admin_key"):
+        ServerConfig(tenant_keys=KEYS, admin_key="sk-bob")

@@ -17,7 +17,7 @@ from quire.manager.fetches.offers import Offers
 from quire.manager.fetches.prefetches import Prefetches
 from quire.manager.fetches.streams import Streams
 from quire.manager.lease import Lease
-from quire.tree import Node
+from quire.tree import Node, Tenant
 from quire.types import DEVICE, OperationId, PageIds
 
 
@@ -84,6 +84,10 @@ class Fetches:
     def is_part(self, op: OperationId) -> bool:
         """Does it go through the host to one request's own pages, where nobody else finds it?"""
         return self._intakes.is_part(op)
+
+    def coming_for(self, tenant: Tenant) -> int:
+        """Full pages on the host that are reserved for what a tenant wants."""
+        return self._intakes.coming_for(tenant)
 
     def count_inflight(self) -> int:
         """`inflight_pages` from scratch, for check_invariants()."""

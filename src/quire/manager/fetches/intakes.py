@@ -10,9 +10,10 @@ until they can be put into the tree, up to the deepest point that can be gone on
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from quire.keys import PrefixKey
+from quire.keys import PrefixKey, tenant_of
 from quire.manager.core import Core
 from quire.manager.costs import CostModel
 from quire.manager.counters import Fit
@@ -29,7 +30,7 @@ from quire.manager.fetches.meter import Meter
 from quire.manager.lease import Lease
 from quire.manager.operations import Kind, Operation, OpState
 from quire.messages import Cancel, Fetch, PeerSource
-from quire.tree import NUM_TIERS, Node, slot_of
+from quire.tree import NUM_TIERS, Node, Tenant, slot_of
 from quire.types import HOST, OperationId, PageIds, PageStatus, page_array, page_ids, split_keys
 
 
@@ -49,6 +50,8 @@ class Intakes:
         """Of peers: something has come, or what lies in front has."""
         self.inflight_pages = 0
         """Full pages on the host that operations hold."""
+        self._coming: Counter[str] = Counter()
+        """The same by tenant, where quotas are kept."""
 
     def bringing(self, key: bytes) -> Intake | None:
         """Who brings the full page of this key?"""
@@ -80,7 +83,8 @@ class Intakes:
         core, key = self._core, intake.key
         sizes = [(slot_of(component, HOST), last - first) for component, first, last in spans]
         is_free = all(core.allocators[slot].num_free >= size for slot, size in sizes)
-        pages = core.reserve_all(sizes)
+        tenant = core.tenant(key)
+        pages = core.reserve_all(sizes, tenant, self.coming_for(tenant))
         if pages is None:
             return None
         op = core.operations.start(
@@ -100,10 +104,14 @@ class Intakes:
             fetch = Fetch(op.id, name, keys, host, intake.timeout_s, source, intake.after)
             core.outbox.append(fetch)
             if component == 0:
-                self.inflight_pages += last - first
+                self._count(intake, last - first)
                 if not intake.is_part:
                     self._on_the_way.update(dict.fromkeys(split_keys(keys), intake))
         return Fit.EXACT if is_free else Fit.EVICTED
+
+    def coming_for(self, tenant: Tenant | None) -> int:
+        """Full pages that are reserved for what a tenant wants."""
+        return 0 if tenant is None else self._coming[tenant.name]
 
     def flush(self) -> None:
         """Once per step: put into the tree what has come from peers."""
@@ -217,11 +225,17 @@ class Intakes:
             at += piece.last - piece.first
             self.free(piece.component, lost)
             if piece.component == 0:
-                self.inflight_pages -= before - len(piece.hosts)
+                self._count(intake, len(piece.hosts) - before)
         intake.num_received += received
         if intake.lease is not None:
             self._core.counters.received_pages += received
         return received
+
+    def _count(self, intake: Intake, change: int) -> None:
+        """So many full pages more are on their way, or less."""
+        self.inflight_pages += change
+        if self._core.has_quotas:
+            self._coming[tenant_of(intake.key.namespace.salt)] += change
 
     def _forget(self, intake: Intake, first: int, last: int) -> None:
         for key in split_keys(intake.key.page_keys(first, last)):

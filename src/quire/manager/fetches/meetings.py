@@ -285,13 +285,13 @@ class Meetings:
         lease = meeting.lease
         cut = len(lease.private_pages) - count * PAGE_ID_BYTES
         meeting.back = PageIds(lease.private_pages[cut:] + meeting.back)
-        lease.private_pages = PageIds(lease.private_pages[:cut])
+        lease.keep(PageIds(lease.private_pages[:cut]))
         meeting.low -= count
 
     def _give_back(self, meeting: Meeting, count: int) -> None:
         """So many pages from `low` on, to the lease."""
         lease, cut = meeting.lease, count * PAGE_ID_BYTES
-        lease.private_pages = PageIds(lease.private_pages + meeting.back[:cut])
+        lease.keep(PageIds(lease.private_pages + meeting.back[:cut]))
         meeting.back = PageIds(meeting.back[cut:])
         meeting.low += count
 
@@ -322,7 +322,8 @@ class Meetings:
             reached = obstacle(core, lease.device_tail, meeting.key, high, DEVICE)
         cut = (reached - low) * PAGE_ID_BYTES
         come, rest = PageIds(meeting.back[:cut]), meeting.back[cut:]
-        lease.private_pages, lease.meeting = PageIds(lease.private_pages + rest), None
+        lease.keep(PageIds(lease.private_pages + rest))
+        lease.meeting = None
         del self._open[meeting]
         if reached > low:
             arrival = Arrival(meeting.key, low, reached, [come], meeting.epoch, DEVICE)

@@ -65,13 +65,14 @@ class Streams:
             return False
         spans = [component.span(first, last) for component in core.components[1:]]
         others = core.reserve_all(
-            [(slot_of(c, DEVICE), end - start) for c, (start, end) in enumerate(spans, start=1)]
+            [(slot_of(c, DEVICE), end - start) for c, (start, end) in enumerate(spans, start=1)],
+            lease.tenant,
         )
         if others is None:
             return False
         cut = (last - first) * PAGE_ID_BYTES
         full = PageIds(lease.private_pages[:cut])
-        lease.private_pages = PageIds(lease.private_pages[cut:])
+        lease.keep(PageIds(lease.private_pages[cut:]))
         pages = [full, *others]
         stream = Stream(lease, first, last, core.store_epoch, pages, first, last, core.clock())
         lease.stream = stream
@@ -217,7 +218,7 @@ class Streams:
             reached = first
         cut = (reached - first) * PAGE_ID_BYTES
         full, lease.stream = stream.device[0], None
-        lease.private_pages = PageIds(full[cut:] + lease.private_pages)
+        lease.keep(PageIds(full[cut:] + lease.private_pages))
         stream.device[0] = PageIds(full[:cut])
         if reached == first:
             self._free_if_unused(stream)

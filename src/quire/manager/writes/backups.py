@@ -209,9 +209,8 @@ class Backups:
         # What it will hang under on the host must not be what makes room for it.
         makes_room = core.has_quotas or not is_free
         path = core.hold(above, HOST) if makes_room and above.held[HOST] is not None else []
-        if core.has_quotas and slot == HOST:
-            core.keep_quota(core.tree.root_of(node), slot, size)
-        pages = core.reserve(slot, size)
+        tenant = core.tree.root_of(node).tenant if core.has_quotas else None
+        pages = core.reserve(slot, size, tenant)
         if pages is not None:
             core.tree.attach(node, slot, pages, FILLING)
         if path:

@@ -24,8 +24,9 @@ from quire.server.usage import Usage
 class Answering:
     """One request, from its items to its response."""
 
-    def __init__(self, request: ResponsesRequest, memory: ResponseMemory) -> None:
+    def __init__(self, request: ResponsesRequest, memory: ResponseMemory, tenant: str = "") -> None:
         """Raises ApiError."""
+        self._tenant = tenant
         self._request = request
         self._memory = memory
         self._id = f"resp_{secrets.token_hex(24)}"
@@ -70,7 +71,7 @@ class Answering:
         name = self._request.previous_response_id
         if name is None:
             return ()
-        found = self._memory.find(name)
+        found = self._memory.find(name, self._tenant)
         if found is None:
             raise ApiError(
                 404,
@@ -111,7 +112,7 @@ class Answering:
     def _end(self, finish: str | None) -> list[dict[str, Any]]:
         events = self._output.close("incomplete" if finish == "length" else "completed")
         if self._request.store is not False:
-            self._memory.keep(self._id, [*self._messages, self._output.message()])
+            self._memory.keep(self._id, [*self._messages, self._output.message()], self._tenant)
         return events
 
     def _response(self, finish: str | None, usage: Usage | None) -> dict[str, Any]:

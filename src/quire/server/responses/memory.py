@@ -19,6 +19,7 @@ MAX_CHARS = 64 << 20
 
 class _Kept(NamedTuple):
     messages: tuple[Message, ...]
+    tenant: str
     num_chars: int
 
 
@@ -29,17 +30,18 @@ class ResponseMemory:
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._num_chars = 0
 
-    def keep(self, name: str, messages: Sequence[Message]) -> None:
-        kept = _Kept(tuple(messages), sum(map(_num_chars, messages)))
+    def keep(self, name: str, messages: Sequence[Message], tenant: str = "") -> None:
+        kept = _Kept(tuple(messages), tenant, sum(map(_num_chars, messages)))
         self._kept[name] = kept
         self._num_chars += kept.num_chars
         while len(self._kept) > self._max_responses or self._num_chars > self._max_chars:
             _, gone = self._kept.popitem(last=False)
             self._num_chars -= gone.num_chars
 
-    def find(self, name: str) -> Sequence[Message] | None:
+    def find(self, name: str, tenant: str = "") -> Sequence[Message] | None:
+        """None: there is none, or it is another tenant's."""
         kept = self._kept.get(name)
-        if kept is None:
+        if kept is None or kept.tenant != tenant:
             return None
         self._kept.move_to_end(name)
         return kept.messages
