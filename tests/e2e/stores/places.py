@@ -44,14 +44,21 @@ class Place:
     def close(self) -> None: ...
 
     def damage(self) -> None:
-        """One byte of every page, by somebody else's hand."""
-        with closing(open_store(self.url)) as store:
-            for item in list(store.scan()):
-                blob = _blob(item.size_bytes - HEADER_BYTES)
-                if store.get([item.name], [blob], deadline=_soon()) == [PageStatus.OK]:
-                    blob.payload[blob.payload.nbytes // 2] ^= 1
-                    store.quarantine(item.name)
-                    store.put([NewObject(item.name, blob, None, time.time_ns())], deadline=_soon())
+        damage(self.url)
+
+
+def damage(url: str) -> int:
+    """One byte of every page, by somebody else's hand. Returns of how many."""
+    count = 0
+    with closing(open_store(url)) as store:
+        for item in list(store.scan()):
+            blob = _blob(item.size_bytes - HEADER_BYTES)
+            if store.get([item.name], [blob], deadline=_soon()) == [PageStatus.OK]:
+                blob.payload[blob.payload.nbytes // 2] ^= 1
+                store.quarantine(item.name)
+                store.put([NewObject(item.name, blob, None, time.time_ns())], deadline=_soon())
+                count += 1
+    return count
 
 
 class Folder(Place):
