@@ -36,41 +36,34 @@ def bench(
 ) -> None:
     """A store beside its own client on the same bytes, in the same run. Leaves it as it was."""
     from quire.bench import report
-    from quire.store.url import parse_url
 
-    parsed = parse_url(url)
     page_bytes, total_bytes = _sizes(page, total)
     with progress_bar() as progress:
-        if parsed.scheme == "file":
-            result = _files(parsed.path, page_bytes, total_bytes, rounds, progress)
-        else:
-            from quire.bench import stores
-
-            result = stores.run(
-                url,
-                page_bytes=page_bytes,
-                total_bytes=total_bytes,
-                rounds=rounds,
-                progress=lambda done, of: progress("rounds", done, of),
-            )
+        result = measure(
+            url,
+            page_bytes=page_bytes,
+            total_bytes=total_bytes,
+            rounds=rounds,
+            progress=lambda done, of: progress("rounds", done, of),
+        )
     if as_json:
         show_json(result)
     else:
         show(*report.any_store(result))
 
 
-def _files(path: str, page_bytes: int, total_bytes: int, rounds: int, progress: Any) -> Any:
-    from quire.bench import store
+def measure(url: str, *, page_bytes: int, total_bytes: int, rounds: int, **more: Any) -> Any:
+    """Of files beside the disk itself, of other stores beside their own client."""
+    from quire.bench import store, stores
+    from quire.store.url import parse_url
 
-    result = store.run(
-        path,
-        page_sizes=[page_bytes],
-        total_bytes=total_bytes,
-        rounds=rounds,
-        progress=lambda done, of: progress("rounds", done, of),
-    )
+    parsed = parse_url(url)
+    how = {"total_bytes": total_bytes, "rounds": rounds, **more}
+    if parsed.scheme != "file":
+        return stores.run(url, page_bytes=page_bytes, **how)
+    result = store.run(parsed.path, page_sizes=[page_bytes], **how)
     (entry,) = result.pop("pages")
-    return {"url": f"file://{path}", **result, **entry}
+    return {"url": f"file://{parsed.path}", **result, **entry}
 
 
 def doctor(

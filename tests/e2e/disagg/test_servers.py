@@ -100,11 +100,11 @@ def folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def servers(
-    subject: Subject, folder: Path, variants: dict[str, dict[str, Any]]
+    subject: Subject, folder: Path, variants: dict[str, dict[str, Any]], store: str = ""
 ) -> Iterator[tuple[Node, dict[str, Node]]]:
-    """A prefill server, and decode servers of some kinds."""
+    """A prefill server, and decode servers of some kinds, with one store."""
     options: dict[str, Any] = {
-        "store": f"file://{folder}/store?max=1GiB",
+        "store": store or f"file://{folder}/store?max=1GiB",
         "prefetch_policy": "wait_complete",
         "prefetch_threshold": PAGE,
     }

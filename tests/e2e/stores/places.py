@@ -6,12 +6,16 @@ memory (`memory://`) has nobody who could harm it, and is not here.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import subprocess
 import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import pytest
 
 from quire.store import open_store
 from quire.store.base import HEADER_BYTES, Blob, NewObject, ObjectName
@@ -40,14 +44,21 @@ class Place:
     def close(self) -> None: ...
 
     def damage(self) -> None:
-        """One byte of every page, by somebody else's hand."""
-        with closing(open_store(self.url)) as store:
-            for item in list(store.scan()):
-                blob = _blob(item.size_bytes - HEADER_BYTES)
-                if store.get([item.name], [blob], deadline=_soon()) == [PageStatus.OK]:
-                    blob.payload[blob.payload.nbytes // 2] ^= 1
-                    store.quarantine(item.name)
-                    store.put([NewObject(item.name, blob, None, time.time_ns())], deadline=_soon())
+        damage(self.url)
+
+
+def damage(url: str) -> int:
+    """One byte of every page, by somebody else's hand. Returns of how many."""
+    count = 0
+    with closing(open_store(url)) as store:
+        for item in list(store.scan()):
+            blob = _blob(item.size_bytes - HEADER_BYTES)
+            if store.get([item.name], [blob], deadline=_soon()) == [PageStatus.OK]:
+                blob.payload[blob.payload.nbytes // 2] ^= 1
+                store.quarantine(item.name)
+                store.put([NewObject(item.name, blob, None, time.time_ns())], deadline=_soon())
+                count += 1
+    return count
 
 
 class Folder(Place):
@@ -71,6 +82,32 @@ class Folder(Place):
         """What was written meanwhile goes."""
         shutil.rmtree(self._root, ignore_errors=True)
         self._away.rename(self._root)
+
+
+class Disk(Place):
+    """A small disk of its own, which somebody else fills to the last byte. Needs root."""
+
+    def __init__(self, folder: Path) -> None:
+        self._root = folder / "disk"
+        self._root.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "quire-tests", str(self._root)]
+        try:
+            subprocess.run(mount, check=True, capture_output=True, timeout=30)
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"a disk of its own cannot be made here: {error}")
+        self.url = f"file://{self._root}/pages?max=1GiB&reserve=0"
+        self.faults = {"full": Fault(self._fill, self._empty)}
+
+    def close(self) -> None:
+        subprocess.run(["umount", "--lazy", str(self._root)], check=True, timeout=30)
+
+    def _fill(self) -> None:
+        with contextlib.suppress(OSError), (self._root / OTHERS).open("wb", buffering=0) as file:
+            while file.write(bytes(1 << 16)):
+                pass
+
+    def _empty(self) -> None:
+        (self._root / OTHERS).unlink()
 
 
 class Redis(Place):
@@ -176,6 +213,7 @@ class Pool(Place):
 
 PLACES: dict[str, Callable[[Path], Place]] = {
     "file": Folder,
+    "disk": Disk,
     "redis": Redis,
     "s3": Bucket,
     "mooncake": Pool,
@@ -184,6 +222,7 @@ PLACES: dict[str, Callable[[Path], Place]] = {
 _OF_ALL = ("killed", "paused", "restarted empty", "slow", "shaped", "cut", "full", "damaged")
 MATRIX = [
     *(("file", fault) for fault in ("damaged", "emptied", "gone")),
+    ("disk", "full"),
     *(("redis", fault) for fault in (*_OF_ALL, "revoked")),
     *(("s3", fault) for fault in (*_OF_ALL, "revoked")),
     *(("mooncake", fault) for fault in (*_OF_ALL, "holder killed", "holder silent")),

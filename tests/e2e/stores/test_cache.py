@@ -10,6 +10,7 @@ import pytest
 from e2e.disagg import test_exactness as apart
 from e2e.exactness.subjects import TINY_LLAMA
 from e2e.harness import Engine, doc
+from quire.peer.kinds import TransportKind
 from quire.store import open_store
 from quire.types import Tier, split_keys
 
@@ -64,5 +65,5 @@ def test_a_cleared_store_is_filled_again_c18(name, store_url):
 @pytest.mark.parametrize("name", ["mooncake", "redis", "s3", "mooncake before s3"])
 def test_prefill_and_decode_apart_with_decode_restoring_from_it_c32(name, store_url):
     apart.test_every_tier_and_side_gives_the_same_answer_c25_c30_c31_c32(
-        TINY_LLAMA, store_url(name)
+        subject=TINY_LLAMA, transport=TransportKind.TCP, store=store_url(name)
     )

@@ -1,12 +1,15 @@
 """Real `quire serve` processes on the embedded model that share a store on a real server: what one
-has computed the other finds, also after a kill -9 of both."""
+has computed the other finds, also after a kill -9 of both; and prefill and decode apart."""
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from e2e.disagg.test_servers import Conversation, servers
+from e2e.exactness.subjects import PAGE, SMOLLM2
 from e2e.serving.chats import PLACES, first_turn, next_turn
 from e2e.serving.client import client_of
 from e2e.serving.oracle import Oracle, check_same
@@ -53,6 +56,29 @@ def test_servers_share_a_store_and_find_it_again_after_a_kill_c32(
         two.wait_gone()
     with Server(tmp_path / "again", store=url, **OPTIONS) as again, client_of(again) as client:
         go_on(client, oracle, chats)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["mooncake", "redis", "s3"])
+def test_decode_restores_from_a_shared_store_what_prefill_need_not_send_c25_c32(
+    name: str, store_url
+) -> None:
+    with (
+        tempfile.TemporaryDirectory(prefix="quire-") as folder,  # short: sockets are made in it
+        servers(SMOLLM2, Path(folder), {"decode": {}}, store_url(name)) as (prefill, decodes),
+    ):
+        talk = Conversation(SMOLLM2, prefill, decodes["decode"])
+        reply, sent = talk.ask()
+        assert (reply.total, sent) == (0, talk.num_pages)
+        known = talk.go_on()
+        for node in (prefill, talk.decode):
+            node.flush("host", "device")
+        reply, sent = talk.ask()
+        assert reply.cached == {"store": known * PAGE}
+        assert sent == talk.num_pages - known
+        for node in (prefill, talk.decode):
+            node.wait_clean()
+            assert node.handover()["repairs"] == {}
 
 
 def go_on(client, oracle, chats) -> None:

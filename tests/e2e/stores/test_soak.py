@@ -18,7 +18,7 @@ import pytest
 
 from e2e.exactness.rig import engine_rig
 from e2e.exactness.subjects import TINY_LLAMA
-from e2e.stores.test_faults import OPTIONS, ask, counters, from_the_store, meanwhile, opened
+from e2e.stores.test_faults import OPTIONS, ask, counters, meanwhile, opened, used_again
 from quire.types import Tier
 
 SECONDS = float(os.environ.get("QUIRE_SOAK_S", "45"))
@@ -58,12 +58,11 @@ def test_random_faults_under_load_cost_hits_and_nothing_else_c18(
                 timed(f"still {fault}")
             undo()
             timed(f"after {fault}")
-        assert any(from_the_store(rig) for _ in range(60)), counters(rig)
+        used_again(rig)
         rig.settle()
         print(f"{kind}: {met.total()} faults: {dict(met)}")
         print(f"{len(asked_s)} times asked, the longest took {max(asked_s):.1f} s")
         print(f"threads, files before and after: {before}, {held()}; {counters(rig)}")
-        assert not counters(rig)["breaker_is_open"]
         assert all(now <= was + MORE for was, now in zip(before, held(), strict=True))
 
 
