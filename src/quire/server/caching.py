@@ -21,6 +21,7 @@ from quire.server.forms import wrong
 from quire.server.messages import Body
 
 MAX_RETAIN_S = 7 * 86400
+MAX_TOKENS = 2**31 - 1
 _DEFAULT_RETAIN_S = 300.0
 _RETENTIONS = {"in_memory": 600.0, "in-memory": 600.0, "24h": 86400.0}
 
@@ -31,7 +32,7 @@ class CacheControl(Body):
     be kept."""
     priority: Annotated[int, Field(ge=-1, le=2)] | None = None
     """−1: it goes first; 2: it is kept before what has 1."""
-    tokens: Annotated[int, Field(ge=1)] | None = None
+    tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     """The first so many of the prompt; all of it, if not given."""
     tiers: (
         Annotated[list[Literal["device", "host", "store"]], Field(min_length=1, max_length=3)]

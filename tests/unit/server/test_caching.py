@@ -52,6 +52,7 @@ def test_what_the_engine_is_told(rig: Rig, fields, wish):
         ({"retain_s": "60"}, "cache.retain_s"),
         ({"priority": 3}, "cache.priority"),
         ({"tokens": 0}, "cache.tokens"),
+        ({"tokens": 10**30}, "cache.tokens"),
         ({"tiers": []}, "cache.tiers"),
         ({"tiers": ["disk"]}, "cache.tiers.0"),
         ({"tiers": ["store"], "store": False}, "cache.tiers"),

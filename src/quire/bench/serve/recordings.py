@@ -38,9 +38,14 @@ class Request:
     messages: list[Json]
     tools: list[Json]
     text: str
-    """All that it says, for its length."""
+    """All that it says, without the form that it has in a request."""
     answer: str = ""
     """What was answered then."""
+
+    @property
+    def num_chars(self) -> int:
+        """With that form: every turn has some, and so have its calls."""
+        return len(json.dumps([self.messages, self.tools], ensure_ascii=False))
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,7 @@ def agent(place: Path, shape: Shape, chars_per_token: float, context: int | None
     for recording in recordings.read(place)[: shape.num_sessions]:
         turns = []
         for request in recording.requests[: shape.num_rounds]:
-            tokens = _MARGIN * len(request.text) / chars_per_token
+            tokens = _MARGIN * request.num_chars / chars_per_token
             tokens += TEMPLATE_TOKENS + shape.output_tokens
             if context is not None and tokens > context:
                 continue

@@ -147,9 +147,13 @@ def held_to(
     packed = bytearray().join(rows[i].allowed.ljust(num_bytes, b"\0") for i in held)
     wide = np.frombuffer(packed, np.uint8).reshape(len(held), num_bytes)
     send = send or (lambda array: torch.from_numpy(array).to(logits.device))
-    octets = send(wide.view(np.int64)).view(torch.uint8)
-    bits = 1 << torch.arange(8, dtype=torch.uint8, device=logits.device)
-    allowed = ((octets[:, :, None] & bits) != 0).view(len(held), -1)[:, :size]
+    if logits.device.type == "cpu":
+        flags = np.unpackbits(wide, axis=1, bitorder="little").view(np.bool_)
+        allowed = torch.from_numpy(flags)[:, :size]
+    else:
+        octets = send(wide.view(np.int64)).view(torch.uint8)
+        bits = 1 << torch.arange(8, dtype=torch.uint8, device=logits.device)
+        allowed = ((octets[:, :, None] & bits) != 0).view(len(held), -1)[:, :size]
     if len(held) == len(rows):
         return torch.where(allowed, logits, -math.inf)
     where = send(np.array(held, np.int64))
@@ -244,6 +248,11 @@ def _head_on_host(logits: torch.Tensor, temperature: float, size: int) -> _Head:
     beyond = len(values) - size  # tokens left out
     if beyond <= 0:
         return _whole_row(logits, temperature)
+    possible = np.flatnonzero(values > -np.inf)
+    if len(possible) <= size:  # a grammar leaves few, and the others weigh nothing
+        ids = possible[np.argsort(-values[possible], kind="stable")]
+        total = _weights(values[ids], values[ids[0]], temperature).sum()
+        return _Head(ids, values[ids].astype(np.float64), temperature, float(total), complete=True)
     ids = np.flatnonzero(values > np.partition(values, beyond)[beyond])
     if not ids.size:
         return _whole_row(logits, temperature)
