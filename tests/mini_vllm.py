@@ -145,6 +145,8 @@ class MiniVllm:
         self.num_recoveries = 0
         self.preempted = False
         self.taken_away: list[int] = []
+        self.bad_blocks: set[int] = set()
+        """Told by one rank, maybe while others still load."""
 
     # ---- steps ----------------------------------------------------------------------------------
 
@@ -264,17 +266,22 @@ class MiniVllm:
             self._free(request)
 
     def _received(self, names: set[str], bad: set[int]) -> None:
+        self.bad_blocks |= bad
         for name in names:
             request = self.by_name[name]
             request.is_loading = False
             if request.aborted:
+                self.bad_blocks.difference_update(request.blocks)
                 self._free(self.finishing.pop(name))
                 continue
             blocks = request.blocks[: request.num_loaded // BLOCK]
-            good = next((i for i, b in enumerate(blocks) if b in bad), len(blocks))
+            found = (i for i, block in enumerate(blocks) if block in self.bad_blocks)
+            good = next(found, len(blocks))
+            self.bad_blocks.difference_update(blocks)
             self.num_recoveries += good < len(blocks)
             self.num_loaded += good
-            request.num_computed_tokens = good * BLOCK
+            # One token at least is computed, as the next one is drawn from it.
+            request.num_computed_tokens = min(good * BLOCK, len(request.all_token_ids) - 1)
             if not good:
                 self._free(request)
 

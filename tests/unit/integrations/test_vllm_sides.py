@@ -44,6 +44,16 @@ def test_a_second_request_loads_what_the_first_computed(engines: list[MiniVllm])
     assert at_rest(engine)
 
 
+def test_a_prompt_of_whole_blocks_is_found_whole(engines: list[MiniVllm]) -> None:
+    engine = over_tensors()
+    engines.append(engine)
+    for name in ("a", "b"):
+        engine.add(request(name, seed=1, length=10 * BLOCK))
+        engine.run()
+    assert engine.num_loaded == 10
+    assert at_rest(engine)
+
+
 def test_another_engine_finds_it_in_the_store(engines: list[MiniVllm], tmp_path: Path) -> None:
     url = f"file://{tmp_path}?max=64MiB"
     for name in ("a", "b"):
