@@ -2,7 +2,7 @@
 
     engine ──publish──▶ queue ──▶ PUB      topic, number, batch
                                   ROUTER ◀── number ; then every batch from there on that is kept,
-                                             each as it was sent, and a last one: no topic, −1, empty
+                                             each as it was sent; the last: no topic, −1, empty
 
 Numbers are 8 bytes, big-endian, from 0 without gaps. Publishing never waits: who is too slow misses
 batches, sees it by their numbers, and asks. One thread has both sockets.
