@@ -29,7 +29,7 @@ STAMP      := $(VENV)/.installed
 TEST_STAMP := $(VENV)/.installed-for-tests
 VLLM_STAMP := $(VLLM_VENV)/.installed
 
-.PHONY: test test-long test-transports test-kernels test-gpu test-vllm check docs format serve pd demo bench bench-ttft bench-disagg bench-serve bench-peers sim clean help
+.PHONY: test test-long test-transports test-kernels test-gpu test-vllm test-vllm-long check docs format serve pd demo bench bench-ttft bench-disagg bench-serve bench-peers sim clean help
 
 help:
 	@echo "make test    the tests, in minutes (PYTEST_ARGS=... is passed on)"
@@ -37,7 +37,8 @@ help:
 	@echo "make test-transports pages between engines by every transport, NIXL too, in minutes"
 	@echo "make test-kernels the GPU's kernels on this machine, interpreted by Triton, in minutes"
 	@echo "make test-gpu     on a machine with CUDA, with the Python and torch that are there"
-	@echo "make test-vllm    inside the real vLLM, on this machine's CPU; downloads 0.6 GB once"
+	@echo "make test-vllm    inside the real vLLM, on this machine's CPU, in minutes; downloads 0.6 GB once"
+	@echo "make test-vllm-long  what takes longer there"
 	@echo "make check   ruff, mypy --strict, import directions, public names"
 	@echo "make docs    the documents as a site in build/site, with every link checked"
 	@echo "make format  let ruff format and fix what it can"
@@ -48,7 +49,7 @@ help:
 	@echo "make bench-ttft   what a hit in each tier saves and what the tiers cost, in minutes"
 	@echo "make bench-disagg prefill and decode apart: what a decode-side cache saves, in minutes"
 	@echo "make bench-serve  sessions against a running server (BENCH_URL=$(BENCH_URL))"
-	@echo "make bench-peers  vLLM alone and with Quire, on a CPU; downloads 0.6 GB once"
+	@echo "make bench-peers  vLLM alone, with Quire and with LMCache, on a CPU; downloads 0.6 GB once"
 	@echo "make sim     a longer simulated run with faults"
 	@echo "make clean   remove the virtual environment and all caches"
 
@@ -89,10 +90,15 @@ test-gpu:
 
 $(VLLM_STAMP): $(VLLM_PINS) pyproject.toml $(STAMP)
 	$(BIN)/python -m quire.bench.peers.install $(VLLM_VENV)
-	@touch $@
+	@test ! -e $(VLLM_VENV)/.installed-vllm || touch $@
+
+VLLM_TEST = QUIRE_VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/python -m pytest tests/vllm
 
 test-vllm: $(TEST_STAMP) $(VLLM_STAMP)
-	QUIRE_VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/python -m pytest tests/vllm $(PYTEST_ARGS)
+	$(VLLM_TEST) -m "not long" $(PYTEST_ARGS)
+
+test-vllm-long: $(TEST_STAMP) $(VLLM_STAMP)
+	$(VLLM_TEST) -m long $(PYTEST_ARGS)
 
 check: $(STAMP)
 	PATH="$(abspath $(BIN)):$$PATH" scripts/check
@@ -128,7 +134,7 @@ bench-serve: $(STAMP)
 	$(BIN)/quire bench serve $(BENCH_URL) --plots build/plots
 
 bench-peers: $(STAMP)
-	$(BIN)/quire bench peers
+	$(BIN)/quire bench peers --lmcache
 
 sim: $(STAMP)
 	$(BIN)/quire sim run --seed 1 --steps 100000

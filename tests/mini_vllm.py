@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import random
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 
@@ -18,7 +19,7 @@ from quire.integrations.vllm.leader import Leader
 from quire.integrations.vllm.naming import Naming
 from quire.integrations.vllm.options import Options
 from quire.integrations.vllm.orders import Setup, unpack_reports
-from quire.integrations.vllm.tensors import BlockShape, KvTensors, describe
+from quire.integrations.vllm.tensors import BlockShape, describe
 from quire.keys import Namespace
 from quire.manager import CacheManager
 
@@ -55,31 +56,75 @@ class MiniRequest:
         return torch.tensor(self.values[first:last])
 
 
+class Memory(Protocol):
+    """What the engine's blocks hold."""
+
+    def compute(self, request: MiniRequest, first: int, last: int) -> None:
+        """The model writes what these tokens are to it."""
+
+    def check(self, request: MiniRequest, num_tokens: int) -> None:
+        """Do its blocks hold what the model computes for its first tokens?"""
+
+    def overwrite(self, blocks: list[int]) -> None:
+        """Whoever reads them from here on is seen."""
+
+
+class Tensors:
+    """Real ones, of one rank."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.by_layer = {
+            f"layers.{layer}": torch.zeros(num_blocks, HEADS, BLOCK, 2 * DIM)
+            for layer in range(LAYERS)
+        }
+        self.described = describe(self.by_layer, BlockShape(num_blocks, BLOCK, HEADS, DIM))
+
+    def compute(self, request: MiniRequest, first: int, last: int) -> None:
+        numbers = request.computed(first, last)
+        blocks, at = _places(request, first, last)
+        for layer, tensor in enumerate(self.by_layer.values()):
+            tensor[blocks, :, at] = (numbers + layer)[:, None, None].expand(-1, HEADS, 2 * DIM)
+
+    def check(self, request: MiniRequest, num_tokens: int) -> None:
+        numbers = request.computed(0, num_tokens)
+        blocks, at = _places(request, 0, num_tokens)
+        for layer, tensor in enumerate(self.by_layer.values()):
+            held = tensor[blocks, :, at] - layer
+            assert torch.equal(held, numbers[:, None, None].expand_as(held)), request.request_id
+
+    def overwrite(self, blocks: list[int]) -> None:
+        for tensor in self.by_layer.values():
+            tensor[blocks] = -1.0
+
+
+def _places(request: MiniRequest, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
+    at = torch.arange(first, last)
+    return torch.tensor(request.blocks, dtype=torch.int64)[at // BLOCK], at % BLOCK
+
+
 class MiniVllm:
     def __init__(
         self,
+        memory: Memory,
+        hands: Any,
         *,
         num_blocks: int = 32,
         host_pages: int = 64,
+        num_ranks: int = 1,
         store: str = "",
         chunk: int = 8,
         save_tokens: int = 8,
         now: list[float] | None = None,
     ) -> None:
-        self.now = now or [0.0]
-        tensors = {
-            f"layers.{layer}": torch.zeros(num_blocks, HEADS, BLOCK, 2 * DIM)
-            for layer in range(LAYERS)
-        }
-        self.kv: KvTensors = describe(tensors, BlockShape(num_blocks, BLOCK, HEADS, DIM))
-        self.tensors = tensors
-        self.hands = Hands(0, 1, self.kv, host_pages)
+        """`hands`: Hands, or what does as they do."""
+        self.now = now if now is not None else [0.0]
+        self.memory, self.hands = memory, hands
         prefetch = PrefetchConfig(threshold_tokens=1)
         self.manager = CacheManager(
-            CacheConfig(BLOCK, num_blocks, host_pages, prefetch=prefetch),
+            CacheConfig(BLOCK, num_blocks, host_pages, prefetch=prefetch, num_ranks=num_ranks),
             clock=lambda: self.now[0],
         )
-        names = iter(f"generation {n}" for n in range(100))
+        names = iter(f"generation {n}" for n in range(10_000))
         self.leader = Leader(
             Options(host_bytes=1, store=store),
             self.manager,
@@ -100,6 +145,8 @@ class MiniVllm:
         self.num_recoveries = 0
         self.preempted = False
         self.taken_away: list[int] = []
+        self.bad_blocks: set[int] = set()
+        """Told by one rank, maybe while others still load."""
 
     # ---- steps ----------------------------------------------------------------------------------
 
@@ -123,15 +170,15 @@ class MiniVllm:
         )
         if self.preempted:
             self.hands.finish_copies()
-            self._overwrite(self.taken_away)
+            self.memory.overwrite(self.taken_away)
             self.preempted, self.taken_away = False, []
         for name, count in work.items():
             self._compute(self.by_name[name], count)
         self.hands.obey(orders)
         self.hands.look(idle=not work)
-        sent, received = self.hands.take_sent(), self.hands.take_received()
-        bad = self.hands.take_bad_blocks()
-        reports = self.hands.take_reports()
+        accounts = self.hands.accounts
+        sent, received = accounts.take_sent(), accounts.take_received()
+        bad, reports = accounts.take_bad_blocks(), accounts.take_reports()
         self.leader.hear(unpack_reports(reports) if reports else [])
         self._received(received, bad)
         for name in sent:
@@ -199,25 +246,8 @@ class MiniVllm:
     def _compute(self, request: MiniRequest, count: int) -> None:
         """Reads all that lies before, and writes."""
         first = request.num_computed_tokens
-        self.check(request, first)
-        numbers = request.computed(first, first + count)
-        blocks, at = self._places(request, first, first + count)
-        for layer, tensor in enumerate(self.tensors.values()):
-            tensor[blocks, :, at] = (numbers + layer)[:, None, None].expand(-1, HEADS, 2 * DIM)
-
-    def check(self, request: MiniRequest, num_tokens: int) -> None:
-        """Do its blocks hold what the model computes for its first tokens?"""
-        numbers = request.computed(0, num_tokens)
-        blocks, at = self._places(request, 0, num_tokens)
-        for layer, tensor in enumerate(self.tensors.values()):
-            held = tensor[blocks, :, at] - layer
-            assert torch.equal(held, numbers[:, None, None].expand_as(held)), request.request_id
-
-    def _places(
-        self, request: MiniRequest, first: int, last: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        at = torch.arange(first, last)
-        return torch.tensor(request.blocks, dtype=torch.int64)[at // BLOCK], at % BLOCK
+        self.memory.check(request, first)
+        self.memory.compute(request, first, first + count)
 
     def _advance(self, request: MiniRequest) -> None:
         left = len(request.all_token_ids) - request.num_computed_tokens
@@ -236,29 +266,36 @@ class MiniVllm:
             self._free(request)
 
     def _received(self, names: set[str], bad: set[int]) -> None:
+        self.bad_blocks |= bad
         for name in names:
             request = self.by_name[name]
             request.is_loading = False
             if request.aborted:
+                self.bad_blocks.difference_update(request.blocks)
                 self._free(self.finishing.pop(name))
                 continue
             blocks = request.blocks[: request.num_loaded // BLOCK]
-            good = next((i for i, b in enumerate(blocks) if b in bad), len(blocks))
+            found = (i for i, block in enumerate(blocks) if block in self.bad_blocks)
+            good = next(found, len(blocks))
+            self.bad_blocks.difference_update(blocks)
             self.num_recoveries += good < len(blocks)
             self.num_loaded += good
-            request.num_computed_tokens = good * BLOCK
+            # One token at least is computed, as the next one is drawn from it.
+            request.num_computed_tokens = min(good * BLOCK, len(request.all_token_ids) - 1)
             if not good:
                 self._free(request)
 
     def _free(self, request: MiniRequest) -> None:
-        self._overwrite(request.blocks)
+        self.memory.overwrite(request.blocks)
         self.free += request.blocks
         request.blocks = []
 
-    def _overwrite(self, blocks: list[int]) -> None:
-        """Whoever reads them from here on is seen."""
-        for tensor in self.tensors.values():
-            tensor[blocks] = -1.0
-
     def close(self) -> None:
         self.hands.close()
+
+
+def over_tensors(*, num_blocks: int = 32, host_pages: int = 64, **how: Any) -> MiniVllm:
+    """With the real hands of one rank."""
+    tensors = Tensors(num_blocks)
+    hands = Hands(0, 1, tensors.described, host_pages)
+    return MiniVllm(tensors, hands, num_blocks=num_blocks, host_pages=host_pages, **how)

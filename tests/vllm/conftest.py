@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from gemma import gemma_model
 from quire.models import embedded_model
 from vllm_engines import LONG, MANY, Engines, Subject, ask
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _is_installed() -> None:
+    environment = Path(os.environ["QUIRE_VLLM_PYTHON"]).parents[1]
+    if not (environment / ".installed-vllm").exists():
+        pytest.skip(f"vLLM is not in {environment}: `make test-vllm` says why it could not be")
 
 
 @pytest.fixture(scope="session")

@@ -52,7 +52,7 @@ class Subscriber:
     def _ask_again(self) -> None:
         self._replay.send_multipart([b"", self._next.to_bytes(8, "big")])
         while True:
-            _gap, number, payload = self._replay.recv_multipart()
+            _gap, _topic, number, payload = self._replay.recv_multipart()
             if number == ZmqEventPublisher.END_SEQ:
                 return
             self.num_replayed += 1

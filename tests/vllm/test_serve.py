@@ -136,7 +136,7 @@ def test_what_one_life_saved_the_next_one_finds_although_it_was_killed(
     last = prompt(77, 400)
     events, replay = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
     publish = {"enable_kv_cache_events": True, "publisher": "zmq"}
-    publish |= {"endpoint": events, "replay_endpoint": replay}
+    publish |= {"endpoint": events.replace("127.0.0.1", "*"), "replay_endpoint": replay}
     with served(subject.model, store, log, "--kv-events-config", json.dumps(publish)) as address:
         assert ask(address, LONG) == (subject.long[0], 0)
         assert ask_all(address, MANY) == subject.many

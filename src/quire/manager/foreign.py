@@ -98,8 +98,8 @@ class ForeignDevice:
         self._loads: dict[OperationId, ForeignCopy] = {}
         self._saves: dict[Lease, list[_Save]] = {}
         """Of live leases, in the order of their tokens."""
-        self._given_up: dict[OperationId, PageIds] = {}
-        """Host pages of saves that nobody waits for any more."""
+        self._given_up: dict[OperationId, _Save] = {}
+        """Nothing of these enters the tree any more."""
 
     def load_into(self, lease: Lease, first: int, device_pages: PageIds) -> ForeignCopy:
         """Copy pages [first, first + n) of the lease's prefix, which the host has, to the engine's
@@ -180,7 +180,7 @@ class ForeignDevice:
         if slot != HOST:
             return []
         saving = [save.host for saves in self._saves.values() for save in saves]
-        return saving + list(self._given_up.values())
+        return saving + [save.host for save in self._given_up.values()]
 
     # ---- inside ---------------------------------------------------------------------------------
 
@@ -226,7 +226,8 @@ class ForeignDevice:
         core = self._core
         given_up = self._given_up.pop(op.id, None)
         if given_up is not None:
-            core.allocators[HOST].free(given_up)
+            self._end(given_up.copy, op)
+            core.allocators[HOST].free(given_up.host)
             return
         saves = self._saves[lease]
         save = next(save for save in saves if save.copy.op == op.id)
@@ -264,11 +265,11 @@ class ForeignDevice:
         return self._core.tree.node_at(lease.tail, first)
 
     def _give_up(self, saves: list[_Save]) -> None:
-        """Nobody waits for these. Pages that a worker may still write are freed when it has
-        ended."""
+        """These come too late, or for nobody. Pages that a worker may still read or write stay
+        until it has ended."""
         for save in saves:
             if save.copy.state is ForeignState.COPYING:
-                self._given_up[save.copy.op] = save.host
+                self._given_up[save.copy.op] = save
             else:
                 self._core.allocators[HOST].free(save.host)
         saves.clear()

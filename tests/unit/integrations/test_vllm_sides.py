@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mini_vllm import BLOCK, LAYERS, MiniRequest, MiniVllm
+from mini_vllm import BLOCK, LAYERS, MiniRequest, MiniVllm, over_tensors
 from quire.integrations.vllm.orders import Orders, Setup
 from quire.transfer import Copy
 from quire.types import OperationId, PageIds, Tier
@@ -34,7 +34,7 @@ def at_rest(engine: MiniVllm) -> bool:
 
 
 def test_a_second_request_loads_what_the_first_computed(engines: list[MiniVllm]) -> None:
-    engine = MiniVllm()
+    engine = over_tensors()
     engines.append(engine)
     engine.add(request("a", seed=1, length=42))
     engine.run()
@@ -44,10 +44,20 @@ def test_a_second_request_loads_what_the_first_computed(engines: list[MiniVllm])
     assert at_rest(engine)
 
 
+def test_a_prompt_of_whole_blocks_is_found_whole(engines: list[MiniVllm]) -> None:
+    engine = over_tensors()
+    engines.append(engine)
+    for name in ("a", "b"):
+        engine.add(request(name, seed=1, length=10 * BLOCK))
+        engine.run()
+    assert engine.num_loaded == 10
+    assert at_rest(engine)
+
+
 def test_another_engine_finds_it_in_the_store(engines: list[MiniVllm], tmp_path: Path) -> None:
     url = f"file://{tmp_path}?max=64MiB"
     for name in ("a", "b"):
-        engine = MiniVllm(store=url)
+        engine = over_tensors(store=url)
         engines.append(engine)
         engine.add(request(name, seed=1, length=42))
         engine.run()
@@ -62,7 +72,7 @@ def test_the_first_request_finds_the_store_however_long_nobody_came(
 ) -> None:
     url = f"file://{tmp_path}?max=64MiB"
     for name in ("a", "b"):
-        engine = MiniVllm(store=url)
+        engine = over_tensors(store=url)
         engines.append(engine)
         engine.now[0] += 600
         engine.add(request(name, seed=1, length=42))
@@ -71,7 +81,7 @@ def test_the_first_request_finds_the_store_however_long_nobody_came(
 
 
 def test_tenants_share_nothing(engines: list[MiniVllm]) -> None:
-    engine = MiniVllm()
+    engine = over_tensors()
     engines.append(engine)
     for name, salt in (("a", None), ("b", "x"), ("c", "y")):
         engine.add(request(name, seed=1, length=42, cache_salt=salt))
@@ -83,7 +93,7 @@ def test_tenants_share_nothing(engines: list[MiniVllm]) -> None:
 
 
 def test_after_a_reset_nothing_is_found(engines: list[MiniVllm], tmp_path: Path) -> None:
-    engine = MiniVllm(store=f"file://{tmp_path}?max=64MiB")
+    engine = over_tensors(store=f"file://{tmp_path}?max=64MiB")
     engines.append(engine)
     engine.add(request("a", seed=1, length=42))
     engine.run()
@@ -99,7 +109,7 @@ def test_after_a_reset_nothing_is_found(engines: list[MiniVllm], tmp_path: Path)
 def test_a_load_that_fails_is_computed_and_its_request_is_not_offered_it_again(
     engines: list[MiniVllm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = MiniVllm()
+    engine = over_tensors()
     engines.append(engine)
     engine.add(request("a", seed=1, length=42))
     engine.run()
@@ -118,7 +128,7 @@ def test_a_load_that_fails_is_computed_and_its_request_is_not_offered_it_again(
 def test_a_store_that_is_dead_at_the_start_costs_a_wait_and_is_tried_again(
     engines: list[MiniVllm],
 ) -> None:
-    engine = MiniVllm(store="redis://127.0.0.1:1")
+    engine = over_tensors(store="redis://127.0.0.1:1")
     engines.append(engine)
     engine.add(request("a", seed=1, length=42))
     engine.run()
@@ -138,7 +148,7 @@ def test_whatever_happens_blocks_hold_what_they_should_and_nothing_leaks(
     rng = random.Random(seed)
     faults = "drop=0.1&corrupt=0.1&raise=0.1"
     url = rng.choice(["", f"file://{tmp_path}?max=64MiB", f"faulty+file://{tmp_path}?{faults}"])
-    engine = MiniVllm(
+    engine = over_tensors(
         store=url,
         host_pages=rng.choice([12, 64]),
         chunk=rng.choice([3, 8, 64]),
@@ -173,7 +183,7 @@ def test_whatever_happens_blocks_hold_what_they_should_and_nothing_leaks(
 def test_blocks_are_copied_out_before_somebody_else_gets_them(
     engines: list[MiniVllm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = MiniVllm()
+    engine = over_tensors()
     engines.append(engine)
     backup = engine.hands.pools.engine.backup
 
@@ -202,7 +212,7 @@ def test_blocks_are_copied_out_before_somebody_else_gets_them(
 
 
 def test_counts_are_told_once_a_second_and_once(engines: list[MiniVllm]) -> None:
-    engine = MiniVllm()
+    engine = over_tensors()
     engines.append(engine)
     engine.add(request("a", seed=1, length=42))
     engine.run()

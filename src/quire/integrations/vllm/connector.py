@@ -228,13 +228,13 @@ class QuireConnector(KVConnectorBase_V1):
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         self.hands.look(idle=self._step.idle)
-        return self.hands.take_sent(), self.hands.take_received()
+        return self.hands.accounts.take_sent(), self.hands.accounts.take_received()
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        return self.hands.take_bad_blocks()
+        return self.hands.accounts.take_bad_blocks()
 
     def build_connector_worker_meta(self) -> StepReports | None:
-        data = self.hands.take_reports()
+        data = self.hands.accounts.take_reports()
         return StepReports([data]) if data else None
 
     def shutdown(self) -> None:

@@ -3,7 +3,7 @@
 Does what its orders say, in the order of the steps, and never waits while the model has something
 to compute. In a step without computation it sleeps until there is news, for a moment: vLLM asks
 again at once, and an interpreter that is busy asking keeps the threads that move bytes from moving
-them. Knows operations, requests' names and blocks; neither vLLM nor why.
+them. What vLLM is told of it is in its accounts. Knows neither vLLM nor why.
 """
 
 from __future__ import annotations
@@ -11,31 +11,23 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import torch
 
 from quire.errors import ConfigError
-from quire.integrations.vllm.orders import Orders, Setup, pack_reports, unpack_orders
+from quire.integrations.vllm.accounts import Accounts
+from quire.integrations.vllm.orders import Orders, Setup
 from quire.integrations.vllm.tensors import KvTensors
 from quire.memory.device import DevicePool
 from quire.memory.host import HostPool
-from quire.messages import Backup, Completion, Load, Transferred
 from quire.store import open_pages
 from quire.transfer import open_copy_engine
-from quire.types import OperationId, page_array
 from quire.worker.worker import CacheWorker, ComponentPools
 
 IDLE_WAIT_S = 0.005
 """The longest that a step without computation waits for news."""
 NAP_S = 0.0002
 """Copies have to be asked."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Load:
-    request: str
-    blocks: list[int]
 
 
 class Hands:
@@ -61,29 +53,12 @@ class Hands:
             raise
         self.pools = ComponentPools(device, host, engine)
         self._worker: CacheWorker | None = None
-        self._loads: dict[OperationId, _Load] = {}
-        self._copying: set[OperationId] = set()
-        """Blocks are read or written by these."""
-        self._sending: dict[str, set[OperationId]] = {}
-        self._reports: list[Completion] = []
-        self._received: set[str] = set()
-        self._bad_blocks: set[int] = set()
+        self.accounts = Accounts()
 
     def obey(self, orders: Orders) -> None:
         """Begin what the orders of a step say."""
         worker = self._worker or self._start(orders.setup)
-        commands = unpack_orders(orders.commands)
-        for command in commands:
-            if isinstance(command, Load | Backup):
-                self._copying.add(command.op)
-            if isinstance(command, Load):
-                blocks = page_array(command.device).tolist()
-                self._loads[command.op] = _Load(orders.loads[command.op], blocks)
-        for request, blocks in orders.refused.items():
-            self._received.add(request)
-            self._bad_blocks.update(blocks)
-        for request, ops in orders.sending.items():
-            self._sending[request] = set(ops)
+        commands = self.accounts.begin(orders)
         if commands:
             worker.submit(commands)
 
@@ -92,42 +67,22 @@ class Hands:
         worker = self._worker
         if worker is None:
             return
-        self._take(worker.poll())
-        if not idle or self._reports or not worker.busy:
+        accounts = self.accounts
+        accounts.take(worker.poll())
+        if not idle or accounts.has_news or not worker.busy:
             return
         until = self._clock() + IDLE_WAIT_S
-        while not self._reports and self._clock() < until:
+        while not accounts.has_news and self._clock() < until:
             select.select([worker], [], [], NAP_S if worker.is_copying else IDLE_WAIT_S)
-            self._take(worker.poll())
+            accounts.take(worker.poll())
 
     def finish_copies(self) -> None:
         """Wait until no block is read or written any more: somebody else is to have them."""
-        worker = self._worker
-        while worker is not None and self._copying:
-            self._take(worker.poll())
-            if self._copying:
+        worker, accounts = self._worker, self.accounts
+        while worker is not None and accounts.is_copying:
+            accounts.take(worker.poll())
+            if accounts.is_copying:
                 time.sleep(NAP_S)
-
-    def take_sent(self) -> set[str]:
-        """Requests whose blocks are not needed any more."""
-        sent = {name for name, ops in self._sending.items() if not ops & self._copying}
-        for name in sent:
-            del self._sending[name]
-        return sent
-
-    def take_received(self) -> set[str]:
-        """Requests whose loads have ended, well or not."""
-        received, self._received = self._received, set()
-        return received
-
-    def take_bad_blocks(self) -> set[int]:
-        bad, self._bad_blocks = self._bad_blocks, set()
-        return bad
-
-    def take_reports(self) -> bytes:
-        """For the leader; empty: nothing."""
-        reports, self._reports = self._reports, []
-        return pack_reports(reports) if reports else b""
 
     def close(self) -> None:
         if self._worker is not None:
@@ -154,21 +109,6 @@ class Hands:
             clock=self._clock,
         )
         return self._worker
-
-    def _take(self, completions: list[Completion]) -> None:
-        self._reports += completions
-        for report in completions:
-            if not isinstance(report, Transferred) or report.op not in self._copying:
-                continue
-            load = self._loads.get(report.op)
-            if load is not None:
-                pairs = zip(load.blocks[report.first :], report.statuses, strict=False)
-                self._bad_blocks.update(block for block, status in pairs if status)
-            if report.final:
-                self._copying.discard(report.op)
-                if load is not None:
-                    self._received.add(load.request)
-                    del self._loads[report.op]
 
 
 def by_name(tensors: Mapping[str, torch.Tensor], names: list[str]) -> dict[str, torch.Tensor]:

@@ -260,7 +260,7 @@ class Leader:
 
     def _track(self, request: VllmRequest) -> Tracked:
         manager, naming = self.manager, self._naming
-        num_tokens = len(request.all_token_ids) - 1  # one is left to compute
+        num_tokens = len(request.all_token_ids)  # vLLM computes the last one in any case
         key = naming.key(request, num_tokens)
         lease = manager.acquire(manager.match(key), RequestId(request.request_id))
         tracked = Tracked(request, lease, key, num_tokens, naming)
