@@ -64,6 +64,18 @@ def test_pictures_show_the_figures(known, tmp_path):
     assert known[1].read_bytes() == slow[1].read_bytes()
 
 
+def test_what_it_would_take_without_the_cache_is_told_by_those_that_computed():
+    good = {"verdict": "good", "round": 1}
+    computed = [
+        good | {"prompt_tokens": 1000, "cached": {"device": cached}, "ttft_s": (1000 - cached) * s}
+        for cached, s in ((0, 0.002), (500, 0.003), (100, 0.002))
+    ]
+    reused = good | {"prompt_tokens": 1000, "cached": {"host": 999}, "ttft_s": 9.0}
+    assert plots.seconds_per_token([*computed, reused]) == pytest.approx(0.002)
+    assert plots.seconds_per_token([reused]) is None
+    assert plots.seconds_per_token([reused | {"cached": None}]) is None
+
+
 def test_unknown_hits_are_said_not_drawn(known, tmp_path):
     unknown = plots.write(made_up(hits=False), tmp_path)
     assert ink(unknown[1]) < ink(known[1]) / 2

@@ -1,8 +1,11 @@
 """Pictures of `quire bench serve`, to be read at a glance. Made from its result, PNG files.
 
-    ttft_by_round.png    how long the first token takes, round by round, with every request
-    hits_by_round.png    where the prompt's tokens came from, round by round
+    ttft_by_round.png    how long the first token takes, turn by turn, with every request
+    hits_by_round.png    where the prompt's tokens came from, turn by turn
     ttft_by_length.png   first token over the prompt's length, coloured by the cached share
+
+The first and the last have a line for what it would be without the cache: an estimate, by the speed
+of those requests of the same run that computed most of their prompt.
 
 matplotlib is loaded only here, and without a display.
 """
@@ -31,8 +34,20 @@ _COLOURS = {
     "cached": "#56b4a0",
     "computed": "#d9d4cc",
 }
+_WORDS = {
+    "device": "device memory",
+    "host": "host memory",
+    "store": "store",
+    "peer": "another server",
+    "cached": "cached",
+    "computed": "computed",
+}
 _INK = "#22282e"
 _ACCENT = "#c8553d"
+_PALE = "#8a8f94"
+_UNCACHED = "without the cache (estimate)"
+_MOSTLY = 0.5
+"""Of its prompt, which a request has computed at least if it is to say how long computing takes."""
 
 
 def write(result: Result, folder: Path) -> list[Path]:
@@ -92,11 +107,23 @@ def _good(result: Result) -> list[Result]:
     return [s for s in result["samples"] if s["verdict"] == "good" and s["ttft_s"] is not None]
 
 
+def seconds_per_token(samples: list[Result]) -> float | None:
+    """Of computing a prompt, the median over the requests that computed most of theirs; None: there
+    were none, or the server does not say."""
+    found = []
+    for sample in samples:
+        share = _cached_share(sample) if sample["prompt_tokens"] else None
+        if share is not None and share <= 100 * (1 - _MOSTLY):
+            found.append(sample["ttft_s"] / (sample["prompt_tokens"] * (1 - share / 100)))
+    return percentile(found, 0.5) if found else None
+
+
 def _ttft_by_round(result: Result, figure: Figure, axes: Axes) -> None:
     chance = random.Random(0)
     samples = _good(result)
     rounds = sorted({sample["round"] for sample in samples})
-    medians, lows, highs, tails = [], [], [], []
+    rate = seconds_per_token(samples)
+    medians, lows, highs, tails, uncached = [], [], [], [], []
     for number in rounds:
         values = [sample["ttft_s"] for sample in samples if sample["round"] == number]
         spread = [number + chance.uniform(-0.18, 0.18) for _ in values]
@@ -105,15 +132,18 @@ def _ttft_by_round(result: Result, figure: Figure, axes: Axes) -> None:
         lows.append(percentile(values, 0.25))
         highs.append(percentile(values, 0.75))
         tails.append(percentile(values, 0.9))
-    axes.fill_between(
-        rounds, lows, highs, color=_ACCENT, alpha=0.12, linewidth=0, label="middle half"
-    )
+        if rate is not None:
+            lengths = [each["prompt_tokens"] for each in samples if each["round"] == number]
+            uncached.append(rate * percentile(lengths, 0.5))
+    axes.fill_between(rounds, lows, highs, color=_ACCENT, alpha=0.12, linewidth=0, label="p25–p75")
     axes.plot(rounds, medians, color=_ACCENT, marker="o", linewidth=2, label="median")
-    axes.plot(rounds, tails, color=_ACCENT, linestyle="--", linewidth=1, label="90 % are below")
+    axes.plot(rounds, tails, color=_ACCENT, linestyle="--", linewidth=1, label="p90")
+    if uncached:
+        axes.plot(rounds, uncached, color=_PALE, linestyle=":", linewidth=2, label=_UNCACHED)
     axes.scatter([], [], s=14, color=_INK, alpha=0.35, linewidths=0, label="one request")
-    axes.set_title("Time to first token, round by round", loc="left", fontweight="bold")
-    axes.set_xlabel("round of the conversation")
-    _seconds(axes, max(sample["ttft_s"] for sample in samples))
+    axes.set_title("Time to first token, turn by turn", loc="left", fontweight="bold")
+    axes.set_xlabel("turn of the conversation")
+    _seconds(axes, max([sample["ttft_s"] for sample in samples] + uncached))
     _whole_numbers(axes, rounds)
     axes.legend(frameon=False)
 
@@ -127,20 +157,22 @@ def _hits_by_round(result: Result, figure: Figure, axes: Axes) -> None:
         return
     rounds = [row["round"] for row in known]
     base = [0.0] * len(known)
-    layers = [*hit_names(result["hit"]), ("computed", "computed")]
-    for tier, name in layers:
+    layers = [*(tier for tier, _ in hit_names(result["hit"])), "computed"]
+    for tier in layers:
         if tier == "computed":
             shares = [100 * (1 - row["hit"]["all"]) for row in known]
         else:
             shares = [100 * row["hit"].get(tier, 0.0) for row in known]
-        bars = axes.bar(rounds, shares, bottom=base, color=_COLOURS[tier], width=0.7, label=name)
+        bars = axes.bar(
+            rounds, shares, bottom=base, color=_COLOURS[tier], width=0.7, label=_WORDS[tier]
+        )
         labels = [f"{share:.0f} %" if share >= 6 else "" for share in shares]
         dark = tier == "device"
         axes.bar_label(
             bars, labels, label_type="center", fontsize=8, color="white" if dark else _INK
         )
         base = [low + share for low, share in zip(base, shares, strict=True)]
-    axes.set_xlabel("round of the conversation")
+    axes.set_xlabel("turn of the conversation")
     axes.set_ylabel("share of prompt tokens, %")
     axes.set_ylim(0, 100)
     _whole_numbers(axes, rounds)
@@ -164,6 +196,12 @@ def _ttft_by_length(result: Result, figure: Figure, axes: Axes) -> None:
             lengths, times, c=shares, cmap="viridis", vmin=0, vmax=100, s=26, edgecolors="none"
         )
         figure.colorbar(points, ax=axes, label="of the prompt found in the cache, %")
+    rate = seconds_per_token(samples)
+    if rate is not None:
+        ends = [0, max(lengths)]
+        axes.plot(ends, [rate * end for end in ends], color=_PALE, linestyle=":", label=_UNCACHED)
+        axes.legend(frameon=False)
+        times.append(rate * max(lengths))
     axes.set_xlabel("prompt, tokens")
     axes.set_xlim(left=0)
     _seconds(axes, max(times))
