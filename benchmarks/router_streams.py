@@ -30,9 +30,7 @@ _READY = re.compile(r"ready at (http://\S+)")
 _SLOTS = 20
 """Into which a token's time is cut: streams are told in turns, not all at one instant."""
 _TOLD = re.compile(rb'"content":"(\d+)"')
-_HEAD = (
-    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-)
+_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 def chunk_of(token: int, *, has_ids: bool) -> bytes:

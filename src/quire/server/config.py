@@ -107,9 +107,10 @@ class ServerConfig:
             raise ConfigError(
                 f"tool_parser {self.tool_parser!r} is not known: choose auto, none or {known}"
             )
-        if self.admin_key in self.tenant_keys.values() or (
-            self.api_key in self.tenant_keys.values()
-        ):
+        self._check_keys()
+
+    def _check_keys(self) -> None:
+        if {self.admin_key, self.api_key} & {*self.tenant_keys.values()}:
             raise ConfigError("a key of tenant_keys is also api_key or admin_key: give another")
         for option in ("api_key", "admin_key"):
             key = getattr(self, option)
