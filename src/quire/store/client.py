@@ -342,8 +342,8 @@ class PageStore:
         num_bytes = results.count(_OK) * part.page_bytes
         self._counters.add({"written_bytes": num_bytes, "skipped_pages": len(kept)})
         if self._packer is not None:
-            sizes = [item.blob.payload.nbytes for item in sealed]
-            self._counters.add({"packed_bytes": sum(compress(sizes, [r is _OK for r in results]))})
+            taken = compress(sealed, [result is _OK for result in results])
+            self._counters.add({"packed_bytes": sum(item.blob.payload.nbytes for item in taken)})
         for i, status in zip(new, results, strict=True):
             known[i] = status
         return [status for status in known if status is not None]
