@@ -217,7 +217,14 @@ class Pages(Protocol):
         *,
         deadline: float,
         each: bool = False,
-    ) -> list[bytes]: ...
+        uses: bool = True,
+    ) -> list[bytes]:
+        """Which pages are there, per query, one byte each; none when nobody answers. Those behind a
+        missing one do not count as there, unless with `each`. What is found counts as used, since
+        it is about to be fetched, unless `uses` is False.
+
+        May be optimistic: get() decides.
+        """
 
     def pace(self, part: Part, keys: Sequence[PageKey]) -> float:
         """How long one of these pages takes, which were just found, beside one of those that were

@@ -42,7 +42,7 @@ from quire.store.codec import (
 )
 from quire.store.counters import Counters, by_outcome
 from quire.store.packing import Packer
-from quire.store.paths import look_up
+from quire.store.paths import look_up, touch_found, up_to_hole
 from quire.types import NO_PARENT, PageKey, PageStatus
 
 STALL_GRACE_S = 1.0
@@ -88,13 +88,9 @@ class PageStore:
         *,
         deadline: float,
         each: bool = False,
+        uses: bool = True,
     ) -> list[bytes]:
-        """Which pages are there, per query, one byte each; none when the store does not answer.
-        Those behind a missing one do not count as there, unless with `each`. What is found counts
-        as used, since it is about to be fetched.
-
-        May be optimistic: get() decides.
-        """
+        """See Pages."""
         # Prompts of one group share their beginning: each page is asked for once.
         keys = list(dict.fromkeys(key for query in queries for key in query))
         names = [object_name(part, key) for key in keys]
@@ -110,16 +106,10 @@ class PageStore:
                 self._breaker.success()
                 present.update(compress(keys, there))
         found = [bytes(key in present for key in query) for query in queries]
-        if each:
-            self.touch(part, list(present), each=True)
-        else:
-            touched: set[PageKey] = set()
-            for i, query in enumerate(queries):
-                hit = (found[i] + b"\0").index(b"\0")
-                found[i] = found[i][:hit].ljust(len(query), b"\0")
-                if hit and query[hit - 1] not in touched:
-                    touched.update(query[:hit])
-                    self.touch(part, query[:hit])
+        if not each:
+            found = [up_to_hole(there) for there in found]
+        if uses:
+            touch_found(self, part, queries, found, each=each)
         probed = {"probed_pages": sum(map(len, found)), "probe_hits": sum(map(sum, found))}
         self._counters.add(probed)
         return found
@@ -352,8 +342,8 @@ class PageStore:
         num_bytes = results.count(_OK) * part.page_bytes
         self._counters.add({"written_bytes": num_bytes, "skipped_pages": len(kept)})
         if self._packer is not None:
-            sizes = [item.blob.payload.nbytes for item in sealed]
-            self._counters.add({"packed_bytes": sum(compress(sizes, [r is _OK for r in results]))})
+            taken = compress(sealed, [result is _OK for result in results])
+            self._counters.add({"packed_bytes": sum(item.blob.payload.nbytes for item in taken)})
         for i, status in zip(new, results, strict=True):
             known[i] = status
         return [status for status in known if status is not None]

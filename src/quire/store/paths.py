@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import compress
 from typing import NamedTuple
 
-from quire.store.base import NewObject, ObjectName
-from quire.types import PageStatus
+from quire.store.base import NewObject, ObjectName, Pages, Part
+from quire.types import PageKey, PageStatus
 
 _OK, _ORPHAN = PageStatus.OK, PageStatus.ORPHAN
 
@@ -53,6 +53,32 @@ def _present(objects: Sequence[NewObject], contains: Contains) -> set[ObjectName
             reached.add(new.name)
             behind.append(new.name)
     return present | which(behind)
+
+
+def up_to_hole(there: bytes) -> bytes:
+    """What lies behind a page that is not there does not count."""
+    return there.partition(b"\0")[0].ljust(len(there), b"\0")
+
+
+def touch_found(
+    pages: Pages,
+    part: Part,
+    queries: Sequence[Sequence[PageKey]],
+    found: Sequence[bytes],
+    *,
+    each: bool,
+) -> None:
+    """They are about to be fetched. Prompts of one group share their beginning: it is said once."""
+    touched: set[PageKey] = set()
+    for query, there in zip(queries, found, strict=True):
+        hit = list(compress(query, there))
+        if each:
+            touched.update(hit)
+        elif hit and hit[-1] not in touched:
+            touched.update(hit)
+            pages.touch(part, hit)
+    if each and touched:
+        pages.touch(part, list(touched), each=True)
 
 
 class Sent(NamedTuple):

@@ -1,6 +1,7 @@
 """Tiers: several stores in front of each other, as one. A fast pool before a slow, durable one.
 
-    find    all are asked at once; a page is there when any has it
+    find    all are asked at once; a page is there when any has it, also one that lies behind a hole
+            in that store, if another fills it
     get     each page from the fastest that said it has it; what does not come, from the next
     put     by each store's policy:   through   before the call ends
                                       back      later, from a copy, if there is room for one
@@ -26,6 +27,7 @@ from quire.store.backlog import Backlog, PutCall
 from quire.store.base import Pages, Part
 from quire.store.counters import Counters, by_outcome
 from quire.store.helpers import Helpers
+from quire.store.paths import touch_found, up_to_hole
 from quire.store.whereabouts import Whereabouts
 from quire.types import NO_PARENT, PageKey, PageStatus
 
@@ -91,12 +93,13 @@ class Tiers:
         *,
         deadline: float,
         each: bool = False,
+        uses: bool = True,
     ) -> list[bytes]:
         """Nobody is waited for when another has all of it."""
         found = [bytes(len(query)) for query in queries]
         asked: dict[Future[list[bytes]], int] = {}
         for index, tier in enumerate(self._tiers):
-            ask = partial(tier.pages.find, part, queries, deadline=deadline, each=each)
+            ask = partial(tier.pages.find, part, queries, deadline=deadline, each=True, uses=False)
             asked[self._helpers[index].start(ask)] = index
         while asked and not all(map(all, found)):
             left_s = max(0.0, deadline - self._clock())
@@ -108,6 +111,10 @@ class Tiers:
                 self._take_in(part, queries, asked.pop(call), call, found)
         for call in asked:
             call.cancel()
+        if not each:
+            found = [up_to_hole(there) for there in found]
+        if uses:
+            touch_found(self, part, queries, found, each=each)
         hits = {"probed_pages": sum(map(len, found)), "probe_hits": sum(map(sum, found))}
         self._counters.add(hits)
         return found

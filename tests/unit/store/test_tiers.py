@@ -100,6 +100,16 @@ def test_what_any_of_them_has_is_found_and_comes(tiers, pages):
     assert counted["read:ok"] == 4
 
 
+def test_a_hole_in_one_is_filled_by_the_other(tiers, pages):
+    """As when a bucket has deleted what is oldest, and a pool what was not used for long."""
+    fast, slow = MemoryStore(), MemoryStore()
+    pages.put(plain(fast), 1, 2, 5)
+    pages.put(plain(slow), 3, 4, 7)
+    both = tiers((fast, THROUGH), (slow, THROUGH))
+    assert pages.usable(both, 1, 2, 3, 4, 5, 6, 7) == 5
+    assert pages.get(both, 1, 2, 3, 4, 5) == [OK] * 5
+
+
 def test_without_having_asked_every_one_is_looked_into(tiers, pages):
     fast, slow = MemoryStore(), MemoryStore()
     pages.put(plain(slow), 1)
