@@ -1,9 +1,9 @@
-"""What the router costs with many streams at once, on one core: its CPU, and how much later tokens come.
+"""What the router costs with many streams on one core: its CPU, and how much later tokens come.
 
     python benchmarks/router_streams.py --streams 2000 --rate 5 --seconds 20
 
-Real sockets, three processes: a server that plays an engine and tells each stream a token at a fixed
-pace, the router (`quire route`, on the first core), and clients (on the others). The same without
+Real sockets, three processes: a server that plays an engine and tells each stream a token at a
+fixed pace, the router (`quire route`, on the first core), and clients (on the others). The same without
 the router, straight from the server, is what it is compared with.
 """
 
@@ -30,9 +30,7 @@ _READY = re.compile(r"ready at (http://\S+)")
 _SLOTS = 20
 """Into which a token's time is cut: streams are told in turns, not all at one instant."""
 _TOLD = re.compile(rb'"content":"(\d+)"')
-_HEAD = (
-    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-)
+_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 def chunk_of(token: int, *, has_ids: bool) -> bytes:

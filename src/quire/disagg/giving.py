@@ -168,13 +168,7 @@ class Giver:
                     self._refuse(link, message.id, "there is no such hand-over (any more)")
                 elif number > handout.repair and 0 <= first < last <= handout.export.last:
                     handout.repair = number
-                    if handout.completed:  # it was not to be looked at for long
-                        self._look_at(handout, handout.heard_s + handout.ask.timeout_s / 4)
-                    handout.completed = False
-                    self._on_device.pop(handout, None)
-                    if handout.begun:
-                        self._active[handout] = None
-                    self._manager.exports.repair(handout.export, first, last)
+                    self._repair(handout, first, last)
             case Wait():
                 pass
             case Done() | Abort():
@@ -254,6 +248,16 @@ class Giver:
         match = self._manager.match(key)
         lease = self._manager.acquire(match, RequestId(name), priority=ask.priority)
         return lease, Found(lease.num_device, lease.num_host)
+
+    def _repair(self, handout: Handout, first: int, last: int) -> None:
+        """It lacks pages that it had, or was offered."""
+        if handout.completed:  # it was not to be looked at for long
+            self._look_at(handout, handout.heard_s + handout.ask.timeout_s / 4)
+        handout.completed = False
+        self._on_device.pop(handout, None)
+        if handout.begun:
+            self._active[handout] = None
+        self._manager.exports.repair(handout.export, first, last)
 
     def _skip(self, handout: Handout, first: int) -> None:
         """It has found pages before `first` elsewhere: the room for them is others'."""

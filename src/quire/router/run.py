@@ -19,6 +19,7 @@ from quire.router.app import app_of
 from quire.router.config import RouterConfig
 from quire.router.fleet import Fleet
 from quire.router.metrics import RouterMetrics
+from quire.router.names import Lookup, Names, lookup
 from quire.router.proxy import Proxy
 from quire.server.config import ServerConfig
 from quire.server.connections import GuardedConfig
@@ -43,12 +44,16 @@ async def run(
     listener: socket.socket,
     stop: Stop,
     on_ready: OnReady,
+    *,
+    look: Lookup = lookup,
 ) -> None:
-    """Until `stop` is set."""
+    """Until `stop` is set. `look`: names up."""
     async with http_client(config) as client:
         fleet = Fleet(config, client)
         proxy = Proxy(fleet, client, RouterMetrics())
+        names = Names(fleet, look)
         await fleet.start()
+        await names.start()
         listener.listen(1024)
         server = Server(GuardedConfig(app_of(proxy, listen), listen))
         serving = asyncio.create_task(server.serve(sockets=[listener]), name="quire-router")
@@ -65,6 +70,7 @@ async def run(
         finally:
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
+            await names.close()
             await fleet.close()
 
 

@@ -1,5 +1,5 @@
-"""A prefill server is asked before the own store has answered, and read from only for what the store
-does not bring."""
+"""A prefill server is asked before the own store has answered, and read from only for what that does
+not bring."""
 
 from __future__ import annotations
 
