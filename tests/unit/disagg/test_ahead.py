@@ -1,5 +1,5 @@
-"""A prefill server is asked before the own store has answered, and read from only for what that does
-not bring."""
+"""A prefill server is asked before the own store has answered; what the store brings is not read
+from it."""
 
 from __future__ import annotations
 
