@@ -260,17 +260,16 @@ class Giver:
         self._manager.exports.repair(handout.export, first, last)
 
     def _skip(self, handout: Handout, first: int) -> None:
-        """It has found pages before `first` elsewhere: the room for them is others'."""
-        if handout.repair or not handout.ask.first < first < handout.export.last:
+        """It has found pages before `first` elsewhere: the room for those that were not granted yet
+        is others'."""
+        if handout.repair or not 0 <= first < handout.export.last:
             return
-        self._manager.exports.skip(handout.export, first)
-        need = self._budget.need(first, handout.export.last)
+        skipped = self._manager.exports.skip(handout.export, first)
         if handout.begun:
-            self._budget.give_back(handout.need)
-            self._budget.take(need)
+            self._budget.give_back((skipped, *(0 for _ in handout.need[1:])))
         else:
-            self._gone_pages += handout.need[0] - need[0]
-        handout.need = need
+            self._gone_pages += skipped
+        handout.need = (handout.need[0] - skipped, *handout.need[1:])
 
     def _may_begin(self, handout: Handout) -> bool:
         is_full = handout.ask.compute and self._computes.is_full()
