@@ -1,10 +1,10 @@
-"""What the router costs with many streams at once, on one core: its CPU, and how much later tokens come.
+"""What the router costs with many streams on one core: its CPU, and how much later tokens come.
 
     python benchmarks/router_streams.py --streams 2000 --rate 5 --seconds 20
 
-Real sockets, three processes: a server that plays an engine and tells each stream a token at a fixed
-pace, the router (`quire route`, on the first core), and clients (on the others). The same without
-the router, straight from the server, is what it is compared with.
+Real sockets, three processes: a server that plays an engine and tells each stream a token at a
+fixed pace, the router (`quire route`, on the first core), and clients (on the others). The same
+without the router, straight from the server, is what it is compared with.
 """
 
 from __future__ import annotations

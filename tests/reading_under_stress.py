@@ -1,6 +1,6 @@
 """Many threads read pages of peers that leave, in a process of its own: what crashes it is seen.
 
-    python -X faulthandler -m reading_under_stress --seed 1 --rounds 20
+    python -X faulthandler tests/reading_under_stress.py --seed 1 --rounds 20
 
 One asker after the other fetches from a few holders through shared memory. At random moments a
 fetch is cancelled, a grant is taken back and its pages are written over, a holder goes (closed, or
@@ -32,8 +32,14 @@ from quire.peer.identity import make_identity
 from quire.peer.region import Region
 from quire.peer.tickets import Tickets
 from quire.types import OperationId, PageStatus, page_ids
-from quire.worker import ComponentConfig, IoLimits, LocalWorkers, PeerServing, WorkerConfig
-from quire.worker import build_worker
+from quire.worker import (
+    ComponentConfig,
+    IoLimits,
+    LocalWorkers,
+    PeerServing,
+    WorkerConfig,
+    build_worker,
+)
 from quire.worker.tasks import IoTask
 
 HEADS = 4
@@ -106,7 +112,7 @@ class HolderElsewhere:
 
     def __init__(self, epoch: str) -> None:
         self.epoch = epoch
-        command = [sys.executable, "-m", "reading_under_stress", "--hold", epoch]
+        command = [sys.executable, "-P", __file__, "--hold", epoch]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

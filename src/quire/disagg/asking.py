@@ -1,6 +1,6 @@
 """Asking: one peer after the other for what a hand-over lacks, and again for what failed.
 
-    no try ──ask, ask_ahead──▶ Try ──repair, a few times──▶ Try ──give_up──▶ no try, or a pause
+    no try ──ask, ask_ahead──▶ Try ──repair, a few times──▶ Try ──give_up──▶ no try, after a pause
        └──nobody is left──▶ the transfer has FAILED; the request computes the rest
 
 Knows peers, tries and pauses; not when a hand-over may begin, nor when it is complete.
@@ -121,7 +121,6 @@ class Asking:
             compute=handover.compute,
             timeout_s=self._config.timeout_s,
             priority=prompt.priority,
-            trace=prompt.trace,
         )
         if not self._links.send(link, ask):
             self._manager.offers.pause(lease)

@@ -91,7 +91,6 @@ class Handout:
     need: Pages
     """On the host."""
     heard_s: float
-    began_s: float
     offers: int = 0
     repair: int = 0
     """Number of the last repair asked for."""
@@ -115,17 +114,15 @@ class Giver:
         send: Callable[[str, PeerMessage], bool],
         computing: bool = True,
         ticket: Callable[[int], bytes] = lambda _grant: b"",
-        on_end: Callable[[Handout], None] = lambda _handout: None,
     ) -> None:
         """`computing` = False: only what is there is given. `ticket`: what the reader of a grant is
-        to show. `on_end`: told of every hand-over that ends, however."""
+        to show."""
         self._manager = manager
         self._computes = computes
         self._clock = clock
         self._send = send
         self._computing = computing
         self._ticket = ticket
-        self._on_end = on_end
         self.open: dict[tuple[str, str], Handout] = {}
         self._over: dict[tuple[str, str], None] = {}
         self._queued: OrderedDict[Handout, None] = OrderedDict()
@@ -239,7 +236,7 @@ class Giver:
         export = self._manager.exports.open(ask.first, last)
         now = self._clock()
         need = self._budget.need(ask.first, last)
-        handout = Handout(link, ask, name, export, lease, found, need, now, now, said_s=now)
+        handout = Handout(link, ask, name, export, lease, found, need, now, said_s=now)
         handout.place = self._come_pages
         self._come_pages += need[0]
         self.open[link, ask.id] = handout
@@ -253,7 +250,7 @@ class Giver:
         return lease, Found(lease.num_device, lease.num_host)
 
     def _repair(self, handout: Handout, first: int, last: int) -> None:
-        """Offer these again."""
+        """It lacks pages that it had, or was offered."""
         if handout.completed:  # it was not to be looked at for long
             self._look_at(handout, handout.heard_s + handout.ask.timeout_s / 4)
         handout.completed = False
@@ -263,17 +260,16 @@ class Giver:
         self._manager.exports.repair(handout.export, first, last)
 
     def _skip(self, handout: Handout, first: int) -> None:
-        """It has found pages before `first` elsewhere: the room for them is others'."""
-        if handout.repair or not handout.ask.first < first < handout.export.last:
+        """It has found pages before `first` elsewhere: the room for those that were not granted yet
+        is others'."""
+        if handout.repair or not 0 <= first < handout.export.last:
             return
-        self._manager.exports.skip(handout.export, first)
-        need = self._budget.need(first, handout.export.last)
+        skipped = self._manager.exports.skip(handout.export, first)
         if handout.begun:
-            self._budget.give_back(handout.need)
-            self._budget.take(need)
+            self._budget.give_back((skipped, *(0 for _ in handout.need[1:])))
         else:
-            self._gone_pages += handout.need[0] - need[0]
-        handout.need = need
+            self._gone_pages += skipped
+        handout.need = (handout.need[0] - skipped, *handout.need[1:])
 
     def _may_begin(self, handout: Handout) -> bool:
         is_full = handout.ask.compute and self._computes.is_full()
@@ -417,4 +413,3 @@ class Giver:
             self._manager.release(handout.lease)
         else:
             self._computes.end(handout.name)
-        self._on_end(handout)

@@ -81,12 +81,17 @@ class Exporter:
             if wanted.next < wanted.end:
                 export.wanted.append(wanted)
 
-    def skip(self, export: Export, first: int) -> None:
-        """Full pages before `first` are not wanted any more; those that were granted stay so."""
+    def skip(self, export: Export, first: int) -> int:
+        """Full pages before `first` are not wanted any more; those that were granted stay so.
+        Returns how many will not be granted."""
+        skipped = 0
         for wanted in export.wanted:
             if wanted.component.index == 0:
-                wanted.next = max(wanted.next, first)
+                until = min(max(wanted.next, first), wanted.end)
+                skipped += until - wanted.next
+                wanted.next = until
         export.wanted = [wanted for wanted in export.wanted if wanted.next < wanted.end]
+        return skipped
 
     def grant(self, export: Export, lease: Lease) -> list[Grant]:
         """What of an export can be read from now on. `lease` holds the prefix, or so much of it as

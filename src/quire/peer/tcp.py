@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
+from collections.abc import Callable
+from typing import Any
 
 from quire.errors import ConfigError
 from quire.peer.address import join_address, split_address
@@ -41,6 +43,10 @@ class TcpListener:
 
 
 class TcpTransport:
+    def __init__(self, lookup: Callable[..., Any] = socket.getaddrinfo) -> None:
+        """`lookup`: of names, at every dial."""
+        self._lookup = lookup
+
     def listen(self, address: str) -> TcpListener:
         return TcpListener(address)
 
@@ -50,7 +56,7 @@ class TcpTransport:
         if left_s <= 0:
             raise TimeoutError("past the deadline")
         error: OSError = OSError("no address")
-        for family, kind, _, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        for family, kind, _, _, where in self._lookup(host, port, type=socket.SOCK_STREAM):
             sock = socket.socket(family, kind)
             try:
                 sock.settimeout(max(0.001, deadline - time.monotonic()))

@@ -12,11 +12,13 @@ from urllib.parse import urlsplit
 
 from quire.errors import ConfigError
 
+_DNS = "dns"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
     prefill: tuple[str, ...] = ()
-    """Base URLs of servers with that role."""
+    """Base URLs of servers with that role; dns://name:port: of all that the name stands for."""
     decode: tuple[str, ...] = ()
     servers: tuple[str, ...] = ()
     """Of servers that need no prefill server named to them."""
@@ -44,6 +46,8 @@ class RouterConfig:
     """Pages of which the router remembers who holds them."""
     forget_s: float = 60.0
     """A server that came by itself and is down for so long is forgotten."""
+    names_interval_s: float = 5.0
+    """Between two times that a name is looked up."""
     load_pages: int = 64
     """One request more on a server weighs as much as so many pages less of a prefix there."""
 
@@ -62,6 +66,11 @@ class RouterConfig:
             raise ConfigError(f"retries is {self.retries}: it must not be negative")
 
 
+def is_name(url: str) -> bool:
+    """Is it looked up, and looked up again?"""
+    return urlsplit(url).scheme == _DNS
+
+
 def parse_urls(texts: Iterable[str]) -> tuple[str, ...]:
     """Base URLs, given one by one or with commas between. Raises ConfigError."""
     return tuple(_parse_url(each.strip()) for text in texts for each in text.split(","))
@@ -69,14 +78,17 @@ def parse_urls(texts: Iterable[str]) -> tuple[str, ...]:
 
 def _parse_url(text: str) -> str:
     wrong = ConfigError(
-        f"{text[:80]!r} is not the address of a server: write it as http://host:port"
+        f"{text[:80]!r} is not the address of a server: write it as http://host:port, or as "
+        "dns://name:port for all that DNS has under a name"
     )
     try:
         url = urlsplit(text)
         port = url.port
     except ValueError:
         raise wrong from None
-    if url.scheme not in ("http", "https") or not url.hostname or not text.isprintable():
+    if url.scheme not in ("http", "https", _DNS) or not url.hostname or not text.isprintable():
+        raise wrong
+    if url.scheme == _DNS and not port:
         raise wrong
     if url.path not in ("", "/") or url.query or url.fragment or url.username is not None:
         raise wrong

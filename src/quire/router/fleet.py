@@ -27,7 +27,7 @@ import msgspec
 from quire.engine.config import Role
 from quire.errors import ConfigError
 from quire.router.affinity import AffinityIndex
-from quire.router.config import RouterConfig
+from quire.router.config import RouterConfig, is_name
 from quire.router.sieve import shown_name
 from quire.server.addresses import is_loopback, parse_peer
 from quire.server.keyfile import find_key
@@ -201,10 +201,10 @@ class Fleet:
     def __init__(self, config: RouterConfig, client: httpx.AsyncClient) -> None:
         self.config = config
         self.index = AffinityIndex(config.max_index_keys)
-        self.prefill = [Member(url, Side.PREFILL) for url in config.prefill]
+        self.prefill = [Member(url, Side.PREFILL) for url in _fixed(config.prefill)]
         self.targets = [
-            *(Member(url, Side.DECODE) for url in config.decode),
-            *(Member(url, Side.SERVER) for url in config.servers),
+            *(Member(url, Side.DECODE) for url in _fixed(config.decode)),
+            *(Member(url, Side.SERVER) for url in _fixed(config.servers)),
         ]
         """Those that answer requests."""
         self.members = [*self.prefill, *self.targets]
@@ -416,6 +416,11 @@ class Fleet:
             return msgspec.json.decode(response.content, type=answer)
         except msgspec.DecodeError:
             raise _Wrong("is no Quire server of this version", is_unfit=True) from None
+
+
+def _fixed(urls: Sequence[str]) -> list[str]:
+    """Those of one server each; the others are looked up: names.py."""
+    return [url for url in urls if not is_name(url)]
 
 
 def _bearer(key: str | None) -> dict[str, str]:

@@ -19,6 +19,7 @@ from quire.router.app import app_of
 from quire.router.config import RouterConfig
 from quire.router.fleet import Fleet
 from quire.router.metrics import RouterMetrics
+from quire.router.names import Lookup, Names, lookup
 from quire.router.proxy import Proxy
 from quire.server.config import ServerConfig
 from quire.server.connections import GuardedConfig
@@ -43,27 +44,34 @@ async def run(
     listener: socket.socket,
     stop: Stop,
     on_ready: OnReady,
+    *,
+    look: Lookup = lookup,
 ) -> None:
-    """Until `stop` is set."""
+    """Until `stop` is set. `look`: names up."""
     metrics = RouterMetrics()
     with traced(listen.otlp, metrics.spans, "router") as tracer:
         async with http_client(config) as client:
             proxy = Proxy(Fleet(config, client), client, metrics, tracer=tracer)
-            await _run(proxy, listen, listener, stop, on_ready)
+            names = Names(proxy.fleet, look)
+            await proxy.fleet.start()
+            await names.start()
+            try:
+                await _run(proxy, listen, listener, stop, on_ready)
+            finally:
+                await names.close()
+                await proxy.fleet.close()
 
 
 async def _run(
     proxy: Proxy, listen: ServerConfig, listener: socket.socket, stop: Stop, on_ready: OnReady
 ) -> None:
-    fleet = proxy.fleet
-    await fleet.start()
     listener.listen(1024)
     server = Server(GuardedConfig(app_of(proxy, listen), listen))
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="quire-router")
     try:
         while not server.started and not serving.done():
             await asyncio.sleep(0.005)
-        on_ready(url_of(listen, listener), fleet)
+        on_ready(url_of(listen, listener), proxy.fleet)
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
@@ -73,7 +81,6 @@ async def _run(
     finally:
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
-        await fleet.close()
 
 
 def http_client(config: RouterConfig) -> httpx.AsyncClient:

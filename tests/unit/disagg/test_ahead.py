@@ -1,5 +1,5 @@
-"""A prefill server is asked before the own store has answered, and read from only for what that does
-not bring."""
+"""A prefill server is asked before the own store has answered; what the store brings is not read
+from it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from quire.peer.messages import (
 )
 from quire.types import PageStatus, num_pages
 from support import PAGE, Rig
-from unit.disagg.test_giving import LINK, Computing
+from unit.disagg.test_giving import LINK, Computing, NothingComputed
 
 HELLO = Hello(Identity(1, "m", PAGE, "f", []), "p.1", "prefill", [])
 PAGES = 8
@@ -220,4 +220,24 @@ def test_a_giver_has_room_for_others_where_pages_need_not_be_offered() -> None:
     assert [handout.begun for handout in giver.open.values()] == [True, True]
     for name in ("a", "b"):
         giver.received(LINK, Abort(name))
+    assert not any(giver._budget.taken)
+
+
+def test_what_was_granted_before_it_was_skipped_keeps_its_room() -> None:
+    """Its pages are still held: who was let in beside them might find none."""
+    rig = Rig(store=False, host=12)
+    key = rig.doc(PAGES, seed=1)
+    rig.cache(key)
+    giver = Giver(
+        rig.manager,
+        NothingComputed(rig),
+        clock=lambda: rig.now,
+        send=lambda _link, _message: True,
+    )
+    giver.received(LINK, Ask("a", key.tokens.tobytes(), "", 0, PAGES, False, 30.0))
+    giver.advance()
+    taken = giver._budget.taken
+    giver.received(LINK, Skip("a", 5))
+    assert giver._budget.taken == taken == (PAGES,)
+    giver.received(LINK, Abort("a"))
     assert not any(giver._budget.taken)

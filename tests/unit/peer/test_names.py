@@ -6,15 +6,13 @@ import socket
 import time
 from typing import Any
 
-import pytest
-
 from quire.peer.tcp import TcpListener, TcpTransport
 from unit.peer.rig import WAIT_S
 
 NAME = "prefill.example"
 
 
-def test_a_name_is_looked_up_at_every_dial(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_is_looked_up_at_every_dial() -> None:
     """A pod that is started anew has another address, and the old one is nobody's."""
     old = TcpListener("tcp://127.0.0.1:0")
     port = int(old.address.rpartition(":")[2])
@@ -23,14 +21,10 @@ def test_a_name_is_looked_up_at_every_dial(monkeypatch: pytest.MonkeyPatch) -> N
     def found(host: str, *rest: Any, **options: Any) -> Any:
         return lookup(where if host == NAME else host, *rest, **options)
 
-    monkeypatch.setattr(socket, "getaddrinfo", found)
-    dialled(port)
+    transport, name = TcpTransport(found), f"tcp://{NAME}:{port}"
+    transport.dial(name, time.monotonic() + WAIT_S).close()
     old.close()
     where = "127.0.0.2"
     new = TcpListener(f"tcp://127.0.0.2:{port}")
-    dialled(port)
+    transport.dial(name, time.monotonic() + WAIT_S).close()
     new.close()
-
-
-def dialled(port: int) -> None:
-    TcpTransport().dial(f"tcp://{NAME}:{port}", time.monotonic() + WAIT_S).close()

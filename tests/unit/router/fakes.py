@@ -18,6 +18,7 @@ import httpx
 
 from quire.router.config import RouterConfig
 from quire.router.fleet import Fleet
+from quire.router.names import Lookup, lookup
 from quire.router.run import run
 from quire.server.config import ServerConfig
 from quire.server.connections import GuardedConfig
@@ -56,8 +57,9 @@ class Seen:
 
 
 class FakeServer:
-    def __init__(self, role: str = "decode") -> None:
+    def __init__(self, role: str = "decode", *, host: str = "127.0.0.1", port: int = 0) -> None:
         self.role = role
+        self._host = host
         self.peer = f"tcp://127.0.0.1:{7000 + next(_numbers)}"
         self.fingerprint = "f"
         self.model = MODEL
@@ -89,14 +91,14 @@ class FakeServer:
         """A client went away while it was held."""
         self.is_draining = False
         self.url = ""
-        self._port = 0
+        self._port = port
         self._instance = ""
 
     # ---- life -----------------------------------------------------------------------------------
 
     async def start(self) -> FakeServer:
         self._instance = f"instance{next(_numbers)}"
-        config = ServerConfig(port=self._port, shutdown_grace_s=0.0)
+        config = ServerConfig(host=self._host, port=self._port, shutdown_grace_s=0.0)
         listener = bind(config)
         listener.listen()
 
@@ -357,9 +359,12 @@ async def rig(
     absent: Sequence[FakeServer] = (),
     api_key: str | None = None,
     otlp: str | None = None,
+    names: Sequence[str] = (),
+    look: Lookup = lookup,
     **options: Any,
 ) -> AsyncIterator[Rig]:
-    """Fakes, started here but for those that are absent, and a router."""
+    """Fakes, started here but for those that are absent, and a router. `names`: of unified servers,
+    to be looked up."""
     sides = [
         [FakeServer(role) for _ in range(given)] if isinstance(given, int) else [*given]
         for role, given in (("prefill", prefill), ("decode", decode))
@@ -370,7 +375,7 @@ async def rig(
     config = RouterConfig(
         prefill=tuple(f.url for f in (*sides[0], *absent) if f.role == "prefill" or f in sides[0]),
         decode=tuple(f.url for f in (*sides[1], *absent) if f.role == "decode" or f in sides[1]),
-        servers=tuple(fake.url for fake in unified),
+        servers=(*(fake.url for fake in unified), *names),
         **FAST | {"admin_key": "root"} | options,
     )
     listen = ServerConfig(port=0, shutdown_grace_s=0.0, api_key=api_key, otlp=otlp)
@@ -378,7 +383,14 @@ async def rig(
     stop = Stop()
     with contextlib.closing(bind(listen)) as listener:
         routing = asyncio.create_task(
-            run(config, listen, listener, stop, lambda url, fleet: ready.set_result((url, fleet)))
+            run(
+                config,
+                listen,
+                listener,
+                stop,
+                lambda url, fleet: ready.set_result((url, fleet)),
+                look=look,
+            )
         )
         url, fleet = await ready
         try:
