@@ -17,7 +17,7 @@ import os
 import random
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,13 +26,13 @@ from typing import Any
 from quire.bench.peers.lmcache import LmcacheServer
 from quire.bench.stats import ratio, summary
 from quire.errors import ConfigError
+from quire.progress import Progress
 
 ALONE, QUIRE, LMCACHE = "vllm", "vllm+quire", "vllm+lmcache"
 MAX_MODEL_LEN = 2048
 BATCH, BATCH_TOKENS, BATCH_ANSWER = 4, 96, 8
 VOCABULARY = range(1000, 40000)
 
-Progress = Callable[[str, int, int], None]
 """What, how much of it is done, and of how much."""
 
 
