@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -49,17 +50,27 @@ def stop_when_orphaned(stream: BinaryIO, stop: threading.Event, address: str) ->
     """Set `stop` when the parent is gone, and remove the socket that it made at `address`, also
     when it had told us to stop before; if stopping takes too long then, exit anyway."""
 
-    def watch() -> None:
-        with contextlib.suppress(OSError):
-            while stream.read(1):
-                pass
+    def leave() -> bool:
         was_told = stop.is_set()
         stop.set()
         _remove_socket(address)
-        if was_told:
-            return
-        time.sleep(_ORPHAN_GRACE_S)
-        os._exit(_EXIT_ORPHAN)
+        return not was_told
+
+    when_orphaned(stream.fileno(), leave, _ORPHAN_GRACE_S)
+
+
+def when_orphaned(pipe: int, leave: Callable[[], bool], grace_s: float) -> None:
+    """Call `leave` when the other end of the pipe is closed: whoever held it is gone, however it
+    went. If that says that it is hurried, the process ends after so long, whether it is done or
+    not. The one way in which a process of ours never outlives its parent."""
+
+    def watch() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(pipe, 4096):
+                pass
+        if leave():
+            time.sleep(grace_s)
+            os._exit(_EXIT_ORPHAN)
 
     threading.Thread(target=watch, name="quire-watch", daemon=True).start()
 

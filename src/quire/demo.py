@@ -24,6 +24,7 @@ from quire.keys import Namespace, PrefixKey
 from quire.manager import CacheManager, Lease, LoadState
 from quire.memory.layout import PageLayout
 from quire.memory.sizing import check_host_budget
+from quire.progress import Progress
 from quire.sizes import format_bytes
 from quire.types import PageIds, RequestId, Tier, page_array, split_keys
 from quire.worker import ComponentConfig, LocalWorkers, WorkerConfig, build_worker
@@ -42,8 +43,6 @@ BROKEN_PAGE = 40
 DEVICE_PAGES = 2 * PROMPT_PAGES
 MODEL = "demo"
 PATIENCE_S = 60.0
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,11 +37,9 @@ from quire.config import CacheConfig
 from quire.keys import Namespace, PrefixKey
 from quire.manager import CacheManager
 from quire.manager.inspection import inspect
+from quire.progress import Progress
 from quire.types import RequestId, Tier
 from quire.worker.instant import InstantWorker
-
-Progress = Callable[[str, int, int], None]
-"""Called with (what, done, total)."""
 
 PAGE_SIZE = 64
 PIECES = {"by chunk": 32, "by page": 1}

@@ -8,12 +8,12 @@ length from which the store helps.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from quire.bench.store import LIMITS
 from quire.bench.stores import PROBE_KEYS, Measured, Probe, measured
+from quire.progress import Progress
 from quire.store.url import parse_url
 from quire.types import PageKey
 
@@ -24,8 +24,6 @@ LONGEST = 1 << 17
 EXAMPLES = (1024, 8192, 32768)
 LLAMA_BYTES = 128 << 10
 """KV of one token of Llama 3.1 8B, in 16 bits: where nothing else is known."""
-
-Progress = Callable[[str, int, int], None]
 
 
 class FirstToken(Protocol):

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from quire.bench.raw import RawBucket, RawClient, RawPool, RawRedis, join_pool
 from quire.bench.store import LIMITS, parallel, summary
 from quire.errors import StoreError
+from quire.progress import Count
 from quire.store.base import Part, Store, pages_per_call
 from quire.store.client import PageStore
 from quire.store.codec import object_name
@@ -36,7 +37,6 @@ DEADLINE_S = 120.0
 PROBE_KEYS = 256
 _PROBES = 9
 
-Progress = Callable[[int, int], None]
 Move = Callable[[Sequence[PageKey]], float]
 """Moves the pages; how long it took, in seconds."""
 
@@ -228,7 +228,7 @@ def run(
     page_bytes: int,
     total_bytes: int,
     rounds: int,
-    progress: Progress = lambda done, total: None,
+    progress: Count = lambda done, total: None,
 ) -> dict[str, Any]:
     """Raises StoreError. `rounds` should be even, since who goes first alternates."""
     num_pages = max(1, total_bytes // page_bytes)

@@ -19,12 +19,10 @@ import torch
 from quire.memory.device import DevicePool
 from quire.memory.host import HostPool
 from quire.memory.layout import InnerLayout, PageLayout, llama_3_1_8b, smollm2_135m
+from quire.progress import Count
 from quire.transfer import open_copy_engine
 from quire.transfer.base import Copy, CopyEngine
 from quire.types import PageIds, page_ids
-
-Progress = Callable[[int, int], None]
-"""Called with (cases done, cases in all)."""
 
 SHAPES: dict[str, Callable[[int, str], PageLayout]] = {
     "llama-3.1-8b": llama_3_1_8b,
@@ -57,7 +55,7 @@ def run(
     *,
     pages: int | None = None,
     repeats: int = 5,
-    progress: Progress | None = None,
+    progress: Count | None = None,
 ) -> dict[str, Any]:
     """`pages` per copy; None: as many as make 32 MiB on a CPU, 1 GiB on CUDA (at least two)."""
     where = torch.device(device)

@@ -14,13 +14,12 @@ import contextlib
 import os
 import signal
 import sys
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from quire.child import when_orphaned
 from quire.engine.messages import EngineInfo
 from quire.errors import EngineError
 from quire.logs import message_of
@@ -30,7 +29,6 @@ Say = Callable[[str, str], None]
 
 _STOP_S = 20.0
 _ORPHAN_GRACE_S = 10.0
-_EXIT_ORPHAN = 3
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -120,12 +118,8 @@ def end_with_standard_input() -> None:
     """A child's own: when whoever started it is gone, however it went, it ends as if told to; and
     if that takes too long, at once."""
 
-    def watch() -> None:
-        with contextlib.suppress(OSError):
-            while os.read(0, 4096):
-                pass
+    def leave() -> bool:
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(_ORPHAN_GRACE_S)
-        os._exit(_EXIT_ORPHAN)
+        return True
 
-    threading.Thread(target=watch, name="quire-watch", daemon=True).start()
+    when_orphaned(0, leave, _ORPHAN_GRACE_S)

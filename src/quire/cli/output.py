@@ -14,13 +14,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console, RenderableType
 
+from quire.progress import Progress
+
 EXIT_FOUND = 1
 """The command worked and found something wrong."""
 EXIT_ERROR = 2
 """The command was asked wrongly, or could not do its work."""
 
-Progress = Callable[[str, int, int], None]
-"""Called with (what, done, total)."""
 
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else.")

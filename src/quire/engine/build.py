@@ -36,10 +36,9 @@ from quire.keys import UnitKind
 from quire.manager import CacheManager
 from quire.memory.layout import PageLayout
 from quire.models import ModelShape, describe, fingerprint
+from quire.progress import Share
 from quire.sizes import format_bytes
 from quire.worker import ComponentConfig, WorkerConfig
-
-Progress = Callable[[str, float], None]
 
 _logger = logging.getLogger(__name__)
 
@@ -84,7 +83,7 @@ class _Plan:
 
 def build_engine(
     config: EngineConfig,
-    progress: Progress | None = None,
+    progress: Share | None = None,
     between: Callable[[Executor], Executor] | None = None,
     model: Model | None = None,
 ) -> Engine:
@@ -148,7 +147,7 @@ def _tried(plan: _Plan) -> tuple[_Plan, Model | None]:
     return replace(plan, config=config, sizes=sizes), model
 
 
-def _open_executor(plan: _Plan, model: Model | None, progress: Progress) -> Executor:
+def _open_executor(plan: _Plan, model: Model | None, progress: Share) -> Executor:
     return open_executor(_rank_config(plan), _worker_configs(plan), progress, model)
 
 

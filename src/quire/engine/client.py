@@ -56,13 +56,13 @@ from quire.engine.messages import (
 )
 from quire.engine.startup import Startup, model_environment
 from quire.errors import EngineError
+from quire.progress import Share
 from quire.types import RequestId
 
 START_TIMEOUT_S = 900.0
 CLOSE_TIMEOUT_S = 20.0
 _MAX_QUEUED_MESSAGES = 100_000
 
-Progress = Callable[[str, float], None]
 Result = TypeVar("Result")
 
 
@@ -92,7 +92,7 @@ class EngineClient:
         self._answers: dict[int, asyncio.Future[bytes]] = {}
         self._ids = itertools.count(1)
         self._tasks: list[asyncio.Task[None]] = []
-        self._progress: Progress | None = None
+        self._progress: Share | None = None
         self._on_handed: Callable[[Handed], None] | None = None
 
     @classmethod
@@ -100,7 +100,7 @@ class EngineClient:
         cls,
         config: EngineConfig,
         *,
-        on_progress: Progress | None = None,
+        on_progress: Share | None = None,
         on_handed: Callable[[Handed], None] | None = None,
         timeout_s: float = START_TIMEOUT_S,
     ) -> EngineClient:

@@ -28,10 +28,7 @@ from quire.memory.layout import BLOCK_BYTES, PageLayout
 from quire.memory.numa import node_of_device, prefer_node
 from quire.memory.shared import NotShareable, create_shared
 from quire.memory.sizing import check_host_budget
-
-Progress = Callable[[int, int], None]
-"""Called with (bytes done, bytes in all), from the thread that builds the pool. A pool that is
-pinned counts its bytes twice: when they are touched, and when they are pinned."""
+from quire.progress import Count
 
 _PREFAULT_SLICE_BYTES = 64 << 20
 _PIN_SLICE_BYTES = 4 << 30
@@ -50,10 +47,11 @@ class HostPool:
         *,
         pin_for: torch.device | None = None,
         is_shared: bool = False,
-        progress: Progress | None = None,
+        progress: Count | None = None,
     ) -> None:
         """Takes all its memory now, and pins it when a CUDA device is named. `is_shared`: others
-        may read it, if the system lets them.
+        may read it, if the system lets them. `progress`: told of bytes, from this thread; of a
+        pool that is pinned twice, when they are touched and when they are pinned.
 
         Raises MemoryBudgetError when it does not fit, or cannot be pinned.
         """
@@ -129,7 +127,7 @@ class HostPool:
         self._descriptor = None
         self._close_descriptor()
 
-    def _pin(self, device: torch.device, progress: Progress) -> None:
+    def _pin(self, device: torch.device, progress: Count) -> None:
         """Page by page whole: a copy that crossed two registrations would be refused."""
         step = self.slice_pages
         for first in range(0, self.num_pages, step):
@@ -182,7 +180,7 @@ def _move_near(memory: torch.Tensor, device: torch.device) -> None:
             prefer_node(memory.data_ptr(), memory.numel(), node)
 
 
-def _prefault(buffer: memoryview, progress: Progress) -> None:
+def _prefault(buffer: memoryview, progress: Count) -> None:
     """Touch every block from several threads: the first touch of a page is what costs, and numpy
     lets go of the GIL while it writes."""
     total = len(buffer)

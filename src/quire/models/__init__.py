@@ -3,7 +3,7 @@
 Importing this imports neither torch nor transformers; the functions that need them do.
 """
 
-from quire.models.cache import Progress, cache_dir
+from quire.models.cache import cache_dir
 from quire.models.embedded import EMBEDDED_NAME, embedded_model
 from quire.models.fingerprint import fingerprint
 from quire.models.load import (
@@ -21,7 +21,6 @@ from quire.models.support import check_supported
 __all__ = [
     "EMBEDDED_NAME",
     "ModelShape",
-    "Progress",
     "StateLayout",
     "StatePart",
     "StateShape",

@@ -20,9 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from quire.errors import ModelError
-
-Progress = Callable[[str, float], None]
-"""What is being done, for a person, and how much of it is done, 0..1."""
+from quire.progress import Share
 
 _LOCK_POLL_S = 0.2
 
@@ -40,7 +38,7 @@ def cache_dir() -> Path:
     return (base if base.is_absolute() else Path.home() / ".cache") / "quire"
 
 
-def build_once(target: Path, build: Callable[[Path], None], progress: Progress) -> Path:
+def build_once(target: Path, build: Callable[[Path], None], progress: Share) -> Path:
     """`target`, built by the first who asks for it: `build` fills the empty directory it is given.
 
     Others wait meanwhile. Whatever `build` raises is passed on, and nothing is left behind.
@@ -78,7 +76,7 @@ def _build(target: Path, build: Callable[[Path], None]) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, progress: Progress) -> Iterator[None]:
+def _locked(path: Path, progress: Share) -> Iterator[None]:
     # The file stays: removing it would let two processes hold locks on two files of one name.
     with path.open("w") as file:
         while True:

@@ -10,16 +10,15 @@ import functools
 import json
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from quire.child import when_orphaned
 from quire.errors import QuireError
 from quire.models.header import read_header
 
 _EXIT_FAILED = 1
-_EXIT_ORPHAN = 3
 _SHARD_SIZE = "5GB"
 
 Report = Callable[[str, float], None]
@@ -118,7 +117,7 @@ def main() -> None:
     # Our own copy of standard output; what libraries print goes with their complaints.
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    when_orphaned(0, lambda: True, grace_s=0.0)
 
     def report(what: str, done: float) -> None:
         out.write(json.dumps({"what": what, "done": done}) + "\n")
@@ -130,11 +129,6 @@ def main() -> None:
         out.write(json.dumps({"error": " ".join(text.split())[:500]}) + "\n")
         out.flush()
         os._exit(_EXIT_FAILED)
-
-
-def _end_with_parent() -> None:
-    os.read(0, 1)
-    os._exit(_EXIT_ORPHAN)
 
 
 if __name__ == "__main__":

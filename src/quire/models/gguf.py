@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import IO
 
 from quire.errors import ModelError
-from quire.models.cache import Progress, build_once, cache_dir, no_progress
+from quire.models.cache import build_once, cache_dir, no_progress
 from quire.models.header import read_header
+from quire.progress import Share
 
 _READ_BYTES = 1 << 24
 _DIGEST_DIGITS = 16
@@ -25,7 +26,7 @@ _HASH_SHARE = 0.05
 """Of the progress reported for one file."""
 
 
-def convert_gguf(source: Path, cache: Path | None = None, progress: Progress | None = None) -> Path:
+def convert_gguf(source: Path, cache: Path | None = None, progress: Share | None = None) -> Path:
     """The directory of safetensors that holds what `source` holds: in float16 or bfloat16 where the
     file has it so, else in float32. Raises ModelError."""
     report = progress or no_progress
@@ -45,7 +46,7 @@ def converted_dir(name: str, digest: str, cache: Path | None = None) -> Path:
     return (cache or cache_dir()) / "models" / f"{plain}-{digest[:_DIGEST_DIGITS]}"
 
 
-def file_digest(path: Path, progress: Progress = no_progress) -> str:
+def file_digest(path: Path, progress: Share = no_progress) -> str:
     """sha256 in hex. Raises ModelError if the file cannot be read."""
     digest, done_bytes = hashlib.sha256(), 0
     try:
@@ -60,7 +61,7 @@ def file_digest(path: Path, progress: Progress = no_progress) -> str:
     return digest.hexdigest()
 
 
-def run_converter(source: Path, target: Path, progress: Progress) -> None:
+def run_converter(source: Path, target: Path, progress: Share) -> None:
     """Fill the empty directory `target` from `source`, in a child process. Raises ModelError.
 
     The child ends when its standard input does: it does not outlive this process.
@@ -86,7 +87,7 @@ def run_converter(source: Path, target: Path, progress: Progress) -> None:
         raise ModelError(f"{source} cannot be converted: {error}")
 
 
-def _follow(lines: IO[bytes], progress: Progress) -> str | None:
+def _follow(lines: IO[bytes], progress: Share) -> str | None:
     """Pass on the child's reports; the error it reported, if any."""
     error = None
     for line in lines:

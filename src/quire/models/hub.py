@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import ModelError
-from quire.models.cache import Progress, no_progress
+from quire.models.cache import no_progress
+from quire.progress import Share
 
 _ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(@[\w./-]+)?")
 _FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
@@ -22,7 +23,7 @@ def is_hub_id(model: str) -> bool:
     return _ID.fullmatch(model) is not None
 
 
-def from_hub(model: str, progress: Progress | None = None) -> Path:
+def from_hub(model: str, progress: Share | None = None) -> Path:
     """The directory of a model with this id. Raises ModelError."""
     report = progress or no_progress
     name, _, revision = model.partition("@")

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import ModelError
-from quire.models.cache import Progress
 from quire.models.embedded import embedded_dir, embedded_model
 from quire.models.gguf import convert_gguf, converted_dir, file_digest
 from quire.models.hub import from_hub, is_hub_id
@@ -23,6 +22,7 @@ from quire.models.layers import layers_of
 from quire.models.recurrent import StateLayout, StateShape, state_shape
 from quire.models.support import check_supported
 from quire.models.weights import weight_files, weight_totals
+from quire.progress import Share
 
 if TYPE_CHECKING:
     import torch
@@ -65,7 +65,7 @@ class ModelShape:
 
 
 def resolve(
-    model: str | None, progress: Progress | None = None, cache_dir: Path | None = None
+    model: str | None, progress: Share | None = None, cache_dir: Path | None = None
 ) -> Path:
     """The directory of safetensors behind what a user wrote: nothing (the embedded default), a
     directory, a .gguf file, a directory with one, or a model's id on the hub. Raises ModelError in

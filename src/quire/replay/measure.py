@@ -18,7 +18,7 @@ import asyncio
 import secrets
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -37,9 +37,9 @@ from quire.engine.messages import (
     SamplingParams,
 )
 from quire.errors import ConfigError, EngineError
+from quire.progress import Progress
 from quire.replay.profile import Profile
 
-Progress = Callable[[str, int, int], None]
 Times = dict[str, list[float]]
 """Tier → median seconds, by length."""
 

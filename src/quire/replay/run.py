@@ -21,7 +21,7 @@ from quire.replay.trace import Trace, TraceRow
 from quire.types import RequestId, num_pages
 from quire.worker.instant import InstantWorker
 
-Progress = Callable[[int], None]
+Ticks = Callable[[int], None]
 """Called now and then with the number of requests done."""
 
 _PROGRESS_EVERY = 64
@@ -94,7 +94,7 @@ class Outcome:
     counters: dict[str, int]
 
 
-def replay(trace: Trace, options: ReplayOptions, progress: Progress = lambda done: None) -> Outcome:
+def replay(trace: Trace, options: ReplayOptions, progress: Ticks = lambda done: None) -> Outcome:
     run = _Run(trace, options)
     found = []
     for number, row in enumerate(trace.rows):

@@ -6,7 +6,7 @@ Its result is plain data: report.py and plot.py show it, `--json` prints it.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from quire.errors import ConfigError
+from quire.progress import Progress
 from quire.replay.bounds import Belady, IdealLru, hits_of
 from quire.replay.profile import Profile
 from quire.replay.run import Outcome, ReplayOptions, replay
@@ -21,7 +22,6 @@ from quire.replay.trace import Trace
 from quire.sizes import format_bytes
 
 Result = dict[str, Any]
-Progress = Callable[[str, int, int], None]
 """Called with (what, done, total)."""
 
 GIB = 1 << 30

@@ -7,9 +7,9 @@ Knows how they are written, nothing of who listens there.
 from __future__ import annotations
 
 import ipaddress
-from urllib.parse import urlsplit
 
 from quire.errors import ConfigError
+from quire.peer.address import join_address, split_address
 
 MAX_PEERS = 64
 
@@ -35,16 +35,13 @@ def parse_peer(text: str) -> str:
     if not text.isascii() or not text.isprintable() or " " in text:
         raise wrong
     try:
-        url = urlsplit(text)
-        port = url.port
-    except ValueError:
+        scheme, host, port = split_address(text)
+    except ConfigError:
         raise wrong from None
-    if url.scheme != "tcp" or not url.hostname or not port:
+    address = join_address(scheme, host, port)
+    if scheme != "tcp" or not port or text.lower() != address:
         raise wrong
-    host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
-    if url.netloc.lower() != f"{host}:{port}" or url.path or url.query or url.fragment:
-        raise wrong
-    return f"tcp://{host}:{port}"
+    return address
 
 
 def is_loopback(host: str | None) -> bool:

@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from quire.engine.client import EngineClient, Progress
+from quire.engine.client import EngineClient
 from quire.engine.config import EngineConfig
 from quire.engine.messages import EngineInfo
 from quire.errors import ConfigError
+from quire.progress import Share
 from quire.server.app import app_of
 from quire.server.config import ServerConfig
 from quire.server.connections import GuardedConfig
@@ -55,7 +56,7 @@ async def serve(
     engine_config: EngineConfig,
     server_config: ServerConfig,
     on_ready: OnReady,
-    on_progress: Progress | None = None,
+    on_progress: Share | None = None,
 ) -> int:
     """The exit code. Raises ConfigError, EngineError or ModelError when it cannot start."""
     with contextlib.closing(bind(server_config)) as listener, stop_signals() as stop:
@@ -157,7 +158,7 @@ def url_of(config: ServerConfig, listener: socket.socket) -> str:
 
 
 async def _start(
-    config: EngineConfig, server: ServerConfig, on_progress: Progress | None, tracer: Tracer | None
+    config: EngineConfig, server: ServerConfig, on_progress: Share | None, tracer: Tracer | None
 ) -> tuple[EngineClient, Prompting]:
     """The tokenizer is loaded while the engine starts."""
     load = functools.partial(

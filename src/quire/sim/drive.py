@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 from quire.sim.report import SimulationError
 
-Progress = Callable[[int], None]
+Ticks = Callable[[int], None]
 """Called now and then with the number of steps done."""
 
 _PROGRESS_EVERY = 256
@@ -36,7 +36,7 @@ def drive(
     seed: int,
     steps: int,
     step: Callable[[int], None],
-    progress: Progress | None,
+    progress: Ticks | None,
 ) -> Report_co:
     """`step(n)` does the n-th. Raises SimulationError with the command that repeats the run."""
     at = 0

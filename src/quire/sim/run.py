@@ -17,7 +17,7 @@ from quire.sim.audit import EventMirror, audit
 from quire.sim.clock import VirtualClock
 from quire.sim.compute import Compute
 from quire.sim.content import Oracle, Pools
-from quire.sim.drive import Progress, drive
+from quire.sim.drive import Ticks, drive
 from quire.sim.engine import SimEngine
 from quire.sim.faults import RandomFaults
 from quire.sim.latency import Latency
@@ -43,7 +43,7 @@ def simulate(
     steps: int,
     options: SimOptions | None = None,
     *,
-    progress: Progress | None = None,
+    progress: Ticks | None = None,
 ) -> SimReport:
     """Run `steps` steps, drain, and report. Raises SimulationError at the first broken rule."""
     chosen = options or SimOptions.from_seed(seed)

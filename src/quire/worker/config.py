@@ -21,7 +21,7 @@ from quire.store import open_pages
 from quire.transfer.kinds import MoverKind
 
 if TYPE_CHECKING:
-    from quire.memory.host import Progress
+    from quire.progress import Count
     from quire.worker.worker import CacheWorker, ComponentPools
 
 
@@ -128,7 +128,7 @@ def build_worker(
     config: WorkerConfig,
     *,
     clock: Callable[[], float] = time.monotonic,
-    progress: Progress | None = None,
+    progress: Count | None = None,
 ) -> CacheWorker:
     """Allocate the pools and start the threads. Raises ConfigError, MemoryBudgetError."""
     from quire.worker.worker import CacheWorker
@@ -155,7 +155,7 @@ def build_worker(
 
 
 def _pools(
-    component: ComponentConfig, config: WorkerConfig, progress: Progress | None
+    component: ComponentConfig, config: WorkerConfig, progress: Count | None
 ) -> ComponentPools:
     import torch
 

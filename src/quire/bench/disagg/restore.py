@@ -25,6 +25,7 @@ from quire.keys import Namespace, PrefixKey
 from quire.manager import CacheManager, Lease, LoadState
 from quire.manager.inspection import inspect
 from quire.memory.layout import PageLayout, smollm2_135m
+from quire.progress import Progress
 from quire.types import DEVICE, PageIds, RequestId, num_pages, page_array
 from quire.worker import ComponentConfig, LocalWorkers, WorkerConfig, build_worker
 from quire.worker.copies import ComponentPools
@@ -38,7 +39,6 @@ _POLL_S = 0.001
 the thread that carries them out and the one that looks share an interpreter."""
 _TIMEOUT_S = 120.0
 
-Progress = Callable[[str, int, int], None]
 Result = dict[str, Any]
 
 

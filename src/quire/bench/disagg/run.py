@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,10 @@ from quire.bench.disagg import restore, stall, turns
 from quire.bench.disagg.sessions import Plan as Sessions
 from quire.engine.config import EngineConfig, Role
 from quire.models import describe
+from quire.progress import Progress
 
 _GIB = 1 << 30
 
-Progress = Callable[[str, int, int], None]
 Result = dict[str, Any]
 
 

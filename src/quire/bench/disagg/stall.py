@@ -29,6 +29,7 @@ from quire.engine.engine import Engine
 from quire.engine.messages import Abort, Generate, Output, Outputs, SamplingParams
 from quire.errors import EngineError
 from quire.manager.operations import Kind
+from quire.progress import Progress
 from quire.types import RequestId
 
 PLAIN, STALLED = "plain", "stalled"
@@ -38,7 +39,6 @@ TARGET = 2.0
 _PATIENCE_S = 60.0
 _STORE_KINDS = (Kind.PROBE, Kind.FETCH, Kind.WRITE)
 
-Progress = Callable[[str, int, int], None]
 Result = dict[str, Any]
 Step = Callable[[Engine, str], bool]
 """One step of the decode engine on a side: replaced where the benchmark itself is tested."""

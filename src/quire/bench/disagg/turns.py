@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,14 +22,13 @@ from quire.bench.stats import percentile, ratio, summary
 from quire.engine.client import EngineClient
 from quire.engine.config import EngineConfig
 from quire.engine.messages import CachedTokens, EngineStatus, GetStatus, SamplingParams
+from quire.progress import Progress
 
 ON, OFF, UNIFIED = "cache_on", "cache_off", "unified"
 SIDES = (ON, OFF, UNIFIED)
 _REST_S = 60.0
 _NEWS_S = 0.6
 """Ranks in other processes report their counters twice a second."""
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import contextlib
 import gc
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,9 @@ from quire.engine.forward.dense import DenseModel
 from quire.engine.forward.spec import DenseSpec, dense_spec
 from quire.errors import StoreError
 from quire.models import describe, read_config
+from quire.progress import Progress
 from quire.types import Tier
 
-Progress = Callable[[str, int, int], None]
 Result = dict[str, Any]
 
 _STORE_SIZE = "24GiB"

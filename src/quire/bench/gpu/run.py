@@ -18,8 +18,9 @@ from quire.bench.gpu import copies, latency, mixed, sets
 from quire.bench.gpu.asked import judge
 from quire.bench.gpu.drive import Drive
 from quire.bench.gpu.plan import Part, Plan
-from quire.bench.gpu.rig import Progress, Result, Rig
+from quire.bench.gpu.rig import Result, Rig
 from quire.errors import QuireError
+from quire.progress import Progress
 
 _ON_ONE_ENGINE: tuple[tuple[Part, Callable[[Rig, Drive], object]], ...] = (
     (Part.DECODE, latency.decode),

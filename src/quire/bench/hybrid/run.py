@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from quire.engine.config import EngineConfig
 from quire.engine.layouts import FULL, RECURRENT, layouts
 from quire.errors import ConfigError
 from quire.models import ModelShape, describe
+from quire.progress import Progress
 
 TARGET_SPEEDUP = 10.0
 TARGET_OVERHEAD = 0.03
@@ -38,7 +39,6 @@ _DEVICE_SEQUENCES, _HOST_SEQUENCES, _STORE_SEQUENCES = 4, 8, 32
 _STATES_PER_SEQUENCE = 3
 _WARM_UP_SHARE = 4
 
-Progress = Callable[[str, int, int], None]
 Result = dict[str, Any]
 
 

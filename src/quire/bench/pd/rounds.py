@@ -21,12 +21,12 @@ from quire.bench.pd.fleet import Fleet
 from quire.bench.pd.plan import Plan, Side
 from quire.engine.client import EngineClient
 from quire.engine.messages import EngineStatus, GetStatus, HandoverStatus
+from quire.progress import Progress
 
 _NEWS_S = 0.6
 """Ranks in other processes report their counters twice a second."""
 
 Clock = Callable[[], float]
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(slots=True)

@@ -15,9 +15,10 @@ import torch
 from quire.bench.pd import bytes as bytes_moved
 from quire.bench.pd import figures, fleet, rounds
 from quire.bench.pd.plan import Plan, side_name
-from quire.bench.pd.rounds import Found, Progress
+from quire.bench.pd.rounds import Found
 from quire.memory.layout import PageLayout
 from quire.models import describe
+from quire.progress import Progress
 
 _COPY_BYTES = {"cuda": 1 << 30, "cpu": 64 << 20}
 _COPIES = 4

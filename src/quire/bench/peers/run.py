@@ -20,7 +20,7 @@ import os
 import random
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -31,6 +31,7 @@ from quire.bench.peers.lmcache import LmcacheServer
 from quire.bench.peers.sessions import Prompt
 from quire.bench.stats import ratio, summary
 from quire.errors import ConfigError
+from quire.progress import Progress
 
 ALONE, QUIRE, LMCACHE = "vllm", "vllm+quire", "vllm+lmcache"
 MAX_MODEL_LEN = 4096
@@ -39,7 +40,6 @@ VOCABULARY = range(1000, 40000)
 HIT_TOKENS = (0, 1024, 2048)
 """Turns are grouped by what of them was there before: from so many tokens on."""
 
-Progress = Callable[[str, int, int], None]
 """What, how much of it is done, and of how much."""
 Answer = dict[str, Any]
 

@@ -10,7 +10,6 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,12 +18,11 @@ import numpy as np
 from quire.bench.schemas.cases import follows, random_schema
 from quire.engine.client import EngineClient
 from quire.engine.messages import Finish, SamplingParams
+from quire.progress import Progress
 from quire.server.grammars import json_rule
 
 _TIMEOUT_S = 3600.0
 _MESSAGES = [{"role": "user", "content": "Make something up, as JSON."}]
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -36,12 +36,12 @@ from quire.bench.serve.workload import (
 )
 from quire.bench.text import Prose
 from quire.errors import ConfigError, EngineError
+from quire.progress import Count
 
 CHAT = "/v1/chat/completions"
 _CALIBRATION_CHARS = 4000
 _AGENT_SESSIONS = "a directory of *.jsonl files, or one file"
 
-Progress = Callable[[int, int], None]
 Result = dict[str, Any]
 
 
@@ -96,12 +96,12 @@ class _Talk:
     """Of the history, as far as the server has told."""
 
 
-def run(target: Target, load: Load, progress: Progress = lambda done, total: None) -> Result:
+def run(target: Target, load: Load, progress: Count = lambda done, total: None) -> Result:
     """Raises ConfigError, and EngineError when the server cannot be talked to at all."""
     return asyncio.run(_run(target, load, progress))
 
 
-async def _run(target: Target, load: Load, progress: Progress) -> Result:
+async def _run(target: Target, load: Load, progress: Count) -> Result:
     headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=load.concurrency)
     base = target.url.rstrip("/").removesuffix("/v1")
@@ -214,7 +214,7 @@ class _Run:
             self._chars_per_token = len(content) / answer.prompt_tokens
         return self._chars_per_token
 
-    async def talk(self, plan: Plan, concurrency: int, progress: Progress) -> float:
+    async def talk(self, plan: Plan, concurrency: int, progress: Count) -> float:
         """All sessions to their end; seconds it took."""
         waiting = deque(_begin(session) for session in plan.sessions)
         total = sum(len(session.turns) for session in plan.sessions)

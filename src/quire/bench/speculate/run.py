@@ -11,7 +11,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,9 +28,9 @@ from quire.engine.config import EngineConfig
 from quire.engine.draft.kinds import DraftKind
 from quire.engine.messages import SamplingParams
 from quire.models import describe
+from quire.progress import Progress
 
 OFF = DraftKind.OFF.value
-Progress = Callable[[str, int, int], None]
 Result = dict[str, Any]
 
 

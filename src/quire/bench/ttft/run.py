@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from quire.bench.ttft.overhead import WITH, WITHOUT, Side
 from quire.bench.ttft.prompts import Prompts
 from quire.bench.ttft.server import ServerProcess
 from quire.errors import EngineError
+from quire.progress import Progress
 from quire.sizes import format_bytes
 
 GIB = 1 << 30
@@ -32,7 +33,6 @@ TARGET_SPEEDUP = 20.0
 TARGET_OVERHEAD = 0.02
 _WARM_UP_TOKENS = 600
 
-Progress = Callable[[str, int, int], None]
 Result = dict[str, Any]
 
 

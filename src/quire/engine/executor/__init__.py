@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quire.engine.executor.base import Executor, RankLost
-from quire.engine.executor.rank import Model, Progress, RankConfig
+from quire.engine.executor.rank import Model, RankConfig
+from quire.progress import Share
 from quire.worker import WorkerConfig
 
 __all__ = ["Executor", "Model", "RankConfig", "RankLost", "open_executor"]
@@ -14,7 +15,7 @@ __all__ = ["Executor", "Model", "RankConfig", "RankLost", "open_executor"]
 def open_executor(
     config: RankConfig,
     worker_configs: Sequence[WorkerConfig],
-    progress: Progress | None = None,
+    progress: Share | None = None,
     model: Model | None = None,
 ) -> Executor:
     """`model`: of the only rank, if it is loaded already. Raises ModelError, ConfigError,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -33,6 +32,7 @@ from quire.engine.runner import ModelRunner
 from quire.engine.sampling import open_sampler
 from quire.engine.states import States
 from quire.models import ModelShape, describe, load_model
+from quire.progress import Share
 from quire.worker import WorkerConfig, build_worker
 
 if TYPE_CHECKING:
@@ -48,8 +48,6 @@ _SWITCH_S = 1e-4
 it: how long they may keep it. Measured beside eight of them: 448 tokens in 25 ms, not in 43."""
 
 Model: TypeAlias = "DenseModel | torch.nn.Module"
-
-Progress = Callable[[str, float], None]
 
 
 class RankConfig(msgspec.Struct, frozen=True):
@@ -92,7 +90,7 @@ class Rank:
 def build_rank(
     config: RankConfig,
     worker_config: WorkerConfig,
-    progress: Progress | None = None,
+    progress: Share | None = None,
     model: Model | None = None,
 ) -> Rank:
     """Load, split, allocate, connect. `model`: as `load` gave it, and not split yet. Raises
@@ -241,7 +239,7 @@ def _in_graphs(
     bridge: AttentionBridge,
     backends: dict[str, AttentionBackend],
     limits: Limits,
-    progress: Progress,
+    progress: Share,
 ) -> Forward:
     """If its code allows it: nobody has asked whoever wrote the modules."""
     try:
@@ -255,7 +253,7 @@ def _in_graphs(
 
 
 def _rehearse(
-    forward: Forward, shape: ModelShape, worker: CacheWorker, chunk_tokens: int, progress: Progress
+    forward: Forward, shape: ModelShape, worker: CacheWorker, chunk_tokens: int, progress: Share
 ) -> None:
     import torch
 

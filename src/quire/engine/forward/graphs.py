@@ -42,7 +42,6 @@ _LOADED_BYTES = 512 << 20
 What takes longer is waited for layer by layer, between those launches."""
 
 Replay = Callable[[], None]
-Progress = Callable[[float], None]
 
 
 class Capture(Protocol):
@@ -157,7 +156,7 @@ class GraphForward:
         max_batch: int,
         max_pages: int,
         capture: Capture,
-        progress: Progress | None = None,
+        progress: Callable[[float], None] | None = None,
         max_drafts: int = 0,
     ) -> None:
         """`backends`: those of the bridge. `max_batch`: sequences in the largest graph; `max_pages`

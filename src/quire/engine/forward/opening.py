@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,13 +24,13 @@ from quire.engine.forward.taps import Taps
 from quire.engine.kernels import available
 from quire.engine.layouts import FULL
 from quire.engine.parallel import AllReduce
+from quire.progress import Share
 
 if TYPE_CHECKING:
     from quire.engine.attention.triton import TritonAttention
 
 _logger = logging.getLogger(__name__)
 
-Progress = Callable[[str, float], None]
 
 MAX_SHORT = 256
 """Tokens of the largest batch of prompts' ends that is replayed; see graphs.py."""
@@ -56,7 +56,7 @@ def open_dense(
     all_reduce: AllReduce | None,
     *,
     limits: Limits,
-    progress: Progress,
+    progress: Share,
     taps: Sequence[int] = (),
 ) -> Forward:
     """`backends`: those of the bridge. `taps`: layers that a draft head looks at."""
@@ -89,7 +89,7 @@ def in_graphs(
     backends: Mapping[str, AttentionBackend],
     *,
     limits: Limits,
-    progress: Progress,
+    progress: Share,
     is_careful: bool = False,
 ) -> Forward:
     """Small batches are replayed as CUDA graphs, where that is possible. `backends`: those of the

@@ -13,7 +13,7 @@ from quire.keys import UnitKind
 from quire.sim.apart import Apart
 from quire.sim.clock import VirtualClock
 from quire.sim.content import Oracle
-from quire.sim.drive import Progress, drive
+from quire.sim.drive import Ticks, drive
 from quire.sim.lanes import Links
 from quire.sim.network import NetworkTrouble, SimNetwork
 from quire.sim.options import UnitMix
@@ -40,7 +40,7 @@ def simulate_pd(
     steps: int,
     options: SimPdOptions | None = None,
     *,
-    progress: Progress | None = None,
+    progress: Ticks | None = None,
 ) -> PdReport:
     """Run `steps` turns of engines, drain, and report. Raises SimulationError at the first broken
     rule."""

@@ -6,7 +6,7 @@ templates and transformers' generation; where questions come from is texts.py's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,7 @@ import torch
 from quire.engine.draft.training.examples import Example
 from quire.engine.draft.training.target import TeacherModel
 from quire.engine.draft.training.texts import Source
-
-Progress = Callable[[str, int, int], None]
-"""Called with (what, done, total)."""
+from quire.progress import Progress
 
 INVENTED = "invented"
 _MARK = "\x00"

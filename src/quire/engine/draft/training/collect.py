@@ -15,10 +15,11 @@ from dataclasses import dataclass
 
 import torch
 
-from quire.engine.draft.training.answers import Progress, Prompt, Speaker
+from quire.engine.draft.training.answers import Prompt, Speaker
 from quire.engine.draft.training.examples import Example
 from quire.engine.draft.training.texts import Source, Texts
 from quire.errors import ConfigError
+from quire.progress import Progress
 
 _PER_QUESTION = 4
 """Answers to one question of a file, at most."""

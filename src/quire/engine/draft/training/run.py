@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from quire.engine.draft.eagle import EagleHead, usual_layers
-from quire.engine.draft.training.answers import Progress, Speaker
+from quire.engine.draft.training.answers import Speaker
 from quire.engine.draft.training.collect import Amounts, collect_held_out, collect_training
 from quire.engine.draft.training.examples import (
     Example,
@@ -41,6 +41,7 @@ from quire.engine.draft.training.trainer import Course, Trainer
 from quire.engine.draft.weights import WEIGHTS_NAME, assemble, save_head
 from quire.errors import ConfigError
 from quire.models import load_tokenizer
+from quire.progress import Progress
 
 CHAIN = 5
 """Acceptance is measured for chains of 1 … so many tokens."""
