@@ -20,7 +20,7 @@ from quire.components.base import is_ready
 from quire.config import CacheConfig
 from quire.errors import ConfigError, LeaseError
 from quire.eviction import GO_FIRST, Retention
-from quire.keys import Namespace, PrefixKey, tenant_of
+from quire.keys import Namespace, PrefixKey
 from quire.manager.audits import Audits
 from quire.manager.core import Clock, Core
 from quire.manager.costs import CostModel
@@ -52,6 +52,7 @@ from quire.types import (
     RequestId,
     Tier,
     num_pages,
+    tenant_of,
 )
 
 _LOAD_FAILED = LoadState.FAILED

@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from quire.errors import InvariantError
 from quire.eviction import EvictionPolicy
-from quire.keys import PrefixKey, chain_keys, common_pages, tenant_of
+from quire.keys import PrefixKey, chain_keys, common_pages
 from quire.tree.node import (
     NUM_TIERS,
     Freed,
@@ -61,6 +61,7 @@ from quire.types import (
     Residency,
     Tier,
     num_pages,
+    tenant_of,
 )
 
 

@@ -132,7 +132,7 @@ def test_allocation_after_truncation_may_fail_too_c12(
     rig, key = pressed(mix, 5, unit)
     asked: list[int] = []
 
-    def refuse(sizes: list[tuple[int, int]]) -> None:
+    def refuse(sizes: list[tuple[int, int]], *_: object) -> None:
         asked.append(sizes[0][1])
 
     monkeypatch.setattr(rig.manager._core, "reserve_all", refuse)
