@@ -301,11 +301,9 @@ class CacheManager:
     def save_slot(self, lease: Lease) -> int:
         """Slot into which to save the working state at the page boundary that comes next;
         NO_SLOT: it is not to be saved. Followed by `saved` once it is there."""
-        return (
-            NO_SLOT
-            if lease.state is None
-            else self._hybrid.save_slot(lease.state, self._core.tenant(lease.key))
-        )
+        if lease.state is None:
+            return NO_SLOT
+        return self._hybrid.save_slot(lease.state, self._core.tenant(lease.key))
 
     def saved(self, lease: Lease, page: int) -> None:
         """The slot of `save_slot` holds the state at page boundary `page`."""

@@ -149,7 +149,7 @@ class Tenant:
         """Empty: of those without a salt, whom no quota holds."""
         self.num_held = [0] * num_slots
         """Pages in the tree by slot, where quotas are kept."""
-        self.roots: list[Root] = []
+        self.roots: dict[Root, None] = {}
 
 
 class Root(Node):

@@ -190,7 +190,7 @@ class PrefixTree:
             tenant = self.tenant(key)
             self.tenants[tenant.name] = tenant
             root = self.roots[digest] = Root(key, tenant, self.num_slots)
-            tenant.roots.append(root)
+            tenant.roots[root] = None
         return root
 
     def tenant(self, key: PrefixKey) -> Tenant:
@@ -202,7 +202,7 @@ class PrefixTree:
         if not root.children and root.users == 0 and root.digest in self.roots:
             del self.roots[root.digest]
             tenant = root.tenant
-            tenant.roots.remove(root)
+            del tenant.roots[root]
             if not tenant.roots:
                 del self.tenants[tenant.name]
 
