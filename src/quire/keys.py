@@ -36,9 +36,6 @@ TOKEN_BYTES = 4
 _MAX_TOKEN = 2**31 - 1
 _TOKEN_TYPE = np.dtype("<i4")
 
-TENANT_MARK = "\x1f"
-"""In a salt: what stands before it is the tenant, what follows one of the salts of that tenant."""
-
 Tokens = Sequence[int] | npt.NDArray[np.integer]
 
 
@@ -95,13 +92,6 @@ class Namespace:
         object.__setattr__(self, "digest", digest.digest())
         object.__setattr__(self, "page_bytes", page_bytes)
         object.__setattr__(self, "page_width", page_bytes + self.unit.overlap * TOKEN_BYTES)
-
-
-def tenant_of(salt: str) -> str:
-    """Who shares a quota and takes turns as one: those with the same salt, or a tenant with several
-    of them. No tenant of the first kind is one of the second. Empty: nobody's."""
-    head, mark, _ = salt.partition(TENANT_MARK)
-    return head + mark
 
 
 class TokenPath:

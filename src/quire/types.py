@@ -91,3 +91,14 @@ def num_pages(pages: PageIds) -> int:
 def split_keys(keys: bytes) -> list[PageKey]:
     """Concatenated page keys → list."""
     return [PageKey(keys[i : i + PAGE_KEY_BYTES]) for i in range(0, len(keys), PAGE_KEY_BYTES)]
+
+
+TENANT_MARK = "\x1f"
+"""In a salt: what stands before it is the tenant, what follows one of the salts of that tenant."""
+
+
+def tenant_of(salt: str) -> str:
+    """Who shares a quota and takes turns as one: those with the same salt, or a tenant with several
+    of them. No tenant of the first kind is one of the second. Empty: nobody's."""
+    head, mark, _ = salt.partition(TENANT_MARK)
+    return head + mark

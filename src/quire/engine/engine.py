@@ -48,9 +48,10 @@ from quire.engine.request import Request, request_status
 from quire.engine.scheduler import Scheduler
 from quire.engine.usage import Usage
 from quire.errors import ConfigError, EngineError
-from quire.keys import Namespace, tenant_of
+from quire.keys import Namespace
 from quire.manager import CacheManager
 from quire.peer.address import split_address
+from quire.types import tenant_of
 from quire.worker import WorkerGroup
 
 _BUSY_WAIT_S = 0.001

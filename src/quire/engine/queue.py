@@ -20,8 +20,7 @@ from collections.abc import Callable, Iterable
 
 from quire.engine.counters import SchedulerCounters
 from quire.engine.request import Request, State
-from quire.keys import tenant_of
-from quire.types import RequestId, num_pages
+from quire.types import RequestId, num_pages, tenant_of
 
 _TURNS_PER_PRIORITY = 16
 _MOST_TENANTS = 4096

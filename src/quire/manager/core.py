@@ -410,9 +410,10 @@ class Core:
 
 def _own_order(holding: Holding, now: float) -> tuple[int, float]:
     """What goes first among a tenant's own: as in the tier, what is retained last."""
-    retention = holding.node.retention
-    held = retention is not None and retention.is_held(now)
-    return retention.level if held and retention is not None else 0, holding.node.last_use
+    node, level = holding.node, 0
+    if node.retention is not None and node.retention.is_held(now):
+        level = node.retention.level
+    return level, node.last_use
 
 
 def _held_by(tenant: Tenant, slot: int) -> Iterator[Holding]:

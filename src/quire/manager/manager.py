@@ -52,6 +52,7 @@ from quire.types import (
     RequestId,
     Tier,
     num_pages,
+    tenant_of,
 )
 
 _LOAD_FAILED = LoadState.FAILED

@@ -35,7 +35,6 @@ from quire.engine.messages import (
     Warmed,
 )
 from quire.errors import EngineError, StoreURLError
-from quire.keys import TENANT_MARK
 from quire.server.bodies import describe_body, read_body
 from quire.server.errors import ApiError, engine_gone, invalid, timed_out
 from quire.server.prompting import Prompt
@@ -50,7 +49,7 @@ from quire.server.service import Service
 from quire.server.unknown import Unnamed
 from quire.server.usage import cached_to_dict
 from quire.store.url import split_urls
-from quire.types import PAGE_KEY_BYTES
+from quire.types import PAGE_KEY_BYTES, TENANT_MARK
 
 STATUS_TIMEOUT_S = 30.0
 CHANGE_TIMEOUT_S = 300.0

@@ -15,10 +15,10 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from quire.engine.messages import CacheWish
-from quire.keys import tenant_of
 from quire.server.errors import overloaded
 from quire.server.forms import wrong
 from quire.server.messages import Body
+from quire.types import tenant_of
 
 MAX_RETAIN_S = 7 * 86400
 MAX_TOKENS = 2**31 - 1

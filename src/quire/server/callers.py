@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from quire.errors import ConfigError
-from quire.keys import TENANT_MARK
 from quire.server.errors import ApiError
+from quire.types import TENANT_MARK
 
 _NAME = re.compile(r"[!-~]{1,64}")
 _MAX_BYTES = 1 << 20

@@ -224,6 +224,7 @@ class Settings:
         Text("FILE"),
         "API keys of tenants, a name and a key in each line. What they cache is their own, and "
         "counts for tenant_share and tenant_requests.",
+        auto="no tenant has a key",
         example="/etc/quire/tenants",
     )
     admin_key: str | None = _option(

@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from quire.keys import PrefixKey, tenant_of
+from quire.keys import PrefixKey
 from quire.manager import CacheManager, Lease
 from quire.manager.inspection import inspect
 from quire.sim.clock import VirtualClock
 from quire.sim.report import SimulationError
 from quire.tree import NUM_TIERS, Node, PrefixTree, may_go
-from quire.types import Tier, num_pages, split_keys
+from quire.types import Tier, num_pages, split_keys, tenant_of
 
 
 class Promise(NamedTuple):

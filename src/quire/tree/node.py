@@ -151,7 +151,7 @@ class Tenant:
         """Pages in the tree by slot, where quotas are kept."""
         self.num_private = 0
         """Full device pages that its requests have beside those, where quotas are kept."""
-        self.roots: list[Root] = []
+        self.roots: dict[Root, None] = {}
 
 
 class Root(Node):

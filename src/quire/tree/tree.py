@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from quire.errors import InvariantError
 from quire.eviction import EvictionPolicy
-from quire.keys import PrefixKey, chain_keys, common_pages, tenant_of
+from quire.keys import PrefixKey, chain_keys, common_pages
 from quire.tree.node import (
     NUM_TIERS,
     Freed,
@@ -61,6 +61,7 @@ from quire.types import (
     Residency,
     Tier,
     num_pages,
+    tenant_of,
 )
 
 
@@ -189,7 +190,7 @@ class PrefixTree:
             tenant = self.tenant(key)
             self.tenants[tenant.name] = tenant
             root = self.roots[digest] = Root(key, tenant, self.num_slots)
-            tenant.roots.append(root)
+            tenant.roots[root] = None
         return root
 
     def tenant(self, key: PrefixKey) -> Tenant:
@@ -201,7 +202,7 @@ class PrefixTree:
         if not root.children and root.users == 0 and root.digest in self.roots:
             del self.roots[root.digest]
             tenant = root.tenant
-            tenant.roots.remove(root)
+            del tenant.roots[root]
             if not tenant.roots:
                 del self.tenants[tenant.name]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from quire.eviction import GO_FIRST, MAX_LEVEL, EvictionKind
-from quire.keys import TENANT_MARK, PrefixKey
+from quire.keys import PrefixKey
 from quire.manager import Wish
-from quire.types import Tier
+from quire.types import TENANT_MARK, Tier
 from support import MIXES, PAGE, Rig, namespace, tokens_for
 
 KEEP = Wish(retain_s=60.0, level=1)

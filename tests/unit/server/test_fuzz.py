@@ -15,8 +15,10 @@ from quire.engine.messages import (
     Flush,
     Flushed,
     GetKeys,
+    GetOutline,
     GetStatus,
     Keys,
+    Outline,
     StoreStatus,
     Warm,
     Warmed,
@@ -43,6 +45,7 @@ def answering() -> ScriptedEngine:
         Attach: StoreStatus("attached", "memory://"),
         Warm: Warmed(1, CachedTokens()),
         GetKeys: Keys(16, 1, b""),
+        GetOutline: Outline([]),
     }
     return engine
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from quire.keys import PrefixKey, tenant_of
+from quire.keys import PrefixKey
 from quire.manager.core import Core
 from quire.manager.costs import CostModel
 from quire.manager.counters import Fit
@@ -31,7 +31,16 @@ from quire.manager.lease import Lease
 from quire.manager.operations import Kind, Operation, OpState
 from quire.messages import Cancel, Fetch, PeerSource
 from quire.tree import NUM_TIERS, Node, Tenant, slot_of
-from quire.types import HOST, OperationId, PageIds, PageStatus, page_array, page_ids, split_keys
+from quire.types import (
+    HOST,
+    OperationId,
+    PageIds,
+    PageStatus,
+    page_array,
+    page_ids,
+    split_keys,
+    tenant_of,
+)
 
 
 class Intakes:
