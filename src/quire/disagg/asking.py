@@ -121,6 +121,7 @@ class Asking:
             compute=handover.compute,
             timeout_s=self._config.timeout_s,
             priority=prompt.priority,
+            trace=prompt.trace,
         )
         if not self._links.send(link, ask):
             self._manager.offers.pause(lease)

@@ -91,6 +91,7 @@ class Handout:
     need: Pages
     """On the host."""
     heard_s: float
+    began_s: float
     offers: int = 0
     repair: int = 0
     """Number of the last repair asked for."""
@@ -114,15 +115,17 @@ class Giver:
         send: Callable[[str, PeerMessage], bool],
         computing: bool = True,
         ticket: Callable[[int], bytes] = lambda _grant: b"",
+        on_end: Callable[[Handout], None] = lambda _handout: None,
     ) -> None:
         """`computing` = False: only what is there is given. `ticket`: what the reader of a grant is
-        to show."""
+        to show. `on_end`: told of every hand-over that ends, however."""
         self._manager = manager
         self._computes = computes
         self._clock = clock
         self._send = send
         self._computing = computing
         self._ticket = ticket
+        self._on_end = on_end
         self.open: dict[tuple[str, str], Handout] = {}
         self._over: dict[tuple[str, str], None] = {}
         self._queued: OrderedDict[Handout, None] = OrderedDict()
@@ -236,7 +239,7 @@ class Giver:
         export = self._manager.exports.open(ask.first, last)
         now = self._clock()
         need = self._budget.need(ask.first, last)
-        handout = Handout(link, ask, name, export, lease, found, need, now, said_s=now)
+        handout = Handout(link, ask, name, export, lease, found, need, now, now, said_s=now)
         handout.place = self._come_pages
         self._come_pages += need[0]
         self.open[link, ask.id] = handout
@@ -413,3 +416,4 @@ class Giver:
             self._manager.release(handout.lease)
         else:
             self._computes.end(handout.name)
+        self._on_end(handout)

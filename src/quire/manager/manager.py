@@ -52,7 +52,6 @@ from quire.types import (
     RequestId,
     Tier,
     num_pages,
-    tenant_of,
 )
 
 _LOAD_FAILED = LoadState.FAILED
