@@ -162,7 +162,7 @@ def test_a_server_that_is_gone_is_followed_by_one_that_is_not(stream):
 
 def test_a_server_that_dies_before_the_first_word_is_no_failover():
     async def main():
-        async with rig(decode=2) as router:
+        async with rig(decode=2, check_interval_s=60) as router:
             router.decode[0].die_after = router.decode[1].die_after = 0
             response = await router.complete(stream=True)
             assert response.status_code == 503
