@@ -12,6 +12,7 @@ Whether a page was promised follows from what requests said, not from what the m
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from quire.keys import PrefixKey
@@ -91,7 +92,7 @@ class Promises:
         for who, claimed in now.claimed.items():
             gained = claimed[tier] > _at(before.claimed, who, tier)
             if who and gained and claimed[tier] > inside.quotas[tier] and losers - {who}:
-                idle = self._idle(tier, lambda node, who=who: _tenant(inside.tree, node) == who)
+                idle = self._idle(tier, partial(_is_of, who, inside.tree))
                 if idle:
                     raise SimulationError(
                         f"C44: {name} cost {losers - {who}} pages of the {tier.name.lower()} for "
@@ -162,8 +163,8 @@ def _at(counts: dict[str, list[int]], who: str, tier: Tier) -> int:
     return counts[who][tier] if who in counts else 0
 
 
-def _tenant(tree: PrefixTree, node: Node) -> str:
-    return tree.root_of(node).tenant.name
+def _is_of(who: str, tree: PrefixTree, node: Node) -> bool:
+    return tree.root_of(node).tenant.name == who
 
 
 def _pages(key: PrefixKey) -> list[bytes]:
