@@ -226,7 +226,7 @@ class _Head:
     total: float
     """Sum of the weights of *all* tokens of the row."""
     complete: bool
-    """These are all tokens of the row."""
+    """These are all tokens of the row that weigh anything."""
 
 
 def _heads(
@@ -249,7 +249,7 @@ def _head_on_host(logits: torch.Tensor, temperature: float, size: int) -> _Head:
     if beyond <= 0:
         return _whole_row(logits, temperature)
     possible = np.flatnonzero(values > -np.inf)
-    if len(possible) <= size:  # a grammar leaves few, and the others weigh nothing
+    if len(possible) < size:  # a grammar leaves few, and the others weigh nothing
         ids = possible[np.argsort(-values[possible], kind="stable")]
         total = _weights(values[ids], values[ids[0]], temperature).sum()
         return _Head(ids, values[ids].astype(np.float64), temperature, float(total), complete=True)
@@ -271,6 +271,7 @@ def _heads_on_device(logits: torch.Tensor, temperatures: Sequence[float], size: 
     scale = torch.tensor(temperatures, dtype=torch.float64, device=logits.device)[:, None]
     totals = ((logits.double() - top[:, :1].double()) / scale).exp_().sum(dim=-1).tolist()
     top_values, top_ids = top.double().cpu().numpy(), ids.cpu().numpy()
+    rest = (top_values[:, -1] == -np.inf).tolist()  # weighs nothing
     heads = []
     for i, temperature in enumerate(temperatures):
         # Which of the tokens that equal the last one were taken is up to the device: none is kept.
@@ -278,7 +279,7 @@ def _heads_on_device(logits: torch.Tensor, temperatures: Sequence[float], size: 
         values, kept = top_values[i][inside], top_ids[i][inside]
         order = np.lexsort((kept, -values))
         heads.append(
-            _Head(kept[order], values[order], temperature, totals[i], complete=False)
+            _Head(kept[order], values[order], temperature, totals[i], complete=rest[i])
             if len(order)
             else _whole_row(logits[i], temperature)
         )
