@@ -11,6 +11,7 @@ from typing import Any
 from quire.bench.schemas import costs, valid
 from quire.engine.client import EngineClient
 from quire.engine.config import EngineConfig
+from quire.progress import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +22,11 @@ class Plan:
     costs: costs.Plan = field(default_factory=costs.Plan)
 
 
-def run(plan: Plan, progress: valid.Progress) -> dict[str, Any]:
+def run(plan: Plan, progress: Progress) -> dict[str, Any]:
     return asyncio.run(_run(plan, progress))
 
 
-async def _run(plan: Plan, progress: valid.Progress) -> dict[str, Any]:
+async def _run(plan: Plan, progress: Progress) -> dict[str, Any]:
     from quire.models import load_tokenizer
 
     config = EngineConfig(
