@@ -1,14 +1,15 @@
 """What being looked at costs an engine: the same work with `/ui` open and `quire top` running, and
 without, in turn.
 
-    python benchmarks/ui_cost.py [PAIRS] > ui_cost.json
+    python benchmarks/ui_cost.py [PAIRS [SECONDS]] > ui_cost.json
 
-A real server of the embedded model on this machine. A round is eight new prompts answered, four at
-a time; every other round is watched: by what the page asks every 1.5 seconds, with the admin key,
+A real server of the embedded model on this machine. A round is four new prompts answered at
+once; every other round is watched: by what the page asks every 1.5 seconds, with the admin key,
 and by a `quire top` of its own process. Of each round the engine's processor time, and the time it
 took, in which those who watch use the same cores. (Threads of the engine that wait for each other
 sleep: else they would spin longer when others use the cores.) Printed: the ratio of each, watched
-by not, as the median over pairs of neighbouring rounds with an interval.
+by not, as the median over pairs of neighbouring rounds with an interval; of as many pairs as the
+seconds allow.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ import psutil
 
 from quire.bench.stats import ratio
 
-PROMPTS, AT_A_TIME, PROMPT_TOKENS, ANSWER_TOKENS = 8, 4, 160, 24
+PROMPTS, AT_A_TIME, PROMPT_TOKENS, ANSWER_TOKENS = 4, 4, 160, 24
 PAGE_EVERY_S = 1.5
 KEY = "an admin key of this benchmark"
 MODEL = "SmolLM2-135M-Instruct"
@@ -116,14 +117,17 @@ def timed(url: str, engine: psutil.Process, number: int) -> dict[str, float]:
 
 
 def main() -> None:
-    pairs = int((sys.argv[1:] or ["24"])[0])
+    pairs, limit_s = [float(each) for each in (*sys.argv[1:], *("24", "360")[len(sys.argv) - 1 :])]
+    until_s = time.monotonic() + limit_s
     rounds: dict[str, list[dict[str, float]]] = {"watched": [], "alone": []}
     load = [os.getloadavg()[0]]
     with server() as (url, engine), tempfile.TemporaryDirectory() as folder:
         for warm in range(2):
             work(url, warm)
         number = 2
-        for pair in range(pairs):
+        for pair in range(int(pairs)):
+            if time.monotonic() > until_s:
+                break
             for kind in ("watched", "alone") if pair % 2 else ("alone", "watched"):
                 around = watched(url, Path(folder)) if kind == "watched" else _nothing()
                 with around:
@@ -134,7 +138,8 @@ def main() -> None:
         name: ratio(*([each[name] for each in rounds[kind]] for kind in ("watched", "alone")))
         for name in ("engine_cpu_s", "wall_s")
     }
-    print(json.dumps({"pairs": pairs, "load": load, "ratio": result, "rounds": rounds}, indent=1))
+    count = len(rounds["alone"])
+    print(json.dumps({"pairs": count, "load": load, "ratio": result, "rounds": rounds}, indent=1))
 
 
 @contextlib.contextmanager
