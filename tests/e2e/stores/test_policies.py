@@ -1,7 +1,6 @@
 """Conditions of the cache over stores that a cluster shares, in real `quire serve` processes on the
-embedded model: every policy, a host that is too small, pages evicted and damaged while requests
-run, the store cleared, detached, attached. Every answer is the oracle's, no request fails, and in
-the end nothing is held."""
+embedded model: every policy, a host that is too small, pages evicted while requests run. Every
+answer is the oracle's, no request fails, and in the end nothing is held."""
 
 from __future__ import annotations
 
@@ -16,7 +15,6 @@ from e2e.serving.chats import PLACES, first_turn, next_turn
 from e2e.serving.client import Client, Messages, client_of
 from e2e.serving.oracle import Oracle, check_same
 from e2e.serving.server import Server
-from e2e.stores.places import damage
 from quire.models import embedded_model
 
 NUM_TOKENS = 6
@@ -114,51 +112,3 @@ def test_every_policy_with_a_small_host_while_pages_are_evicted_c9_c10_c11_c12_c
         client.flush("host", "device")
         status = client.status(check=True)
         assert not any(tier["used_pages"] for tier in status["tiers"]), "something is still held"
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", STORES)
-def test_damage_and_changes_of_the_store_under_load_c16_c17_c18(
-    name: str, store_url, tmp_path: Path, oracle: Oracle
-) -> None:
-    url, chats = store_url(name), conversations(oracle, 3)
-    options = SMALL | {"prefetch_policy": "wait_complete"}
-    with (
-        Server(tmp_path / "one", store=url, **options) as server,
-        client_of(server) as client,
-    ):
-        ask_all(client, oracle, chats)
-        client.flush("host", "device")
-        assert ask_all(client, oracle, chats) > 0
-
-        # Every page is damaged behind its back: misses, set aside, and written again.
-        client.wait_idle()
-        assert damage(url)
-        client.flush("host", "device")
-        assert ask_all(client, oracle, chats) == 0
-        client.flush("host", "device")
-        assert ask_all(client, oracle, chats) > 0
-
-        def change(turn: int) -> None:
-            http = client.http
-            calls: list[Callable[[], object]] = [
-                lambda: http.post(
-                    "/admin/cache/flush", json={"tiers": ["store"]}
-                ).raise_for_status(),
-                lambda: http.delete("/admin/store").raise_for_status(),
-                lambda: http.put("/admin/store", json={"url": "memory://"}).raise_for_status(),
-                lambda: http.put("/admin/store", json={"url": url}).raise_for_status(),
-            ]
-            calls[turn % 4]()
-
-        with Meanwhile(change) as changing:
-            while changing.turns < 8:
-                ask_all(client, oracle, chats)
-        client.http.put("/admin/store", json={"url": url}).raise_for_status()
-        ask_all(client, oracle, chats)
-        client.flush("host", "device")
-        ask_all(client, oracle, chats)
-        client.flush("host", "device")
-        assert ask_all(client, oracle, chats) > 0
-        client.flush("host", "device")
-        assert not any(tier["used_pages"] for tier in client.status(check=True)["tiers"])
