@@ -45,7 +45,8 @@ class IoLimits(msgspec.Struct, frozen=True):
     cancellation and fairness."""
     peer_batch_pages: int = 64
     peer_batch_bytes: int = 16 << 20
-    """The same for a peer: so many pages, or as many as have so many bytes."""
+    """The same for a peer, which is asked by one thread at a time: so many pages, or as many as
+    have so many bytes."""
     close_timeout_s: float = 10.0
     """How long close() waits for a thread that is inside a store."""
 

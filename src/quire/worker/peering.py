@@ -95,10 +95,7 @@ _REPORT_EVERY_S = 0.1
 
 class PeerTask(PageTask):
     """A fetch from a peer. What moves is not late, page by page; what waits for a thread is not
-    either: its leader knows whether anything moves, and cancels it. One that is alone has all
-    threads of the peer's lane: a single one moves far less than a link does, or memory."""
-
-    wide = True
+    either: its leader knows whether anything moves, and cancels it."""
 
     def __init__(
         self,
