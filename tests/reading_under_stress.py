@@ -40,6 +40,7 @@ from quire.worker import (
     WorkerConfig,
     build_worker,
 )
+from quire.worker.peering import PeerTask
 from quire.worker.tasks import IoTask
 
 HEADS = 4
@@ -282,6 +283,7 @@ if __name__ == "__main__":
     if given.hold:
         hold(given.hold)
     else:
+        PeerTask.wide = True  # as engines do not yet: one fetch read by several threads
         if given.sabotage:
             sabotage()
         play(given.seed, given.rounds, kills=given.kill)
