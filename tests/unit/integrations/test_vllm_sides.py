@@ -225,4 +225,4 @@ def test_counts_are_told_once_a_second_and_once(engines: list[MiniVllm]) -> None
 
 def test_orders_travel_between_processes() -> None:
     orders = Orders(Setup("w", 4, 16), b"", {OperationId(3): "r"}, {"s": [1]}, {"t": []})
-    assert pickle.loads(pickle.dumps(orders)) == orders  # noqa: S301: vLLM's own way
+    assert pickle.loads(pickle.dumps(orders)) == orders  # vLLM's own way
