@@ -213,5 +213,7 @@ def test_a_tenant_that_costs_another_a_page_is_seen_c44(monkeypatch: pytest.Monk
     answered(manager, PrefixKey(namespace(salt="modest"), tokens_for(4, seed=1)))
     under_pressure(manager, "greedy")
     monkeypatch.setattr("quire.manager.core.Core._keep_quota", lambda *_: None)
-    with pytest.raises(SimulationError, match=r"C44: extend cost .'modest'. pages"):
+    with pytest.raises(
+        SimulationError, match=r"C44: .'modest'. lost pages of the device to 'greedy'"
+    ):
         under_pressure(manager, "greedy")

@@ -5,7 +5,9 @@
     C44  who has its quota, and pages that nobody uses, makes room among its own: no other tenant
          loses a page to it
 
-Looked at after every call, with what it was before: `look` raises where the call has broken one.
+C44 is looked at whenever room was made for somebody, C43 after every call that is one act, with
+what it was before. A step is many acts, and what is idle at its end need not have been when it made
+room: what was to be kept and goes in it is taken as it is.
 Whether a page was promised follows from what requests said, not from what the manager made of it.
 """
 
@@ -20,8 +22,11 @@ from quire.manager import CacheManager, Lease
 from quire.manager.inspection import inspect
 from quire.sim.clock import VirtualClock
 from quire.sim.report import SimulationError
-from quire.tree import NUM_TIERS, Node, PrefixTree, may_go
-from quire.types import Tier, num_pages, split_keys, tenant_of
+from quire.tree import NUM_TIERS, Node, PrefixTree, Tenant, may_go
+from quire.types import PageIds, Tier, num_pages, split_keys
+
+Reserve = Callable[..., PageIds | None]
+"""As Core.reserve."""
 
 
 class Promise(NamedTuple):
@@ -37,10 +42,6 @@ class Promise(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    held: dict[str, list[int]]
-    """By tenant, full pages on the device and on the host."""
-    claimed: dict[str, list[int]]
-    """The same, with those that are reserved for it."""
     evicted: list[int]
     """By tier, but for what tenants took of their own."""
     own: int
@@ -68,36 +69,49 @@ class Promises:
             if before is None or before.until_s < until_s:
                 self._kept[name] = Promise(key, until_s, wish.tiers, wish.tiers, self._found(key))
 
-    def flushed(self) -> None:
-        """An operator has taken away what there was."""
+    def accept(self) -> None:
+        """What has gone went by no single act: an operator took it, or a step has passed."""
         self._seen = self._see()
         for key, each in self._kept.items():
             found = min(self._found(each.key), each.num_found)
             self._kept[key] = each._replace(num_found=found)
 
-    def look(self, name: str, *, quotas: bool) -> None:
-        """A call is over. `quotas`: whether what it cost others is looked at."""
+    def look(self, name: str) -> None:
+        """A call is over."""
         before, self._seen = self._seen, self._see()
         lost = [now - then for now, then in zip(self._seen.evicted, before.evicted, strict=True)]
-        for tier in Tier:
-            if lost[tier] and quotas:
-                self._look_at_tenants(name, tier, before)
         self._look_at_kept(name, lost, is_own=self._seen.own > before.own)
+
+    def watch_quotas(self, reserve: Reserve) -> Reserve:
+        """C44 of every room that is made for somebody, whatever for."""
+
+        def watched(
+            slot: int, count: int, tenant: Tenant | None = None, beside: int = 0
+        ) -> PageIds | None:
+            tree = inspect(self._manager).tree
+            before = {who: each.num_held[slot] for who, each in tree.tenants.items()}
+            pages = reserve(slot, count, tenant, beside)
+            if pages is not None and tenant is not None and tenant.name and slot < NUM_TIERS:
+                self._look_at_quota(tenant, Tier(slot), count + beside, before)
+            return pages
+
+        return watched
 
     # ---- inside ---------------------------------------------------------------------------------
 
-    def _look_at_tenants(self, name: str, tier: Tier, before: _Seen) -> None:
-        inside, now = inspect(self._manager), self._seen
-        losers = {who for who, held in before.held.items() if _at(now.held, who, tier) < held[tier]}
-        for who, claimed in now.claimed.items():
-            gained = claimed[tier] > _at(before.claimed, who, tier)
-            if who and gained and claimed[tier] > inside.quotas[tier] and losers - {who}:
-                idle = self._idle(tier, partial(_is_of, inside.tree, who))
-                if idle:
-                    raise SimulationError(
-                        f"C44: {name} cost {losers - {who}} pages of the {tier.name.lower()} for "
-                        f"{who!r}, who has {claimed[tier]} of {inside.quotas[tier]}, {idle} idle"
-                    )
+    def _look_at_quota(self, tenant: Tenant, tier: Tier, more: int, before: dict[str, int]) -> None:
+        """`more`: pages that it has, or is to have, and the tree does not know."""
+        inside = inspect(self._manager)
+        now = {who: each.num_held[tier] for who, each in inside.tree.tenants.items()}
+        losers = {who for who, held in before.items() if now.get(who, 0) < held} - {tenant.name}
+        has, quota = tenant.num_held[tier] + more, inside.quotas[tier]
+        if losers and has > quota:
+            idle = self._idle(tier, partial(_is_of, inside.tree, tenant.name))
+            if idle:
+                raise SimulationError(
+                    f"C44: {losers} lost pages of the {tier.name.lower()} to {tenant.name!r}, who "
+                    f"has {has} of {quota}, {idle} of them idle"
+                )
 
     def _look_at_kept(self, name: str, lost: list[int], *, is_own: bool) -> None:
         now = self._clock()
@@ -146,21 +160,9 @@ class Promises:
         return found
 
     def _see(self) -> _Seen:
-        inside, counters = inspect(self._manager), self._manager.counters
-        held = {who: each.num_held[:NUM_TIERS] for who, each in inside.tree.tenants.items()}
-        claimed = {who: list(each) for who, each in held.items()}
-        for lease in self._manager.leases:
-            who = tenant_of(lease.key.namespace.salt)
-            claimed.setdefault(who, [0, 0])[Tier.DEVICE] += num_pages(lease.private_pages)
-        for who, each in inside.tree.tenants.items():
-            claimed[who][Tier.HOST] += inside.fetches.coming_for(each)
-        own = counters.evicted_own_pages
+        counters = self._manager.counters
         host = counters.evicted_host_pages + counters.evicted_spare_pages
-        return _Seen(held, claimed, [counters.evicted_device_pages, host], own)
-
-
-def _at(counts: dict[str, list[int]], who: str, tier: Tier) -> int:
-    return counts[who][tier] if who in counts else 0
+        return _Seen([counters.evicted_device_pages, host], counters.evicted_own_pages)
 
 
 def _is_of(tree: PrefixTree, who: str, node: Node) -> bool:

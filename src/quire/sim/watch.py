@@ -97,6 +97,8 @@ class WatchedManager(CacheManager):
         """Fetches from the store, with what they bring."""
         self.meetings = _WatchedMeetings(self.meetings, self._asked, self._look)
         self._promises = Promises(self, clock)
+        if Rule.QUOTA_IS_OWN in self._rules and self._core.has_quotas:
+            vars(self._core)["reserve"] = self._promises.watch_quotas(self._core.reserve)
 
     # ---- calls that may say no ------------------------------------------------------------------
 
@@ -147,7 +149,8 @@ class WatchedManager(CacheManager):
 
     def step(self, completions: Iterable[Completion] = ()) -> list[Command]:
         commands = super().step(completions)
-        self._look("step")
+        self._look_at_host("step")
+        self._promises.accept()
         if Rule.FETCHED_ONCE in self._rules:
             self._look_at_fetches(commands)
         return commands
@@ -155,7 +158,7 @@ class WatchedManager(CacheManager):
     def flush(self, tier: int, component: str | None = None) -> int:
         count = super().flush(tier, component)
         self._remember_host()
-        self._promises.flushed()
+        self._promises.accept()
         return count
 
     def check_kept(self, is_waiting: Callable[[RequestId], bool]) -> None:
@@ -184,8 +187,8 @@ class WatchedManager(CacheManager):
     def _look(self, name: str) -> None:
         """A call is over."""
         self._look_at_host(name)
-        if self._rules & {Rule.RETAINED_STAYS, Rule.QUOTA_IS_OWN}:
-            self._promises.look(name, quotas=Rule.QUOTA_IS_OWN in self._rules)
+        if Rule.RETAINED_STAYS in self._rules:
+            self._promises.look(name)
 
     def _look_at_host(self, name: str) -> None:
         before, evicted = self._ready, self._evicted
