@@ -53,14 +53,14 @@ def round_trip(layout: str, device: str, dtype: torch.dtype) -> None:
     save = Backup(OperationId(1), "full", page_ids(source), page_ids(host))
     hands.obey(Orders(setup, pack_orders([save]), sending={"r": [OperationId(1)]}))
     hands.finish_copies()
-    assert hands.take_sent() == {"r"}
+    assert hands.accounts.take_sent() == {"r"}
     load = Load(OperationId(2), "full", page_ids(host), page_ids(target))
     hands.obey(Orders(setup, pack_orders([load]), loads={OperationId(2): "r"}))
     hands.finish_copies()
     if device != "cpu":
         torch.cuda.synchronize()
-    assert hands.take_received() == {"r"}
-    assert not hands.take_bad_blocks()
+    assert hands.accounts.take_received() == {"r"}
+    assert not hands.accounts.take_bad_blocks()
     for name, tensor in tensors.items():
         for number in range(shape.num_blocks):
             origin = source[target.index(number)] if number in target else number

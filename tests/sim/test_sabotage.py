@@ -33,7 +33,7 @@ from quire.sim import ComponentMix, SimOptions, SimulationError, UnitMix, simula
 from quire.sim.compute import Compute
 from quire.sim.engine import SimEngine, SimRequest
 from quire.sim.store import SimStore
-from quire.tree import Holding, Node, PrefixTree, may_go, slot_of
+from quire.tree import Holding, Node, PrefixTree, Tenant, may_go, slot_of
 from quire.types import NO_SLOT, PageKey, Residency, Tier
 
 WRONG_BYTES = "uses a wrong page|holds something else"
@@ -251,10 +251,10 @@ def test_a_request_that_works_on_the_snapshot_itself_c20(monkeypatch: Patch) -> 
     without_invariants(monkeypatch)
     begin = States.begin
 
-    def shared(self: States, state: LeaseState) -> bool:
+    def shared(self: States, state: LeaseState, tenant: Tenant | None) -> bool:
         recurrent = state.recurrent
         if recurrent is None or recurrent.restore == NO_SLOT:
-            return begin(self, state)
+            return begin(self, state, tenant)
         recurrent.slot = recurrent.restore
         return True
 
@@ -277,14 +277,14 @@ def assert_caught_with_one_slot_for_all(monkeypatch: Patch, *, check: bool, matc
     begin = States.begin
     given: dict[States, int] = {}
 
-    def shared(self: States, state: LeaseState) -> bool:
+    def shared(self: States, state: LeaseState, tenant: Tenant | None) -> bool:
         recurrent = state.recurrent
         if recurrent is None or recurrent.slot != NO_SLOT:
             return True
         if self in given:
             recurrent.slot = given[self]
             return True
-        begun = begin(self, state)
+        begun = begin(self, state, tenant)
         if begun:
             given[self] = recurrent.slot
         return begun

@@ -436,6 +436,6 @@ def test_what_a_request_knew_is_gone_with_it_and_waits_for_no_collection() -> No
         rig.run()
         rig.manager.next_wakeup()  # as an engine asks before it sleeps
         del lease
-        assert not [each for each in gc.get_objects() if isinstance(each, Lease | Prefetch)]
+        assert not [each for each in gc.get_objects() if type(each) in (Lease, Prefetch)]
     finally:
         gc.enable()

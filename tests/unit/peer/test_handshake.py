@@ -65,8 +65,8 @@ def test_another_secret_is_refused_and_both_know_why():
         ),
         (
             msgspec.structs.replace(OURS, version=9),
-            "the peer speaks format version 2 and we speak 9",
-            "format version 9 and we speak 2",
+            "the peer speaks format version 3 and we speak 9",
+            "format version 9 and we speak 3",
         ),
     ],
 )
@@ -116,7 +116,7 @@ def test_the_card_is_covered_by_the_proof():
     [
         msgspec.msgpack.encode(Proof(b"", b"", False)),
         msgspec.msgpack.encode(Challenge(b"n" * 32)),
-        msgspec.msgpack.encode(Open(2, Purpose.PAGES, b"short")),
+        msgspec.msgpack.encode(Open(3, Purpose.PAGES, b"short")),
         b"",
         b"\xc1",
     ],

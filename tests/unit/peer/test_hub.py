@@ -157,7 +157,7 @@ def test_disconnecting_ends_the_link_on_both_sides(hubs):
         ),
         (
             {"identity": msgspec.structs.replace(identity_of(), version=9)},
-            "the peer speaks format version 2 and we speak 9",
+            "the peer speaks format version 3 and we speak 9",
         ),
     ],
 )

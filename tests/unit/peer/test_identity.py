@@ -36,7 +36,7 @@ def test_it_travels():
     [
         (
             other(version=99),
-            "the peer speaks format version 99 and we speak 2: run the same version of Quire on "
+            "the peer speaks format version 99 and we speak 3: run the same version of Quire on "
             "both sides",
         ),
         (

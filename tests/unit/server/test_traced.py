@@ -1,6 +1,7 @@
 """What a collector hears of requests: with `--otlp` one span each, and one for every answer."""
 
 import contextlib
+import os
 import subprocess
 import sys
 import time
@@ -106,7 +107,10 @@ def test_without_otlp_nothing_of_it_is_loaded():
         "from unit.server.scripted import Rig; assert Rig().chat().status_code == 200;"
         "sys.exit(any('traced' in n or 'quire.tracing' in n for n in sys.modules))"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    found = os.pathsep.join(filter(None, sys.path))  # these tests' own modules, too
+    environment = {**os.environ, "PYTHONPATH": found}
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, check=False)
+    assert ran.returncode == 0
 
 
 def test_an_address_that_is_none_is_said_before_a_model_is_loaded():
