@@ -54,6 +54,9 @@ class Backlog:
         self._changed = threading.Condition()
         self._calls: deque[PutCall] = deque()
         self._held_bytes = 0
+        self._doomed: set[tuple[Part, PageKey]] = set()
+        """Disowned while others were written, or they: taken out once they are."""
+        self._is_writing = False
         self._closed = False
         self._orphans: dict[PageKey, None] = {}
         """Pages that were turned away for want of the page before them."""
@@ -82,6 +85,18 @@ class Backlog:
         with self._changed:
             return self._orphans.pop(parent, False) is None
 
+    def disown(self, part: Part, keys: Sequence[PageKey]) -> None:
+        """See Pages: what waits of them is not written."""
+        wrong = {(part, key) for key in keys}
+        with self._changed:
+            waiting = [_without(wrong, call) for call in self._calls]
+            gone = sum(call.size_bytes for call in self._calls)
+            gone -= sum(call.size_bytes for call in waiting)
+            self._held_bytes -= gone
+            self._calls = deque(call for call in waiting if call.keys)
+            self._doomed |= wrong if self._is_writing else set()
+            self._changed.notify_all()
+
     def close(self, timeout_s: float) -> None:
         """What is left is written, for so long; the rest is forgotten."""
         with self._changed:
@@ -94,6 +109,11 @@ class Backlog:
         while (call := self._next()) is not None:
             statuses = call.to(self._pages, self._clock() + _WRITE_S)
             with self._changed:
+                self._is_writing = False
+                doomed = [key for key in call.keys if (call.part, key) in self._doomed]
+                self._doomed.clear()
+            self._pages.disown(call.part, doomed)()
+            with self._changed:
                 for key, status in zip(call.keys, statuses, strict=True):
                     if status is PageStatus.ORPHAN:
                         self._orphans[key] = None
@@ -105,7 +125,16 @@ class Backlog:
     def _next(self) -> PutCall | None:
         with self._changed:
             self._changed.wait_for(lambda: self._calls or self._closed)
+            self._is_writing = bool(self._calls)
             return self._calls.popleft() if self._calls else None
+
+
+def _without(wrong: set[tuple[Part, PageKey]], call: PutCall) -> PutCall:
+    left = [i for i, key in enumerate(call.keys) if (call.part, key) not in wrong]
+    keys, pages = [call.keys[i] for i in left], [call.pages[i] for i in left]
+    return call._replace(
+        keys=keys, pages=pages, parents=[call.parents[i] for i in left if call.parents]
+    )
 
 
 def _copy(page: memoryview) -> memoryview:

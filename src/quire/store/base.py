@@ -239,8 +239,9 @@ class Pages(Protocol):
         each: bool = False,
     ) -> None: ...
 
-    def disown(self, part: Part, keys: Sequence[PageKey]) -> None:
-        """The pages are wrong, although they are whole: they are given out no more."""
+    def disown(self, part: Part, keys: Sequence[PageKey]) -> Callable[[], None]:
+        """The pages are wrong, although they are whole: from here on they are misses, until they
+        are written anew. What is returned takes them out of the store, for as long as it takes."""
 
     def get(
         self,

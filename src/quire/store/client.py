@@ -25,6 +25,7 @@ from quire.store.base import (
     Blob,
     Landings,
     NewObject,
+    ObjectName,
     Part,
     Store,
     pages_per_call,
@@ -80,6 +81,9 @@ class PageStore:
         self._calls = threading.Condition()
         self._deadlines: dict[object, float] = {}
         self._closed = False
+        self._disowned: set[ObjectName] = set()
+        """Those that the store may still have."""
+        self._taking_out = threading.Lock()
 
     def find(
         self,
@@ -105,6 +109,9 @@ class PageStore:
             else:
                 self._breaker.success()
                 present.update(compress(keys, there))
+                if self._disowned:
+                    there = [name not in self._disowned for name in names]
+                    present.intersection_update(compress(keys, there))
         found = [bytes(key in present for key in query) for query in queries]
         if not each:
             found = [up_to_hole(there) for there in found]
@@ -135,17 +142,11 @@ class PageStore:
         except Exception as error:  # the boundary to a backend: what is not touched grows cold
             self._counters.error(error)
 
-    def disown(self, part: Part, keys: Sequence[PageKey]) -> None:
-        """The pages are wrong, although they are whole: they are given out no more."""
-        for key in keys:
-            if self._closed:
-                return
-            try:
-                gone = self._store.quarantine(object_name(part, key))
-            except Exception as error:  # the boundary to a backend
-                self._counters.error(error)
-            else:
-                self._counters.add({"disowned_pages": int(gone)})
+    def disown(self, part: Part, keys: Sequence[PageKey]) -> Callable[[], None]:
+        """See Pages. One that the store does not let go of stays a miss here."""
+        names = [object_name(part, key) for key in keys]
+        self._disowned.update(names)
+        return partial(self._take_out, names)
 
     def get(
         self,
@@ -287,6 +288,7 @@ class PageStore:
         self, part: Part, keys: Sequence[PageKey], pages: Sequence[memoryview], deadline: float
     ) -> list[PageStatus]:
         names = [object_name(part, key) for key in keys]
+        barred = [i for i, name in enumerate(names) if name in self._disowned]
         blobs = self._headers.blobs(pages)
         for blob in blobs:
             blob.header[:8] = bytes(8)  # what an earlier page left there must not pass for new
@@ -301,6 +303,8 @@ class PageStore:
         for i, status in enumerate(statuses):
             if status is PageStatus.CORRUPT or (status is _OK and i not in right):
                 statuses[i] = self._verify(part, keys[i], blobs[i], status)
+        for i in barred:
+            statuses[i] = PageStatus.MISS
         return statuses
 
     def _verify(self, part: Part, key: PageKey, blob: Blob, status: PageStatus) -> PageStatus:
@@ -325,10 +329,32 @@ class PageStore:
         self._counters.count(f"mismatch:{reason.value}")
         return PageStatus.CORRUPT
 
+    def _take_out(self, names: Sequence[ObjectName]) -> None:
+        """Of these the disowned."""
+        for name in names:
+            with self._taking_out:
+                if self._closed or name not in self._disowned:
+                    continue
+                try:
+                    gone = self._store.quarantine(name)
+                except Exception as error:  # the boundary to a backend
+                    self._counters.error(error)
+                else:
+                    self._counters.add({"disowned_pages": int(gone)})
+                    self._disowned.discard(name)
+
     def _put_new(
         self, part: Part, objects: Sequence[NewObject], deadline: float
     ) -> list[PageStatus]:
+        if self._disowned:
+            self._take_out([item.name for item in objects])
         known = look_up(objects, partial(self._store.contains, deadline=deadline))
+        if self._disowned:
+            refused = PageStatus.FAILED
+            known = [
+                refused if item.name in self._disowned else state
+                for item, state in zip(objects, known, strict=True)
+            ]
         kept = [item.name for item, state in zip(objects, known, strict=True) if state is _OK]
         if kept:
             independent = all(item.parent is None for item in objects)

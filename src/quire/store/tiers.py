@@ -137,10 +137,18 @@ class Tiers:
                     partial(tier.pages.touch, part, list(keys), used_ns=used_ns, each=each)
                 )
 
-    def disown(self, part: Part, keys: Sequence[PageKey]) -> None:
+    def disown(self, part: Part, keys: Sequence[PageKey]) -> Callable[[], None]:
         """Of every tier, also of those that are only read: there it is tried."""
-        for tier, helpers in zip(self._tiers, self._helpers, strict=True):
-            helpers.start(partial(tier.pages.disown, part, list(keys)))
+        acts = [tier.pages.disown(part, keys) for tier in self._tiers]
+        for backlog in self._backlogs.values():
+            backlog.disown(part, keys)
+        self._where.forget(part, keys)
+
+        def take_out() -> None:
+            for act, helpers in zip(acts, self._helpers, strict=True):
+                helpers.start(act)
+
+        return take_out
 
     def get(
         self,

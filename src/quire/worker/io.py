@@ -144,11 +144,13 @@ def touch_task(
 
 
 def disown_task(command: Disown, reporter: Reporter, *, part: Part, lease: StoreLease) -> Once:
-    """Pages that are wrong. Nobody is told."""
+    """Pages that are wrong: misses as soon as this returns, and taken out when it is its turn.
+    Nobody is told."""
+    take_out = lease.store.disown(part, split_keys(command.keys))
 
     def disown() -> None:
         try:
-            lease.store.disown(part, split_keys(command.keys))
+            take_out()
         finally:
             lease.release()
 

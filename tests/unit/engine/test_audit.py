@@ -2,6 +2,7 @@
 answers are right again; right pages stay, and nobody who asks waits for it."""
 
 import logging
+import threading
 
 import pytest
 
@@ -10,6 +11,7 @@ from quire.config import WritePolicy
 from quire.engine.config import EngineConfig
 from quire.errors import ConfigError
 from quire.keys import PrefixKey
+from quire.store.memory import MemoryStore
 from quire.types import page_array
 
 PROMPT = [(7 * i + 3) % 50 for i in range(40)]
@@ -49,7 +51,7 @@ def damage(tiny: TinyEngine, tier: str, page: int) -> None:
     lease = worker._attachment.borrow()
     part, key = worker._parts["full"], key_of(tiny, page).page_keys(page, page + 1)
     wrong = bytearray(part.page_bytes)
-    lease.store.disown(part, [key])
+    lease.store.disown(part, [key])()
     assert not any(lease.store.put(part, [key], [memoryview(wrong)], deadline=tiny.clock() + 9))
     lease.release()
 
@@ -84,6 +86,28 @@ def test_a_page_damaged_behind_the_checks_is_found_and_evicted_everywhere(tier, 
         assert tiny.answer(PROMPT, 4) == oracle(PROMPT, 4)
         tiny.run()
         assert not _store_differs(tiny)
+
+
+def test_a_request_that_comes_before_the_store_has_let_go_of_a_wrong_page_does_not_get_it(
+    monkeypatch,
+):
+    let_go, taken_out = threading.Event(), MemoryStore.quarantine
+
+    def held(store, name):
+        assert let_go.wait(120)
+        return taken_out(store, name)
+
+    with engine() as tiny:
+        tiny.answer(PROMPT, 4)
+        damage(tiny, "store", 0)
+        monkeypatch.setattr(MemoryStore, "quarantine", held)
+        audited(tiny, lambda: wrong(tiny))
+        request = tiny.ask(PROMPT, 4)
+        while len(tiny.scheduler):
+            tiny.step()
+        let_go.set()
+        assert tiny.tokens(request) == oracle(PROMPT, 4)
+        assert tiny.cached(request).store == 0
 
 
 def pages_of(tiny: TinyEngine) -> dict[int, list[float]]:

@@ -250,6 +250,46 @@ def test_corrupt_page_is_quarantined_and_can_be_written_again_c17(client, pages,
     assert pages.get(store, 1, deadline=deadline) == [OK]
 
 
+def test_a_disowned_page_is_a_miss_at_once_until_it_is_written_anew(client, pages, deadline):
+    store = client(MemoryStore())
+    pages.put(store, 1, 2, 3, deadline=deadline)
+    take_out = store.disown(pages.part, pages.keys(2))
+    for _ in range(2):
+        assert pages.get(store, 1, 2, 3, deadline=deadline) == [OK, MISS, OK]
+        found = store.find(pages.part, [pages.keys(1, 2, 3)], deadline=deadline, each=True)
+        assert found == [bytes([1, 0, 1])]
+        take_out()
+    assert pages.put(store, 2, deadline=deadline) == [OK]
+    take_out()  # another time: what is right by now stays
+    assert pages.get(store, 1, 2, 3, deadline=deadline) == [OK] * 3
+    assert store.counters()["disowned_pages"] == 1
+
+
+def test_writing_a_disowned_page_anew_takes_the_wrong_one_out_first(client, pages, deadline):
+    store = client(MemoryStore())
+    pages.put(store, 1, deadline=deadline)
+    take_out = store.disown(pages.part, pages.keys(1))
+    assert pages.put(store, 1, deadline=deadline) == [OK]
+    assert store.counters()["skipped_pages"] == 0
+    take_out()
+    assert pages.get(store, 1, deadline=deadline) == [OK]
+
+
+class Clinging(MemoryStore):
+    """Lets go of nothing."""
+
+    def quarantine(self, name):
+        raise OSError("read-only")
+
+
+def test_a_page_that_the_store_does_not_let_go_of_stays_a_miss(client, pages, deadline):
+    store = client(Clinging())
+    pages.put(store, 1, 2, deadline=deadline)
+    store.disown(pages.part, pages.keys(1))()
+    assert pages.put(store, 1, 2, deadline=deadline) == [FAILED, OK]
+    assert pages.get(store, 1, 2, deadline=deadline) == [MISS, OK]
+
+
 def test_page_of_another_model_is_a_miss_and_stays_c17(client, pages, deadline):
     store = client(MemoryStore())
     other = type(pages)()

@@ -62,8 +62,10 @@ class Stuck(MemoryStore):
     def __init__(self):
         super().__init__()
         self.free = threading.Event()
+        self.waits = False
 
     def contains(self, names, *, deadline):
+        self.waits = True
         self.free.wait(30)
         return super().contains(names, deadline=deadline)
 
@@ -229,6 +231,20 @@ def test_back_means_later_and_never_means_never(tiers, pages):
     until(lambda: len(slow._objects) == 2)
     assert not read_only._objects
     until(lambda: all_three.counters().get("store1.back_pages") == 2)
+
+
+def test_a_disowned_page_that_waits_is_not_written_and_one_under_way_is_taken_out(tiers, pages):
+    fast, slow = MemoryStore(), Stuck()
+    both = tiers((fast, THROUGH), (slow, BACK))
+    for n in (1, 2, 3):
+        assert pages.put(both, n) == [OK]
+    until(lambda: slow.waits)  # with the first of them
+    both.disown(pages.part, pages.keys(1, 2))()
+    slow.free.set()
+    until(lambda: len(fast._objects) == len(slow._objects) == 1)
+    assert pages.get(both, 1, 2, 3) == [MISS, MISS, OK]
+    both.close()
+    assert len(slow._objects) == 1
 
 
 def test_what_waits_to_be_written_is_bounded_and_counted(tiers, pages):
