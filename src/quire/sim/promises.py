@@ -5,10 +5,9 @@
     C44  who has its quota, and pages that nobody uses, makes room among its own: no other tenant
          loses a page to it
 
-C44 is looked at whenever room was made for somebody, C43 after every call that is one act, with
-what it was before. A step is many acts, and what is idle at its end need not have been when it made
-room: what was to be kept and goes in it is taken as it is.
-Whether a page was promised follows from what requests said, not from what the manager made of it.
+Both are looked at whenever room was made for somebody, with what was there right before, and C43
+after every call and step too. Whether a page was promised follows from what requests said, not from
+what the manager made of it.
 """
 
 from __future__ import annotations
@@ -70,27 +69,29 @@ class Promises:
                 self._kept[name] = Promise(key, until_s, wish.tiers, wish.tiers, self._found(key))
 
     def accept(self) -> None:
-        """What has gone went by no single act: an operator took it, or a step has passed."""
+        """What has gone an operator took."""
         self._seen = self._see()
         for key, each in self._kept.items():
             found = min(self._found(each.key), each.num_found)
             self._kept[key] = each._replace(num_found=found)
 
     def look(self, name: str) -> None:
-        """A call is over."""
+        """An act, or a call, is over."""
         before, self._seen = self._seen, self._see()
         lost = [now - then for now, then in zip(self._seen.evicted, before.evicted, strict=True)]
         self._look_at_kept(name, lost, is_own=self._seen.own > before.own)
 
-    def watch_quotas(self, reserve: Reserve) -> Reserve:
-        """C44 of every room that is made for somebody, whatever for."""
+    def watch(self, reserve: Reserve) -> Reserve:
+        """All room that is made for somebody, whatever for."""
 
         def watched(
             slot: int, count: int, tenant: Tenant | None = None, beside: int = 0
         ) -> PageIds | None:
             tree = inspect(self._manager).tree
             before = {who: each.num_held[slot] for who, each in tree.tenants.items()}
+            self.look("whatever came before")
             pages = reserve(slot, count, tenant, beside)
+            self.look(f"room for {count} pages")
             if pages is not None and tenant is not None and tenant.name and slot < NUM_TIERS:
                 self._look_at_quota(tenant, Tier(slot), count + beside, before)
             return pages

@@ -97,8 +97,8 @@ class WatchedManager(CacheManager):
         """Fetches from the store, with what they bring."""
         self.meetings = _WatchedMeetings(self.meetings, self._asked, self._look)
         self._promises = Promises(self, clock)
-        if Rule.QUOTA_IS_OWN in self._rules and self._core.has_quotas:
-            vars(self._core)["reserve"] = self._promises.watch_quotas(self._core.reserve)
+        if Rule.QUOTA_IS_OWN in self._rules:
+            vars(self._core)["reserve"] = self._promises.watch(self._core.reserve)
 
     # ---- calls that may say no ------------------------------------------------------------------
 
@@ -149,8 +149,7 @@ class WatchedManager(CacheManager):
 
     def step(self, completions: Iterable[Completion] = ()) -> list[Command]:
         commands = super().step(completions)
-        self._look_at_host("step")
-        self._promises.accept()
+        self._look("step")
         if Rule.FETCHED_ONCE in self._rules:
             self._look_at_fetches(commands)
         return commands

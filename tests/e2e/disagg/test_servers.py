@@ -165,9 +165,11 @@ def test_a_conversation_through_every_tier_and_side_c25_c30_c31_c32(
         for node in both:
             node.flush("host", "device")
         reply, sent = talk.ask()
-        assert reply.cached == {"store": known * PAGE}
+        # What prefill computes of it goes to the store too: decode may find it there first.
+        restored = talk.num_pages - sent
+        assert known <= restored
+        assert reply.cached == {"store": restored * PAGE}
         assert not reply.at_prefill  # what prefill found is not what it sent
-        assert sent == talk.num_pages - known
 
         if variants:
             _check_switched_off(talk, decodes)
@@ -185,8 +187,9 @@ def test_a_conversation_through_every_tier_and_side_c25_c30_c31_c32(
 
 def _check_damage(talk: Conversation, store: Path) -> None:
     """C26: half of what the store has is damaged. If decode has promised it when that is found out,
-    which nobody knows before, the promise is repaired, once; else it asks for more at once."""
-    known = talk.go_on()
+    which nobody knows before, the promise is repaired, once; else it asks for more at once, or
+    finds what prefill has computed and written anew."""
+    talk.go_on()
     for node in (talk.prefill, talk.decode):
         node.flush("host", "device")
     pages = [path for path in sorted(store.rglob("*")) if path.is_file()]
@@ -194,8 +197,8 @@ def _check_damage(talk: Conversation, store: Path) -> None:
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 0xFF
         path.write_bytes(data)
-    _, sent = talk.ask()
-    assert sent > talk.num_pages - known
+    talk.ask()
+    assert list((store / "quarantine").iterdir())
     found = talk.decode.handover()
     failed = found["restores"]["failed"]["count"] if "failed" in found["restores"] else 0
     assert failed == (1 if found["repairs"].get("restore") else 0)
