@@ -105,12 +105,14 @@ class CacheWish(msgspec.Struct, frozen=True):
     level: int = 0
     """−1: they go first; 0: as any; 1, 2: they go last, while `retain_s` is not over."""
     num_tokens: int | None = None
-    """Of its first tokens; None: of all of the prompt."""
+    """Up to that token; None: to the end of the prompt."""
     device: bool = True
     host: bool = True
     """Where that goes for."""
     store: bool = True
     """May the store have them?"""
+    then: CacheWish | None = None
+    """Of the pages behind those."""
 
 
 class Generate(_Message, frozen=True, tag="generate"):

@@ -152,8 +152,8 @@ class CacheManager:
                 node.priority = max(node.priority, priority)
             node = node.parent
         self._writer.expect(match.key.last - match.num_device)
-        if wish is None or wish.stored:
-            self._writer.used(tail)
+        public = None if wish is None else wish.num_stored
+        self._writer.used(tail if public is None else _within(tail, public))
         guards = self._core.protect(tail, device_tail)
         lease = Lease(self, owner, match.key, priority, tail, device_tail, guards, table)
         lease.looked, lease.wish = self._core.tree.changes, wish
@@ -350,6 +350,8 @@ class CacheManager:
             self.counters.duplicate_pages += num_pages(done.duplicate)
         for node in done.adopted:
             self._committed(lease, node, node.start)
+        if lease.wish is not None:
+            self._withhold(done.adopted, lease.wish)
         if shared:
             if state is not None:
                 self._hybrid.share(state, tail, done.tail)
@@ -567,19 +569,33 @@ class CacheManager:
             self._core.tidy((before, device_tail))
 
     def _retain(self, lease: Lease, wish: Wish) -> None:
-        """Its path is about to be touched: what stands there is ranked by this."""
+        """Its path is about to be touched: what stands there is ranked by this. A page is of no use
+        without those before it: they are kept for as long, and as well."""
         tree, now = self._core.tree, self._core.clock()
-        end = lease.tail.end if wish.num_pages is None else min(wish.num_pages, lease.tail.end)
-        if wish.level > 0:  # of more than may be retained, the head
-            end = min(end, max(each.max_pages for each in tree.standing.retained[: HOST + 1]))
-        if not wish.level or not end:
-            return
-        asked = Retention(wish.level, now + wish.retain_s, wish.tiers)
-        for node in tree.path(tree.node_at(lease.tail, end)):
-            before = node.retention
-            if wish.level == GO_FIRST and (node.hits or (before and before.is_held(now))):
-                continue  # others want it
-            node.retention = asked if before is None else asked.joined(before, now)
+        most = max(each.max_pages for each in tree.standing.retained[: HOST + 1])
+        behind = Retention()
+        for first, last, each in wish.ranges(lease.tail.end):
+            asked = Retention(each.level, now + each.retain_s, each.tiers).joined(behind, now)
+            behind = asked if asked.level > 0 else behind
+            end = min(last, most) if asked.level > 0 else last  # of more than may be, the head
+            if not asked.level or end <= first:
+                continue
+            above = tree.node_at(lease.tail, first) if first else None
+            for node in tree.path(tree.node_at(lease.tail, end), above):
+                before = node.retention
+                if asked.level == GO_FIRST and (node.hits or (before and before.is_held(now))):
+                    continue  # others want it
+                node.retention = asked if before is None else asked.joined(before, now)
+
+    def _withhold(self, nodes: Iterable[Node], wish: Wish) -> None:
+        """These were computed: what the store may not have of them becomes nodes of its own."""
+        public = wish.num_stored
+        for node in nodes:
+            if public is None or node.end <= public:
+                continue
+            if node.start < public:
+                self._core.tree.split(node, public - node.start)
+            node.retention = Retention(stored=False)
 
     def _shared(self, lease: Lease, pages: PageIds, count: int) -> None:
         """The first `count` private pages of a lease are the tree's now, or others for them."""
@@ -591,11 +607,17 @@ class CacheManager:
         """The pages of `node` from page `first` on are shared now."""
         if lease.priority:
             node.priority = max(node.priority, lease.priority)
-        if lease.wish is not None and not lease.wish.stored:
-            node.retention = Retention(stored=False)
         if self.events.enabled:
             self._core.announce_stored(node, DEVICE, first)
         self._writer.committed(node)
+
+
+def _within(tail: Node, last: int) -> Node:
+    """The lowest node of a path that ends at page `last` or before."""
+    node = tail
+    while node.end > last and node.parent is not None:
+        node = node.parent
+    return node
 
 
 def _check_pools(core: Core) -> None:

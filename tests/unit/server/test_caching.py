@@ -37,6 +37,33 @@ def asked(rig: Rig, **fields) -> CacheWish | None:
             {"cache": {"retain_s": 5, "tiers": ["host"]}},
             CacheWish(5.0, 1, device=False, store=False),
         ),
+        (
+            {"cache": {"from": 100, "tokens": 50, "priority": 2}},
+            CacheWish(num_tokens=100, then=CacheWish(300.0, 2, 150)),
+        ),
+        ({"cache": {"from": 0, "retain_s": 5}}, CacheWish(5.0, 1)),
+        (
+            {
+                "cache": {
+                    "ranges": [
+                        {"tokens": 100, "retain_s": 3600, "priority": 2},
+                        {"tokens": 50, "retain_s": 60},
+                        {"from": 200, "priority": -1, "store": False},
+                    ]
+                }
+            },
+            CacheWish(
+                3600.0,
+                2,
+                100,
+                then=CacheWish(
+                    60.0,
+                    1,
+                    150,
+                    then=CacheWish(num_tokens=200, then=CacheWish(0.0, -1, store=False)),
+                ),
+            ),
+        ),
     ],
 )
 def test_what_the_engine_is_told(rig: Rig, fields, wish):
@@ -57,6 +84,15 @@ def test_what_the_engine_is_told(rig: Rig, fields, wish):
         ({"tiers": ["disk"]}, "cache.tiers.0"),
         ({"tiers": ["store"], "store": False}, "cache.tiers"),
         ({"retain_s": 5, "priority": -1}, "cache.retain_s"),
+        ({"from": -1}, "cache.from"),
+        ({"ranges": []}, "cache.ranges"),
+        ({"ranges": [{"tokens": 1}] * 17}, "cache.ranges"),
+        ({"ranges": [{"tokens": 5}], "retain_s": 5}, "cache.ranges"),
+        ({"ranges": [{"tokens": 5}, {"from": 4}]}, "cache.ranges.1.from"),
+        ({"ranges": [{"retain_s": 5}, {"retain_s": 5}]}, "cache.ranges.0.tokens"),
+        ({"ranges": [{"tokens": 5, "store": False}, {"store": True}]}, "cache.ranges.1"),
+        ({"ranges": [{"tokens": 5, "tiers": ["host"]}, {"tiers": ["store"]}]}, "cache.ranges.1"),
+        ({"ranges": [{"tiers": ["store"], "store": False}]}, "cache.ranges.0.tiers"),
     ],
 )
 def test_what_makes_no_sense(rig: Rig, cache, param):
