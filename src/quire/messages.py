@@ -22,7 +22,7 @@ from __future__ import annotations
 import msgspec
 
 from quire.keys import chain_keys
-from quire.types import PAGE_KEY_BYTES, OperationId, PageIds, PageKey, split_keys
+from quire.types import PAGE_KEY_BYTES, OperationId, Owner, PageIds, PageKey, split_keys
 
 
 class _Message(msgspec.Struct, frozen=True, tag_field="t"):
@@ -64,6 +64,8 @@ class Run(msgspec.Struct, frozen=True):
     page_bytes: int = 0
     page_width: int = 0
     """For chain_keys()."""
+    owner: Owner | None = None
+    """Whose quota they count for."""
 
     @property
     def num_pages(self) -> int:
@@ -105,6 +107,12 @@ class Write(_Message, frozen=True, tag="write"):
             if run.parent:
                 parents += run.parent + mine[:-PAGE_KEY_BYTES]
         return split_keys(keys), split_keys(parents)
+
+    def owners(self) -> list[Owner | None]:
+        """Of every page; none at all if nobody has a quota."""
+        if not any(run.owner for run in self.runs):
+            return []
+        return [owner for run in self.runs for owner in [run.owner] * run.num_pages]
 
 
 class PeerPart(msgspec.Struct, frozen=True):

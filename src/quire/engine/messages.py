@@ -378,6 +378,10 @@ class TenantStatus(msgspec.Struct, frozen=True):
     device_pages: int
     """Cached, of full attention."""
     host_pages: int
+    written_pages: int = 0
+    """To the store, where quotas are kept."""
+    refused_pages: int = 0
+    """Which the store would not take."""
 
 
 class Tenants(msgspec.Struct, frozen=True):
@@ -385,6 +389,8 @@ class Tenants(msgspec.Struct, frozen=True):
     device_quota_pages: int
     """Of each that has a salt."""
     host_quota_pages: int
+    share: float = 1.0
+    """Of each tier."""
 
 
 class Event(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ from quire.errors import ConfigError, LeaseError
 from quire.eviction import GO_FIRST, Retention
 from quire.keys import Namespace, PrefixKey
 from quire.manager.audits import Audits
-from quire.manager.core import Clock, Core
+from quire.manager.core import Clock, Core, StoreUse
 from quire.manager.costs import CostModel
 from quire.manager.exports import Exporter
 from quire.manager.fetches import Fetches, Prefetch
@@ -422,7 +422,7 @@ class CacheManager:
         if soon and (self._core.outbox or self._writer.has_work or self._fetches.has_news):
             return self._core.clock()
         first = self._core.operations.next_deadline()
-        for due in (self._writer.next_retry(), self._fetches.prefetches.next_timeout()):
+        for due in (self._writer.next_due(), self._fetches.prefetches.next_timeout()):
             if due is not None and (first is None or due < first):
                 first = due
         return first
@@ -465,6 +465,10 @@ class CacheManager:
                 if node.held[slot] is not None:
                     counts[slot] += num_pages(held_pages(node, slot))
         return counts[0], counts[1]
+
+    def store_use(self, tenant: str) -> StoreUse:
+        """What was written for one of the last tenants, where quotas are kept."""
+        return self._core.store_uses.get(tenant, StoreUse())
 
     # ---- administration -------------------------------------------------------------------------
 
@@ -573,6 +577,7 @@ class CacheManager:
         without those before it: they are kept for as long, and as well."""
         tree, now = self._core.tree, self._core.clock()
         most = max(each.max_pages for each in tree.standing.retained[: HOST + 1])
+        public = wish.num_stored
         behind = Retention()
         for first, last, each in wish.ranges(lease.tail.end):
             asked = Retention(each.level, now + each.retain_s, each.tiers).joined(behind, now)
@@ -586,6 +591,9 @@ class CacheManager:
                 if asked.level == GO_FIRST and (node.hits or (before and before.is_held(now))):
                     continue  # others want it
                 node.retention = asked if before is None else asked.joined(before, now)
+            stored = end if public is None else min(end, public)
+            if asked.level > 0 and stored > first:
+                self._writer.keep(tree.node_at(lease.tail, stored), asked.until_s)
 
     def _withhold(self, nodes: Iterable[Node], wish: Wish) -> None:
         """These were computed: what the store may not have of them becomes nodes of its own."""

@@ -231,12 +231,15 @@ def _tenants(service: Service, found: Tenants) -> dict[str, Any]:
                 "waiting": each.waiting,
                 "device_bytes": each.device_pages * device,
                 "host_bytes": each.host_pages * host,
+                "store_written_bytes": each.written_pages * host,
+                "store_refused_bytes": each.refused_pages * host,
             }
             for each in found.tenants
         ],
         "quota": {
             "device_bytes": found.device_quota_pages * device,
             "host_bytes": found.host_quota_pages * host,
+            "store_share": found.share,
             "requests": service.config.tenant_requests or None,
         },
     }

@@ -53,14 +53,18 @@ class SimStore:
         found = self._objects.get(name)
         return None if found is None else found.content
 
-    def touch(self, keys: Iterable[PageKey], component: str, rank: int) -> None:
-        """A prefix is used, in the order of its pages, so far as it is there."""
+    def touch(
+        self, keys: Iterable[PageKey], component: str, rank: int, *, each: bool = False
+    ) -> None:
+        """A prefix is used, in the order of its pages, so far as it is there; with `each` all that
+        are there of these."""
         self._now += _STEP
         for at, key in enumerate(keys):
             found = self._objects.get((key, component, rank))
-            if found is None:
+            if found is not None:
+                found.used = self._now - at
+            elif not each:
                 break
-            found.used = self._now - at
 
     def present(self, keys: list[PageKey], component: str, rank: int) -> bytes:
         self.touch(keys, component, rank)

@@ -185,7 +185,7 @@ class SimWorkers:
     def _touch(self, rank: int, command: Touch) -> None:
         store = self._attached[rank]
         if store is not None:
-            store.touch(split_keys(command.keys), command.component, rank)
+            store.touch(split_keys(command.keys), command.component, rank, each=command.each)
 
     def _cancel(self, rank: int, op: OperationId) -> None:
         if self._serving is not None:
