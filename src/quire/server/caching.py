@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal, Self
 
 import msgspec
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from quire.engine.messages import CacheWish
 from quire.server.errors import overloaded
@@ -65,7 +65,19 @@ class CacheRange(Body):
         return self.store if self.tiers is None else "store" in self.tiers
 
 
+_NOTHING_BESIDE = [
+    {"properties": {"ranges": {"type": "null"}}},
+    {
+        "properties": {
+            field.alias or name: {"type": "null"} for name, field in CacheRange.model_fields.items()
+        }
+    },
+]
+
+
 class CacheControl(CacheRange):
+    model_config = ConfigDict(json_schema_extra={"anyOf": _NOTHING_BESIDE})
+
     ranges: Annotated[list[CacheRange], Field(min_length=1, max_length=MAX_RANGES)] | None = None
     """In the order of the prompt; then nothing is said beside them."""
 

@@ -142,7 +142,7 @@ def test_a_tenant_has_only_so_many_requests_in_flight(engine: ScriptedEngine):
 def test_tenants_are_shown_to_the_administrator(engine: ScriptedEngine):
     tiers = [TierStatus("device", 1024, 100, 0, 0), TierStatus("host", 1024, 200, 0, 0)]
     engine.info = msgspec.structs.replace(engine.info, tiers=tiers)
-    engine.answers[GetTenants] = Tenants([TenantStatus("a", 1, 2, 3, 4)], 50, 100)
+    engine.answers[GetTenants] = Tenants([TenantStatus("a", 1, 2, 3, 4, 6, 1)], 50, 100, 0.5)
     rig = Rig(engine)
     found = rig.request("GET", "/admin/tenants").json()
     assert found["tenants"] == [
@@ -153,9 +153,16 @@ def test_tenants_are_shown_to_the_administrator(engine: ScriptedEngine):
             "waiting": 2,
             "device_bytes": 3072,
             "host_bytes": 4096,
+            "store_written_bytes": 6 * 1024,
+            "store_refused_bytes": 1024,
         }
     ]
-    assert found["quota"] == {"device_bytes": 51200, "host_bytes": 102400, "requests": None}
+    assert found["quota"] == {
+        "device_bytes": 51200,
+        "host_bytes": 102400,
+        "store_share": 0.5,
+        "requests": None,
+    }
 
 
 # ---- tenants by their keys -----------------------------------------------------------------------
