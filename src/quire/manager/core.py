@@ -126,9 +126,7 @@ class Core:
         """The store took so many full pages of a node, and would not take others."""
         name = self.tree.root_of(node).tenant.name
         before = self.store_uses.pop(name, StoreUse())
-        self.store_uses[name] = StoreUse(
-            before.num_written + written, before.num_refused + refused
-        )
+        self.store_uses[name] = StoreUse(before.num_written + written, before.num_refused + refused)
         if len(self.store_uses) > MAX_STORE_USES:
             del self.store_uses[next(iter(self.store_uses))]
 

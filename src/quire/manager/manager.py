@@ -350,8 +350,7 @@ class CacheManager:
             self.counters.duplicate_pages += num_pages(done.duplicate)
         for node in done.adopted:
             self._committed(lease, node, node.start)
-        if lease.wish is not None:
-            self._withhold(done.adopted, lease.wish)
+            self._withhold(lease, node)
         if shared:
             if state is not None:
                 self._hybrid.share(state, tail, done.tail)
@@ -595,12 +594,10 @@ class CacheManager:
             if asked.level > 0 and stored > first:
                 self._writer.keep(tree.node_at(lease.tail, stored), asked.until_s)
 
-    def _withhold(self, nodes: Iterable[Node], wish: Wish) -> None:
-        """These were computed: what the store may not have of them becomes nodes of its own."""
-        public = wish.num_stored
-        for node in nodes:
-            if public is None or node.end <= public:
-                continue
+    def _withhold(self, lease: Lease, node: Node) -> None:
+        """It was computed: what the store may not have of it becomes a node of its own."""
+        public = None if lease.wish is None else lease.wish.num_stored
+        if public is not None and node.end > public:
             if node.start < public:
                 self._core.tree.split(node, public - node.start)
             node.retention = Retention(stored=False)

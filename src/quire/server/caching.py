@@ -37,9 +37,7 @@ class CacheRange(Body):
     kept."""
     priority: Annotated[int, Field(ge=-1, le=2)] | None = None
     """−1: it goes first; 2: it is kept before what has 1."""
-    first: Annotated[
-        Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None, Field(alias="from")
-    ] = None
+    first: Annotated[Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None, Field(alias="from")] = None
     """The token that it begins with: by default where the range before it ends."""
     tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     """How many there are; all up to the end of the prompt, if not given."""
@@ -86,12 +84,16 @@ class CacheControl(CacheRange):
         if self.ranges is None:
             return self
         if any(getattr(self, name) is not None for name in CacheRange.model_fields):
-            raise wrong("is there, and so are other fields: say those in its ranges", param="ranges")
+            raise wrong(
+                "is there, and so are other fields: say those in its ranges", param="ranges"
+            )
         at, is_stored = 0, True
         for number, (first, last, each) in enumerate(_places(self.ranges)):
             name = f"ranges.{number}"
             if first < at:
-                raise wrong(f"is before token {at}, where the last range ends", param=f"{name}.from")
+                raise wrong(
+                    f"is before token {at}, where the last range ends", param=f"{name}.from"
+                )
             if last is None and each is not self.ranges[-1]:
                 raise wrong("is missing: only the last range has no end", param=f"{name}.tokens")
             if each.names_store and not is_stored:

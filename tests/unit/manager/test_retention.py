@@ -7,6 +7,7 @@ import pytest
 from quire.eviction import GO_FIRST, MAX_LEVEL, EvictionKind
 from quire.keys import PrefixKey
 from quire.manager import Wish
+from quire.messages import Touch
 from quire.types import TENANT_MARK, Tier, split_keys
 from support import MIXES, PAGE, Rig, namespace, tokens_for
 
@@ -112,7 +113,9 @@ def test_ranges_of_a_prompt_each_for_its_own_time() -> None:
     rig.manager.check_invariants()
 
 
-@pytest.mark.parametrize("head", [Wish(num_pages=4), Wish(60.0, 1, 4), Wish(level=GO_FIRST, num_pages=4)])
+@pytest.mark.parametrize(
+    "head", [Wish(num_pages=4), Wish(60.0, 1, 4), Wish(level=GO_FIRST, num_pages=4)]
+)
 def test_what_lies_before_a_range_is_kept_with_it(head: Wish) -> None:
     rig = Rig(device=40, host=0, store=False, retained_share=0.5)
     whole = rig.doc(8, seed=1)
@@ -136,6 +139,23 @@ def test_the_store_has_a_range_and_nothing_behind_it(mix: str) -> None:
     rig.cache(whole)
     assert rig.stored["full"] == set(split_keys(whole.page_keys(0, 8)))
     rig.manager.check_invariants()
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_the_store_is_told_until_the_time_is_over_and_then_no_more(detached: bool) -> None:
+    rig = Rig()
+    rig.cache(rig.doc(4, seed=1), wish=KEEP)
+    told = 0
+    if detached:
+        rig.manager.store.detach()
+        rig.run()
+    while (due := rig.manager.next_wakeup()) is not None and due < 300.0:
+        rig.now = due
+        told += sum(isinstance(command, Touch) for command in rig.step())
+        rig.pending = []
+    assert due is None, "nothing is due for ever"
+    assert 55.0 <= rig.now <= 70.0
+    assert told == 0 if detached else 10 < told < 15
 
 
 def test_the_higher_level_stays_longer() -> None:

@@ -20,7 +20,7 @@ from quire.engine.messages import (
     Tenants,
 )
 from quire.server.config import ServerConfig
-from unit.server.scripted import ADMIN_KEY, Rig, status
+from unit.server.scripted import ADMIN_KEY, Rig, TinyTokenizer, status
 from unit.server.test_fuzz import answering
 
 schemathesis = pytest.importorskip("schemathesis")
@@ -37,7 +37,6 @@ CONFIG = {
 }
 REFUSALS = {
     "fields_disagree": "one field is of no use without another, or beside it",
-    "chat_template_error": "a model's template takes some orders of messages and not others",
     "context_length_exceeded": "tokens of a text are counted by the model's tokenizer",
     "invalid_schema": "whether a grammar can be made of a schema",
     "unknown_token": "names of fields in logit_bias that are numbers below a bound",
@@ -45,6 +44,8 @@ REFUSALS = {
     "invalid_store_url": "what a store's options may be, only the store knows",
     "previous_response_not_found": "names of what was answered before",
 }
+TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+"""Takes messages in any order, which is for a model to say."""
 DRAIN = "/admin/drain"
 
 
@@ -58,8 +59,9 @@ def schema_of():
         GetTenants: Tenants([], 1, 1),
     }
     config = ServerConfig(admin_key=ADMIN_KEY, api_key=ADMIN_KEY)
+    rig = Rig(engine, config, tokenizer=TinyTokenizer(template=TEMPLATE))
     return schemathesis.openapi.from_asgi(
-        "/openapi.json", Rig(engine, config).app, config=schemathesis.Config.from_dict(CONFIG)
+        "/openapi.json", rig.app, config=schemathesis.Config.from_dict(CONFIG)
     )
 
 

@@ -62,9 +62,7 @@ class Pages:
         sources = [self.full(n) for n in numbers]
         parents = [self.key(n) if n else NO_PARENT for n in (after, *numbers[:-1])]
         keys, owners = self.keys(*numbers), [owner] * len(numbers)
-        return store.put(
-            self.part, keys, sources, parents=parents, owners=owners, deadline=soon()
-        )
+        return store.put(self.part, keys, sources, parents=parents, owners=owners, deadline=soon())
 
     def usable(self, store: PageStore, *numbers: int) -> int:
         """How many pages of a path would be found."""

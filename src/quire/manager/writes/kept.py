@@ -7,8 +7,6 @@ Knows ends of paths, also of those that have left the tree; saying it is the wri
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from quire.tree import Node, PrefixTree
 
 
@@ -33,11 +31,11 @@ class Kept:
         while self._num_pages > self._max_pages:
             self._drop(next(iter(self._until)))
 
-    def tails(self, now: float) -> Iterator[Node]:
+    def tails(self, now: float) -> list[Node]:
         """Ends of the paths whose time is not over; the others are forgotten."""
         for node in [node for node, until_s in self._until.items() if until_s <= now]:
             self._drop(node)
-        return iter(list(self._until))
+        return list(self._until)
 
     def clear(self) -> None:
         """Nothing can be said any more."""

@@ -151,11 +151,12 @@ class Writer:
         there."""
         core, used, room = self._core, self._touched, TOUCHED_PAGES
         self._touched, self._next_touch_s = {}, now + TOUCH_EVERY_S
+        kept = self._kept.tails(now)
         if not core.store_epoch:
             return
         seen: set[Node] = set()
         here = (tail for tail in reversed(used) if any(tail.held))  # the others are gone
-        for tail in chain(self._kept.tails(now), here):
+        for tail in chain(kept, here):
             if tail in seen:
                 continue  # a longer path passes it
             path = list(core.tree.path(tail))

@@ -91,7 +91,7 @@ class FileStore:
             self._budget,
             self._space,
             self._cold,
-            self._owners,
+            owners=self._owners,
             wrote=self._scanner.wrote,
             clock=clock,
         )

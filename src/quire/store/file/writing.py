@@ -46,8 +46,8 @@ class Writer:
         budget: Budget,
         space: FreeSpace,
         cold: ColdQueue,
-        owners: Owners,
         *,
+        owners: Owners,
         wrote: Callable[[int], None],
         clock: Callable[[], float],
     ) -> None:
