@@ -77,7 +77,8 @@ class Run(msgspec.Struct, frozen=True):
     def makes_sense(self) -> bool:
         sizes = bool(self.keys) or 0 < self.page_bytes <= self.page_width <= len(self.tokens)
         lengths = len(self.keys) % PAGE_KEY_BYTES == 0, len(self.parent) in (0, PAGE_KEY_BYTES)
-        return sizes and all(lengths)
+        whose = self.owner is None or (self.owner.name.isalnum() and 0 < self.owner.share <= 1)
+        return sizes and all(lengths) and whose
 
     def page_keys(self) -> bytes:
         if self.keys:

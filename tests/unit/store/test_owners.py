@@ -134,5 +134,14 @@ def test_a_list_torn_by_a_crash_is_read_as_far_as_it_goes(file_store, client, pa
     assert num_owned(store, GREEDY, pages) == 2
     pages.put_path(client(store), 11, 12, owner=GREEDY)
     assert num_owned(store, GREEDY, pages) == 4
+    outside = file_store.root.parent / "outside"
+    outside.write_text("somebody else's")
+    with file.open("ab") as appended:
+        for text in (b"../../outside", b"\xff\xfe", str(outside).encode()):
+            appended.write((1 << 20).to_bytes(8, "little") + text.ljust(116, b"\0"))
+    assert num_owned(store, GREEDY, pages) == 4
+    for path in documents(100, 8):
+        pages.put_path(client(store), *path, owner=GREEDY)
+    assert outside.exists()
     file.write_bytes(b"")
     assert num_owned(store, GREEDY, pages) == 0

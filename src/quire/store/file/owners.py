@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from quire.store.base import SPARE_SHARE
+from quire.store.base import OBJECT_TEXT, SPARE_SHARE
 from quire.store.file.shared import SharedFile
 from quire.store.file.uses import time_of
 from quire.types import Owner
@@ -118,7 +118,9 @@ class Owners:
         whole = data[: len(data) // _RECORD.size * _RECORD.size]  # the rest was torn by a crash
         found = {text: size for size, text in _RECORD.iter_unpack(whole)}
         for name, size_bytes in found.items():
-            text = name.rstrip(b"\0").decode()
+            text = name.rstrip(b"\0").decode(errors="replace")
+            if not OBJECT_TEXT.fullmatch(text):
+                continue  # not ours, or damaged: no path is made of it
             time_ns = time_of(self._path_of(text))
             if time_ns is not None:
                 yield _Owned(time_ns, size_bytes, text)
