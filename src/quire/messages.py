@@ -22,7 +22,7 @@ from __future__ import annotations
 import msgspec
 
 from quire.keys import chain_keys
-from quire.types import PAGE_KEY_BYTES, OperationId, PageIds, PageKey, split_keys
+from quire.types import PAGE_KEY_BYTES, OperationId, Owner, PageIds, PageKey, split_keys
 
 
 class _Message(msgspec.Struct, frozen=True, tag_field="t"):
@@ -64,6 +64,8 @@ class Run(msgspec.Struct, frozen=True):
     page_bytes: int = 0
     page_width: int = 0
     """For chain_keys()."""
+    owner: Owner | None = None
+    """Whose quota they count for."""
 
     @property
     def num_pages(self) -> int:
@@ -75,7 +77,8 @@ class Run(msgspec.Struct, frozen=True):
     def makes_sense(self) -> bool:
         sizes = bool(self.keys) or 0 < self.page_bytes <= self.page_width <= len(self.tokens)
         lengths = len(self.keys) % PAGE_KEY_BYTES == 0, len(self.parent) in (0, PAGE_KEY_BYTES)
-        return sizes and all(lengths)
+        whose = self.owner is None or (self.owner.name.isalnum() and 0 < self.owner.share <= 1)
+        return sizes and all(lengths) and whose
 
     def page_keys(self) -> bytes:
         if self.keys:
@@ -105,6 +108,12 @@ class Write(_Message, frozen=True, tag="write"):
             if run.parent:
                 parents += run.parent + mine[:-PAGE_KEY_BYTES]
         return split_keys(keys), split_keys(parents)
+
+    def owners(self) -> list[Owner | None]:
+        """Of every page; none at all if nobody has a quota."""
+        if not any(run.owner for run in self.runs):
+            return []
+        return [owner for run in self.runs for owner in [run.owner] * run.num_pages]
 
 
 class PeerPart(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from typing import NewType
+from typing import NamedTuple, NewType
 
 import numpy as np
 import numpy.typing as npt
@@ -91,6 +91,15 @@ def num_pages(pages: PageIds) -> int:
 def split_keys(keys: bytes) -> list[PageKey]:
     """Concatenated page keys → list."""
     return [PageKey(keys[i : i + PAGE_KEY_BYTES]) for i in range(0, len(keys), PAGE_KEY_BYTES)]
+
+
+class Owner(NamedTuple):
+    """Whose pages these are, in a store that accounts for it."""
+
+    name: str
+    """Hex digits that follow from the tenant's name."""
+    share: float
+    """Of the store's budget, what they may be."""
 
 
 TENANT_MARK = "\x1f"

@@ -1,18 +1,29 @@
 """Retention and quotas under random pressure, in virtual time: what was promised is found, and
-nobody pays for another. By seed, over all mixes of state, orders of eviction, and tiers.
+nobody pays for another. By seed, over all mixes of state, orders of eviction, and tiers; the store
+is one of files.
 
 Who breaks a promise here is told by what a user would notice: a prefix that is not found.
 """
 
 from __future__ import annotations
 
+import mmap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 from quire.eviction import EvictionKind
 from quire.keys import PrefixKey
 from quire.manager import Wish
+from quire.messages import Command, Completion, Fetch, Probe, Touch, Write
+from quire.store.base import HEADER_BYTES, Part
+from quire.store.client import PageStore
+from quire.store.file import FileStore
+from quire.types import split_keys
 from support import MIXES, Rig, namespace, tokens_for
 
 PAGES = 64
@@ -91,3 +102,158 @@ def test_a_tenant_at_its_quota_costs_nobody_a_page(seed: int) -> None:
     for name, keys in modest.items():
         assert [found(rig, key) for key in keys] == [DOC] * len(keys), name
     rig.manager.check_invariants()
+
+
+class OnFiles(Rig):
+    """Its store is a directory with room for so many pages."""
+
+    def __init__(self, folder: Path, *, room: int, **options: Any) -> None:
+        self.now = 0.0
+        self.files = FileStore(
+            folder, max_bytes=room * 2 * HEADER_BYTES, reserve_bytes=0, wall_ns=self._wall_ns
+        )
+        assert self.files.wait_scanned(30)
+        self.pages = PageStore(self.files, clock=time.monotonic, wall_ns=self._wall_ns)
+        super().__init__(**options)
+
+    def _wall_ns(self) -> int:
+        return int((1e9 + self.now) * 1e9)
+
+    def reports(self, command: Command, **how: Any) -> list[Completion]:
+        if isinstance(command, Touch):
+            part = self._part(command.component)
+            self.pages.touch(part, split_keys(command.keys), each=command.each)
+        elif isinstance(command, Write):
+            keys, parents = command.keys_and_parents()
+            content = [memoryview(mmap.mmap(-1, HEADER_BYTES)) for _ in keys]
+            how["statuses"] = self.pages.put(
+                self._part(command.component),
+                keys,
+                content,
+                parents=parents,
+                owners=command.owners(),
+                deadline=time.monotonic() + 60,
+            )
+        elif isinstance(command, Probe | Fetch):
+            self.look()
+        return super().reports(command, **how)
+
+    def look(self) -> None:
+        """What is there; looking does not count as use."""
+        self.empty_store()
+        for each in self.files.scan():
+            self.stored[each.name.component].add(each.name.key)
+
+    def num_there(self, key: PrefixKey) -> int:
+        return sum(each in self.stored["full"] for each in split_keys(key.page_keys()))
+
+    def close(self) -> None:
+        self.pages.close()
+
+    def _part(self, component: str) -> Part:
+        return Part(component, 0, 1, b"f" * 32, HEADER_BYTES)
+
+
+@pytest.fixture
+def on_files(tmp_path: Path) -> Iterator[Callable[..., OnFiles]]:
+    made: list[OnFiles] = []
+
+    def make(**options: Any) -> OnFiles:
+        made.append(OnFiles(tmp_path / "store", **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("tiers", [(True, True), (False, False)])
+def test_what_is_retained_is_found_in_the_store_until_its_time_is_over(
+    on_files: Callable[..., OnFiles], mix: str, tiers: tuple[bool, bool]
+) -> None:
+    """Many more pages than all three tiers hold pass by; of the plain one nothing is left."""
+    room = 24 * len(mix.split("+"))
+    rig = on_files(mix=mix, device=24, host=32, room=room, retained_share=0.5)
+    kept, plain = doc("", 1), doc("", 2)
+    rig.cache(kept, wish=Wish(60.0, 1, tiers=tiers))
+    rig.cache(plain)
+    while rig.now < 58.0:
+        rig.now += 2.0
+        rig.cache(doc("", 1000 + int(rig.now)))
+        rig.look()
+        assert rig.in_store(kept), rig.now
+    assert not rig.in_store(plain)
+    if not any(tiers):
+        assert found(rig, kept) == 0, "nowhere else was it to be kept"
+    while rig.now < 120.0:
+        rig.now += 2.0
+        rig.cache(doc("", 1000 + int(rig.now)))
+    rig.look()
+    assert not rig.in_store(kept)
+    rig.manager.check_invariants()
+
+
+def test_a_range_of_a_prompt_is_kept_in_the_store_for_its_own_time(
+    on_files: Callable[..., OnFiles],
+) -> None:
+    rig = on_files(device=24, host=32, room=24, retained_share=0.5)
+    kept = doc("", 1, pages=8)
+    rig.cache(kept, wish=Wish(60.0, 1, num_pages=2, then=Wish(20.0, 1, num_pages=6)))
+    numbers = {}
+    while rig.now < 120.0:
+        rig.now += 2.0
+        rig.cache(doc("", 1000 + int(rig.now)))
+        rig.look()
+        numbers[rig.now] = rig.num_there(kept)
+    assert (numbers[18.0], numbers[56.0], numbers[120.0]) == (6, 2, 0)
+
+
+def test_no_more_is_kept_in_the_store_than_in_memory(on_files: Callable[..., OnFiles]) -> None:
+    """Everybody asks for everything: of what was asked for last, and of others, all is found."""
+    rig = on_files(device=24, host=24, room=48, retained_share=0.25)
+    for seed in range(30):
+        rig.now += 2.0
+        rig.cache(doc("", seed), wish=Wish(3600.0, 2))
+    others = [doc("", 100 + i) for i in range(6)]
+    for key in others:
+        rig.now += 2.0
+        rig.cache(key)
+    rig.look()
+    assert all(map(rig.in_store, others))
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("seed", range(2))
+def test_a_tenant_at_its_quota_costs_nobody_a_page_of_the_store(
+    on_files: Callable[..., OnFiles], mix: str, seed: int
+) -> None:
+    rng = Random(seed)
+    num_parts = len(mix.split("+"))
+    rig = on_files(mix=mix, device=64, host=64, room=64 * num_parts, tenant_share=0.3)
+    modest = [doc(name, i) for name in ("ann", "bob") for i in range(3)]
+    for key in modest:
+        rig.cache(key)
+    greedy = [doc("greedy", 100 + i, rng.randrange(1, 7)) for i in range(60)]
+    for i, key in enumerate(greedy):
+        rig.now += rng.random() * 3
+        rig.cache(key, wish=rng.choice((None, Wish(60.0, 2))))
+        rig.look()
+        assert all(map(rig.in_store, modest)), i
+        assert sum(map(rig.num_there, greedy)) <= 64 * num_parts * 0.3
+    assert rig.in_store(greedy[-1]), "what it wrote last it has"
+    use = rig.manager.store_use("greedy")
+    assert use.num_written > 64 * 0.3
+    rig.manager.check_invariants()
+
+
+def test_what_a_tenant_may_not_write_is_counted(on_files: Callable[..., OnFiles]) -> None:
+    """A path longer than its quota: the beginning is there, and nothing behind a hole."""
+    rig = on_files(device=64, host=64, room=32, tenant_share=0.25)
+    long = doc("greedy", 1, pages=14)
+    rig.cache(long)
+    rig.look()
+    num_there = rig.num_there(long)
+    assert 0 < num_there <= 8
+    assert rig.in_store(long[:num_there])
+    assert rig.manager.store_use("greedy").num_refused > 0

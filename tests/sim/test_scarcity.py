@@ -16,7 +16,7 @@ from quire.sim.pd.options import SimPdOptions, Topology
 from quire.sim.pd.run import simulate_pd
 from quire.sim.run import Simulation
 from quire.sim.store import SimStore, SimStores
-from quire.types import NO_PARENT, PageKey
+from quire.types import NO_PARENT, Owner, PageKey, PageStatus
 
 # ---- a store with a budget -----------------------------------------------------------------------
 
@@ -65,7 +65,7 @@ def test_a_page_without_the_page_before_it_is_not_taken_and_a_hole_is_filled_aga
     lost = prefix[has(store, prefix)]
     assert store.num_usable() == has(store, prefix)
     child = PageKey(b"child".ljust(32, b"."))
-    assert not store.put((child, "full", 0), 1, lost)
+    assert store.put((child, "full", 0), 1, lost) is PageStatus.ORPHAN
     assert put_all(store, prefix) == [True] * 4
     assert store.num_usable() == 4
 
@@ -205,3 +205,13 @@ def test_a_prompt_that_decode_computes_though_a_prefill_server_is_well_is_found_
 def test_a_prompt_may_be_computed_by_decode_when_its_only_line_is_cut() -> None:
     counters = simulate_pd(1, 400, SimPdOptions(cut_rate=0.05)).counters
     assert counters["handover local"] > 0
+
+
+def test_who_has_its_share_of_a_store_makes_room_among_its_own() -> None:
+    store, greedy = SimStore(8), Owner("greedy", 0.25)
+    names = [(PageKey(bytes([n]).ljust(32, b".")), "full", 0) for n in range(12)]
+    for name in names[:6]:
+        store.put(name, 1)
+    for name in names[6:]:
+        assert store.put(name, 1, None, greedy) is PageStatus.OK
+    assert {name for name, _ in store.objects()} == {*names[:6], *names[10:]}

@@ -338,10 +338,11 @@ class Engine:
         for name, own in salts.items():
             pages = [self.manager.pages_of(self.namespace_of(salt)) for salt in own]
             device, host = (sum(each) for each in zip(*pages, strict=True))
-            found.append(TenantStatus(name, running[name], waiting[name], device, host))
+            store = self.manager.store_use(name)
+            found.append(TenantStatus(name, running[name], waiting[name], device, host, *store))
         share = self.manager.config.tenant_share
         sizes = (self.manager.config.device_pages, self.manager.config.host_pages)
-        return Tenants(found, *(int(size * share) for size in sizes))
+        return Tenants(found, *(int(size * share) for size in sizes), share)
 
     def _handover_status(self) -> HandoverStatus | None:
         if self.exchange is None:

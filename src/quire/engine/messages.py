@@ -105,12 +105,14 @@ class CacheWish(msgspec.Struct, frozen=True):
     level: int = 0
     """−1: they go first; 0: as any; 1, 2: they go last, while `retain_s` is not over."""
     num_tokens: int | None = None
-    """Of its first tokens; None: of all of the prompt."""
+    """Up to that token; None: to the end of the prompt."""
     device: bool = True
     host: bool = True
     """Where that goes for."""
     store: bool = True
     """May the store have them?"""
+    then: CacheWish | None = None
+    """Of the pages behind those."""
 
 
 class Generate(_Message, frozen=True, tag="generate"):
@@ -376,6 +378,10 @@ class TenantStatus(msgspec.Struct, frozen=True):
     device_pages: int
     """Cached, of full attention."""
     host_pages: int
+    written_pages: int = 0
+    """To the store, where quotas are kept."""
+    refused_pages: int = 0
+    """Which the store would not take."""
 
 
 class Tenants(msgspec.Struct, frozen=True):
@@ -383,6 +389,8 @@ class Tenants(msgspec.Struct, frozen=True):
     device_quota_pages: int
     """Of each that has a salt."""
     host_quota_pages: int
+    share: float = 1.0
+    """Of each tier."""
 
 
 class Event(msgspec.Struct, frozen=True):

@@ -293,7 +293,8 @@ def _wish(asked: CacheWish | None, num_prompt: int, page_size: int) -> Wish | No
         return None
     count = num_prompt if asked.num_tokens is None else min(num_prompt, asked.num_tokens)
     tiers = (asked.device, asked.host)
-    return Wish(asked.retain_s, asked.level, count // page_size, tiers, asked.store)
+    then = _wish(asked.then, num_prompt, page_size)
+    return Wish(asked.retain_s, asked.level, count // page_size, tiers, asked.store, then)
 
 
 def request_status(request: Request, role: str, now: float) -> RequestStatus:

@@ -7,8 +7,10 @@ through here or through the tree.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from quire.components import Component, Guard, PoolSize
 from quire.config import CacheConfig
@@ -38,6 +40,7 @@ from quire.types import (
     HOST,
     PAGE_KEY_BYTES,
     READY,
+    Owner,
     PageIds,
     PageStatus,
     Tier,
@@ -53,8 +56,17 @@ MAX_EVICTED_PAGES = 32
 quarter of the node, since cutting costs as much as the node is long."""
 OWN_SHARE = 32
 """Of a tenant's quota, what goes at a time when it has reached it."""
+OWNER_DIGITS = 32
+MAX_STORE_USES = 1024
 ROOT_SLOT = -1
 """In a Guard: not a holding but the root itself, which an empty namespace needs to stay."""
+
+
+class StoreUse(NamedTuple):
+    """Full pages that were written for a tenant, and that the store would not take."""
+
+    num_written: int = 0
+    num_refused: int = 0
 
 
 class Core:
@@ -93,12 +105,30 @@ class Core:
         self._last_epoch = 0
         self._may_go = [partial(may_go, slot=slot) for slot in range(len(self.allocators))]
         self.has_quotas = config.tenant_share < 1
+        self.store_uses: dict[str, StoreUse] = {}
+        """By tenant, those written for last at the end, where quotas are kept."""
 
     # ---- pages ----------------------------------------------------------------------------------
 
     def tenant(self, key: PrefixKey) -> Tenant | None:
         """Whose quota is to be kept; None: nobody has one."""
         return self.tree.tenant(key) if self.has_quotas else None
+
+    def owner(self, node: Node) -> Owner | None:
+        """Who has what is written of a node, where quotas are kept."""
+        if not self.has_quotas:
+            return None
+        name = self.tree.root_of(node).tenant.name
+        digest = hashlib.sha256(name.encode()).hexdigest()[:OWNER_DIGITS]
+        return Owner(digest, self.config.tenant_share) if name else None
+
+    def account(self, node: Node, *, written: int, refused: int) -> None:
+        """The store took so many full pages of a node, and would not take others."""
+        name = self.tree.root_of(node).tenant.name
+        before = self.store_uses.pop(name, StoreUse())
+        self.store_uses[name] = StoreUse(before.num_written + written, before.num_refused + refused)
+        if len(self.store_uses) > MAX_STORE_USES:
+            del self.store_uses[next(iter(self.store_uses))]
 
     def room(self, slot: int) -> int:
         """Pages that could be had in a slot now: the free ones, and all that may be evicted."""

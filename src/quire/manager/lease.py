@@ -50,18 +50,45 @@ class PrefixMatch(NamedTuple):
 
 
 class Wish(NamedTuple):
-    """What a request asks to be done with the pages of its prompt."""
+    """What a request asks to be done with the pages of its prompt, from the front on."""
 
     retain_s: float = 0.0
     """Since it ended."""
     level: int = 0
     """GO_FIRST, ordinary, or up to MAX_LEVEL."""
     num_pages: int | None = None
-    """Of its first ones; None: of all that are full when it ends."""
+    """Up to that one; None: up to the last that is full when it ends."""
     tiers: tuple[bool, bool] = (True, True)
     """Whether on the device, and on the host."""
     stored: bool = True
     """May the store have what it computes?"""
+    then: Wish | None = None
+    """Of the pages behind those."""
+
+    def ranges(self, last: int) -> list[tuple[int, int, Wish]]:
+        """(first, last, wish), the last range first, up to page `last`."""
+        found: list[tuple[int, int, Wish]] = []
+        at, wish = 0, self
+        while at < last:
+            end = last if wish.num_pages is None else min(wish.num_pages, last)
+            if end > at:
+                found.insert(0, (at, end, wish))
+                at = end
+            if wish.then is None:
+                break
+            wish = wish.then
+        return found
+
+    @property
+    def num_stored(self) -> int | None:
+        """The store may have so many of the first pages; None: all. What lies behind one that it
+        may not have would be of no use there."""
+        at, wish = 0, self
+        while wish.stored:
+            if wish.then is None:
+                return None
+            at, wish = wish.num_pages or at, wish.then
+        return at
 
 
 class LoadState(enum.Enum):

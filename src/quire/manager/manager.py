@@ -22,7 +22,7 @@ from quire.errors import ConfigError, LeaseError
 from quire.eviction import GO_FIRST, Retention
 from quire.keys import Namespace, PrefixKey
 from quire.manager.audits import Audits
-from quire.manager.core import Clock, Core
+from quire.manager.core import Clock, Core, StoreUse
 from quire.manager.costs import CostModel
 from quire.manager.exports import Exporter
 from quire.manager.fetches import Fetches, Prefetch
@@ -152,8 +152,8 @@ class CacheManager:
                 node.priority = max(node.priority, priority)
             node = node.parent
         self._writer.expect(match.key.last - match.num_device)
-        if wish is None or wish.stored:
-            self._writer.used(tail)
+        public = None if wish is None else wish.num_stored
+        self._writer.used(tail if public is None else _within(tail, public))
         guards = self._core.protect(tail, device_tail)
         lease = Lease(self, owner, match.key, priority, tail, device_tail, guards, table)
         lease.looked, lease.wish = self._core.tree.changes, wish
@@ -350,6 +350,7 @@ class CacheManager:
             self.counters.duplicate_pages += num_pages(done.duplicate)
         for node in done.adopted:
             self._committed(lease, node, node.start)
+            self._withhold(lease, node)
         if shared:
             if state is not None:
                 self._hybrid.share(state, tail, done.tail)
@@ -420,7 +421,7 @@ class CacheManager:
         if soon and (self._core.outbox or self._writer.has_work or self._fetches.has_news):
             return self._core.clock()
         first = self._core.operations.next_deadline()
-        for due in (self._writer.next_retry(), self._fetches.prefetches.next_timeout()):
+        for due in (self._writer.next_due(), self._fetches.prefetches.next_timeout()):
             if due is not None and (first is None or due < first):
                 first = due
         return first
@@ -463,6 +464,10 @@ class CacheManager:
                 if node.held[slot] is not None:
                     counts[slot] += num_pages(held_pages(node, slot))
         return counts[0], counts[1]
+
+    def store_use(self, tenant: str) -> StoreUse:
+        """What was written for one of the last tenants, where quotas are kept."""
+        return self._core.store_uses.get(tenant, StoreUse())
 
     # ---- administration -------------------------------------------------------------------------
 
@@ -567,19 +572,35 @@ class CacheManager:
             self._core.tidy((before, device_tail))
 
     def _retain(self, lease: Lease, wish: Wish) -> None:
-        """Its path is about to be touched: what stands there is ranked by this."""
+        """Its path is about to be touched: what stands there is ranked by this. A page is of no use
+        without those before it: they are kept for as long, and as well."""
         tree, now = self._core.tree, self._core.clock()
-        end = lease.tail.end if wish.num_pages is None else min(wish.num_pages, lease.tail.end)
-        if wish.level > 0:  # of more than may be retained, the head
-            end = min(end, max(each.max_pages for each in tree.standing.retained[: HOST + 1]))
-        if not wish.level or not end:
-            return
-        asked = Retention(wish.level, now + wish.retain_s, wish.tiers)
-        for node in tree.path(tree.node_at(lease.tail, end)):
-            before = node.retention
-            if wish.level == GO_FIRST and (node.hits or (before and before.is_held(now))):
-                continue  # others want it
-            node.retention = asked if before is None else asked.joined(before, now)
+        most = max(each.max_pages for each in tree.standing.retained[: HOST + 1])
+        public = wish.num_stored
+        behind = Retention()
+        for first, last, each in wish.ranges(lease.tail.end):
+            asked = Retention(each.level, now + each.retain_s, each.tiers).joined(behind, now)
+            behind = asked if asked.level > 0 else behind
+            end = min(last, most) if asked.level > 0 else last  # of more than may be, the head
+            if not asked.level or end <= first:
+                continue
+            above = tree.node_at(lease.tail, first) if first else None
+            for node in tree.path(tree.node_at(lease.tail, end), above):
+                before = node.retention
+                if asked.level == GO_FIRST and (node.hits or (before and before.is_held(now))):
+                    continue  # others want it
+                node.retention = asked if before is None else asked.joined(before, now)
+            stored = end if public is None else min(end, public)
+            if asked.level > 0 and stored > first:
+                self._writer.keep(tree.node_at(lease.tail, stored), asked.until_s)
+
+    def _withhold(self, lease: Lease, node: Node) -> None:
+        """It was computed: what the store may not have of it becomes a node of its own."""
+        public = None if lease.wish is None else lease.wish.num_stored
+        if public is not None and node.end > public:
+            if node.start < public:
+                self._core.tree.split(node, public - node.start)
+            node.retention = Retention(stored=False)
 
     def _shared(self, lease: Lease, pages: PageIds, count: int) -> None:
         """The first `count` private pages of a lease are the tree's now, or others for them."""
@@ -591,11 +612,17 @@ class CacheManager:
         """The pages of `node` from page `first` on are shared now."""
         if lease.priority:
             node.priority = max(node.priority, lease.priority)
-        if lease.wish is not None and not lease.wish.stored:
-            node.retention = Retention(stored=False)
         if self.events.enabled:
             self._core.announce_stored(node, DEVICE, first)
         self._writer.committed(node)
+
+
+def _within(tail: Node, last: int) -> Node:
+    """The lowest node of a path that ends at page `last` or before."""
+    node = tail
+    while node.end > last and node.parent is not None:
+        node = node.parent
+    return node
 
 
 def _check_pools(core: Core) -> None:

@@ -31,7 +31,7 @@ from quire.router.config import RouterConfig, is_name
 from quire.router.sieve import shown_name
 from quire.server.addresses import is_loopback, parse_peer
 from quire.server.keyfile import find_key
-from quire.server.routes import router_key
+from quire.server.routes import CLIENT_HEADER, router_key
 
 logger = logging.getLogger("quire.router")
 Answer = TypeVar("Answer", bound=msgspec.Struct)
@@ -271,13 +271,17 @@ class Fleet:
             return []
         return [each for each in self.prefill if each.is_up and _same_model(each, target)]
 
-    async def keys(self, member: Member, body: bytes) -> list[bytes]:
-        """The page keys of a request's prompt. Raises httpx.HTTPError, TimeoutError, ValueError."""
+    async def keys(self, member: Member, body: bytes, client: str | None) -> list[bytes]:
+        """The page keys of a request's prompt. `client`: how it names itself to the server. Raises
+        httpx.HTTPError, TimeoutError, ValueError."""
+        headers = _bearer(member.key) | {"content-type": "application/json"}
+        if client is not None:
+            headers[CLIENT_HEADER] = client
         async with asyncio.timeout(self.config.keys_timeout_s):
             response = await self._client.post(
                 f"{member.url}/admin/keys",
                 content=body,
-                headers=_bearer(member.key) | {"content-type": "application/json"},
+                headers=headers,
             )
         if response.status_code != 200:
             raise ValueError(f"{member.url}/admin/keys answered {response.status_code}")

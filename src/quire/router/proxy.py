@@ -234,7 +234,8 @@ class Proxy:
         if not able:
             return {}, 0
         try:
-            keys = await self.fleet.keys(min(able, key=lambda each: each.load), inquiry.body)
+            asked, client = min(able, key=lambda each: each.load), inquiry.headers.get(_CLIENTS_KEY)
+            keys = await self.fleet.keys(asked, inquiry.body, client)
         except (httpx.HTTPError, TimeoutError, ValueError) as error:
             self.metrics.keys_failures.inc()
             logger.info("no page keys: %r", error)

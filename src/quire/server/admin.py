@@ -36,6 +36,7 @@ from quire.engine.messages import (
 )
 from quire.errors import EngineError, StoreURLError
 from quire.server.bodies import describe_body, read_body
+from quire.server.callers import Caller, tenant_by_key
 from quire.server.errors import ApiError, engine_gone, invalid, timed_out
 from quire.server.prompting import Prompt
 from quire.server.protocol import (
@@ -44,6 +45,7 @@ from quire.server.protocol import (
     PrefetchRequest,
     StoreRequest,
 )
+from quire.server.routes import CLIENT_HEADER
 from quire.server.security import check_admin, check_router, redact
 from quire.server.service import Service
 from quire.server.unknown import Unnamed
@@ -120,7 +122,7 @@ def admin_router(service: Service) -> APIRouter:
         """The page keys of a request's prompt. Computes hashes, nothing else."""
         body = await read_body(request, KeysRequest, Unnamed())
         prompt = await _prompt(service, body, body.first_prompt)
-        question = GetKeys(prompt.tokens, body.cache_salt or "")
+        question = GetKeys(prompt.tokens, _client(service, request).salt(body.cache_salt))
         found = await _ask(service, question, Keys, STATUS_TIMEOUT_S)
         return _json(
             {
@@ -168,7 +170,7 @@ def admin_router(service: Service) -> APIRouter:
         try:
             split_urls(url)
         except StoreURLError as error:
-            raise invalid("url", redact(str(error))) from None
+            raise invalid("url", redact(str(error)), code="invalid_store_url") from None
         return _json(_shown(await _ask(service, Attach(url), StoreStatus, CHANGE_TIMEOUT_S)))
 
     @router.delete("/store")
@@ -218,6 +220,18 @@ async def _prompt(
     return await service.prompting.of_ids(prompt, service.info)
 
 
+def _client(service: Service, request: Request) -> Caller:
+    """For whom a router asks. Who has no tenant's key has no tenant: whether it may ask at all is
+    seen when it does."""
+    given, tenants = request.headers.get(CLIENT_HEADER), service.config.tenant_keys
+    if given is None or not tenants:
+        return Caller()
+    try:
+        return Caller(tenant_by_key({"authorization": given}, None, tenants))
+    except ApiError:
+        return Caller()
+
+
 def _tenants(service: Service, found: Tenants) -> dict[str, Any]:
     tiers = {tier.name: tier.page_bytes for tier in service.info.tiers if tier.component == "full"}
     device, host = tiers.get("device", 0), tiers.get("host", 0)
@@ -231,12 +245,15 @@ def _tenants(service: Service, found: Tenants) -> dict[str, Any]:
                 "waiting": each.waiting,
                 "device_bytes": each.device_pages * device,
                 "host_bytes": each.host_pages * host,
+                "store_written_bytes": each.written_pages * host,
+                "store_refused_bytes": each.refused_pages * host,
             }
             for each in found.tenants
         ],
         "quota": {
             "device_bytes": found.device_quota_pages * device,
             "host_bytes": found.host_quota_pages * host,
+            "store_share": found.share,
             "requests": service.config.tenant_requests or None,
         },
     }

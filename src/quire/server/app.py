@@ -65,7 +65,9 @@ def _openapi_of(app: FastAPI, service: Service) -> Callable[[], dict[str, Any]]:
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
-            app.openapi_schema = described(schema, service.names, service.config)
+            app.openapi_schema = described(
+                schema, service.names, service.config, service.info.vocab_size
+            )
         return app.openapi_schema
 
     return openapi

@@ -1,6 +1,6 @@
 """What a request may say about the pages of its prompt, and whose they are.
 
-    cache                    retain_s, priority, tokens, tiers, store
+    cache                    retain_s, priority, from, tokens, tiers, store; or ranges of these
     prompt_cache_retention   OpenAI's words for a retain_s
 
 Knows fields and what they mean for the engine; what becomes of it the cache decides. A tenant is
@@ -10,9 +10,11 @@ with nothing to limit it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+import msgspec
+from pydantic import ConfigDict, Field, model_validator
 
 from quire.engine.messages import CacheWish
 from quire.server.errors import overloaded
@@ -21,26 +23,31 @@ from quire.server.messages import Body
 from quire.types import tenant_of
 
 MAX_RETAIN_S = 7 * 86400
-MAX_TOKENS = 2**31 - 1
+MAX_TOKENS = 2**30
+MAX_RANGES = 16
 _DEFAULT_RETAIN_S = 300.0
 _RETENTIONS = {"in_memory": 600.0, "in-memory": 600.0, "24h": 86400.0}
 
 
-class CacheControl(Body):
+class CacheRange(Body):
+    """Of a prompt, or a range of it."""
+
     retain_s: Annotated[float, Field(ge=0, le=MAX_RETAIN_S)] | None = None
-    """Seconds after the request for which its prompt is kept before what others have not asked to
-    be kept."""
+    """Seconds after the request for which it is kept before what others have not asked to be
+    kept."""
     priority: Annotated[int, Field(ge=-1, le=2)] | None = None
     """−1: it goes first; 2: it is kept before what has 1."""
+    first: Annotated[Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None, Field(alias="from")] = None
+    """The token that it begins with: by default where the range before it ends."""
     tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
-    """The first so many of the prompt; all of it, if not given."""
+    """How many there are; all up to the end of the prompt, if not given."""
     tiers: (
         Annotated[list[Literal["device", "host", "store"]], Field(min_length=1, max_length=3)]
         | None
     ) = None
     """Where it is kept."""
     store: bool | None = None
-    """False: it is not written to the store."""
+    """False: it is not written to the store, nor is what follows it."""
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
@@ -50,12 +57,80 @@ class CacheControl(Body):
             raise wrong("is for what is kept: leave it out", param="retain_s")
         return self
 
+    @property
+    def names_store(self) -> bool | None:
+        """None: it says nothing of it."""
+        return self.store if self.tiers is None else "store" in self.tiers
+
+
+_NOTHING_BESIDE = [
+    {"properties": {"ranges": {"type": "null"}}},
+    {
+        "properties": {
+            field.alias or name: {"type": "null"} for name, field in CacheRange.model_fields.items()
+        }
+    },
+]
+
+
+class CacheControl(CacheRange):
+    model_config = ConfigDict(json_schema_extra={"anyOf": _NOTHING_BESIDE})
+
+    ranges: Annotated[list[CacheRange], Field(min_length=1, max_length=MAX_RANGES)] | None = None
+    """In the order of the prompt; then nothing is said beside them."""
+
+    @model_validator(mode="after")
+    def _ranges_follow_each_other(self) -> Self:
+        if self.ranges is None:
+            return self
+        if any(getattr(self, name) is not None for name in CacheRange.model_fields):
+            raise wrong(
+                "is there, and so are other fields: say those in its ranges", param="ranges"
+            )
+        at, is_stored = 0, True
+        for number, (first, last, each) in enumerate(_places(self.ranges)):
+            name = f"ranges.{number}"
+            if first < at:
+                raise wrong(
+                    f"is before token {at}, where the last range ends", param=f"{name}.from"
+                )
+            if last is None and each is not self.ranges[-1]:
+                raise wrong("is missing: only the last range has no end", param=f"{name}.tokens")
+            if each.names_store and not is_stored:
+                raise wrong(
+                    "names the store, which has nothing of the range before: a page is of no use "
+                    "there without those before it",
+                    param=name,
+                )
+            is_stored = is_stored and each.names_store is not False
+            at = first if last is None else last
+        return self
+
 
 def wish_of(cache: CacheControl | None, retention: str | None) -> CacheWish | None:
     """None: nothing is asked for."""
     if cache is None:
         retain_s = _RETENTIONS.get(retention or "", 0.0)
         return CacheWish(retain_s, 1) if retain_s else None
+    wish, ranges = None, cache.ranges or [cache]
+    for first, last, each in reversed(list(_places(ranges))):
+        wish = msgspec.structs.replace(_wish_of(each, last), then=wish)
+        if each.first is not None and first > 0:  # of what lies before it nothing is asked
+            wish = CacheWish(num_tokens=first, then=wish)
+    return wish
+
+
+def _places(ranges: Sequence[CacheRange]) -> Iterator[tuple[int, int | None, CacheRange]]:
+    """Where each begins and ends, in tokens; None: with the prompt."""
+    at = 0
+    for each in ranges:
+        first = at if each.first is None else each.first
+        last = None if each.tokens is None else first + each.tokens
+        yield first, last, each
+        at = first if last is None else last
+
+
+def _wish_of(cache: CacheRange, last: int | None) -> CacheWish:
     level = cache.priority
     if level is None:
         level = 1 if cache.retain_s else 0
@@ -64,7 +139,7 @@ def wish_of(cache: CacheControl | None, retention: str | None) -> CacheWish | No
     return CacheWish(
         retain_s,
         level,
-        cache.tokens,
+        last,
         device="device" in tiers,
         host="host" in tiers,
         store="store" in tiers and cache.store is not False,

@@ -143,7 +143,7 @@ def unexpected(request_id: str) -> ApiError:
 
 def from_validation(error: ValidationError) -> ApiError:
     """The first thing wrong with a body, under the name of its field."""
-    first = error.errors(include_url=False, include_input=False)[0]
+    first = error.errors(include_url=False)[0]
     inner = first.get("ctx", {}).get("param")
     param = _path([*first["loc"], *([inner] if inner else [])])
     kind, message = first["type"], first["msg"]
@@ -161,9 +161,19 @@ def from_validation(error: ValidationError) -> ApiError:
         return invalid(param, f"{param} is missing", code="missing_field")
     if kind == "unsupported":
         return invalid(param, f"{param} {message}", code="unsupported_field")
+    code = "fields_disagree" if inner else None
+    if kind in ("int_type", "wrong") and _is_whole(first["input"]):
+        code = "not_an_integer"
     # Ours are written to follow the field's name; pydantic's own begin with what it is instead.
     message = _SUBJECT.sub("should", message).replace(" after validation", "")
-    return invalid(param, message if param is None else f"{param} {message}")
+    return invalid(param, message if param is None else f"{param} {message}", code=code)
+
+
+def _is_whole(value: Any) -> bool:
+    """1.0, or a list that has one: by JSON Schema an integer, and none here."""
+    if isinstance(value, list):
+        return any(map(_is_whole, value))
+    return isinstance(value, float) and value.is_integer()
 
 
 def _path(loc: Sequence[int | str]) -> str | None:

@@ -25,7 +25,8 @@ _SALT = re.compile(rf"[!-~]{{1,{MAX_SALT_CHARS}}}")
 
 
 def wrong(message: str, *, param: str | None = None) -> PydanticCustomError:
-    """`message` follows the field's name: "must be …". `param` where no field is being checked."""
+    """`message` follows the field's name: "must be …". `param` where no field is being checked, but
+    how several go together."""
     return PydanticCustomError("wrong", "{message}", {"message": message, "param": param})
 
 
@@ -53,7 +54,11 @@ def _optional(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
 # ---- forms ---------------------------------------------------------------------------------------
 
 _TEXT = {"type": "string"}
-_TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+TOKEN_ID, TIMEOUT = "token-id", "timeout"
+"""In a schema's `format`: its bounds are this server's."""
+_TOKEN_IDS = {"type": "array", "items": {"type": "integer", "format": TOKEN_ID}, "minItems": 1}
+TokenId = Annotated[int, Field(json_schema_extra={"format": TOKEN_ID})]
+Timeout = Annotated[float, Field(gt=0, json_schema_extra={"format": TIMEOUT})]
 
 
 def _check_prompt(value: Any) -> Any:

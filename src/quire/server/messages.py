@@ -40,7 +40,7 @@ class MessageCall(Body):
     """Of a streamed call, which some clients send back as it came."""
 
 
-def _has(name: str, *kinds: str, **fields: Any) -> dict[str, Any]:
+def has_field(name: str, *kinds: str, **fields: Any) -> dict[str, Any]:
     """A schema of objects in which this field is given, as one of these kinds."""
     properties = {name: {"type": list(kinds)}} | fields
     return {"required": [name], "properties": properties}
@@ -53,12 +53,12 @@ class Message(Body):
     model_config = ConfigDict(
         json_schema_extra={
             "anyOf": [
-                _has("content", "string", "array", tool_calls={"type": "null"}),
-                _has("content", "string", "array", **_ASSISTANT),
-                _has("refusal", "string", **_ASSISTANT),
-                _has("reasoning_content", "string", **_ASSISTANT),
-                _has("reasoning", "string", **_ASSISTANT),
-                _has("tool_calls", "array", **_ASSISTANT),
+                has_field("content", "string", "array", tool_calls={"type": "null"}),
+                has_field("content", "string", "array", **_ASSISTANT),
+                has_field("refusal", "string", **_ASSISTANT),
+                has_field("reasoning_content", "string", **_ASSISTANT),
+                has_field("reasoning", "string", **_ASSISTANT),
+                has_field("tool_calls", "array", **_ASSISTANT),
             ]
         }
     )

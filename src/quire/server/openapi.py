@@ -6,11 +6,12 @@ test) makes some that are answered.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from quire.server.bodies import describe_error, schemas
 from quire.server.config import ServerConfig
+from quire.server.forms import TIMEOUT, TOKEN_ID
 
 STREAMED: dict[int | str, dict[str, Any]] = {
     200: {
@@ -19,17 +20,28 @@ STREAMED: dict[int | str, dict[str, Any]] = {
     }
 }
 """For a route's `responses`."""
-_NAMED = ("ChatRequest", "CompletionRequest", "ResponsesRequest", "TokenizeRequest")
+_NAMED = (
+    "ChatRequest",
+    "CompletionRequest",
+    "ResponsesRequest",
+    "TokenizeRequest",
+    "DetokenizeRequest",
+)
 _CLOSED = {"FlushRequest", "StoreRequest"}
 """Whoever asks for these means every word."""
 _URL = "Of a store, such as file:///mnt/kv?max=200GB, redis://host:6379 or memory://"
 
 
 def described(
-    document: dict[str, Any], names: Sequence[str], config: ServerConfig
+    document: dict[str, Any], names: Sequence[str], config: ServerConfig, vocab_size: int
 ) -> dict[str, Any]:
     """FastAPI's document, completed. `names`: of the models served."""
     components = schemas()
+    for each in _within(components):
+        if each.get("format") == TOKEN_ID:
+            each |= {"minimum": 0, "maximum": vocab_size - 1}
+        elif each.get("format") == TIMEOUT:
+            each["maximum"] = config.request_timeout_s
     for shape in _NAMED:
         _name_models(components[shape]["properties"]["model"], names)
     components["StoreRequest"]["properties"]["url"] |= {
@@ -46,11 +58,23 @@ def described(
     }
     for path, operations in document["paths"].items():
         for operation in operations.values():
+            for parameter in operation.get("parameters", ()):
+                if parameter["name"] == "model":
+                    parameter["schema"]["enum"] = list(names)
             operation["responses"].pop("422", None)  # FastAPI's form, not ours
             operation["responses"]["default"] = describe_error()
             if _needs_key(path, operation, config):
                 operation["security"] = [{"key": []}]
     return document
+
+
+def _within(value: Any) -> Iterator[dict[str, Any]]:
+    """Every object of a document."""
+    if isinstance(value, dict):
+        yield value
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _within(inner)
 
 
 def _name_models(field: dict[str, Any], names: Sequence[str]) -> None:

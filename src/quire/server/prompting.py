@@ -143,6 +143,7 @@ class Prompting:
                 param,
                 f"{param} holds the token id {str(prompt)[:20]}: "
                 f"this model's are from 0 to {info.vocab_size - 1}",
+                code="unknown_token",
             )
         return _fitting(prompt, info, param)
 

@@ -26,10 +26,12 @@ from quire.server.forms import (
     Salt,
     Seed,
     Stop,
+    Timeout,
+    TokenId,
     only,
     wrong,
 )
-from quire.server.messages import Body, Messages, TemplateRequest
+from quire.server.messages import Body, Messages, TemplateRequest, has_field
 
 MAX_CHOICES = 16
 MAX_SEQUENCES = 128
@@ -37,6 +39,7 @@ MAX_SEQUENCES = 128
 MAX_STOP_IDS = 64
 MAX_LOGPROBS = 20
 MAX_PRIORITY = 1000
+Priority = Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 MAX_DETOKENIZED = 1 << 20
 MAX_CONTINUED = 1 << 20
 COMPLETION_TOKENS = 16
@@ -65,7 +68,7 @@ class GenerationRequest(Body):
     logit_bias: LogitBias = Field(default_factory=dict)
     seed: Seed | None = None
     stop: Stop = Field(default_factory=list)
-    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_IDS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS)] | None = None
     ignore_eos: bool | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
@@ -77,17 +80,17 @@ class GenerationRequest(Body):
     prompt_cache_key: str | None = None
     """Routers send equal ones to one server."""
     prompt_cache_retention: str | None = None
-    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    priority: Priority | None = None
     return_token_ids: bool | None = None
     """Those of the prompt and of the answer, beside the text."""
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     """Of every token of the prompt, with as many of the likeliest. Not in streams."""
     return_answer_ids: bool | None = None
     """Those of the answer only."""
-    continue_token_ids: Annotated[list[int], Field(max_length=MAX_CONTINUED)] | None = None
+    continue_token_ids: Annotated[list[TokenId], Field(max_length=MAX_CONTINUED)] | None = None
     """The answer begins with these, told again, and goes on after them: with the seed of the one
     that was broken off, as it would have gone on. For one choice, without logprobs."""
-    timeout: Annotated[float, Field(gt=0)] | None = None
+    timeout: Timeout | None = None
     """Seconds; at most the server's own limit."""
 
     @property
@@ -223,8 +226,16 @@ class CompletionRequest(GenerationRequest):
         return prompt
 
 
+_CHAT = has_field("messages", "array", prompt={"type": "null"})
+_NO_CHAT = {"messages": {"type": "null"}}
+
+
 class TokenizeRequest(TemplateRequest):
     """One of `prompt` and `messages`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"anyOf": [has_field("prompt", "string", **_NO_CHAT), _CHAT]}
+    )
 
     model: str | None = None
     prompt: OnePrompt = None
@@ -242,7 +253,7 @@ class TokenizeRequest(TemplateRequest):
 
 class DetokenizeRequest(Body):
     model: str | None = None
-    tokens: Annotated[list[int], Field(max_length=MAX_DETOKENIZED)]
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_DETOKENIZED)]
 
 
 class FlushRequest(Body):
@@ -255,6 +266,10 @@ class StoreRequest(Body):
 
 class PrefetchRequest(TemplateRequest):
     """One of `prompt` and `messages`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"anyOf": [has_field("prompt", "string", "array", **_NO_CHAT), _CHAT]}
+    )
 
     prompt: OnePrompt = None
     messages: Messages | None = None
@@ -270,7 +285,10 @@ class PrefetchRequest(TemplateRequest):
 class KeysRequest(TemplateRequest):
     """A request to chat or completions, of which only the prompt and the salt are looked at."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(
+        extra="ignore",
+        json_schema_extra={"anyOf": [has_field("prompt", "string", "array", **_NO_CHAT), _CHAT]},
+    )
     """For its schema: nothing is wrong with the others."""
 
     prompt: Prompt | None = None

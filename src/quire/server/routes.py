@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 PREFILL_HEADER = "x-quire-prefill"
 ROUTE_HEADER = "x-quire-route"
+CLIENT_HEADER = "x-quire-client"
+"""To `/admin/keys`: what the client sent as `Authorization`, for a tenant's keys are its own."""
 
 _VALID_S = 300
 """Clocks of servers differ."""

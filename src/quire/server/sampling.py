@@ -89,4 +89,5 @@ def check_ids(param: str, ids: Sequence[int], info: EngineInfo) -> None:
                 param,
                 f"{param} holds the token id {str(token)[:20]}: "
                 f"this model's are from 0 to {info.vocab_size - 1}",
+                code="unknown_token",
             )

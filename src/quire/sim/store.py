@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from random import Random
 
-from quire.types import NO_PARENT, PageKey
+from quire.types import NO_PARENT, Owner, PageKey, PageStatus
 
 ObjectName = tuple[PageKey, str, int]
 _STEP = 1 << 20
@@ -23,6 +23,7 @@ class _Object:
     content: int
     parent: ObjectName | None
     used: int
+    owner: str
 
 
 class SimStore:
@@ -36,31 +37,57 @@ class SimStore:
     def __len__(self) -> int:
         return len(self._objects)
 
-    def put(self, name: ObjectName, content: int, parent: PageKey | None = None) -> bool:
-        """`parent`: the page before it. False: that is not there, so this is of no use."""
+    def put(
+        self,
+        name: ObjectName,
+        content: int,
+        parent: PageKey | None = None,
+        owner: Owner | None = None,
+    ) -> PageStatus:
+        """`parent`: the page before it, without which this is of no use. `owner`: whose share of
+        the room it needs, where that is bounded."""
         above = None if parent is None or parent == NO_PARENT else (parent, *name[1:])
         if above is not None and above not in self._objects:
-            return False
+            return PageStatus.ORPHAN
         self._now += _STEP
         used = self._now if above is None else min(self._now, self._objects[above].used - 1)
-        self._objects[name] = _Object(content, above, used)
+        is_bound = owner is not None and self._max_objects and name not in self._objects
+        if owner is not None and is_bound and not self._has_room(owner, used):
+            return PageStatus.REJECTED
+        self._objects[name] = _Object(content, above, used, "" if owner is None else owner.name)
         if self._max_objects and len(self._objects) > self._max_objects:
             self.evicted += 1
             del self._objects[min(self._objects, key=lambda each: self._objects[each].used)]
+        return PageStatus.OK
+
+    def _has_room(self, owner: Owner, bound: int) -> bool:
+        """Who has its share makes room among its own that are colder than `bound`."""
+        own = [name for name, each in self._objects.items() if each.owner == owner.name]
+        if len(own) < int(self._max_objects * owner.share):
+            return True
+        coldest = min(own, key=lambda each: self._objects[each].used, default=None)
+        if coldest is None or self._objects[coldest].used >= bound:
+            return False
+        self.evicted += 1
+        del self._objects[coldest]
         return True
 
     def get(self, name: ObjectName) -> int | None:
         found = self._objects.get(name)
         return None if found is None else found.content
 
-    def touch(self, keys: Iterable[PageKey], component: str, rank: int) -> None:
-        """A prefix is used, in the order of its pages, so far as it is there."""
+    def touch(
+        self, keys: Iterable[PageKey], component: str, rank: int, *, each: bool = False
+    ) -> None:
+        """A prefix is used, in the order of its pages, so far as it is there; with `each` all that
+        are there of these."""
         self._now += _STEP
         for at, key in enumerate(keys):
             found = self._objects.get((key, component, rank))
-            if found is None:
+            if found is not None:
+                found.used = self._now - at
+            elif not each:
                 break
-            found.used = self._now - at
 
     def present(self, keys: list[PageKey], component: str, rank: int) -> bytes:
         self.touch(keys, component, rank)

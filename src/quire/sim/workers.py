@@ -52,10 +52,10 @@ from quire.sim.latency import Latency, moments
 from quire.sim.peers import Serving, SimPeers
 from quire.sim.reads import PeerReads, Process
 from quire.sim.store import SimStore, SimStores
-from quire.types import OperationId, PageKey, PageStatus, Tier, page_array, split_keys
+from quire.types import OperationId, Owner, PageKey, PageStatus, Tier, page_array, split_keys
 
-_Stored = tuple[PageKey, int, PageKey | None]
-"""Key, host page, and the key of the page before it, if the store is to know."""
+_Stored = tuple[PageKey, int, PageKey | None, Owner | None]
+"""Key, host page, the key of the page before it, if the store is to know, and whose it is."""
 
 _MAX_LOADS = 256
 """Known before those that have ended are forgotten."""
@@ -185,7 +185,7 @@ class SimWorkers:
     def _touch(self, rank: int, command: Touch) -> None:
         store = self._attached[rank]
         if store is not None:
-            store.touch(split_keys(command.keys), command.component, rank)
+            store.touch(split_keys(command.keys), command.component, rank, each=command.each)
 
     def _cancel(self, rank: int, op: OperationId) -> None:
         if self._serving is not None:
@@ -258,12 +258,15 @@ class SimWorkers:
         pages = page_array(command.host).tolist()
         fetching = isinstance(command, Fetch)
         parents: list[PageKey] | list[None] = []
+        owners: list[Owner | None] = []
         if isinstance(command, Fetch):
             keys = split_keys(command.keys)
         else:
             keys, parents = command.keys_and_parents()
+            owners = command.owners()
         found = b"" if isinstance(command, Fetch) or command.has_keys else b"".join(keys)
-        batch = list(zip(keys, pages, parents or [None] * len(keys), strict=True))
+        none = [None] * len(keys)
+        batch = list(zip(keys, pages, parents or none, owners or none, strict=True))
         if fetching:
             self._pools.scribble(leg.rank, Tier.HOST, pages, leg.component)
         at = 0
@@ -303,21 +306,19 @@ class SimWorkers:
         self, leg: _Leg, store: SimStore, batch: list[_Stored], fault: Fault | None
     ) -> list[PageStatus]:
         outcome = statuses(fault, len(batch))
-        pages = [page for _, page, _ in batch]
+        pages = [page for _, page, _, _ in batch]
         contents = self._pools.read(leg.rank, Tier.HOST, pages, leg.component)
-        for at, ((key, _, parent), content) in enumerate(zip(batch, contents, strict=True)):
-            if outcome[at] is not PageStatus.OK or fault is Fault.LOST:
-                continue
-            if not store.put((key, leg.component, leg.rank), content, parent):
-                outcome[at] = PageStatus.ORPHAN
+        for at, ((key, _, parent, owner), content) in enumerate(zip(batch, contents, strict=True)):
+            if outcome[at] is PageStatus.OK and fault is not Fault.LOST:
+                outcome[at] = store.put((key, leg.component, leg.rank), content, parent, owner)
         return outcome
 
     def _get(
         self, leg: _Leg, store: SimStore, batch: list[_Stored], fault: Fault | None
     ) -> list[PageStatus]:
         outcome = statuses(fault, len(batch))
-        store.touch([key for key, _, _ in batch], leg.component, leg.rank)
-        for at, (key, page, _) in enumerate(batch):
+        store.touch([key for key, _, _, _ in batch], leg.component, leg.rank)
+        for at, (key, page, _, _) in enumerate(batch):
             content = store.get((key, leg.component, leg.rank))
             if outcome[at] is PageStatus.OK:
                 if content is None:

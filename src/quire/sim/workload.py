@@ -118,7 +118,10 @@ def _wish(tokens: tuple[int, ...], num_pages: int) -> Wish | None:
     level = rng.randrange(GO_FIRST, MAX_LEVEL + 1)
     count = rng.choice((None, rng.randrange(num_pages + 1)))
     tiers = (rng.random() < 0.8, rng.random() < 0.8)
-    return Wish(rng.choice((0.01, 1.0, 60.0)), level, count, tiers, rng.random() < 0.9)
+    wish = Wish(rng.choice((0.01, 1.0, 60.0)), level, count, tiers, rng.random() < 0.9)
+    if count is None or rng.random() < 0.5:
+        return wish
+    return wish._replace(then=Wish(level=rng.choice((GO_FIRST, 0)), stored=rng.random() < 0.5))
 
 
 def _namespaces(options: SimOptions) -> list[Namespace]:

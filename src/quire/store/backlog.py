@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from quire.store.base import Pages, Part
 from quire.store.counters import Counters
-from quire.types import PageKey, PageStatus
+from quire.types import Owner, PageKey, PageStatus
 
 _WRITE_S = 30.0
 _MAX_ORPHANS = 4096
@@ -29,6 +29,8 @@ class PutCall(NamedTuple):
     pages: Sequence[memoryview]
     parents: Sequence[PageKey]
     """Of each page, or none at all."""
+    owners: Sequence[Owner | None]
+    """The same."""
     used_ns: int | None
 
     @property
@@ -42,6 +44,7 @@ class PutCall(NamedTuple):
             self.pages,
             deadline=deadline,
             parents=self.parents,
+            owners=self.owners,
             used_ns=self.used_ns,
         )
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from quire.types import PageKey, PageStatus
+from quire.types import Owner, PageKey, PageStatus
 
 HEADER_BYTES = 4096
 """One disk block, so that the page behind it stays aligned for direct I/O."""
@@ -25,6 +25,9 @@ HEADER_BYTES = 4096
 STEP_NS = 1000
 """By which a page counts as used before the page ahead of it: some file systems keep times no
 finer."""
+
+SPARE_SHARE = 16
+"""Of what an owner may have, what goes at a time when it has all of it."""
 
 MAX_OBJECTS, MAX_BYTES = 16, 16 << 20
 """Of one call that moves objects, at most: enough to keep a disk busy, little enough that the
@@ -98,7 +101,7 @@ class Landings(list[Blob]):
 class NewObject:
     """An object to be published."""
 
-    __slots__ = ("_blob", "name", "parent", "used_ns")
+    __slots__ = ("_blob", "name", "owner", "parent", "used_ns")
 
     def __init__(
         self,
@@ -106,13 +109,15 @@ class NewObject:
         blob: Blob | Callable[[], Blob],
         parent: ObjectName | None,
         used_ns: int,
+        owner: Owner | None = None,
     ) -> None:
         """`parent`: what it is of no use without; None: it needs nothing. `used_ns`: Unix time, see
-        Store.touch."""
+        Store.touch. `owner`: whose share of the store's budget it is of; None: nobody's."""
         self.name = name
         self._blob = blob
         self.parent = parent
         self.used_ns = used_ns
+        self.owner = owner
 
     @property
     def blob(self) -> Blob:
@@ -123,9 +128,9 @@ class NewObject:
             self._blob = self._blob()
         return self._blob
 
-    def with_blob(self, blob: Blob) -> NewObject:
+    def with_blob(self, blob: Blob | Callable[[], Blob]) -> NewObject:
         """The same object of other bytes."""
-        return NewObject(self.name, blob, self.parent, self.used_ns)
+        return NewObject(self.name, blob, self.parent, self.used_ns, self.owner)
 
     @property
     def size_bytes(self) -> int:
@@ -174,6 +179,10 @@ class Store(Protocol):
         PageStore has asked contains() before: a store need not look again. A parent of the same
         call comes before its child. An object without its parent is ORPHAN and not kept; one with
         it counts as used when it says, and never as used later than its parent.
+
+        A store that has a budget and accounts for owners makes room for who has its share of it
+        among what that owner has, and colder than what the object needs; else it is REJECTED. Other
+        stores leave owners alone.
         """
 
     def touch(self, names: Sequence[ObjectName], *, used_ns: int, each: bool = False) -> None:
@@ -260,6 +269,7 @@ class Pages(Protocol):
         *,
         deadline: float,
         parents: Sequence[PageKey] = (),
+        owners: Sequence[Owner | None] = (),
         used_ns: int | None = None,
     ) -> list[PageStatus]: ...
 

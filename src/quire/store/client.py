@@ -44,7 +44,7 @@ from quire.store.codec import (
 from quire.store.counters import Counters, by_outcome
 from quire.store.packing import Packer
 from quire.store.paths import look_up, touch_found, up_to_hole
-from quire.types import NO_PARENT, PageKey, PageStatus
+from quire.types import NO_PARENT, Owner, PageKey, PageStatus
 
 STALL_GRACE_S = 1.0
 """A call this long past its deadline means that the store is stuck, not merely late."""
@@ -176,13 +176,14 @@ class PageStore:
         *,
         deadline: float,
         parents: Sequence[PageKey] = (),
+        owners: Sequence[Owner | None] = (),
         used_ns: int | None = None,
     ) -> list[PageStatus]:
         """Publish each page. One the store has already is OK, and is neither hashed nor sent, if
         what it needs is there too.
 
         `parents`: per page the one before it, or NO_PARENT; without it the page is an ORPHAN.
-        Empty: no page needs another.
+        Empty: no page needs another. `owners`: per page whose it is; empty: nobody's.
         """
         _check_pages(part, keys, pages)
         began_ns = used_ns or self._wall_ns()
@@ -191,11 +192,12 @@ class PageStore:
             None if parent == NO_PARENT else object_name(part, parent)
             for parent in parents or [NO_PARENT] * len(keys)
         ]
+        whose = owners or [None] * len(keys)
 
         def write(first: int, end: int) -> list[PageStatus]:
             blobs = self._headers.blobs(pages[first:end])
             objects = [
-                NewObject(names[i], blobs[i - first], needed[i], began_ns - i * STEP_NS)
+                NewObject(names[i], blobs[i - first], needed[i], began_ns - i * STEP_NS, whose[i])
                 for i in range(first, end)
             ]
             put = partial(self._put_new, part, objects, deadline)
@@ -361,7 +363,7 @@ class PageStore:
             self._store.touch(kept, used_ns=objects[0].used_ns, each=independent)
         new = [i for i, state in enumerate(known) if state is None]
         sealed = [
-            NewObject(own.name, partial(self._sealed, part, own, at), own.parent, own.used_ns)
+            own.with_blob(partial(self._sealed, part, own, at))
             for at, own in enumerate(objects[i] for i in new)
         ]
         results = self._store.put(sealed, deadline=deadline) if new else []

@@ -10,15 +10,24 @@ from __future__ import annotations
 
 import heapq
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
 from quire.errors import StoreURLError
 from quire.sizes import format_bytes
-from quire.store.base import STEP_NS, Blob, NewObject, ObjectName, StoredObject, StoreStats
+from quire.store.base import (
+    SPARE_SHARE,
+    STEP_NS,
+    Blob,
+    NewObject,
+    ObjectName,
+    StoredObject,
+    StoreStats,
+)
 from quire.store.url import Options, StoreURL
-from quire.types import PageStatus
+from quire.types import Owner, PageStatus
 
 DEFAULT_MAX_BYTES = 1 << 30
 
@@ -28,6 +37,7 @@ class _Object:
     data: bytes
     parent: ObjectName | None
     used_ns: int
+    owner: str
 
 
 class MemoryStore:
@@ -38,6 +48,8 @@ class MemoryStore:
         self._order: list[tuple[int, ObjectName]] = []
         """A heap of (used, name), coldest first; what was used since has another entry."""
         self._used_bytes = 0
+        self._owned: Counter[str] = Counter()
+        """Bytes by owner."""
         self._num_evicted = 0
 
     def contains(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
@@ -121,16 +133,42 @@ class MemoryStore:
         with self._lock:
             if name in self._objects:
                 return PageStatus.OK
+            if new.owner is not None and not self._has_room(new, new.owner):
+                return PageStatus.REJECTED
             while self._used_bytes + new.size_bytes > self.max_bytes:
                 self._evict()
             if parent is not None:
                 if parent not in self._objects:
                     return PageStatus.ORPHAN
                 used_ns = min(used_ns, self._objects[parent].used_ns - STEP_NS)
-            self._objects[name] = _Object(data, parent, used_ns)
+            owner = "" if new.owner is None else new.owner.name
+            self._objects[name] = _Object(data, parent, used_ns, owner)
+            if owner:
+                self._owned[owner] += new.size_bytes
             self._used_bytes += new.size_bytes
             self._use(name, used_ns)
         return PageStatus.OK
+
+    def _has_room(self, new: NewObject, owner: Owner) -> bool:
+        """Who has its share makes room among its own: what is colder than what the new one
+        needs."""
+        most = int(self.max_bytes * owner.share)
+        if self._owned[owner.name] + new.size_bytes <= most:
+            return True
+        above = self._objects.get(new.parent) if new.parent is not None else None
+        bound_ns = new.used_ns if above is None else above.used_ns
+        own = [
+            (item.used_ns, name)
+            for name, item in self._objects.items()
+            if item.owner == owner.name and item.used_ns < bound_ns
+        ]
+        wanted = most - most // SPARE_SHARE - new.size_bytes
+        for _, name in sorted(own):
+            if self._owned[owner.name] <= wanted:
+                break
+            self._drop(name)
+            self._num_evicted += 1
+        return self._owned[owner.name] + new.size_bytes <= most
 
     def _use(self, name: ObjectName, used_ns: int) -> None:
         self._objects[name].used_ns = used_ns
@@ -150,6 +188,10 @@ class MemoryStore:
         item = self._objects.pop(name, None)
         if item is not None:
             self._used_bytes -= len(item.data)
+            if item.owner:
+                self._owned[item.owner] -= len(item.data)
+                if not self._owned[item.owner]:
+                    del self._owned[item.owner]
 
 
 # The one table that lives as long as the process. Two engines in a process have nothing in

@@ -29,7 +29,7 @@ from quire.store.counters import Counters, by_outcome
 from quire.store.helpers import Helpers
 from quire.store.paths import touch_found, up_to_hole
 from quire.store.whereabouts import Whereabouts
-from quire.types import NO_PARENT, PageKey, PageStatus
+from quire.types import NO_PARENT, Owner, PageKey, PageStatus
 
 BACKLOG_BYTES = 256 << 20
 THREADS = 16
@@ -183,10 +183,11 @@ class Tiers:
         *,
         deadline: float,
         parents: Sequence[PageKey] = (),
+        owners: Sequence[Owner | None] = (),
         used_ns: int | None = None,
     ) -> list[PageStatus]:
         """Returns when all stores that are written through have let go of the pages."""
-        call = PutCall(part, keys, pages, parents, used_ns)
+        call = PutCall(part, keys, pages, parents, owners, used_ns)
         started = {
             index: self._helpers[index].start(partial(call.to, self._tiers[index].pages, deadline))
             for index in self._through

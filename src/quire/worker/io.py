@@ -46,6 +46,7 @@ class StoreTask(PageTask):
         self._used_ns = used_ns
         self._keys = split_keys(command.keys) if isinstance(command, Fetch) else []
         self._parents: list[PageKey] = []
+        self._owners = command.owners() if isinstance(command, Write) else []
 
     def _move(self, first: int, end: int) -> list[PageStatus]:
         if isinstance(self._command, Write) and not self._keys:
@@ -61,6 +62,7 @@ class StoreTask(PageTask):
             views,
             deadline=self._deadline,
             parents=self._parents[first:end],
+            owners=self._owners[first:end],
             used_ns=self._used_ns - first * STEP_NS,
         )
 

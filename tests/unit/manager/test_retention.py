@@ -7,7 +7,8 @@ import pytest
 from quire.eviction import GO_FIRST, MAX_LEVEL, EvictionKind
 from quire.keys import PrefixKey
 from quire.manager import Wish
-from quire.types import TENANT_MARK, Tier
+from quire.messages import Touch
+from quire.types import TENANT_MARK, Tier, split_keys
 from support import MIXES, PAGE, Rig, namespace, tokens_for
 
 KEEP = Wish(retain_s=60.0, level=1)
@@ -90,6 +91,71 @@ def test_a_range_of_the_prompt() -> None:
     burst(rig, 20)
     assert found(rig, whole) == 3
     rig.manager.check_invariants()
+
+
+def test_ranges_of_a_prompt_each_for_its_own_time() -> None:
+    """The system prompt for an hour, the talk for a minute, what a tool said not at all."""
+    rig = Rig(device=40, host=0, store=False, retained_share=0.5)
+    talk = Wish(60.0, 1, num_pages=6, then=Wish(level=GO_FIRST))
+    whole, plain = rig.doc(9, seed=1), rig.doc(6, seed=2)
+    rig.cache(plain)
+    rig.cache(whole, wish=Wish(3600.0, 1, num_pages=3, then=talk))
+    burst(rig, 7)
+    assert (found(rig, whole), found(rig, plain)) == (6, 6), "the tool's output went first"
+    burst(rig, 20, first=2000)
+    assert (found(rig, whole), found(rig, plain)) == (6, 0)
+    rig.now = 61.0
+    burst(rig, 20, first=3000)
+    assert found(rig, whole) == 3
+    rig.now = 3601.0
+    burst(rig, 20, first=4000)
+    assert found(rig, whole) == 0
+    rig.manager.check_invariants()
+
+
+@pytest.mark.parametrize(
+    "head", [Wish(num_pages=4), Wish(60.0, 1, 4), Wish(level=GO_FIRST, num_pages=4)]
+)
+def test_what_lies_before_a_range_is_kept_with_it(head: Wish) -> None:
+    rig = Rig(device=40, host=0, store=False, retained_share=0.5)
+    whole = rig.doc(8, seed=1)
+    rig.cache(whole, wish=head._replace(then=Wish(600.0, 2, num_pages=7)))
+    rig.now = 500.0
+    burst(rig, 20)
+    assert found(rig, whole) == 7
+    rig.manager.check_invariants()
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_the_store_has_a_range_and_nothing_behind_it(mix: str) -> None:
+    rig = Rig(mix=mix)
+    whole = rig.doc(8, seed=1)
+    rig.cache(whole, wish=Wish(num_pages=3, then=Wish(num_pages=5, stored=False)))
+    assert rig.stored["full"] == set(split_keys(whole.page_keys(0, 3)))
+    assert found(rig, whole) == 8
+    rig.cache(whole, wish=Wish(num_pages=3, then=Wish(stored=False)))
+    assert rig.stored["full"] == set(split_keys(whole.page_keys(0, 3)))
+    rig.cache(whole)  # somebody who does not mind
+    rig.cache(whole)
+    assert rig.stored["full"] == set(split_keys(whole.page_keys(0, 8)))
+    rig.manager.check_invariants()
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_the_store_is_told_until_the_time_is_over_and_then_no_more(detached: bool) -> None:
+    rig = Rig()
+    rig.cache(rig.doc(4, seed=1), wish=KEEP)
+    told = 0
+    if detached:
+        rig.manager.store.detach()
+        rig.run()
+    while (due := rig.manager.next_wakeup()) is not None and due < 300.0:
+        rig.now = due
+        told += sum(isinstance(command, Touch) for command in rig.step())
+        rig.pending = []
+    assert due is None, "nothing is due for ever"
+    assert 55.0 <= rig.now <= 70.0
+    assert told == 0 if detached else 10 < told < 15
 
 
 def test_the_higher_level_stays_longer() -> None:

@@ -86,6 +86,8 @@ class FakeServer:
         """Answers something else than others would."""
         self.seen: list[Seen] = []
         self.num_keys_asked = 0
+        self.asked_for: list[str | None] = []
+        """Whom the router named with that."""
         self.held = asyncio.Event()
         self.left = asyncio.Event()
         """A client went away while it was held."""
@@ -178,6 +180,7 @@ class FakeServer:
         else:
             assert path == "/admin/keys"
             self.num_keys_asked += 1
+            self.asked_for.append(headers.get("x-quire-client"))
             if self.keys_refusal is not None:
                 await _fail(send, self.keys_refusal, "engine_refused")
                 return

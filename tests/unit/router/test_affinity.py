@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from quire.router.affinity import AffinityIndex
 from unit.router.fakes import eventually, key_of, rig
 
@@ -83,6 +85,22 @@ def test_a_prompt_goes_where_its_pages_are():
             for _ in range(4):
                 await router.complete("cold")
             assert await router.metric(choices, side="decode", by="load") == 4
+
+    run(main)
+
+
+@pytest.mark.parametrize("api_key", [None, "the router's"])
+def test_a_server_is_asked_for_the_keys_of_this_client(api_key):
+    """Unless its key is the router's: then the server knows no tenant of that name."""
+
+    async def main():
+        async with rig(decode=2, admin_key="root", api_key=api_key) as router:
+            router.decode[0].stores("x")
+            await eventually(lambda: len(router.fleet.index) == 1)
+            key = f"Bearer {api_key or 'sk-alice'}"
+            await router.complete(headers={"authorization": key, "x-quire-client": "Bearer sk-bob"})
+            (asked,) = [each for fake in router.decode for each in fake.asked_for]
+            assert asked == (None if api_key else "Bearer sk-alice")
 
     run(main)
 

@@ -27,7 +27,8 @@ from quire.engine.messages import (
 )
 from quire.errors import EngineError
 from quire.server.config import ServerConfig
-from unit.server.scripted import MAX_CONTEXT, MODEL, Rig, error_of, of_role, status
+from quire.types import TENANT_MARK
+from unit.server.scripted import ADMIN_KEY, MAX_CONTEXT, MODEL, Rig, error_of, of_role, status
 
 URL = "redis://user:secret@host/0"
 KEY_A, KEY_B = b"a" * 32, b"b" * 32
@@ -269,6 +270,23 @@ def test_the_keys_of_a_prompt(rig, engine, body):
         "keys": [KEY_A.hex(), KEY_B.hex()],
     }
     assert engine.questions == [GetKeys(np.array([256], "<i4").tobytes(), "s")]
+
+
+@pytest.mark.parametrize(
+    ("client", "salt"),
+    [
+        ("Bearer sk-alice", f"alice{TENANT_MARK}s"),
+        ("Bearer sk-eve", "s"),
+        ("nonsense", "s"),
+        (None, "s"),
+    ],
+)
+def test_the_keys_are_those_of_the_tenant_for_whom_a_router_asks(engine, client, salt):
+    rig = Rig(engine, ServerConfig(admin_key=ADMIN_KEY, tenant_keys={"alice": "sk-alice"}))
+    headers = {"x-quire-client": client} if client else {}
+    body = {"model": MODEL, "prompt": "he", "cache_salt": "s"}
+    assert rig.request("POST", "/admin/keys", json=body, headers=headers).status_code == 200
+    assert engine.questions == [GetKeys(np.array([256], "<i4").tobytes(), salt)]
 
 
 def test_the_keys_of_a_chat_are_those_of_its_prompt(rig, engine):

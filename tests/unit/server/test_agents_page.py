@@ -52,7 +52,7 @@ def test_the_examples_in_python(monkeypatch, capsys):
 
     monkeypatch.setattr(openai, "OpenAI", connected)
     found = blocks("python")
-    assert len(found) == 6
+    assert len(found) == 7
     names: dict[str, object] = {}
     try:
         for block in found:

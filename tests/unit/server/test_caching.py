@@ -37,6 +37,33 @@ def asked(rig: Rig, **fields) -> CacheWish | None:
             {"cache": {"retain_s": 5, "tiers": ["host"]}},
             CacheWish(5.0, 1, device=False, store=False),
         ),
+        (
+            {"cache": {"from": 100, "tokens": 50, "priority": 2}},
+            CacheWish(num_tokens=100, then=CacheWish(300.0, 2, 150)),
+        ),
+        ({"cache": {"from": 0, "retain_s": 5}}, CacheWish(5.0, 1)),
+        (
+            {
+                "cache": {
+                    "ranges": [
+                        {"tokens": 100, "retain_s": 3600, "priority": 2},
+                        {"tokens": 50, "retain_s": 60},
+                        {"from": 200, "priority": -1, "store": False},
+                    ]
+                }
+            },
+            CacheWish(
+                3600.0,
+                2,
+                100,
+                then=CacheWish(
+                    60.0,
+                    1,
+                    150,
+                    then=CacheWish(num_tokens=200, then=CacheWish(0.0, -1, store=False)),
+                ),
+            ),
+        ),
     ],
 )
 def test_what_the_engine_is_told(rig: Rig, fields, wish):
@@ -57,6 +84,15 @@ def test_what_the_engine_is_told(rig: Rig, fields, wish):
         ({"tiers": ["disk"]}, "cache.tiers.0"),
         ({"tiers": ["store"], "store": False}, "cache.tiers"),
         ({"retain_s": 5, "priority": -1}, "cache.retain_s"),
+        ({"from": -1}, "cache.from"),
+        ({"ranges": []}, "cache.ranges"),
+        ({"ranges": [{"tokens": 1}] * 17}, "cache.ranges"),
+        ({"ranges": [{"tokens": 5}], "retain_s": 5}, "cache.ranges"),
+        ({"ranges": [{"tokens": 5}, {"from": 4}]}, "cache.ranges.1.from"),
+        ({"ranges": [{"retain_s": 5}, {"retain_s": 5}]}, "cache.ranges.0.tokens"),
+        ({"ranges": [{"tokens": 5, "store": False}, {"store": True}]}, "cache.ranges.1"),
+        ({"ranges": [{"tokens": 5, "tiers": ["host"]}, {"tiers": ["store"]}]}, "cache.ranges.1"),
+        ({"ranges": [{"tiers": ["store"], "store": False}]}, "cache.ranges.0.tiers"),
     ],
 )
 def test_what_makes_no_sense(rig: Rig, cache, param):
@@ -106,7 +142,7 @@ def test_a_tenant_has_only_so_many_requests_in_flight(engine: ScriptedEngine):
 def test_tenants_are_shown_to_the_administrator(engine: ScriptedEngine):
     tiers = [TierStatus("device", 1024, 100, 0, 0), TierStatus("host", 1024, 200, 0, 0)]
     engine.info = msgspec.structs.replace(engine.info, tiers=tiers)
-    engine.answers[GetTenants] = Tenants([TenantStatus("a", 1, 2, 3, 4)], 50, 100)
+    engine.answers[GetTenants] = Tenants([TenantStatus("a", 1, 2, 3, 4, 6, 1)], 50, 100, 0.5)
     rig = Rig(engine)
     found = rig.request("GET", "/admin/tenants").json()
     assert found["tenants"] == [
@@ -117,9 +153,16 @@ def test_tenants_are_shown_to_the_administrator(engine: ScriptedEngine):
             "waiting": 2,
             "device_bytes": 3072,
             "host_bytes": 4096,
+            "store_written_bytes": 6 * 1024,
+            "store_refused_bytes": 1024,
         }
     ]
-    assert found["quota"] == {"device_bytes": 51200, "host_bytes": 102400, "requests": None}
+    assert found["quota"] == {
+        "device_bytes": 51200,
+        "host_bytes": 102400,
+        "store_share": 0.5,
+        "requests": None,
+    }
 
 
 # ---- tenants by their keys -----------------------------------------------------------------------

@@ -15,7 +15,7 @@ from quire.store.base import HEADER_BYTES, Part, Store
 from quire.store.client import PageStore
 from quire.store.codec import object_name
 from quire.store.file import FileStore
-from quire.types import NO_PARENT, PageKey, PageStatus
+from quire.types import NO_PARENT, Owner, PageKey, PageStatus
 from store_servers import Mooncake, Moto, Valkey
 
 PAGE_BYTES = 2 * HEADER_BYTES
@@ -55,12 +55,14 @@ class Pages:
         sources = [self.full(n) for n in numbers]
         return store.put(self.part, self.keys(*numbers), sources, deadline=deadline or soon())
 
-    def put_path(self, store: PageStore, *numbers: int, after: int = 0) -> list[PageStatus]:
+    def put_path(
+        self, store: PageStore, *numbers: int, after: int = 0, owner: Owner | None = None
+    ) -> list[PageStatus]:
         """Each page behind the one before it, the first behind `after` (0: the first of all)."""
         sources = [self.full(n) for n in numbers]
         parents = [self.key(n) if n else NO_PARENT for n in (after, *numbers[:-1])]
-        keys = self.keys(*numbers)
-        return store.put(self.part, keys, sources, parents=parents, deadline=soon())
+        keys, owners = self.keys(*numbers), [owner] * len(numbers)
+        return store.put(self.part, keys, sources, parents=parents, owners=owners, deadline=soon())
 
     def usable(self, store: PageStore, *numbers: int) -> int:
         """How many pages of a path would be found."""

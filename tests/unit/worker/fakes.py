@@ -84,7 +84,7 @@ class FakeStore:
             statuses.append(PageStatus.OK)
         return statuses
 
-    def put(self, part, page_keys, pages, *, deadline, parents, used_ns):
+    def put(self, part, page_keys, pages, *, deadline, parents, owners, used_ns):
         self._call("put", list(page_keys))
         for key, page in zip(page_keys, pages, strict=True):
             self.pages[key] = bytes(page)

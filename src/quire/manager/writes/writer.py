@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
+from itertools import chain
 
 from quire.components import Component
 from quire.config import WritePolicy
 from quire.manager.core import Core
 from quire.manager.writes.backups import Backups, Forgiven
+from quire.manager.writes.kept import Kept
 from quire.manager.writes.writes import Writes
 from quire.messages import Touch
 from quire.tree import NUM_TIERS, Node
@@ -43,6 +45,8 @@ class Writer:
         self._touched: dict[Node, None] = {}
         """Ends of paths that were used and that the store may have, oldest use first."""
         self._next_touch_s = 0.0
+        max_pages = sum(each.max_pages for each in core.tree.standing.retained[:NUM_TIERS])
+        self._kept = Kept(core.tree, max_pages)
 
     def _add(self, component: Component) -> None:
         def backed_up(node: Node) -> None:
@@ -72,6 +76,11 @@ class Writer:
             for backups in self._backups:
                 backups.used(tail)
 
+    def keep(self, tail: Node, until_s: float) -> None:
+        """The store is to have this path until then, as far as that is in our hands."""
+        if self._core.store_epoch:
+            self._kept.ask(tail, until_s)
+
     def demand(self, component: int, node: Node) -> None:
         """A peer is to read it: it is copied to the host whatever the policy, evicting if need
         be. Asked for again until it is there."""
@@ -92,7 +101,7 @@ class Writer:
         for writes in self._writes:
             if writes.due or writes.retries:
                 writes.flush(now)
-        if self._touched and now >= self._next_touch_s:
+        if (self._touched or self._kept) and now >= self._next_touch_s:
             self._touch(now)
 
     def _clear(self) -> None:
@@ -104,6 +113,7 @@ class Writer:
             backups.take_due()
         for writes in self._writes:
             writes.clear()
+        self._kept.clear()
 
     def _settle_debts(self) -> None:
         """Have copied what the host lacks and needs; what it has no room for may go without, until
@@ -129,8 +139,8 @@ class Writer:
     def num_waiting(self) -> int:
         return sum(writes.num_waiting for writes in self._writes)
 
-    def next_retry(self) -> float | None:
-        first = None
+    def next_due(self) -> float | None:
+        first = self._next_touch_s if self._kept else None
         for writes in self._writes:
             if writes.retries and (first is None or writes.retries[0][0] < first):
                 first = writes.retries[0][0]
@@ -141,21 +151,35 @@ class Writer:
         there."""
         core, used, room = self._core, self._touched, TOUCHED_PAGES
         self._touched, self._next_touch_s = {}, now + TOUCH_EVERY_S
+        kept = self._kept.tails(now)
         if not core.store_epoch:
             return
         seen: set[Node] = set()
-        for tail in reversed(used):
-            if tail in seen or not any(tail.held):
-                continue  # a longer path passes it, or it is gone
+        here = (tail for tail in reversed(used) if any(tail.held))  # the others are gone
+        for tail in chain(kept, here):
+            if tail in seen:
+                continue  # a longer path passes it
             path = list(core.tree.path(tail))
             seen.update(path)
-            keys = b""
-            for node in reversed(path):
-                if node.stored != core.store_epoch or node.page_keys is None:
-                    break
-                keys += node.page_keys
-            if keys:
-                core.outbox.append(Touch(core.components[0].name, keys))
-            room -= len(keys) // PAGE_KEY_BYTES
+            room -= self._touch_path(path)
             if room < 0:
                 break
+
+    def _touch_path(self, path: list[Node]) -> int:
+        """The lower end first. How many full pages of it the store has."""
+        core, keys = self._core, b""
+        for node in reversed(path):
+            if node.stored != core.store_epoch or node.page_keys is None:
+                break
+            keys += node.page_keys
+        if keys:
+            core.outbox.append(Touch(core.components[0].name, keys))
+        for component in core.components[1:]:
+            others = b"".join(
+                core.keys_of(node, component)
+                for node in path
+                if node.stored_in(component.index) == core.store_epoch
+            )
+            if others:
+                core.outbox.append(Touch(component.name, others, each=True))
+        return len(keys) // PAGE_KEY_BYTES

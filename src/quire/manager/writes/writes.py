@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 
@@ -179,9 +180,10 @@ class Writes:
     def _runs(self, nodes: Iterable[Node]) -> list[Run]:
         """The names of these nodes' pages; full pages whose keys nobody has needed yet are named by
         their tokens."""
-        tree, runs = self._core.tree, list[Run]()
+        core, tree, runs = self._core, self._core.tree, list[Run]()
         if self._index:
-            return [Run(keys=self._core.keys_of(node, self._component)) for node in nodes]
+            keys_of = partial(core.keys_of, component=self._component)
+            return [Run(keys=keys_of(node), owner=core.owner(node)) for node in nodes]
         before: Node | None = None
         for node in nodes:
             above = node.parent
@@ -194,11 +196,12 @@ class Writes:
                 is_first = above.parent is None
                 parent = NO_PARENT if is_first else tree.last_key_of(above)
                 if node.page_keys is not None:
-                    runs.append(Run(parent, node.page_keys))
+                    runs.append(Run(parent, node.page_keys, owner=core.owner(node)))
                 else:
                     root = tree.root_of(above)
                     seed, tokens = root.digest if is_first else parent, bytes(node.tokens)
-                    runs.append(Run(parent, b"", seed, tokens, root.page_bytes, root.page_width))
+                    sizes = root.page_bytes, root.page_width
+                    runs.append(Run(parent, b"", seed, tokens, *sizes, core.owner(node)))
             before = node
         return runs
 
@@ -214,6 +217,9 @@ class Writes:
             if named and node.page_keys is None:
                 node.page_keys = op.keys[at * PAGE_KEY_BYTES : (at + size) * PAGE_KEY_BYTES]
             at += size
+            if core.has_quotas and not self._index:
+                taken = statuses.count(PageStatus.OK) if statuses else size
+                core.account(node, written=taken, refused=statuses.count(PageStatus.REJECTED))
             if not any(statuses):
                 core.counters.written_pages += size
                 node.set_stored(self._index, epoch)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from quire.server.caching import CacheControl
-from quire.server.forms import Salt, only, schema_of, shaped, wrong
+from quire.server.forms import Salt, Timeout, only, schema_of, shaped, wrong
 from quire.server.messages import MAX_MESSAGES, MAX_TOOLS, Body, FunctionName
+from quire.server.protocol import Priority
 
 MAX_ID_CHARS = 128
 
@@ -133,11 +134,11 @@ class ResponsesRequest(Body):
     text: TextOptions | None = None
     cache_salt: Salt = None
     cache: CacheControl | None = None
-    priority: int | None = None
-    timeout: Annotated[float, Field(gt=0)] | None = None
+    priority: Priority | None = None
+    timeout: Timeout | None = None
 
     metadata: dict[str, Any] | None = None
-    include: Any = None
+    include: list[Any] | None = None
     user: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
@@ -149,9 +150,3 @@ class ResponsesRequest(Body):
     background: Annotated[Any, *only(False)] = None
     conversation: Annotated[Any, *only()] = None
     prompt: Annotated[Any, *only()] = None
-
-    @model_validator(mode="after")
-    def _includes_nothing(self) -> Self:
-        if self.include and not isinstance(self.include, list):
-            raise wrong("must be a list", param="include")
-        return self

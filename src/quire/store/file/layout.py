@@ -10,6 +10,7 @@
                                     counts its holders: the generation
       state/used_bytes              what all openers together account for
       state/coldest, state/scan     what goes next; held by whoever scans
+      state/owners/<owner>          what was written for whom, where quotas are kept
 
 Whatever is not named like this is foreign and never touched. A writer that died has lost its
 lock with its process, on any host, so its temporary files can be told from a live writer's
@@ -60,6 +61,7 @@ class Layout:
         self.usage_path = f"{self._state}/used_bytes"
         self.cold_path = f"{self._state}/coldest"
         self.scan_path = f"{self._state}/scan"
+        self.owners_path = f"{self._state}/owners"
         try:
             _claim(root, must_exist=must_exist)
             self.make_folders()

@@ -41,14 +41,16 @@ class Scanner:
         *,
         scan_every_bytes: int,
         wall_ns: Callable[[], int],
+        sweep: Callable[[int], None],
     ) -> None:
-        """Raises OSError."""
+        """`sweep(scan_start_ns)` is called behind every scan. Raises OSError."""
         self.scanned = threading.Event()
         self._layout = layout
         self._ledger = ledger
         self._cold = cold
         self._scan_every_bytes = scan_every_bytes
         self._wall_ns = wall_ns
+        self._sweep = sweep
         self._only_one = SharedFile(layout.scan_path)
         self._wanted = threading.Event()
         self._at_once = threading.Event()
@@ -112,6 +114,7 @@ class Scanner:
         while not self._closed.is_set():
             with contextlib.suppress(OSError):  # the disk is in trouble: the next scan may do
                 self._scan_unless_others_did()
+                self._sweep(self._cold.scan_start_ns)
             self.scanned.set()
             self._at_once.wait(MIN_INTERVAL_S)
             self._wanted.wait()

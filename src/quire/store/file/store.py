@@ -29,6 +29,7 @@ from quire.store.file.budget import Budget, Ledger, Place
 from quire.store.file.cold import ColdQueue
 from quire.store.file.io import BulkIO
 from quire.store.file.layout import Layout, unusable
+from quire.store.file.owners import Owners
 from quire.store.file.scan import Scanner
 from quire.store.file.space import FreeSpace
 from quire.store.file.uses import renew
@@ -58,12 +59,19 @@ class FileStore:
             self._ledger = Ledger(self._layout.usage_path, max_bytes // 1024)
             self._cold = ColdQueue(self._layout.cold_path)
             self._space = FreeSpace(root, reserve_bytes, clock)
+            self._owners = Owners(
+                self._layout.owners_path,
+                max_bytes,
+                path_of=self._layout.object_path,
+                remove=self._remove_own,
+            )
             self._scanner = Scanner(
                 self._layout,
                 self._ledger,
                 self._cold,
                 scan_every_bytes=max_bytes,
                 wall_ns=wall_ns,
+                sweep=self._owners.sweep,
             )
         except OSError as error:
             self._layout.close()
@@ -83,6 +91,7 @@ class FileStore:
             self._budget,
             self._space,
             self._cold,
+            owners=self._owners,
             wrote=self._scanner.wrote,
             clock=clock,
         )
@@ -196,6 +205,14 @@ class FileStore:
         except OSError:
             return 0
         return stat.st_size
+
+    def _remove_own(self, text: str, bound_ns: int) -> int:
+        """To make room for what its owner has more."""
+        freed_bytes = self._remove(text, bound_ns, None)
+        if freed_bytes:
+            self._budget.release(freed_bytes)
+            self._budget.num_evicted += 1
+        return freed_bytes
 
     def _trim_quarantine(self) -> None:
         """Oldest first, down to a sixteenth of the budget."""

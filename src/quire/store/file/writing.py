@@ -10,7 +10,7 @@ import contextlib
 import errno
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from quire.store.base import STEP_NS, NewObject, ObjectName
@@ -18,9 +18,10 @@ from quire.store.file.budget import Budget, Place
 from quire.store.file.cold import ColdQueue
 from quire.store.file.io import BulkIO
 from quire.store.file.layout import Layout
+from quire.store.file.owners import Owners
 from quire.store.file.space import FreeSpace
 from quire.store.file.uses import renew_path_to, set_parent, set_time, time_of
-from quire.types import PageStatus
+from quire.types import Owner, PageStatus
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
@@ -46,6 +47,7 @@ class Writer:
         space: FreeSpace,
         cold: ColdQueue,
         *,
+        owners: Owners,
         wrote: Callable[[int], None],
         clock: Callable[[], float],
     ) -> None:
@@ -55,6 +57,7 @@ class Writer:
         self._budget = budget
         self._space = space
         self._cold = cold
+        self._owners = owners
         self._wrote = wrote
         self._clock = clock
         self._numbers = itertools.count()
@@ -76,6 +79,7 @@ class Writer:
             self._finish(draft, result, times)
             for draft, result in zip(drafts, results, strict=True)
         ]
+        self._note_owners(drafts, finished)
         rest = iter(finished)
         return [item if isinstance(item, PageStatus) else next(rest) for item in begun]
 
@@ -87,20 +91,53 @@ class Writer:
         it. Whoever is reading the old object meanwhile finds that it does not fit its name.
         """
         begun: list[_Draft | PageStatus] = [PageStatus.ORPHAN] * len(pages)
-        places = {
-            i: Place(
-                self._layout.temporary_path(page.name.text, next(self._numbers)), page.size_bytes
-            )
+        usable = {
+            i: page
             for i, page in enumerate(pages)
             if page.parent in times or self._time_for(page, times) is not None
         }
         try:
+            for i in self._refused(usable, times):
+                begun[i] = PageStatus.REJECTED
+                del usable[i]
+            places = {
+                i: Place(
+                    self._layout.temporary_path(page.name.text, next(self._numbers)),
+                    page.size_bytes,
+                )
+                for i, page in usable.items()
+            }
             recycled = self._budget.recycle(list(places.values()))
         except OSError as error:
             return [self._refusal(error)] * len(pages)
         for i, (path, _) in places.items():
             begun[i] = self._open(pages[i], path, path in recycled)
         return begun
+
+    def _refused(self, pages: Mapping[int, NewObject], times: Times) -> list[int]:
+        """Which of these are more than their owners may have. Raises OSError."""
+        refused: list[int] = []
+        for owner in {page.owner for page in pages.values()} - {None}:
+            own = {i: page for i, page in pages.items() if page.owner == owner}
+            size_bytes = sum(page.size_bytes for page in own.values())
+            bound_ns = min(self._time_for(page, times) or page.used_ns for page in own.values())
+            assert owner is not None
+            room = self._owners.room(owner, size_bytes, bound_ns)
+            for i, page in own.items():
+                room -= page.size_bytes
+                if room < 0:
+                    refused.append(i)
+        return refused
+
+    def _note_owners(self, drafts: Sequence[_Draft], statuses: Sequence[PageStatus]) -> None:
+        written: dict[Owner, list[tuple[str, int]]] = {}
+        for draft, status in zip(drafts, statuses, strict=True):
+            page = draft.page
+            if page.owner is not None and status is PageStatus.OK:
+                written.setdefault(page.owner, []).append((page.name.text, page.size_bytes))
+        for owner, objects in written.items():
+            with contextlib.suppress(OSError):  # the disk is full: it has these unasked
+                self._owners.wrote(owner, objects)
 
     def _open(self, page: NewObject, path: str, is_recycled: bool) -> _Draft | PageStatus:
         try:

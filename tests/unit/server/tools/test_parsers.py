@@ -1,11 +1,14 @@
 """Every format: what was written is read again, however it is cut; what is none stays text."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from quire.errors import ConfigError
+from quire.server import tools
 from quire.server.tools import formats
 from quire.server.tools.base import Call, Malformed, Reasoning, Text
 from unit.server.tools.writers import CASES, parsed
@@ -244,3 +247,32 @@ def test_channels():
     )
     assert parsed("harmony", list(final), {}) == [Reasoning("Hm."), Text("Yes")]
     assert parsed("harmony", list("Just text.")) == [Text("Just text.")]
+
+
+class Entry:
+    """As importlib.metadata finds it for an installed package."""
+
+    name = "theirs"
+
+    def __init__(self, loaded):
+        self.loaded = loaded
+
+    def load(self):
+        if isinstance(self.loaded, Exception):
+            raise self.loaded
+        return self.loaded
+
+
+def test_formats_of_other_packages_are_found(monkeypatch):
+    theirs = replace(formats()["hermes"], name="theirs")
+    monkeypatch.setattr(tools, "entry_points", lambda group: [Entry(theirs)] if group else [])
+    assert formats()["theirs"] is theirs
+    assert tools.choose("theirs", "", (), native=True) is theirs
+    assert formats().keys() > {"hermes", "json"}
+
+
+@pytest.mark.parametrize("loaded", [ImportError("no"), object()])
+def test_a_format_that_is_none_is_said_to_be(monkeypatch, loaded):
+    monkeypatch.setattr(tools, "entry_points", lambda group: [Entry(loaded)])
+    with pytest.raises(ConfigError, match="'theirs'"):
+        formats()
