@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from quire.engine.draft.kinds import parse_draft
 from quire.errors import ConfigError, StoreURLError
@@ -45,12 +46,16 @@ class Kind(ABC):
 
     def show(self, value: Value) -> str:
         """As a person would write it."""
-        return str(value)
+        plain = self.plain(value)
+        if isinstance(plain, list):
+            return ",".join(plain) or NONE
+        return str(plain).lower() if isinstance(plain, bool) else str(plain)
 
     def plain(self, value: Value) -> str | int | float | bool | list[str] | None:
         """For JSON."""
-        assert not isinstance(value, enum.Enum | tuple)
-        return value
+        if isinstance(value, enum.Enum):
+            return str(value.value)
+        return list(value) if isinstance(value, tuple) else value
 
 
 @dataclass(frozen=True)
@@ -77,12 +82,6 @@ class Choice(Kind):
                 return choice
         names = [_name(choice) for choice in self.choices]
         raise ConfigError(f"use {', '.join(names[:-1])} or {names[-1]}")
-
-    def show(self, value: Value) -> str:
-        return str(value.value) if isinstance(value, enum.Enum) else str(value)
-
-    def plain(self, value: Value) -> str | None:
-        return None if value is None else self.show(value)
 
 
 @dataclass(frozen=True)
@@ -184,9 +183,6 @@ class Switch(Kind):
             raise ConfigError("write true or false without quotes")
         return value
 
-    def show(self, value: Value) -> str:
-        return "true" if value else "false"
-
 
 @dataclass(frozen=True)
 class Store(Kind):
@@ -223,57 +219,41 @@ class Drafts(Kind):
 
 
 @dataclass(frozen=True)
-class Peers(Kind):
-    """Page servers of other engines: tcp://host:port, several with commas, or "none". A file may
-    hold a list of texts instead."""
+class Several(Kind):
+    """Texts with commas between them; a file may hold a list of texts instead."""
 
-    metavar: str = "tcp://HOST:PORT,…"
+    wanted: ClassVar[str]
+    """Of a file."""
 
-    def parse(self, text: str) -> tuple[str, ...]:
-        return () if text == NONE else parse_peers(text)
-
-    def accept(self, value: object) -> tuple[str, ...]:
-        if isinstance(value, list) and all(isinstance(each, str) for each in value):
-            return parse_peers(",".join(value)) if value else ()
-        if not isinstance(value, str):
-            raise ConfigError('write a list of addresses, such as ["tcp://10.0.0.5:7000"]')
-        return self.parse(value)
-
-    def show(self, value: Value) -> str:
-        assert isinstance(value, tuple)
-        return ",".join(value) or NONE
-
-    def plain(self, value: Value) -> list[str]:
-        assert isinstance(value, tuple)
-        return list(value)
+    def accept(self, value: object) -> Value:
+        if isinstance(value, str):
+            return self.parse(value)
+        if not (isinstance(value, list) and all(isinstance(each, str) for each in value)):
+            raise ConfigError(f"write a list of {self.wanted}")
+        return self.parse(",".join(value))
 
 
 @dataclass(frozen=True)
-class Names(Kind):
-    """Several names with commas. A file may hold a list of texts instead."""
+class Peers(Several):
+    """Page servers of other engines: tcp://host:port, or "none"."""
 
+    metavar: str = "tcp://HOST:PORT,…"
+    wanted = 'addresses, such as ["tcp://10.0.0.5:7000"]'
+
+    def parse(self, text: str) -> tuple[str, ...]:
+        return () if text in ("", NONE) else parse_peers(text)
+
+
+@dataclass(frozen=True)
+class Names(Several):
     metavar: str = "NAME,…"
+    wanted = 'names, such as ["small", "default"]'
 
     def parse(self, text: str) -> tuple[str, ...]:
         names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
         if not all(names):
             raise ConfigError("write names with commas between them, such as small,default")
         return names
-
-    def accept(self, value: object) -> tuple[str, ...]:
-        if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
-            return self.parse(",".join(value))
-        if not isinstance(value, str):
-            raise ConfigError('write a list of names, such as ["small", "default"]')
-        return self.parse(value)
-
-    def show(self, value: Value) -> str:
-        assert isinstance(value, tuple)
-        return ",".join(value)
-
-    def plain(self, value: Value) -> list[str] | None:
-        assert value is None or isinstance(value, tuple)
-        return None if value is None else list(value)
 
 
 def _name(choice: str | enum.Enum) -> str:
