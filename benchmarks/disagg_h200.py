@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-from quire.bench.disagg.sessions import Plan
-from quire.bench.disagg.turns import measured
+from evidence.disagg.sessions import Plan
+from evidence.disagg.turns import measured
 from quire.bench.gpu.model import write_model
 from quire.engine.config import EngineConfig, Role
 

@@ -1,20 +1,26 @@
 """What being looked at costs an engine: the same work with `/ui` open and `quire top` running, and
 without, in turn.
 
-    python benchmarks/ui_cost.py [PAIRS [SECONDS]] > ui_cost.json
+    python benchmarks/ui_cost.py [SECONDS] > ui_cost.json
 
-A real server of the embedded model on this machine. A round is four new prompts answered at
-once; every other round is watched: by what the page asks every 1.5 seconds, with the admin key,
-and by a `quire top` of its own process. Of each round the engine's processor time, and the time it
-took, in which those who watch use the same cores. (Threads of the engine that wait for each other
-sleep: else they would spin longer when others use the cores.) Printed: the ratio of each, watched
-by not, as the median over pairs of neighbouring rounds with an interval; of as many pairs as the
-seconds allow.
+A real server of the embedded model on this machine, its engine on one thread, so that those who
+look have a core of their own, as they have on a server. What the page asks every 1.5 seconds, with
+the admin key, and a `quire top` run all the time, and are stopped (SIGSTOP) in every other round. A
+round is four new prompts answered at once; what it moves to host and store is waited for. Two
+figures come of it:
+
+- `busy`: the engine's processor time, and the time it took, watched by not: the median over pairs
+  of neighbouring rounds, with an interval. The noise of a shared machine is a few per cent.
+- `idle`: the processor time that the engine takes in a second of being watched, beside a second of
+  not, with all that was cached before and nothing to compute: the looks alone, without the noise.
+  What is answered then is what is answered under load.
 """
 
 import contextlib
 import json
 import os
+import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,7 +34,9 @@ import psutil
 
 from quire.bench.stats import ratio
 
-PROMPTS, AT_A_TIME, PROMPT_TOKENS, ANSWER_TOKENS = 4, 4, 160, 24
+PROMPTS, PROMPT_TOKENS, ANSWER_TOKENS = 4, 80, 12
+SETTLE_S = 0.3
+IDLE_S, IDLE_PAIRS = 10.0, 4
 PAGE_EVERY_S = 1.5
 KEY = "an admin key of this benchmark"
 MODEL = "SmolLM2-135M-Instruct"
@@ -45,7 +53,7 @@ def server() -> Iterator[tuple[str, psutil.Process]]:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env=os.environ | {"QUIRE_ADMIN_KEY": KEY, "OMP_WAIT_POLICY": "passive"},
+            env=os.environ | {"QUIRE_ADMIN_KEY": KEY, "QUIRE_THREADS": "1"},
         )
         assert started.stdout is not None
         try:
@@ -58,23 +66,27 @@ def server() -> Iterator[tuple[str, psutil.Process]]:
             started.stdout.close()
 
 
-@contextlib.contextmanager
-def watched(url: str, folder: Path) -> Iterator[None]:
-    """A page that is open, and a terminal."""
-    script = folder / "page.py"
-    script.write_text(PAGE)
-    with (folder / "top").open("w") as terminal:
-        page = subprocess.Popen([sys.executable, str(script), url, KEY, str(PAGE_EVERY_S)])
-        top = subprocess.Popen([sys.executable, "-m", "quire", "top", url], stdout=terminal)
-        time.sleep(1.0)  # until both have started: their start is nobody's cost
-        try:
-            yield
-            assert page.poll() is None, "the page has stopped looking"
-            assert top.poll() is None, "quire top has ended"
-        finally:
-            for each in (page, top):
-                each.kill()
-                each.wait()
+class Watching:
+    """A page that is open, and a terminal: they look, or are stopped."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        script = folder / "page.py"
+        script.write_text(PAGE)
+        with (folder / "top").open("w") as terminal:
+            page = [sys.executable, str(script), url, KEY, str(PAGE_EVERY_S)]
+            top = [sys.executable, "-m", "quire", "top", url]
+            self._both = [subprocess.Popen(page), subprocess.Popen(top, stdout=terminal)]
+        time.sleep(5.0)  # their start is nobody's cost
+
+    def look(self, wanted: bool) -> None:
+        for each in self._both:
+            assert each.poll() is None, f"{each.args} has ended"
+            each.send_signal(signal.SIGCONT if wanted else signal.SIGSTOP)
+
+    def close(self) -> None:
+        for each in self._both:
+            each.kill()
+            each.wait()
 
 
 PAGE = """
@@ -102,50 +114,74 @@ def work(url: str, number: int) -> None:
         answer = httpx.post(f"{url}/v1/completions", json=body, timeout=300)
         assert answer.json()["usage"]["completion_tokens"] == ANSWER_TOKENS
 
-    with ThreadPoolExecutor(AT_A_TIME) as pool:
+    with ThreadPoolExecutor(PROMPTS) as pool:
         list(pool.map(ask, range(PROMPTS)))
 
 
-def timed(url: str, engine: psutil.Process, number: int) -> dict[str, float]:
-    def used_s() -> float:
-        times = engine.cpu_times()
-        return times.user + times.system
+def used_s(engine: psutil.Process) -> float:
+    times = engine.cpu_times()
+    return times.user + times.system
 
-    began, used = time.perf_counter(), used_s()
+
+def timed(url: str, engine: psutil.Process, number: int) -> dict[str, float]:
+    began, used = time.perf_counter(), used_s(engine)
     work(url, number)
-    return {"engine_cpu_s": used_s() - used, "wall_s": time.perf_counter() - began}
+    took = time.perf_counter() - began
+    time.sleep(SETTLE_S)
+    return {"engine_cpu_s": used_s(engine) - used, "wall_s": took}
+
+
+def idle_share(engine: psutil.Process) -> float:
+    """Of a second, the engine's processor time."""
+    began, used = time.perf_counter(), used_s(engine)
+    time.sleep(IDLE_S)
+    return (used_s(engine) - used) / (time.perf_counter() - began)
+
+
+def in_turn(number: int) -> tuple[str, str]:
+    """So that neither kind is always the first of a pair."""
+    return ("watched", "alone") if number % 2 else ("alone", "watched")
 
 
 def main() -> None:
-    pairs, limit_s = [float(each) for each in (*sys.argv[1:], *("24", "360")[len(sys.argv) - 1 :])]
-    until_s = time.monotonic() + limit_s
+    until_s = time.monotonic() + float(sys.argv[1] if len(sys.argv) > 1 else "330")
     rounds: dict[str, list[dict[str, float]]] = {"watched": [], "alone": []}
+    idle: dict[str, list[float]] = {"watched": [], "alone": []}
     load = [os.getloadavg()[0]]
-    with server() as (url, engine), tempfile.TemporaryDirectory() as folder:
-        for warm in range(2):
-            work(url, warm)
-        number = 2
-        for pair in range(int(pairs)):
-            if time.monotonic() > until_s:
-                break
-            for kind in ("watched", "alone") if pair % 2 else ("alone", "watched"):
-                around = watched(url, Path(folder)) if kind == "watched" else _nothing()
-                with around:
-                    rounds[kind].append(timed(url, engine, number))
+    with (
+        server() as (url, engine),
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.closing(Watching(url, Path(folder))) as watching,
+    ):
+        work(url, 0)
+        number, pair = 1, 0
+        while time.monotonic() < until_s - IDLE_PAIRS * 2 * IDLE_S:
+            for kind in in_turn(pair):
+                watching.look(kind == "watched")
+                rounds[kind].append(timed(url, engine, number))
                 number += 1
+            pair += 1
+        for i in range(IDLE_PAIRS):
+            for kind in in_turn(i):
+                watching.look(kind == "watched")
+                idle[kind].append(idle_share(engine))
+        watching.look(True)
     load.append(os.getloadavg()[0])
-    result = {
-        name: ratio(*([each[name] for each in rounds[kind]] for kind in ("watched", "alone")))
+    busy = {
+        name: ratio(*([each[name] for each in rounds[kind]] for kind in ("watched", "alone")))[
+            "of_pairs"
+        ]
         for name in ("engine_cpu_s", "wall_s")
     }
-    count = len(rounds["alone"])
-    print(json.dumps({"pairs": count, "load": load, "ratio": result, "rounds": rounds}, indent=1))
-
-
-@contextlib.contextmanager
-def _nothing() -> Iterator[None]:
-    time.sleep(1.0)  # as long as whoever watches needs to start
-    yield
+    added = [ours - theirs for ours, theirs in zip(idle["watched"], idle["alone"], strict=True)]
+    result = {
+        "pairs": pair,
+        "load": load,
+        "busy": busy,
+        "idle": {"share": statistics.median(added), "low": min(added), "high": max(added)},
+        "rounds": rounds,
+    }
+    print(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

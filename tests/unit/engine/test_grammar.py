@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engine_support import PAGE, VOCABULARY, TinyEngine, oracle
-from quire.bench.schemas.cases import follows, random_schema
+from evidence.schemas.cases import follows, random_schema
 from quire.engine.grammar import Grammars, Stage
 from quire.engine.grammar.compiling import GrammarError, Words
 from quire.engine.messages import Finish

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire.bench.disagg import restore, stall, turns
-from quire.bench.disagg.sessions import Plan as Sessions
+from evidence.disagg import restore, stall, turns
+from evidence.disagg.sessions import Plan as Sessions
 from quire.engine.config import EngineConfig, Role
 from quire.models import describe
 from quire.progress import Progress

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.bench.schemas.cases import follows, random_schema
+from evidence.schemas.cases import follows, random_schema
 from quire.engine.client import EngineClient
 from quire.engine.messages import Finish, SamplingParams
 from quire.progress import Progress

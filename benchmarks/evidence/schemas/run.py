@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quire.bench.schemas import costs, valid
+from evidence.schemas import costs, valid
 from quire.engine.client import EngineClient
 from quire.engine.config import EngineConfig
 from quire.progress import Progress

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from quire.bench.hybrid import hits, overhead
-from quire.bench.hybrid.driver import Driver, Tokens
-from quire.bench.hybrid.model import NAME, write_model
-from quire.bench.hybrid.overhead import WITH, WITHOUT
+from evidence.hybrid import hits, overhead
+from evidence.hybrid.driver import Driver, Tokens
+from evidence.hybrid.model import NAME, write_model
+from evidence.hybrid.overhead import WITH, WITHOUT
 from quire.config import PrefetchPolicy
 from quire.engine.build import build_engine
 from quire.engine.config import EngineConfig

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from quire.bench.disagg.sessions import Plan as Wave
-from quire.bench.disagg.sessions import Session, sessions
-from quire.bench.disagg.turns import Asked, ask, at_rest
-from quire.bench.pd.fleet import Fleet
-from quire.bench.pd.plan import Plan, Side
+from evidence.disagg.sessions import Plan as Wave
+from evidence.disagg.sessions import Session, sessions
+from evidence.disagg.turns import Asked, ask, at_rest
+from evidence.pd.fleet import Fleet
+from evidence.pd.plan import Plan, Side
 from quire.engine.client import EngineClient
 from quire.engine.messages import EngineStatus, GetStatus, HandoverStatus
 from quire.progress import Progress

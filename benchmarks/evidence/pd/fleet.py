@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quire.bench.pd.plan import Plan, Side
+from evidence.pd.plan import Plan, Side
 from quire.engine.client import EngineClient
 from quire.engine.config import EngineConfig, Role
 from quire.memory.layout import DTYPE_BYTES

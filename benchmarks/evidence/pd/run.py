@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from quire.bench.pd import bytes as bytes_moved
-from quire.bench.pd import figures, fleet, rounds
-from quire.bench.pd.plan import Plan, side_name
-from quire.bench.pd.rounds import Found
+from evidence.pd import bytes as bytes_moved
+from evidence.pd import figures, fleet, rounds
+from evidence.pd.plan import Plan, side_name
+from evidence.pd.rounds import Found
 from quire.memory.layout import PageLayout
 from quire.models import describe
 from quire.progress import Progress

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire.bench.disagg.sessions import Plan as Sessions
+from evidence.disagg.sessions import Plan as Sessions
 from quire.errors import ConfigError
 from quire.peer.kinds import TransportKind
 

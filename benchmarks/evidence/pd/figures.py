@@ -11,9 +11,9 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from quire.bench.disagg.turns import Asked
-from quire.bench.pd.plan import UNIFIED, Plan, side_name
-from quire.bench.pd.rounds import Found
+from evidence.disagg.turns import Asked
+from evidence.pd.plan import UNIFIED, Plan, side_name
+from evidence.pd.rounds import Found
 from quire.bench.stats import CONFIDENCE, percentile, summary
 from quire.engine.messages import CachedTokens, HandoverStatus
 from quire.peer.kinds import TransportKind

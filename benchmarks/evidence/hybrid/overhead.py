@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from quire.bench.hybrid.driver import Driver, Tokens
+from evidence.hybrid.driver import Driver, Tokens
 from quire.bench.stats import compared
 
 Result = dict[str, Any]

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.markup import escape
 
-from quire.bench.hybrid.overhead import WITH, WITHOUT
+from evidence.hybrid.overhead import WITH, WITHOUT
 from quire.bench.report import count_of, new_table, percent, verdict
 from quire.sizes import format_bytes
 

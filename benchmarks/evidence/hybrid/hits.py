@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from quire.bench.hybrid.driver import Answer, Driver, Tokens
+from evidence.hybrid.driver import Answer, Driver, Tokens
 from quire.engine.messages import CachedTokens
 from quire.types import Tier
 

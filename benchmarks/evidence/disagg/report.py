@@ -7,8 +7,8 @@ from typing import Any
 from rich.console import RenderableType
 from rich.markup import escape
 
-from quire.bench.disagg.stall import PLAIN, STALLED
-from quire.bench.disagg.turns import OFF, ON, UNIFIED
+from evidence.disagg.stall import PLAIN, STALLED
+from evidence.disagg.turns import OFF, ON, UNIFIED
 from quire.bench.report import count_of, new_table
 from quire.sizes import format_bytes
 

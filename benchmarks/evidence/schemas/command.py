@@ -36,7 +36,7 @@ def schemas(
     Exit code 1 when an answer is not valid.
     """
     needs("serve", SERVE)
-    from quire.bench.schemas import costs, report, run, valid
+    from evidence.schemas import costs, report, run, valid
     from quire.models import resolve
 
     with start_bar() as starting:

@@ -2,7 +2,7 @@
 a plain socket that copies the same bytes; through shared memory, against a plain copy from memory
 to memory.
 
-    python -m quire.bench.peer
+    python benchmarks/transports.py
 
 Over localhost both ends run in this process, on either side of the comparison; the plain socket
 sends each page with sendall and receives it into its place, one connection, nothing checked. A

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from quire.bench.disagg.sessions import Plan, Session, sessions
+from evidence.disagg.sessions import Plan, Session, sessions
 from quire.bench.stats import percentile, ratio, summary
 from quire.engine.client import EngineClient
 from quire.engine.config import EngineConfig

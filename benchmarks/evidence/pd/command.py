@@ -75,9 +75,9 @@ def pd(
     check_device(device)
     import tempfile
 
-    from quire.bench.pd import report
-    from quire.bench.pd import run as bench
-    from quire.bench.pd.plan import Plan
+    from evidence.pd import report
+    from evidence.pd import run as bench
+    from evidence.pd.plan import Plan
     from quire.models import describe
     from quire.peer.kinds import TransportKind
 
