@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from quire.bench.gpu.drive import Drive, Heard, Tokens
+from quire.bench.gpu.driving import Drive, Heard, Tokens
 from quire.engine.engine import Engine
 from quire.engine.messages import CachedTokens, SamplingParams
 from quire.errors import EngineError

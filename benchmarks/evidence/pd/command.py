@@ -116,7 +116,7 @@ def _model(shape: str, layers: int | None, directory: Path, device: str) -> Path
     """Its directory; a random one is made if it is not there."""
     import torch
 
-    from quire.bench.gpu.model import SHAPES, write_model
+    from quire.bench.gpu.random_model import SHAPES, write_model
     from quire.models import resolve
 
     if shape not in SHAPES:

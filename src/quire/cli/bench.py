@@ -210,7 +210,7 @@ def gpu(
     from quire.bench.gpu import run as bench
 
     shapes = plans.parse_shapes(shape)
-    common = plans.Plan(
+    common = plans.GpuPlan(
         parts=plans.parse_parts(only),
         device=device,
         page_size=page_size,
@@ -296,7 +296,7 @@ def speculate(
     needs("serve", SERVE)
     from quire.bench.speculate import report as speculate_report
     from quire.bench.speculate import run as bench
-    from quire.bench.speculate.prompts import read_workload
+    from quire.bench.speculate.prompt_lines import read_workload
     from quire.models import EMBEDDED_NAME, load_tokenizer, resolve
 
     named = [(name, files) for name, files in (("agent", agent), ("chat", chat)) if files]
@@ -312,7 +312,7 @@ def speculate(
             read_workload(name, files, tokenizer, count=prompts, max_tokens=prompt_tokens)
             for name, files in named
         ]
-    plan = bench.Plan(
+    plan = bench.SpeculatePlan(
         model=directory,
         name=shape if impose is not None else EMBEDDED_NAME if model is None else Path(model).name,
         ways=way or ["ngram", "eagle"],
@@ -400,7 +400,7 @@ def peers(
         sessions, load_tokenizer(model), count=num_sessions, turns=num_turns,
         max_tokens=run.MAX_MODEL_LEN - 1,
     )  # fmt: skip
-    plan = run.Plan(python, model, lengths, rounds, tuple(said), lmcache=lmcache)
+    plan = run.PeersPlan(python, model, lengths, rounds, tuple(said), lmcache=lmcache)
     with progress_bar() as progress:
         result = run.run(plan, progress)
     if plots is not None:

@@ -38,14 +38,14 @@ from quire.settings import (
     make_cache_dir,
     probe,
 )
-from quire.settings.engine import weights_bytes
 from quire.settings.machine import CUDA_SHARE
+from quire.settings.starting import weights_bytes
 from quire.sizes import format_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from quire.cli.children import Child, Ready, Say
+    from quire.cli.children import Child, ChildReady, Say
     from quire.server.config import ServerConfig
     from quire.server.stopping import Stop
 
@@ -217,10 +217,10 @@ async def _run(
                 )
 
 
-async def _all_ready(children: Sequence[Child], stop: Stop) -> list[Ready] | None:
+async def _all_ready(children: Sequence[Child], stop: Stop) -> list[ChildReady] | None:
     """None: it was stopped before. Raises EngineError."""
 
-    async def all_ready() -> list[Ready]:
+    async def all_ready() -> list[ChildReady]:
         return await asyncio.gather(*(child.ready() for child in children))
 
     starting, stopping = asyncio.create_task(all_ready()), asyncio.create_task(stop.wait())
@@ -239,7 +239,7 @@ class _Server:
 
     start: Start
     child: Child
-    ready: Ready
+    ready: ChildReady
 
     def arguments(self) -> list[str]:
         """To start it again where it was."""

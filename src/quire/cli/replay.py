@@ -20,7 +20,7 @@ from quire.replay import report
 from quire.replay.occupancy import Occupancy
 from quire.replay.profile import Profile, read_profile
 from quire.replay.run import ReplayOptions
-from quire.replay.sweep import Tier, sweep
+from quire.replay.sweep import SizedTier, sweep
 from quire.replay.synthetic import Chats, chats
 from quire.replay.trace import Trace, read_trace
 from quire.settings import OPTIONS, check, effective, engine_config, probe, served_name
@@ -96,8 +96,8 @@ def replay(
     host: Annotated[str, _size("Host memory for pages.")] = "256GiB",
     store: Annotated[str, _size("Budget of the store; 0: there is none.")] = "0",
     vary: Annotated[
-        Tier, typer.Option(help="Whose size is varied.", rich_help_panel=CACHE)
-    ] = Tier.HOST,
+        SizedTier, typer.Option(help="Whose size is varied.", rich_help_panel=CACHE)
+    ] = SizedTier.HOST,
     sizes: _Sizes = None,
     write_policy: Annotated[
         WritePolicy, typer.Option(help="When pages go to the host.", rich_help_panel=CACHE)
@@ -251,7 +251,9 @@ def _pages(text: str, page_bytes: int, option: str) -> int:
     return pages
 
 
-def _wanted(sizes: str | None, options: ReplayOptions, tier: Tier, page_bytes: int) -> list[int]:
+def _wanted(
+    sizes: str | None, options: ReplayOptions, tier: SizedTier, page_bytes: int
+) -> list[int]:
     if sizes is not None:
         return [_pages(each, page_bytes, "--sizes") for each in sizes.split(",")]
     base = int(getattr(options, f"{tier.value}_pages"))

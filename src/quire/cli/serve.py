@@ -26,7 +26,7 @@ from quire.settings import (
     probe,
     served_name,
 )
-from quire.settings.kinds import NONE
+from quire.settings.values import NONE
 
 if TYPE_CHECKING:
     from quire.engine.messages import EngineInfo

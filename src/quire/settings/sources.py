@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.errors import ConfigError
-from quire.settings.kinds import AUTO, Value
 from quire.settings.options import OPTIONS, PREFIX, Option, Settings
+from quire.settings.values import AUTO, Value
 
 CONFIG_VARIABLE = "QUIRE_CONFIG"
 CACHE_VARIABLE = "QUIRE_CACHE_DIR"

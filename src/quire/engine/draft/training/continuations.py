@@ -14,7 +14,7 @@ import torch
 
 from quire.engine.draft.training.examples import Example
 from quire.engine.draft.training.target import TeacherModel
-from quire.engine.draft.training.texts import Source
+from quire.engine.draft.training.texts import TextSource
 from quire.progress import Progress
 
 INVENTED = "invented"
@@ -32,7 +32,7 @@ _PROMPT_TOKENS = {"cpu": 1 << 14, "cuda": 1 << 19}
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class TrainingPrompt:
     tokens: list[int]
     source: str
 
@@ -58,35 +58,35 @@ class Speaker:
     def can_chat(self) -> bool:
         return bool(self._tokenizer.chat_template)
 
-    def asked(self, question: str, max_tokens: int, source: str) -> Prompt:
+    def asked(self, question: str, max_tokens: int, source: str) -> TrainingPrompt:
         """A question as a chat has it, or as it stands where there is no chat template. Of one that
         is too long, the end."""
         tokens = self._tokens(question)
         if not self.can_chat:
-            return Prompt(tokens[-max_tokens:], source)
+            return TrainingPrompt(tokens[-max_tokens:], source)
         room = max(1, max_tokens - self._template_tokens)
         if len(tokens) > room:
             question = self.text(tokens[-room:])
-        return Prompt(self._tokens(self._chat(question)), source)
+        return TrainingPrompt(self._tokens(self._chat(question)), source)
 
     def text(self, tokens: list[int]) -> str:
         text: str = self._tokenizer.decode(tokens)
         return text
 
-    def invented(self, count: int, progress: Progress) -> Source:
+    def invented(self, count: int, progress: Progress) -> TextSource:
         """Questions of the model's own: what it says in the place of the one who asks."""
         opening = self._tokens(self._chat(_MARK).partition(_MARK)[0])
-        prompts = [Prompt(opening, INVENTED)] * count
+        prompts = [TrainingPrompt(opening, INVENTED)] * count
         answers = self.answers(prompts, _QUESTION_TOKENS, 1.0, "inventing questions", progress)
         texts = (
             self._tokenizer.decode(answer.tokens[answer.start :], skip_special_tokens=True).strip()
             for answer in answers
         )
-        return Source(INVENTED, questions=[text for text in texts if len(text) >= _LEAST_CHARS])
+        return TextSource(INVENTED, questions=[text for text in texts if len(text) >= _LEAST_CHARS])
 
     def answers(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[TrainingPrompt],
         num_tokens: int,
         temperature: float,
         what: str,
@@ -99,7 +99,9 @@ class Speaker:
             done += len(group)
             progress(what, done, len(prompts))
 
-    def _groups(self, prompts: Sequence[Prompt], num_tokens: int) -> Iterator[list[Prompt]]:
+    def _groups(
+        self, prompts: Sequence[TrainingPrompt], num_tokens: int
+    ) -> Iterator[list[TrainingPrompt]]:
         """Of similar length: they are padded to the longest."""
         left = sorted(prompts, key=lambda prompt: len(prompt.tokens), reverse=True)
         kind = self._teacher.device.type
@@ -118,7 +120,7 @@ class Speaker:
 
     @torch.no_grad()
     def _answered(
-        self, prompts: Sequence[Prompt], num_tokens: int, temperature: float
+        self, prompts: Sequence[TrainingPrompt], num_tokens: int, temperature: float
     ) -> Iterator[Example]:
         length = max(len(prompt.tokens) for prompt in prompts)
         pad = self._ends[0] if self._ends else 0

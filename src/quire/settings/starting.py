@@ -9,9 +9,9 @@ from quire.engine.kvevents.config import Publishing
 from quire.errors import MemoryBudgetError
 from quire.models import EMBEDDED_NAME
 from quire.models.weights import weight_totals
-from quire.settings.kinds import NONE
 from quire.settings.machine import Machine, cuda_device_bytes
 from quire.settings.options import Settings
+from quire.settings.values import NONE
 from quire.sizes import format_bytes
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

@@ -1,6 +1,6 @@
 """One vLLM engine as a process that does what it is told, a line of JSON at a time. Knows vLLM.
 
-    python -m quire.bench.peers.engine < orders > answers
+    python -m quire.bench.peers.vllm_side < orders > answers
 
 Runs with vLLM's own Python. The first order is how to build the engine; the others are answered in
 their order. What libraries print goes to stderr.

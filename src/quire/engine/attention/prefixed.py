@@ -29,15 +29,15 @@ _MAX_SCORES = 1 << 26
 """Held at once when computing by the definition."""
 
 
-class Part(NamedTuple):
+class AttendedPart(NamedTuple):
     out: torch.Tensor
     """[heads, queries, dim]"""
     lse: torch.Tensor
     """[heads, queries], float32: log Σ e^score"""
 
 
-class Way(Protocol):
-    def __call__(self, heads: Heads, is_causal: bool, scaling: float) -> Part:
+class AttentionWay(Protocol):
+    def __call__(self, heads: Heads, is_causal: bool, scaling: float) -> AttendedPart:
         """`heads`: of queries, and of keys that may be more; contiguous in dim.
 
         `is_causal`: as many keys as queries, and none looks ahead. Raises RuntimeError for what it
@@ -45,15 +45,15 @@ class Way(Protocol):
         """
 
 
-class Parts:
+class AttentionWays:
     """The ways there are for one device and dtype."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         on_cuda = device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
-        self._fast: list[Way] = [_cudnn, _cudnn_repeated] if on_cuda else []
-        self._others: list[Way] = [_flash, by_definition] if on_cuda else [by_definition]
+        self._fast: list[AttentionWay] = [_cudnn, _cudnn_repeated] if on_cuda else []
+        self._others: list[AttentionWay] = [_flash, by_definition] if on_cuda else [by_definition]
 
-    def consider(self, way: Way, seconds: Callable[[Way, int], float]) -> None:
+    def consider(self, way: AttentionWay, seconds: Callable[[AttentionWay, int], float]) -> None:
         """Use it where it is faster. `seconds`: what a way takes for a part of so many queries."""
         for ways, count in ((self._fast, _MIN_PIECE), (self._others, _MIN_PIECE // _STEP)):
             if ways and seconds(way, count) < seconds(ways[0], count):
@@ -80,7 +80,7 @@ class Parts:
     def is_fast(self, length: int) -> bool:
         return length in self.fast_lengths(length)
 
-    def __call__(self, heads: Heads, is_causal: bool, scaling: float) -> Part:
+    def __call__(self, heads: Heads, is_causal: bool, scaling: float) -> AttendedPart:
         if self.is_fast(heads.query.shape[1]) and self.is_fast(heads.key.shape[1]):
             ways = (*self._fast, *self._others)
         else:
@@ -98,7 +98,7 @@ class Parts:
         return ways[-1](heads, is_causal, scaling)
 
 
-def by_definition(heads: Heads, is_causal: bool, scaling: float) -> Part:
+def by_definition(heads: Heads, is_causal: bool, scaling: float) -> AttendedPart:
     """In float32, some queries at a time."""
     query, key, value = heads
     num_heads, num_queries, _ = query.shape
@@ -115,26 +115,26 @@ def by_definition(heads: Heads, is_causal: bool, scaling: float) -> Part:
             scores = scores.masked_fill(ahead.triu(first + 1), float("-inf"))
         lse[:, some] = scores.logsumexp(-1)
         out[:, some] = ((scores - lse[:, some, None]).exp() @ v).to(query.dtype)
-    return Part(out, lse)
+    return AttendedPart(out, lse)
 
 
-def _flash(heads: Heads, is_causal: bool, scaling: float) -> Part:
+def _flash(heads: Heads, is_causal: bool, scaling: float) -> AttendedPart:
     query, key, value = (x[None] for x in heads)
     out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
         query, key, value, 0.0, is_causal, False, scale=scaling
     )
-    return Part(out[0], lse[0])
+    return AttendedPart(out[0], lse[0])
 
 
-def _cudnn(heads: Heads, is_causal: bool, scaling: float) -> Part:
+def _cudnn(heads: Heads, is_causal: bool, scaling: float) -> AttendedPart:
     query, key, value = (x[None] for x in heads)
     out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
         query, key, value, None, True, 0.0, is_causal, False, scale=scaling
     )
-    return Part(out[0], lse[0].flatten(1))
+    return AttendedPart(out[0], lse[0].flatten(1))
 
 
-def _cudnn_repeated(heads: Heads, is_causal: bool, scaling: float) -> Part:
+def _cudnn_repeated(heads: Heads, is_causal: bool, scaling: float) -> AttendedPart:
     """Where it does not take fewer heads of keys than of queries."""
     group = heads.query.shape[0] // heads.key.shape[0]
     key, value = (x.repeat_interleave(group, 0) for x in heads[1:])

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from quire.bench.gpu import crossover
-from quire.bench.gpu.drive import Drive
+from quire.bench.gpu.driving import Drive
 from quire.bench.gpu.rig import Result, Rig
 from quire.engine.messages import SamplingParams
 from quire.types import Tier

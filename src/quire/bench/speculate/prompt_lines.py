@@ -20,25 +20,25 @@ Tokens = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class PromptSet:
     name: str
     prompts: list[Tokens]
 
 
 def read_workload(
     name: str, files: Sequence[Path], tokenizer: Any, *, count: int, max_tokens: int
-) -> Workload:
+) -> PromptSet:
     """`count` prompts, spread over the files, of `max_tokens` at most. Raises ConfigError."""
     texts = [_read(file) for file in files]
     each = -(-count // len(texts))
     chosen = [text for own in texts for text in _spread(own, each)][:count]
-    return Workload(name, [_asked(tokenizer, text, max_tokens) for text in chosen])
+    return PromptSet(name, [_asked(tokenizer, text, max_tokens) for text in chosen])
 
 
-def random_workload(vocab_size: int, *, count: int, max_tokens: int, seed: int = 0) -> Workload:
+def random_workload(vocab_size: int, *, count: int, max_tokens: int, seed: int = 0) -> PromptSet:
     chance = np.random.default_rng(seed)
     shape = (count, max_tokens)
-    return Workload("random", list(chance.integers(0, vocab_size, shape, dtype=np.int32)))
+    return PromptSet("random", list(chance.integers(0, vocab_size, shape, dtype=np.int32)))
 
 
 def _read(file: Path) -> list[str]:

@@ -41,7 +41,7 @@ Move = Callable[[Sequence[PageKey]], float]
 """Moves the pages; how long it took, in seconds."""
 
 
-class Probe(NamedTuple):
+class ProbeTimes(NamedTuple):
     one_s: float
     """To ask for one page."""
     many_s: float
@@ -132,10 +132,10 @@ class Measured:
         parallel(work, len(clients))
         return time.perf_counter() - began_s
 
-    def probe(self, known: Sequence[PageKey]) -> Probe:
+    def probe(self, known: Sequence[PageKey]) -> ProbeTimes:
         """Of pages that are there, as many as are known, and others."""
         many = [*known, *self.keys(PROBE_KEYS)][:PROBE_KEYS]
-        return Probe(self._asked(many[:1]), self._asked(many))
+        return ProbeTimes(self._asked(many[:1]), self._asked(many))
 
     def clear(self) -> None:
         self._backend.clear(wait=True)

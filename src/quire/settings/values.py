@@ -28,7 +28,7 @@ _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
 
 
-class Kind(ABC):
+class ValueKind(ABC):
     """One way of writing values."""
 
     metavar: str
@@ -59,7 +59,7 @@ class Kind(ABC):
 
 
 @dataclass(frozen=True)
-class Text(Kind):
+class PlainText(ValueKind):
     metavar: str = "TEXT"
 
     def parse(self, text: str) -> str:
@@ -69,7 +69,7 @@ class Text(Kind):
 
 
 @dataclass(frozen=True)
-class Choice(Kind):
+class OneOf(ValueKind):
     choices: Sequence[str | enum.Enum]
 
     @property
@@ -85,7 +85,7 @@ class Choice(Kind):
 
 
 @dataclass(frozen=True)
-class Integer(Kind):
+class Integer(ValueKind):
     minimum: int
     maximum: int | None = None
     example: int = 1
@@ -116,7 +116,7 @@ class Integer(Kind):
 
 
 @dataclass(frozen=True)
-class Size(Kind):
+class Size(ValueKind):
     minimum: int = 0
     metavar: str = "SIZE"
 
@@ -145,7 +145,7 @@ class Size(Kind):
 
 
 @dataclass(frozen=True)
-class Seconds(Kind):
+class Seconds(ValueKind):
     metavar: str = "SECONDS"
 
     def parse(self, text: str) -> float:
@@ -169,7 +169,7 @@ class Seconds(Kind):
 
 
 @dataclass(frozen=True)
-class Switch(Kind):
+class Switch(ValueKind):
     metavar: str = "true|false"
 
     def parse(self, text: str) -> bool:
@@ -185,7 +185,7 @@ class Switch(Kind):
 
 
 @dataclass(frozen=True)
-class Store(Kind):
+class StoreText(ValueKind):
     """A store's URL, or several with blanks between them, the fastest first, or "none". Whether the
     scheme is known is found when it is opened."""
 
@@ -208,7 +208,7 @@ class Store(Kind):
 
 
 @dataclass(frozen=True)
-class Drafts(Kind):
+class DraftText(ValueKind):
     """Who proposes tokens ahead. Whether a head fits is found when it is read."""
 
     metavar: str = "off|ngram|eagle|eagle-tree|eagle:DIR"
@@ -219,7 +219,7 @@ class Drafts(Kind):
 
 
 @dataclass(frozen=True)
-class Several(Kind):
+class Several(ValueKind):
     """Texts with commas between them; a file may hold a list of texts instead."""
 
     wanted: ClassVar[str]
@@ -234,7 +234,7 @@ class Several(Kind):
 
 
 @dataclass(frozen=True)
-class Peers(Several):
+class PeerList(Several):
     """Page servers of other engines: tcp://host:port, or "none"."""
 
     metavar: str = "tcp://HOST:PORT,…"
@@ -245,7 +245,7 @@ class Peers(Several):
 
 
 @dataclass(frozen=True)
-class Names(Several):
+class NameList(Several):
     metavar: str = "NAME,…"
     wanted = 'names, such as ["small", "default"]'
 

@@ -36,7 +36,7 @@ from quire.engine.sampling.base import (
     needs_history,
     uniform,
 )
-from quire.engine.sampling.host import held_to
+from quire.engine.sampling.on_host import held_to
 from quire.engine.sampling.slots import Slot, Slots
 from quire.types import RequestId
 

@@ -16,19 +16,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quire.bench.prose import Prose
 from quire.bench.serve import recordings
-from quire.bench.text import Prose
 from quire.errors import ConfigError
 
 
-class Workload(enum.Enum):
+class ChatWorkload(enum.Enum):
     SYNTHETIC = "synthetic"
     AGENT = "agent"
     MTBENCH = "mtbench"
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ChatTurn:
     content: str
     max_tokens: int
     is_whole_history: bool = False
@@ -39,9 +39,9 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class ChatSession:
     name: str
-    turns: list[Turn]
+    turns: list[ChatTurn]
     system: str | None = None
 
 
@@ -71,8 +71,8 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    sessions: list[Session]
+class ChatPlan:
+    sessions: list[ChatSession]
     cut: Cut = field(default_factory=Cut)
 
 
@@ -82,24 +82,29 @@ _MARGIN = 1.1
 """Recorded text differs from place to place in how many characters make a token."""
 
 
-def synthetic(shape: Shape, chars_per_token: float, seed: int, text: Path | None = None) -> Plan:
+def synthetic(
+    shape: Shape, chars_per_token: float, seed: int, text: Path | None = None
+) -> ChatPlan:
     prose = Prose(seed, text)
     system = prose.passage(round(shape.system_tokens * chars_per_token))
     num_chars = round(shape.prompt_tokens * chars_per_token)
     sessions = [
-        Session(
+        ChatSession(
             f"session {i}",
-            [Turn(prose.passage(num_chars), shape.output_tokens) for _ in range(shape.num_rounds)],
+            [
+                ChatTurn(prose.passage(num_chars), shape.output_tokens)
+                for _ in range(shape.num_rounds)
+            ],
             system if shape.system_tokens else None,
         )
         for i in range(shape.num_sessions)
     ]
-    return Plan(sessions)
+    return ChatPlan(sessions)
 
 
-def agent(place: Path, shape: Shape, chars_per_token: float, context: int | None) -> Plan:
+def agent(place: Path, shape: Shape, chars_per_token: float, context: int | None) -> ChatPlan:
     """Recorded sessions, as far as they fit."""
-    plan = Plan([])
+    plan = ChatPlan([])
     for recording in recordings.read(place)[: shape.num_sessions]:
         turns = []
         for request in recording.requests[: shape.num_rounds]:
@@ -109,7 +114,7 @@ def agent(place: Path, shape: Shape, chars_per_token: float, context: int | None
                 continue
             plan.cut.answers += len(request.answer) / chars_per_token > shape.output_tokens
             turns.append(
-                Turn(
+                ChatTurn(
                     request.text,
                     shape.output_tokens,
                     is_whole_history=True,
@@ -121,7 +126,7 @@ def agent(place: Path, shape: Shape, chars_per_token: float, context: int | None
         plan.cut.turns += dropped
         plan.cut.sessions += dropped > 0
         if turns:
-            plan.sessions.append(Session(recording.name, turns))
+            plan.sessions.append(ChatSession(recording.name, turns))
     if not plan.sessions:
         raise ConfigError(
             f"no recorded turn fits into {context} tokens: use a model with a longer context"
@@ -134,7 +139,7 @@ def typical_agent_text(place: Path, num_chars: int) -> str:
     return recordings.read(place)[0].requests[-1].text[-num_chars:]
 
 
-def mtbench(file: Path, shape: Shape) -> Plan:
+def mtbench(file: Path, shape: Shape) -> ChatPlan:
     """One question per line: `question_id`, `turns`."""
     sessions = []
     for number, row in recordings.rows(file):
@@ -142,6 +147,6 @@ def mtbench(file: Path, shape: Shape) -> Plan:
             raise ConfigError(
                 f"{file}, line {number} lacks one of question_id, turns: check --sessions"
             )
-        turns = [Turn(text, shape.output_tokens) for text in row["turns"][: shape.num_rounds]]
-        sessions.append(Session(f"question {row['question_id']}", turns))
-    return Plan(sessions[: shape.num_sessions])
+        turns = [ChatTurn(text, shape.output_tokens) for text in row["turns"][: shape.num_rounds]]
+        sessions.append(ChatSession(f"question {row['question_id']}", turns))
+    return ChatPlan(sessions[: shape.num_sessions])

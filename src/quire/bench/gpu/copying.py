@@ -9,14 +9,14 @@ from contextlib import closing
 
 import msgspec
 
-from quire.bench.gpu.drive import Drive
-from quire.bench.gpu.latency import GREEDY, longest
-from quire.bench.gpu.link import BOTH, Link, Order, Way
+from quire.bench.gpu.driving import Drive
+from quire.bench.gpu.link import BOTH, CopyWay, Link, PageOrder
 from quire.bench.gpu.rig import Result, Rig
+from quire.bench.gpu.times import GREEDY, longest
 from quire.memory.layout import PageLayout
 from quire.types import Tier
 
-_WAYS = {"load": (Way.LOAD,), "backup": (Way.BACKUP,), "both": BOTH}
+_WAYS = {"load": (CopyWay.LOAD,), "backup": (CopyWay.BACKUP,), "both": BOTH}
 _TIMES_PER_STEP = 2
 """The pool of an engine without tiers holds so many times what its requests need."""
 
@@ -36,7 +36,7 @@ def link(rig: Rig) -> list[Result]:
         rig.progress("copies", i, len(rig.plan.copy_pages))
         with closing(Link(_layout(rig, page_size), rig.plan.copy_bytes, rig.device)) as one:
             for name, ways in _WAYS.items():
-                for order in Order:
+                for order in PageOrder:
                     ours, plain = one.shares(ways, order)
                     rows.append(
                         {

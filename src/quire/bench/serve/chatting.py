@@ -31,7 +31,7 @@ class Verdict(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ChatAnswer:
     """Times are from the moment the request was sent."""
 
     verdict: Verdict
@@ -80,14 +80,14 @@ class _MalformedError(Exception):
 
 async def stream(
     client: httpx.AsyncClient, path: str, body: Json, *, timeout_s: float = 600.0
-) -> Answer:
+) -> ChatAnswer:
     """POST `body` with streaming and usage switched on, read the answer to its end."""
     request = {**body, "stream": True, "stream_options": {"include_usage": True}}
     received = _Received(time.perf_counter())
 
-    def ended(verdict: Verdict, problem: str) -> Answer:
+    def ended(verdict: Verdict, problem: str) -> ChatAnswer:
         total = time.perf_counter() - received.started_s
-        return Answer(verdict, problem, received.ttft_s, total, "".join(received.text))
+        return ChatAnswer(verdict, problem, received.ttft_s, total, "".join(received.text))
 
     try:
         async with client.stream("POST", path, json=request, timeout=timeout_s) as response:
@@ -170,7 +170,7 @@ def _text_of(choice: Json) -> str:
     return text
 
 
-def _answer(received: _Received, body: Json) -> Answer:
+def _answer(received: _Received, body: Json) -> ChatAnswer:
     if not received.finish_reason:
         raise _MalformedError("the stream ended without finish_reason")
     assert received.last_s is not None
@@ -182,7 +182,7 @@ def _answer(received: _Received, body: Json) -> Answer:
         raise _MalformedError(f"{output_tokens} tokens came, {body['max_tokens']} were asked for")
     if cached is not None and prompt_tokens is not None and sum(cached.values()) > prompt_tokens:
         raise _MalformedError("more tokens are said to be cached than the prompt has")
-    return Answer(
+    return ChatAnswer(
         Verdict.GOOD,
         ttft_s=received.ttft_s,
         total_s=received.last_s - received.started_s,
