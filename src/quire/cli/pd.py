@@ -69,14 +69,9 @@ class Start:
     environ: dict[str, str]
 
 
+@flags.taking("model", "device", "device_memory", "host_memory", "store", "port", "otlp")
 def pd(
-    model: flags.Model = None,
-    device: flags.Device = None,
-    device_memory: flags.DeviceMemory = None,
-    host_memory: flags.HostMemory = None,
-    store: flags.Store = None,
-    port: flags.Port = None,
-    otlp: flags.Otlp = None,
+    given: flags.Given,
     prefill_tp: _Tp = 1,
     decode_tp: _Tp = 1,
 ) -> None:
@@ -91,17 +86,7 @@ def pd(
     from quire.server.run import bind
 
     environ = dict(os.environ) | {OPTIONS["peer_secret"].variable: secrets.token_hex(32)}
-    given = {
-        "model": model,
-        "device": device,
-        "device_memory": device_memory,
-        "host_memory": host_memory,
-        "store": flags.joined(store),
-        "port": port,
-        "otlp": otlp,
-        "role": "decode",
-    }
-    loaded = load(given, environ)
+    loaded = load(given.texts | {"role": "decode"}, environ)
     machine = probe()
     half = replace(machine, available_bytes=machine.available_bytes // 2)
     settings = effective(loaded.settings, half)

@@ -23,7 +23,7 @@ from quire.replay.run import ReplayOptions
 from quire.replay.sweep import SizedTier, sweep
 from quire.replay.synthetic import Chats, chats
 from quire.replay.trace import Trace, read_trace
-from quire.settings import OPTIONS, check, effective, engine_config, probe, served_name
+from quire.settings import check, effective, engine_config, probe, served_name
 from quire.sizes import format_bytes, parse_size
 
 EXAMPLES = (
@@ -162,15 +162,9 @@ def replay(
         print(f"Drawn: {plot}")
 
 
+@flags.taking("model", "device", "dtype", "forward", "tp", "device_memory", "host_memory", "store")
 def profile(
-    model: flags.Model = None,
-    device: flags.Device = None,
-    dtype: flags.Dtype = None,
-    forward: flags.Forward = None,
-    tp: flags.Tp = None,
-    device_memory: flags.DeviceMemory = None,
-    host_memory: flags.HostMemory = None,
-    store: flags.Store = None,
+    given: flags.Given,
     output: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Where it is kept; by default where replay looks."),
@@ -178,14 +172,13 @@ def profile(
     as_json: AsJson = False,
 ) -> None:
     """Measure once how fast this machine computes, loads and fetches, for `quire replay`."""
-    given = {**locals()}
     needs("serve", SERVE)
     import msgspec
 
     from quire.models import resolve
     from quire.replay.measure import measure
 
-    loaded = flags.loaded(dict.fromkeys(OPTIONS) | given | {"config": None})
+    loaded = given.loaded()
     machine = probe()
     settings = effective(loaded.settings, machine)
     for warning in check(loaded, settings, machine):
