@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from quire.bench.core import PAGE_SIZE, Workload, chat, longdoc, measure
+from quire.bench.core import PAGE_SIZE, CoreWorkload, chat, longdoc, measure
 
 
 class Pages:
@@ -47,7 +47,7 @@ class Pages:
         self._freed.append(indices[::PAGE_SIZE] // PAGE_SIZE)
 
 
-def radix(workload: Workload) -> dict[str, float]:
+def radix(workload: CoreWorkload) -> dict[str, float]:
     from sglang.srt.mem_cache import base_prefix_cache as base
     from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
 

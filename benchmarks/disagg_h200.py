@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 
-from quire.bench.disagg.sessions import Plan
-from quire.bench.disagg.turns import measured
-from quire.bench.gpu.model import write_model
+from evidence.disagg.sessions import Plan
+from evidence.disagg.turns import measured
+from quire.bench.gpu.random_model import write_model
 from quire.engine.config import EngineConfig, Role
 
 GIB = 1 << 30

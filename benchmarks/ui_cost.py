@@ -1,20 +1,27 @@
 """What being looked at costs an engine: the same work with `/ui` open and `quire top` running, and
 without, in turn.
 
-    python benchmarks/ui_cost.py [PAIRS [SECONDS]] > ui_cost.json
+    python benchmarks/ui_cost.py [SECONDS] > ui_cost.json
 
-A real server of the embedded model on this machine. A round is four new prompts answered at
-once; every other round is watched: by what the page asks every 1.5 seconds, with the admin key,
-and by a `quire top` of its own process. Of each round the engine's processor time, and the time it
-took, in which those who watch use the same cores. (Threads of the engine that wait for each other
-sleep: else they would spin longer when others use the cores.) Printed: the ratio of each, watched
-by not, as the median over pairs of neighbouring rounds with an interval; of as many pairs as the
-seconds allow.
+A real server of the embedded model on this machine, its engine on one thread, so that those who
+look have a core of their own, as they have on a server. A round is four new prompts answered at
+once; what it moves to host and store is waited for. In turn nobody looks (`alone`); what the page
+asks every 1.5 seconds, with the admin key, and a `quire top` do (`watched`); and as many looks in a
+tenth of the time (`eager`). Those who do not look are stopped (SIGSTOP). Three figures:
+
+- `watched`: the engine's processor time, and the time it took, by `alone`: the median over
+  neighbouring rounds, with an interval. The noise of a shared machine is a few per cent.
+- `share`: what looking adds to the engine's processor time: a tenth of what the eager looks add,
+  and so is the noise.
+- `idle_share`: the processor time that the engine takes in a second of being watched, less that in
+  a second of not, with all that was cached and nothing to compute.
 """
 
 import contextlib
 import json
 import os
+import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,7 +35,12 @@ import psutil
 
 from quire.bench.stats import ratio
 
-PROMPTS, AT_A_TIME, PROMPT_TOKENS, ANSWER_TOKENS = 4, 4, 160, 24
+PROMPTS, PROMPT_TOKENS, ANSWER_TOKENS = 4, 80, 12
+SETTLE_S = 0.3
+IDLE_S, IDLE_ROUNDS = 10.0, 3
+KINDS = ("alone", "watched", "eager")
+EAGER = 10
+"""Times as many looks."""
 PAGE_EVERY_S = 1.5
 KEY = "an admin key of this benchmark"
 MODEL = "SmolLM2-135M-Instruct"
@@ -45,7 +57,7 @@ def server() -> Iterator[tuple[str, psutil.Process]]:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env=os.environ | {"QUIRE_ADMIN_KEY": KEY, "OMP_WAIT_POLICY": "passive"},
+            env=os.environ | {"QUIRE_ADMIN_KEY": KEY, "QUIRE_THREADS": "1"},
         )
         assert started.stdout is not None
         try:
@@ -58,32 +70,43 @@ def server() -> Iterator[tuple[str, psutil.Process]]:
             started.stdout.close()
 
 
-@contextlib.contextmanager
-def watched(url: str, folder: Path) -> Iterator[None]:
-    """A page that is open, and a terminal."""
-    script = folder / "page.py"
-    script.write_text(PAGE)
-    with (folder / "top").open("w") as terminal:
-        page = subprocess.Popen([sys.executable, str(script), url, KEY, str(PAGE_EVERY_S)])
-        top = subprocess.Popen([sys.executable, "-m", "quire", "top", url], stdout=terminal)
-        time.sleep(1.0)  # until both have started: their start is nobody's cost
-        try:
-            yield
-            assert page.poll() is None, "the page has stopped looking"
-            assert top.poll() is None, "quire top has ended"
-        finally:
-            for each in (page, top):
-                each.kill()
-                each.wait()
+class Watching:
+    """A page that is open, and a terminal; and somebody who looks as often as ten of both."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        script = folder / "page.py"
+        script.write_text(PAGE)
+        page = [sys.executable, str(script), url, KEY]
+        with (folder / "top").open("w") as terminal:
+            top = subprocess.Popen([sys.executable, "-m", "quire", "top", url], stdout=terminal)
+        self._by_kind = {
+            "watched": [subprocess.Popen([*page, str(PAGE_EVERY_S), "0"]), top],
+            "eager": [subprocess.Popen([*page, str(PAGE_EVERY_S / EAGER), "1"])],
+            "alone": [],
+        }
+        time.sleep(5.0)  # their start is nobody's cost
+
+    def look(self, kind: str) -> None:
+        """Only those of this kind."""
+        for other, processes in self._by_kind.items():
+            for each in processes:
+                assert each.poll() is None, f"{each.args} has ended"
+                each.send_signal(signal.SIGCONT if other == kind else signal.SIGSTOP)
+
+    def close(self) -> None:
+        for each in (each for processes in self._by_kind.values() for each in processes):
+            each.kill()
+            each.wait()
 
 
 PAGE = """
 import sys, time, httpx
-url, key, every_s = sys.argv[1], sys.argv[2], float(sys.argv[3])
+url, key, every_s, as_top = sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4] == "1"
 keyed = {"authorization": f"Bearer {key}"}
+paths = ["/health", "/metrics", "/admin/requests", "/admin/tree"] + ["/metrics"] * as_top
 with httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
     while True:
-        for path in ("/health", "/metrics", "/admin/requests", "/admin/tree"):
+        for path in paths:
             client.get(path, headers=keyed).raise_for_status()
         time.sleep(every_s)
 """
@@ -102,50 +125,68 @@ def work(url: str, number: int) -> None:
         answer = httpx.post(f"{url}/v1/completions", json=body, timeout=300)
         assert answer.json()["usage"]["completion_tokens"] == ANSWER_TOKENS
 
-    with ThreadPoolExecutor(AT_A_TIME) as pool:
+    with ThreadPoolExecutor(PROMPTS) as pool:
         list(pool.map(ask, range(PROMPTS)))
 
 
-def timed(url: str, engine: psutil.Process, number: int) -> dict[str, float]:
-    def used_s() -> float:
-        times = engine.cpu_times()
-        return times.user + times.system
+def used_s(engine: psutil.Process) -> float:
+    """Processor time of all its threads, to the nanosecond."""
+    tasks = Path(f"/proc/{engine.pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
-    began, used = time.perf_counter(), used_s()
+
+def timed(url: str, engine: psutil.Process, number: int) -> dict[str, float]:
+    began, used = time.perf_counter(), used_s(engine)
     work(url, number)
-    return {"engine_cpu_s": used_s() - used, "wall_s": time.perf_counter() - began}
+    took = time.perf_counter() - began
+    time.sleep(SETTLE_S)
+    return {"engine_cpu_s": used_s(engine) - used, "wall_s": took}
+
+
+def idle_share(engine: psutil.Process) -> float:
+    """Of a second, the engine's processor time."""
+    began, used = time.perf_counter(), used_s(engine)
+    time.sleep(IDLE_S)
+    return (used_s(engine) - used) / (time.perf_counter() - began)
 
 
 def main() -> None:
-    pairs, limit_s = [float(each) for each in (*sys.argv[1:], *("24", "360")[len(sys.argv) - 1 :])]
-    until_s = time.monotonic() + limit_s
-    rounds: dict[str, list[dict[str, float]]] = {"watched": [], "alone": []}
+    until_s = time.monotonic() + float(sys.argv[1] if len(sys.argv) > 1 else "330")
+    rounds: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
+    idle: dict[str, list[float]] = {"watched": [], "alone": []}
     load = [os.getloadavg()[0]]
-    with server() as (url, engine), tempfile.TemporaryDirectory() as folder:
-        for warm in range(2):
-            work(url, warm)
-        number = 2
-        for pair in range(int(pairs)):
-            if time.monotonic() > until_s:
-                break
-            for kind in ("watched", "alone") if pair % 2 else ("alone", "watched"):
-                around = watched(url, Path(folder)) if kind == "watched" else _nothing()
-                with around:
-                    rounds[kind].append(timed(url, engine, number))
+    with (
+        server() as (url, engine),
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.closing(Watching(url, Path(folder))) as watching,
+    ):
+        work(url, 0)
+        number = 0
+        while time.monotonic() < until_s - IDLE_ROUNDS * 2 * IDLE_S:
+            for kind in KINDS if number % 2 else reversed(KINDS):
+                watching.look(kind)
                 number += 1
+                rounds[kind].append(timed(url, engine, number))
+        for _ in range(IDLE_ROUNDS):
+            for kind, shares in idle.items():
+                watching.look(kind)
+                shares.append(idle_share(engine))
     load.append(os.getloadavg()[0])
+
+    def by_alone(kind: str, name: str) -> dict[str, float]:
+        return ratio(*([each[name] for each in rounds[of]] for of in (kind, "alone")))["of_pairs"]
+
+    eager = by_alone("eager", "engine_cpu_s")
+    added = [ours - theirs for ours, theirs in zip(*idle.values(), strict=True)]
     result = {
-        name: ratio(*([each[name] for each in rounds[kind]] for kind in ("watched", "alone")))
-        for name in ("engine_cpu_s", "wall_s")
+        "rounds_of_each": len(rounds["alone"]),
+        "load": load,
+        "watched": {name: by_alone("watched", name) for name in ("engine_cpu_s", "wall_s")},
+        "share": {name: (value - 1) / EAGER for name, value in eager.items()},
+        "idle_share": {"median": statistics.median(added), "all": added},
+        "rounds": rounds,
     }
-    count = len(rounds["alone"])
-    print(json.dumps({"pairs": count, "load": load, "ratio": result, "rounds": rounds}, indent=1))
-
-
-@contextlib.contextmanager
-def _nothing() -> Iterator[None]:
-    time.sleep(1.0)  # as long as whoever watches needs to start
-    yield
+    print(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

@@ -14,11 +14,11 @@ import torch
 
 from quire.engine.branches import joined, num_levels
 from quire.engine.draft.eagle import EagleHead
+from quire.engine.draft.headweights import assemble, read_spec, read_tensors, save_head
 from quire.engine.draft.speculation import Offered, Speculation
 from quire.engine.draft.training.start import first_weights, new_spec, positions_of, vocabulary_of
 from quire.engine.draft.training.target import TeacherModel
 from quire.engine.draft.training.unroll import Unroll
-from quire.engine.draft.weights import assemble, read_spec, read_tensors, save_head
 from speculating import Eager, FixedPrices
 
 

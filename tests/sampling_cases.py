@@ -25,7 +25,7 @@ class Place:
     dtype: torch.dtype = torch.float32
 
     def sampler(self, max_rows: int) -> Sampler:
-        from quire.engine.sampling.device import DeviceSampler
+        from quire.engine.sampling.on_device import DeviceSampler
 
         return DeviceSampler(torch.device(self.device), self.vocab_size, max_rows, block=self.block)
 
@@ -155,14 +155,14 @@ def check_many_logprobs(place: Place) -> None:
 
 def check_extremes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each token has the interval from its lower end on; weights of 0 are never drawn."""
-    from quire.engine.sampling import device, host
+    from quire.engine.sampling import on_device, on_host
 
     size = place.vocab_size
     spread = torch.full((size,), -math.inf)
     spread[[1, size // 2, size - 1, 3]] = 2.0
     rows = [Row(SamplingParams(max_tokens=1), 0), Row(SamplingParams(max_tokens=1, top_k=3), 0)]
     for u in (0.0, 0.25, 0.5, 0.75, 1 - 2.0**-53):
-        for module in (device, host):
+        for module in (on_device, on_host):
             monkeypatch.setattr(module, "uniform", lambda seed, position, u=u: u)
         place.check(torch.stack([spread, torch.zeros(size)]), rows)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from quire.bench.pd import bytes as bytes_moved
+from evidence.pd import bytes as bytes_moved
 from quire.memory.layout import PageLayout
 from quire.peer.kinds import TransportKind
 

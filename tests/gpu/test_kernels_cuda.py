@@ -130,13 +130,13 @@ def test_attention_of_mixed_batches(where, window, sinks):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_every_way_to_compute_a_part_gives_the_same(dtype, is_causal):
     """What a way refuses is no failure here, and is printed."""
-    from quire.engine.attention import parts
+    from quire.engine.attention import prefixed
 
     torch.manual_seed(1)
     row = torch.randn(2048, 48, 128, device="cuda", dtype=dtype).transpose(0, 1)
     heads = Heads(row[:32], row[32:40], row[40:])
-    expected = parts.by_definition(Heads(*(x.float() for x in heads)), is_causal, 0.1)
-    for way in (parts._flash, parts._cudnn, parts._cudnn_repeated):
+    expected = prefixed.by_definition(Heads(*(x.float() for x in heads)), is_causal, 0.1)
+    for way in (prefixed._flash, prefixed._cudnn, prefixed._cudnn_repeated):
         try:
             part = way(heads, is_causal, 0.1)
         except RuntimeError as error:

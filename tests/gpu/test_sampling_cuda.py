@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from quire.engine.sampling import Row, open_sampler
-from quire.engine.sampling.host import HostSampler
+from quire.engine.sampling.on_host import HostSampler
 from sampling_cases import (
     KINDS,
     Place,

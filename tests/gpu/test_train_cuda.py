@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from quire.engine.draft.training.acceptance import measure
 from quire.engine.draft.training.examples import in_batches, padded
-from quire.engine.draft.training.measure import measure
 from unit.engine.draft.support import make_examples, make_model, make_teacher, new_trainer, train
 
 pytestmark = [

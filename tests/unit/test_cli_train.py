@@ -10,7 +10,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from quire.engine.draft.weights import DraftTarget, read_spec, read_tensors
+from quire.engine.draft.headweights import DraftTarget, read_spec, read_tensors
 from unit.cli_support import command
 
 quire = pytest.fixture(command)

@@ -46,6 +46,15 @@ def test_the_package_map_names_every_part():
     assert missing == []
 
 
+def test_the_package_map_fits_on_a_screen():
+    text = (ROOT / "docs/architecture.md").read_text()
+    screen = text.split("## Package map")[1].split("```")[1]
+    assert len(screen.splitlines()) <= 40
+    source = ROOT / "src/quire"
+    packages = {path.parent.name for path in source.rglob("__init__.py")} - {"quire"}
+    assert {name for name in packages if not re.search(rf"\b{name}/", screen)} == set()
+
+
 def test_the_metrics_table_is_what_the_server_offers():
     from quire.server.metrics import reference
 

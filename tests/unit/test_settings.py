@@ -412,6 +412,18 @@ def test_an_address_in_a_file_is_text(tmp_path):
     assert "write a list of addresses" in complaint(config=path)
 
 
+def test_names_from_every_source(tmp_path):
+    wanted = ("small", "default")
+    assert (
+        load({"served_model_name": "small, default,small"}, {}).settings.served_model_name == wanted
+    )
+    path = write(tmp_path, 'served_model_name = ["small", "default"]')
+    assert load({}, {}, path).settings.served_model_name == wanted
+    for wrong in ("[]", '["a", ""]', "[1]"):
+        path = write(tmp_path, f"served_model_name = {wrong}")
+        assert "such as" in complaint(config=path)
+
+
 # ---- what auto comes to --------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ import pytest
 from engine_support import TinyEngine
 from quire.cli.children import Child
 from quire.engine import process
-from quire.engine.messages import Finish, StartFailed
+from quire.engine.messages import EngineStartFailed, Finish
 from quire.errors import StoreError
 from quire.models.gguf import converted_dir, file_digest
 from quire.router.fleet import Health, Member, Side, State
@@ -156,7 +156,7 @@ def test_an_engine_that_cannot_start_is_not_ended_twice(monkeypatch):
         assert process._build_and_serve(startup, Line(), None) == 2
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert heard == [(StartFailed("cannot use '/proc/x'"), signal.SIG_IGN)]
+    assert heard == [(EngineStartFailed("cannot use '/proc/x'"), signal.SIG_IGN)]
 
 
 def test_prompt_tokens_are_all_of_them_wherever_they_are_counted():

@@ -48,7 +48,7 @@ _VOCABULARY = 50_000
 
 
 @dataclass(frozen=True)
-class Workload:
+class CoreWorkload:
     name: str
     prompts: Callable[[], Iterator[npt.NDArray[np.int32]]]
     num_requests: int
@@ -59,7 +59,7 @@ class Workload:
 
 def chat(
     sessions: int = 2000, turns: int = 8, device_tokens: int = 1_000_000, active: int = 200
-) -> Workload:
+) -> CoreWorkload:
     def prompts() -> Iterator[npt.NDArray[np.int32]]:
         rng, pick = np.random.default_rng(7), random.Random(7)
         systems = [_tokens(rng, 2048) for _ in range(20)]
@@ -78,11 +78,13 @@ def chat(
                 running[at : at + 1] = islice(waiting, 1)
 
     if active < sessions:
-        return Workload("chat", prompts, sessions * turns, device_tokens)
-    return Workload("chat_scattered", prompts, sessions * turns, device_tokens, host_factor=2)
+        return CoreWorkload("chat", prompts, sessions * turns, device_tokens)
+    return CoreWorkload("chat_scattered", prompts, sessions * turns, device_tokens, host_factor=2)
 
 
-def longdoc(documents: int = 200, questions: int = 5, device_tokens: int = 6_500_000) -> Workload:
+def longdoc(
+    documents: int = 200, questions: int = 5, device_tokens: int = 6_500_000
+) -> CoreWorkload:
     def prompts() -> Iterator[npt.NDArray[np.int32]]:
         rng = np.random.default_rng(11)
         texts = [_tokens(rng, 65536) for _ in range(documents)]
@@ -91,10 +93,10 @@ def longdoc(documents: int = 200, questions: int = 5, device_tokens: int = 6_500
         for document in order:
             yield np.concatenate([texts[document], _tokens(rng, 160)])
 
-    return Workload("longdoc", prompts, documents * questions, device_tokens)
+    return CoreWorkload("longdoc", prompts, documents * questions, device_tokens)
 
 
-def leaves(count: int, *, fork: bool = False) -> Workload:
+def leaves(count: int, *, fork: bool = False) -> CoreWorkload:
     """Prompts of 4 pages, five times as many as the device holds: all leaves, of nothing in common
     or of one `fork`."""
 
@@ -105,7 +107,7 @@ def leaves(count: int, *, fork: bool = False) -> Workload:
             yield np.concatenate([common, _tokens(rng, 4 * PAGE_SIZE)])
 
     name = f"{count} leaves{' of a fork' if fork else ''}"
-    return Workload(name, prompts, count * 5, (count + 1) * 4 * PAGE_SIZE, host_factor=2)
+    return CoreWorkload(name, prompts, count * 5, (count + 1) * 4 * PAGE_SIZE, host_factor=2)
 
 
 def run(*, rounds: int = 5, progress: Progress | None = None) -> dict[str, Any]:
@@ -130,7 +132,7 @@ def run(*, rounds: int = 5, progress: Progress | None = None) -> dict[str, Any]:
 
 
 def _row(
-    workload: Workload, with_store: list[dict[str, float]], without: list[dict[str, float]]
+    workload: CoreWorkload, with_store: list[dict[str, float]], without: list[dict[str, float]]
 ) -> dict[str, Any]:
     return {
         "us_per_request": min(sample["us_per_request"] for sample in with_store),
@@ -200,7 +202,7 @@ class Crowd(NamedTuple):
 
 
 def measure(
-    workload: Workload,
+    workload: CoreWorkload,
     *,
     store: bool,
     piece: int | None = None,

@@ -11,8 +11,8 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from quire.bench.anystore import PROBE_KEYS, Measured, ProbeTimes, measured
 from quire.bench.store import LIMITS
-from quire.bench.stores import PROBE_KEYS, Measured, Probe, measured
 from quire.progress import Progress
 from quire.store.url import parse_url
 from quire.types import PageKey
@@ -32,7 +32,7 @@ class FirstToken(Protocol):
 
 
 @dataclass(frozen=True)
-class Machine:
+class ProfiledMachine:
     """What computes here, and how fast."""
 
     name: str
@@ -43,7 +43,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Findings:
+class Diagnosis:
     url: str
     page_bytes: int
     one_ms: float
@@ -66,14 +66,14 @@ def examine(
     *,
     page_bytes: int,
     total_bytes: int,
-    machine: Machine | None,
+    machine: ProfiledMachine | None,
     progress: Progress = lambda what, done, total: None,
-) -> Findings:
+) -> Diagnosis:
     """Raises StoreError."""
     with measured(text, page_bytes) as bench:
         probe, write_rate, read_rate = _figures(bench, total_bytes // page_bytes, progress)
     per_token = machine.bytes_per_token if machine is not None else LLAMA_BYTES
-    found = Findings(
+    found = Diagnosis(
         url=parse_url(text).shown,
         page_bytes=page_bytes,
         one_ms=probe.one_s * 1e3,
@@ -95,11 +95,13 @@ def examine(
     return _with(found, sentences=[*_speech(found), *verdict(found, machine)])
 
 
-def _with(found: Findings, **changes: Any) -> Findings:
-    return Findings(**{**found.__dict__, **changes})
+def _with(found: Diagnosis, **changes: Any) -> Diagnosis:
+    return Diagnosis(**{**found.__dict__, **changes})
 
 
-def _figures(bench: Measured, most_pages: int, progress: Progress) -> tuple[Probe, float, float]:
+def _figures(
+    bench: Measured, most_pages: int, progress: Progress
+) -> tuple[ProbeTimes, float, float]:
     """How long a question takes, and bytes a second in and out."""
     step = LIMITS.batch_pages * LIMITS.write_threads
     keys: list[PageKey] = []
@@ -123,7 +125,7 @@ def _figures(bench: Measured, most_pages: int, progress: Progress) -> tuple[Prob
 class Ways:
     """Two ways to a prompt's first token."""
 
-    machine: Machine
+    machine: ProfiledMachine
     bytes_per_s: float
     asking_s: float
 
@@ -150,7 +152,7 @@ class Ways:
         return low
 
 
-def _speech(found: Findings) -> list[str]:
+def _speech(found: Diagnosis) -> list[str]:
     return [
         f"A question about one page takes {found.one_ms:.1f} ms, about {PROBE_KEYS} pages "
         f"{found.many_ms:.1f} ms.",
@@ -166,7 +168,7 @@ def _unknown(read_rate: float, per_token: int) -> str:
     )
 
 
-def verdict(found: Findings, machine: Machine) -> list[str]:
+def verdict(found: Diagnosis, machine: ProfiledMachine) -> list[str]:
     name = machine.name
     times = "; ".join(
         f"{each['tokens']:,.0f} tokens {each['fetch_s']:.2f} s instead of {each['compute_s']:.2f} s"

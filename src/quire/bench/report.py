@@ -13,7 +13,7 @@ from quire.sizes import format_bytes
 Result = dict[str, Any]
 
 
-def new_table(title: str) -> Table:
+def new_table(title: str | None = None) -> Table:
     """Narrow enough for a terminal of 80 columns."""
     return Table(title=title, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
 
@@ -92,7 +92,7 @@ def store(result: Result) -> list[RenderableType]:
 
 
 def any_store(result: Result) -> list[RenderableType]:
-    """See bench.stores.run."""
+    """See bench.anystore.run."""
     table = new_table(f"{result['url']}, checksums on")
     table.add_column("way")
     for name in ("store GB/s", "own client", "ratio", "ratios seen"):

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from quire.cli import bench_pd, bench_schemas, bench_serve, store_measure
+from quire.cli import bench_serve, evidence, store_measure
 from quire.cli.devices import check_device
 from quire.cli.extras import PLOTS, SERVE, needs
 from quire.cli.output import AsJson, conclude, progress_bar, show, show_json, start_bar
@@ -27,12 +27,7 @@ app.command(
 app.command(epilog="Example: [bold]quire bench ttft --repeats 3 --rounds 10[/bold]")(
     bench_serve.ttft
 )
-app.command(epilog="Example: [bold]quire bench pd --layers 12 --limit 120 --out pd.json[/bold]")(
-    bench_pd.pd
-)
-app.command(epilog="Example: [bold]quire bench schemas --count 50 --json[/bold]")(
-    bench_schemas.schemas
-)
+evidence.add_to(app)
 
 
 @app.command(epilog="Example: [bold]quire bench core --rounds 1 --json[/bold]")
@@ -144,55 +139,6 @@ def transfer(
     conclude(result, report.transfer, as_json=as_json)
 
 
-@app.command(epilog="Example: [bold]quire bench hybrid --repeats 3 --rounds 6[/bold]")
-def hybrid(
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR|FILE",
-            help="By default one with recurrent layers, of random weights, is made.",
-            show_default=False,
-        ),
-    ] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Of each prompt.")] = 4000,
-    repeats: Annotated[
-        int, typer.Option(min=0, help="Prompts tried in every tier; 0 leaves that part out.")
-    ] = 5,
-    rounds: Annotated[
-        int,
-        typer.Option(
-            min=0, help="Pairs of requests with and without snapshots; 0 leaves them out."
-        ),
-    ] = 12,
-    page_size: Annotated[int, typer.Option(min=1, help="Tokens per page.")] = 16,
-    threads: Annotated[int, typer.Option(min=1, help="Of the model.")] = 2,
-    seed: Annotated[int, typer.Option(help="Decides every prompt.")] = 0,
-    as_json: AsJson = False,
-) -> None:
-    """Models with recurrent layers or windows: what a hit saves, and what snapshots cost.
-
-    On the CPU, in this process. Exit code 1 when an answer differs from the computed one, or was
-    not found in the tier that it should have been.
-    """
-    needs("serve", SERVE)
-    from quire.bench.hybrid import report as hybrid_report
-    from quire.bench.hybrid import run as bench
-    from quire.models import resolve
-
-    plan = bench.Plan(
-        model=None if model is None else resolve(model),
-        tokens=tokens,
-        repeats=repeats,
-        rounds=rounds,
-        page_size=page_size,
-        threads=threads,
-        seed=seed,
-    )
-    with progress_bar() as progress:
-        result = bench.run(plan, progress)
-    conclude(result, hybrid_report.tables, as_json=as_json)
-
-
 @app.command(epilog="Example: [bold]quire bench gpu --shape llama-3.1-8b --json[/bold]")
 def gpu(
     shape: Annotated[
@@ -264,7 +210,7 @@ def gpu(
     from quire.bench.gpu import run as bench
 
     shapes = plans.parse_shapes(shape)
-    common = plans.Plan(
+    common = plans.GpuPlan(
         parts=plans.parse_parts(only),
         device=device,
         page_size=page_size,
@@ -299,64 +245,6 @@ def gpu(
             break
     result = {"ok": not any(one["failed"] for one in results), "shapes": results}
     conclude(result, gpu_report.all_tables, as_json=as_json)
-
-
-@app.command(epilog="Example: [bold]quire bench disagg --stall-rounds 0 --json[/bold]")
-def disagg(
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR|FILE",
-            help="By default SmolLM2-135M-Instruct, which comes with Quire.",
-            show_default=False,
-        ),
-    ] = None,
-    sessions: Annotated[
-        int, typer.Option(min=0, help="That grow turn by turn; 0 leaves that part out.")
-    ] = 3,
-    turns: Annotated[int, typer.Option(min=1, help="Of each session.")] = 3,
-    tokens: Annotated[int, typer.Option(min=64, help="Of a first prompt, in the mean.")] = 240,
-    stall: Annotated[float, typer.Option(min=0.1, help="Seconds that the store stalls.")] = 5.0,
-    stall_rounds: Annotated[
-        int, typer.Option(min=0, help="With the store stalled and not; 0 leaves that part out.")
-    ] = 3,
-    restore_rounds: Annotated[
-        int, typer.Option(min=0, help="Of 64 sessions restored at once; 0 leaves that part out.")
-    ] = 5,
-    page_size: Annotated[int, typer.Option(min=1, help="Tokens per page.")] = 16,
-    threads: Annotated[int, typer.Option(min=1, help="Of each engine's model.")] = 1,
-    seed: Annotated[int, typer.Option(help="Decides every prompt.")] = 0,
-    as_json: AsJson = False,
-) -> None:
-    """Prefill and decode apart: what the decode-side cache saves; a store that stalls; restores.
-
-    On the CPU, all engines on this machine. Exit code 1 when an answer differs, when bytes do not
-    fall by the share of pages reused, or when a step waited for the store.
-    """
-    needs("serve", SERVE)
-    from quire.bench.disagg import report as disagg_report
-    from quire.bench.disagg import run as bench
-    from quire.models import resolve
-
-    if not (sessions or stall_rounds or restore_rounds):
-        raise ConfigError("nothing would be measured: raise --sessions or one of the --…-rounds")
-    with start_bar() as starting:
-        directory = resolve(model, starting)
-    plan = bench.Plan(
-        model=directory,
-        sessions=sessions,
-        turns=turns,
-        tokens=tokens,
-        stall_s=stall,
-        stall_rounds=stall_rounds,
-        restore_rounds=restore_rounds,
-        page_size=page_size,
-        threads=threads,
-        seed=seed,
-    )
-    with progress_bar() as progress:
-        result = bench.run(plan, progress)
-    conclude(result, disagg_report.tables, as_json=as_json)
 
 
 @app.command(epilog="Example: [bold]quire bench speculate --chat questions.jsonl --json[/bold]")
@@ -408,7 +296,7 @@ def speculate(
     needs("serve", SERVE)
     from quire.bench.speculate import report as speculate_report
     from quire.bench.speculate import run as bench
-    from quire.bench.speculate.prompts import read_workload
+    from quire.bench.speculate.prompt_lines import read_workload
     from quire.models import EMBEDDED_NAME, load_tokenizer, resolve
 
     named = [(name, files) for name, files in (("agent", agent), ("chat", chat)) if files]
@@ -424,7 +312,7 @@ def speculate(
             read_workload(name, files, tokenizer, count=prompts, max_tokens=prompt_tokens)
             for name, files in named
         ]
-    plan = bench.Plan(
+    plan = bench.SpeculatePlan(
         model=directory,
         name=shape if impose is not None else EMBEDDED_NAME if model is None else Path(model).name,
         ways=way or ["ngram", "eagle"],
@@ -512,7 +400,7 @@ def peers(
         sessions, load_tokenizer(model), count=num_sessions, turns=num_turns,
         max_tokens=run.MAX_MODEL_LEN - 1,
     )  # fmt: skip
-    plan = run.Plan(python, model, lengths, rounds, tuple(said), lmcache=lmcache)
+    plan = run.PeersPlan(python, model, lengths, rounds, tuple(said), lmcache=lmcache)
     with progress_bar() as progress:
         result = run.run(plan, progress)
     if plots is not None:

@@ -97,16 +97,16 @@ def serve(
     from quire.bench.serve import plots as pictures
     from quire.bench.serve import report as serve_report
     from quire.bench.serve import run as bench
-    from quire.bench.serve.workload import Shape, Workload
+    from quire.bench.serve.conversations import ChatWorkload, Shape
 
-    kinds = {kind.value: kind for kind in Workload}
+    kinds = {kind.value: kind for kind in ChatWorkload}
     if workload not in kinds:
         raise ConfigError(f"--workload {workload!r} is not known: use {' or '.join(kinds)}")
     if "://" not in url:
         raise ConfigError(f"{url!r} is not a URL: write it as http://127.0.0.1:8000")
-    target = bench.Target(url, model, _key(), context, timeout, ignore_eos)
+    target = bench.ServerTarget(url, model, _key(), context, timeout, ignore_eos)
     shape = Shape(count, rounds, system_tokens, prompt_tokens, output_tokens)
-    load = bench.Load(kinds[workload], shape, concurrency, seed, sessions, text)
+    load = bench.OfferedLoad(kinds[workload], shape, concurrency, seed, sessions, text)
     with progress_bar() as progress:
         result = bench.run(target, load, lambda done, of: progress("requests", done, of))
     paths = [] if plots is None else pictures.write(result, plots)
@@ -179,7 +179,7 @@ def ttft(
     assert settings.device is not None
     with start_bar() as starting:
         folder = resolve(model, starting)
-    plan = bench.Plan(
+    plan = bench.TtftPlan(
         model=folder,
         device=settings.device,
         device_bytes=_size(device_memory, settings.device_memory or bench.CUDA_DEVICE_BYTES),

@@ -31,7 +31,7 @@ _STOP_S = 20.0
 _ORPHAN_GRACE_S = 10.0
 
 
-class Ready(msgspec.Struct, frozen=True):
+class ChildReady(msgspec.Struct, frozen=True):
     """What a child says once it serves."""
 
     url: str
@@ -62,14 +62,14 @@ class Child:
     def pid(self) -> int:
         return self._process.pid
 
-    async def ready(self) -> Ready:
+    async def ready(self) -> ChildReady:
         """Raises EngineError if it ends before."""
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
         if not line:
             raise EngineError(await self.gone())
         try:
-            return msgspec.json.decode(line, type=Ready)
+            return msgspec.json.decode(line, type=ChildReady)
         except msgspec.DecodeError:
             raise EngineError(
                 f"the {self.name} server said {line[:80]!r} in place of being ready"
@@ -110,7 +110,7 @@ class Child:
 
 def announce(url: str, info: EngineInfo) -> None:
     """A child's own: that it is ready."""
-    sys.stdout.write(msgspec.json.encode(Ready(url, info)).decode() + "\n")
+    sys.stdout.write(msgspec.json.encode(ChildReady(url, info)).decode() + "\n")
     sys.stdout.flush()
 
 

@@ -6,8 +6,11 @@ wrong value gets the same sentence wherever it was given.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,9 +18,21 @@ import typer
 
 from quire.settings import OPTIONS, Loaded, load
 
-TIERS = "What is cached, and where"
-SERVER = "Where clients find it"
-PEERS = "Prefill and decode on separate servers"
+PANELS = {
+    "What is cached, and where": (
+        "page_size device_memory host_memory store write_policy prefetch_policy audit"
+    ),
+    "Where clients find it": (
+        "host port served_model_name tool_parser reasoning_parser strict log_requests otlp record"
+    ),
+    "Prefill and decode on separate servers": (
+        "role prefill peers peer_host peer_port peer_transport router kv_events"
+    ),
+}
+"""Of the help, and in which order flags stand there; all others come before them."""
+LAST = [name for names in PANELS.values() for name in names.split()]
+ALL = [name for name, option in OPTIONS.items() if option.has_flag and name not in LAST] + LAST
+CONFIG = "config"
 
 WHERE_THE_REST_IS = (
     "More options (api_key, admin_key, max_context, max_running, …) are set in a file or in the "
@@ -25,69 +40,86 @@ WHERE_THE_REST_IS = (
 )
 
 
-def _flag(name: str, panel: str | None = None) -> Any:
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a command line says of the options: text, None where it says nothing."""
+
+    texts: dict[str, str | None]
+    config: Path | None = None
+
+    def loaded(self) -> Loaded:
+        """With the environment and the file. Raises ConfigError."""
+        return load(self.texts, os.environ, self.config)
+
+
+def taking(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command with these flags; without names with all, and `--config`. It is called with what
+    was given, as Given, and with the options that it has besides."""
+
+    def decorated(command: Callable[..., None]) -> Callable[..., None]:
+        _, *own = inspect.signature(command, eval_str=True).parameters.values()
+
+        @functools.wraps(command)
+        def parsed(**arguments: Any) -> None:
+            besides = {each.name: arguments.pop(each.name) for each in own}
+            command(_given(arguments), **besides)
+
+        flags = [*(_parameter(name) for name in names or ALL), *([] if names else [_config()])]
+        parsed.__signature__ = inspect.Signature([*flags, *own])  # type: ignore[attr-defined]
+        parsed.__annotations__ = {each.name: each.annotation for each in (*flags, *own)}
+        return parsed
+
+    return decorated
+
+
+def _given(arguments: Mapping[str, Any]) -> Given:
+    def texts() -> Iterator[tuple[str, str | None]]:
+        for name, value in arguments.items():
+            if isinstance(value, list):  # `--store`, once for each: as one value, as in a file
+                yield name, " ".join(value) or None
+            elif name != CONFIG:
+                yield name, str(value).lower() if isinstance(value, bool) else value
+
+    return Given(dict(texts()), arguments.get(CONFIG))
+
+
+def _parameter(name: str) -> inspect.Parameter:
     option = OPTIONS[name]
     assert option.flag is not None
+    panel = next((panel for panel, names in PANELS.items() if name in names.split()), None)
+    kind: Any = {"store": list[str], "log_requests": bool}.get(name, str)
     default = f"auto, {option.auto}" if option.auto else option.kind.show(option.default)
-    return typer.Option(
+    about: Any = typer.Option(
         option.flag,
         metavar=option.kind.metavar,
         help=f"{option.help} [dim]\\[{default}][/dim]",
         show_default=False,
         rich_help_panel=panel,
     )
+    if kind is bool:
+        about = typer.Option(
+            f"{option.flag}/--no-{option.flag[2:]}",
+            help=option.help,
+            show_default=False,
+            rich_help_panel=panel,
+        )
+    return _optional(name, Annotated[kind | None, about])
 
 
-Model = Annotated[str | None, _flag("model")]
-Device = Annotated[str | None, _flag("device")]
-Dtype = Annotated[str | None, _flag("dtype")]
-Forward = Annotated[str | None, _flag("forward")]
-Attention = Annotated[str | None, _flag("attention")]
-CudaGraphs = Annotated[str | None, _flag("cuda_graphs")]
-Speculate = Annotated[str | None, _flag("speculate")]
-DraftTokens = Annotated[str | None, _flag("draft_tokens")]
-Tp = Annotated[str | None, _flag("tp")]
-PageSize = Annotated[str | None, _flag("page_size", TIERS)]
-DeviceMemory = Annotated[str | None, _flag("device_memory", TIERS)]
-HostMemory = Annotated[str | None, _flag("host_memory", TIERS)]
-Store = Annotated[list[str] | None, _flag("store", TIERS)]
-WritePolicy = Annotated[str | None, _flag("write_policy", TIERS)]
-PrefetchPolicy = Annotated[str | None, _flag("prefetch_policy", TIERS)]
-Audit = Annotated[str | None, _flag("audit", TIERS)]
-Host = Annotated[str | None, _flag("host", SERVER)]
-Port = Annotated[str | None, _flag("port", SERVER)]
-ServedModelName = Annotated[str | None, _flag("served_model_name", SERVER)]
-ToolParser = Annotated[str | None, _flag("tool_parser", SERVER)]
-ReasoningParser = Annotated[str | None, _flag("reasoning_parser", SERVER)]
-Strict = Annotated[str | None, _flag("strict", SERVER)]
-LogRequests = Annotated[
-    bool | None,
-    typer.Option(
-        "--log-requests/--no-log-requests",
-        help=OPTIONS["log_requests"].help,
-        show_default=False,
-        rich_help_panel=SERVER,
-    ),
-]
-Otlp = Annotated[str | None, _flag("otlp", SERVER)]
-Record = Annotated[str | None, _flag("record", SERVER)]
-Role = Annotated[str | None, _flag("role", PEERS)]
-Prefill = Annotated[str | None, _flag("prefill", PEERS)]
-Peers = Annotated[str | None, _flag("peers", PEERS)]
-PeerHost = Annotated[str | None, _flag("peer_host", PEERS)]
-PeerTransport = Annotated[str | None, _flag("peer_transport", PEERS)]
-Router = Annotated[str | None, _flag("router", PEERS)]
-KvEvents = Annotated[str | None, _flag("kv_events", PEERS)]
-PeerPort = Annotated[str | None, _flag("peer_port", PEERS)]
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option(
+def _config() -> inspect.Parameter:
+    about = typer.Option(
         "--config",
         metavar="FILE",
         help="TOML, one `option = value` per line. [dim]\\[QUIRE_CONFIG, else none][/dim]",
         show_default=False,
-    ),
-]
+    )
+    return _optional(CONFIG, Annotated[Path | None, about])
+
+
+def _optional(name: str, annotation: Any) -> inspect.Parameter:
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Parameter(name, kind, default=None, annotation=annotation)
+
 
 Child = Annotated[
     bool,
@@ -95,17 +127,3 @@ Child = Annotated[
         "--child", hidden=True, help="Ends with standard input; says in JSON that it is ready."
     ),
 ]
-
-
-def joined(stores: list[str] | None) -> str | None:
-    """As one value, as it is written in a file: the flag is given once for each store."""
-    return " ".join(stores) if stores else None
-
-
-def loaded(arguments: Mapping[str, Any]) -> Loaded:
-    """From a command's arguments (its `locals()`), the environment and the file."""
-    flags = {name: arguments[name] for name, option in OPTIONS.items() if option.has_flag}
-    if flags["log_requests"] is not None:  # a switch, read like the rest
-        flags["log_requests"] = str(flags["log_requests"]).lower()
-    flags["store"] = joined(flags["store"])
-    return load(flags, os.environ, arguments["config"])

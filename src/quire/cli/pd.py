@@ -38,14 +38,14 @@ from quire.settings import (
     make_cache_dir,
     probe,
 )
-from quire.settings.engine import weights_bytes
 from quire.settings.machine import CUDA_SHARE
+from quire.settings.starting import weights_bytes
 from quire.sizes import format_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from quire.cli.children import Child, Ready, Say
+    from quire.cli.children import Child, ChildReady, Say
     from quire.server.config import ServerConfig
     from quire.server.stopping import Stop
 
@@ -69,14 +69,9 @@ class Start:
     environ: dict[str, str]
 
 
+@flags.taking("model", "device", "device_memory", "host_memory", "store", "port", "otlp")
 def pd(
-    model: flags.Model = None,
-    device: flags.Device = None,
-    device_memory: flags.DeviceMemory = None,
-    host_memory: flags.HostMemory = None,
-    store: flags.Store = None,
-    port: flags.Port = None,
-    otlp: flags.Otlp = None,
+    given: flags.Given,
     prefill_tp: _Tp = 1,
     decode_tp: _Tp = 1,
 ) -> None:
@@ -91,17 +86,7 @@ def pd(
     from quire.server.run import bind
 
     environ = dict(os.environ) | {OPTIONS["peer_secret"].variable: secrets.token_hex(32)}
-    given = {
-        "model": model,
-        "device": device,
-        "device_memory": device_memory,
-        "host_memory": host_memory,
-        "store": flags.joined(store),
-        "port": port,
-        "otlp": otlp,
-        "role": "decode",
-    }
-    loaded = load(given, environ)
+    loaded = load(given.texts | {"role": "decode"}, environ)
     machine = probe()
     half = replace(machine, available_bytes=machine.available_bytes // 2)
     settings = effective(loaded.settings, half)
@@ -217,10 +202,10 @@ async def _run(
                 )
 
 
-async def _all_ready(children: Sequence[Child], stop: Stop) -> list[Ready] | None:
+async def _all_ready(children: Sequence[Child], stop: Stop) -> list[ChildReady] | None:
     """None: it was stopped before. Raises EngineError."""
 
-    async def all_ready() -> list[Ready]:
+    async def all_ready() -> list[ChildReady]:
         return await asyncio.gather(*(child.ready() for child in children))
 
     starting, stopping = asyncio.create_task(all_ready()), asyncio.create_task(stop.wait())
@@ -239,7 +224,7 @@ class _Server:
 
     start: Start
     child: Child
-    ready: Ready
+    ready: ChildReady
 
     def arguments(self) -> list[str]:
         """To start it again where it was."""

@@ -20,10 +20,10 @@ from quire.replay import report
 from quire.replay.occupancy import Occupancy
 from quire.replay.profile import Profile, read_profile
 from quire.replay.run import ReplayOptions
-from quire.replay.sweep import Tier, sweep
+from quire.replay.sweep import SizedTier, sweep
 from quire.replay.synthetic import Chats, chats
 from quire.replay.trace import Trace, read_trace
-from quire.settings import OPTIONS, check, effective, engine_config, probe, served_name
+from quire.settings import check, effective, engine_config, probe, served_name
 from quire.sizes import format_bytes, parse_size
 
 EXAMPLES = (
@@ -96,8 +96,8 @@ def replay(
     host: Annotated[str, _size("Host memory for pages.")] = "256GiB",
     store: Annotated[str, _size("Budget of the store; 0: there is none.")] = "0",
     vary: Annotated[
-        Tier, typer.Option(help="Whose size is varied.", rich_help_panel=CACHE)
-    ] = Tier.HOST,
+        SizedTier, typer.Option(help="Whose size is varied.", rich_help_panel=CACHE)
+    ] = SizedTier.HOST,
     sizes: _Sizes = None,
     write_policy: Annotated[
         WritePolicy, typer.Option(help="When pages go to the host.", rich_help_panel=CACHE)
@@ -162,15 +162,9 @@ def replay(
         print(f"Drawn: {plot}")
 
 
+@flags.taking("model", "device", "dtype", "forward", "tp", "device_memory", "host_memory", "store")
 def profile(
-    model: flags.Model = None,
-    device: flags.Device = None,
-    dtype: flags.Dtype = None,
-    forward: flags.Forward = None,
-    tp: flags.Tp = None,
-    device_memory: flags.DeviceMemory = None,
-    host_memory: flags.HostMemory = None,
-    store: flags.Store = None,
+    given: flags.Given,
     output: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Where it is kept; by default where replay looks."),
@@ -178,14 +172,13 @@ def profile(
     as_json: AsJson = False,
 ) -> None:
     """Measure once how fast this machine computes, loads and fetches, for `quire replay`."""
-    given = {**locals()}
     needs("serve", SERVE)
     import msgspec
 
     from quire.models import resolve
     from quire.replay.measure import measure
 
-    loaded = flags.loaded(dict.fromkeys(OPTIONS) | given | {"config": None})
+    loaded = given.loaded()
     machine = probe()
     settings = effective(loaded.settings, machine)
     for warning in check(loaded, settings, machine):
@@ -251,7 +244,9 @@ def _pages(text: str, page_bytes: int, option: str) -> int:
     return pages
 
 
-def _wanted(sizes: str | None, options: ReplayOptions, tier: Tier, page_bytes: int) -> list[int]:
+def _wanted(
+    sizes: str | None, options: ReplayOptions, tier: SizedTier, page_bytes: int
+) -> list[int]:
     if sizes is not None:
         return [_pages(each, page_bytes, "--sizes") for each in sizes.split(",")]
     base = int(getattr(options, f"{tier.value}_pages"))

@@ -26,52 +26,20 @@ from quire.settings import (
     probe,
     served_name,
 )
-from quire.settings.kinds import NONE
+from quire.settings.values import NONE
 
 if TYPE_CHECKING:
     from quire.engine.messages import EngineInfo
     from quire.server.config import ServerConfig
 
 
+@flags.taking()
 def serve(
-    model: flags.Model = None,
-    device: flags.Device = None,
-    dtype: flags.Dtype = None,
-    forward: flags.Forward = None,
-    attention: flags.Attention = None,
-    cuda_graphs: flags.CudaGraphs = None,
-    speculate: flags.Speculate = None,
-    draft_tokens: flags.DraftTokens = None,
-    tp: flags.Tp = None,
-    page_size: flags.PageSize = None,
-    device_memory: flags.DeviceMemory = None,
-    host_memory: flags.HostMemory = None,
-    store: flags.Store = None,
-    write_policy: flags.WritePolicy = None,
-    prefetch_policy: flags.PrefetchPolicy = None,
-    audit: flags.Audit = None,
-    host: flags.Host = None,
-    port: flags.Port = None,
-    served_model_name: flags.ServedModelName = None,
-    tool_parser: flags.ToolParser = None,
-    reasoning_parser: flags.ReasoningParser = None,
-    strict: flags.Strict = None,
-    log_requests: flags.LogRequests = None,
-    otlp: flags.Otlp = None,
-    record: flags.Record = None,
-    role: flags.Role = None,
-    prefill: flags.Prefill = None,
-    peers: flags.Peers = None,
-    peer_host: flags.PeerHost = None,
-    peer_port: flags.PeerPort = None,
-    peer_transport: flags.PeerTransport = None,
-    router: flags.Router = None,
-    kv_events: flags.KvEvents = None,
-    config: flags.ConfigFile = None,
+    given: flags.Given,
     child: flags.Child = False,
 ) -> None:
     """Serve a model over an OpenAI-compatible API, with all tiers of the cache."""
-    loaded = flags.loaded(locals())
+    loaded = given.loaded()
     needs("serve", SERVE)
     if child:
         from quire.cli.children import end_with_standard_input

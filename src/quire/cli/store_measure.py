@@ -12,7 +12,7 @@ from quire.errors import ConfigError
 from quire.sizes import format_bytes, parse_size
 
 if TYPE_CHECKING:
-    from quire.bench.doctor import Machine
+    from quire.bench.doctor import ProfiledMachine
     from quire.replay.profile import Profile
 
 Url = Annotated[
@@ -54,13 +54,13 @@ def bench(
 
 def measure(url: str, *, page_bytes: int, total_bytes: int, rounds: int, **more: Any) -> Any:
     """Of files beside the disk itself, of other stores beside their own client."""
-    from quire.bench import store, stores
+    from quire.bench import anystore, store
     from quire.store.url import parse_url
 
     parsed = parse_url(url)
     how = {"total_bytes": total_bytes, "rounds": rounds, **more}
     if parsed.scheme != "file":
-        return stores.run(url, page_bytes=page_bytes, **how)
+        return anystore.run(url, page_bytes=page_bytes, **how)
     result = store.run(parsed.path, page_sizes=[page_bytes], **how)
     (entry,) = result.pop("pages")
     return {"url": f"file://{parsed.path}", **result, **entry}
@@ -100,18 +100,18 @@ def doctor(
         show(*found.sentences)
 
 
-def machine_of(profile: Profile) -> Machine:
+def machine_of(profile: Profile) -> ProfiledMachine:
     """As the doctor wants it."""
     import msgspec
 
-    from quire.bench.doctor import Machine
+    from quire.bench.doctor import ProfiledMachine
 
     def ttft_s(num_tokens: int, from_store: int, bytes_per_s: float) -> float:
         here = msgspec.structs.replace(profile, store_bytes_per_s=bytes_per_s)
         return here.ttft_s(num_tokens, 0, 0, from_store)
 
     name = f"{profile.model} on {profile.device}"
-    return Machine(name, profile.bytes_per_token, profile.longest_tokens, ttft_s)
+    return ProfiledMachine(name, profile.bytes_per_token, profile.longest_tokens, ttft_s)
 
 
 def _sizes(page: str, total: str) -> tuple[int, int]:

@@ -9,7 +9,7 @@ import typer
 
 from quire.cli.extras import SERVE, needs
 from quire.cli.output import show
-from quire.cli.toplines import Figures, read, shown
+from quire.cli.toplines import MetricsRead, read, shown
 from quire.errors import EngineError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def top(
     _follow(url, every, first)
 
 
-def _follow(url: str, every_s: float, before: Figures) -> None:
+def _follow(url: str, every_s: float, before: MetricsRead) -> None:
     """Until Ctrl-C. A server that goes away is waited for."""
     from rich.live import Live
 
@@ -53,7 +53,7 @@ def _follow(url: str, every_s: float, before: Figures) -> None:
             return
 
 
-def _look(url: str) -> Figures:
+def _look(url: str) -> MetricsRead:
     """Raises EngineError."""
     import httpx
 

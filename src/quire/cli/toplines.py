@@ -15,7 +15,7 @@ _WIDTH = 28
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class MetricsRead:
     """One look: value by name and labels."""
 
     at_s: float
@@ -33,7 +33,7 @@ class Figures:
         return [(dict(labels), v) for (n, labels), v in self.values.items() if n == name]
 
 
-def read(text: str, at_s: float) -> Figures:
+def read(text: str, at_s: float) -> MetricsRead:
     from prometheus_client.parser import text_string_to_metric_families
 
     values = {
@@ -41,10 +41,10 @@ def read(text: str, at_s: float) -> Figures:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
-    return Figures(at_s, values)
+    return MetricsRead(at_s, values)
 
 
-def shown(url: str, before: Figures | None, now: Figures) -> RenderableType:
+def shown(url: str, before: MetricsRead | None, now: MetricsRead) -> RenderableType:
     """`before`: an earlier look, for rates; None: since the start."""
     from rich.console import Group
 
@@ -61,7 +61,7 @@ def shown(url: str, before: Figures | None, now: Figures) -> RenderableType:
     )
 
 
-def _tiers(now: Figures) -> RenderableType:
+def _tiers(now: MetricsRead) -> RenderableType:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -79,7 +79,7 @@ def _tiers(now: Figures) -> RenderableType:
     return table
 
 
-def _found(before: Figures | None, now: Figures) -> str:
+def _found(before: MetricsRead | None, now: MetricsRead) -> str:
     prompt = _grown(before, now, "quire_prompt_tokens_total")
     parts = []
     for tier in _TIERS:
@@ -91,7 +91,7 @@ def _found(before: Figures | None, now: Figures) -> str:
     return f"\nPrompt tokens {since}: {prompt:,.0f}, found on " + ", ".join(parts)
 
 
-def _speeds(before: Figures | None, now: Figures) -> str:
+def _speeds(before: MetricsRead | None, now: MetricsRead) -> str:
     firsts = _grown(before, now, "quire_time_to_first_token_seconds_count")
     first_s = _grown(before, now, "quire_time_to_first_token_seconds_sum")
     said = _grown(before, now, "quire_generated_tokens_total")
@@ -100,7 +100,7 @@ def _speeds(before: Figures | None, now: Figures) -> str:
     return f"Time to first token, mean of {firsts:.0f}: {mean}. Tokens said: {said:,.0f}{speed}"
 
 
-def _store(now: Figures) -> str:
+def _store(now: MetricsRead) -> str:
     if not now.sum("quire_store_attached"):
         return "Store: none"
     events = {labels["event"]: value for labels, value in now.rows("quire_store_events_total")}
@@ -115,7 +115,7 @@ def _store(now: Figures) -> str:
     return f"Store: {health}, {read_pages:,.0f} pages read, {written:,.0f} written{trouble}"
 
 
-def _handovers(now: Figures) -> list[str]:
+def _handovers(now: MetricsRead) -> list[str]:
     if not now.rows("quire_handovers_total"):
         return []
     count = now.sum("quire_handovers_total")
@@ -124,7 +124,7 @@ def _handovers(now: Figures) -> list[str]:
     return [f"Hand-overs: {opened:.0f} open, {count:,.0f} received, {each:.0f} ms each"]
 
 
-def _grown(before: Figures | None, now: Figures, name: str, **labels: str) -> float:
+def _grown(before: MetricsRead | None, now: MetricsRead, name: str, **labels: str) -> float:
     """Since `before`; a server that has started anew counts from 0."""
     value = now.sum(name, **labels)
     earlier = 0.0 if before is None else before.sum(name, **labels)

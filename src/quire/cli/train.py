@@ -163,7 +163,7 @@ def train_eagle(
     on, as_dtype = _device(device), _dtype(dtype)
     with start_bar() as starting:
         folder = resolve(None if model == EMBEDDED else model, starting)
-    plan = training.Plan(
+    plan = training.TrainingPlan(
         model=folder,
         texts=tuple(texts),
         held_out=tuple(held_out or ()),
@@ -175,7 +175,9 @@ def train_eagle(
         own_lm_head=own_lm_head,
     )
     as_dtype = as_dtype or ("bfloat16" if on == "cuda" else "float32")
-    place = training.Place(out, torch.device(on), getattr(torch, as_dtype), checkpoint_every)
+    place = training.TrainingPlace(
+        out, torch.device(on), getattr(torch, as_dtype), checkpoint_every
+    )
     try:
         with progress_bar() as progress:
             report = training.run(plan, place, time.monotonic, progress, complain)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from quire.engine.grammar import Stage
+from quire.engine.grammar import CompileStage
 from quire.engine.handovers import Handovers
 from quire.engine.holds import Holds
 from quire.engine.kept import Kept
@@ -144,7 +144,7 @@ class Admission:
         """Has all come that it waits for?"""
         assert request.lease is not None
         if request.grammar is not None and request.held is None:
-            if request.grammar.stage is not Stage.READY:
+            if request.grammar.stage is not CompileStage.READY:
                 return False
             request.hold()
         if self._remote is not None and not self._remote.ready(request):

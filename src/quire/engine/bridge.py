@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from quire.engine.attention import AttentionBackend, Heads, Packing, Target, pack
+from quire.engine.attention import AttentionBackend, BatchPacking, Heads, Target, pack
 from quire.engine.attention.staging import Staging
 from quire.engine.batch import Batch
 from quire.engine.layouts import FULL, WINDOW, Place, attention_places
@@ -94,7 +94,7 @@ class AttentionBridge:
             tokens = torch.cat((tokens, drawn)).index_select(0, rest[1])
         return Inputs(tokens, positions, None if len(ends) == len(packing.tokens) else rest[0])
 
-    def plan(self, batch: Batch) -> Packing:
+    def plan(self, batch: Batch) -> BatchPacking:
         """Prepare the layers for a batch whose tokens somebody else knows."""
         packing = pack(batch, self.page_size)
         plans = {

@@ -24,13 +24,13 @@ from quire.engine.forward import Choice, choose
 from quire.engine.grammar import open_grammars
 from quire.engine.kvevents.publisher import EventPublisher
 from quire.engine.layouts import FULL, layouts
+from quire.engine.lengths import DEFAULT_TOKENS, Usage
 from quire.engine.messages import EngineInfo
 from quire.engine.parallel import head_share
-from quire.engine.peering import Peering
+from quire.engine.peering import EnginePeering
 from quire.engine.pools import chunk_limit, components, plan_pools, running_limit
 from quire.engine.queue import Queue
 from quire.engine.scheduler import Scheduler
-from quire.engine.usage import DEFAULT_TOKENS, Usage
 from quire.errors import ModelError
 from quire.keys import UnitKind
 from quire.manager import CacheManager
@@ -60,7 +60,7 @@ class _Plan:
     """Of the model, and of its draft head if it has one."""
     usage: Usage | None
     sizes: Mapping[str, PoolSize]
-    peering: Peering | None
+    peering: EnginePeering | None
     head: Path | None
     """A draft head's directory."""
 
@@ -122,7 +122,7 @@ def _plan(config: EngineConfig) -> _Plan:
     sizes = plan_pools(config, shape, ranks, typical)
     if head is not None:
         weights = with_head(weights, head)
-    peering = Peering.of(config, shape, ranks[0], weights)
+    peering = EnginePeering.of(config, shape, ranks[0], weights)
     return _Plan(config, shape, ranks, forward, weights, usage, sizes, peering, head)
 
 

@@ -35,6 +35,8 @@ from quire.engine.messages import (
     Answer,
     CacheWish,
     EngineInfo,
+    EngineReport,
+    EngineStartFailed,
     EngineStatus,
     Finish,
     Generate,
@@ -43,18 +45,16 @@ from quire.engine.messages import (
     Outputs,
     PutQuestion,
     Question,
-    Report,
     SamplingParams,
-    Shutdown,
     Started,
-    StartFailed,
     Starting,
+    StopEngine,
     ToEngine,
     ToServer,
     decode_to_server,
     encode,
 )
-from quire.engine.startup import Startup, model_environment
+from quire.engine.startup import EngineStartup, model_environment
 from quire.errors import EngineError
 from quire.progress import Share
 from quire.types import RequestId
@@ -204,7 +204,7 @@ class EngineClient:
         if process is not None and process.poll() is None:
             if self._serving:
                 with contextlib.suppress(EngineError):
-                    self._send(Shutdown())
+                    self._send(StopEngine())
             else:  # still building: it listens to nothing but signals
                 process.terminate()
             with contextlib.suppress(TimeoutError):
@@ -243,7 +243,7 @@ class EngineClient:
             stdin=subprocess.PIPE,
             env=model_environment(),
         )
-        send_startup(self._process, Startup(address, self.config))
+        send_startup(self._process, EngineStartup(address, self.config))
         self._tasks = [
             asyncio.create_task(self._receive(), name="quire-engine-receive"),
             asyncio.create_task(self._watch(self._process), name="quire-engine-watch"),
@@ -274,14 +274,14 @@ class EngineClient:
                     self._on_handed(message)
             case Answer():
                 self._answered(message)
-            case Report(status):
+            case EngineReport(status):
                 self.status = status
             case Starting(what, done):
                 if self._progress is not None:
                     self._progress(what, done)
             case Started(info):
                 self._started.set_result(info)
-            case StartFailed(error):
+            case EngineStartFailed(error):
                 if not self._started.done():
                     self._started.set_exception(EngineError(error))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from quire.engine.handovers import Handovers
 from quire.engine.layouts import FULL
 from quire.engine.queue import Queue
-from quire.engine.request import Origin, Request
+from quire.engine.request import Request, RequestOrigin
 from quire.manager import CacheManager
 
 
@@ -40,7 +40,7 @@ class Holds:
             match = remote.usable(match)
         again = request.origin is not None
         if not again:
-            request.origin = Origin(match.num_device, match.num_pages)
+            request.origin = RequestOrigin(match.num_device, match.num_pages)
         request.lease = manager.acquire(
             match, request.id, priority=request.priority, again=again, wish=request.wish
         )

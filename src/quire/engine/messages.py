@@ -274,7 +274,7 @@ class StoreStatus(msgspec.Struct, frozen=True):
     """What the store's client counted, over the ranks that can be asked."""
 
 
-class Ended(msgspec.Struct, frozen=True):
+class CountedTime(msgspec.Struct, frozen=True):
     """Operations of one kind that have ended, and their time from start to last report."""
 
     count: int
@@ -292,9 +292,9 @@ class HandoverStatus(msgspec.Struct, frozen=True, kw_only=True):
     received_bytes: int = 0
     received_by: dict[str, int] = {}
     """The same, by transport."""
-    transfers: Ended = Ended(0, 0.0)
+    transfers: CountedTime = CountedTime(0, 0.0)
     """Hand-overs received in full, from the first word to the last page."""
-    restores: dict[str, Ended] = {}
+    restores: dict[str, CountedTime] = {}
     """Own parts brought back from host and store: by outcome, ready or failed."""
     promised_pages: int = 0
     """Pages a prefill server was told it need not send."""
@@ -323,7 +323,7 @@ class EngineStatus(msgspec.Struct, frozen=True):
     waiting_writes: int
     """Parts of prompts that the store is to take and that are not on their way there yet."""
     """In flight, by kind: backup, load, write, fetch, probe, store."""
-    ended: dict[str, Ended]
+    ended: dict[str, CountedTime]
     """By the same kinds."""
     leases: int
     counters: dict[str, int]
@@ -458,7 +458,7 @@ class Answer(_Message, frozen=True, tag="answer"):
     error: str = ""
 
 
-class Shutdown(_Message, frozen=True, tag="shutdown"):
+class StopEngine(_Message, frozen=True, tag="shutdown"):
     pass
 
 
@@ -509,18 +509,18 @@ class Started(_Message, frozen=True, tag="started"):
     info: EngineInfo
 
 
-class StartFailed(_Message, frozen=True, tag="start_failed"):
+class EngineStartFailed(_Message, frozen=True, tag="start_failed"):
     error: str
 
 
-class Report(_Message, frozen=True, tag="report"):
+class EngineReport(_Message, frozen=True, tag="report"):
     """Sent now and then while it runs: a sign of life, and figures for the metrics."""
 
     status: EngineStatus
 
 
-ToEngine = Generate | Abort | PutQuestion | Shutdown
-ToServer = Starting | Started | StartFailed | Outputs | Handed | Answer | Report
+ToEngine = Generate | Abort | PutQuestion | StopEngine
+ToServer = Starting | Started | EngineStartFailed | Outputs | Handed | Answer | EngineReport
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

@@ -36,7 +36,7 @@ from quire.worker import PeerServing
 logger = logging.getLogger("quire.handover")
 
 
-class Peering:
+class EnginePeering:
     """What is decided before the ranks are built."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Peering:
     @classmethod
     def of(
         cls, config: EngineConfig, shape: ModelShape, layouts: Sequence[PageLayout], weights: str
-    ) -> Peering | None:
+    ) -> EnginePeering | None:
         """None: the engine keeps to itself."""
         if config.peer_port is None and not config.peers:
             return None

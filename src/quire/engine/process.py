@@ -22,16 +22,16 @@ from quire import logs
 from quire.child import read_startup, stop_when_orphaned
 from quire.engine.engine import Engine
 from quire.engine.messages import (
-    Shutdown,
+    EngineStartFailed,
     Started,
-    StartFailed,
     Starting,
+    StopEngine,
     ToEngine,
     ToServer,
     decode_to_engine,
     encode,
 )
-from quire.engine.startup import Startup
+from quire.engine.startup import EngineStartup
 from quire.errors import QuireError
 from quire.peer.hub import PeerHub
 
@@ -90,7 +90,7 @@ def serve(engine: Engine, line: Line, stop: threading.Event) -> None:
         line.watch(source)
     while not stop.is_set():
         for message in line.receive(0.0 if worked else engine.patience_s()):
-            if isinstance(message, Shutdown):
+            if isinstance(message, StopEngine):
                 return
             engine.handle(message)
         worked = engine.step()
@@ -105,7 +105,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _leave)
     stop = threading.Event()
     faulthandler.enable()  # where every thread was, should a library crash
-    startup, parent = read_startup(Startup)
+    startup, parent = read_startup(EngineStartup)
     stop_when_orphaned(parent, stop, startup.address)
     line = Line(startup.address)
     try:
@@ -120,7 +120,7 @@ def _leave(*_: object) -> NoReturn:
     sys.exit(_EXIT_STOPPED)
 
 
-def _build_and_serve(startup: Startup, line: Line, stop: threading.Event) -> int:
+def _build_and_serve(startup: EngineStartup, line: Line, stop: threading.Event) -> int:
     from quire.engine.build import build_engine
 
     try:
@@ -131,7 +131,7 @@ def _build_and_serve(startup: Startup, line: Line, stop: threading.Event) -> int
         known = isinstance(error, QuireError)
         if not known:
             traceback.print_exc()
-        line.send(StartFailed(str(error) if known else f"{type(error).__name__}: {error}"))
+        line.send(EngineStartFailed(str(error) if known else f"{type(error).__name__}: {error}"))
         return _EXIT_START_FAILED
     try:
         signal.signal(signal.SIGTERM, lambda *_: stop.set())

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.disagg.handover import Half, Handover, Stage, describe
-from quire.engine.draft.speculation import Draft
+from quire.engine.draft.speculation import RequestDraft
 from quire.engine.grammar import Compiled, Held, Told
 from quire.engine.messages import (
     CachedTokens,
@@ -50,7 +50,7 @@ class State(enum.Enum):
 
 
 @dataclass(slots=True)
-class Origin:
+class RequestOrigin:
     """Where the pages of a prompt were when its request arrived: [0, device) on the device,
     [device, there) on the host, [store_first, store_last) in the store. What others put somewhere
     since is told by where it was when the request was admitted: [0, later_device) on the device."""
@@ -103,7 +103,7 @@ class Request:
     """Place in the queue: (turn, number of arrival)."""
     state: State = State.WAITING
     lease: Lease | None = None
-    origin: Origin | None = None
+    origin: RequestOrigin | None = None
     """None: it has not looked yet."""
     computed: int = 0
     flying: int = 0
@@ -135,7 +135,7 @@ class Request:
     """For a peer: all its pages are in the tree."""
     failure: str = ""
     """For a peer: why it will never be computed."""
-    draft: Draft | None = None
+    draft: RequestDraft | None = None
     """Who proposes tokens for it, once somebody does."""
     grammar: Compiled | None = None
     """What its answer must follow …"""

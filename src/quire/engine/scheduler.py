@@ -28,7 +28,7 @@ from quire.engine.batch import Batch, BatchResult, Segment, SegmentResult
 from quire.engine.counters import SchedulerCounters
 from quire.engine.draft.speculation import Speculation
 from quire.engine.drafting import Drafting
-from quire.engine.grammar import Compiled, Grammars, Stage
+from quire.engine.grammar import Compiled, CompileStage, Grammars
 from quire.engine.handovers import Handovers
 from quire.engine.holds import Holds
 from quire.engine.kept import Kept
@@ -187,11 +187,11 @@ class Scheduler:
         """End what is to follow a grammar that cannot be compiled."""
         outputs = []
         for request_id, grammar in list(self._compiling.items()):
-            if grammar.stage is Stage.PENDING:
+            if grammar.stage is CompileStage.PENDING:
                 continue
             del self._compiling[request_id]
             request = self.request(request_id)
-            if request is not None and grammar.stage is Stage.FAILED:
+            if request is not None and grammar.stage is CompileStage.FAILED:
                 self._remove(request)
                 outputs.append(self._refused(request, Finish.INVALID, grammar.error))
         return outputs

@@ -9,7 +9,7 @@ import msgspec
 from quire.engine.config import EngineConfig
 
 
-class Startup(msgspec.Struct, frozen=True):
+class EngineStartup(msgspec.Struct, frozen=True):
     """Of an engine process."""
 
     address: str

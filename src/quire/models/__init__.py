@@ -15,7 +15,7 @@ from quire.models.load import (
     read_config,
     resolve,
 )
-from quire.models.recurrent import StateLayout, StatePart, StateShape
+from quire.models.recurrence import StateLayout, StatePart, StateShape
 from quire.models.support import check_supported
 
 __all__ = [

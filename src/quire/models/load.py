@@ -1,7 +1,7 @@
 """From what a user calls a model to a directory, its shape, its tokenizer and its weights.
 
 Nothing here reaches for the network, except that the embedded default is fetched at first use
-when it is not installed, and what is named by a hub's id (hub.py).
+when it is not installed, and what is named by a hub's id (download.py).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import ModelError
+from quire.models.download import from_hub, is_hub_id
 from quire.models.embedded import embedded_dir, embedded_model
 from quire.models.gguf import convert_gguf, converted_dir, file_digest
-from quire.models.hub import from_hub, is_hub_id
 from quire.models.layers import layers_of
-from quire.models.recurrent import StateLayout, StateShape, state_shape
+from quire.models.recurrence import StateLayout, StateShape, state_shape
 from quire.models.support import check_supported
 from quire.models.weights import weight_files, weight_totals
 from quire.progress import Share

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import ModelError
-from quire.models import recurrent
+from quire.models import recurrence
 from quire.models.layers import FULL, Layers, layers_of
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def _unsupported(config: Any, text: Any) -> str | None:
         return "it takes more than text"
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     # Mamba's configurations say nothing of positions; transformers marks classes with a state.
-    if model_class._is_stateful and (reason := recurrent.refusal(text)):
+    if model_class._is_stateful and (reason := recurrence.refusal(text)):
         return reason
     layers = layers_of(text)
     return _layers(text, layers) or _attention(text, model_class, layers)
@@ -53,7 +53,7 @@ def _unsupported(config: Any, text: Any) -> str | None:
 def _layers(text: Any, layers: Layers) -> str | None:
     if layers.unknown:
         return f"it has layers of other kinds than are known here: {', '.join(layers.unknown)}"
-    if layers.recurrent and (reason := recurrent.refusal(text)):
+    if layers.recurrent and (reason := recurrence.refusal(text)):
         return reason
     if not layers.full:
         seen = f"a sliding window of {layers.window_tokens} tokens" if layers.window else "a state"

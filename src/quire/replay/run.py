@@ -73,7 +73,7 @@ class ReplayOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Replayed:
     """Where the pages of one prompt came from."""
 
     device: int
@@ -87,7 +87,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    found: list[Found]
+    found: list[Replayed]
     """By request."""
     num_cut: int
     """Requests that did not fit on the device beside what was in use: computed, not all cached."""
@@ -119,7 +119,7 @@ class _Run:
             self.manager.store.attach("replay://")
             self._settle()
 
-    def serve(self, row: TraceRow) -> Found:
+    def serve(self, row: TraceRow) -> Replayed:
         manager = self.manager
         self._now_s = row.at_s
         self._occupy(self._trace.progress(row))
@@ -143,7 +143,7 @@ class _Run:
         self._settle()
         device = min(match.num_device, reused)
         host = min(match.num_host, reused - device)
-        return Found(device, host, reused - device - host)
+        return Replayed(device, host, reused - device - host)
 
     def _settle(self) -> None:
         """Step until nobody has anything more to do."""

@@ -29,7 +29,7 @@ ENOUGH = 0.95
 """Of what the largest size finds: more is hard to justify."""
 
 
-class Tier(enum.Enum):
+class SizedTier(enum.Enum):
     """Whose size is varied."""
 
     DEVICE = "device"
@@ -42,7 +42,7 @@ def sweep(
     base: ReplayOptions,
     pages: Sequence[int],
     *,
-    tier: Tier,
+    tier: SizedTier,
     page_bytes: int,
     profile: Profile | None,
     progress: Progress = lambda *_: None,
@@ -96,13 +96,13 @@ def sweep(
     }
 
 
-def _sized(base: ReplayOptions, tier: Tier, count: int) -> ReplayOptions:
+def _sized(base: ReplayOptions, tier: SizedTier, count: int) -> ReplayOptions:
     match tier:
-        case Tier.DEVICE:
+        case SizedTier.DEVICE:
             return replace(base, device_pages=count)
-        case Tier.HOST:
+        case SizedTier.HOST:
             return replace(base, host_pages=count)
-        case Tier.STORE:
+        case SizedTier.STORE:
             return replace(base, store_pages=count)
 
 
@@ -161,7 +161,7 @@ def _add_slopes(points: list[Result]) -> None:
         here["next_gib"] = {"hit": (there["hit"] - here["hit"]) / gib, "saved_s": saved}
 
 
-def _advice(enough: Result, last: Result, tier: Tier) -> str:
+def _advice(enough: Result, last: Result, tier: SizedTier) -> str:
     if enough is last:
         return (
             f"{tier.value}: the largest size, {format_bytes(last['bytes'])}, is still worth it; "

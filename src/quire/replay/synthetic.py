@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from quire.replay.trace import BLOCK_TOKENS, Heading, Line, Trace, trace_of
+from quire.replay.trace import BLOCK_TOKENS, Trace, TraceHeading, TraceLine, trace_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,5 +51,5 @@ def chats(options: Chats) -> Trace:
         sessions[session] += range(fresh, fresh + num_new)
         fresh += num_new
         ids = list(sessions[session])
-        lines.append(Line(at_s * 1000, len(ids) * BLOCK_TOKENS, 0, ids))
-    return trace_of(f"{options.groups} system prompts", lines, Heading(1, BLOCK_TOKENS))
+        lines.append(TraceLine(at_s * 1000, len(ids) * BLOCK_TOKENS, 0, ids))
+    return trace_of(f"{options.groups} system prompts", lines, TraceHeading(1, BLOCK_TOKENS))

@@ -27,7 +27,7 @@ BLOCK_TOKENS = 512
 """Of a trace that does not say."""
 
 
-class Heading(msgspec.Struct, frozen=True):
+class TraceHeading(msgspec.Struct, frozen=True):
     """The first line of a recorded trace."""
 
     quire_trace: int
@@ -37,7 +37,7 @@ class Heading(msgspec.Struct, frozen=True):
     """Of KV cache; 0: not known."""
 
 
-class Line(msgspec.Struct, frozen=True):
+class TraceLine(msgspec.Struct, frozen=True):
     timestamp: float
     input_length: int
     output_length: int
@@ -103,13 +103,13 @@ class Numbering:
 
 def read_trace(path: Path, *, limit: int | None = None) -> Trace:
     """The first `limit` requests, in the order of their arrival. Raises ConfigError."""
-    heading = Heading(1, BLOCK_TOKENS)
-    lines: list[Line] = []
+    heading = TraceHeading(1, BLOCK_TOKENS)
+    lines: list[TraceLine] = []
     try:
         with path.open("rb") as reading:
             for number, text in enumerate(reading, 1):
                 if number == 1 and b'"quire_trace"' in text:
-                    heading = msgspec.json.decode(text, type=Heading)
+                    heading = msgspec.json.decode(text, type=TraceHeading)
                 elif text.strip():
                     lines.append(_line(text))
     except OSError as error:
@@ -125,7 +125,7 @@ def read_trace(path: Path, *, limit: int | None = None) -> Trace:
     return trace_of(path.name, lines[:limit], heading)
 
 
-def trace_of(name: str, lines: Sequence[Line], heading: Heading) -> Trace:
+def trace_of(name: str, lines: Sequence[TraceLine], heading: TraceHeading) -> Trace:
     """Raises ConfigError."""
     numbering = Numbering()
     rows = []
@@ -138,8 +138,8 @@ def trace_of(name: str, lines: Sequence[Line], heading: Heading) -> Trace:
     return Trace(name, rows, heading.block_tokens, heading.bytes_per_token)
 
 
-def _line(text: bytes) -> Line:
-    line = msgspec.json.decode(text, type=Line)
+def _line(text: bytes) -> TraceLine:
+    line = msgspec.json.decode(text, type=TraceLine)
     if line.timestamp < 0 or line.input_length < 0 or line.output_length < 0:
         raise ValueError("a number is negative")
     return line

@@ -12,10 +12,10 @@ from importlib.metadata import entry_points
 from quire.config import WritePolicy
 from quire.engine.config import MIN_SECRET_CHARS, Role, weak_secret
 from quire.errors import ConfigError, MemoryBudgetError
-from quire.settings.kinds import NONE
 from quire.settings.machine import Machine
 from quire.settings.options import OPTIONS, Settings
 from quire.settings.sources import Loaded
+from quire.settings.values import NONE
 from quire.sizes import format_bytes
 from quire.store.url import GROUP, split_urls
 

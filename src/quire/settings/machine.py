@@ -17,8 +17,8 @@ from quire.engine.config import Role
 from quire.errors import ConfigError
 from quire.memory.sizing import available_memory
 from quire.models import cache_dir
-from quire.settings.kinds import NONE
 from quire.settings.options import Settings
+from quire.settings.values import NONE
 from quire.sizes import format_bytes
 
 MIB, GIB = 1 << 20, 1 << 30

@@ -14,20 +14,20 @@ from quire.config import PrefetchPolicy, WritePolicy
 from quire.engine.config import AttentionKind, ForwardKind, Role
 from quire.engine.draft.kinds import MAX_DRAFT_TOKENS, DraftKind
 from quire.peer.kinds import TransportKind
-from quire.settings.kinds import (
+from quire.settings.values import (
     AUTO,
-    Choice,
-    Drafts,
+    DraftText,
     Integer,
-    Kind,
-    Names,
-    Peers,
+    NameList,
+    OneOf,
+    PeerList,
+    PlainText,
     Seconds,
     Size,
-    Store,
+    StoreText,
     Switch,
-    Text,
     Value,
+    ValueKind,
 )
 from quire.transfer.kinds import MoverKind
 
@@ -39,7 +39,7 @@ class Option:
     """What is known of one option."""
 
     name: str
-    kind: Kind
+    kind: ValueKind
     default: Value
     help: str
     example: str
@@ -68,7 +68,7 @@ class Option:
 
 def _option(
     default: Value,
-    kind: Kind,
+    kind: ValueKind,
     help: str,
     *,
     example: str,
@@ -84,7 +84,7 @@ def _option(
 class Settings:
     model: str | None = _option(
         None,
-        Text("DIR|FILE|ID"),
+        PlainText("DIR|FILE|ID"),
         "The model: a directory as transformers saves it, a GGUF file, or an id on the hub.",
         auto="SmolLM2-135M-Instruct, which comes with Quire",
         example="/models/llama-3.1-8b",
@@ -92,7 +92,7 @@ class Settings:
     )
     device: str | None = _option(
         None,
-        Choice([AUTO, "cpu", "cuda"]),
+        OneOf([AUTO, "cpu", "cuda"]),
         "Where the model runs.",
         auto="cuda if torch can use one, else cpu",
         example="cuda",
@@ -100,7 +100,7 @@ class Settings:
     )
     dtype: str | None = _option(
         None,
-        Choice([AUTO, "float32", "bfloat16", "float16"]),
+        OneOf([AUTO, "float32", "bfloat16", "float16"]),
         "Of weights and KV cache.",
         auto="float32 on a CPU, bfloat16 on CUDA",
         example="bfloat16",
@@ -108,7 +108,7 @@ class Settings:
     )
     forward: ForwardKind = _option(  # noqa: RUF009  # it is a dataclasses.field
         ForwardKind.AUTO,
-        Choice(list(ForwardKind)),
+        OneOf(list(ForwardKind)),
         "What computes the model. dense: Quire's own decoder, for Llama, Mistral, Qwen2, Qwen3 and "
         "Gemma 3. transformers: that library's modules, for all models. auto: dense where it can.",
         example="transformers",
@@ -116,7 +116,7 @@ class Settings:
     )
     attention: AttentionKind = _option(  # noqa: RUF009
         AttentionKind.AUTO,
-        Choice(list(AttentionKind)),
+        OneOf(list(AttentionKind)),
         "What computes attention. triton: Quire's own kernels, for CUDA. torch: that library's, "
         "everywhere. auto: triton where it can.",
         example="torch",
@@ -133,7 +133,7 @@ class Settings:
     )
     copies: MoverKind = _option(  # noqa: RUF009
         MoverKind.AUTO,
-        Choice(list(MoverKind)),
+        OneOf(list(MoverKind)),
         "What moves pages between a CUDA device and the host. rectangles, pieces: the device's "
         "copy engines, page by page or layer by layer; staged: by way of a buffer on the device. "
         "kernel: one of Quire's own. index: torch. "
@@ -169,7 +169,7 @@ class Settings:
     )
     store: str | None = _option(
         None,
-        Store(),
+        StoreText(),
         "Where pages are kept for good and shared with other servers (L3), or none.",
         auto="files in Quire's cache directory, 1/4 of the free disk, at most 10 GiB",
         example="file:///mnt/nvme/quire?max=200GiB",
@@ -177,7 +177,7 @@ class Settings:
     )
     write_policy: WritePolicy = _option(  # noqa: RUF009  # it is a dataclasses.field
         WritePolicy.WRITE_THROUGH,
-        Choice(list(WritePolicy)),
+        OneOf(list(WritePolicy)),
         "When computed pages are copied to host and store: at once, when they have been reused, "
         "or when the device runs short.",
         example="write_back",
@@ -185,7 +185,7 @@ class Settings:
     )
     prefetch_policy: PrefetchPolicy = _option(  # noqa: RUF009
         PrefetchPolicy.TIMEOUT,
-        Choice(list(PrefetchPolicy)),
+        OneOf(list(PrefetchPolicy)),
         "How long a request waits for pages from the store: not at all, until all have arrived, "
         "or for a time that grows with their number.",
         example="wait_complete",
@@ -200,7 +200,7 @@ class Settings:
     )
     host: str = _option(
         "127.0.0.1",
-        Text("ADDRESS"),
+        PlainText("ADDRESS"),
         "Address to listen on; 0.0.0.0 for all of this machine's.",
         example="0.0.0.0",
         flag=True,
@@ -214,14 +214,14 @@ class Settings:
     )
     api_key: str | None = _option(
         None,
-        Text("KEY"),
+        PlainText("KEY"),
         "Clients must send this key. Not set: they need none.",
         example="a long random text",
         secret=True,
     )
     tenant_keys: str | None = _option(
         None,
-        Text("FILE"),
+        PlainText("FILE"),
         "API keys of tenants, a name and a key in each line. What they cache is their own, and "
         "counts for tenant_share and tenant_requests.",
         auto="no tenant has a key",
@@ -229,7 +229,7 @@ class Settings:
     )
     admin_key: str | None = _option(
         None,
-        Text("KEY"),
+        PlainText("KEY"),
         "Needed for the admin API (flush, attach, detach, …), wherever a request comes from. Not "
         "set: one is made at every start and written to admin_key_file.",
         example="another long random text",
@@ -237,14 +237,14 @@ class Settings:
     )
     admin_key_file: str | None = _option(
         None,
-        Text("FILE"),
+        PlainText("FILE"),
         "Where an admin key made at the start is written, for this user alone; removed at the end.",
         auto="admin/PORT in Quire's cache directory",
         example="/run/quire/admin.key",
     )
     served_model_name: tuple[str, ...] | None = _option(
         None,
-        Names(),
+        NameList(),
         "What requests may call the model, instead of its own name; several with commas.",
         auto="the name of its directory or file",
         example="small,default",
@@ -252,7 +252,7 @@ class Settings:
     )
     tool_parser: str = _option(
         AUTO,
-        Text("NAME|auto|none"),
+        PlainText("NAME|auto|none"),
         "How calls are read from answers: functiongemma, gemma4, harmony, hermes, json, llama3, "
         "mistral, mistral-args, qwen-xml, tool_code, or another that is installed. auto: by the "
         "model's template. none: they stay text.",
@@ -261,7 +261,7 @@ class Settings:
     )
     reasoning_parser: str = _option(
         AUTO,
-        Choice([AUTO, "think", "none"]),
+        OneOf([AUTO, "think", "none"]),
         "Whether `<think>…</think>` is told apart from the answer. auto: if the model's template "
         "or vocabulary knows it.",
         example="none",
@@ -269,7 +269,7 @@ class Settings:
     )
     sampling_defaults: str = _option(
         "model",
-        Choice(["model", "openai"]),
+        OneOf(["model", "openai"]),
         "What holds for what a request does not say: the model's generation_config.json, or "
         "OpenAI's temperature 1 and top_p 1.",
         example="openai",
@@ -290,7 +290,7 @@ class Settings:
     )
     otlp: str | None = _option(
         None,
-        Text("URL"),
+        PlainText("URL"),
         "Send a span for every request, answer and hand-over to this OpenTelemetry collector (OTLP "
         "over HTTP).",
         auto="nobody is told",
@@ -299,7 +299,7 @@ class Settings:
     )
     record: str | None = _option(
         None,
-        Text("FILE"),
+        PlainText("FILE"),
         "Record a trace of the requests for `quire replay`: lengths and keyed digests of blocks, "
         "never tokens. A new file.",
         auto="requests are not recorded",
@@ -314,7 +314,7 @@ class Settings:
     )
     speculate: str = _option(
         DraftKind.OFF.value,
-        Drafts(),
+        DraftText(),
         "Propose tokens ahead, so that one step checks several; answers stay the same. ngram: "
         "looked up in the request's own text. eagle: by a draft head made for the model, the one "
         "that comes with it or the one in DIR. eagle-tree, eagle-tree:DIR: with the second best "
@@ -331,7 +331,7 @@ class Settings:
     )
     role: Role = _option(  # noqa: RUF009  # it is a dataclasses.field
         Role.UNIFIED,
-        Choice(list(Role)),
+        OneOf(list(Role)),
         "What this server does of a request: all of it, only computing prompts for decode servers, "
         "or only generating, from prompts that prefill servers computed.",
         example="decode",
@@ -339,7 +339,7 @@ class Settings:
     )
     prefill: tuple[str, ...] = _option(
         (),
-        Peers(),
+        PeerList(),
         "Role decode: page servers of the prefill servers to ask, in this order. A router names "
         "them with each request instead.",
         example="tcp://10.0.0.5:7000,tcp://10.0.0.6:7000",
@@ -347,14 +347,14 @@ class Settings:
     )
     peers: tuple[str, ...] = _option(
         (),
-        Peers(),
+        PeerList(),
         "Page servers of other engines whose cached pages may be used.",
         example="tcp://10.0.0.7:7000",
         flag=True,
     )
     peer_host: str = _option(
         "127.0.0.1",
-        Text("ADDRESS"),
+        PlainText("ADDRESS"),
         "Where the page server listens, which other engines fetch pages from.",
         example="10.0.0.5",
         flag=True,
@@ -371,14 +371,14 @@ class Settings:
     )
     peer_secret: str | None = _option(
         None,
-        Text("KEY"),
+        PlainText("KEY"),
         "Shared by all engines that exchange pages; nobody else is served.",
         example="a third long random text",
         secret=True,
     )
     peer_transport: TransportKind = _option(  # noqa: RUF009
         TransportKind.AUTO,
-        Choice(list(TransportKind)),
+        OneOf(list(TransportKind)),
         "How pages come from other engines: shm through memory shared on one machine, tcp over the "
         "network; auto takes the first where it can be had. nixl: by RDMA or what NIXL finds, "
         "unencrypted, if all have it.",
@@ -413,7 +413,7 @@ class Settings:
     )
     router: str | None = _option(
         None,
-        Text("URL"),
+        PlainText("URL"),
         "Routers that this server comes to by itself, and leaves; several with commas. They know "
         "it by the admin key.",
         auto="routers are told of it",
@@ -422,7 +422,7 @@ class Settings:
     )
     kv_events: str | None = _option(
         None,
-        Text("ADDRESS"),
+        PlainText("ADDRESS"),
         "Publish what the cache holds, in vLLM's format over ZeroMQ, for routers that read it.",
         auto="nothing is published",
         example="tcp://*:5557",
@@ -430,14 +430,14 @@ class Settings:
     )
     kv_events_replay: str | None = _option(
         None,
-        Text("ADDRESS"),
+        PlainText("ADDRESS"),
         "Where those who missed events of kv_events ask for them again.",
         auto="they cannot",
         example="tcp://*:5558",
     )
     kv_events_topic: str = _option(
         "",
-        Text("TOPIC"),
+        PlainText("TOPIC"),
         "What each message of kv_events begins with.",
         example="kv@10.0.0.5@llama",
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from quire.settings.kinds import AUTO
 from quire.settings.options import OPTIONS, Option
 from quire.settings.sources import CACHE_VARIABLE, CONFIG_VARIABLE
+from quire.settings.values import AUTO
 
 _INTRODUCTION = f"""\
 # Configuration

@@ -10,13 +10,13 @@ import difflib
 import enum
 import stat
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from quire.errors import ConfigError
-from quire.settings.kinds import AUTO, Value
 from quire.settings.options import OPTIONS, PREFIX, Option, Settings
+from quire.settings.values import AUTO, Value
 
 CONFIG_VARIABLE = "QUIRE_CONFIG"
 CACHE_VARIABLE = "QUIRE_CACHE_DIR"
@@ -58,8 +58,34 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    value: Value
+    option: Option
+    value: object
+    """Text, or from a file what TOML makes of it."""
     origin: Origin
+
+    @property
+    def name(self) -> str:
+        """For a complaint: what set it, which may name the option itself."""
+        where = self.origin.where
+        return where if where.endswith(self.option.name) else f"{self.option.name}: {where}"
+
+    def read(self) -> Value:
+        option, in_file = self.option, self.origin.source is Source.FILE
+        if self.value == "":
+            leave = "remove the line" if in_file else "do not set it"
+            raise ConfigError(f"{self.name} is empty: give it a value or {leave}")
+        if option.auto is not None and self.value == AUTO:
+            return None
+        try:
+            return option.kind.accept(self.value) if in_file else option.kind.parse(str(self.value))
+        except ConfigError as fix:
+            raise ConfigError(f"{self.name} {self._is_what()}: {fix}") from None
+
+    def _is_what(self) -> str:
+        if self.option.is_secret:
+            return "cannot be used"
+        text = str(self.value)
+        return f"is {text if len(text) <= _LONGEST_SHOWN else f'{text[:_LONGEST_SHOWN]}…'!r}"
 
 
 def load(
@@ -69,23 +95,17 @@ def load(
     QUIRE_CONFIG names it. Raises ConfigError."""
     if config is None and environ.get(CONFIG_VARIABLE):
         config = Path(environ[CONFIG_VARIABLE])
-    given: dict[str, _Given] = {}
-    warnings: list[str] = []
-    if config is not None:
-        given |= _from_file(config)
-        warnings += _exposed_keys(config, given)
-    given |= _from_environment(environ)
-    warnings += _unknown_variables(environ)
-    given |= _from_flags(flags)
-    default = Origin(Source.DEFAULT, "default")
-    return Loaded(
-        Settings(**{name: item.value for name, item in given.items()}),  # type: ignore[arg-type]
-        {name: given[name].origin if name in given else default for name in OPTIONS},
-        tuple(warnings),
-    )
+    in_file = [] if config is None else list(_from_file(config))
+    values: dict[str, Value] = {}
+    origins = dict.fromkeys(OPTIONS, Origin(Source.DEFAULT, "default"))
+    for given in (*in_file, *_from_environment(environ), *_from_flags(flags)):
+        values[given.option.name] = given.read()
+        origins[given.option.name] = given.origin
+    warnings = [*_exposed_keys(config, in_file), *_unknown_variables(environ)]
+    return Loaded(Settings(**values), origins, tuple(warnings))  # type: ignore[arg-type]
 
 
-def _from_file(path: Path) -> dict[str, _Given]:
+def _from_file(path: Path) -> Iterator[_Given]:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -97,7 +117,6 @@ def _from_file(path: Path) -> dict[str, _Given]:
         raise ConfigError(
             f"{path} is not TOML ({error}): write one `option = value` per line"
         ) from error
-    given = {}
     for key, value in content.items():
         if isinstance(value, dict):
             raise ConfigError(
@@ -106,63 +125,22 @@ def _from_file(path: Path) -> dict[str, _Given]:
             )
         if key not in OPTIONS:
             raise ConfigError(f"{path}: {key!r} is not an option: {_nearest(key)}")
-        origin = Origin(Source.FILE, f"{path}: {key}")
-        given[key] = _Given(_read_toml(OPTIONS[key], value, origin), origin)
-    return given
+        yield _Given(OPTIONS[key], value, Origin(Source.FILE, f"{path}: {key}"))
 
 
-def _from_environment(environ: Mapping[str, str]) -> dict[str, _Given]:
-    given = {}
-    for name, option in OPTIONS.items():
-        text = environ.get(option.variable)
-        if text is not None:
+def _from_environment(environ: Mapping[str, str]) -> Iterator[_Given]:
+    for option in OPTIONS.values():
+        if option.variable in environ:
             origin = Origin(Source.ENVIRONMENT, option.variable)
-            given[name] = _Given(_read_text(option, text, origin), origin)
-    return given
+            yield _Given(option, environ[option.variable], origin)
 
 
-def _from_flags(flags: Mapping[str, str | None]) -> dict[str, _Given]:
-    given = {}
+def _from_flags(flags: Mapping[str, str | None]) -> Iterator[_Given]:
     for name, text in flags.items():
-        option = OPTIONS[name]
-        assert option.flag is not None, name
+        flag = OPTIONS[name].flag
+        assert flag is not None, name
         if text is not None:
-            origin = Origin(Source.COMMAND_LINE, option.flag)
-            given[name] = _Given(_read_text(option, text, origin), origin)
-    return given
-
-
-def _read_text(option: Option, text: str, origin: Origin) -> Value:
-    if not text:
-        raise ConfigError(
-            f"{option.name}: {origin.where} is empty: give it a value or do not set it"
-        )
-    if option.auto is not None and text == AUTO:
-        return None
-    try:
-        return option.kind.parse(text)
-    except ConfigError as error:
-        raise _wrong(option, text, origin, error) from None
-
-
-def _read_toml(option: Option, value: object, origin: Origin) -> Value:
-    if isinstance(value, str):
-        if not value:
-            raise ConfigError(f"{origin.where} is empty: give it a value or remove the line")
-        if option.auto is not None and value == AUTO:
-            return None
-    try:
-        return option.kind.accept(value)
-    except ConfigError as error:
-        raise _wrong(option, value, origin, error) from None
-
-
-def _wrong(option: Option, value: object, origin: Origin, fix: ConfigError) -> ConfigError:
-    text = str(value)
-    shown = repr(text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…")
-    name = "" if origin.where.endswith(option.name) else f"{option.name}: "
-    is_what = "cannot be used" if option.is_secret else f"is {shown}"
-    return ConfigError(f"{name}{origin.where} {is_what}: {fix}")
+            yield _Given(OPTIONS[name], text, Origin(Source.COMMAND_LINE, flag))
 
 
 def _nearest(key: str, *, variables: bool = False) -> str:
@@ -181,9 +159,9 @@ def _unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
             yield f"{name} is set and means nothing to Quire: {_nearest(name, variables=True)}"
 
 
-def _exposed_keys(path: Path, given: Mapping[str, _Given]) -> Iterator[str]:
-    keys = [name for name in given if OPTIONS[name].is_secret]
-    if keys and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+def _exposed_keys(path: Path | None, given: Sequence[_Given]) -> Iterator[str]:
+    keys = [item.option.name for item in given if item.option.is_secret]
+    if path is not None and keys and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         yield (
             f"{path} holds {' and '.join(keys)} and can be read by others on this machine: "
             f"chmod 600 {path}"

@@ -19,7 +19,7 @@ from quire.memory.device import DevicePool, word_dtype
 from quire.memory.host import HostPool
 from quire.memory.layout import PageLayout
 from quire.transfer.base import Copy
-from quire.transfer.reference import DirectedEngine, Direction, copy_rows, copy_runs, runs
+from quire.transfer.directed import DirectedEngine, Direction, copy_rows, copy_runs, runs
 from quire.types import PageIds, page_array
 
 _STAGING_BYTES = 1 << 20

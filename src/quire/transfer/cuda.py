@@ -17,10 +17,10 @@ import torch
 from quire.errors import ConfigError
 from quire.memory.device import DevicePool, word_dtype
 from quire.memory.host import HostPool
-from quire.memory.mapped import device_view
+from quire.memory.visible import device_view
 from quire.transfer.base import Copy, CopyState
+from quire.transfer.directed import DirectedEngine, Direction
 from quire.transfer.movers import Ends, Mover, groups
-from quire.transfer.reference import DirectedEngine, Direction
 from quire.types import PageIds, page_array
 
 _BACKUP_BYTES = 32 << 20

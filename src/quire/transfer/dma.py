@@ -24,6 +24,7 @@ import torch
 
 from quire.errors import ConfigError
 from quire.memory.device import DevicePool
+from quire.transfer.directed import Rows, cut_runs, runs
 from quire.transfer.driver import (
     DEVICE,
     HOST,
@@ -37,7 +38,6 @@ from quire.transfer.driver import (
 )
 from quire.transfer.kinds import MoverKind
 from quire.transfer.movers import Ends, Move, Pages
-from quire.transfer.reference import Rows, cut_runs, runs
 
 Numbers = npt.NDArray[np.signedinteger[Any]]
 

@@ -17,8 +17,8 @@ import torch
 
 from quire.memory.device import DevicePool, word_dtype
 from quire.memory.host import plane_words
+from quire.transfer.directed import copy_rows
 from quire.transfer.kinds import MoverKind
-from quire.transfer.reference import copy_rows
 
 Pages = npt.NDArray[np.int32]
 Launch = Callable[[range], None]

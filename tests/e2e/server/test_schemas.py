@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from e2e.server.harness import MODEL, running
-from quire.bench.schemas.cases import follows, random_schema
+from evidence.schemas.cases import follows, random_schema
 
 pytest.importorskip("llguidance")
 

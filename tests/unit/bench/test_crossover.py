@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from quire.bench.gpu.crossover import measure
-from quire.bench.gpu.drive import Drive
-from quire.bench.gpu.model import write_model
+from quire.bench.gpu.driving import Drive
+from quire.bench.gpu.random_model import write_model
 from quire.engine.build import build_engine
 from quire.engine.config import EngineConfig
 from quire.manager import Way

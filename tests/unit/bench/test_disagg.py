@@ -11,10 +11,10 @@ import torch
 import transformers
 from rich.console import Console
 
-from quire.bench.disagg import report, restore, stall, turns
-from quire.bench.disagg.sessions import Plan as Sessions
-from quire.bench.disagg.sessions import sessions
-from quire.bench.disagg.stall import PLAIN, STALLED
+from evidence.disagg import report, restore, stall, turns
+from evidence.disagg.sessions import Plan as Sessions
+from evidence.disagg.sessions import sessions
+from evidence.disagg.stall import PLAIN, STALLED
 from quire.engine.messages import CachedTokens, Output
 from quire.memory.layout import PageLayout
 from quire.store import open_store

@@ -10,9 +10,9 @@ import pytest
 
 from quire.bench.gpu import report, sets
 from quire.bench.gpu import run as bench
-from quire.bench.gpu.floors import Machine, Needs
-from quire.bench.gpu.model import SHAPES, write_model
-from quire.bench.gpu.plan import SMALL, Part, Plan, parse_shapes
+from quire.bench.gpu.floors import MachineSpeed, Needs
+from quire.bench.gpu.plan import SMALL, GpuPart, GpuPlan, parse_shapes
+from quire.bench.gpu.random_model import SHAPES, write_model
 from quire.cli.output import show
 from quire.errors import ConfigError, EngineError
 from unit.cli_support import command
@@ -36,7 +36,7 @@ def test_floors_of_the_real_shape_are_those_counted_by_hand() -> None:
     needs = Needs.of(spec("qwen3-8b"))  # type: ignore[arg-type]
     assert needs.weight_bytes == pytest.approx(2 * (8.19e9 - 0.62e9), rel=0.01)
     assert needs.kv_bytes == 36 * 2 * 8 * 128 * 2
-    machine = Machine("", 4.3e12, 790e12, 55e9)
+    machine = MachineSpeed("", 4.3e12, 790e12, 55e9)
     assert needs.decode_s(machine, 1, 1000) == pytest.approx(3.55e-3, rel=0.02)
     assert needs.decode_s(machine, 64, 3500) == pytest.approx(11.2e-3, rel=0.02)
     assert needs.prompt_ops(32768) == pytest.approx(772e12, rel=0.03)
@@ -107,8 +107,8 @@ def test_it_measures_copies_and_sessions(model, tmp_path, capsys, monkeypatch) -
 
 
 def test_without_time_parts_are_left_out_and_named(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(bench, "_ON_ONE_ENGINE", [(Part.DECODE, lambda rig, drive: [])])
-    plan = Plan(shape="tiny", device="cpu", page_size=16, budget_s=10, **SMALL)
+    monkeypatch.setattr(bench, "_ON_ONE_ENGINE", [(GpuPart.DECODE, lambda rig, drive: [])])
+    plan = GpuPlan(shape="tiny", device="cpu", page_size=16, budget_s=10, **SMALL)
     plan = replace(plan, device_bytes=64 << 20, host_bytes=0)
     times, told = itertools.chain([0.0, 5.0], itertools.repeat(11.0)), []
     result = bench.run(plan, tell=told.append, clock=lambda: next(times))
@@ -151,7 +151,9 @@ def test_a_part_that_fails_says_why_and_the_others_go_on(model, capsys, monkeypa
     def interrupt(rig):
         raise KeyboardInterrupt
 
-    parts = [(part, act if part is not Part.HITS else fail) for part, act in bench._ON_ONE_ENGINE]
+    parts = [
+        (part, act if part is not GpuPart.HITS else fail) for part, act in bench._ON_ONE_ENGINE
+    ]
     monkeypatch.setattr(bench, "_ON_ONE_ENGINE", parts)
     monkeypatch.setattr(sets, "measure", interrupt)
     quire = command(capsys, monkeypatch)

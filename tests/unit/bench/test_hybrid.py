@@ -7,15 +7,15 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from evidence.hybrid import hits as hybrid_hits
+from evidence.hybrid import model as hybrid_model
+from evidence.hybrid import overhead as hybrid_overhead
+from evidence.hybrid import report as hybrid_report
+from evidence.hybrid import run as bench
+from evidence.hybrid.driver import Answer, Driver
+from evidence.hybrid.overhead import WITH, WITHOUT
+from evidence.hybrid.run import Plan
 from hybrid_models import TINY
-from quire.bench.hybrid import hits as hybrid_hits
-from quire.bench.hybrid import model as hybrid_model
-from quire.bench.hybrid import overhead as hybrid_overhead
-from quire.bench.hybrid import report as hybrid_report
-from quire.bench.hybrid import run as bench
-from quire.bench.hybrid.driver import Answer, Driver
-from quire.bench.hybrid.overhead import WITH, WITHOUT
-from quire.bench.hybrid.run import Plan
 from quire.engine.messages import CachedTokens, Finish, Output, Outputs
 from quire.errors import EngineError
 from quire.manager.costs import CostModel, Way

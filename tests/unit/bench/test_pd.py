@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from quire.bench.disagg.turns import Asked
-from quire.bench.pd import bytes as bytes_moved
-from quire.bench.pd import figures, rounds, run
-from quire.bench.pd.fleet import Fleet
-from quire.bench.pd.plan import UNIFIED, Plan, Side
-from quire.cli.bench_pd import _write
+from evidence.disagg.turns import Asked
+from evidence.pd import bytes as bytes_moved
+from evidence.pd import figures, rounds, run
+from evidence.pd.command import _write
+from evidence.pd.fleet import Fleet
+from evidence.pd.plan import UNIFIED, Plan, Side
 from quire.engine.messages import CachedTokens, HandoverStatus, Output
 from quire.errors import ConfigError, EngineError
 from quire.memory.layout import PageLayout

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quire.bench.peers import report
-from quire.bench.peers.run import ALONE, LMCACHE, QUIRE, Plan, run
+from quire.bench.peers.run import ALONE, LMCACHE, QUIRE, PeersPlan, run
 from quire.bench.peers.sessions import read_sessions
 from quire.errors import ConfigError
 
@@ -46,7 +46,7 @@ def engine(folder: Path, *, wrong: bool = False) -> Path:
 
 def test_hits_are_paired_with_what_the_other_side_needed(tmp_path: Path) -> None:
     done: list[int] = []
-    plan = Plan(engine(tmp_path), tmp_path, lengths=(8,), rounds=2)
+    plan = PeersPlan(engine(tmp_path), tmp_path, lengths=(8,), rounds=2)
     result = run(plan, lambda _what, at, _of: done.append(at))
     cases = {case["what"]: case for case in result["cases"]}
     assert cases["again"]["ratio"][ALONE]["ratio"] == 0.5
@@ -63,7 +63,7 @@ def test_hits_are_paired_with_what_the_other_side_needed(tmp_path: Path) -> None
 
 def test_turns_of_sessions_are_grouped_by_what_was_there_before(tmp_path: Path) -> None:
     session = [list(range(length)) for length in (100, 1100, 1200, 2100, 2200)]
-    plan = Plan(engine(tmp_path), tmp_path, (8,), 1, (session,), lmcache=False)
+    plan = PeersPlan(engine(tmp_path), tmp_path, (8,), 1, (session,), lmcache=False)
     result = run(plan, lambda *_: None)
     counts = {
         case["tokens"]: len(case["samples"][QUIRE])
@@ -96,15 +96,15 @@ def test_sessions_grow_turn_by_turn_and_no_two_begin_alike(tmp_path: Path) -> No
 
 
 def test_other_tokens_are_seen(tmp_path: Path) -> None:
-    plan = Plan(engine(tmp_path, wrong=True), tmp_path, lengths=(8,), rounds=1, lmcache=False)
+    plan = PeersPlan(engine(tmp_path, wrong=True), tmp_path, lengths=(8,), rounds=1, lmcache=False)
     assert not run(plan, lambda *_: None)["same_tokens"]
 
 
 def test_an_environment_without_vllm_says_what_it_needs(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be run"):
-        run(Plan(tmp_path / "none", tmp_path, lmcache=False), lambda *_: None)
+        run(PeersPlan(tmp_path / "none", tmp_path, lmcache=False), lambda *_: None)
     ends = tmp_path / "ends"
     ends.write_text(f"#!{sys.executable}\nimport sys; sys.stdin.readline()\n")
     ends.chmod(0o755)
     with pytest.raises(ConfigError, match="vLLM and Quire in one environment"):
-        run(Plan(ends, tmp_path, lmcache=False), lambda *_: None)
+        run(PeersPlan(ends, tmp_path, lmcache=False), lambda *_: None)

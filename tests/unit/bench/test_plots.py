@@ -10,14 +10,14 @@ from quire.errors import ConfigError
 
 
 def made_up(hits: bool = True, speed: float = 1.0) -> dict:
-    from quire.bench.serve.client import Answer, Verdict
+    from quire.bench.serve.chatting import ChatAnswer, Verdict
     from quire.bench.serve.run import Sample
 
     samples = []
     for number in range(1, 6):
         for session in range(4):
             cached = {"device": 100 * (number - 1), "host": 30, "store": 10, "peer": 0}
-            answer = Answer(
+            answer = ChatAnswer(
                 Verdict.GOOD,
                 ttft_s=speed * (0.5 + 0.1 * session),
                 total_s=2.0,

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from quire.bench.schemas import report, valid
-from quire.bench.schemas.cases import follows, random_schema
+from evidence.schemas import report, valid
+from evidence.schemas.cases import follows, random_schema
 from quire.engine.messages import Finish, Output
 from quire.types import RequestId
 

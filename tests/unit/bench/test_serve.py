@@ -8,12 +8,12 @@ import pytest
 from rich.console import Console
 
 from quire.bench.serve import report as serve_report
-from quire.bench.serve.run import Load, Target, run
-from quire.bench.serve.workload import Shape, Workload
+from quire.bench.serve.conversations import ChatWorkload, Shape
+from quire.bench.serve.run import OfferedLoad, ServerTarget, run
 from quire.errors import ConfigError, EngineError
 from unit.bench.fake_server import chunk, event, usage
 
-SMALL = Load(
+SMALL = OfferedLoad(
     shape=Shape(num_sessions=3, num_rounds=4, system_tokens=64, prompt_tokens=32, output_tokens=8),
     concurrency=2,
 )
@@ -29,7 +29,7 @@ def text_of(result) -> str:
 
 def test_sessions_go_on_with_what_was_answered(fake, url):
     seen = []
-    result = run(Target(url), SMALL, lambda done, of: seen.append((done, of)))
+    result = run(ServerTarget(url), SMALL, lambda done, of: seen.append((done, of)))
     assert (result["requests"], result["good"], result["failed"], result["malformed"]) == (
         12,
         12,
@@ -51,7 +51,7 @@ def test_sessions_go_on_with_what_was_answered(fake, url):
 
 
 def test_hits_grow_from_round_to_round(url):
-    result = run(Target(url), SMALL)
+    result = run(ServerTarget(url), SMALL)
     rates = [row["hit"]["all"] for row in result["rounds"]]
     assert rates == sorted(rates)
     assert rates[-1] > 0.6
@@ -62,7 +62,7 @@ def test_hits_grow_from_round_to_round(url):
 
 def test_sessions_take_turns(fake, url):
     """A session waits for the others before its next round: round n ends before n + 2 begins."""
-    run(Target(url), dataclasses.replace(SMALL, concurrency=1))
+    run(ServerTarget(url), dataclasses.replace(SMALL, concurrency=1))
     rounds = [len(request["messages"]) // 2 for request in fake.requests[1:]]
     assert rounds == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
 
@@ -81,13 +81,13 @@ def test_no_more_requests_at_a_time_than_told(fake, url):
         return answer
 
     fake.stream = counting
-    run(Target(url), dataclasses.replace(SMALL, concurrency=2))
+    run(ServerTarget(url), dataclasses.replace(SMALL, concurrency=2))
     assert most <= 2
 
 
 def test_a_server_that_tells_nothing_has_unknown_hits(fake, url):
     fake.tells_tiers = False
-    result = run(Target(url), SMALL)
+    result = run(ServerTarget(url), SMALL)
     assert result["hit"] is None
     assert {row["hit"] for row in result["rounds"]} == {None}
     assert "hit rates are unknown" in text_of(result)
@@ -103,7 +103,7 @@ def test_failures_are_counted_and_the_rest_goes_on(fake, url):
         return fake.answer(body)
 
     fake.stream = moody
-    result = run(Target(url), dataclasses.replace(SMALL, concurrency=1))
+    result = run(ServerTarget(url), dataclasses.replace(SMALL, concurrency=1))
     assert (result["good"], result["failed"], result["malformed"]) == (4, 4, 4)
     assert result["problems"] == {
         "[red]out of pages": 4,
@@ -120,12 +120,12 @@ def test_a_server_that_answers_nothing_is_an_error(fake, url):
         fake.answer(body) if len(fake.requests) == 1 else [event({"error": "no"})]
     )
     with pytest.raises(EngineError, match="none of 12 requests was answered: no"):
-        run(Target(url), SMALL)
+        run(ServerTarget(url), SMALL)
 
 
 def test_rounds_beyond_the_context_are_left_out_and_counted(url):
     shape = Shape(num_sessions=2, num_rounds=30, system_tokens=256, prompt_tokens=512)
-    result = run(Target(url), Load(shape=shape))
+    result = run(ServerTarget(url), OfferedLoad(shape=shape))
     assert result["context"] == 4096
     assert result["failed"] == 0
     assert result["requests"] + result["cut"]["turns"] == 60
@@ -137,7 +137,7 @@ def test_rounds_beyond_the_context_are_left_out_and_counted(url):
 
 
 def test_a_context_can_be_given(url):
-    result = run(Target(url, context=250), SMALL)
+    result = run(ServerTarget(url, context=250), SMALL)
     assert (result["context"], result["cut"]["sessions"]) == (250, 3)
 
 
@@ -149,7 +149,7 @@ def test_recorded_sessions(url, tmp_path):
         lines.append(json.dumps(row) + "\n")
     (tmp_path / "a.jsonl").write_text("".join(lines))
     shape = Shape(num_rounds=9, output_tokens=8)
-    result = run(Target(url), Load(Workload.AGENT, shape, sessions=tmp_path))
+    result = run(ServerTarget(url), OfferedLoad(ChatWorkload.AGENT, shape, sessions=tmp_path))
     assert (result["requests"], result["num_sessions"]) == (4, 1)
     assert result["cut"]["answers"] == 4
     assert result["rounds"][-1]["hit"]["all"] > 0.5
@@ -174,7 +174,9 @@ def test_agents_own_requests_and_what_of_them_was_reused(fake, url, tmp_path):
             )
     path = tmp_path / "own.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    result = run(Target(url), Load(Workload.AGENT, Shape(output_tokens=4), 1, sessions=path))
+    result = run(
+        ServerTarget(url), OfferedLoad(ChatWorkload.AGENT, Shape(output_tokens=4), 1, sessions=path)
+    )
     sent = fake.requests[1:]
     assert sorted(json.dumps(each["tools"]) for each in sent) == sorted(
         json.dumps(row["tools"]) for row in rows
@@ -189,22 +191,22 @@ def test_agents_own_requests_and_what_of_them_was_reused(fake, url, tmp_path):
 
 
 def test_the_key_is_sent(fake, url):
-    run(Target(url + "/v1/", api_key="k"), SMALL)
+    run(ServerTarget(url + "/v1/", api_key="k"), SMALL)
     assert fake.keys == {"Bearer k"}
 
 
 def test_what_cannot_be_asked_is_one_sentence(fake, url):
     with pytest.raises(ConfigError, match="--model 'other' is not served there: use fake"):
-        run(Target(url, model="other"), SMALL)
+        run(ServerTarget(url, model="other"), SMALL)
     with pytest.raises(ConfigError, match="give --sessions, a directory"):
-        run(Target(url), Load(Workload.AGENT))
+        run(ServerTarget(url), OfferedLoad(ChatWorkload.AGENT))
     with pytest.raises(EngineError, match="cannot be reached"):
-        run(Target("http://127.0.0.1:9"), SMALL)
+        run(ServerTarget("http://127.0.0.1:9"), SMALL)
     with pytest.raises(EngineError, match="answers 404"):
-        run(Target(url + "/elsewhere"), SMALL)
+        run(ServerTarget(url + "/elsewhere"), SMALL)
     fake.status_code = 500
     with pytest.raises(EngineError, match="500 too busy"):
-        run(Target(url), SMALL)
+        run(ServerTarget(url), SMALL)
 
 
 def test_prompts_without_usage_are_unknown_not_zero(fake, url):
@@ -214,7 +216,7 @@ def test_prompts_without_usage_are_unknown_not_zero(fake, url):
         return [event(chunk("a", "stop")), event("[DONE]")]
 
     fake.stream = terse
-    result = run(Target(url), SMALL)
+    result = run(ServerTarget(url), SMALL)
     assert result["prompt_tokens"] is None
     assert result["throughput"]["input_tokens_per_s"] is None
     assert "unknown" in text_of(result)

@@ -5,7 +5,7 @@ import asyncio
 import httpx
 import pytest
 
-from quire.bench.serve.client import Verdict, _Received, _take, stream
+from quire.bench.serve.chatting import Verdict, _Received, _take, stream
 from unit.bench.fake_server import chunk, event, usage
 
 BODY = {"model": "fake", "messages": [{"role": "user", "content": "x" * 400}], "max_tokens": 4}

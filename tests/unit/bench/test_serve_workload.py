@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from quire.bench.serve.workload import Shape, agent, mtbench, synthetic
+from quire.bench.serve.conversations import Shape, agent, mtbench, synthetic
 from quire.errors import ConfigError
 
 SHAPE = Shape(num_sessions=3, num_rounds=4, system_tokens=50, prompt_tokens=20, output_tokens=10)

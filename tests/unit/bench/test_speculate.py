@@ -10,7 +10,7 @@ from dense_models import DENSE
 from eagle_models import teacher_of, write_head
 from quire.bench.speculate import report, run
 from quire.bench.speculate.imposed import Imposed
-from quire.bench.speculate.prompts import Workload, read_workload
+from quire.bench.speculate.prompt_lines import PromptSet, read_workload
 from quire.engine.batch import Batch, BatchResult, Segment, SegmentResult
 from quire.engine.messages import SamplingParams
 from quire.engine.sampling import Row, Sampled
@@ -19,9 +19,9 @@ from quire.types import NO_PAGES, RequestId
 from unit.cli_support import command
 
 
-def plan(**given) -> run.Plan:
+def plan(**given) -> run.SpeculatePlan:
     common = {"name": "tiny", "num_tokens": 12, "draft_tokens": 3, "threads": 1}
-    return run.Plan(**common | {"device_bytes": 8 << 20} | given)
+    return run.SpeculatePlan(**common | {"device_bytes": 8 << 20} | given)
 
 
 def test_every_way_answers_alike_and_is_measured(tmp_path) -> None:
@@ -29,7 +29,7 @@ def test_every_way_answers_alike_and_is_measured(tmp_path) -> None:
     head = write_head(teacher_of(model), tmp_path / "head")
     prompts = [np.arange(20, dtype=np.int32) % 5, np.arange(9, dtype=np.int32)]
     ways = ["ngram", f"eagle:{head}"]
-    result = run.run(plan(model=model, ways=ways), [Workload("some", prompts)])
+    result = run.run(plan(model=model, ways=ways), [PromptSet("some", prompts)])
     assert result["ok"]
     (row,) = result["workloads"]
     assert list(row["ways"]) == ["off", *ways]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.bench import doctor, stores
+from quire.bench import anystore, doctor
 from quire.cli.store_measure import machine_of
 from quire.errors import StoreError
 from quire.replay.profile import Profile
@@ -58,7 +58,7 @@ def names_in(url: str) -> list[ObjectName]:
 
 def check_run(url: str) -> None:
     put_one(url)
-    result = stores.run(url, rounds=2, **SMALL)
+    result = anystore.run(url, rounds=2, **SMALL)
     for way in ("write", "read"):
         assert result[way]["store_gb_s"] > 0
         assert result[way]["ratio"] > 0
@@ -98,7 +98,7 @@ def test_a_pool_is_measured_beside_its_client_and_left_as_it_was(tmp_path):
 
 
 def test_a_store_without_a_client_of_its_own_is_measured_alone():
-    result = stores.run("memory://", rounds=1, **SMALL)
+    result = anystore.run("memory://", rounds=1, **SMALL)
     assert "ratio" not in result["read"]
 
 
@@ -112,18 +112,18 @@ def test_a_store_without_a_client_of_its_own_is_measured_alone():
     ],
 )
 def test_it_works_in_a_place_of_its_own(url, start):
-    first, second = stores.own_place(url).text, stores.own_place(url).text
+    first, second = anystore.own_place(url).text, anystore.own_place(url).text
     assert first.startswith(start)
     assert first != second
 
 
 def test_a_wrapper_has_no_such_place():
     with pytest.raises(StoreError, match="measure the store"):
-        stores.own_place("faulty+memory://")
+        anystore.own_place("faulty+memory://")
 
 
 def test_a_store_that_is_too_small_says_so():
-    with stores.measured("memory://", 8192) as bench:
+    with anystore.measured("memory://", 8192) as bench:
         bench._backend.max_bytes = 0
         with pytest.raises(StoreError, match="--total"):
             bench.write(bench.keys(20))

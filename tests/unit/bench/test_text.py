@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.bench.text import Prose
+from quire.bench.prose import Prose
 from quire.errors import ConfigError
 
 

@@ -14,10 +14,10 @@ from quire.bench import report
 from quire.bench.ttft import hits as ttft_hits
 from quire.bench.ttft import overhead as ttft_overhead
 from quire.bench.ttft import report as ttft_report
-from quire.bench.ttft.admin import AdminClient
-from quire.bench.ttft.overhead import WITH, WITHOUT, Side
+from quire.bench.ttft.adminclient import AdminClient
+from quire.bench.ttft.overhead import WITH, WITHOUT, ServerSide
 from quire.bench.ttft.prompts import Prompts
-from quire.bench.ttft.server import ServerProcess
+from quire.bench.ttft.serverprocess import ServerProcess
 from quire.errors import EngineError, ModelError
 from unit.bench.fake_server import Fake, serving
 
@@ -113,8 +113,8 @@ def overhead(on: Fake, off: Fake, prompts=PROMPTS):
             httpx.AsyncClient(base_url=urls[1], verify=False) as second,
         ):
             sides = (
-                Side(WITH, first, AdminClient(first, "k"), "fake", os.getpid()),
-                Side(WITHOUT, second, AdminClient(second, "k"), "fake", os.getpid()),
+                ServerSide(WITH, first, AdminClient(first, "k"), "fake", os.getpid()),
+                ServerSide(WITHOUT, second, AdminClient(second, "k"), "fake", os.getpid()),
             )
             return await ttft_overhead.measure(sides, prompts, 4, lambda done: None)
 

@@ -6,9 +6,9 @@ from types import ModuleType
 import pytest
 import torch
 
-from quire.engine.attention import installed, parts
+from quire.engine.attention import installed, prefixed
 from quire.engine.attention.base import Heads
-from quire.engine.attention.parts import Parts, by_definition
+from quire.engine.attention.prefixed import AttentionWays, by_definition
 
 CPU, FP32, DIM = torch.device("cpu"), torch.float32, 16
 
@@ -90,14 +90,14 @@ def test_it_is_used_where_it_is_faster(better_for):
         used.append(heads.query.shape[1])
         return by_definition(heads, is_causal, scaling)
 
-    ways = Parts(CPU, FP32)
+    ways = AttentionWays(CPU, FP32)
     ways._fast = [by_definition]
     ways.consider(way, lambda it, count: 1.0 if (it is way) != (count in better_for) else 0.5)
     for count in (512, 2048):
         keys = torch.randn(1, count, 4)
         ways(Heads(torch.randn(1, count, 4), keys, keys), True, 0.5)
     assert set(used) == better_for
-    assert parts._MIN_PIECE == 2048
+    assert prefixed._MIN_PIECE == 2048
 
 
 def test_what_fails_later_is_given_up_for_good(install):
@@ -111,7 +111,7 @@ def test_what_fails_later_is_given_up_for_good(install):
 
     install("flash_attn", fails_after_the_check)
     (way,) = installed.installed_ways(CPU, FP32, DIM)
-    ways = Parts(CPU, FP32)
+    ways = AttentionWays(CPU, FP32)
     ways.consider(way, lambda it, count: 0.0 if it is way else 1.0)
     heads = Heads(*(torch.randn(1, 3, DIM) for _ in range(3)))
     for _ in range(2):

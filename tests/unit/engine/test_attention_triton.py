@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 
 from attention_cases import Sequences, sequences
 from kernel_cases import interpreted
-from quire.engine.attention import parts
+from quire.engine.attention import prefixed
 from quire.engine.attention.base import Heads
-from quire.engine.attention.parts import Parts, by_definition
+from quire.engine.attention.prefixed import AttentionWays, by_definition
 
 
 def cut_into(length: int, smallest: int) -> list[int]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "_MIN_PIECE", smallest)
-        return list(Parts(torch.device("cuda"), torch.bfloat16).cut(length))
+        patch.setattr(prefixed, "_MIN_PIECE", smallest)
+        return list(AttentionWays(torch.device("cuda"), torch.bfloat16).cut(length))
 
 
 def test_lengths_are_cut_into_few_different_ones_and_a_rest():
@@ -32,7 +32,7 @@ def test_what_a_way_refuses_is_done_by_the_next_and_not_tried_again():
         tried.append(1)
         raise RuntimeError("not today")
 
-    ways = Parts(torch.device("cpu"), torch.float32)
+    ways = AttentionWays(torch.device("cpu"), torch.float32)
     ways._fast, ways._others = [refuses], [by_definition]
     query, key = torch.randn(2, 2048, 4), torch.randn(1, 2048, 4)
     for _ in range(2):
@@ -48,7 +48,7 @@ def test_what_a_way_refuses_is_done_by_the_next_and_not_tried_again():
 @pytest.fixture(autouse=True)
 def few_scores(monkeypatch):
     """By the definition, but in many blocks of queries."""
-    monkeypatch.setattr(parts, "_MAX_SCORES", 100)
+    monkeypatch.setattr(prefixed, "_MAX_SCORES", 100)
 
 
 class TestInterpreted:
@@ -100,6 +100,6 @@ class TestInterpreted:
             return found
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(parts, "_MIN_PIECE", 2)
+            patch.setattr(prefixed, "_MIN_PIECE", 2)
             patch.setattr(triton, "_SHORT", 1)
             Sequences(shapes, seed, 0, sinks, backend=backend).check()

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from engine_support import PAGE, VOCABULARY, TinyEngine, oracle
-from quire.bench.schemas.cases import follows, random_schema
-from quire.engine.grammar import Grammars, Stage
+from evidence.schemas.cases import follows, random_schema
+from quire.engine.grammar import CompileStage, Grammars
 from quire.engine.grammar.compiling import GrammarError, Words
 from quire.engine.messages import Finish
 from quire.server.grammars import json_rule
@@ -69,9 +69,9 @@ OBJECT = {
 
 def held(grammar: str, stop_ids=(END,)):
     compiled = Grammars(words).ask(grammar)
-    while compiled.stage is Stage.PENDING:
+    while compiled.stage is CompileStage.PENDING:
         time.sleep(0.001)
-    assert compiled.stage is Stage.READY, compiled.error
+    assert compiled.stage is CompileStage.READY, compiled.error
     return compiled.begin(stop_ids)
 
 
@@ -150,12 +150,12 @@ def test_asking_never_waits_and_the_vocabulary_is_read_once():
 
     grammars = Grammars(slow)
     asked = [grammars.ask(f'start: "{char}"\n') for char in "abcab"]
-    assert {each.stage for each in asked} == {Stage.PENDING}
+    assert {each.stage for each in asked} == {CompileStage.PENDING}
     assert asked[0] is asked[3]
     gate.set()
-    while any(each.stage is Stage.PENDING for each in asked):
+    while any(each.stage is CompileStage.PENDING for each in asked):
         time.sleep(0.001)
-    assert {each.stage for each in asked} == {Stage.READY}
+    assert {each.stage for each in asked} == {CompileStage.READY}
     assert len(reads) == 1
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from quire.engine.config import EngineConfig
 from quire.engine.layouts import layouts
+from quire.engine.lengths import DEFAULT_TOKENS, Usage
 from quire.engine.pools import chunk_limit, components, plan_pools, running_limit
-from quire.engine.usage import DEFAULT_TOKENS, Usage
 from quire.errors import MemoryBudgetError
 from quire.models import ModelShape, describe
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.engine.messages import SamplingParams
-from quire.engine.sampling import Row, Sampled, host, needs_history, sample, uniform
+from quire.engine.sampling import Row, Sampled, needs_history, on_host, sample, uniform
 from sampling_cases import check_held_rows
 
 DRAWS = 4000
@@ -247,8 +247,8 @@ def test_an_accelerator_finds_the_same_heads_as_the_host(dtype, size):
     logits[1, :] = 0
     logits[2, :1500] = -math.inf
     temperatures = [1.0, 0.5, 2.0, 0.1]
-    there = host._heads_on_device(logits, temperatures, size)
-    here = host._heads(logits, range(4), temperatures, size)
+    there = on_host._heads_on_device(logits, temperatures, size)
+    here = on_host._heads(logits, range(4), temperatures, size)
     for one, other in zip(there, here, strict=True):
         assert one.complete == other.complete
         assert one.ids.tolist() == other.ids.tolist()
@@ -261,7 +261,7 @@ def test_the_order_is_that_of_a_stable_sort():
     values = rng.normal(0, 2, 5000).round(1).astype(np.float32)
     values[:6] = [-math.inf, 0.0, -0.0, 3e38, -3e38, 1e-40]
     expected = np.lexsort((np.arange(5000), -values))
-    assert host._by_falling_value(values).tolist() == expected.tolist()
+    assert on_host._by_falling_value(values).tolist() == expected.tolist()
 
 
 # ---- the draw ------------------------------------------------------------------------------------
@@ -334,7 +334,7 @@ def test_a_token_does_not_depend_on_the_device(dtype):
 def test_each_token_has_the_interval_from_its_lower_end_on(monkeypatch):
     logits = [0.0] * 4 + [-math.inf] * 3
     for u, token in [(0.0, 0), (0.24, 0), (0.25, 1), (0.5, 2), (0.75, 3), (1 - 2.0**-53, 3)]:
-        monkeypatch.setattr(host, "uniform", lambda seed, position, u=u: u)
+        monkeypatch.setattr(on_host, "uniform", lambda seed, position, u=u: u)
         assert draw(logits) == token
 
 

@@ -7,7 +7,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from quire.errors import ModelError
 from quire.models import resolve
-from quire.models.hub import is_hub_id
+from quire.models.download import is_hub_id
 
 
 @pytest.fixture

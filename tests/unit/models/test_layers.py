@@ -49,7 +49,7 @@ def test_each_part_of_a_state_begins_and_ends_on_sixteen_bytes():
 
 @pytest.mark.parametrize(("name", "mib"), [("Qwen3Next", 73.7), ("NemotronH", 97.4)])
 def test_states_of_real_models_are_as_large_as_is_known(name, mib, tmp_path):
-    from quire.models.recurrent import state_shape
+    from quire.models.recurrence import state_shape
 
     options = {"hybrid_override_pattern": "M" * 24 + "*"} if name == "NemotronH" else {}
     config = getattr(transformers, f"{name}Config")(**options)

@@ -1,10 +1,10 @@
 """The benchmark of pages between engines runs, and gives a ratio for each way."""
 
-from quire.bench import peer
+import transports
 
 
 def test_it_compares_with_a_plain_socket_and_a_plain_copy():
-    result = peer.run(total_bytes=2 << 20, rounds=1)
+    result = transports.run(total_bytes=2 << 20, rounds=1)
     assert result.keys() == {"2 MiB", "360 KiB"}
     for found in result.values():
         ratios = found["ratio_to_plain"]

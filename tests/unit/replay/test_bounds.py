@@ -10,12 +10,12 @@ from quire.replay.bounds import Belady, IdealLru, Room, hits_of
 from quire.replay.occupancy import Occupancy
 from quire.replay.run import ReplayOptions
 from quire.replay.synthetic import Chats, chats
-from quire.replay.trace import Heading, Line, Trace, trace_of
+from quire.replay.trace import Trace, TraceHeading, TraceLine, trace_of
 
 
 def trace(*prompts: list[int]) -> Trace:
-    lines = [Line(1000.0 * i, 512 * len(ids), 0, ids) for i, ids in enumerate(prompts)]
-    return trace_of("test", lines, Heading(1, 512))
+    lines = [TraceLine(1000.0 * i, 512 * len(ids), 0, ids) for i, ids in enumerate(prompts)]
+    return trace_of("test", lines, TraceHeading(1, 512))
 
 
 def always(num_pages: int) -> Room:
@@ -47,7 +47,9 @@ def test_answers_are_held_though_nobody_asked_for_them():
 
 
 def _answered() -> Trace:
-    return trace_of("t", [Line(0, 512, 512, [1], [2]), Line(1, 1024, 0, [1, 2])], Heading(1, 512))
+    return trace_of(
+        "t", [TraceLine(0, 512, 512, [1], [2]), TraceLine(1, 1024, 0, [1, 2])], TraceHeading(1, 512)
+    )
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -13,7 +13,7 @@ from quire.config import WritePolicy
 from quire.replay.bounds import IdealLru, hits_of
 from quire.replay.occupancy import Occupancy
 from quire.replay.run import ReplayOptions, replay
-from quire.replay.trace import BLOCK_TOKENS, Heading, Line, Trace, trace_of
+from quire.replay.trace import BLOCK_TOKENS, Trace, TraceHeading, TraceLine, trace_of
 
 DEVICE = 1500
 SYSTEM = [0, 1]
@@ -32,8 +32,8 @@ def talks(seed: int, *, requests: int = 2500, active: int = 200) -> Trace:
         prompts[talk] = [*prompts[talk], *range(fresh, fresh + num_new)]
         ids = [*prompts[talk], fresh + num_new]  # its last page is of this turn only
         fresh += num_new + 1
-        lines.append(Line(1000.0 * number, len(ids) * BLOCK_TOKENS, 0, ids))
-    return trace_of("talks", lines, Heading(1, BLOCK_TOKENS))
+        lines.append(TraceLine(1000.0 * number, len(ids) * BLOCK_TOKENS, 0, ids))
+    return trace_of("talks", lines, TraceHeading(1, BLOCK_TOKENS))
 
 
 TALKS = talks(seed=1)

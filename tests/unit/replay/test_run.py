@@ -7,9 +7,9 @@ import pytest
 from quire.config import WritePolicy
 from quire.replay.bounds import IdealLru, hits_of
 from quire.replay.occupancy import Occupancy
-from quire.replay.run import Found, ReplayOptions, replay
+from quire.replay.run import Replayed, ReplayOptions, replay
 from quire.replay.synthetic import Chats, chats
-from quire.replay.trace import Heading, Line, trace_of
+from quire.replay.trace import TraceHeading, TraceLine, trace_of
 
 POLICIES = list(WritePolicy)
 ROOMY = ReplayOptions(device_pages=100, host_pages=100)
@@ -17,28 +17,28 @@ ROOMY = ReplayOptions(device_pages=100, host_pages=100)
 
 def trace(*prompts: list[int], answers: dict[int, list[int]] | None = None):
     lines = [
-        Line(1000.0 * i, 512 * len(ids), 0, ids, (answers or {}).get(i, []))
+        TraceLine(1000.0 * i, 512 * len(ids), 0, ids, (answers or {}).get(i, []))
         for i, ids in enumerate(prompts)
     ]
-    return trace_of("test", lines, Heading(1, 512))
+    return trace_of("test", lines, TraceHeading(1, 512))
 
 
-def found(requests, options: ReplayOptions) -> list[Found]:
+def found(requests, options: ReplayOptions) -> list[Replayed]:
     return replay(requests, options).found
 
 
 def test_what_was_asked_before_is_found_on_the_device():
     assert found(trace([1, 2, 3], [1, 2, 3, 4], [9], [1, 2]), ROOMY) == [
-        Found(0, 0, 0),
-        Found(3, 0, 0),
-        Found(0, 0, 0),
-        Found(2, 0, 0),
+        Replayed(0, 0, 0),
+        Replayed(3, 0, 0),
+        Replayed(0, 0, 0),
+        Replayed(2, 0, 0),
     ]
 
 
 def test_what_an_answer_added_is_found_by_the_next_turn():
     turns = trace([1, 2], [1, 2, 7, 8], answers={0: [7]})
-    assert found(turns, ROOMY)[1] == Found(3, 0, 0)
+    assert found(turns, ROOMY)[1] == Replayed(3, 0, 0)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -67,7 +67,7 @@ def test_a_store_keeps_within_its_budget_the_beginnings_of_prompts():
 def test_a_hit_nearly_as_large_as_the_host_is_found_whole():
     long, others = [*range(60)], [[100 + 20 * i + j for j in range(20)] for i in range(10)]
     options = ReplayOptions(device_pages=80, host_pages=64, store_pages=1000)
-    assert found(trace(long, *others, long), options)[-1] == Found(0, 0, 60)
+    assert found(trace(long, *others, long), options)[-1] == Replayed(0, 0, 60)
 
 
 def test_requests_that_do_not_fit_beside_what_is_in_use_are_counted():

@@ -10,7 +10,7 @@ from quire.errors import ConfigError
 from quire.replay import plot, report
 from quire.replay.profile import Profile
 from quire.replay.run import ReplayOptions
-from quire.replay.sweep import Tier, sweep
+from quire.replay.sweep import SizedTier, sweep
 from quire.replay.synthetic import Chats, chats
 
 PAGE_BYTES = 64 << 20
@@ -37,7 +37,7 @@ def trace():
 @pytest.fixture(scope="module")
 def result(trace):
     sizes = (50, 200, 800, 1600)
-    return sweep(trace, BASE, sizes, tier=Tier.HOST, page_bytes=PAGE_BYTES, profile=PROFILE)
+    return sweep(trace, BASE, sizes, tier=SizedTier.HOST, page_bytes=PAGE_BYTES, profile=PROFILE)
 
 
 def shown(result) -> str:
@@ -79,13 +79,13 @@ def test_enough_is_the_smallest_size_that_finds_nearly_all(result):
 
 
 def test_without_a_profile_no_time_is_made_up(trace, tmp_path):
-    found = sweep(trace, BASE, (50, 100), tier=Tier.HOST, page_bytes=PAGE_BYTES, profile=None)
+    found = sweep(trace, BASE, (50, 100), tier=SizedTier.HOST, page_bytes=PAGE_BYTES, profile=None)
     assert "TTFT" not in shown(found)
     assert "quire profile" in shown(found)
     plot.write(found, tmp_path / "p.png")
 
 
-@pytest.mark.parametrize("tier", list(Tier))
+@pytest.mark.parametrize("tier", list(SizedTier))
 def test_any_tier_may_be_varied(trace, tier):
     base = ReplayOptions(device_pages=100, host_pages=50, store_pages=50)
     found = sweep(trace, base, (60, 400), tier=tier, page_bytes=PAGE_BYTES, profile=None)
@@ -96,7 +96,7 @@ def test_any_tier_may_be_varied(trace, tier):
 
 def test_a_device_smaller_than_a_request_is_one_sentence(trace):
     with pytest.raises(ConfigError, match="the longest request needs"):
-        sweep(trace, BASE, (5,), tier=Tier.DEVICE, page_bytes=PAGE_BYTES, profile=None)
+        sweep(trace, BASE, (5,), tier=SizedTier.DEVICE, page_bytes=PAGE_BYTES, profile=None)
 
 
 def test_it_can_be_drawn(result, tmp_path):

@@ -26,7 +26,7 @@ from quire.engine.config import EngineConfig
 from quire.engine.messages import (
     CachedTokens,
     CacheWish,
-    Ended,
+    CountedTime,
     EngineInfo,
     EngineStatus,
     Finish,
@@ -147,7 +147,7 @@ def status(**changes: Any) -> EngineStatus:
         "waiting_tokens": 64,
         "operations": {"load": 1},
         "waiting_writes": 0,
-        "ended": {"load": Ended(3, 0.25)},
+        "ended": {"load": CountedTime(3, 0.25)},
         "leases": 4,
         "counters": {"loaded_pages": 5, "committed_pages": 7},
         "seconds": {"model": 1.5},

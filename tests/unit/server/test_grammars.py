@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from quire.engine.grammar import Grammars, Stage
+from quire.engine.grammar import CompileStage, Grammars
 from quire.engine.grammar.compiling import Words
 from quire.engine.messages import Finish
 from quire.server.grammars import MAX_SCHEMA_CHARS, hold
@@ -62,9 +62,9 @@ class Model:
             return Words(tokenizer, size, tokenizer.eos_tokens)
 
         compiled = Grammars(words).ask(grammar)
-        while compiled.stage is Stage.PENDING:
+        while compiled.stage is CompileStage.PENDING:
             time.sleep(0.001)
-        assert compiled.stage is Stage.READY, compiled.error
+        assert compiled.stage is CompileStage.READY, compiled.error
         place = compiled.begin([self.eos])
         written = [*backend.encode(text, add_special_tokens=False).ids, self.eos]
         return all(place.advance(token) for token in written)

@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from quire.engine.messages import DraftStatus, Ended, GetStatus, HandoverStatus
+from quire.engine.messages import CountedTime, DraftStatus, GetStatus, HandoverStatus
 from quire.server.guards import endpoint_of
 from quire.server.metrics import METRICS, Kind, Metrics, reference
 from unit.server.scripted import Rig, ScriptedEngine, status
@@ -26,8 +26,8 @@ HANDOVER = HandoverStatus(
     sent_bytes=3,
     received_pages=4,
     received_bytes=5,
-    transfers=Ended(6, 0.5),
-    restores={"ready": Ended(7, 1.5)},
+    transfers=CountedTime(6, 0.5),
+    restores={"ready": CountedTime(7, 1.5)},
     promised_pages=8,
     restored_pages=9,
     repairs={"evicted": 10},

@@ -11,7 +11,7 @@ from quire.memory.device import DevicePool
 from quire.memory.host import HostPool
 from quire.memory.layout import PageLayout
 from quire.transfer.cpu import CpuCopyEngine
-from quire.transfer.reference import Rows, runs
+from quire.transfer.directed import Rows, runs
 from quire.types import page_ids
 
 NUM_PAGES = 40

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from quire.bench.gpu.plan import Part
+from quire.bench.gpu.plan import GpuPart
 from quire.bench.gpu.sets import later
 
 Result = dict[str, Any]
@@ -43,14 +43,14 @@ class Figure:
 
 def judge(result: Result) -> list[Result]:
     """Of the parts that were measured."""
-    parts: dict[Part, Callable[[Any], Iterator[Figure]]] = {
-        Part.DECODE: _decode,
-        Part.PREFILL: _prompts,
-        Part.MIXED: _mixed,
-        Part.COPIES: _copies,
-        Part.HITS: _hits,
-        Part.CROSSOVER: _crossover,
-        Part.SETS: _sets,
+    parts: dict[GpuPart, Callable[[Any], Iterator[Figure]]] = {
+        GpuPart.DECODE: _decode,
+        GpuPart.PREFILL: _prompts,
+        GpuPart.MIXED: _mixed,
+        GpuPart.COPIES: _copies,
+        GpuPart.HITS: _hits,
+        GpuPart.CROSSOVER: _crossover,
+        GpuPart.SETS: _sets,
     }
     found = [(part, figures) for part, figures in parts.items() if part.value in result]
     return [figure.judged() for part, figures in found for figure in figures(result[part.value])]
@@ -60,9 +60,9 @@ def _decode(rows: list[Result]) -> Iterator[Figure]:
     for row in rows:
         where = f"{row['batch']} × {row['context']:,}"
         least = 0.75 if row["batch"] >= _MANY else 0.7
-        yield Figure(Part.DECODE, f"{where}: of the floor", least, row["share_of_floor"], True)
+        yield Figure(GpuPart.DECODE, f"{where}: of the floor", least, row["share_of_floor"], True)
         drawn = row["drawn_ms"] / row["greedy_ms"]
-        yield Figure(Part.DECODE, f"{where}: drawn ÷ greedy", 1.08, drawn, False, "×")
+        yield Figure(GpuPart.DECODE, f"{where}: drawn ÷ greedy", 1.08, drawn, False, "×")
 
 
 def _prompts(rows: list[Result]) -> Iterator[Figure]:
@@ -70,48 +70,48 @@ def _prompts(rows: list[Result]) -> Iterator[Figure]:
         where = f"{row['tokens']:,} by {row['chunk']:,}"
         limit_s = _PROMPTS_S.get((row["tokens"], row["chunk"]))
         if limit_s is not None:
-            yield Figure(Part.PREFILL, where, limit_s, row["ms"] / 1e3, False, "s")
+            yield Figure(GpuPart.PREFILL, where, limit_s, row["ms"] / 1e3, False, "s")
         elif row["tokens"] <= row["chunk"]:
             name = f"{where}: of the floor"
-            yield Figure(Part.PREFILL, name, 0.7, row["share_of_floor"], True)
+            yield Figure(GpuPart.PREFILL, name, 0.7, row["share_of_floor"], True)
 
 
 def _mixed(rows: list[Result]) -> Iterator[Figure]:
     for row in rows:
         name = f"{row['tokens']:,} by {row['chunk']:,} beside {row['batch']}: ÷ its own time"
-        yield Figure(Part.MIXED, name, 1.0, row["times_own"], False, "×")
+        yield Figure(GpuPart.MIXED, name, 1.0, row["times_own"], False, "×")
 
 
 def _copies(found: Result) -> Iterator[Figure]:
     for row in found["link"]:
         name = f"{row['way']}, pages of {row['page_size']}, {row['order']}: of plain"
         least = 0.85 if row["way"] == "both" else 0.92
-        yield Figure(Part.COPIES, name, least, row["share"], True)
+        yield Figure(GpuPart.COPIES, name, least, row["share"], True)
     for row in found["beside"]:
         for way in ("load", "backup", "both"):
             name = f"{row['batch']} × {row['context']:,} beside {way}: slower"
-            yield Figure(Part.COPIES, name, 0.05, row[f"{way}_slower"], False)
+            yield Figure(GpuPart.COPIES, name, 0.05, row[f"{way}_slower"], False)
     for row in found["fresh"]:
         name = f"nothing reused, {row['tiers']}: of throughput without"
-        yield Figure(Part.COPIES, name, 0.99, row["share"], True)
+        yield Figure(GpuPart.COPIES, name, 0.99, row["share"], True)
 
 
 def _hits(rows: list[Result]) -> Iterator[Figure]:
     for row in rows:
         where = f"{row['tokens']:,}"
-        yield Figure(Part.HITS, f"{where} on the device", 15.0, row["device_ms"], False, "ms")
+        yield Figure(GpuPart.HITS, f"{where} on the device", 15.0, row["device_ms"], False, "ms")
         name = f"{where} on the device and {row['more_tokens']} more"
-        yield Figure(Part.HITS, name, 15.0, row["more_ms"], False, "ms")
+        yield Figure(GpuPart.HITS, name, 15.0, row["more_ms"], False, "ms")
         if row["tokens"] == _LONG_TOKENS and "host_ms" in row:
             times = row["host_ms"] / row["floor_ms"]
-            yield Figure(Part.HITS, f"{where} on the host: ÷ floor", 1.25, times, False, "×")
+            yield Figure(GpuPart.HITS, f"{where} on the host: ÷ floor", 1.25, times, False, "×")
             gain = row["computed_ms"] / row["host_ms"]
-            yield Figure(Part.HITS, f"{where} on the host: computed ÷ it", 10.0, gain, True, "×")
+            yield Figure(GpuPart.HITS, f"{where} on the host: computed ÷ it", 10.0, gain, True, "×")
 
 
 def _crossover(found: Result) -> Iterator[Figure]:
-    yield Figure(Part.CROSSOVER, "the choice was right", 0.95, found["right_share"], True)
-    yield Figure(Part.CROSSOVER, "the better way ÷ both", 1.3, found["best_gain"], True, "×")
+    yield Figure(GpuPart.CROSSOVER, "the choice was right", 0.95, found["right_share"], True)
+    yield Figure(GpuPart.CROSSOVER, "the better way ÷ both", 1.3, found["best_gain"], True, "×")
 
 
 def _sets(rows: list[Result]) -> Iterator[Figure]:
@@ -125,9 +125,9 @@ def _sets(rows: list[Result]) -> Iterator[Figure]:
         gain = later(row, "requests_s") / later(base, "requests_s")
         where = f"{row['times_device']:.1f} × the device, {row['tiers']}"
         if gain >= 6 or gain / 6 > 0.2 / first:
-            yield Figure(Part.SETS, f"{where}: throughput", 6.0, gain, True, "×")
+            yield Figure(GpuPart.SETS, f"{where}: throughput", 6.0, gain, True, "×")
         else:
-            yield Figure(Part.SETS, f"{where}: first token", 0.2, first, False)
+            yield Figure(GpuPart.SETS, f"{where}: first token", 0.2, first, False)
 
 
 def _holds_all(row: Result) -> bool:

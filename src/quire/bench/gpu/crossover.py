@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire.bench.gpu.drive import Drive, Tokens
+from quire.bench.gpu.driving import Drive, Tokens
 from quire.manager import Way
 from quire.types import Tier
 

@@ -24,7 +24,7 @@ _REPEATS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MachineSpeed:
     """As measured."""
 
     name: str
@@ -64,7 +64,7 @@ class Needs:
             attention_ops=4 * spec.num_layers * spec.num_q_heads * dim,
         )
 
-    def decode_s(self, machine: Machine, batch: int, context: int) -> float:
+    def decode_s(self, machine: MachineSpeed, batch: int, context: int) -> float:
         return (self.weight_bytes + batch * context * self.kv_bytes) / machine.memory_bytes_s
 
     def prompt_ops(self, tokens: int, cached: int = 0) -> int:
@@ -72,7 +72,7 @@ class Needs:
         return tokens * self.matrix_ops + pairs * self.attention_ops + self.head_ops
 
 
-def measure(device: torch.device) -> Machine:
+def measure(device: torch.device) -> MachineSpeed:
     kind = device.type
     name = torch.cuda.get_device_name(device) if kind == "cuda" else "cpu"
     source = torch.empty(_COPY_BYTES[kind] // 2, dtype=torch.bfloat16, device=device)
@@ -86,7 +86,7 @@ def measure(device: torch.device) -> Machine:
     host = torch.empty(_LINK_BYTES[kind], dtype=torch.uint8, pin_memory=kind == "cuda")
     there = torch.empty_like(host, device=device)
     link = host.nbytes / _seconds(lambda: there.copy_(host, non_blocking=True), device)
-    return Machine(name, copied, matmul, link)
+    return MachineSpeed(name, copied, matmul, link)
 
 
 def _seconds(act: Callable[[], object], device: torch.device) -> float:

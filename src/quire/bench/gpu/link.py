@@ -29,17 +29,17 @@ _IN_FLIGHT = 2
 """Copies of a direction, when the link is to be full."""
 
 
-class Way(enum.Enum):
+class CopyWay(enum.Enum):
     LOAD = "load"
     BACKUP = "backup"
 
 
-class Order(enum.Enum):
+class PageOrder(enum.Enum):
     ORDERED = "ordered"
     SCATTERED = "scattered"
 
 
-BOTH = (Way.LOAD, Way.BACKUP)
+BOTH = (CopyWay.LOAD, CopyWay.BACKUP)
 
 
 class Link:
@@ -61,14 +61,14 @@ class Link:
         self._pages = {
             (way, order): tuple(self._some(order, half, chance) for _ in range(2))
             for half, way in enumerate(BOTH)
-            for order in Order
+            for order in PageOrder
         }
 
     def close(self) -> None:
         self._engine.close()
         self._host.close()
 
-    def shares(self, ways: Sequence[Way], order: Order) -> tuple[float, float]:
+    def shares(self, ways: Sequence[CopyWay], order: PageOrder) -> tuple[float, float]:
         """Bytes a second of ours and of plain copies, all `ways` at once; taken in turn."""
         ours, plain = [], []
         for _ in range(_REPEATS + 1):
@@ -77,16 +77,16 @@ class Link:
         return statistics.median(ours[1:]), statistics.median(plain[1:])  # warm
 
     @contextlib.contextmanager
-    def saturated(self, ways: Sequence[Way]) -> Iterator[Callable[[], float]]:
+    def saturated(self, ways: Sequence[CopyWay]) -> Iterator[Callable[[], float]]:
         """Copies, scattered, one behind the other, as long as this lasts. What comes says how many
         bytes a second went over the link until now."""
         over = threading.Event()
         moved = dict.fromkeys(ways, 0)
 
-        def keep(way: Way) -> None:
+        def keep(way: CopyWay) -> None:
             copies: deque[Copy] = deque()
             while not over.is_set():
-                copies.append(self._start(way, Order.SCATTERED))
+                copies.append(self._start(way, PageOrder.SCATTERED))
                 if len(copies) > _IN_FLIGHT:
                     copies.popleft().wait()
                     moved[way] += self.size_bytes
@@ -104,33 +104,33 @@ class Link:
             for thread in threads:
                 thread.join()
 
-    def _some(self, order: Order, half: int, chance: np.random.Generator) -> PageIds:
+    def _some(self, order: PageOrder, half: int, chance: np.random.Generator) -> PageIds:
         pages = np.arange(self._count)
-        if order is Order.SCATTERED:
+        if order is PageOrder.SCATTERED:
             pages = chance.permutation(self._count)
         return page_ids((pages + half * self._count).astype(np.int32))
 
-    def _start(self, way: Way, order: Order) -> Copy:
+    def _start(self, way: CopyWay, order: PageOrder) -> Copy:
         device, host = self._pages[way, order]
-        if way is Way.LOAD:
+        if way is CopyWay.LOAD:
             return self._engine.load(host, device)
         return self._engine.backup(device, host)
 
-    def _ours(self, ways: Sequence[Way], order: Order) -> None:
+    def _ours(self, ways: Sequence[CopyWay], order: PageOrder) -> None:
         for copy in [self._start(way, order) for way in ways]:
             copy.wait()
 
-    def _plain(self, ways: Sequence[Way]) -> None:
+    def _plain(self, ways: Sequence[CopyWay]) -> None:
         raw = self._host.raw().view(-1)
         for way, stream in zip(ways, self._streams, strict=False):
             with stream:
-                if way is Way.LOAD:
+                if way is CopyWay.LOAD:
                     self._flat[0].copy_(raw[: self.size_bytes], non_blocking=True)
                 else:
                     half = self._count * self._host.layout.page_stride_bytes
                     raw[half : half + self.size_bytes].copy_(self._flat[1], non_blocking=True)
 
-    def _rate(self, ways: Sequence[Way], work: Callable[[], None]) -> float:
+    def _rate(self, ways: Sequence[CopyWay], work: Callable[[], None]) -> float:
         wait(self._where)
         began = time.perf_counter()
         work()

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from quire.bench.gpu.model import SEED, STD, config_of
+from quire.bench.gpu.random_model import SEED, STD, config_of
 from quire.engine.forward.dense import DenseModel
 from quire.engine.forward.matrices import packed
 from quire.engine.forward.spec import DenseSpec, dense_spec

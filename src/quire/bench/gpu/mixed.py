@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import statistics
 
-from quire.bench.gpu.drive import Drive
-from quire.bench.gpu.latency import GREEDY, longest
+from quire.bench.gpu.driving import Drive
 from quire.bench.gpu.rig import Result, Rig
+from quire.bench.gpu.times import GREEDY, longest
 from quire.types import Tier
 
 _REPEATS = 3

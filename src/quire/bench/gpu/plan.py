@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quire.bench.gpu.model import SHAPES
+from quire.bench.gpu.random_model import SHAPES
 from quire.errors import ConfigError
 
 _ANSWER_TOKENS = 1024
 """Of each that decodes while a prompt is computed beside it, at most."""
 
 
-class Part(enum.StrEnum):
+class GpuPart(enum.StrEnum):
     DECODE = "decode"
     PREFILL = "prefill"
     MIXED = "mixed"
@@ -32,13 +32,13 @@ def parse_shapes(text: str) -> list[str]:
     return names
 
 
-def parse_parts(text: str) -> frozenset[Part]:
+def parse_parts(text: str) -> frozenset[GpuPart]:
     """As people write them, with commas. Raises ConfigError."""
     names = [name.strip() for name in text.split(",") if name.strip()]
-    unknown = [name for name in names if name not in set(Part)]
+    unknown = [name for name in names if name not in set(GpuPart)]
     if unknown or not names:
-        raise ConfigError(f"--only {text!r}: name some of {', '.join(Part)}, with commas")
-    return frozenset(Part(name) for name in names)
+        raise ConfigError(f"--only {text!r}: name some of {', '.join(GpuPart)}, with commas")
+    return frozenset(GpuPart(name) for name in names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +66,11 @@ class SetPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class GpuPlan:
     shape: str = "qwen3-8b"
     device: str = "cuda"
     page_size: int = 64
-    parts: frozenset[Part] = frozenset(Part)
+    parts: frozenset[GpuPart] = frozenset(GpuPart)
     decode: tuple[tuple[int, int], ...] = (
         (1, 1024),
         (1, 8192),

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.bench.gpu.plan import Part
+from quire.bench.gpu.plan import GpuPart
 from quire.bench.serve.plots import new_canvas, save
 
 if TYPE_CHECKING:
@@ -35,12 +35,12 @@ _OF_TIERS = {
 
 def write(result: Result, folder: Path) -> list[Path]:
     """Raises ConfigError: matplotlib is missing, or the folder cannot be written."""
-    pictures: list[tuple[str, Part, Callable[[Any, Axes], None]]] = [
-        ("decoding.png", Part.DECODE, _decoding),
-        ("hits.png", Part.HITS, _hits),
-        ("crossover.png", Part.CROSSOVER, _crossover),
-        ("sets_ttft.png", Part.SETS, _sets_ttft),
-        ("sets_hits.png", Part.SETS, _sets_hits),
+    pictures: list[tuple[str, GpuPart, Callable[[Any, Axes], None]]] = [
+        ("decoding.png", GpuPart.DECODE, _decoding),
+        ("hits.png", GpuPart.HITS, _hits),
+        ("crossover.png", GpuPart.CROSSOVER, _crossover),
+        ("sets_ttft.png", GpuPart.SETS, _sets_ttft),
+        ("sets_hits.png", GpuPart.SETS, _sets_hits),
     ]
     paths = []
     for name, part, draw in pictures:

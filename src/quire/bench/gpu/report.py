@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from quire.bench.gpu.plan import Part
+from quire.bench.gpu.plan import GpuPart
 from quire.bench.gpu.sets import later
 from quire.bench.report import new_table
 
@@ -16,14 +16,14 @@ Result = dict[str, Any]
 
 def tables(result: Result) -> list[RenderableType]:
     machine = result["machine"]
-    parts: list[tuple[Part, Callable[[Any], Iterable[RenderableType]]]] = [
-        (Part.DECODE, _decode),
-        (Part.PREFILL, _prompts),
-        (Part.MIXED, _mixed),
-        (Part.COPIES, _copies),
-        (Part.HITS, _hits),
-        (Part.CROSSOVER, _crossover),
-        (Part.SETS, _sets),
+    parts: list[tuple[GpuPart, Callable[[Any], Iterable[RenderableType]]]] = [
+        (GpuPart.DECODE, _decode),
+        (GpuPart.PREFILL, _prompts),
+        (GpuPart.MIXED, _mixed),
+        (GpuPart.COPIES, _copies),
+        (GpuPart.HITS, _hits),
+        (GpuPart.CROSSOVER, _crossover),
+        (GpuPart.SETS, _sets),
     ]
     head = (
         f"{result['shape']}, random weights, bfloat16, on {machine['name']}: memory "

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from quire.bench import store as files
-from quire.bench.gpu.drive import Drive, Tokens
-from quire.bench.gpu.floors import Machine, Needs, measure
+from quire.bench.gpu.driving import Drive, Tokens
+from quire.bench.gpu.floors import MachineSpeed, Needs, measure
 from quire.bench.gpu.memory_model import RandomModel, write_outline
-from quire.bench.gpu.model import write_model
-from quire.bench.gpu.plan import Plan
+from quire.bench.gpu.plan import GpuPlan
+from quire.bench.gpu.random_model import write_model
 from quire.engine.build import build_engine
 from quire.engine.config import EngineConfig
 from quire.engine.forward.dense import DenseModel
@@ -34,14 +34,14 @@ _STORE_SIZE = "24GiB"
 
 
 class Rig:
-    def __init__(self, plan: Plan, folder: Path, stores: Path, progress: Progress) -> None:
+    def __init__(self, plan: GpuPlan, folder: Path, stores: Path, progress: Progress) -> None:
         """`folder`, `stores`: for a model that is not kept, and for files of stores. Raises
         ConfigError."""
         self.plan = plan
         self.progress = progress
         self.device = torch.device(plan.device)
         progress("what the machine does", 0, 1)
-        self.machine: Machine = measure(self.device)
+        self.machine: MachineSpeed = measure(self.device)
         self._stores = stores
         self._model = plan.model or folder / "model"
         self._made: DenseModel | None = None

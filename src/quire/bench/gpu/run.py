@@ -14,21 +14,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from quire.bench.gpu import copies, latency, mixed, sets
+from quire.bench.gpu import copying, mixed, sets, times
 from quire.bench.gpu.asked import judge
-from quire.bench.gpu.drive import Drive
-from quire.bench.gpu.plan import Part, Plan
+from quire.bench.gpu.driving import Drive
+from quire.bench.gpu.plan import GpuPart, GpuPlan
 from quire.bench.gpu.rig import Result, Rig
 from quire.errors import QuireError
 from quire.progress import Progress
 
-_ON_ONE_ENGINE: tuple[tuple[Part, Callable[[Rig, Drive], object]], ...] = (
-    (Part.DECODE, latency.decode),
-    (Part.PREFILL, latency.prompts),
-    (Part.MIXED, mixed.measure),
-    (Part.HITS, latency.hits),
-    (Part.COPIES, copies.measure),
-    (Part.CROSSOVER, latency.crossing),
+_ON_ONE_ENGINE: tuple[tuple[GpuPart, Callable[[Rig, Drive], object]], ...] = (
+    (GpuPart.DECODE, times.decode),
+    (GpuPart.PREFILL, times.prompts),
+    (GpuPart.MIXED, mixed.measure),
+    (GpuPart.HITS, times.hits),
+    (GpuPart.COPIES, copying.measure),
+    (GpuPart.CROSSOVER, times.crossing),
 )
 
 INTERRUPTED = "the rest"
@@ -40,7 +40,7 @@ Tell = Callable[[Result], None]
 
 
 def run(
-    plan: Plan,
+    plan: GpuPlan,
     progress: Progress = lambda what, done, of: None,
     tell: Tell = lambda result: None,
     clock: Callable[[], float] = time.monotonic,
@@ -58,10 +58,10 @@ def run(
         found = _Found(plan, asdict(rig.machine), tell, lambda: clock() < end_s)
         try:
             _on_one_engine(rig, found)
-            if Part.SETS in plan.parts:
-                with found.measuring(Part.SETS) as is_wanted:
+            if GpuPart.SETS in plan.parts:
+                with found.measuring(GpuPart.SETS) as is_wanted:
                     if is_wanted:
-                        rows = found.result[Part.SETS.value] = []
+                        rows = found.result[GpuPart.SETS.value] = []
                         for row in sets.measure(rig):
                             rows.append(row)
         except KeyboardInterrupt:
@@ -73,7 +73,7 @@ class _Found:
     """What was measured so far."""
 
     def __init__(
-        self, plan: Plan, machine: Result, tell: Tell, has_time: Callable[[], bool]
+        self, plan: GpuPlan, machine: Result, tell: Tell, has_time: Callable[[], bool]
     ) -> None:
         self.result: Result = {"shape": plan.shape, "machine": machine, "failed": {}, "took_s": {}}
         self._tell = tell
@@ -84,7 +84,7 @@ class _Found:
         return self.result | {"took_s": took_s, "asked": judge(self.result)}
 
     @contextlib.contextmanager
-    def measuring(self, part: Part) -> Iterator[bool]:
+    def measuring(self, part: GpuPart) -> Iterator[bool]:
         """A part, if there is time for it. If it fails, the others go on."""
         began = time.monotonic()
         is_wanted = self._has_time()
@@ -107,5 +107,5 @@ def _on_one_engine(rig: Rig, found: _Found) -> None:
             with found.measuring(part) as is_wanted:
                 if is_wanted:
                     found.result[part.value] = act(rig, drive)
-            if part is Part.MIXED:  # the last that has need of them
+            if part is GpuPart.MIXED:  # the last that has need of them
                 rig.close()

@@ -45,7 +45,7 @@ Answer = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PeersPlan:
     python: Path
     """Of the environment that has vLLM, and Quire."""
     model: Path
@@ -61,12 +61,12 @@ class Plan:
         return (ALONE, QUIRE, LMCACHE) if self.lmcache else (ALONE, QUIRE)
 
 
-class Side:
+class EngineSide:
     """One engine's process, and what it said."""
 
-    def __init__(self, plan: Plan, name: str, transfer: Answer | None, log: Path) -> None:
+    def __init__(self, plan: PeersPlan, name: str, transfer: Answer | None, log: Path) -> None:
         self.name, self._log = name, log
-        command = [str(plan.python), "-m", "quire.bench.peers.engine"]
+        command = [str(plan.python), "-m", "quire.bench.peers.vllm_side"]
         try:
             with log.open("wb") as lines:
                 self._process = subprocess.Popen(
@@ -136,7 +136,12 @@ class Trial:
     num_asked: int = 0
 
     def ask(
-        self, sides: list[Side], what: str, tokens: int, prompts: list[Prompt], answer: int = 1
+        self,
+        sides: list[EngineSide],
+        what: str,
+        tokens: int,
+        prompts: list[Prompt],
+        answer: int = 1,
     ) -> None:
         first = self.num_asked % len(sides)
         self.num_asked += 1
@@ -147,7 +152,7 @@ class Trial:
             self.max_rss_bytes[name] = max(self.max_rss_bytes.get(name, 0), one["max_rss_bytes"])
 
 
-def run(plan: Plan, progress: Progress) -> dict[str, Any]:
+def run(plan: PeersPlan, progress: Progress) -> dict[str, Any]:
     chance = random.Random(1)
     trial, kept = Trial(), list[tuple[int, Prompt]]()
     with ExitStack() as stack:
@@ -178,7 +183,7 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any]:
     return _result(plan, trial, extra_bytes)
 
 
-def _quire(plan: Plan, store: Path) -> Answer:
+def _quire(plan: PeersPlan, store: Path) -> Answer:
     return {
         "kv_connector": "QuireConnector",
         "kv_connector_module_path": "quire.integrations.vllm",
@@ -192,11 +197,13 @@ def _quire(plan: Plan, store: Path) -> Answer:
 
 
 @contextmanager
-def _sides(plan: Plan, transfers: dict[str, Answer | None], logs: Path) -> Iterator[list[Side]]:
-    sides: list[Side] = []
+def _sides(
+    plan: PeersPlan, transfers: dict[str, Answer | None], logs: Path
+) -> Iterator[list[EngineSide]]:
+    sides: list[EngineSide] = []
     try:
         for name, transfer in transfers.items():
-            sides.append(Side(plan, name, transfer, logs / f"{name}.log"))
+            sides.append(EngineSide(plan, name, transfer, logs / f"{name}.log"))
             sides[-1].ready()
         yield sides
     finally:
@@ -209,7 +216,12 @@ def _prompt(chance: random.Random, length: int) -> Prompt:
 
 
 def _round(
-    trial: Trial, sides: list[Side], prompts: list[Prompt], chance: random.Random, *, warm_up: bool
+    trial: Trial,
+    sides: list[EngineSide],
+    prompts: list[Prompt],
+    chance: random.Random,
+    *,
+    warm_up: bool,
 ) -> None:
     for what in ("new", "again"):
         for prompt in prompts:
@@ -222,7 +234,7 @@ def _round(
         side.forget()
 
 
-def _session(trial: Trial, sides: list[Side], session: list[Prompt]) -> None:
+def _session(trial: Trial, sides: list[EngineSide], session: list[Prompt]) -> None:
     trial.ask(sides, "first turn", _group(len(session[0])), [session[0]])
     for before, prompt in pairwise(session):
         for side in sides:
@@ -236,7 +248,7 @@ def _group(tokens: int) -> int:
     return max(least for least in HIT_TOKENS if least <= tokens)
 
 
-def _result(plan: Plan, trial: Trial, extra_bytes: dict[str, int]) -> dict[str, Any]:
+def _result(plan: PeersPlan, trial: Trial, extra_bytes: dict[str, int]) -> dict[str, Any]:
     """`extra_bytes`: of processes beside the engine's."""
     cases = [_case(what, tokens, found) for (what, tokens), found in trial.found.items()]
     return {

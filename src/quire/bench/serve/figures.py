@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from quire.bench.serve.client import ANYWHERE, TIERS, Answer, Verdict
+from quire.bench.serve.chatting import ANYWHERE, TIERS, ChatAnswer, Verdict
 from quire.bench.stats import summary
 from quire.errors import EngineError
 
@@ -46,7 +46,7 @@ def result(about: Mapping[str, Any], samples: Sequence[Sample], duration_s: floa
     }
 
 
-def _good_of(samples: Sequence[Sample], number: int) -> list[Answer]:
+def _good_of(samples: Sequence[Sample], number: int) -> list[ChatAnswer]:
     return [
         sample.answer
         for sample in samples
@@ -54,7 +54,7 @@ def _good_of(samples: Sequence[Sample], number: int) -> list[Answer]:
     ]
 
 
-def _figures(answers: Sequence[Answer]) -> Result:
+def _figures(answers: Sequence[ChatAnswer]) -> Result:
     return {
         "answers": len(answers),
         "ttft_s": summary([a.ttft_s for a in answers if a.ttft_s is not None]),
@@ -64,7 +64,7 @@ def _figures(answers: Sequence[Answer]) -> Result:
     }
 
 
-def hit_rates(answers: Sequence[Answer]) -> dict[str, float] | None:
+def hit_rates(answers: Sequence[ChatAnswer]) -> dict[str, float] | None:
     """Share of prompt tokens found in each tier, and "all"; None when no answer says."""
     telling = [a for a in answers if a.cached is not None and a.prompt_tokens]
     prompt_tokens = sum(a.prompt_tokens or 0 for a in telling)
@@ -77,7 +77,7 @@ def hit_rates(answers: Sequence[Answer]) -> dict[str, float] | None:
     return {**rates, "all": sum(rates.values())}
 
 
-def _throughput(answers: Sequence[Answer], duration_s: float) -> dict[str, float | None]:
+def _throughput(answers: Sequence[ChatAnswer], duration_s: float) -> dict[str, float | None]:
     def rate(counts: list[int | None]) -> float | None:
         known = [count for count in counts if count is not None]
         return sum(known) / duration_s if known and duration_s > 0 else None

@@ -34,7 +34,7 @@ _BASH: Json = {
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RecordedRequest:
     messages: list[Json]
     tools: list[Json]
     text: str
@@ -51,7 +51,7 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class Recording:
     name: str
-    requests: list[Request]
+    requests: list[RecordedRequest]
 
 
 def read(place: Path) -> list[Recording]:
@@ -109,24 +109,24 @@ def _is_chat(messages: object) -> bool:
     )
 
 
-def _asked(row: Json) -> Request:
+def _asked(row: Json) -> RecordedRequest:
     messages, tools = row["messages"], row.get("tools") or []
-    return Request(messages, tools, json.dumps([messages, tools], ensure_ascii=False))
+    return RecordedRequest(messages, tools, json.dumps([messages, tools], ensure_ascii=False))
 
 
-def _spoken(ordered: list[Json]) -> list[Request]:
+def _spoken(ordered: list[Json]) -> list[RecordedRequest]:
     if any(not _COMMAND.search(row["output"]) for row in ordered[:-1]) or any(
         not after["input"].startswith(row["input"]) for row, after in pairwise(ordered)
     ):
         return [
-            Request([_said("user", row["input"])], [], row["input"], row["output"])
+            RecordedRequest([_said("user", row["input"])], [], row["input"], row["output"])
             for row in ordered
         ]
     messages = [_said("user", ordered[0]["input"])]
-    found = [Request(list(messages), [_BASH], ordered[0]["input"], ordered[0]["output"])]
+    found = [RecordedRequest(list(messages), [_BASH], ordered[0]["input"], ordered[0]["output"])]
     for number, (row, after) in enumerate(pairwise(ordered)):
         messages += _turn(number, row["output"], after["input"][len(row["input"]) :])
-        found.append(Request(list(messages), [_BASH], after["input"], after["output"]))
+        found.append(RecordedRequest(list(messages), [_BASH], after["input"], after["output"]))
     return found
 
 

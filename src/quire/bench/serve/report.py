@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
+
+from quire.bench.report import new_table
 
 Result = dict[str, Any]
 
@@ -36,7 +37,7 @@ def describe(result: Result) -> str:
 
 
 def _latency(result: Result) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = new_table()
     table.add_column("")
     for name in _PERCENTILES:
         table.add_column(name, justify="right")
@@ -47,7 +48,7 @@ def _latency(result: Result) -> Table:
 
 def _rounds(result: Result) -> Table:
     tiers = hit_names(result["hit"]) if result["hit"] else []
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = new_table()
     table.add_column("round")
     for name in ("answers", "tokens", "TTFT p50, ms", "p90, ms"):
         table.add_column(name, justify="right")

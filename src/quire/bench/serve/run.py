@@ -19,22 +19,22 @@ from typing import Any
 
 import httpx
 
+from quire.bench.prose import Prose
 from quire.bench.serve import figures
-from quire.bench.serve.client import Answer, Verdict, stream
-from quire.bench.serve.reuse import Reuse
-from quire.bench.serve.workload import (
+from quire.bench.serve.chatting import ChatAnswer, Verdict, stream
+from quire.bench.serve.conversations import (
     TEMPLATE_TOKENS,
-    Plan,
-    Session,
+    ChatPlan,
+    ChatSession,
+    ChatTurn,
+    ChatWorkload,
     Shape,
-    Turn,
-    Workload,
     agent,
     mtbench,
     synthetic,
     typical_agent_text,
 )
-from quire.bench.text import Prose
+from quire.bench.serve.reuse import Reuse
 from quire.errors import ConfigError, EngineError
 from quire.progress import Count
 
@@ -46,7 +46,7 @@ Result = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ServerTarget:
     """Whom to ask, and how."""
 
     url: str
@@ -62,10 +62,10 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class OfferedLoad:
     """What to ask."""
 
-    workload: Workload = Workload.SYNTHETIC
+    workload: ChatWorkload = ChatWorkload.SYNTHETIC
     shape: Shape = field(default_factory=Shape)
     concurrency: int = 4
     seed: int = 0
@@ -82,33 +82,35 @@ class Sample:
     """From 1."""
     started_s: float
     """Since the beginning of the run."""
-    answer: Answer
+    answer: ChatAnswer
 
 
 @dataclass(slots=True)
 class _Talk:
     """A session under way."""
 
-    session: Session
+    session: ChatSession
     messages: list[dict[str, Any]]
     next_turn: int = 0
     known_tokens: int = 0
     """Of the history, as far as the server has told."""
 
 
-def run(target: Target, load: Load, progress: Count = lambda done, total: None) -> Result:
+def run(
+    target: ServerTarget, load: OfferedLoad, progress: Count = lambda done, total: None
+) -> Result:
     """Raises ConfigError, and EngineError when the server cannot be talked to at all."""
     return asyncio.run(_run(target, load, progress))
 
 
-async def _run(target: Target, load: Load, progress: Count) -> Result:
+async def _run(target: ServerTarget, load: OfferedLoad, progress: Count) -> Result:
     headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=load.concurrency)
     base = target.url.rstrip("/").removesuffix("/v1")
     async with httpx.AsyncClient(base_url=base, headers=headers, limits=limits) as client:
         model, context = await _look_up(client, target)
         context = target.context or context
-        reuse = Reuse() if load.workload is Workload.AGENT else None
+        reuse = Reuse() if load.workload is ChatWorkload.AGENT else None
         client_run = _Run(client, target, model, context, reuse)
         ratio = await client_run.calibrate(_typical_text(load))
         plan = _plan(load, ratio, context)
@@ -129,33 +131,33 @@ async def _run(target: Target, load: Load, progress: Count) -> Result:
     return found | ({} if reuse is None else {"reuse": reuse.result()})
 
 
-def _plan(load: Load, chars_per_token: float, context: int | None) -> Plan:
+def _plan(load: OfferedLoad, chars_per_token: float, context: int | None) -> ChatPlan:
     match load.workload:
-        case Workload.SYNTHETIC:
+        case ChatWorkload.SYNTHETIC:
             return synthetic(load.shape, chars_per_token, load.seed, load.text)
-        case Workload.AGENT:
+        case ChatWorkload.AGENT:
             folder = _recorded(load, _AGENT_SESSIONS)
             return agent(folder, load.shape, chars_per_token, context)
-        case Workload.MTBENCH:
+        case ChatWorkload.MTBENCH:
             return mtbench(_recorded(load, "the file of questions"), load.shape)
 
 
-def _typical_text(load: Load) -> str:
+def _typical_text(load: OfferedLoad) -> str:
     """Such as the workload says, and the beginning of nothing that it says."""
-    if load.workload is Workload.AGENT:
+    if load.workload is ChatWorkload.AGENT:
         folder = _recorded(load, _AGENT_SESSIONS)
         return f"{load.seed}: {typical_agent_text(folder, _CALIBRATION_CHARS)}"
     return Prose(~load.seed & 0xFFFF, load.text).passage(_CALIBRATION_CHARS)
 
 
-def _recorded(load: Load, what: str) -> Path:
+def _recorded(load: OfferedLoad, what: str) -> Path:
     if load.sessions is None:
         kind = load.workload.value
         raise ConfigError(f"--workload {kind} replays recordings: give --sessions, {what}")
     return load.sessions
 
 
-async def _look_up(client: httpx.AsyncClient, target: Target) -> tuple[str, int | None]:
+async def _look_up(client: httpx.AsyncClient, target: ServerTarget) -> tuple[str, int | None]:
     """The model's name and its context, as far as the server says."""
     try:
         response = await client.get("/v1/models", timeout=30.0)
@@ -191,7 +193,7 @@ class _Run:
     def __init__(
         self,
         client: httpx.AsyncClient,
-        target: Target,
+        target: ServerTarget,
         model: str,
         context: int | None,
         reuse: Reuse | None = None,
@@ -214,7 +216,7 @@ class _Run:
             self._chars_per_token = len(content) / answer.prompt_tokens
         return self._chars_per_token
 
-    async def talk(self, plan: Plan, concurrency: int, progress: Count) -> float:
+    async def talk(self, plan: ChatPlan, concurrency: int, progress: Count) -> float:
         """All sessions to their end; seconds it took."""
         waiting = deque(_begin(session) for session in plan.sessions)
         total = sum(len(session.turns) for session in plan.sessions)
@@ -267,7 +269,7 @@ class _Run:
         talk.known_tokens = (answer.prompt_tokens or 0) + (answer.output_tokens or 0)
 
     def _note_reuse(
-        self, reuse: Reuse, talk: _Talk, turn: Turn, answer: Answer, num_before: int
+        self, reuse: Reuse, talk: _Talk, turn: ChatTurn, answer: ChatAnswer, num_before: int
     ) -> None:
         reuse.add(
             talk.session.name,
@@ -284,7 +286,7 @@ class _Run:
         messages: list[dict[str, Any]],
         max_tokens: int,
         tools: Sequence[dict[str, Any]] = (),
-    ) -> Answer:
+    ) -> ChatAnswer:
         body: dict[str, Any] = {
             "model": self._model,
             "messages": messages,
@@ -300,6 +302,6 @@ class _Run:
         return await stream(self._client, CHAT, body, timeout_s=self._target.timeout_s)
 
 
-def _begin(session: Session) -> _Talk:
+def _begin(session: ChatSession) -> _Talk:
     system = [] if session.system is None else [{"role": "system", "content": session.system}]
     return _Talk(session, system)

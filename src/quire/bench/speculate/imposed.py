@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from quire.engine.batch import Batch, BatchResult, Segment, SegmentResult
-from quire.engine.draft.weights import (
+from quire.engine.draft.headweights import (
     ARCHITECTURE,
     EMBEDDING,
     MEMBERS,

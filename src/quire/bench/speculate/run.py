@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
-from quire.bench.gpu.drive import Drive
-from quire.bench.gpu.model import write_model
+from quire.bench.gpu.driving import Drive
+from quire.bench.gpu.random_model import write_model
 from quire.bench.speculate.imposed import Imposed, write_random_head
-from quire.bench.speculate.prompts import Tokens, Workload, random_workload
+from quire.bench.speculate.prompt_lines import PromptSet, Tokens, random_workload
 from quire.engine.build import build_engine
 from quire.engine.config import EngineConfig
 from quire.engine.draft.kinds import DraftKind
@@ -35,7 +35,7 @@ Result = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class SpeculatePlan:
     model: Path | None
     """None: a random one, of `shape`."""
     name: str
@@ -57,7 +57,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Measured:
+class WayMeasured:
     """One way on one workload."""
 
     seconds: list[float] = field(default_factory=list)
@@ -70,7 +70,9 @@ class Measured:
 
 
 def run(
-    plan: Plan, workloads: Sequence[Workload], progress: Progress = lambda what, done, of: None
+    plan: SpeculatePlan,
+    workloads: Sequence[PromptSet],
+    progress: Progress = lambda what, done, of: None,
 ) -> Result:
     """Raises ConfigError, ModelError, EngineError."""
     with contextlib.ExitStack() as stack:
@@ -101,7 +103,7 @@ def run(
         }
 
 
-def _model(plan: Plan, folder: Path) -> tuple[Path, str]:
+def _model(plan: SpeculatePlan, folder: Path) -> tuple[Path, str]:
     """The model, and which head `eagle` means."""
     if plan.model is not None:
         return plan.model, ""
@@ -112,7 +114,7 @@ def _model(plan: Plan, folder: Path) -> tuple[Path, str]:
 
 
 @contextlib.contextmanager
-def _drive(plan: Plan, model: Path, head: str, way: str) -> Iterator[Drive]:
+def _drive(plan: SpeculatePlan, model: Path, head: str, way: str) -> Iterator[Drive]:
     engine = build_engine(
         EngineConfig(
             model=str(model),
@@ -134,9 +136,9 @@ def _drive(plan: Plan, model: Path, head: str, way: str) -> Iterator[Drive]:
 
 
 def _workload(
-    plan: Plan, workload: Workload, drives: dict[str, Drive], progress: Progress
+    plan: SpeculatePlan, workload: PromptSet, drives: dict[str, Drive], progress: Progress
 ) -> Result:
-    measured = {way: Measured() for way in drives}
+    measured = {way: WayMeasured() for way in drives}
     prompts = workload.prompts
     groups = [prompts[at : at + plan.at_once] for at in range(0, len(prompts), plan.at_once)]
     for drive in drives.values():  # the first answer of a process pays for what is made once
@@ -156,7 +158,7 @@ def _workload(
     }
 
 
-def _measure(drive: Drive, prompts: Sequence[Tokens], num_tokens: int, into: Measured) -> None:
+def _measure(drive: Drive, prompts: Sequence[Tokens], num_tokens: int, into: WayMeasured) -> None:
     drafting = drive.engine.scheduler.drafting
     before = drive.engine.status().drafts
     seconds, answers = _answer(drive, prompts, num_tokens)
@@ -188,7 +190,7 @@ def _answer(
     ]
 
 
-def _row(found: Measured, plain: Measured) -> Result:
+def _row(found: WayMeasured, plain: WayMeasured) -> Result:
     ratios = [own / other for own, other in zip(plain.seconds, found.seconds, strict=True)]
     speed = found.num_tokens / sum(found.seconds)
     num_steps = found.num_tokens - sum(found.accepted)

@@ -17,8 +17,8 @@ from typing import Any
 
 import httpx
 
-from quire.bench.serve.client import Answer, Verdict, stream
-from quire.bench.ttft.admin import AdminClient
+from quire.bench.serve.chatting import ChatAnswer, Verdict, stream
+from quire.bench.ttft.adminclient import AdminClient
 from quire.errors import EngineError
 
 COMPLETIONS = "/v1/completions"
@@ -37,7 +37,7 @@ CASES: dict[str, tuple[str | None, tuple[str, ...]]] = {
 Result = dict[str, Any]
 
 
-async def ask(client: httpx.AsyncClient, model: str, prompt: str, max_tokens: int) -> Answer:
+async def ask(client: httpx.AsyncClient, model: str, prompt: str, max_tokens: int) -> ChatAnswer:
     """Greedy, and of full length. Raises EngineError unless the answer is good."""
     body: dict[str, Any] = {
         "model": model,
@@ -62,7 +62,7 @@ async def measure(
     """`progress` gets the number of requests made. Raises EngineError."""
     samples: list[Result] = []
     for number, prompt in enumerate(prompts):
-        cold: Answer | None = None
+        cold: ChatAnswer | None = None
         for name, (tier, flushed) in CASES.items():
             await admin.wait_idle()
             if flushed:
@@ -74,7 +74,9 @@ async def measure(
     return summed_up(samples)
 
 
-def _sample(number: int, name: str, tier: str | None, answer: Answer, cold: Answer) -> Result:
+def _sample(
+    number: int, name: str, tier: str | None, answer: ChatAnswer, cold: ChatAnswer
+) -> Result:
     cached, prompt_tokens = dict(answer.cached or {}), answer.prompt_tokens or 0
     if tier is None:
         is_as_meant = prompt_tokens > 0 and sum(cached.values()) == 0

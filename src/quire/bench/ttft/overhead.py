@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 
 from quire.bench.stats import compared, summary
-from quire.bench.ttft.admin import AdminClient
+from quire.bench.ttft.adminclient import AdminClient
 from quire.bench.ttft.hits import ask
 
 Result = dict[str, Any]
@@ -29,7 +29,7 @@ WITH, WITHOUT = "tiers_on", "tiers_off"
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class ServerSide:
     """One of the two servers."""
 
     name: str
@@ -40,7 +40,7 @@ class Side:
 
 
 async def measure(
-    sides: tuple[Side, Side],
+    sides: tuple[ServerSide, ServerSide],
     prompts: Sequence[str],
     output_tokens: int,
     progress: Callable[[int], None],
@@ -55,7 +55,7 @@ async def measure(
     return summed_up(rounds[1:])
 
 
-async def _one(side: Side, prompt: str, output_tokens: int) -> Result:
+async def _one(side: ServerSide, prompt: str, output_tokens: int) -> Result:
     before = cpu_seconds(side.pid)
     answer = await ask(side.client, side.model, prompt, output_tokens)
     settled_s = await side.admin.wait_idle()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quire.bench.text import Prose
+from quire.bench.prose import Prose
 from quire.errors import ModelError
 
 if TYPE_CHECKING:

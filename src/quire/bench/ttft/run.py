@@ -17,10 +17,10 @@ from typing import Any
 import httpx
 
 from quire.bench.ttft import hits, overhead
-from quire.bench.ttft.admin import AdminClient
-from quire.bench.ttft.overhead import WITH, WITHOUT, Side
+from quire.bench.ttft.adminclient import AdminClient
+from quire.bench.ttft.overhead import WITH, WITHOUT, ServerSide
 from quire.bench.ttft.prompts import Prompts
-from quire.bench.ttft.server import ServerProcess
+from quire.bench.ttft.serverprocess import ServerProcess
 from quire.errors import EngineError
 from quire.progress import Progress
 from quire.sizes import format_bytes
@@ -37,7 +37,7 @@ Result = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TtftPlan:
     model: Path
     """A directory as transformers saves it, with tokenizer.json."""
     device: str = "cpu"
@@ -59,14 +59,14 @@ class Plan:
     """Generated after each of them."""
 
 
-def run(plan: Plan, progress: Progress = lambda what, done, total: None) -> Result:
+def run(plan: TtftPlan, progress: Progress = lambda what, done, total: None) -> Result:
     """Raises EngineError, ModelError, ConfigError."""
     prompts = Prompts(plan.model, plan.seed, plan.text)
     with tempfile.TemporaryDirectory(prefix="quire-bench-", dir=plan.directory) as folder:
         return asyncio.run(_run(plan, prompts, Path(folder), progress))
 
 
-async def _run(plan: Plan, prompts: Prompts, folder: Path, progress: Progress) -> Result:
+async def _run(plan: TtftPlan, prompts: Prompts, folder: Path, progress: Progress) -> Result:
     result: Result = {
         "model": plan.model.name,
         "device": plan.device,
@@ -103,7 +103,9 @@ async def _run(plan: Plan, prompts: Prompts, folder: Path, progress: Progress) -
 
 
 @contextlib.asynccontextmanager
-async def _server(name: str, plan: Plan, folder: Path, progress: Progress) -> AsyncIterator[Side]:
+async def _server(
+    name: str, plan: TtftPlan, folder: Path, progress: Progress
+) -> AsyncIterator[ServerSide]:
     arguments = ["--model", str(plan.model), "--device", plan.device]
     arguments += ["--device-memory", str(plan.device_bytes)]
     if name == WITH:
@@ -117,14 +119,14 @@ async def _server(name: str, plan: Plan, folder: Path, progress: Progress) -> As
     with server:
         async with httpx.AsyncClient(base_url=server.url, timeout=None) as client:
             model = (await client.get("/v1/models")).json()["data"][0]["id"]
-            yield Side(name, client, AdminClient(client, server.admin_key), model, server.pid)
+            yield ServerSide(name, client, AdminClient(client, server.admin_key), model, server.pid)
 
 
-def _store_bytes(plan: Plan) -> int:
+def _store_bytes(plan: TtftPlan) -> int:
     return max(4 * plan.host_bytes, 4 * GIB)
 
 
-async def _warm_up(side: Side, prompts: Prompts) -> None:
+async def _warm_up(side: ServerSide, prompts: Prompts) -> None:
     """The first requests of a process are slower: buffers, thread pools, lazy imports."""
     for _ in range(2):
         answer = await hits.ask(side.client, side.model, prompts.next(_WARM_UP_TOKENS), 4)

@@ -1,17 +1,25 @@
 """Attention backends: `open_attention` finds one by name.
 
-base.py (protocol, packing of a batch), torch.py, triton.py with parts.py; staging.py brings small
-arrays to the device.
+base.py (protocol, packing of a batch), torch.py, triton.py with prefixed.py; staging.py brings
+small arrays to the device.
 """
 
 from __future__ import annotations
 
-from quire.engine.attention.base import AttentionBackend, Heads, Packing, Span, Target, pack
+from quire.engine.attention.base import AttentionBackend, BatchPacking, Heads, RowSpan, Target, pack
 from quire.engine.config import AttentionKind
 from quire.errors import ConfigError
 from quire.memory.device import DevicePool
 
-__all__ = ["AttentionBackend", "Heads", "Packing", "Span", "Target", "open_attention", "pack"]
+__all__ = [
+    "AttentionBackend",
+    "BatchPacking",
+    "Heads",
+    "RowSpan",
+    "Target",
+    "open_attention",
+    "pack",
+]
 
 
 def open_attention(name: str, pool: DevicePool, window: int = 0) -> AttentionBackend:

@@ -19,7 +19,7 @@ from quire.engine.branches import depths
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class RowSpan:
     """One segment within the packed row."""
 
     first: int
@@ -40,7 +40,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Packing:
+class BatchPacking:
     """A batch as one row of tokens."""
 
     tokens: npt.NDArray[np.int64]
@@ -50,7 +50,7 @@ class Packing:
     fresh: npt.NDArray[np.int64]
     """Pages begun but not filled by this batch. They are to be zeroed first: what an earlier owner
     left in their unused part is masked, but a NaN there would still come through."""
-    spans: list[Span]
+    spans: list[RowSpan]
 
 
 class Heads(NamedTuple):
@@ -74,7 +74,7 @@ class Target:
 
 
 class AttentionBackend(Protocol):
-    def plan(self, packing: Packing) -> Any:
+    def plan(self, packing: BatchPacking) -> Any:
         """Whatever `attend` needs for this batch, made once for all layers. Does not wait for the
         device."""
 
@@ -99,7 +99,7 @@ class AttentionBackend(Protocol):
         """
 
 
-def pack(batch: Batch, page_size: int, window: int = 0) -> Packing:
+def pack(batch: Batch, page_size: int, window: int = 0) -> BatchPacking:
     """For layers that see a window of so many tokens, or all of them (0).
 
     Raises ValueError if a page table is too short for its segment.
@@ -111,7 +111,7 @@ def pack(batch: Batch, page_size: int, window: int = 0) -> Packing:
     needed = -(-found.lengths // page_size)
     last = (needed - 1) * page_size
     begun = (last >= found.starts) & (last + page_size > found.lengths)
-    spans: list[Span] = []
+    spans: list[RowSpan] = []
     first = 0
     tables = zip(
         found.starts.tolist(), found.firsts.tolist(), needed.tolist(), segments, strict=True
@@ -119,9 +119,9 @@ def pack(batch: Batch, page_size: int, window: int = 0) -> Packing:
     for start, at, count, segment in tables:
         drafts = segment.drafts if segment.branches else 0
         pages = found.pages[at : at + count]
-        spans.append(Span(first, segment.num_tokens, start, pages, drafts, segment.branches))
+        spans.append(RowSpan(first, segment.num_tokens, start, pages, drafts, segment.branches))
         first += segment.num_tokens
-    return Packing(
+    return BatchPacking(
         tokens.astype(np.int64),
         positions,
         found.slots.astype(np.int64),

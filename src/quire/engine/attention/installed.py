@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from quire.engine.attention.base import Heads
-from quire.engine.attention.parts import Part, Way, by_definition
+from quire.engine.attention.prefixed import AttendedPart, AttentionWay, by_definition
 
 _logger = logging.getLogger(__name__)
 
@@ -31,9 +31,9 @@ _TOLERANCE = 0.03
 _ROUNDS = 5
 
 
-def installed_ways(device: torch.device, dtype: torch.dtype, head_dim: int) -> list[Way]:
+def installed_ways(device: torch.device, dtype: torch.dtype, head_dim: int) -> list[AttentionWay]:
     """Those that give what the definition gives."""
-    found: list[Way] = []
+    found: list[AttentionWay] = []
     for name in MODULES:
         try:
             way = _way_of(getattr(importlib.import_module(name), _FUNCTION))
@@ -48,7 +48,7 @@ def installed_ways(device: torch.device, dtype: torch.dtype, head_dim: int) -> l
     return found
 
 
-def seconds(way: Way, heads: Heads, scaling: float) -> float:
+def seconds(way: AttentionWay, heads: Heads, scaling: float) -> float:
     """The fastest of a few rounds; what is planned or compiled first does not count."""
 
     def once() -> float:
@@ -62,11 +62,11 @@ def seconds(way: Way, heads: Heads, scaling: float) -> float:
     return min(once() for _ in range(_ROUNDS))
 
 
-def _way_of(function: Callable[..., Any]) -> Way:
+def _way_of(function: Callable[..., Any]) -> AttentionWay:
     known = inspect.signature(function).parameters
     flag = next(flag for flag in _FLAGS if flag in known)
 
-    def way(heads: Heads, is_causal: bool, scaling: float) -> Part:
+    def way(heads: Heads, is_causal: bool, scaling: float) -> AttendedPart:
         rows = [x.transpose(0, 1)[None] for x in heads]
         try:
             out, lse, *_ = function(*rows, softmax_scale=scaling, causal=is_causal, **{flag: True})
@@ -74,12 +74,14 @@ def _way_of(function: Callable[..., Any]) -> Way:
             raise
         except Exception as error:
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
-        return Part(out[0].transpose(0, 1), lse[0])
+        return AttendedPart(out[0].transpose(0, 1), lse[0])
 
     return way
 
 
-def _refusal(way: Way, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+def _refusal(
+    way: AttentionWay, device: torch.device, dtype: torch.dtype, head_dim: int
+) -> str | None:
     """Why it cannot be used; None: it gives what it should."""
     chance = torch.Generator().manual_seed(0)
 

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from quire.memory.mapped import device_view
+from quire.memory.visible import device_view
 
 _ALIGNMENT_WORDS = 4
 _LEAST_WORDS = 1 << 10

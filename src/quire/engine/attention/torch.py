@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from quire.engine.attention.base import Heads, Packing, Span, Target
+from quire.engine.attention.base import BatchPacking, Heads, RowSpan, Target
 from quire.engine.attention.staging import Array, Staging
 from quire.engine.branches import ancestors
 from quire.memory.device import DevicePool
@@ -35,7 +35,7 @@ _SINK_DIMS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class PromptRows:
     """Several tokens of one sequence."""
 
     rows: slice
@@ -63,7 +63,7 @@ class _Plan:
     written: torch.Tensor | None
     """which are these; None: all."""
     fresh: torch.Tensor | None
-    prompts: list[Prompt]
+    prompts: list[PromptRows]
     decodes: list[_Decodes]
 
 
@@ -75,7 +75,7 @@ class TorchAttention:
         self._page_size = pool.layout.page_size
         self._staging = Staging(pool.device)
 
-    def plan(self, packing: Packing) -> _Plan:
+    def plan(self, packing: BatchPacking) -> _Plan:
         parts = self._blocks(packing.spans)
         singles = [span for span in parts if span.num_tokens == 1]
         written = packing.slots >= 0
@@ -87,7 +87,7 @@ class TorchAttention:
             [self._decodes(group) for group in _groups(singles)],
         )
 
-    def prompts(self, spans: Sequence[Span]) -> list[Prompt]:
+    def prompts(self, spans: Sequence[RowSpan]) -> list[PromptRows]:
         """A part of a plan, for `attend_prompts`."""
         return [self._prompt(span) for span in self._blocks(spans)]
 
@@ -135,7 +135,7 @@ class TorchAttention:
 
     def attend_prompts(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[PromptRows],
         layer: int,
         query: torch.Tensor,
         output: torch.Tensor,
@@ -158,13 +158,13 @@ class TorchAttention:
             )  # [1, heads, tokens, dim]
             output[prompt.rows] = attended[0].transpose(0, 1)
 
-    def _blocks(self, spans: Sequence[Span]) -> list[Span]:
+    def _blocks(self, spans: Sequence[RowSpan]) -> list[RowSpan]:
         """With a window: spans cut up, each part with only the pages that its queries see."""
         if not self._window:
             return list(spans)
         return [block for span in spans for block in self._cut(span)]
 
-    def _cut(self, span: Span) -> list[Span]:
+    def _cut(self, span: RowSpan) -> list[RowSpan]:
         size, page_size = max(self._window, _MIN_BLOCK), self._page_size
         blocks = []
         for done in range(0, span.num_tokens, size):
@@ -172,10 +172,10 @@ class TorchAttention:
             first = max(0, start - self._window + 1) // page_size
             last = -(-(start + count) // page_size)
             pages = span.pages[first:last]
-            blocks.append(Span(span.first + done, count, start - first * page_size, pages))
+            blocks.append(RowSpan(span.first + done, count, start - first * page_size, pages))
         return blocks
 
-    def _prompt(self, span: Span) -> Prompt:
+    def _prompt(self, span: RowSpan) -> PromptRows:
         mask = None
         slides = 0 < self._window < span.length
         if span.start or slides:
@@ -185,9 +185,9 @@ class TorchAttention:
         if span.drafts:
             mask = _among_branches(span, self._pool.device)
         rows = slice(span.first, span.first + span.num_tokens)
-        return Prompt(rows, self._tensor(span.pages), span.length, mask)
+        return PromptRows(rows, self._tensor(span.pages), span.length, mask)
 
-    def _decodes(self, group: list[Span]) -> _Decodes:
+    def _decodes(self, group: list[RowSpan]) -> _Decodes:
         longest = max(len(span.pages) for span in group)
         table = np.stack([_padded(span.pages, longest) for span in group])
         rows = np.array([span.first for span in group])
@@ -250,7 +250,7 @@ def _all(queries: int, keys: int, device: torch.device) -> torch.Tensor:
     return torch.ones((queries, keys), dtype=torch.bool, device=device)
 
 
-def _among_branches(span: Span, device: torch.device) -> torch.Tensor:
+def _among_branches(span: RowSpan, device: torch.device) -> torch.Tensor:
     """[num_tokens, length]: in a tree of proposals each looks at those that it comes after."""
     first = span.length - span.drafts
     mask = _all(span.num_tokens, span.length, torch.device("cpu")).tril(span.start)
@@ -261,9 +261,9 @@ def _among_branches(span: Span, device: torch.device) -> torch.Tensor:
     return mask.to(device)
 
 
-def _groups(spans: list[Span]) -> list[list[Span]]:
+def _groups(spans: list[RowSpan]) -> list[list[RowSpan]]:
     """Sequences of similar length together, so that little is padded."""
-    groups: list[list[Span]] = []
+    groups: list[list[RowSpan]] = []
     for span in sorted(spans, key=lambda span: len(span.pages)):
         if groups and len(span.pages) <= _MAX_GROUP_PADDING * len(groups[-1][0].pages):
             groups[-1].append(span)

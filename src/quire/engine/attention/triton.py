@@ -22,11 +22,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from quire.engine.attention.base import Heads, Packing, Span, Target
+from quire.engine.attention.base import BatchPacking, Heads, RowSpan, Target
 from quire.engine.attention.installed import installed_ways, seconds
-from quire.engine.attention.parts import Part, Parts, Way
+from quire.engine.attention.prefixed import AttendedPart, AttentionWay, AttentionWays
 from quire.engine.attention.staging import Array, Staging
-from quire.engine.attention.torch import Prompt, TorchAttention, gather
+from quire.engine.attention.torch import PromptRows, TorchAttention, gather
 from quire.engine.kernels.append import append
 from quire.engine.kernels.decode import Tables, decode, fills, num_splits, split_tokens
 from quire.engine.kernels.merge import merge
@@ -57,7 +57,7 @@ class _Plan:
     tables: Sequence[Tables]
     """Of single tokens, and of short chunks."""
     chunks: Sequence[_Chunk] = ()
-    masked: Sequence[Prompt] = ()
+    masked: Sequence[PromptRows] = ()
     """Long ones with windows, and trees."""
 
 
@@ -67,11 +67,11 @@ class TritonAttention:
         assert all(plane.is_contiguous() for plane in pool.planes(0))
         self._pool = pool
         self._window = window
-        self._parts = Parts(pool.device, torch_dtype(pool.layout))
+        self._parts = AttentionWays(pool.device, torch_dtype(pool.layout))
         self._torch = TorchAttention(pool, window)
         self._staging = Staging(pool.device)
 
-    def plan(self, packing: Packing) -> _Plan:
+    def plan(self, packing: BatchPacking) -> _Plan:
         singles = [span for span in packing.spans if span.num_tokens == 1]
         trees = [span for span in packing.spans if span.drafts]
         several = [span for span in packing.spans if span.num_tokens > 1 and not span.drafts]
@@ -141,7 +141,7 @@ class TritonAttention:
         before = like.new_zeros((_LONG, layout.num_kv_heads, layout.head_dim)).transpose(0, 1)
         rows = like.new_zeros((_LONG, num_q_heads, layout.head_dim)).transpose(0, 1)
 
-        def timed(way: Way, num_queries: int) -> float:
+        def timed(way: AttentionWay, num_queries: int) -> float:
             return seconds(way, Heads(rows[:, :num_queries], before, before), scaling)
 
         for way in installed_ways(self._pool.device, torch_dtype(layout), layout.head_dim):
@@ -198,7 +198,7 @@ class TritonAttention:
             )
         return output
 
-    def _tables(self, spans: Sequence[Span]) -> tuple[Array, ...]:
+    def _tables(self, spans: Sequence[RowSpan]) -> tuple[Array, ...]:
         """As Tables has them."""
         num_pages = np.array([len(span.pages) for span in spans], dtype=np.int32)
         return (
@@ -210,14 +210,14 @@ class TritonAttention:
             np.array([self._splits(spans)[0]], dtype=np.int32),
         )
 
-    def _sent(self, columns: Sequence[torch.Tensor], spans: Sequence[Span]) -> Tables:
+    def _sent(self, columns: Sequence[torch.Tensor], spans: Sequence[RowSpan]) -> Tables:
         """`columns`: as of `_tables`, on the device."""
         rows, counts, lengths, firsts, pages, split = columns
         longest = max(span.num_tokens for span in spans)
         most = self._splits(spans)[1]
         return Tables(rows, counts, lengths, firsts, pages, split, most, longest)
 
-    def _splits(self, spans: Sequence[Span]) -> tuple[int, int]:
+    def _splits(self, spans: Sequence[RowSpan]) -> tuple[int, int]:
         """`split` and `max_splits` of a table."""
         pieces = [-(-span.num_tokens // PIECE) for span in spans]
         lengths = np.repeat(np.array([span.length for span in spans], dtype=np.int32), pieces)
@@ -227,7 +227,7 @@ class TritonAttention:
 
     def _attended(
         self, own: Heads, before: Sequence[torch.Tensor], scaling: float
-    ) -> Iterator[Part]:
+    ) -> Iterator[AttendedPart]:
         """Of a chunk, cut up, one after the other; `before`: keys and values."""
         done = 0
         for size in self._parts.cut(own.query.shape[1]):

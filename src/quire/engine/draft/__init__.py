@@ -1,8 +1,8 @@
 """Drafts: tokens proposed before the model has computed them, for it to check several at once.
 
 ngram.py looks them up in the request's own text; eagle.py computes them with a small head, read by
-weights.py and made by training/, and trees.py has it propose trees; adaptive.py decides how many
-are worth proposing, at the prices that prices.py measures; speculation.py does so for every
+headweights.py and made by training/, and trees.py has it propose trees; adaptive.py decides how
+many are worth proposing, at the prices that prices.py measures; speculation.py does so for every
 request. Importing this imports no torch.
 """
 

@@ -12,7 +12,7 @@ by side; the next token is token i + 1. So what the layer keeps for position i b
 has, `out` takes the place of `hidden` at the next position, with the token just proposed.
 
 Knows what is computed. Where keys and values lie, and over which of them attention goes, is the
-caller's; files are weights.py's.
+caller's; files are headweights.py's.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which draft head goes with which model: the ones that come with Quire, or a directory.
 
-Knows names and fingerprints; files are weights.py's.
+Knows names and fingerprints; files are headweights.py's.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Prices(Protocol):
 
 
 @dataclass(slots=True)
-class Draft:
+class RequestDraft:
     """One request's."""
 
     proposer: Proposer
@@ -186,9 +186,9 @@ class Speculation:
         """What it may still answer with, but for the token that is drawn anyway."""
         return 0 if request.for_peer else request.params.max_tokens - request.next_position - 1
 
-    def _draft_of(self, request: Request) -> Draft:
+    def _draft_of(self, request: Request) -> RequestDraft:
         if request.draft is None:
             known = request.tokens[: request.length]
             proposer, length = self.new_proposer(known), self.new_length(self.max_tokens)
-            request.draft = Draft(proposer, length, request.length)
+            request.draft = RequestDraft(proposer, length, request.length)
         return request.draft

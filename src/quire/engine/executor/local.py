@@ -53,7 +53,7 @@ class LocalExecutor:
             raise explained(error) from error
 
     def difference(self, page: int, other: int) -> float:
-        """Of two device pages: see engine/audit.py."""
+        """Of two device pages: see engine/auditing.py."""
         return difference(self._rank.worker.components[FULL].device, page, other)
 
     def self_check(self) -> str:

@@ -19,8 +19,8 @@ from quire.engine.bridge import AttentionBridge
 from quire.engine.config import AttentionKind, ForwardKind
 from quire.engine.draft.drafter import Drafter, Drafts
 from quire.engine.draft.eagle import EagleHead
+from quire.engine.draft.headweights import assemble, draft_target, read_spec, read_tensors
 from quire.engine.draft.trees import TreeDrafter
-from quire.engine.draft.weights import assemble, draft_target, read_spec, read_tensors
 from quire.engine.executor.rehearsal import rehearse
 from quire.engine.forward import Forward, choose
 from quire.engine.forward.dense import DenseModel, load_dense

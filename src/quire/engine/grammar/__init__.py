@@ -3,8 +3,8 @@
 where a grammar is first asked for.
 """
 
-from quire.engine.grammar.compiling import Compiled, Grammars, Stage, open_grammars
+from quire.engine.grammar.compiling import Compiled, CompileStage, Grammars, open_grammars
 from quire.engine.grammar.held import Held
 from quire.engine.grammar.told import Told
 
-__all__ = ["Compiled", "Grammars", "Held", "Stage", "Told", "open_grammars"]
+__all__ = ["CompileStage", "Compiled", "Grammars", "Held", "Told", "open_grammars"]

@@ -34,7 +34,7 @@ class GrammarError(Exception):
     """This grammar cannot be held to, and why. Told by Compiled, never raised to others."""
 
 
-class Stage(enum.Enum):
+class CompileStage(enum.Enum):
     PENDING = enum.auto()
     READY = enum.auto()
     FAILED = enum.auto()
@@ -62,10 +62,10 @@ class Compiled:
         self._future = future
 
     @property
-    def stage(self) -> Stage:
+    def stage(self) -> CompileStage:
         if not self._future.done():
-            return Stage.PENDING
-        return Stage.READY if self._future.exception() is None else Stage.FAILED
+            return CompileStage.PENDING
+        return CompileStage.READY if self._future.exception() is None else CompileStage.FAILED
 
     @property
     def error(self) -> str:

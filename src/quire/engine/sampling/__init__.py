@@ -1,5 +1,5 @@
-"""From logits to tokens: what is drawn (base.py), on the host (host.py), on the device (device.py,
-slots.py, and the kernels in engine/kernels/sampling.py)."""
+"""From logits to tokens: what is drawn (base.py), on the host (on_host.py), on the device
+(on_device.py, slots.py, and the kernels in engine/kernels/sampling.py)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from quire.engine import kernels
 from quire.engine.sampling.base import Drawn, Row, Sampled, Sampler, needs_history, uniform
-from quire.engine.sampling.host import HostSampler, sample
+from quire.engine.sampling.on_host import HostSampler, sample
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +32,7 @@ def open_sampler(
     compiled for them is compiled now."""
     if device.type != "cuda" or not kernels.available():
         return HostSampler()
-    from quire.engine.sampling.device import DeviceSampler
+    from quire.engine.sampling.on_device import DeviceSampler
 
     sampler = DeviceSampler(device, vocab_size, max_rows)
     if dtype is not None:

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from quire.engine.draft.eagle import EagleHead
+from quire.engine.draft.headweights import assemble, read_spec, read_tensors, save_head
+from quire.engine.draft.training.acceptance import Acceptance, measure
 from quire.engine.draft.training.examples import Order, in_batches, padded
-from quire.engine.draft.training.measure import Acceptance, measure
 from quire.engine.draft.training.start import likeliest_tokens, positions_of
 from quire.engine.draft.training.trainer import rate
 from quire.engine.draft.training.unroll import Unroll
-from quire.engine.draft.weights import assemble, read_spec, read_tensors, save_head
 from unit.engine.draft.support import (
     LAYERS,
     make_examples,

@@ -10,7 +10,7 @@ from torch.nn import functional
 pytest.importorskip("transformers")
 
 from quire.engine.draft.eagle import EagleHead, usual_layers
-from quire.engine.draft.weights import (
+from quire.engine.draft.headweights import (
     DraftTarget,
     assemble,
     expected,

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import torch
 
-from quire.engine.draft.training.answers import Prompt, Speaker
+from quire.engine.draft.training.continuations import Speaker, TrainingPrompt
 from quire.engine.draft.training.examples import Example
-from quire.engine.draft.training.texts import Source, Texts
+from quire.engine.draft.training.texts import Texts, TextSource
 from quire.errors import ConfigError
 from quire.progress import Progress
 
@@ -91,7 +91,9 @@ def collect_held_out(
     return examples
 
 
-def _asked(source: Source, speaker: Speaker, amounts: Amounts, times: int) -> list[Prompt]:
+def _asked(
+    source: TextSource, speaker: Speaker, amounts: Amounts, times: int
+) -> list[TrainingPrompt]:
     prompts = [
         speaker.asked(question, amounts.prompt_tokens, source.name) for question in source.questions
     ]
@@ -99,14 +101,18 @@ def _asked(source: Source, speaker: Speaker, amounts: Amounts, times: int) -> li
 
 
 def _cut(
-    source: Source, passage: list[int], speaker: Speaker, amounts: Amounts, chance: random.Random
-) -> Prompt:
+    source: TextSource,
+    passage: list[int],
+    speaker: Speaker,
+    amounts: Amounts,
+    chance: random.Random,
+) -> TrainingPrompt:
     size = max(1, round(len(passage) * chance.uniform(*_PROMPT_SHARE)))
     at = chance.randrange(max(1, len(passage) - size))
     tokens = passage[at : at + size]
     if speaker.can_chat and chance.random() < 0.5:
         return speaker.asked(speaker.text(tokens), amounts.prompt_tokens, source.name)
-    return Prompt(tokens[-amounts.prompt_tokens :], source.name)
+    return TrainingPrompt(tokens[-amounts.prompt_tokens :], source.name)
 
 
 def _long_enough(examples: Iterable[Example]) -> list[Example]:

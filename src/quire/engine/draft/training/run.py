@@ -18,15 +18,16 @@ from typing import Any
 import torch
 
 from quire.engine.draft.eagle import EagleHead, usual_layers
-from quire.engine.draft.training.answers import Speaker
+from quire.engine.draft.headweights import WEIGHTS_NAME, assemble, save_head
+from quire.engine.draft.training.acceptance import measure
 from quire.engine.draft.training.collect import Amounts, collect_held_out, collect_training
+from quire.engine.draft.training.continuations import Speaker
 from quire.engine.draft.training.examples import (
     Example,
     in_batches,
     load_examples,
     save_examples,
 )
-from quire.engine.draft.training.measure import measure
 from quire.engine.draft.training.start import (
     coverage,
     first_weights,
@@ -38,7 +39,6 @@ from quire.engine.draft.training.start import (
 from quire.engine.draft.training.target import TeacherModel
 from quire.engine.draft.training.texts import read_texts
 from quire.engine.draft.training.trainer import Course, Trainer
-from quire.engine.draft.weights import WEIGHTS_NAME, assemble, save_head
 from quire.errors import ConfigError
 from quire.models import load_tokenizer
 from quire.progress import Progress
@@ -52,7 +52,7 @@ _LEAST_SHARE = 0.35
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrainingPlan:
     """All that decides what comes out."""
 
     model: Path
@@ -70,7 +70,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TrainingPlace:
     """Where it runs; may be another when it goes on."""
 
     out: Path
@@ -80,8 +80,8 @@ class Place:
 
 
 def run(
-    plan: Plan,
-    place: Place,
+    plan: TrainingPlan,
+    place: TrainingPlace,
     clock: Callable[[], float],
     progress: Progress,
     say: Callable[[str], None],
@@ -141,7 +141,7 @@ def _within_time(course: Course, spent_s: float) -> Course:
     return dataclasses.replace(course, time_limit_s=left_s)
 
 
-def _begin(plan: Plan, work: Path) -> None:
+def _begin(plan: TrainingPlan, work: Path) -> None:
     """Raises ConfigError if something else was begun there."""
     wanted = _as_json(plan)
     file = work / "plan.json"
@@ -163,7 +163,7 @@ def _begin(plan: Plan, work: Path) -> None:
 
 
 def _examples(
-    plan: Plan,
+    plan: TrainingPlan,
     teacher: TeacherModel,
     work: Path,
     progress: Progress,
@@ -186,7 +186,7 @@ def _examples(
 def _train(
     trainer: Trainer,
     checkpoint: Path,
-    place: Place,
+    place: TrainingPlace,
     *,
     clock: Callable[[], float],
     progress: Progress,
@@ -213,6 +213,6 @@ def _train(
     trainer.save(checkpoint)
 
 
-def _as_json(plan: Plan) -> dict[str, Any]:
+def _as_json(plan: TrainingPlan) -> dict[str, Any]:
     fields: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(plan), default=str))
     return fields

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from quire.engine.draft.eagle import EagleSpec
+from quire.engine.draft.headweights import LM_HEAD, expected, vocabulary_tensors
 from quire.engine.draft.training.examples import Example
 from quire.engine.draft.training.target import TeacherModel
-from quire.engine.draft.weights import LM_HEAD, expected, vocabulary_tensors
 from quire.engine.forward.rope import rope_of
 from quire.engine.forward.spec import DenseSpec
 from quire.errors import ConfigError

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from quire.engine.draft.weights import draft_target
+from quire.engine.draft.headweights import draft_target
 from quire.errors import ConfigError
 from quire.models import describe, load_model, read_config
 

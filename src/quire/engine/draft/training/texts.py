@@ -24,7 +24,7 @@ _PIECE_CHARS = 1 << 16
 
 
 @dataclass(slots=True)
-class Source:
+class TextSource:
     """One file's."""
 
     name: str
@@ -39,8 +39,8 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    training: list[Source]
-    held_out: list[Source]
+    training: list[TextSource]
+    held_out: list[TextSource]
 
 
 def read_texts(
@@ -74,8 +74,8 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
             raise ConfigError(f"{path} does not exist: give a text file, a .jsonl file or a folder")
 
 
-def _read(path: Path, tokenizer: Any, length: int) -> Source:
-    source = Source(path.stem)
+def _read(path: Path, tokenizer: Any, length: int) -> TextSource:
+    source = TextSource(path.stem)
     try:
         if path.suffix == ".jsonl":
             text = "\n\n".join(_questions(path, source.questions))
@@ -109,15 +109,15 @@ def _questions(path: Path, questions: list[str]) -> Iterator[str]:
                 ) from error
 
 
-def _split(source: Source) -> tuple[Source, Source]:
+def _split(source: TextSource) -> tuple[TextSource, TextSource]:
     """For training, and held out."""
     passages, questions = (
         len(items) - round(HELD_OUT_SHARE * len(items))
         for items in (source.passages, source.questions)
     )
     return (
-        Source(source.name, source.passages[:passages], source.questions[:questions]),
-        Source(source.name, source.passages[passages:], source.questions[questions:]),
+        TextSource(source.name, source.passages[:passages], source.questions[:questions]),
+        TextSource(source.name, source.passages[passages:], source.questions[questions:]),
     )
 
 

@@ -21,10 +21,10 @@ import torch
 from torch.nn import functional
 
 from quire.engine.draft.eagle import EagleHead, EagleSpec
+from quire.engine.draft.headweights import Tensors, assemble
 from quire.engine.draft.training.examples import Example, Examples, Order
 from quire.engine.draft.training.target import TeacherModel
 from quire.engine.draft.training.unroll import Unroll, shifted
-from quire.engine.draft.weights import Tensors, assemble
 
 _STEP_DECAY = 0.8
 """How much less each step of the unroll counts than the one before."""
@@ -48,7 +48,7 @@ class Course:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class TrainingFigures:
     """Of one batch, on the device; each [step of the unroll]."""
 
     losses: torch.Tensor
@@ -101,7 +101,7 @@ class Trainer:
     ) -> None:
         """From `step` on to the end of the course, or of its time."""
         begun = clock()
-        since: list[Figures] = []
+        since: list[TrainingFigures] = []
         for batch in self._order.batches(self.step):
             spent_s = clock() - begun
             done = self._done(spent_s)
@@ -122,7 +122,7 @@ class Trainer:
         limit_s = self.course.time_limit_s
         return share if limit_s is None else max(share, spent_s / limit_s)
 
-    def _learn(self, batch: Examples) -> Figures:
+    def _learn(self, batch: Examples) -> TrainingFigures:
         figures, loss = self.loss(batch)
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -130,7 +130,7 @@ class Trainer:
         self._optimizer.step()
         return figures
 
-    def loss(self, batch: Examples) -> tuple[Figures, torch.Tensor]:
+    def loss(self, batch: Examples) -> tuple[TrainingFigures, torch.Tensor]:
         device, head = self._teacher.device, self.head()
         tokens = batch.tokens.to(device)
         seen = self._teacher.see(tokens, self._spec.layers)
@@ -147,10 +147,12 @@ class Trainer:
             right.append(agreed.sum() / total)
         weights = [_STEP_DECAY**number for number in range(len(losses))]
         parts = [loss * weight for loss, weight in zip(losses, weights, strict=True)]
-        figures = Figures(torch.stack(losses).detach(), torch.stack(right))
+        figures = TrainingFigures(torch.stack(losses).detach(), torch.stack(right))
         return figures, torch.stack(parts).sum() / sum(weights)
 
-    def _entry(self, since: Sequence[Figures], done: float, spent_s: float) -> dict[str, Any]:
+    def _entry(
+        self, since: Sequence[TrainingFigures], done: float, spent_s: float
+    ) -> dict[str, Any]:
         losses = torch.stack([figures.losses for figures in since]).mean(0)
         right = torch.stack([figures.right for figures in since]).mean(0)
         return {

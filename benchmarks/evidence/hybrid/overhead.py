@@ -1,0 +1,117 @@
+"""What snapshots cost when nothing is ever reused: one engine that takes them, one that does not.
+
+Every round asks both engines the same new prompt, and they take turns at every step, so that what
+slows the machine down for a moment slows both; who goes first alternates:
+
+    with       step       step       step   …   settle
+    without         step       step       step         settle
+
+After each step there is a pause in which the copies and writes that it has set off go on: their
+processor time, which is that of the whole process, is counted for the engine that caused them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from evidence.hybrid.driver import Driver, Tokens
+from quire.bench.stats import compared
+
+Result = dict[str, Any]
+
+WITH, WITHOUT = "snapshots_on", "snapshots_off"
+TIMES = ("total_s", "ttft_s", "cpu_s")
+_PAUSE_S = 0.03
+
+
+def measure(
+    drivers: dict[str, Driver],
+    prompts: Sequence[Tokens],
+    output_tokens: int,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Result:
+    """`drivers`: WITH and WITHOUT. One round per prompt, the first not counted.
+
+    Raises EngineError.
+    """
+    rounds: list[Result] = []
+    for number, prompt in enumerate(prompts):
+        order = (WITH, WITHOUT) if number % 2 == 0 else (WITHOUT, WITH)
+        meters = {name: _Meter(drivers[name]) for name in order}
+        for meter in meters.values():
+            meter.begin(prompt, output_tokens)
+        while not all(meter.driver.is_done for meter in meters.values()):
+            for meter in meters.values():
+                meter.step()
+        rounds.append({"first": order[0]} | {name: m.finish() for name, m in meters.items()})
+        progress(2 * len(rounds))
+    return summed_up(rounds[1:])
+
+
+class _Meter:
+    """Time that one engine takes for one request."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self._total_s = self._cpu_s = self._ttft_s = 0.0
+
+    def begin(self, prompt: Tokens, output_tokens: int) -> None:
+        with self._counted():
+            self.driver.begin(prompt, output_tokens)
+
+    def step(self) -> None:
+        if self.driver.is_done:
+            return
+        is_first = not self.driver.has_begun
+        with self._counted():
+            self.driver.step()
+        if is_first:
+            self._ttft_s = self._total_s
+
+    def finish(self) -> Result:
+        before = time.process_time()
+        self.driver.settle()
+        self._cpu_s += time.process_time() - before
+        tokens, cached = self.driver.result()
+        return {
+            "total_s": self._total_s,
+            "ttft_s": self._ttft_s,
+            "cpu_s": self._cpu_s,
+            "cached_tokens": cached.total,
+            "answer": tokens,
+        }
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        before, cpu_before = time.perf_counter(), time.process_time()
+        yield
+        self._total_s += time.perf_counter() - before
+        time.sleep(_PAUSE_S)
+        self._cpu_s += time.process_time() - cpu_before
+
+
+def summed_up(rounds: Sequence[Result]) -> Result:
+    def column(side: str, name: str) -> list[Any]:
+        return [one[side][name] for one in rounds]
+
+    reused = sum(column(WITH, "cached_tokens") + column(WITHOUT, "cached_tokens"))
+    pairs = zip(column(WITH, "answer"), column(WITHOUT, "answer"), strict=True)
+    same = sum(ours == theirs for ours, theirs in pairs)
+    return {
+        "rounds": len(rounds),
+        "ok": same == len(rounds) and reused == 0,
+        "same_answer": same,
+        "reused_tokens": reused,
+        **{name: compared(rounds, name, WITH, WITHOUT) for name in TIMES},
+        "samples": [
+            {"first": one["first"]} | {side: _figures(one[side]) for side in (WITH, WITHOUT)}
+            for one in rounds
+        ],
+    }
+
+
+def _figures(sample: Result) -> Result:
+    return {name: value for name, value in sample.items() if name != "answer"}

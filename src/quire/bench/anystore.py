@@ -1,0 +1,272 @@
+"""`quire store bench`: any store, checksums on, beside its own client on the same bytes.
+
+Works in a place of its own inside the store (another prefix or folder), which is cleared
+afterwards; nothing else is touched. The store is driven as a worker drives it: as many calling
+threads and pages per call, each thread writing one path, which it goes on with from call to call.
+Its client moves as many objects of the same bytes, by as many threads and calls. Every round times
+store and client next to each other, each in an empty place: who writes beside what is there already
+may find no memory left that the server has at hand, and is half as fast. Who goes first alternates,
+and of two rounds one ratio is made: what being first is worth falls out of it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import random
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+from quire.bench.raw import RawBucket, RawClient, RawPool, RawRedis, join_pool
+from quire.bench.store import LIMITS, parallel, summary
+from quire.errors import StoreError
+from quire.progress import Count
+from quire.store.base import Part, Store, pages_per_call
+from quire.store.client import PageStore
+from quire.store.codec import object_name
+from quire.store.opening import choice_in, without_page_options
+from quire.store.packing import Packer, PackKind
+from quire.store.url import StoreURL, open_store, parse_url
+from quire.types import NO_PARENT, PageKey, PageStatus
+
+DEADLINE_S = 120.0
+PROBE_KEYS = 256
+_PROBES = 9
+
+Move = Callable[[Sequence[PageKey]], float]
+"""Moves the pages; how long it took, in seconds."""
+
+
+class ProbeTimes(NamedTuple):
+    one_s: float
+    """To ask for one page."""
+    many_s: float
+    """To ask for PROBE_KEYS."""
+
+
+def own_place(text: str) -> StoreURL:
+    """The same store, but a place in it that nobody else uses. Raises StoreError."""
+    url = parse_url(without_page_options(parse_url(text)))
+    label = f"quire-bench-{random.SystemRandom().randbytes(6).hex()}"
+    if url.scheme in ("redis", "rediss", "mooncake"):
+        scheme = url.without_options(url.scheme, {"prefix"})
+        sign = "&" if "?" in scheme else "?"
+        return parse_url(f"{scheme}{sign}prefix={label}:")
+    if url.scheme in ("s3", "gs", "az", "file"):
+        base, question, options = url.text.partition("?")
+        return parse_url(f"{base.rstrip('/')}/{label}{question}{options}")
+    if url.scheme == "memory":
+        return parse_url("memory://?max=4GiB")
+    raise StoreError(
+        f"{url.scheme}:// has no place where measuring would leave others alone: measure the store "
+        "that it stands for"
+    )
+
+
+class _Call(NamedTuple):
+    keys: Sequence[PageKey]
+    pages: Sequence[memoryview]
+    deadline: float
+
+
+class Measured:
+    """A store in a place of its own, opened, with pages to move."""
+
+    def __init__(self, url: StoreURL, store: Store, page_bytes: int, kind: PackKind) -> None:
+        self.url = url
+        self.page_bytes = page_bytes
+        self._backend = store
+        packer = None if kind is PackKind.NONE else Packer(kind)
+        self._store = PageStore(store, clock=time.monotonic, packer=packer)
+        self._part = Part("full", 0, 1, bytes(32), page_bytes)
+        self._random = random.Random(0)
+        callers = max(LIMITS.fetch_threads, LIMITS.write_threads)
+        # One mapping, as a host pool is: those who register memory register it once.
+        self._per_call = min(LIMITS.batch_pages, pages_per_call(page_bytes))
+        self.memory = memoryview(mmap.mmap(-1, callers * self._per_call * page_bytes))
+        self._pages = [
+            self.memory[at : at + page_bytes] for at in range(0, self.memory.nbytes, page_bytes)
+        ]
+        noise = self._random.randbytes(page_bytes)
+        for page in self._pages:
+            page[:] = noise
+
+    def keys(self, count: int) -> list[PageKey]:
+        return [PageKey(self._random.randbytes(32)) for _ in range(count)]
+
+    def write(self, keys: Sequence[PageKey], threads: int = LIMITS.write_threads) -> float:
+        """Seconds. Raises StoreError."""
+
+        def put(batches: Iterator[_Call]) -> None:
+            last = NO_PARENT
+            for names, pages, deadline in batches:
+                parents, last = [last, *names[:-1]], names[-1]
+                _expect_ok(
+                    self._store.put(self._part, names, pages, parents=parents, deadline=deadline)
+                )
+
+        return self._timed(keys, threads, put)
+
+    def read(self, keys: Sequence[PageKey], threads: int = LIMITS.fetch_threads) -> float:
+        def get(batches: Iterator[_Call]) -> None:
+            for names, pages, deadline in batches:
+                _expect_ok(self._store.get(self._part, names, pages, deadline=deadline))
+
+        return self._timed(keys, threads, get)
+
+    def raw(
+        self, clients: Sequence[RawClient], keys: Sequence[PageKey], *, puts: bool = False
+    ) -> float:
+        def work(caller: int) -> None:
+            pages = self._pages_of(caller)
+            for batch in _batches(keys, self._per_call)[caller :: len(clients)]:
+                names = [object_name(self._part, key) for key in batch]
+                move = clients[caller].put if puts else clients[caller].get
+                move(names, pages[: len(batch)])
+
+        began_s = time.perf_counter()
+        parallel(work, len(clients))
+        return time.perf_counter() - began_s
+
+    def probe(self, known: Sequence[PageKey]) -> ProbeTimes:
+        """Of pages that are there, as many as are known, and others."""
+        many = [*known, *self.keys(PROBE_KEYS)][:PROBE_KEYS]
+        return ProbeTimes(self._asked(many[:1]), self._asked(many))
+
+    def clear(self) -> None:
+        self._backend.clear(wait=True)
+
+    def _asked(self, keys: Sequence[PageKey]) -> float:
+        names = [object_name(self._part, key) for key in keys]
+        samples = []
+        for _ in range(_PROBES):
+            began_s = time.perf_counter()
+            self._backend.contains(names, deadline=time.monotonic() + DEADLINE_S)
+            samples.append(time.perf_counter() - began_s)
+        return statistics.median(samples)
+
+    def _timed(
+        self, keys: Sequence[PageKey], threads: int, move: Callable[[Iterator[_Call]], None]
+    ) -> float:
+        def work(caller: int) -> None:
+            pages = self._pages_of(caller)
+            move(
+                _Call(batch, pages[: len(batch)], time.monotonic() + DEADLINE_S)
+                for batch in _batches(keys, self._per_call)[caller::threads]
+            )
+
+        began_s = time.perf_counter()
+        parallel(work, threads)
+        return time.perf_counter() - began_s
+
+    def _pages_of(self, caller: int) -> list[memoryview]:
+        size = self._per_call
+        return self._pages[caller * size : (caller + 1) * size]
+
+
+def _expect_ok(statuses: Sequence[PageStatus]) -> None:
+    if any(status is not PageStatus.OK for status in statuses):
+        names = ", ".join(sorted({status.name.lower() for status in statuses}))
+        raise StoreError(
+            f"the store did not move every page ({names}): give it room, or measure with a smaller "
+            "--total"
+        )
+
+
+def _batches(keys: Sequence[PageKey], size: int) -> list[Sequence[PageKey]]:
+    return [keys[i : i + size] for i in range(0, len(keys), size)]
+
+
+@contextmanager
+def measured(text: str, page_bytes: int) -> Iterator[Measured]:
+    """Cleared and closed afterwards, whatever happens. Raises StoreError."""
+    url = own_place(text)
+    kind = choice_in(parse_url(text), "codec", PackKind.NONE)
+    store = open_store(url.text)
+    try:
+        bench = Measured(url, store, page_bytes, kind)
+        try:
+            yield bench
+        finally:
+            bench.clear()
+    finally:
+        store.close()
+        if url.scheme == "file":
+            shutil.rmtree(url.path, ignore_errors=True)
+
+
+@contextmanager
+def raw_clients(bench: Measured, count: int) -> Iterator[list[RawClient]]:
+    """One for each thread; none, for a store that has no client of its own."""
+    url, clients = bench.url, []
+    with ExitStack() as stack:
+        shared = None
+        if url.scheme == "mooncake":
+            shared = join_pool(url, bench.memory)
+            stack.callback(shared[0].close)
+        for _ in range(count):
+            client: RawClient | None = None
+            if url.scheme in ("redis", "rediss"):
+                client = RawRedis(url)
+            elif url.scheme in ("s3", "gs", "az"):
+                client = RawBucket(url)
+            elif shared is not None:
+                client = RawPool(url, shared)
+            if client is not None:
+                stack.callback(client.close)
+                clients.append(client)
+        yield clients
+
+
+def run(
+    text: str,
+    *,
+    page_bytes: int,
+    total_bytes: int,
+    rounds: int,
+    progress: Count = lambda done, total: None,
+) -> dict[str, Any]:
+    """Raises StoreError. `rounds` should be even, since who goes first alternates."""
+    num_pages = max(1, total_bytes // page_bytes)
+    samples: list[dict[str, float]] = []
+    with (
+        measured(text, page_bytes) as bench,
+        raw_clients(bench, max(LIMITS.write_threads, LIMITS.fetch_threads)) as clients,
+    ):
+        known = bench.keys(min(num_pages, PROBE_KEYS))
+        bench.write(known)
+        probe = bench.probe(known)
+        bench.clear()
+        for number in range(rounds):
+            samples.append(_round(bench, clients, num_pages, number))
+            progress(number + 1, rounds)
+    return {
+        "url": parse_url(text).shown,
+        "rounds": rounds,
+        "bytes_per_round": num_pages * page_bytes,
+        **summary(page_bytes, samples, raw=bool(clients)),
+        "probe": {"keys": PROBE_KEYS, "one_ms": probe.one_s * 1e3, "all_ms": probe.many_s * 1e3},
+    }
+
+
+def _round(
+    bench: Measured, clients: Sequence[RawClient], num_pages: int, number: int
+) -> dict[str, float]:
+    """GB/s of each side and way."""
+    writers, readers = clients[: LIMITS.write_threads], clients[: LIMITS.fetch_threads]
+    sides: dict[str, tuple[Move, Move]] = {"store": (bench.write, bench.read)}
+    if clients:
+        sides["raw"] = partial(bench.raw, writers, puts=True), partial(bench.raw, readers)
+    size = num_pages * bench.page_bytes
+    rates = {}
+    for side in sorted(sides, reverse=number % 2 == 0):
+        write, read = sides[side]
+        keys = bench.keys(num_pages)
+        rates[f"{side}_write"] = size / write(keys) / 1e9
+        rates[f"{side}_read"] = size / read(keys) / 1e9
+        bench.clear()
+    return rates

@@ -1,0 +1,32 @@
+"""One name, one thing: the rule of scripts/names.py holds, and would notice."""
+
+import importlib.util
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[2] / "scripts/names.py"
+spec = importlib.util.spec_from_file_location("names", SCRIPT)
+names = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(names)
+
+
+def test_every_name_stands_for_one_thing_but_for_those_on_the_list(capsys):
+    assert names.main() == 0, capsys.readouterr().out
+
+
+def test_a_name_for_two_things_is_noticed():
+    found = {"Plan": ["a.py", "b.py"], "Tree": ["tree.py"]}
+    (said,) = names.complaints("the class", found, set())
+    assert said == "the class Plan stands for several things: a.py, b.py: rename all but one"
+    assert names.complaints("the class", found, {"Plan"}) == []
+
+
+def test_the_list_is_no_longer_than_it_must_be():
+    (said,) = names.complaints("the class", {"Plan": ["a.py"]}, {"Plan"})
+    assert "take it off the list" in said
+
+
+def test_rooms_commands_and_what_a_package_is_about_may_share_a_name():
+    found = names.modules()
+    assert not found.keys() & {"base", "run", "report"}
+    assert "cli/store.py" not in found.get("store", [])
+    assert "tree/tree.py" not in found.get("tree", [])
