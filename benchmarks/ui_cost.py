@@ -4,16 +4,17 @@ without, in turn.
     python benchmarks/ui_cost.py [SECONDS] > ui_cost.json
 
 A real server of the embedded model on this machine, its engine on one thread, so that those who
-look have a core of their own, as they have on a server. What the page asks every 1.5 seconds, with
-the admin key, and a `quire top` run all the time, and are stopped (SIGSTOP) in every other round. A
-round is four new prompts answered at once; what it moves to host and store is waited for. Two
-figures come of it:
+look have a core of their own, as they have on a server. A round is four new prompts answered at
+once; what it moves to host and store is waited for. In turn nobody looks (`alone`); what the page
+asks every 1.5 seconds, with the admin key, and a `quire top` do (`watched`); and as many looks in a
+tenth of the time (`eager`). Those who do not look are stopped (SIGSTOP). Three figures:
 
-- `busy`: the engine's processor time, and the time it took, watched by not: the median over pairs
-  of neighbouring rounds, with an interval. The noise of a shared machine is a few per cent.
-- `idle`: the processor time that the engine takes in a second of being watched, beside a second of
-  not, with all that was cached before and nothing to compute: the looks alone, without the noise.
-  What is answered then is what is answered under load.
+- `watched`: the engine's processor time, and the time it took, by `alone`: the median over
+  neighbouring rounds, with an interval. The noise of a shared machine is a few per cent.
+- `share`: what looking adds to the engine's processor time: a tenth of what the eager looks add,
+  and so is the noise.
+- `idle_share`: the processor time that the engine takes in a second of being watched, less that in
+  a second of not, with all that was cached and nothing to compute.
 """
 
 import contextlib
@@ -36,7 +37,10 @@ from quire.bench.stats import ratio
 
 PROMPTS, PROMPT_TOKENS, ANSWER_TOKENS = 4, 80, 12
 SETTLE_S = 0.3
-IDLE_S, IDLE_PAIRS = 10.0, 4
+IDLE_S, IDLE_ROUNDS = 10.0, 3
+KINDS = ("alone", "watched", "eager")
+EAGER = 10
+"""Times as many looks."""
 PAGE_EVERY_S = 1.5
 KEY = "an admin key of this benchmark"
 MODEL = "SmolLM2-135M-Instruct"
@@ -67,35 +71,42 @@ def server() -> Iterator[tuple[str, psutil.Process]]:
 
 
 class Watching:
-    """A page that is open, and a terminal: they look, or are stopped."""
+    """A page that is open, and a terminal; and somebody who looks as often as ten of both."""
 
     def __init__(self, url: str, folder: Path) -> None:
         script = folder / "page.py"
         script.write_text(PAGE)
+        page = [sys.executable, str(script), url, KEY]
         with (folder / "top").open("w") as terminal:
-            page = [sys.executable, str(script), url, KEY, str(PAGE_EVERY_S)]
-            top = [sys.executable, "-m", "quire", "top", url]
-            self._both = [subprocess.Popen(page), subprocess.Popen(top, stdout=terminal)]
+            top = subprocess.Popen([sys.executable, "-m", "quire", "top", url], stdout=terminal)
+        self._by_kind = {
+            "watched": [subprocess.Popen([*page, str(PAGE_EVERY_S), "0"]), top],
+            "eager": [subprocess.Popen([*page, str(PAGE_EVERY_S / EAGER), "1"])],
+            "alone": [],
+        }
         time.sleep(5.0)  # their start is nobody's cost
 
-    def look(self, wanted: bool) -> None:
-        for each in self._both:
-            assert each.poll() is None, f"{each.args} has ended"
-            each.send_signal(signal.SIGCONT if wanted else signal.SIGSTOP)
+    def look(self, kind: str) -> None:
+        """Only those of this kind."""
+        for other, processes in self._by_kind.items():
+            for each in processes:
+                assert each.poll() is None, f"{each.args} has ended"
+                each.send_signal(signal.SIGCONT if other == kind else signal.SIGSTOP)
 
     def close(self) -> None:
-        for each in self._both:
+        for each in (each for processes in self._by_kind.values() for each in processes):
             each.kill()
             each.wait()
 
 
 PAGE = """
 import sys, time, httpx
-url, key, every_s = sys.argv[1], sys.argv[2], float(sys.argv[3])
+url, key, every_s, as_top = sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4] == "1"
 keyed = {"authorization": f"Bearer {key}"}
+paths = ["/health", "/metrics", "/admin/requests", "/admin/tree"] + ["/metrics"] * as_top
 with httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
     while True:
-        for path in ("/health", "/metrics", "/admin/requests", "/admin/tree"):
+        for path in paths:
             client.get(path, headers=keyed).raise_for_status()
         time.sleep(every_s)
 """
@@ -119,8 +130,9 @@ def work(url: str, number: int) -> None:
 
 
 def used_s(engine: psutil.Process) -> float:
-    times = engine.cpu_times()
-    return times.user + times.system
+    """Processor time of all its threads, to the nanosecond."""
+    tasks = Path(f"/proc/{engine.pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 def timed(url: str, engine: psutil.Process, number: int) -> dict[str, float]:
@@ -138,14 +150,9 @@ def idle_share(engine: psutil.Process) -> float:
     return (used_s(engine) - used) / (time.perf_counter() - began)
 
 
-def in_turn(number: int) -> tuple[str, str]:
-    """So that neither kind is always the first of a pair."""
-    return ("watched", "alone") if number % 2 else ("alone", "watched")
-
-
 def main() -> None:
     until_s = time.monotonic() + float(sys.argv[1] if len(sys.argv) > 1 else "330")
-    rounds: dict[str, list[dict[str, float]]] = {"watched": [], "alone": []}
+    rounds: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
     idle: dict[str, list[float]] = {"watched": [], "alone": []}
     load = [os.getloadavg()[0]]
     with (
@@ -154,31 +161,29 @@ def main() -> None:
         contextlib.closing(Watching(url, Path(folder))) as watching,
     ):
         work(url, 0)
-        number, pair = 1, 0
-        while time.monotonic() < until_s - IDLE_PAIRS * 2 * IDLE_S:
-            for kind in in_turn(pair):
-                watching.look(kind == "watched")
-                rounds[kind].append(timed(url, engine, number))
+        number = 0
+        while time.monotonic() < until_s - IDLE_ROUNDS * 2 * IDLE_S:
+            for kind in KINDS if number % 2 else reversed(KINDS):
+                watching.look(kind)
                 number += 1
-            pair += 1
-        for i in range(IDLE_PAIRS):
-            for kind in in_turn(i):
-                watching.look(kind == "watched")
-                idle[kind].append(idle_share(engine))
-        watching.look(True)
+                rounds[kind].append(timed(url, engine, number))
+        for _ in range(IDLE_ROUNDS):
+            for kind, shares in idle.items():
+                watching.look(kind)
+                shares.append(idle_share(engine))
     load.append(os.getloadavg()[0])
-    busy = {
-        name: ratio(*([each[name] for each in rounds[kind]] for kind in ("watched", "alone")))[
-            "of_pairs"
-        ]
-        for name in ("engine_cpu_s", "wall_s")
-    }
-    added = [ours - theirs for ours, theirs in zip(idle["watched"], idle["alone"], strict=True)]
+
+    def by_alone(kind: str, name: str) -> dict[str, float]:
+        return ratio(*([each[name] for each in rounds[of]] for of in (kind, "alone")))["of_pairs"]
+
+    eager = by_alone("eager", "engine_cpu_s")
+    added = [ours - theirs for ours, theirs in zip(*idle.values(), strict=True)]
     result = {
-        "pairs": pair,
+        "rounds_of_each": len(rounds["alone"]),
         "load": load,
-        "busy": busy,
-        "idle": {"share": statistics.median(added), "low": min(added), "high": max(added)},
+        "watched": {name: by_alone("watched", name) for name in ("engine_cpu_s", "wall_s")},
+        "share": {name: (value - 1) / EAGER for name, value in eager.items()},
+        "idle_share": {"median": statistics.median(added), "all": added},
         "rounds": rounds,
     }
     print(json.dumps(result, indent=1))
