@@ -352,7 +352,9 @@ class TinyEngine:
         """Until everything is answered, nothing is in flight, and no write waits to be tried
         again."""
         for _ in range(100_000):
-            waits = len(self.scheduler) or self.manager._writer.next_retry() is not None
+            waits = len(self.scheduler) or any(
+                writes.retries for writes in self.manager._writer._writes
+            )
             if not waits and self.manager.idle:
                 return
             self.step()

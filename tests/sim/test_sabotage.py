@@ -34,7 +34,7 @@ from quire.sim.compute import Compute
 from quire.sim.engine import SimEngine, SimRequest
 from quire.sim.store import SimStore
 from quire.tree import Holding, Node, PrefixTree, Tenant, may_go, slot_of
-from quire.types import NO_SLOT, PageKey, Residency, Tier
+from quire.types import NO_SLOT, PageKey, PageStatus, Residency, Tier
 
 WRONG_BYTES = "uses a wrong page|holds something else"
 OPTIONS = SimOptions(ranks=2, threshold_pages=1, fault_rate=0.1, stuck_share=0.0, admin_rate=0.05)
@@ -498,7 +498,7 @@ def test_a_page_of_tokens_and_one_of_pairs_that_meet_in_the_store_c3(monkeypatch
     without_looking_at_content(monkeypatch)
     put = SimStore.put
 
-    def under_one_name(self: SimStore, name: Any, content: int, parent: Any = None) -> bool:
+    def under_one_name(self: SimStore, name: Any, content: int, *_: Any) -> PageStatus:
         return put(self, (PageKey(bytes(32)), *name[1:]), content)
 
     monkeypatch.setattr(SimStore, "put", under_one_name)

@@ -204,7 +204,7 @@ def test_what_goes_though_it_is_retained_is_seen_c43(monkeypatch: pytest.MonkeyP
     assert manager.match(key).num_pages == 4
     monkeypatch.setattr(Retained, "put", lambda *_, **__: False)
     answered(manager, key)  # stands among the others from now on
-    with pytest.raises(SimulationError, match="C43: room for . pages left 0 of 4"):
+    with pytest.raises(SimulationError, match=r"C43: room for . pages left 0 of 4"):
         under_pressure(manager)
 
 

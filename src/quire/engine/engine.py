@@ -342,7 +342,8 @@ class Engine:
             found.append(TenantStatus(name, running[name], waiting[name], device, host, *store))
         share = self.manager.config.tenant_share
         sizes = (self.manager.config.device_pages, self.manager.config.host_pages)
-        return Tenants(found, *(int(size * share) for size in sizes), share)
+        device, host = (int(size * share) for size in sizes)
+        return Tenants(found, device, host, share)
 
     def _handover_status(self) -> HandoverStatus | None:
         if self.exchange is None:

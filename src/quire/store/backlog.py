@@ -134,9 +134,11 @@ class Backlog:
 
 def _without(wrong: set[tuple[Part, PageKey]], call: PutCall) -> PutCall:
     left = [i for i, key in enumerate(call.keys) if (call.part, key) not in wrong]
-    keys, pages = [call.keys[i] for i in left], [call.pages[i] for i in left]
     return call._replace(
-        keys=keys, pages=pages, parents=[call.parents[i] for i in left if call.parents]
+        keys=[call.keys[i] for i in left],
+        pages=[call.pages[i] for i in left],
+        parents=[call.parents[i] for i in left if call.parents],
+        owners=[call.owners[i] for i in left if call.owners],
     )
 
 

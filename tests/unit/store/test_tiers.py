@@ -322,7 +322,7 @@ def test_clearing_tells_all_and_then_says_that_one_failed(tiers, pages):
 def test_a_page_that_its_backlog_turned_away_is_told_once(pages):
     store = plain(MemoryStore())
     backlog = Backlog(store, clock=time.monotonic, max_bytes=1 << 20)
-    call = PutCall(pages.part, pages.keys(2), [pages.full(2)], pages.keys(1), None)
+    call = PutCall(pages.part, pages.keys(2), [pages.full(2)], pages.keys(1), [], None)
     assert backlog.add(call)
     backlog.close(30)
     assert backlog.misses(pages.key(2))
