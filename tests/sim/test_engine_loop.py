@@ -100,7 +100,10 @@ class Load:
 
 @pytest.mark.parametrize(
     ("seed", "ahead"),
-    [(seed, False) for seed in range(12)] + [(seed, True) for seed in range(12, 28)],
+    [
+        pytest.param(seed, seed >= 12, marks=[pytest.mark.long] if seed % 2 else [])
+        for seed in range(28)
+    ],
 )
 def test_every_answer_is_right_and_everything_comes_back_c32(seed, ahead, capsys):
     load = Load(seed, ahead=ahead)

@@ -59,7 +59,7 @@ def abandon(rig: Rig, tokens: list[int]) -> None:
     ("mix", "unit", "ranks"),
     [
         (FULL, UnitKind.TOKEN, 1),
-        (FULL, UnitKind.PAIR, 2),
+        pytest.param(FULL, UnitKind.PAIR, 2, marks=pytest.mark.long),
         (WINDOW, UnitKind.TOKEN, 1),
         pytest.param(RECURRENT, UnitKind.PAIR, 2, marks=pytest.mark.long),
         (BOTH, UnitKind.TOKEN, 1),

@@ -40,6 +40,7 @@ def model_without_memory(path) -> torch.Tensor:
     return shares
 
 
+@pytest.mark.long
 def test_twenty_thousand_draws_pass_a_chi_square_test(tmp_path) -> None:
     shares = model_without_memory(tmp_path / "model")
     counts = torch.zeros(VOCABULARY, dtype=torch.float64)
