@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from quire.engine.for_peers import ComputedForPeers
 from quire.engine.grammar import CompileStage
 from quire.engine.handovers import Handovers
 from quire.engine.holds import Holds
-from quire.engine.kept import Kept
 from quire.engine.queue import Queue
 from quire.engine.request import Request, State
 from quire.manager import CacheManager
@@ -33,7 +33,7 @@ class Admission:
         manager: CacheManager,
         queue: Queue,
         holds: Holds,
-        kept: Kept,
+        kept: ComputedForPeers,
         remote: Handovers | None,
         *,
         reuse: bool,

@@ -2,7 +2,7 @@
 
 Knows requests and the cache's manager; neither the model nor the client. Who there is, and in which
 order, is the queue's (queue.py); who of those that wait is let in, admission.py's; what is computed
-for peers, kept.py's; what a request computes next, segments.py's. One step:
+for peers, for_peers.py's; what a request computes next, segments.py's. One step:
 
     schedule()   running requests first: those that decode, then chunks of prompts, oldest first;
                  what is left of the step's budget goes to waiting ones
@@ -28,10 +28,10 @@ from quire.engine.batch import Batch, BatchResult, Segment, SegmentResult
 from quire.engine.counters import SchedulerCounters
 from quire.engine.draft.speculation import Speculation
 from quire.engine.drafting import Drafting
+from quire.engine.for_peers import ComputedForPeers
 from quire.engine.grammar import Compiled, CompileStage, Grammars
 from quire.engine.handovers import Handovers
 from quire.engine.holds import Holds
-from quire.engine.kept import Kept
 from quire.engine.messages import Finish, Output, TokenLogprobs
 from quire.engine.queue import Queue
 from quire.engine.request import Request, State
@@ -86,7 +86,7 @@ class Scheduler:
         """May a batch be chosen before the one ahead of it was taken in? A recurrent state is kept
         or not by what came of the batch that it was computed in."""
         self._holds = Holds(manager, queue, remote, reuse=reuse)
-        self._kept = Kept(manager, queue, self._holds, num_slots=num_slots)
+        self._kept = ComputedForPeers(manager, queue, self._holds, num_slots=num_slots)
         self._admission = Admission(manager, queue, self._holds, self._kept, remote, reuse=reuse)
         self._segments = Segments(manager, self._kept, reuse=reuse)
         self.drafting = None if speculation is None else Drafting(speculation, self._segments)

@@ -12,16 +12,16 @@ from typing import Any
 import msgspec
 
 from quire.engine.batch import Segment
+from quire.engine.for_peers import ComputedForPeers
 from quire.engine.grammar import Told
 from quire.engine.grammar.told import MAX_AT_ONCE
-from quire.engine.kept import Kept
 from quire.engine.request import Request
 from quire.manager import CacheManager, Lease, LeaseState
 from quire.types import NO_SLOT, PAGE_ID_BYTES, PageIds, RequestId
 
 
 class Segments:
-    def __init__(self, manager: CacheManager, kept: Kept, *, reuse: bool) -> None:
+    def __init__(self, manager: CacheManager, kept: ComputedForPeers, *, reuse: bool) -> None:
         self._manager = manager
         self._kept = kept
         self._reuse = reuse

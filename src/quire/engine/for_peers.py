@@ -1,4 +1,4 @@
-"""Kept: what was computed for peers, until they have taken it.
+"""ComputedForPeers: what was computed for peers, until they have taken it.
 
 Knows requests without an answer of their own: when all of their pages are there, and that nothing
 but these is held on to. What is given to whom is quire.disagg's.
@@ -16,7 +16,7 @@ _SLOTS_TO_KEEP = 3
 """Of recurrent state: what a request begins from, works on, and leaves at the end of its prompt."""
 
 
-class Kept:
+class ComputedForPeers:
     def __init__(
         self, manager: CacheManager, queue: Queue, holds: Holds, *, num_slots: int
     ) -> None:
