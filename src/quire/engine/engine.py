@@ -340,9 +340,10 @@ class Engine:
             device, host = (sum(each) for each in zip(*pages, strict=True))
             store = self.manager.store_use(name)
             found.append(TenantStatus(name, running[name], waiting[name], device, host, *store))
-        share = self.manager.config.tenant_share
-        sizes = (self.manager.config.device_pages, self.manager.config.host_pages)
-        return Tenants(found, *(int(size * share) for size in sizes), share)
+        config = self.manager.config
+        share = config.tenant_share
+        device, host = int(config.device_pages * share), int(config.host_pages * share)
+        return Tenants(found, device, host, share)
 
     def _handover_status(self) -> HandoverStatus | None:
         if self.exchange is None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal, Self
 
 import msgspec
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, JsonValue, model_validator
 
 from quire.engine.messages import CacheWish
 from quire.server.errors import overloaded
@@ -63,7 +63,7 @@ class CacheRange(Body):
         return self.store if self.tiers is None else "store" in self.tiers
 
 
-_NOTHING_BESIDE = [
+_NOTHING_BESIDE: list[JsonValue] = [
     {"properties": {"ranges": {"type": "null"}}},
     {
         "properties": {
