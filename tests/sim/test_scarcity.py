@@ -25,7 +25,7 @@ def keys(count: int, name: str = "a") -> list[PageKey]:
     return [PageKey(f"{name}{i}".encode().ljust(32, b".")) for i in range(count)]
 
 
-def put_all(store: SimStore, prefix: list[PageKey], rank: int = 0) -> list[bool]:
+def put_all(store: SimStore, prefix: list[PageKey], rank: int = 0) -> list[PageStatus]:
     parents = [NO_PARENT, *prefix]
     return [
         store.put((key, "full", rank), 1, parent)
@@ -66,7 +66,7 @@ def test_a_page_without_the_page_before_it_is_not_taken_and_a_hole_is_filled_aga
     assert store.num_usable() == has(store, prefix)
     child = PageKey(b"child".ljust(32, b"."))
     assert store.put((child, "full", 0), 1, lost) is PageStatus.ORPHAN
-    assert put_all(store, prefix) == [True] * 4
+    assert put_all(store, prefix) == [PageStatus.OK] * 4
     assert store.num_usable() == 4
 
 
