@@ -17,18 +17,16 @@ import numpy.typing as npt
 import zmq
 
 from quire.disagg.exchange import Exchange
-from quire.engine.auditing import Auditor, Comparing
+from quire.engine.audit import Auditor, Comparing
 from quire.engine.config import Role
 from quire.engine.executor import Executor, RankLost
 from quire.engine.flights import Flights, Landed
 from quire.engine.kvevents.publisher import EventPublisher
-from quire.engine.lengths import Usage
 from quire.engine.messages import (
     Abort,
-    CountedTime,
     DraftStatus,
+    Ended,
     EngineInfo,
-    EngineReport,
     EngineStatus,
     Finish,
     Generate,
@@ -37,6 +35,7 @@ from quire.engine.messages import (
     Output,
     Outputs,
     PutQuestion,
+    Report,
     Requests,
     StoreStatus,
     Tenants,
@@ -47,6 +46,7 @@ from quire.engine.messages import (
 from quire.engine.questions import Questions
 from quire.engine.request import Request, request_status
 from quire.engine.scheduler import Scheduler
+from quire.engine.usage import Usage
 from quire.errors import ConfigError, EngineError
 from quire.keys import Namespace
 from quire.manager import CacheManager
@@ -206,7 +206,7 @@ class Engine:
         now = self._clock()
         if now >= self._next_report_s:
             self._next_report_s = now + _REPORT_EVERY_S
-            messages.append(EngineReport(self.status()))
+            messages.append(Report(self.status()))
         return messages
 
     # ---- the step -------------------------------------------------------------------------------
@@ -309,7 +309,7 @@ class Engine:
             operations={k.value: n for k, n in manager.operations.num_running.items() if n},
             waiting_writes=manager.waiting_writes,
             ended={
-                kind.value: CountedTime(ended.count, ended.seconds)
+                kind.value: Ended(ended.count, ended.seconds)
                 for kind, ended in manager.operations.ended.items()
             },
             leases=len(manager.leases),
@@ -340,9 +340,9 @@ class Engine:
             device, host = (sum(each) for each in zip(*pages, strict=True))
             store = self.manager.store_use(name)
             found.append(TenantStatus(name, running[name], waiting[name], device, host, *store))
-        share = self.manager.config.tenant_share
-        sizes = (self.manager.config.device_pages, self.manager.config.host_pages)
-        device, host = (int(size * share) for size in sizes)
+        config = self.manager.config
+        share = config.tenant_share
+        device, host = int(config.device_pages * share), int(config.host_pages * share)
         return Tenants(found, device, host, share)
 
     def _handover_status(self) -> HandoverStatus | None:
@@ -361,9 +361,9 @@ class Engine:
                 for kind in ("shm", "tcp", "nixl")
                 if (name := f"peer_received_bytes_{kind}") in moved
             },
-            transfers=CountedTime(counters.transfers, counters.transfer_s),
+            transfers=Ended(counters.transfers, counters.transfer_s),
             restores={
-                outcome: CountedTime(count, counters.restore_s[outcome])
+                outcome: Ended(count, counters.restore_s[outcome])
                 for outcome, count in counters.restores.items()
             },
             promised_pages=counters.promised_pages,

@@ -29,9 +29,9 @@ class PutCall(NamedTuple):
     pages: Sequence[memoryview]
     parents: Sequence[PageKey]
     """Of each page, or none at all."""
-    owners: Sequence[Owner | None]
-    """The same."""
     used_ns: int | None
+    owners: Sequence[Owner | None] = ()
+    """The same as of parents."""
 
     @property
     def size_bytes(self) -> int:

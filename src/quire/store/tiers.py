@@ -187,7 +187,7 @@ class Tiers:
         used_ns: int | None = None,
     ) -> list[PageStatus]:
         """Returns when all stores that are written through have let go of the pages."""
-        call = PutCall(part, keys, pages, parents, owners, used_ns)
+        call = PutCall(part, keys, pages, parents, used_ns, owners)
         started = {
             index: self._helpers[index].start(partial(call.to, self._tiers[index].pages, deadline))
             for index in self._through
