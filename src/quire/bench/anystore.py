@@ -36,6 +36,8 @@ from quire.types import NO_PARENT, PageKey, PageStatus
 DEADLINE_S = 120.0
 PROBE_KEYS = 256
 _PROBES = 9
+_AMOUNTS = {"read_bytes", "written_bytes", "skipped_pages", "probed_pages", "probe_hits"}
+"""Counters that say how much, not what went wrong."""
 
 Move = Callable[[Sequence[PageKey]], float]
 """Moves the pages; how long it took, in seconds."""
@@ -105,7 +107,7 @@ class Measured:
             last = NO_PARENT
             for names, pages, deadline in batches:
                 parents, last = [last, *names[:-1]], names[-1]
-                _expect_ok(
+                self._expect_ok(
                     self._store.put(self._part, names, pages, parents=parents, deadline=deadline)
                 )
 
@@ -114,7 +116,7 @@ class Measured:
     def read(self, keys: Sequence[PageKey], threads: int = LIMITS.fetch_threads) -> float:
         def get(batches: Iterator[_Call]) -> None:
             for names, pages, deadline in batches:
-                _expect_ok(self._store.get(self._part, names, pages, deadline=deadline))
+                self._expect_ok(self._store.get(self._part, names, pages, deadline=deadline))
 
         return self._timed(keys, threads, get)
 
@@ -167,13 +169,15 @@ class Measured:
         size = self._per_call
         return self._pages[caller * size : (caller + 1) * size]
 
-
-def _expect_ok(statuses: Sequence[PageStatus]) -> None:
-    if any(status is not PageStatus.OK for status in statuses):
-        names = ", ".join(sorted({status.name.lower() for status in statuses}))
+    def _expect_ok(self, statuses: Sequence[PageStatus]) -> None:
+        if all(status is PageStatus.OK for status in statuses):
+            return
+        counted = self._store.counters().items()
+        seen = {name: count for name, count in counted if count and not name.endswith(":ok")}
+        why = ", ".join(f"{name} {seen[name]}" for name in sorted(seen.keys() - _AMOUNTS))
         raise StoreError(
-            f"the store did not move every page ({names}): give it room, or measure with a smaller "
-            "--total"
+            f"the store did not move every page ({why}): give it room or a quieter machine, or "
+            "measure with a smaller --total"
         )
 
 

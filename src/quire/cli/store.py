@@ -15,7 +15,7 @@ from quire.sizes import format_bytes
 from quire.store import Mismatch, StoredObject
 from quire.store import admin as stores
 from quire.store.admin import VerifyReport
-from quire.store.url import shown as shown_url
+from quire.store.url import redact
 
 app = typer.Typer(
     help="List, verify and clear the pages of a store; measure it; ask whether it will help.",
@@ -69,7 +69,7 @@ def list_(
     if as_json:
         show_json(
             {
-                "url": shown_url(url),
+                "url": redact(url),
                 "num_objects": len(objects),
                 "num_bytes": sum(item.size_bytes for item in objects),
                 "objects": [_object(item) for item in objects[:limit]],
@@ -154,7 +154,7 @@ def _size(report: VerifyReport) -> str:
 
 def _verdict(url: str, report: VerifyReport) -> dict[str, Any]:
     return {
-        "url": shown_url(url),
+        "url": redact(url),
         "clean": report.is_clean,
         "num_objects": report.num_objects,
         "num_bytes": report.num_bytes,
@@ -182,7 +182,7 @@ def explain(url: str, report: VerifyReport) -> list[str]:
     if damaged:
         text = QUARANTINED if report.num_quarantined else DAMAGED
         sentences.append(
-            text.format(pages=_pages(sum(damaged.values())), reasons=reasons, url=shown_url(url))
+            text.format(pages=_pages(sum(damaged.values())), reasons=reasons, url=redact(url))
         )
     if report.num_unreadable:
         sentences.append(UNREADABLE.format(pages=_pages(report.num_unreadable)))
@@ -208,9 +208,9 @@ def clear(
     if not yes:
         if as_json:
             raise StoreError("clear asks before it removes anything: give --yes with --json")
-        typer.confirm(f"Remove {_pages(count)} from {shown_url(url)}?", abort=True, err=True)
+        typer.confirm(f"Remove {_pages(count)} from {redact(url)}?", abort=True, err=True)
     removed = stores.clear(url)
     if as_json:
-        show_json({"url": shown_url(url), "num_removed": removed})
+        show_json({"url": redact(url), "num_removed": removed})
     else:
         show(f"{_pages(removed)} removed.")

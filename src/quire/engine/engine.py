@@ -17,16 +17,18 @@ import numpy.typing as npt
 import zmq
 
 from quire.disagg.exchange import Exchange
-from quire.engine.audit import Auditor, Comparing
+from quire.engine.auditing import Auditor, Comparing
 from quire.engine.config import Role
 from quire.engine.executor import Executor, RankLost
 from quire.engine.flights import Flights, Landed
 from quire.engine.kvevents.publisher import EventPublisher
+from quire.engine.lengths import Usage
 from quire.engine.messages import (
     Abort,
+    CountedTime,
     DraftStatus,
-    Ended,
     EngineInfo,
+    EngineReport,
     EngineStatus,
     Finish,
     Generate,
@@ -35,7 +37,6 @@ from quire.engine.messages import (
     Output,
     Outputs,
     PutQuestion,
-    Report,
     Requests,
     StoreStatus,
     Tenants,
@@ -46,7 +47,6 @@ from quire.engine.messages import (
 from quire.engine.questions import Questions
 from quire.engine.request import Request, request_status
 from quire.engine.scheduler import Scheduler
-from quire.engine.usage import Usage
 from quire.errors import ConfigError, EngineError
 from quire.keys import Namespace
 from quire.manager import CacheManager
@@ -206,7 +206,7 @@ class Engine:
         now = self._clock()
         if now >= self._next_report_s:
             self._next_report_s = now + _REPORT_EVERY_S
-            messages.append(Report(self.status()))
+            messages.append(EngineReport(self.status()))
         return messages
 
     # ---- the step -------------------------------------------------------------------------------
@@ -309,7 +309,7 @@ class Engine:
             operations={k.value: n for k, n in manager.operations.num_running.items() if n},
             waiting_writes=manager.waiting_writes,
             ended={
-                kind.value: Ended(ended.count, ended.seconds)
+                kind.value: CountedTime(ended.count, ended.seconds)
                 for kind, ended in manager.operations.ended.items()
             },
             leases=len(manager.leases),
@@ -361,9 +361,9 @@ class Engine:
                 for kind in ("shm", "tcp", "nixl")
                 if (name := f"peer_received_bytes_{kind}") in moved
             },
-            transfers=Ended(counters.transfers, counters.transfer_s),
+            transfers=CountedTime(counters.transfers, counters.transfer_s),
             restores={
-                outcome: Ended(count, counters.restore_s[outcome])
+                outcome: CountedTime(count, counters.restore_s[outcome])
                 for outcome, count in counters.restores.items()
             },
             promised_pages=counters.promised_pages,

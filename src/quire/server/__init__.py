@@ -21,7 +21,7 @@ answers.py      pieces → one JSON answer or events  usage.py        the usage 
 connections.py  slow heads, slow readers, too many connections, junk
 guards.py       body size and time; the boundary where every failure becomes an answer
 streams.py      answers that watch whether anybody is still there
-security.py     keys, loopback, redaction           errors.py       every error answer
+security.py     keys, the admin's door              errors.py       every error answer
 addresses.py    page servers' addresses, as written
 metrics.py      every figure, and their reference   config.py       ServerConfig
 """

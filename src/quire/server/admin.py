@@ -46,11 +46,11 @@ from quire.server.protocol import (
     StoreRequest,
 )
 from quire.server.routes import CLIENT_HEADER
-from quire.server.security import check_admin, check_router, redact
+from quire.server.security import check_admin, check_router
 from quire.server.service import Service
 from quire.server.unknown import Unnamed
 from quire.server.usage import cached_to_dict
-from quire.store.url import split_urls
+from quire.store.url import redact, split_urls
 from quire.types import PAGE_KEY_BYTES, TENANT_MARK
 
 STATUS_TIMEOUT_S = 30.0

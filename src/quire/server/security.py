@@ -1,4 +1,4 @@
-"""Who may do what: API keys, the admin's door, and what must not be shown.
+"""Who may do what: API keys and the admin's door.
 
 /admin needs the admin key, wherever a request comes from: from this machine too, since a proxy on
 it, or a web page in a browser on it, comes from there as well. A server without a key has no admin;
@@ -10,7 +10,6 @@ A router has a key of its own, which opens less: routes.py.
 from __future__ import annotations
 
 import hmac
-import re
 from collections.abc import Mapping, Sequence
 
 from quire.errors import ConfigError
@@ -18,13 +17,7 @@ from quire.server.addresses import parse_peers
 from quire.server.callers import bearer, unauthorized
 from quire.server.errors import ApiError, invalid
 from quire.server.routes import PREFILL_HEADER, ROUTE_HEADER, Route, router_key
-
-# User and password, also where a password holds a raw slash; and options that sound secret.
-_USERINFO = re.compile(r"(?<=://)(?:[^/\s'\"?#@]*|[^\s'\"@]*:[^\s'\"]*)@")
-_SECRET_OPTION = re.compile(
-    r"([?&][^=&\s'\"]*(?:pass|secret|token|key|credential|signature)[^=&\s'\"]*=)[^&\s'\"]*",
-    re.IGNORECASE,
-)
+from quire.store.url import redact
 
 
 def check_key(headers: Mapping[str, str], key: str) -> None:
@@ -80,8 +73,3 @@ def prefill_of(
         return parse_peers(text)
     except ConfigError as error:
         raise invalid(None, f"{PREFILL_HEADER}: {redact(str(error))}") from None
-
-
-def redact(text: str) -> str:
-    """Any text without the credentials of the URLs in it."""
-    return _SECRET_OPTION.sub(r"\1***", _USERINFO.sub("***@", text))

@@ -17,7 +17,7 @@ from quire.engine.draft.kinds import parse_draft
 from quire.errors import ConfigError, StoreURLError
 from quire.server.addresses import parse_peers
 from quire.sizes import format_bytes, parse_size
-from quire.store.url import shown, split_urls
+from quire.store.url import redact, split_urls
 
 Value = str | int | float | bool | enum.Enum | tuple[str, ...] | None
 
@@ -201,7 +201,7 @@ class StoreText(ValueKind):
 
     def show(self, value: Value) -> str:
         """Without the password, if there is one."""
-        return shown(str(value))
+        return redact(str(value))
 
     def plain(self, value: Value) -> str | None:
         return None if value is None else self.show(value)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from quire.types import Owner, PageKey, PageStatus
 
@@ -211,6 +211,14 @@ class Store(Protocol):
     def stats(self) -> StoreStats: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """A store that counts what only it can see; shown beside what its client counts."""
+
+    def counts(self) -> dict[str, int]:
+        """By name. Never asks the server."""
 
 
 class Pages(Protocol):

@@ -23,6 +23,7 @@ from quire.store.base import (
     HEADER_BYTES,
     STEP_NS,
     Blob,
+    Counting,
     Landings,
     NewObject,
     ObjectName,
@@ -212,11 +213,17 @@ class PageStore:
         self._store.clear()
 
     def counters(self) -> dict[str, int]:
-        """What this client has counted. Never asks the store: safe where nothing may block."""
-        return self._counters.snapshot() | {
-            "breaker_opened": self._breaker.times_opened,
-            "breaker_is_open": int(self._breaker.state is not BreakerState.CLOSED),
-        }
+        """What this client has counted, and the store itself. Never asks a server: safe where
+        nothing may block."""
+        own = self._store.counts() if isinstance(self._store, Counting) else {}
+        return (
+            self._counters.snapshot()
+            | own
+            | {
+                "breaker_opened": self._breaker.times_opened,
+                "breaker_is_open": int(self._breaker.state is not BreakerState.CLOSED),
+            }
+        )
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Decline new calls, give running ones `timeout_s` to finish, close the store."""

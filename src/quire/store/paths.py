@@ -8,7 +8,7 @@ store's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import NamedTuple
 
@@ -22,37 +22,37 @@ Contains = Callable[[Sequence[ObjectName]], list[bool]]
 
 def look_up(objects: Sequence[NewObject], contains: Contains) -> list[PageStatus | None]:
     """Per object: OK, it is there; ORPHAN, what it needs is not, nor in this call; None: it is new,
-    or lies behind one that is."""
-    present = _present(objects, contains)
+    or lies behind one that is. Of a new one the store finds out by itself whether what it needs is
+    there: only beside one that is there that is asked."""
+    present, absent = _present(objects, contains)
     known: dict[ObjectName, PageStatus | None] = {}
     for new in objects:
         name, parent = new.name, new.parent
-        there = parent is None or parent in present
-        if parent in known:
-            there = known[parent] is not _ORPHAN
+        there = known[parent] is not _ORPHAN if parent in known else parent not in absent
         known[name] = _ORPHAN if not there else _OK if name in present else None
     return [known[new.name] for new in objects]
 
 
-def _present(objects: Sequence[NewObject], contains: Contains) -> set[ObjectName]:
-    """Those of them, and of what they need, that are there. New pages come as the end of a path:
-    where the first of them is not there, those behind it are not asked for."""
-
-    def which(names: Iterable[ObjectName]) -> set[ObjectName]:
-        asked = list(dict.fromkeys(names))
-        return set(compress(asked, contains(asked))) if asked else set()
-
+def _present(
+    objects: Sequence[NewObject], contains: Contains
+) -> tuple[set[ObjectName], set[ObjectName]]:
+    """Those of them that are there; and what they need of which it is known that it is not. New
+    pages come as the end of a path: where the first of them is not there, those behind it are not
+    asked for."""
     own = {new.name for new in objects}
-    heads = [new.name for new in objects if new.parent is None or new.parent not in own]
-    outside = [new.parent for new in objects if new.parent is not None and new.parent not in own]
-    present = which([*heads, *outside])
-    reached = present.intersection(heads)
-    behind = []
+    heads = [new for new in objects if new.parent is None or new.parent not in own]
+    first = list(dict.fromkeys(new.name for new in heads))
+    present = set(compress(first, contains(first)))
+    reached = present.copy()
+    rest: list[ObjectName] = []
     for new in objects:
         if new.parent in reached:
             reached.add(new.name)
-            behind.append(new.name)
-    return present | which(behind)
+            rest.append(new.name)
+    needed = [new.parent for new in heads if new.parent is not None and new.name in present]
+    asked = list(dict.fromkeys([*needed, *rest]))
+    there = set(compress(asked, contains(asked))) if asked else set()
+    return present | there, set(needed) - there
 
 
 def up_to_hole(there: bytes) -> bytes:

@@ -20,7 +20,14 @@ from quire.sizes import parse_size
 from quire.store.base import Store
 
 GROUP = "quire.stores"
-_PASSWORD = re.compile(r"([a-z][a-z0-9+.-]*://[^:/?#@\s]*):[^/?#\s]*@", re.IGNORECASE)
+# User and password, also where a password holds a raw slash; and options that sound secret.
+_USERINFO = re.compile(r"(?<=://)(?:[^/\s'\"?#]*|[^\s'\"@]*:[^\s'\"]*)@")
+_QUOTED_USERINFO = re.compile(r"(?<=%3a%2f%2f)[^&\s'\"]*?(?=%40)", re.IGNORECASE)
+"""Of a URL that is the value of an option."""
+_SECRET_OPTION = re.compile(
+    r"([?&][^=&\s'\"]*(?:pass|secret|token|key|credential|signature)[^=&\s'\"]*=)[^&\s'\"]*",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +47,7 @@ class StoreURL:
     @property
     def shown(self) -> str:
         """For messages."""
-        return shown(self.text)
+        return redact(self.text)
 
     @property
     def credentials(self) -> tuple[str, str]:
@@ -55,9 +62,10 @@ class StoreURL:
         return f"{scheme}://{base}" + (f"?{urlencode(rest)}" if rest else "")
 
 
-def shown(text: str) -> str:
-    """URLs within a text, without the passwords in them."""
-    return _PASSWORD.sub(r"\1:***@", text)
+def redact(text: str) -> str:
+    """Any text without the credentials of the URLs in it, wherever in them somebody put those."""
+    text = _QUOTED_USERINFO.sub("***", _USERINFO.sub("***@", text))
+    return _SECRET_OPTION.sub(r"\1***", text)
 
 
 class Options:
@@ -113,21 +121,21 @@ class Options:
 def parse_url(text: str, *, must_exist: bool = False) -> StoreURL:
     if "://" not in text:
         raise StoreURLError(
-            f"{shown(text)!r} is not a store URL: write scheme://..., such as file:///var/cache/quire"
+            f"{redact(text)!r} is not a store URL: write scheme://..., such as file:///var/cache/quire"
         )
     try:
         parts = urlsplit(text)
         pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
-    except ValueError as error:
+    except ValueError:
         raise StoreURLError(
-            f"{shown(text)!r} is not a store URL ({error}): write options as ?name=value&name=value"
-        ) from error
+            f"{redact(text)!r} is not a store URL: write options as ?name=value&name=value"
+        ) from None  # it may quote what is secret
     options = dict(pairs)
     if len(options) != len(pairs):
-        raise StoreURLError(f"{shown(text)!r} gives an option twice: give each option once")
+        raise StoreURLError(f"{redact(text)!r} gives an option twice: give each option once")
     if parts.fragment:
         raise StoreURLError(
-            f"{shown(text)!r} holds a '#': write it as %23 if it is part of the path"
+            f"{redact(text)!r} holds a '#': write it as %23 if it is part of the path"
         )
     scheme, _, inner = parts.scheme.partition("+")
     return StoreURL(
@@ -146,7 +154,7 @@ def open_store(text: str, *, must_exist: bool = False) -> Store:
     known = {entry.name: entry for entry in entry_points(group=GROUP)}
     if url.scheme not in known:
         raise StoreURLError(
-            f"unknown store scheme {url.scheme!r} in {shown(text)!r}: "
+            f"unknown store scheme {url.scheme!r} in {redact(text)!r}: "
             f"known schemes are {', '.join(sorted(known)) or 'none (is quire installed?)'}"
         )
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -49,16 +50,95 @@ class Place:
 
 def damage(url: str) -> int:
     """One byte of every page, by somebody else's hand. Returns of how many."""
+    return rewrite(url, lambda blob: _flipped(blob, blob.payload))
+
+
+def break_headers(url: str) -> int:
+    return rewrite(url, lambda blob: _flipped(blob, blob.header))
+
+
+def cut_short(url: str) -> int:
+    """Of every page only the first half is there."""
+    return rewrite(url, lambda blob: blob._replace(payload=blob.payload[: len(blob.payload) // 2]))
+
+
+def rewrite(url: str, change: Callable[[Blob], Blob]) -> int:
+    """Every object, by somebody else's hand. Returns how many."""
     count = 0
     with closing(open_store(url)) as store:
         for item in list(store.scan()):
             blob = _blob(item.size_bytes - HEADER_BYTES)
             if store.get([item.name], [blob], deadline=_soon()) == [PageStatus.OK]:
-                blob.payload[blob.payload.nbytes // 2] ^= 1
                 store.quarantine(item.name)
-                store.put([NewObject(item.name, blob, None, time.time_ns())], deadline=_soon())
-                count += 1
+                new = NewObject(item.name, change(blob), None, time.time_ns())
+                count += store.put([new], deadline=_soon()) == [PageStatus.OK]
     return count
+
+
+def lose(url: str, *keys: PageKey) -> int:
+    """These pages, all of them if none is named. Returns how many objects."""
+    with closing(open_store(url)) as store:
+        names = [item.name for item in store.scan() if not keys or item.name.key in keys]
+        return sum(store.quarantine(name) for name in names)
+
+
+def fill(url: str) -> int:
+    """With another's pages, until none is taken any more. Returns how many were."""
+    with closing(open_store(f"{url}&prefix={OTHERS}:")) as store:
+        for number in range(512):
+            name = ObjectName(PageKey(number.to_bytes(4, "big") * 8), "full", 0, 1)
+            new = NewObject(name, _blob(1 << 20), None, time.time_ns())
+            if store.put([new], deadline=_soon()) != [PageStatus.OK]:
+                break
+    return number
+
+
+def empty(url: str) -> int:
+    """Of what `fill` has put there."""
+    with closing(open_store(f"{url}&prefix={OTHERS}:")) as store:
+        return store.clear()
+
+
+_HAND = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from e2e.stores import places
+for line in sys.stdin:
+    name, url = line.split()
+    print(getattr(places, name)(url), flush=True)
+"""
+
+
+class Hand:
+    """Somebody else's, in a process of its own: what its client takes and keeps is not counted as
+    taken by the process that is looked at."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _HAND, str(Path(__file__).parents[2])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def does(self, act: Callable[[str], int], url: str) -> Act:
+        def do() -> None:
+            assert self._process.stdin is not None
+            assert self._process.stdout is not None
+            self._process.stdin.write(f"{act.__name__} {url}\n")
+            self._process.stdin.flush()
+            assert self._process.stdout.readline(), f"{act.__name__} failed"
+
+        return do
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def _flipped(blob: Blob, piece: memoryview) -> Blob:
+    piece[piece.nbytes // 2] ^= 1
+    return blob
 
 
 class Folder(Place):
@@ -79,9 +159,11 @@ class Folder(Place):
         self._root.rename(self._away)
 
     def _bring_back(self) -> None:
-        """What was written meanwhile goes."""
-        shutil.rmtree(self._root, ignore_errors=True)
-        self._away.rename(self._root)
+        """What was written meanwhile goes; who still writes there may be quicker."""
+        while self._away.exists():
+            shutil.rmtree(self._root, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self._away.rename(self._root)
 
 
 class Disk(Place):
@@ -177,35 +259,24 @@ class Pool(Place):
     def __init__(self, folder: Path, *, replicas: int = 1) -> None:
         self._pool = Mooncake(folder)
         self._link = FarLink(self._pool.port)
+        self._hand = hand = Hand()
         own = f"mooncake://127.0.0.1:{self._link.port}?metrics=127.0.0.1:{self._pool.metrics_port}"
         self.url = f"{own}&replicas={replicas}"
         self.faults = {
             **_of_server(self._pool.kill_master, self._pool),
             **_of_link(self._link),
-            "full": Fault(self._fill, self._empty),
+            "full": Fault(hand.does(fill, self._pool.url), hand.does(empty, self._pool.url)),
             "holder killed": Fault(lambda: self._pool.kill_holder(0), self._add_holder),
             "holder silent": Fault(self._pool.pause_holder, self._pool.holder_goes_on),
-            "damaged": Fault(self.damage, _nothing),
+            "damaged": Fault(hand.does(damage, self._pool.url), _nothing),
         }
         if replicas > 1:
             self.faults = {"one of two replicas lost": self.faults["holder killed"]}
 
     def close(self) -> None:
+        self._hand.close()
         self._link.close()
         self._pool.stop()
-
-    def _fill(self) -> None:
-        """With another's pages, until none is taken any more."""
-        with closing(open_store(f"{self._pool.url}&prefix={OTHERS}:")) as store:
-            for number in range(512):
-                name = ObjectName(PageKey(number.to_bytes(4, "big") * 8), "full", 0, 1)
-                new = NewObject(name, _blob(1 << 20), None, time.time_ns())
-                if store.put([new], deadline=_soon()) != [PageStatus.OK]:
-                    break
-
-    def _empty(self) -> None:
-        with closing(open_store(f"{self._pool.url}&prefix={OTHERS}:")) as store:
-            store.clear()
 
     def _add_holder(self) -> None:
         self._pool.holders.append(self._pool.start_holder())

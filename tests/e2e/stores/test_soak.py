@@ -58,6 +58,7 @@ def test_random_faults_under_load_cost_hits_and_nothing_else_c18(
                 timed(f"still {fault}")
             undo()
             timed(f"after {fault}")
+            print(f"after {fault}, threads and files: {held()}")
         used_again(rig)
         rig.settle()
         print(f"{kind}: {met.total()} faults: {dict(met)}")

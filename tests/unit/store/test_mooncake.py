@@ -132,7 +132,7 @@ def test_a_put_without_room_is_tried_again_and_counted(client, pages, nth, statu
         time.time_ns(),
     )
     assert store.put([new], deadline=time.monotonic() + 60) == [status]
-    assert store.counters.snapshot()["retried_puts"] == len(pauses) == min(nth, PUT_TRIES) - 1
+    assert client(store).counters()["retried_puts"] == len(pauses) == min(nth, PUT_TRIES) - 1
 
 
 # ---- a pool that works ---------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quire.store.base import Blob, NewObject
-from quire.store.paths import Sent, put_paths
+from quire.store.paths import Sent, look_up, put_paths
 from quire.testing.stores import name
 from quire.types import PageStatus
 
@@ -19,6 +19,13 @@ OK, FAILED, ORPHAN, REJECTED, TIMEOUT = (
 NOTHING = Blob(memoryview(b""), memoryview(b""))
 
 
+def news_of(*path: tuple[int, int | None]) -> list[NewObject]:
+    return [
+        NewObject(name(n), NOTHING, None if parent is None else name(parent), 1)
+        for n, parent in path
+    ]
+
+
 class Backend:
     """Has some pages; `says`: what it says of others, instead of taking them."""
 
@@ -28,11 +35,7 @@ class Backend:
         self.num_sent = 0
 
     def put(self, *path: tuple[int, int | None]) -> list[PageStatus]:
-        news = [
-            NewObject(name(n), NOTHING, None if parent is None else name(parent), 1)
-            for n, parent in path
-        ]
-        return put_paths(news, send=self._send, take_back=self.there.difference_update)
+        return put_paths(news_of(*path), send=self._send, take_back=self.there.difference_update)
 
     def _send(self, news, needed):
         there = [self._says.get(n, n in self.there) for n in needed]
@@ -74,3 +77,25 @@ def test_a_page_before_the_one_it_needs_is_not_sent():
     backend = Backend()
     assert backend.put((2, 1), (1, None)) == [ORPHAN, OK]
     assert backend.num_sent == 1
+
+
+@pytest.mark.parametrize(
+    ("there", "expected", "num_asked"),
+    [
+        ([], [None] * 3, 1),  # new: one question about one page, whatever it needs
+        ([1], [None] * 3, 1),
+        ([1, 2], [OK, None, None], 4),
+        ([1, 2, 3, 4], [OK] * 3, 4),
+        ([1, 2, 4], [OK, None, OK], 4),
+        ([2, 3], [ORPHAN] * 3, 4),
+    ],
+)
+def test_who_looks_before_writing_asks_no_more_than_it_takes(there, expected, num_asked):
+    asked = []
+
+    def contains(names):
+        asked.extend(names)
+        return [n in {name(each) for each in there} for n in names]
+
+    assert look_up(news_of((2, 1), (3, 2), (4, 3)), contains) == expected
+    assert len(asked) == num_asked

@@ -17,7 +17,7 @@ from quire.store.base import HEADER_BYTES, Blob, NewObject, ObjectName
 from quire.store.client import PageStore
 from quire.store.codec import object_name
 from quire.store.redis import RedisStore
-from quire.store.url import open_store, shown
+from quire.store.url import open_store, redact
 from quire.types import PageStatus
 from store_servers import Valkey, free_port
 
@@ -266,7 +266,7 @@ def test_a_password_is_needed_where_one_is_set_and_never_shown(servers, client, 
         with pytest.raises(StoreError) as caught:
             open_store(wrong)
         assert "guessed" not in str(caught.value)
-    assert shown(url) == f"redis://default:***@{server.address}"
+    assert redact(url) == f"redis://***@{server.address}"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from quire.sizes import format_bytes, parse_size
 from quire.store import open_store
 from quire.store.file import FileStore
 from quire.store.memory import MemoryStore
-from quire.store.url import parse_url
+from quire.store.url import parse_url, redact
 
 
 @pytest.mark.parametrize(
@@ -114,3 +114,43 @@ sys.exit(" ".join(sorted((strangers | ours) & set(sys.modules))) or 0)
     words = [sys.executable, "-c", code, str(tmp_path)]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("redis://user:pass@host/0", "redis://***@host/0"),
+        ("redis://:pa/ss@host/0", "redis://***@host/0"),
+        ("s3://bucket/a?secret_key=x&region=y", "s3://bucket/a?secret_key=***&region=y"),
+        ("s3://bucket?region=y&Access_Token=x", "s3://bucket?region=y&Access_Token=***"),
+        ("redis://:p@ss@host/0", "redis://***@host/0"),
+        ("redis://host?password=x", "redis://host?password=***"),
+        (
+            "s3://b?endpoint=http%3A%2F%2Fuser%3Apass%40host%3A1&region=y",
+            "s3://b?endpoint=http%3A%2F%2F***%40host%3A1&region=y",
+        ),
+        ("s3://b?endpoint=http%3A%2F%2Fhost%3A1", "s3://b?endpoint=http%3A%2F%2Fhost%3A1"),
+        ("unknown 'redis://u:p@h' in it", "unknown 'redis://***@h' in it"),
+        ("file:///a/b@c", "file:///a/b@c"),
+        ("file:///a?size=3", "file:///a?size=3"),
+        ("", ""),
+    ],
+)
+def test_credentials_are_not_shown(text, shown):
+    assert redact(text) == shown
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://bucket/p?access_key_id=me&secret_access_key=s3cret",
+        "s3://me:s3cret@bucket/p",
+        "redis://host?password=s3cret",
+        "nowhere://host?token=s3cret",
+        "file:///a?token=s3cret&token=s3cret",
+    ],
+)
+def test_a_url_with_a_secret_in_the_wrong_place_is_refused_without_it(url):
+    with pytest.raises(StoreError) as caught:
+        open_store(url)
+    assert "s3cret" not in str(caught.value)

@@ -61,7 +61,7 @@ class MooncakeStore:
         self._lock = threading.Lock()
         self._lost: dict[str, float] = {}
         """Keys whose holder did not answer, and until when they count as not there."""
-        self.counters = Counters("retried_puts", "lost_objects")
+        self._counters = Counters("retried_puts", "lost_objects")
 
     # ---- pages ----------------------------------------------------------------------------------
 
@@ -152,6 +152,9 @@ class MooncakeStore:
     def stats(self) -> StoreStats:
         return self._master.stats()
 
+    def counts(self) -> dict[str, int]:
+        return self._counters.snapshot()
+
     def close(self) -> None:
         self._pool.close()
 
@@ -169,7 +172,7 @@ class MooncakeStore:
             if not again or time.monotonic() + pause_s >= deadline:
                 break
             self._sleep(pause_s)
-            self.counters.add({"retried_puts": len(again)})
+            self._counters.add({"retried_puts": len(again)})
             for i, code in zip(again, self._pool.put([leaving[i] for i in again]), strict=True):
                 codes[i] = code
         return [_written(code) for code in codes]
@@ -191,7 +194,7 @@ class MooncakeStore:
         return PageStatus.TIMEOUT if code == NO_ANSWER else PageStatus.FAILED
 
     def _lose(self, key: str) -> None:
-        self.counters.count("lost_objects")
+        self._counters.count("lost_objects")
         with self._lock:
             while len(self._lost) >= MAX_LOST:
                 del self._lost[next(iter(self._lost))]

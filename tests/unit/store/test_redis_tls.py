@@ -1,0 +1,107 @@
+"""`rediss://`: pages through TLS to a real Valkey, behind a door of ours, since not every build of
+it has TLS; and servers that are not who they say they are."""
+
+from __future__ import annotations
+
+import datetime
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from quire.errors import StoreError
+from quire.store.url import open_store
+from quire.types import PageStatus
+from store_servers import Valkey
+
+
+def certificate(folder: Path, host: str) -> Path:
+    """A new one that only who has its file trusts, with its key."""
+    x509 = pytest.importorskip("cryptography.x509", reason="needs the packages of the dev extra")
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, host)])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem, none = serialization.Encoding.PEM, serialization.NoEncryption()
+    path = folder / f"{host}.pem"
+    path.write_bytes(
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, none) + made.public_bytes(pem)
+    )
+    return path
+
+
+DOOR = """
+import asyncio, ssl, sys
+to_port, identity = sys.argv[1:]
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+context.load_cert_chain(identity)
+
+async def carry(reader, writer):
+    while data := await reader.read(1 << 16):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+
+async def pass_on(near, answer):
+    far, ask = await asyncio.open_connection("127.0.0.1", int(to_port))
+    await asyncio.gather(carry(near, ask), carry(far, answer))
+
+async def main():
+    server = await asyncio.start_server(pass_on, "127.0.0.1", 0, ssl=context)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+asyncio.run(main())
+"""
+"""TLS on the port that it prints; what comes through goes on as it is."""
+
+
+@pytest.fixture
+def tls(valkey: Valkey, tmp_path: Path) -> Iterator[Callable[[str], str]]:
+    """By the name that its certificate says: the URL of the server as `localhost`."""
+    valkey.say(b"FLUSHALL")
+    doors: list[subprocess.Popen[bytes]] = []
+
+    def open_door(name: str) -> str:
+        identity = certificate(tmp_path, name)
+        words = [sys.executable, "-c", DOOR, str(valkey.port), str(identity)]
+        doors.append(subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL))
+        assert doors[-1].stdout is not None
+        return f"rediss://localhost:{int(doors[-1].stdout.readline())}?ca={identity}"
+
+    yield open_door
+    for each in doors:
+        each.kill()
+        each.communicate()
+
+
+def test_pages_come_back_through_tls_for_whoever_asks(tls, valkey, client, pages):
+    numbers = range(1, 65)
+    url = tls("localhost")
+    cache = client(open_store(url))
+    assert pages.put_path(cache, *numbers) == [PageStatus.OK] * len(numbers)
+    assert pages.get(cache, *numbers) == [PageStatus.OK] * len(numbers)
+    assert pages.usable(client(open_store(valkey.url)), *numbers) == len(numbers)
+
+
+def test_a_server_whose_certificate_is_nobodys_or_anothers_is_refused(tls):
+    unknown = tls("localhost").partition("?")[0]
+    for wrong in (unknown, tls("elsewhere")):
+        with pytest.raises(StoreError, match="certificate verify failed") as caught:
+            open_store(wrong)
+        assert "\n" not in str(caught.value)
