@@ -242,7 +242,7 @@ def test_a_tenant_at_its_quota_costs_nobody_a_page_of_the_store(
         assert all(map(rig.in_store, modest)), i
         assert sum(map(rig.num_there, greedy)) <= 64 * num_parts * 0.3
     assert rig.in_store(greedy[-1]), "what it wrote last it has"
-    use = rig.manager.store_use("greedy")
+    use = rig.manager.store.use_of("greedy")
     assert use.num_written > 64 * 0.3
     rig.manager.check_invariants()
 
@@ -256,4 +256,4 @@ def test_what_a_tenant_may_not_write_is_counted(on_files: Callable[..., OnFiles]
     num_there = rig.num_there(long)
     assert 0 < num_there <= 8
     assert rig.in_store(long[:num_there])
-    assert rig.manager.store_use("greedy").num_refused > 0
+    assert rig.manager.store.use_of("greedy").num_refused > 0

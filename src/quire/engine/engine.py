@@ -338,7 +338,7 @@ class Engine:
         for name, own in salts.items():
             pages = [self.manager.pages_of(self.namespace_of(salt)) for salt in own]
             device, host = (sum(each) for each in zip(*pages, strict=True))
-            store = self.manager.store_use(name)
+            store = self.manager.store.use_of(name)
             found.append(TenantStatus(name, running[name], waiting[name], device, host, *store))
         config = self.manager.config
         share = config.tenant_share

@@ -22,7 +22,7 @@ from quire.errors import ConfigError, LeaseError
 from quire.eviction import GO_FIRST, Retention
 from quire.keys import Namespace, PrefixKey
 from quire.manager.audits import Audits
-from quire.manager.core import Clock, Core, StoreUse
+from quire.manager.core import Clock, Core
 from quire.manager.costs import CostModel
 from quire.manager.exports import Exporter
 from quire.manager.fetches import Fetches, Prefetch
@@ -464,10 +464,6 @@ class CacheManager:
                 if node.held[slot] is not None:
                     counts[slot] += num_pages(held_pages(node, slot))
         return counts[0], counts[1]
-
-    def store_use(self, tenant: str) -> StoreUse:
-        """What was written for one of the last tenants, where quotas are kept."""
-        return self._core.store_uses.get(tenant, StoreUse())
 
     # ---- administration -------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire.errors import ConfigError, StoreError, WorkerError
-from quire.manager.core import Core
+from quire.manager.core import Core, StoreUse
 from quire.manager.operations import WHOLE, Kind, Operation, OpState
 from quire.messages import AttachStore, ClearStore, DetachStore
 
@@ -68,6 +68,10 @@ class StoreControl:
         change, op = self._begin(self.url, stays=True)
         self._core.outbox.append(ClearStore(op.id))
         return change
+
+    def use_of(self, tenant: str) -> StoreUse:
+        """What was written for one of the last tenants, where quotas are kept."""
+        return self._core.store_uses.get(tenant, StoreUse())
 
     def _begin(self, url: str, *, stays: bool = False) -> tuple[StoreChange, Operation]:
         if self.state is StoreState.CHANGING:
