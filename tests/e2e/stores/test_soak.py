@@ -25,6 +25,9 @@ SECONDS = float(os.environ.get("QUIRE_SOAK_S", "45"))
 MORE = 48
 """Threads and open files that may be there at the end beside those after the first request: lanes
 and connections are kept, as many as were needed at once."""
+LANES = 4
+"""Connections to a holder that has died, which Mooncake's client may keep until it leaves."""
+DEATHS = ("holder killed", "one of two replicas lost")
 
 
 @pytest.mark.long
@@ -64,7 +67,8 @@ def test_random_faults_under_load_cost_hits_and_nothing_else_c18(
         print(f"{kind}: {met.total()} faults: {dict(met)}")
         print(f"{len(asked_s)} times asked, the longest took {max(asked_s):.1f} s")
         print(f"threads, files before and after: {before}, {held()}; {counters(rig)}")
-        assert all(now <= was + MORE for was, now in zip(before, held(), strict=True))
+        more = MORE + LANES * sum(met[fault] for fault in DEATHS)
+        assert all(now <= was + more for was, now in zip(before, held(), strict=True))
 
 
 def held() -> tuple[int, int]:
