@@ -56,12 +56,11 @@ class Promises:
 
     def asked(self, lease: Lease) -> None:
         """The request of this lease ends: what it asked for holds from now on."""
-        wish = lease.wish
-        if wish is None or wish.level <= 0:
-            return
-        last = min(lease.tail.end, max(self._most()))
-        last = last if wish.num_pages is None else min(last, wish.num_pages)
-        if last:
+        most = max(self._most())
+        for first, end, wish in lease.wish.ranges(lease.tail.end) if lease.wish else ():
+            last = min(end, most)
+            if wish.level <= 0 or last <= first:
+                continue
             key, until_s = lease.key[:last], self._clock() + wish.retain_s
             name = key.page_keys(last - 1, last)
             before = self._kept.get(name)

@@ -109,6 +109,9 @@ class Workload:
         return [self._rng.randrange(ALPHABET) for _ in range(count)]
 
 
+_RETAIN_S = (0.01, 1.0, 60.0)
+
+
 def _wish(tokens: tuple[int, ...], num_pages: int) -> Wish | None:
     """Now and then somebody asks that pages be kept, or not be. Chosen by the tokens, so that the
     other choices of a seed do not depend on it."""
@@ -118,10 +121,12 @@ def _wish(tokens: tuple[int, ...], num_pages: int) -> Wish | None:
     level = rng.randrange(GO_FIRST, MAX_LEVEL + 1)
     count = rng.choice((None, rng.randrange(num_pages + 1)))
     tiers = (rng.random() < 0.8, rng.random() < 0.8)
-    wish = Wish(rng.choice((0.01, 1.0, 60.0)), level, count, tiers, rng.random() < 0.9)
+    wish = Wish(rng.choice(_RETAIN_S), level, count, tiers, rng.random() < 0.9)
     if count is None or rng.random() < 0.5:
         return wish
-    return wish._replace(then=Wish(level=rng.choice((GO_FIRST, 0)), stored=rng.random() < 0.5))
+    level, tiers = rng.randrange(GO_FIRST, MAX_LEVEL + 1), (rng.random() < 0.8, rng.random() < 0.8)
+    behind = Wish(rng.choice(_RETAIN_S), level, None, tiers, rng.random() < 0.5)
+    return wish._replace(then=behind)
 
 
 def _namespaces(options: SimOptions) -> list[Namespace]:

@@ -17,6 +17,8 @@ class Kept:
         self._max_pages = max_pages
         self._until: dict[Node, float] = {}
         """By the end of a path, asked for longest ago first."""
+        self._sizes: dict[Node, int] = {}
+        """Pages of each path, when it was asked for: it may have grown since."""
         self._num_pages = 0
 
     def __len__(self) -> int:
@@ -26,7 +28,8 @@ class Kept:
         for node in self._tree.path(tail):
             if self._until.get(node, until_s) <= until_s:
                 self._drop(node)  # the longer path passes it
-        self._until[tail] = until_s
+        self._drop(tail)
+        self._until[tail], self._sizes[tail] = until_s, tail.end
         self._num_pages += tail.end
         while self._num_pages > self._max_pages:
             self._drop(next(iter(self._until)))
@@ -40,8 +43,9 @@ class Kept:
     def clear(self) -> None:
         """Nothing can be said any more."""
         self._until.clear()
+        self._sizes.clear()
         self._num_pages = 0
 
     def _drop(self, tail: Node) -> None:
         if self._until.pop(tail, None) is not None:
-            self._num_pages -= tail.end
+            self._num_pages -= self._sizes.pop(tail)
