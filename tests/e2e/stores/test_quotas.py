@@ -1,16 +1,20 @@
 """Quotas in all three tiers under pressure, by a real server on a directory: who has its share
-costs nobody a page. What is retained there: tests/sim/test_retention.py, in virtual time."""
+costs nobody a page; and what is retained is found there until its time is over. More of that, in
+virtual time: tests/sim/test_retention.py."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from e2e.disagg.fleet import SUBJECT, prompt
 from e2e.disagg.servers import MODEL, TIMEOUT_S, Node, question
 from e2e.exactness.subjects import PAGE, Prompt
+from e2e.serving.server import wait_until
 from quire.store.base import HEADER_BYTES
 
 ROOM, PAGES = 64, 4
@@ -33,7 +37,10 @@ class Place:
         self.node.wait_clean()
 
     def num_stored(self, who: str, mine: Prompt) -> int:
-        """Of the pages of a prompt, those that the directory has."""
+        return len(self.used(who, mine))
+
+    def used(self, who: str, mine: Prompt) -> list[int]:
+        """Of the pages of a prompt, those that the directory has: when each was used."""
         answer = self._http.post(
             "/admin/keys",
             json={"model": MODEL, "prompt": mine},
@@ -42,10 +49,34 @@ class Place:
         assert answer.status_code == 200, answer.text
         keys = answer.json()["keys"]
         assert len(keys) == PAGES
-        return sum(any(self._folder.glob(f"objects/{key[:2]}/{key}.*")) for key in keys)
+        found = [path for key in keys for path in self._folder.glob(f"objects/{key[:2]}/{key}.*")]
+        return [path.stat().st_mtime_ns for path in found]
 
     def close(self) -> None:
         self._http.close()
+
+
+@pytest.mark.long
+def test_what_is_retained_is_in_the_store_until_its_time_is_over(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    with Node(tmp_path / "server", SUBJECT) as node, closing(Place(node, folder)) as place:
+        size = node.page_bytes()["full"] + HEADER_BYTES
+        url = f"file://{folder}?max={6 * PAGES * size}&reserve=0"
+        with node.client() as admin:
+            assert admin.put("/admin/store", json={"url": url}).status_code == 200
+        kept, other = prompt(PAGES * PAGE + 1), prompt(PAGES * PAGE + 1)
+        place.ask("alice", kept, retain_s=3600)
+        place.ask("alice", other)
+        for _ in range(4):
+            for _ in range(2):
+                place.ask("alice", prompt(PAGES * PAGE + 1))
+            before = place.used("alice", kept)
+            assert len(before) == PAGES
+            wait_until(lambda b=before: min(place.used("alice", kept)) > max(b), "it is told again")
+        assert place.num_stored("alice", other) == 0, "there was pressure"
+        node.flush("host", "device")
+        reply = node.ask(kept, 1)
+        assert reply.cached.get("store") == PAGES * PAGE
 
 
 def test_who_has_its_share_costs_nobody_a_page_of_any_tier(tmp_path: Path) -> None:
