@@ -6,6 +6,7 @@ import socket
 import threading
 
 import httpx
+import pytest
 
 from e2e.server.harness import MODEL, TIMEOUT_S, ServerProcess, is_running, running
 from e2e.serving.server import wait_until
@@ -66,6 +67,7 @@ def test_told_to_terminate_it_finishes_what_runs_and_takes_nothing_new():
         assert long.lines[-1] == "data: [DONE]"
 
 
+@pytest.mark.long
 def test_a_second_signal_ends_it_soon():
     with running(server={"shutdown_grace_s": 0.1}) as process:
         long = Reading(process.url, LONG)

@@ -1,6 +1,7 @@
 """A real server on real weights with sliding windows: hits in every tier, and after a restart."""
 
 import httpx
+import pytest
 
 from e2e.serving.client import client_of
 from e2e.serving.server import Server
@@ -19,6 +20,7 @@ TEXT = " ".join(f"The {n}th house in the street has {n * 7 % 12} windows." for n
 """More than the window of 512 tokens."""
 
 
+@pytest.mark.long
 def test_gemma_from_every_tier_and_after_a_restart_c32(tmp_path, store):
     model = str(gemma_model())
     settings = OPTIONS | {"model": model, "store": url_of(store)}

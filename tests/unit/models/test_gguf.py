@@ -84,7 +84,13 @@ def test_a_conversion_computes_what_the_file_computes(tiny_gguf, tiny_model):
 
 
 @pytest.mark.parametrize(
-    ("kind", "stored"), [("F16", "F16"), ("BF16", "BF16"), ("F32", "F32"), ("Q8_0", "F32")]
+    ("kind", "stored"),
+    [
+        pytest.param("F16", "F16", marks=pytest.mark.long),
+        ("BF16", "BF16"),
+        pytest.param("F32", "F32", marks=pytest.mark.long),
+        ("Q8_0", "F32"),
+    ],
 )
 def test_weights_keep_the_precision_of_the_file(kind, stored, tmp_path):
     """And their values, to the bit; what was quantised is exact in float32 alone."""

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -31,9 +31,19 @@ class Live:
     url: str
     port: int
     rig: Rig
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
     async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection("127.0.0.1", self.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.writers.append(writer)
+        return reader, writer
+
+    async def close(self) -> None:
+        """All connections, and until they are: or one is collected when its loop is gone."""
+        for writer in self.writers:
+            writer.transport.abort()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
 
     async def talk(self, *pieces: bytes, pause_s: float = 0.0) -> tuple[int, Any]:
         """Send pieces; (status, body) of the first answer, then the end of the connection."""
@@ -69,8 +79,10 @@ async def live(**options: Any) -> AsyncIterator[Live]:
     while not server.started:
         await asyncio.sleep(0.001)
     url = url_of(config, listener)
+    live = Live(url, int(url.rpartition(":")[2]), rig)
     try:
-        yield Live(url, int(url.rpartition(":")[2]), rig)
+        yield live
+        await live.close()
         guarded.server = ServerConfig()  # patient again
         async with httpx.AsyncClient(base_url=url) as client:  # it still answers
             assert (await client.get("/health")).status_code == 200
