@@ -36,14 +36,14 @@ AFTER = (
     .replace('"computed_prompt_tokens"} 100', '"computed_prompt_tokens"} 150')
     .replace('what="model"} 1.0', 'what="model"} 1.5')
 )
-FIELDS = ["parent", "root", "first", "last", "device", "host", "store", "hits", "age"]
+FIELDS = ["parent", "tenant", "first", "last", "device", "host", "store", "hits", "age"]
 TREE = {
     "fields": FIELDS,
     "page_size": 16,
     "runs": [
-        [-1, 0, 0, 18, True, True, True, 9, 0],
-        [0, 0, 18, 36, False, True, True, 2, 1],
-        [0, 0, 18, 27, False, False, True, 1, 5],
+        [-1, "alice", 0, 18, True, True, True, 9, 0],
+        [0, "alice", 18, 36, False, True, True, 2, 1],
+        [0, "alice", 18, 27, False, False, True, 1, 5],
     ],
 }
 
@@ -96,8 +96,8 @@ def test_with_the_key_there_are_requests_and_the_tree():
     assert re.search(r"r7 +restoring +43 +4 +0.2 s", said)
     assert "and 1 more" in said
     assert "3 runs of pages on 2 branches" in said
-    assert "\n" + "█" * 36 + "▓" * 36 + "  36 pages, used 9 times\n" in said
-    assert "\n" + " " * 36 + "▒" * 18 + "  27 pages, used 1 times\n" in said
+    assert "\n" + "█" * 36 + "▓" * 36 + "  36 pages, used 9 times by alice\n" in said
+    assert "\n" + " " * 36 + "▒" * 18 + "  27 pages, used 1 times by alice\n" in said
 
 
 def test_a_router_shows_its_servers():

@@ -213,7 +213,8 @@ def _branch(branch: Sequence[Mapping[str, Any]], scale: float) -> Text:
         tier = next((each for each in ("device", "host", "store") if run[each]), _COMPUTED)
         mark, colour = _MARKS[tier]
         row.append(mark * (round(run["last"] * scale) - round(run["first"] * scale)), colour)
-    return row.append(f"  {branch[-1]['last']} pages, used {branch[0]['hits']} times")
+    row.append(f"  {branch[-1]['last']} pages, used {branch[0]['hits']} times")
+    return row.append(f" by {tenant}" if (tenant := branch[0]["tenant"]) else "")
 
 
 def _table(*columns: str) -> Table:

@@ -28,7 +28,8 @@ def serving(port: int = 0, app=None) -> Iterator[str]:
     rig = Rig(ScriptedEngine(), config)
     rig.engine.answers[GetStatus] = status()
     rig.engine.answers[GetRequests] = Requests([])
-    runs = [Run(-1, 0, 0, 4, True, True, False, 3, 0), Run(0, 0, 4, 9, False, True, True, 1, 5)]
+    runs = [Run(-1, "alice", 0, 4, True, True, False, 3, 0)]
+    runs += [Run(-1, "", 0, 9, False, True, True, 1, 5)]
     rig.engine.answers[GetOutline] = Outline(runs)
     listener = bind(config)
     listener.listen()
@@ -76,6 +77,8 @@ def test_it_renders_follows_and_survives_a_restart():
             assert page.run("document.querySelectorAll('#tiers .bar').length") == 2
             page.run(f"document.getElementById('admin-key').value = {ADMIN_KEY!r}")
             page.until("document.querySelectorAll('#tree rect').length === 2")
+            named = "[...document.querySelectorAll('#tree text')].map((each) => each.textContent)"
+            assert page.run(f"{named}.join()") == "alice,no tenant"
             assert page.run("document.documentElement.scrollWidth <= innerWidth")
             dark = page.run("getComputedStyle(document.body).backgroundColor")
             assert page.errors == []

@@ -59,7 +59,8 @@ function drawLines(chart, samples, count) {
   }
 }
 
-// Runs of pages: along, where in the prompt; down, one row per branch; colour, the fastest tier.
+// Runs of pages: along, where in the prompt; down, one row per branch; colour, the fastest tier;
+// at the end of a tenant's first row, its name.
 function drawTree(chart, runs, widthOf) {
   const rows = [], below = runs.map(() => []);
   const tops = [];
@@ -72,9 +73,11 @@ function drawTree(chart, runs, widthOf) {
   };
   tops.forEach(place);
   const longest = Math.max(1, ...runs.map((run) => run.last));
-  const scale = widthOf / longest, tall = 14;
+  const isShared = runs.some((run) => run.tenant !== runs[0].tenant);
+  const scale = (widthOf - (isShared ? 110 : 0)) / longest, tall = 14;
   chart.setAttribute("viewBox", `0 0 ${widthOf} ${Math.max(1, rows.length) * tall + 4}`);
   chart.replaceChildren();
+  const named = new Set();
   for (const run of runs) {
     const tier = run.device ? "device" : run.host ? "host" : run.store ? "store" : "computed";
     const warmth = 0.35 + 0.65 / (1 + run.age / 20);
@@ -83,8 +86,12 @@ function drawTree(chart, runs, widthOf) {
       "fill-opacity": warmth.toFixed(2) });
     const where = ["device", "host", "store"].filter((each) => run[each]).join(", ");
     box.append(svg("title", {}, `pages ${run.first}–${run.last} on ${where || "no tier"}, ` +
-      `used ${run.hits} times, tenant ${run.root + 1}`));
+      `used ${run.hits} times, ${run.tenant ? `tenant ${run.tenant}` : "no tenant"}`));
     chart.append(box);
+    if (isShared && !named.has(run.tenant)) {
+      named.add(run.tenant);
+      chart.append(svg("text", { x: widthOf - 104, y: run.row * tall + 11 }, run.tenant.slice(0, 16) || "no tenant"));
+    }
   }
   return rows.length;
 }
