@@ -55,7 +55,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class Stretch:
     """What happened between two looks, or up to the first."""
 
     seconds: float
@@ -85,21 +85,21 @@ class Sample:
 class History:
     """The last looks. One that follows a new start of the server counts from nothing."""
 
-    samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    last: Sample = field(init=False)
+    stretches: deque[Stretch] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    last: Stretch = field(init=False)
     speed: float = 0.0
     """The best that was seen: so what the cache spares is rather understated."""
     _before: MetricsRead | None = None
 
     def take(self, now: MetricsRead) -> None:
-        self.last = sample = _between(self._before, now)
+        self.last = stretch = _between(self._before, now)
         if self._before is not None:
-            self.samples.append(sample)
+            self.stretches.append(stretch)
         self._before = now
-        self.speed = max(self.speed, sample.speed)
+        self.speed = max(self.speed, stretch.speed)
 
 
-def _between(before: MetricsRead | None, now: MetricsRead) -> Sample:
+def _between(before: MetricsRead | None, now: MetricsRead) -> Stretch:
     seconds = 1.0 if before is None else max(now.at_s - before.at_s, 1e-3)
     found = {tier: _grown(before, now, "quire_cached_tokens_total", tier=tier) for tier in TIERS}
     for tier in ("device", "host", "store"):
@@ -113,7 +113,7 @@ def _between(before: MetricsRead | None, now: MetricsRead) -> Sample:
     gaps = now.sum("quire_time_per_output_token_seconds_count")
     gap_s = now.sum("quire_time_per_output_token_seconds_sum")
     saying_s = said * gap_s / gaps if gaps else 0.0
-    return Sample(
+    return Stretch(
         seconds=seconds,
         prompt=_grown(before, now, "quire_prompt_tokens_total"),
         found=found,
