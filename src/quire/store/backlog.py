@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from quire.store.base import Pages, Part
-from quire.store.counters import Counters
+from quire.store.counters import StoreCounters
 from quire.types import Owner, PageKey, PageStatus
 
 _WRITE_S = 30.0
@@ -63,7 +63,7 @@ class Backlog:
         self._closed = False
         self._orphans: dict[PageKey, None] = {}
         """Pages that were turned away for want of the page before them."""
-        self.counters = Counters("back_pages", "back_dropped_pages")
+        self.counters = StoreCounters("back_pages", "back_dropped_pages")
         self._thread = threading.Thread(target=self._work, name="quire-backlog", daemon=True)
         self._thread.start()
 
