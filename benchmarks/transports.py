@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from quire.memory.host import HostPool
-from quire.memory.layout import PageLayout
+from quire.memory.page_layout import PageLayout
 from quire.messages import PeerPart, PeerSource
 from quire.peer.client import ClientLimits, PageClient
 from quire.peer.identity import make_identity

@@ -42,16 +42,15 @@ ROOMS = {
 # To be renamed: these still stand for two things.
 MODULES_LEFT = set(
     """
-    address admin answers budget events graphs io lanes layout memory node opening pages peering
-    pool protocol rope sampling shared spans states stores streams watch weights
+    address answers budget events graphs io lanes memory node opening pages peering pool
+    protocol rope sampling spans states stores streams watch weights
     """.split()  # noqa: SIM905
 )
 CLASSES_LEFT = set(
     """
-    Abort Answer Body CacheEvent Call Choice Connection Counters Engine Exchange Exporter Faults
-    Found Grant Health Inspection Kind Lane Line Links Offer Options Output Part Passage Piece Place
-    Prompt Queue Reading Region Route Run Settings Side Source Span Stage Standing State States
-    Tenants Tier Turn Usage Wait Work Writer
+    Abort Answer Body CacheEvent Call Choice Engine Exporter Grant Health Inspection Kind Lane
+    Line Links Offer Options Output Part Passage Piece Place Prompt Queue Reading Route Run Side
+    Span Stage Standing State States Tenants Turn Usage Wait Work
     """.split()  # noqa: SIM905
 )
 

@@ -13,7 +13,7 @@ from quire.engine.attention import Heads, pack
 from quire.engine.attention.torch import TorchAttention
 from quire.engine.batch import Batch, Segment
 from quire.memory.device import DevicePool
-from quire.memory.layout import PageLayout
+from quire.memory.page_layout import PageLayout
 from quire.types import RequestId, page_ids
 
 PAGE, HEADS, KV, DIM = 4, 6, 2, 8

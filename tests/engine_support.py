@@ -30,7 +30,7 @@ from quire.engine.sampling import Sampled
 from quire.engine.scheduler import Scheduler
 from quire.errors import WorkerError
 from quire.manager import CacheManager, Way
-from quire.memory.layout import PageLayout
+from quire.memory.page_layout import PageLayout
 from quire.types import NO_SLOT, RequestId, page_array
 from quire.worker import ComponentConfig, LocalWorkers, WorkerConfig, build_worker
 

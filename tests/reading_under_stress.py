@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from quire.memory.layout import PageLayout
+from quire.memory.page_layout import PageLayout
 from quire.messages import Cancel, Command, Completion, Fetch, PeerPart, PeerSource, Serve
 from quire.peer.identity import make_identity
 from quire.peer.region import Region

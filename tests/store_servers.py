@@ -24,7 +24,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from quire.store.base import Store
-from quire.store.redis.connection import Address, Connection, Login
+from quire.store.redis.connection import Address, Login, RedisConnection
 from quire.store.redis.wire import command
 
 _START_S = 30.0
@@ -107,7 +107,7 @@ class Valkey:
         """As a client of its own."""
         deadline = time.monotonic() + 10
         login = Login(password=self.password)
-        connection = Connection(Address("127.0.0.1", self.port), login, deadline)
+        connection = RedisConnection(Address("127.0.0.1", self.port), login, deadline)
         try:
             connection.send(command(*words), deadline)
             return connection.answer()

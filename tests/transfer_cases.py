@@ -11,7 +11,7 @@ import torch
 
 from quire.memory.device import DevicePool, word_dtype
 from quire.memory.host import HostPool
-from quire.memory.layout import InnerLayout, PageLayout
+from quire.memory.page_layout import InnerLayout, PageLayout
 from quire.transfer.movers import Ends
 
 POISON = 0xA5

@@ -39,7 +39,7 @@ from quire.manager import (
     PrefixMatch,
     StoreChange,
 )
-from quire.memory.layout import InnerLayout, PageLayout
+from quire.memory.page_layout import InnerLayout, PageLayout
 from quire.store import open_store
 from quire.types import NO_SLOT, PageKey, PageStatus, RequestId, Tier, num_pages, page_array
 from quire.worker import (

@@ -22,7 +22,7 @@ from quire.config import CacheConfig, PrefetchConfig, PrefetchPolicy
 from quire.errors import ConfigError, QuireError, StoreError
 from quire.keys import Namespace, PrefixKey
 from quire.manager import CacheManager, Lease, LoadState
-from quire.memory.layout import PageLayout
+from quire.memory.page_layout import PageLayout
 from quire.memory.sizing import check_host_budget
 from quire.progress import Progress
 from quire.sizes import format_bytes

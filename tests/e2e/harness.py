@@ -14,7 +14,7 @@ import torch
 from quire.config import CacheConfig, PrefetchConfig, PrefetchPolicy, WriteConfig
 from quire.keys import Namespace, PrefixKey
 from quire.manager import CacheManager, LoadState
-from quire.memory.layout import PageLayout
+from quire.memory.page_layout import PageLayout
 from quire.types import RequestId, Tier, page_array, split_keys
 from quire.worker import ComponentConfig, LocalWorkers, WorkerConfig, open_workers
 

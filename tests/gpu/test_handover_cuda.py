@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from evidence.pd import bytes as bytes_moved
-from quire.memory.layout import PageLayout
+from quire.memory.page_layout import PageLayout
 from quire.peer.kinds import TransportKind
 
 pytestmark = [

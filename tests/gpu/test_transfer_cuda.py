@@ -10,7 +10,7 @@ from quire.bench.transfer import run as run_bench
 from quire.errors import ConfigError, WorkerError
 from quire.memory.device import DevicePool
 from quire.memory.host import HostPool
-from quire.memory.layout import InnerLayout, PageLayout, llama_3_1_8b
+from quire.memory.page_layout import InnerLayout, PageLayout, llama_3_1_8b
 from quire.messages import AttachStore, Backup, Fetch, Load, Run, Write
 from quire.transfer import CopyState, MoverKind, open_copy_engine
 from quire.transfer.choice import _open, choose

@@ -24,7 +24,7 @@ from quire.errors import EngineError
 from quire.keys import Namespace, PrefixKey
 from quire.manager import CacheManager, Lease, LoadState
 from quire.manager.inspection import inspect
-from quire.memory.layout import PageLayout, smollm2_135m
+from quire.memory.page_layout import PageLayout, smollm2_135m
 from quire.progress import Progress
 from quire.types import DEVICE, PageIds, RequestId, num_pages, page_array
 from quire.worker import ComponentConfig, LocalWorkers, WorkerConfig, build_worker

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from quire.errors import EngineError
-from quire.memory.layout import PageLayout
+from quire.memory.page_layout import PageLayout
 from quire.messages import Cancel, Fetch, Load, PeerPart, PeerSource, Serve, Transferred
 from quire.peer.identity import make_identity
 from quire.peer.kinds import TransportKind

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from evidence.pd.plan import Plan, Side
 from quire.engine.client import EngineClient
 from quire.engine.config import EngineConfig, Role
-from quire.memory.layout import DTYPE_BYTES
+from quire.memory.page_layout import DTYPE_BYTES
 from quire.models import describe
 from quire.peer.kinds import TransportKind
 

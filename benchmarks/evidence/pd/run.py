@@ -16,7 +16,7 @@ from evidence.pd import bytes as bytes_moved
 from evidence.pd import figures, fleet, rounds
 from evidence.pd.plan import Plan, side_name
 from evidence.pd.rounds import Found
-from quire.memory.layout import PageLayout
+from quire.memory.page_layout import PageLayout
 from quire.models import describe
 from quire.progress import Progress
 

@@ -32,11 +32,11 @@ class RawRedis:
     """One connection; all commands of a call are sent before the first answer is read."""
 
     def __init__(self, url: StoreURL) -> None:
-        from quire.store.redis.connection import Connection
+        from quire.store.redis.connection import RedisConnection
         from quire.store.redis.store import address_of, login_of
 
         login = login_of(url, url.options.get("ca", ""))
-        self._connection = Connection(address_of(url), login, time.monotonic() + _TIMEOUT_S)
+        self._connection = RedisConnection(address_of(url), login, time.monotonic() + _TIMEOUT_S)
         self._prefix = url.options.get("prefix", "quire:")
 
     def put(self, names: Sequence[ObjectName], pages: Sequence[memoryview]) -> None:
@@ -124,7 +124,7 @@ class RawPool:
     def _words(
         self, names: Sequence[ObjectName], pages: Sequence[memoryview]
     ) -> tuple[list[str], list[int], list[int]]:
-        from quire.store.mooncake.memory import address
+        from quire.store.mooncake.registration import address
 
         keys = [self._prefix + name.text for name in names]
         return keys, [address(page) for page in pages], [page.nbytes for page in pages]
@@ -132,8 +132,8 @@ class RawPool:
 
 def join_pool(url: StoreURL, memory: memoryview) -> Any:
     """A client of its own that knows `memory`."""
-    from quire.store.mooncake.memory import address
     from quire.store.mooncake.pool import join
+    from quire.store.mooncake.registration import address
     from quire.store.mooncake.store import read_url
 
     client, config = join(read_url(url).settings)

@@ -18,7 +18,7 @@ import torch
 
 from quire.memory.device import DevicePool
 from quire.memory.host import HostPool
-from quire.memory.layout import InnerLayout, PageLayout, llama_3_1_8b, smollm2_135m
+from quire.memory.page_layout import InnerLayout, PageLayout, llama_3_1_8b, smollm2_135m
 from quire.progress import Count
 from quire.transfer import open_copy_engine
 from quire.transfer.base import Copy, CopyEngine

@@ -333,7 +333,7 @@ def speculate(
 
 
 def _check_page_sizes(sizes: list[int] | tuple[int, ...], total_bytes: int) -> None:
-    from quire.memory.layout import BLOCK_BYTES
+    from quire.memory.page_layout import BLOCK_BYTES
 
     for size in sizes:
         if size < BLOCK_BYTES or size % BLOCK_BYTES:

@@ -12,9 +12,8 @@ from quire.cli import store_measure
 from quire.cli.output import EXIT_FOUND, AsJson, complain, progress_bar, show, show_json
 from quire.errors import StoreError
 from quire.sizes import format_bytes
-from quire.store import Mismatch, StoredObject
-from quire.store import admin as stores
-from quire.store.admin import VerifyReport
+from quire.store import Mismatch, StoredObject, maintenance
+from quire.store.maintenance import VerifyReport
 from quire.store.url import redact
 
 app = typer.Typer(
@@ -65,7 +64,7 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """Show the pages of a store, newest first, and what they add up to."""
-    objects = sorted(stores.list_objects(url), key=lambda item: -item.modified_s)
+    objects = sorted(maintenance.list_objects(url), key=lambda item: -item.modified_s)
     if as_json:
         show_json(
             {
@@ -132,7 +131,7 @@ def verify(
     Exit code 1 when a page is damaged, unreadable or of another version.
     """
     with progress_bar() as progress:
-        report = stores.verify(
+        report = maintenance.verify(
             url,
             quarantine=quarantine,
             progress=lambda done, total: progress("verifying", done, total),
@@ -204,12 +203,12 @@ def clear(
     as_json: AsJson = False,
 ) -> None:
     """Remove every page of a store, of every model. Asks first."""
-    count = sum(1 for _ in stores.list_objects(url))
+    count = sum(1 for _ in maintenance.list_objects(url))
     if not yes:
         if as_json:
             raise StoreError("clear asks before it removes anything: give --yes with --json")
         typer.confirm(f"Remove {_pages(count)} from {redact(url)}?", abort=True, err=True)
-    removed = stores.clear(url)
+    removed = maintenance.clear(url)
     if as_json:
         show_json({"url": redact(url), "num_removed": removed})
     else:

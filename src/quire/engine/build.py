@@ -34,7 +34,7 @@ from quire.engine.scheduler import Scheduler
 from quire.errors import ModelError
 from quire.keys import UnitKind
 from quire.manager import CacheManager
-from quire.memory.layout import PageLayout
+from quire.memory.page_layout import PageLayout
 from quire.models import ModelShape, describe, fingerprint
 from quire.progress import Share
 from quire.sizes import format_bytes

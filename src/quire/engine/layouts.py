@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.memory.layout import PageLayout
+from quire.memory.page_layout import PageLayout
 from quire.models import ModelShape
 
 FULL, WINDOW, RECURRENT = "full", "window", "recurrent"

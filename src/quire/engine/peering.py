@@ -25,7 +25,7 @@ from quire.engine.parallel import head_share
 from quire.engine.queue import Queue
 from quire.engine.scheduler import Scheduler
 from quire.manager import CacheManager
-from quire.memory.layout import PageLayout
+from quire.memory.page_layout import PageLayout
 from quire.messages import PeerPart
 from quire.models import ModelShape
 from quire.peer.hub import Hello, PeerHub

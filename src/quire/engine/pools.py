@@ -11,7 +11,7 @@ from quire.components import Component, FullAttention, PoolSize, Recurrent, Slid
 from quire.engine.config import EngineConfig
 from quire.engine.layouts import FULL, RECURRENT, WINDOW
 from quire.errors import MemoryBudgetError
-from quire.memory.layout import PageLayout
+from quire.memory.page_layout import PageLayout
 from quire.memory.sizing import check_host_budget
 from quire.models import ModelShape
 from quire.sizes import format_bytes

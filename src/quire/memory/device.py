@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from quire.errors import ConfigError, MemoryBudgetError
-from quire.memory.layout import PageLayout
+from quire.memory.page_layout import PageLayout
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 

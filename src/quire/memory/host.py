@@ -24,8 +24,8 @@ import torch
 
 from quire.errors import MemoryBudgetError
 from quire.memory.device import torch_dtype, word_dtype
-from quire.memory.layout import BLOCK_BYTES, PageLayout
 from quire.memory.numa import node_of_device, prefer_node
+from quire.memory.page_layout import BLOCK_BYTES, PageLayout
 from quire.memory.shared import NotShareable, create_shared
 from quire.memory.sizing import check_host_budget
 from quire.progress import Count

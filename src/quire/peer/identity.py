@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from quire.memory.layout import PageLayout
+from quire.memory.page_layout import PageLayout
 
 FORMAT_VERSION = 3
 """Of everything two engines say to each other. Raise it with every change they could notice."""

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from quire.memory.layout import DTYPE_BYTES, InnerLayout, PageLayout
+from quire.memory.page_layout import DTYPE_BYTES, InnerLayout, PageLayout
 
 
 class PagePool(Protocol):

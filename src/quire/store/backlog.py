@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from quire.store.base import Part
 from quire.store.client import PageStore
-from quire.store.counters import Counters
+from quire.store.counters import StoreCounters
 from quire.types import Owner, PageKey, PageStatus
 
 _WRITE_S = 30.0
@@ -69,7 +69,7 @@ class Backlog:
         self._closed = False
         self._orphans: dict[PageKey, None] = {}
         """Pages that were turned away for want of the page before them."""
-        self.counters = Counters("back_pages", "back_dropped_pages")
+        self.counters = StoreCounters("back_pages", "back_dropped_pages")
         self._thread = threading.Thread(target=self._work, name="quire-backlog", daemon=True)
         self._thread.start()
 

@@ -42,7 +42,7 @@ from quire.store.codec import (
     seal,
     unpack_in_place,
 )
-from quire.store.counters import Counters, by_outcome
+from quire.store.counters import StoreCounters, by_outcome
 from quire.store.disowned import Disowned
 from quire.store.packing import Packer
 from quire.store.paths import look_up, touch_found, up_to_hole
@@ -77,7 +77,7 @@ class PageStore:
         self._wall_ns = wall_ns
         self._breaker = breaker or Breaker(clock)
         self._headers = Headers()
-        self._counters = Counters(
+        self._counters = StoreCounters(
             "read_bytes", "written_bytes", "skipped_pages", "probed_pages", "probe_hits"
         )
         self._calls = threading.Condition()

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from quire.types import PageStatus
 
 
-class Counters:
+class StoreCounters:
     """One lock, taken once per call."""
 
     def __init__(self, *names: str) -> None:

@@ -41,7 +41,7 @@ class InjectedFault(OSError):
 
 
 @dataclass(frozen=True, slots=True)
-class Faults:
+class FaultRates:
     """Probabilities from 0 to 1."""
 
     drop: float = 0.0
@@ -60,7 +60,7 @@ class FaultyStore:
     def __init__(
         self,
         inner: Store,
-        faults: Faults,
+        faults: FaultRates,
         *,
         seed: int = 0,
         sleep: Callable[[float], None] = time.sleep,
@@ -174,7 +174,7 @@ def open_url(url: StoreURL) -> FaultyStore:
             f"such as faulty+memory://?drop=0.1"
         )
     options = Options(url)
-    faults = Faults(
+    faults = FaultRates(
         drop=options.number("drop", 0.0, maximum=1.0),
         truncate=options.number("truncate", 0.0, maximum=1.0),
         corrupt=options.number("corrupt", 0.0, maximum=1.0),

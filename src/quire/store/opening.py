@@ -15,7 +15,7 @@ from quire.errors import StoreURLError
 from quire.store.base import Pages
 from quire.store.client import PageStore
 from quire.store.packing import Packer, PackKind
-from quire.store.tiers import Tier, Tiers, WriteWhen
+from quire.store.tiers import StoreTier, Tiers, WriteWhen
 from quire.store.url import StoreURL, open_store, split_urls
 
 _JOINED = ("mooncake",)
@@ -25,14 +25,14 @@ Choice = TypeVar("Choice", bound=enum.StrEnum)
 
 def open_pages(text: str, *, clock: Callable[[], float]) -> Pages:
     """Raises StoreURLError, StoreError: one sentence with the fix. Then nothing stays open."""
-    tiers: list[Tier] = []
+    tiers: list[StoreTier] = []
     try:
         for url in split_urls(text):
             write = choice_in(url, "write", WriteWhen.THROUGH)
             kind = choice_in(url, "codec", PackKind.NONE)
             packer = None if kind is PackKind.NONE else Packer(kind)
             store = open_store(without_page_options(url))
-            tiers.append(Tier(PageStore(store, clock=clock, packer=packer), write))
+            tiers.append(StoreTier(PageStore(store, clock=clock, packer=packer), write))
     except BaseException:
         for tier in tiers:
             tier.pages.close()

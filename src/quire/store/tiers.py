@@ -27,7 +27,7 @@ from quire.errors import StoreError
 from quire.store.backlog import Backlog, PutCall
 from quire.store.base import Part
 from quire.store.client import PageStore
-from quire.store.counters import Counters, by_outcome
+from quire.store.counters import StoreCounters, by_outcome
 from quire.store.helpers import Helpers
 from quire.store.paths import touch_found, up_to_hole
 from quire.store.whereabouts import Whereabouts
@@ -50,7 +50,7 @@ class WriteWhen(enum.StrEnum):
     NEVER = "never"
 
 
-class Tier(NamedTuple):
+class StoreTier(NamedTuple):
     pages: PageStore
     write: WriteWhen
 
@@ -66,7 +66,7 @@ class Tiers:
 
     def __init__(
         self,
-        tiers: Sequence[Tier],
+        tiers: Sequence[StoreTier],
         *,
         clock: Callable[[], float],
         backlog_bytes: int = BACKLOG_BYTES,
@@ -84,7 +84,7 @@ class Tiers:
         }
         self._through = [i for i, tier in enumerate(tiers) if tier.write is WriteWhen.THROUGH]
         self._unwilling_until = [float("-inf")] * len(tiers)
-        self._counters = Counters("read_bytes", "written_bytes", "probed_pages", "probe_hits")
+        self._counters = StoreCounters("read_bytes", "written_bytes", "probed_pages", "probe_hits")
 
     # ---- pages ----------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ import torch
 
 from quire.memory.device import DevicePool, word_dtype
 from quire.memory.host import HostPool
-from quire.memory.layout import PageLayout
+from quire.memory.page_layout import PageLayout
 from quire.transfer.base import Copy
 from quire.transfer.directed import DirectedEngine, Direction, copy_rows, copy_runs, runs
 from quire.types import PageIds, page_array

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from quire.errors import ConfigError
-from quire.memory.layout import PageLayout
+from quire.memory.page_layout import PageLayout
 from quire.memory.sizing import check_host_budget
 from quire.peer.identity import Identity
 from quire.peer.kinds import TransportKind

@@ -39,7 +39,7 @@ from quire.messages import (
     Write,
 )
 from quire.store.base import Pages, Part
-from quire.store.counters import Counters
+from quire.store.counters import StoreCounters
 from quire.types import OperationId, PageStatus
 from quire.worker.attachment import Attachment
 from quire.worker.bell import Bell
@@ -88,7 +88,7 @@ class CacheWorker:
         self._limits = limits = limits or IoLimits()
         self._clock = clock
         self._wall_ns = wall_ns
-        self._counters = Counters()
+        self._counters = StoreCounters()
         self._done: deque[Completion] = deque()
         self._bell = Bell()
         self._reporter = Reporter(rank, clock, self._report, self._counters.error)

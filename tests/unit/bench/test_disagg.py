@@ -16,7 +16,7 @@ from evidence.disagg.sessions import Plan as Sessions
 from evidence.disagg.sessions import sessions
 from evidence.disagg.stall import PLAIN, STALLED
 from quire.engine.messages import CachedTokens, Output
-from quire.memory.layout import PageLayout
+from quire.memory.page_layout import PageLayout
 from quire.store import open_store
 from quire.store.base import ObjectName
 from quire.transfer.cpu import CpuCopyEngine

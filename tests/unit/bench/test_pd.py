@@ -17,7 +17,7 @@ from evidence.pd.fleet import Fleet
 from evidence.pd.plan import UNIFIED, Plan, Side
 from quire.engine.messages import CachedTokens, HandoverStatus, Output
 from quire.errors import ConfigError, EngineError
-from quire.memory.layout import PageLayout
+from quire.memory.page_layout import PageLayout
 from quire.peer.kinds import TransportKind
 from quire.peer.region import Region
 from unit.cli_support import command

@@ -19,7 +19,7 @@ from quire.engine.runner import ModelRunner
 from quire.engine.sampling import Row, open_sampler
 from quire.errors import ModelError, WorkerError
 from quire.memory.device import DevicePool
-from quire.memory.layout import PageLayout
+from quire.memory.page_layout import PageLayout
 from quire.models import ModelShape
 from quire.types import OperationId, RequestId, page_ids
 

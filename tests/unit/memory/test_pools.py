@@ -12,7 +12,7 @@ from quire.errors import ConfigError, MemoryBudgetError
 from quire.memory import host as host_module
 from quire.memory.device import DevicePool
 from quire.memory.host import HostPool
-from quire.memory.layout import BLOCK_BYTES, InnerLayout, PageLayout
+from quire.memory.page_layout import BLOCK_BYTES, InnerLayout, PageLayout
 
 LAYOUT = PageLayout("full", 3, 2, 8, "float32", 4)
 
@@ -153,6 +153,6 @@ def test_an_empty_pool_is_a_pool():
 
 
 def test_the_leaders_side_of_memory_needs_no_torch():
-    modules = "quire.memory.allocator, quire.memory.layout, quire.memory.sizing, quire.worker"
+    modules = "quire.memory.allocator, quire.memory.page_layout, quire.memory.sizing, quire.worker"
     program = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

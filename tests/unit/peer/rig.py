@@ -11,7 +11,7 @@ import pytest
 
 from quire.engine.parallel import share
 from quire.memory.host import HostPool
-from quire.memory.layout import InnerLayout, PageLayout
+from quire.memory.page_layout import InnerLayout, PageLayout
 from quire.messages import PeerPart, PeerSource
 from quire.peer import protocol
 from quire.peer.client import ClientLimits, PageClient

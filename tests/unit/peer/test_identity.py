@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from quire.memory.layout import InnerLayout, PageLayout
+from quire.memory.page_layout import InnerLayout, PageLayout
 from quire.peer.identity import FORMAT_VERSION, Identity, make_identity, why_not
 
 FULL = PageLayout("full", 3, 2, 8, "float32", 4)

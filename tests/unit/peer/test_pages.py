@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from quire.memory.layout import InnerLayout, PageLayout
+from quire.memory.page_layout import InnerLayout, PageLayout
 from quire.messages import PeerPart
 from quire.peer import protocol
 from quire.peer.client import covering

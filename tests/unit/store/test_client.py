@@ -10,7 +10,7 @@ from quire.store import Breaker, Mismatch
 from quire.store import client as client_module
 from quire.store.base import MAX_OBJECTS, Landings
 from quire.store.codec import check, object_name
-from quire.store.faulty import Faults, FaultyStore
+from quire.store.faulty import FaultRates, FaultyStore
 from quire.store.memory import MemoryStore
 from quire.types import PageStatus
 from unit.store.conftest import counted
@@ -129,7 +129,7 @@ def test_a_page_that_lands_damaged_is_found_out(client, pages):
 
 def test_damage_done_behind_one_that_tells_is_found_out(client, pages):
     """A wrapper hands on where pages go, and not that they have landed."""
-    store = client(FaultyStore(Tells(), Faults(corrupt=1.0), seed=1))
+    store = client(FaultyStore(Tells(), FaultRates(corrupt=1.0), seed=1))
     store._store.inner.get = lambda names, into, deadline: MemoryStore.get(
         store._store.inner, names, refused(into), deadline=deadline
     )
@@ -181,7 +181,7 @@ def test_deadline_is_checked_between_calls_of_the_store_c17(client, pages, clock
 @pytest.mark.parametrize("fault", ["drop", "truncate", "corrupt", "raise_", "delay"])
 def test_every_fault_ends_as_a_counted_miss_c17(client, pages, deadline, fault, seed):
     faulty = FaultyStore(
-        MemoryStore(), Faults(**{fault: 0.3, "delay_s": 0.0}), seed=seed, sleep=lambda s: None
+        MemoryStore(), FaultRates(**{fault: 0.3, "delay_s": 0.0}), seed=seed, sleep=lambda s: None
     )
     store = client(faulty, breaker=Breaker(lambda: 0.0, max_failures=1000))
     numbers = range(240)
@@ -194,7 +194,7 @@ def test_every_fault_ends_as_a_counted_miss_c17(client, pages, deadline, fault, 
     assert counted(store, "read") == {s.name.lower(): statuses.count(s) for s in set(statuses)}
     assert (reasons > 0) == (fault not in ("drop", "delay"))
 
-    faulty.faults = Faults()
+    faulty.faults = FaultRates()
     assert pages.put(store, *numbers, deadline=deadline) == [OK] * 240
     assert pages.get(store, *numbers, deadline=deadline).count(OK) >= 240 - lost
     pages.put(store, *numbers, deadline=deadline)
@@ -209,7 +209,7 @@ def test_a_store_can_be_slowed_to_a_rate(client, pages, deadline):
         now[0] += seconds
 
     size = pages.part.page_bytes
-    rate = Faults(rate=10 * size)
+    rate = FaultRates(rate=10 * size)
     store = client(FaultyStore(MemoryStore(), rate, sleep=sleep, clock=lambda: now[0]))
     pages.put(store, *range(40), deadline=deadline)
     for _ in range(2):
@@ -222,7 +222,7 @@ def test_a_store_can_be_slowed_to_a_rate(client, pages, deadline):
 def test_nth_call_fails_and_everything_finishes_c17(client, pages, deadline):
     """The fault loop of one store: n goes up until no call is left to fail."""
     for n in range(1, 100):
-        faulty = FaultyStore(MemoryStore(), Faults(fail_nth=n))
+        faulty = FaultyStore(MemoryStore(), FaultRates(fail_nth=n))
         store = client(faulty)
         first = pages.put(store, *range(6), deadline=deadline)
         store.find(pages.part, [pages.keys(*range(6))], deadline=deadline)
@@ -239,13 +239,13 @@ def test_nth_call_fails_and_everything_finishes_c17(client, pages, deadline):
 
 
 def test_corrupt_page_is_quarantined_and_can_be_written_again_c17(client, pages, deadline):
-    faulty = FaultyStore(MemoryStore(), Faults(truncate=1.0))
+    faulty = FaultyStore(MemoryStore(), FaultRates(truncate=1.0))
     store = client(faulty)
     pages.put(store, 1, deadline=deadline)
     assert pages.get(store, 1, deadline=deadline) == [CORRUPT]
     assert counted(store, "mismatch") == {Mismatch.LENGTH: 1}
     assert pages.get(store, 1, deadline=deadline) == [MISS]
-    faulty.faults = Faults()
+    faulty.faults = FaultRates()
     pages.put(store, 1, deadline=deadline)
     assert pages.get(store, 1, deadline=deadline) == [OK]
 
@@ -318,7 +318,7 @@ def test_store_that_answers_nonsense_is_a_failure_c17(client, pages, deadline):
 
 
 def test_breaker_opens_declines_and_recovers_c17(client, pages, clock):
-    faulty = FaultyStore(MemoryStore(), Faults(raise_=1.0))
+    faulty = FaultyStore(MemoryStore(), FaultRates(raise_=1.0))
     breaker = Breaker(clock, max_failures=2, cooldown_s=5)
     store = client(faulty, clock=clock, breaker=breaker)
     deadline = clock.now + 1000
@@ -330,7 +330,7 @@ def test_breaker_opens_declines_and_recovers_c17(client, pages, clock):
     assert store.find(pages.part, [pages.keys(1)], deadline=deadline) == [b"\0"]
     assert faulty.num_calls == calls
     assert counted(store, "declined") == {"breaker_open": 3}
-    faulty.faults = Faults()
+    faulty.faults = FaultRates()
     clock.now += 5
     assert pages.put(store, 1, deadline=deadline) == [OK]
     assert pages.get(store, 1, deadline=deadline) == [OK]

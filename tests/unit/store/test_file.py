@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from quire.errors import StoreError
-from quire.store import HEADER_BYTES, Mismatch, admin, open_store
+from quire.store import HEADER_BYTES, Mismatch, maintenance, open_store
 from quire.store.file import FileStore
 from quire.store.file.layout import Layout
 from quire.types import PageStatus
@@ -324,7 +324,7 @@ def test_foreign_files_are_left_alone(serial, pages, tmp_path):
     for path in foreign:
         path.write_text("mine")
     pages.put(store, *range(6))
-    assert admin.clear(f"file://{root}") == 2
+    assert maintenance.clear(f"file://{root}") == 2
     serial().close()
     assert [path.read_text() for path in foreign] == ["mine"] * 4
 
@@ -484,29 +484,29 @@ def test_admin_lists_verifies_and_clears(client, file_store, pages, tmp_path):
     store = client(file_store())
     pages.put(store, *range(5))
     url = f"file://{tmp_path}/store"
-    assert {item.name.key for item in admin.list_objects(url)} == set(pages.keys(*range(5)))
+    assert {item.name.key for item in maintenance.list_objects(url)} == set(pages.keys(*range(5)))
     seen: list[tuple[int, int]] = []
-    report = admin.verify(url, progress=lambda done, total: seen.append((done, total)))
+    report = maintenance.verify(url, progress=lambda done, total: seen.append((done, total)))
     assert (report.num_objects, report.num_ok, report.is_clean) == (5, 5, True)
     assert seen == [(n, 5) for n in range(1, 6)]
     file_store.damage(pages.key(3), 5000)
     os.truncate(next((tmp_path / "store").rglob(f"{pages.key(4).hex()}*")), 100)
-    report = admin.verify(url)
+    report = maintenance.verify(url)
     assert (report.mismatches, report.num_quarantined) == (
         {Mismatch.CHECKSUM: 1, Mismatch.LENGTH: 1},
         0,
     )
-    assert admin.verify(url, quarantine=True).num_quarantined == 2
-    assert admin.verify(url).is_clean
-    assert admin.clear(url) == 3
-    assert list(admin.list_objects(url)) == []
+    assert maintenance.verify(url, quarantine=True).num_quarantined == 2
+    assert maintenance.verify(url).is_clean
+    assert maintenance.clear(url) == 3
+    assert list(maintenance.list_objects(url)) == []
 
 
 def test_admin_of_no_store_is_an_error_and_creates_nothing(tmp_path):
     with pytest.raises(StoreError, match="there is no store"):
-        admin.verify(f"file://{tmp_path}/nothing")
+        maintenance.verify(f"file://{tmp_path}/nothing")
     with pytest.raises(StoreError, match="there is no store"):
-        list(admin.list_objects(f"file://{tmp_path}/nothing"))
+        list(maintenance.list_objects(f"file://{tmp_path}/nothing"))
     assert list(tmp_path.iterdir()) == []
 
 

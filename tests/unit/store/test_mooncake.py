@@ -15,8 +15,8 @@ import pytest
 from quire.errors import StoreError, StoreURLError
 from quire.store.base import HEADER_BYTES, Blob, NewObject
 from quire.store.codec import object_name
-from quire.store.mooncake.memory import MAX_POOLS, POOL_BYTES, Memory
 from quire.store.mooncake.pool import NO_ROOM, Bytes
+from quire.store.mooncake.registration import MAX_POOLS, POOL_BYTES, Memory
 from quire.store.mooncake.store import PUT_TRIES, MooncakeStore
 from quire.store.url import open_store
 from quire.types import PageStatus

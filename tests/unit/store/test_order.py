@@ -13,7 +13,7 @@ import pytest
 from quire.store.base import STEP_NS
 from quire.store.codec import object_name
 from quire.store.file import FileStore
-from quire.store.file.cold import Found
+from quire.store.file.cold import FoundObjects
 from quire.store.memory import MemoryStore
 from quire.types import NO_PARENT, PageStatus
 from unit.store.conftest import soon
@@ -322,7 +322,7 @@ def test_pages_written_while_the_first_scan_looks_can_be_continued(client, tmp_p
 
 def _in_order(times, scan_start_ns, now_ns):
     """(time, name) of what would go; objects are named by their times, or else by their number."""
-    found = Found()
+    found = FoundObjects()
     for i, time_ns in enumerate(times):
         found.add(_object_text(time_ns or i), time_ns)
     return [

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from quire.errors import StoreURLError
-from quire.store import admin
+from quire.store import maintenance
 from quire.store.base import HEADER_BYTES, Part
 from quire.store.codec import Mismatch, check_packed, object_name, open_header, unpack_in_place
 from quire.store.memory import MemoryStore
@@ -138,9 +138,9 @@ def test_packed_pages_in_files_are_verified_by_hand_too(packer, client, file_sto
     put(store, like_keys_and_values(2), b"2" * 32)
     assert get(store, b"1" * 32) == (OK, like_keys_and_values(1))
     url = f"file://{file_store.root}"
-    assert admin.verify(url).num_ok == 2
+    assert maintenance.verify(url).num_ok == 2
     file_store.damage(b"2" * 32, HEADER_BYTES + 50)
-    assert admin.verify(url).mismatches == {Mismatch.CHECKSUM: 1}
+    assert maintenance.verify(url).mismatches == {Mismatch.CHECKSUM: 1}
 
 
 def test_packed_with_what_is_not_known_is_another_versions(packer, client, monkeypatch):

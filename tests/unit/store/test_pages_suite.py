@@ -14,7 +14,7 @@ from quire.store.client import PageStore
 from quire.store.codec import object_name
 from quire.store.memory import MemoryStore
 from quire.store.opening import open_pages
-from quire.store.tiers import Tier, Tiers, WriteWhen
+from quire.store.tiers import StoreTier, Tiers, WriteWhen
 from quire.testing.pages import PagesSuite
 from quire.types import PageStatus
 from store_servers import Valkey
@@ -42,7 +42,7 @@ class TestTwo(PagesSuite):
 
     def open(self) -> Pages:
         whens = [WriteWhen.THROUGH, self.second]
-        tiers = [Tier(plain(s), when) for s, when in zip(self._stores, whens, strict=True)]
+        tiers = [StoreTier(plain(s), when) for s, when in zip(self._stores, whens, strict=True)]
         return Tiers(tiers, clock=time.monotonic)
 
 

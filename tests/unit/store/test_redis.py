@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from quire.errors import StoreError, StoreURLError
-from quire.store.admin import list_objects
 from quire.store.base import HEADER_BYTES, Blob, NewObject, ObjectName
 from quire.store.client import PageStore
 from quire.store.codec import object_name
+from quire.store.maintenance import list_objects
 from quire.store.redis import RedisStore
 from quire.store.url import open_store, redact
 from quire.types import PageStatus

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from quire.store.base import Blob, NewObject, ObjectName, Store
-from quire.store.faulty import Faults, FaultyStore
+from quire.store.faulty import FaultRates, FaultyStore
 from quire.store.file import FileStore
 from quire.store.memory import MemoryStore
 from quire.store.url import open_store, parse_url
@@ -57,7 +57,7 @@ class TestBehindFaults(TestMemory):
     """A wrapper that does no harm promises the same."""
 
     def open(self) -> Store:
-        return FaultyStore(self._store, Faults(), seed=1)
+        return FaultyStore(self._store, FaultRates(), seed=1)
 
 
 class TestValkey(StoreSuite):

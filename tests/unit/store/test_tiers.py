@@ -12,10 +12,10 @@ from quire.errors import StoreError, StoreURLError
 from quire.store.backlog import Backlog, PutCall
 from quire.store.base import Part
 from quire.store.client import PageStore
-from quire.store.faulty import Faults, FaultyStore
+from quire.store.faulty import FaultRates, FaultyStore
 from quire.store.memory import MemoryStore
 from quire.store.opening import open_pages
-from quire.store.tiers import Tier, Tiers, WriteWhen
+from quire.store.tiers import StoreTier, Tiers, WriteWhen
 from quire.store.whereabouts import MAX_PAGES, Whereabouts
 from quire.types import NO_PARENT, PageStatus
 
@@ -35,7 +35,7 @@ def tiers():
 
         def make(*members, **options):
             each = [
-                Tier(store if isinstance(store, PageStore) else plain(store), write)
+                StoreTier(store if isinstance(store, PageStore) else plain(store), write)
                 for store, write in members
             ]
             made = Tiers(each, clock=time.monotonic, **options)
@@ -394,7 +394,7 @@ def test_a_page_that_its_backlog_turned_away_is_told_once(pages):
 
 def test_threads_and_faults_never_bring_a_wrong_page(tiers, pages):
     """Readers and writers at once, on stores that drop, damage and raise."""
-    faults = Faults(drop=0.1, corrupt=0.1, truncate=0.05, raise_=0.05)
+    faults = FaultRates(drop=0.1, corrupt=0.1, truncate=0.05, raise_=0.05)
     shared = [FaultyStore(MemoryStore(), faults, seed=seed) for seed in (1, 2)]
     both = tiers((shared[0], THROUGH), (shared[1], BACK))
     wrong = []

@@ -8,7 +8,7 @@ import torch
 from quire.errors import WorkerError
 from quire.memory.device import DevicePool
 from quire.memory.host import HostPool
-from quire.memory.layout import InnerLayout, PageLayout
+from quire.memory.page_layout import InnerLayout, PageLayout
 from quire.transfer import CopyState, open_copy_engine
 from quire.transfer import cpu as cpu_module
 from quire.types import NO_PAGES, page_ids

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from quire.memory.device import DevicePool
 from quire.memory.host import HostPool
-from quire.memory.layout import PageLayout
+from quire.memory.page_layout import PageLayout
 from quire.transfer.cpu import CpuCopyEngine
 from quire.transfer.directed import Rows, runs
 from quire.types import page_ids

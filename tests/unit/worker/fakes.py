@@ -6,7 +6,7 @@ import time
 
 from quire.memory.device import DevicePool
 from quire.memory.host import HostPool
-from quire.memory.layout import PageLayout
+from quire.memory.page_layout import PageLayout
 from quire.transfer import open_copy_engine
 from quire.types import PageKey, PageStatus
 from quire.worker.config import IoLimits

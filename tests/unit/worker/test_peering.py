@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from quire.errors import ConfigError
-from quire.memory.layout import PageLayout
+from quire.memory.page_layout import PageLayout
 from quire.messages import (
     AttachStore,
     Cancel,

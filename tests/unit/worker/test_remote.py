@@ -124,7 +124,7 @@ def test_ranks_that_do_not_fit_together_are_refused_before_any_is_started():
 
 LEADER = """
 import sys, time
-from quire.memory.layout import PageLayout
+from quire.memory.page_layout import PageLayout
 from quire.worker import ComponentConfig, WorkerConfig
 from quire.worker.remote import RemoteWorkers
 layout = PageLayout("full", 3, 2, 8, "float32", 4)

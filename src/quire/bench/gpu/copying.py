@@ -13,7 +13,7 @@ from quire.bench.gpu.driving import Drive
 from quire.bench.gpu.link import BOTH, CopyWay, Link, PageOrder
 from quire.bench.gpu.rig import Result, Rig
 from quire.bench.gpu.times import GREEDY, longest
-from quire.memory.layout import PageLayout
+from quire.memory.page_layout import PageLayout
 from quire.types import Tier
 
 _WAYS = {"load": (CopyWay.LOAD,), "backup": (CopyWay.BACKUP,), "both": BOTH}

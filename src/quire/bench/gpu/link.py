@@ -20,7 +20,7 @@ import torch
 from quire.bench.gpu.floors import wait
 from quire.memory.device import DevicePool
 from quire.memory.host import HostPool
-from quire.memory.layout import PageLayout
+from quire.memory.page_layout import PageLayout
 from quire.transfer import Copy, open_copy_engine
 from quire.types import PageIds, page_ids
 

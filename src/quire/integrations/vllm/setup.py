@@ -14,7 +14,7 @@ from quire.integrations.vllm.options import Options
 from quire.integrations.vllm.tensors import BlockShape
 from quire.integrations.weights import weights_of
 from quire.keys import Namespace
-from quire.memory.layout import BLOCK_BYTES
+from quire.memory.page_layout import BLOCK_BYTES
 
 EVENTS_PER_PAGE = 8
 """They are taken in every step, in which a page comes, is written and goes once or twice."""

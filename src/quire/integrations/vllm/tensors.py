@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from quire.errors import ConfigError
-from quire.memory.layout import InnerLayout, PageLayout
+from quire.memory.page_layout import InnerLayout, PageLayout
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 
-from quire.memory.layout import PageLayout
+from quire.memory.page_layout import PageLayout
 from quire.peer import protocol
 from quire.peer.errors import PeerError
 from quire.peer.protocol import TAKEN, Answer

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from quire.store.file.cold import ColdQueue
-from quire.store.file.shared import SharedFile
+from quire.store.file.shared_file import SharedFile
 from quire.store.file.space import FreeSpace
 
 MAX_EVICTIONS = 1024
@@ -25,15 +25,15 @@ disk."""
 _NUMBERS = struct.Struct("<qq")
 
 
-class Usage(NamedTuple):
+class SpaceUsed(NamedTuple):
     num_bytes: int = 0
     num_objects: int = 0
 
-    def plus(self, other: Usage) -> Usage:
-        return Usage(self.num_bytes + other.num_bytes, self.num_objects + other.num_objects)
+    def plus(self, other: SpaceUsed) -> SpaceUsed:
+        return SpaceUsed(self.num_bytes + other.num_bytes, self.num_objects + other.num_objects)
 
-    def minus(self, other: Usage) -> Usage:
-        return Usage(self.num_bytes - other.num_bytes, self.num_objects - other.num_objects)
+    def minus(self, other: SpaceUsed) -> SpaceUsed:
+        return SpaceUsed(self.num_bytes - other.num_bytes, self.num_objects - other.num_objects)
 
 
 class Ledger:
@@ -48,24 +48,24 @@ class Ledger:
         self._file = SharedFile(path)
         self._step_bytes = step_bytes
         self._lock = threading.Lock()
-        self._shared = Usage()
-        self._unsaid = Usage()
+        self._shared = SpaceUsed()
+        self._unsaid = SpaceUsed()
         self.total()  # writes, and so allocates, now: a disk that fills up later does not matter
 
-    def total(self) -> Usage:
+    def total(self) -> SpaceUsed:
         """What everybody has said up to now."""
         with self._lock:
             self._sync()
             return self._shared
 
     @property
-    def known(self) -> Usage:
+    def known(self) -> SpaceUsed:
         """The total as far as it is known here, without asking the others."""
         return self._shared.plus(self._unsaid)
 
     def reserve(self, size_bytes: int, max_bytes: int) -> bool:
         """Count one more object if that keeps the total within `max_bytes`."""
-        one = Usage(size_bytes, 1)
+        one = SpaceUsed(size_bytes, 1)
         limit = max_bytes - size_bytes
         with self._lock:
             if self.known.num_bytes > limit or self._is_much(self._unsaid.plus(one)):
@@ -77,17 +77,17 @@ class Ledger:
     def remove(self, size_bytes: int) -> None:
         """One object is gone."""
         with self._lock:
-            self._unsaid = self._unsaid.minus(Usage(size_bytes, 1))
+            self._unsaid = self._unsaid.minus(SpaceUsed(size_bytes, 1))
             if self._is_much(self._unsaid):
                 self._sync()
 
-    def correct(self, before: Usage, found: Usage) -> None:
+    def correct(self, before: SpaceUsed, found: SpaceUsed) -> None:
         """A scan that began at `before` found `found`. What changed during the scan was seen or
         not, so half of it is counted. Absolute, so that two scans at once agree."""
 
-        def corrected(now: Usage) -> Usage:
+        def corrected(now: SpaceUsed) -> SpaceUsed:
             change = now.minus(before)
-            return found.plus(Usage(change.num_bytes // 2, change.num_objects // 2))
+            return found.plus(SpaceUsed(change.num_bytes // 2, change.num_objects // 2))
 
         with self._lock:
             self._sync(corrected)
@@ -99,28 +99,28 @@ class Ledger:
                 self._sync()
             self._file.close()
 
-    def _is_much(self, change: Usage) -> bool:
+    def _is_much(self, change: SpaceUsed) -> bool:
         return abs(change.num_bytes) >= self._step_bytes
 
-    def _sync(self, change: Callable[[Usage], Usage] = lambda now: now) -> Usage:
+    def _sync(self, change: Callable[[SpaceUsed], SpaceUsed] = lambda now: now) -> SpaceUsed:
         """Say what was not said yet, and change the total. Returns it as it was before that."""
         with self._file.locked():
             data = os.pread(self._file.fd, _NUMBERS.size, 0).ljust(_NUMBERS.size, b"\0")
-            now = Usage(*_NUMBERS.unpack(data)).plus(self._unsaid)
-            self._shared = Usage(*(max(0, number) for number in change(now)))
+            now = SpaceUsed(*_NUMBERS.unpack(data)).plus(self._unsaid)
+            self._shared = SpaceUsed(*(max(0, number) for number in change(now)))
             os.pwrite(self._file.fd, _NUMBERS.pack(*self._shared), 0)
-            self._unsaid = Usage()
+            self._unsaid = SpaceUsed()
             return now
 
 
-class Place(NamedTuple):
+class FilePlace(NamedTuple):
     """Where a file of just this size could be used again."""
 
     path: str
     size_bytes: int
 
 
-Remove = Callable[[str, int, Place | None], int]
+Remove = Callable[[str, int, FilePlace | None], int]
 """(name, bound, place): delete an object unless it was used at `bound` or later, or rename it to
 the place if it fits. Returns its size; 0: it was used, or it is gone."""
 
@@ -169,12 +169,12 @@ class Budget:
             self._space.too_little()
         return False
 
-    def recycle(self, places: Sequence[Place]) -> set[str]:
+    def recycle(self, places: Sequence[FilePlace]) -> set[str]:
         """When the budget is used up: let the coldest objects go, and their files become those at
         the places, where they fit; the bytes used then stay the same. Returns the paths of those
         that did; for the others, `reserve`."""
         free_bytes = self.max_bytes - self._ledger.known.num_bytes
-        wanted: list[Place] = []
+        wanted: list[FilePlace] = []
         for place in places:
             free_bytes -= place.size_bytes
             if free_bytes < 0:
@@ -186,7 +186,7 @@ class Budget:
         """An object was not written after all, or is gone: its bytes are free again."""
         self._ledger.remove(size_bytes)
 
-    def _evict(self, places: Sequence[Place | None]) -> list[int]:
+    def _evict(self, places: Sequence[FilePlace | None]) -> list[int]:
         """Let as many of the coldest objects go, each to its place if it fits there. The sizes of
         those that went: fewer, if others were used or removed meanwhile, or none is known."""
         gone: list[int] = []

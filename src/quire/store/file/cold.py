@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from quire.store.file.shared import SharedFile
+from quire.store.file.shared_file import SharedFile
 from quire.types import PAGE_KEY_BYTES
 
 KEY_DIGITS = 2 * PAGE_KEY_BYTES
@@ -129,7 +129,7 @@ class ColdQueue:
         os.pwrite(self._file.fd, _HEADER.pack(*header), 0)
 
 
-class Found:
+class FoundObjects:
     """The objects that a scan has found: some fifty bytes of each."""
 
     def __init__(self) -> None:

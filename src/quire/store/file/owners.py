@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from quire.store.base import OBJECT_TEXT, SPARE_SHARE
-from quire.store.file.shared import SharedFile
+from quire.store.file.shared_file import SharedFile
 from quire.store.file.uses import time_of
 from quire.types import Owner
 

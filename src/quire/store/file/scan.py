@@ -13,10 +13,10 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 
-from quire.store.file.budget import Ledger, Usage
-from quire.store.file.cold import ColdQueue, Found
+from quire.store.file.budget import Ledger, SpaceUsed
+from quire.store.file.cold import ColdQueue, FoundObjects
 from quire.store.file.layout import Layout
-from quire.store.file.shared import SharedFile
+from quire.store.file.shared_file import SharedFile
 
 MIN_INTERVAL_S = 10.0
 PIECE_OBJECTS = 128
@@ -142,12 +142,12 @@ class Scanner:
         self._cold.begin(start_ns)
         before = self._ledger.total()
         which = self._layout.objects_inode
-        found = Found()
-        used = Usage()
+        found = FoundObjects()
+        used = SpaceUsed()
         files = self._layout.scan()
         while piece := list(itertools.islice(files, PIECE_OBJECTS)):
             # What is being written is accounted for, too.
-            used = used.plus(Usage(sum(stat.st_size for _, stat in piece), len(piece)))
+            used = used.plus(SpaceUsed(sum(stat.st_size for _, stat in piece), len(piece)))
             for name, stat in piece:
                 if not name.startswith("."):
                     found.add(name, stat.st_mtime_ns)

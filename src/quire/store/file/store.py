@@ -25,7 +25,7 @@ from pathlib import Path
 
 from quire.errors import StoreURLError
 from quire.store.base import HEADER_BYTES, Blob, NewObject, ObjectName, StoredObject, StoreStats
-from quire.store.file.budget import Budget, Ledger, Place
+from quire.store.file.budget import Budget, FilePlace, Ledger
 from quire.store.file.cold import ColdQueue
 from quire.store.file.io import BulkIO
 from quire.store.file.layout import Layout, unusable
@@ -33,7 +33,7 @@ from quire.store.file.owners import Owners
 from quire.store.file.scan import Scanner
 from quire.store.file.space import FreeSpace
 from quire.store.file.uses import renew
-from quire.store.file.writing import Writer
+from quire.store.file.writing import FileWriter
 from quire.store.url import Options, StoreURL
 from quire.types import PageStatus
 
@@ -85,7 +85,7 @@ class FileStore:
             refill=self._scanner.refill,
             delete_cleared=self._scanner.delete_cleared,
         )
-        self._writer = Writer(
+        self._writer = FileWriter(
             self._layout,
             self._io,
             self._budget,
@@ -192,7 +192,7 @@ class FileStore:
         self._io.close()
         self._layout.close()
 
-    def _remove(self, text: str, bound_ns: int, place: Place | None) -> int:
+    def _remove(self, text: str, bound_ns: int, place: FilePlace | None) -> int:
         path = self._layout.object_path(text)
         try:
             stat = os.stat(path)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from quire.store.base import STEP_NS, NewObject, ObjectName
-from quire.store.file.budget import Budget, Place
+from quire.store.file.budget import Budget, FilePlace
 from quire.store.file.cold import ColdQueue
 from quire.store.file.io import BulkIO
 from quire.store.file.layout import Layout
@@ -38,7 +38,7 @@ class _Draft:
     fd: int
 
 
-class Writer:
+class FileWriter:
     def __init__(
         self,
         layout: Layout,
@@ -101,7 +101,7 @@ class Writer:
                 begun[i] = PageStatus.REJECTED
                 del usable[i]
             places = {
-                i: Place(
+                i: FilePlace(
                     self._layout.temporary_path(page.name.text, next(self._numbers)),
                     page.size_bytes,
                 )

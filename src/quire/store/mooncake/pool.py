@@ -49,7 +49,7 @@ _LOG_LEVEL = "_ZN3fLI17FLAGS_minloglevelE"
 _ONLY_FATAL = 3
 
 
-class Settings(NamedTuple):
+class PoolSettings(NamedTuple):
     master: str
     local: str
     """How others reach this process: a host, or host:port."""
@@ -72,7 +72,7 @@ class Bytes(NamedTuple):
 class Pool:
     """Thread-safe."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: PoolSettings) -> None:
         """Raises StoreError."""
         self._client, self._config = join(settings)
         self._calls = threading.Condition()
@@ -141,7 +141,7 @@ class Pool:
                 self._client.close()
 
 
-def join(settings: Settings) -> tuple[Any, Any]:
+def join(settings: PoolSettings) -> tuple[Any, Any]:
     """The client itself, and how it is to place what is put. Raises StoreError."""
     # Joining keeps all other threads of Python waiting: not for a master that is not there.
     host, _, port = settings.master.rpartition(":")

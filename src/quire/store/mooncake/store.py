@@ -19,9 +19,8 @@ from typing import NamedTuple
 
 from quire.errors import StoreError, StoreURLError
 from quire.store.base import Blob, NewObject, ObjectName, StoredObject, StoreStats
-from quire.store.counters import Counters
+from quire.store.counters import StoreCounters
 from quire.store.mooncake.master import Master
-from quire.store.mooncake.memory import Memory, Stage
 from quire.store.mooncake.pool import (
     EXISTS,
     GONE,
@@ -31,8 +30,9 @@ from quire.store.mooncake.pool import (
     TRANSFER_FAILED,
     Bytes,
     Pool,
-    Settings,
+    PoolSettings,
 )
+from quire.store.mooncake.registration import Memory, StagingArea
 from quire.store.paths import Sent, put_paths
 from quire.store.url import Options, StoreURL
 from quire.types import PageStatus
@@ -61,7 +61,7 @@ class MooncakeStore:
         self._lock = threading.Lock()
         self._lost: dict[str, float] = {}
         """Keys whose holder did not answer, and until when they count as not there."""
-        self._counters = Counters("retried_puts", "lost_objects")
+        self._counters = StoreCounters("retried_puts", "lost_objects")
 
     # ---- pages ----------------------------------------------------------------------------------
 
@@ -211,7 +211,7 @@ class MooncakeStore:
 class _Placed:
     """An object's header and page, each in place or on the stage."""
 
-    def __init__(self, memory: Memory, stage: Stage, blob: Blob) -> None:
+    def __init__(self, memory: Memory, stage: StagingArea, blob: Blob) -> None:
         self._staged: list[tuple[memoryview, memoryview]] = []
         self.addresses: list[int] = []
         self.sizes = [piece.nbytes for piece in blob]
@@ -256,7 +256,7 @@ def open_url(url: StoreURL) -> MooncakeStore:
 class PoolURL(NamedTuple):
     """What a URL says."""
 
-    settings: Settings
+    settings: PoolSettings
     prefix: str
     metrics: str
 
@@ -264,7 +264,7 @@ class PoolURL(NamedTuple):
 def read_url(url: StoreURL) -> PoolURL:
     options = Options(url)
     host, port = _host(url)
-    settings = Settings(
+    settings = PoolSettings(
         master=f"{host}:{port}",
         local=options.text("local", ""),
         metadata=options.text("metadata", "P2PHANDSHAKE"),

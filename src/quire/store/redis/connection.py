@@ -1,4 +1,4 @@
-"""Connection: one line to one server, on which every call has a deadline.
+"""RedisConnection: one line to one server, on which every call has a deadline.
 
 A call that fails half-way leaves answers behind that nobody waits for: the connection is of no use
 any more, and is closed by whoever had it. Knows sockets and TLS; nothing of keys.
@@ -62,7 +62,7 @@ _SMALL_BYTES = 64 << 10
 """More is not put together, nor waited for."""
 
 
-class Connection:
+class RedisConnection:
     def __init__(self, address: Address, login: Login, deadline: float) -> None:
         """Raises OSError, StoreError: the server turns us away."""
         self.address = address

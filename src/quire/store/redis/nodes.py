@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import StoreError
-from quire.store.redis.connection import Address, Connection, Login, turned_away
+from quire.store.redis.connection import Address, Login, RedisConnection, turned_away
 from quire.store.redis.wire import Answer, Buffer, ProtocolError, ServerError, command
 
 _NUM_SLOTS = 16384
@@ -29,14 +29,14 @@ Failure = OSError | ProtocolError | ServerError | StoreError
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class RedisExchange:
     """One command, and how its answer is read."""
 
     key: bytes
     """With its part in braces: that decides who has it."""
     said: Iterable[Buffer]
     """Gone through when it is sent, and again if it must be sent again."""
-    hear: Callable[[Connection], Any] = Connection.answer
+    hear: Callable[[RedisConnection], Any] = RedisConnection.answer
 
 
 class Nodes:
@@ -45,7 +45,7 @@ class Nodes:
         self._first = address
         self._login = login
         self._lock = threading.Lock()
-        self._idle: dict[Address, list[Connection]] = defaultdict(list)
+        self._idle: dict[Address, list[RedisConnection]] = defaultdict(list)
         self._is_closed = False
         self._slots: list[Address] | None = None
         """None: one server has all."""
@@ -65,7 +65,7 @@ class Nodes:
         slots = self._slots
         return [self._first] if slots is None else list(dict.fromkeys(slots))
 
-    def ask(self, exchanges: Sequence[Exchange], deadline: float) -> list[Any]:
+    def ask(self, exchanges: Sequence[RedisExchange], deadline: float) -> list[Any]:
         """Each one's answer, or Failure."""
         answers: list[Any] = [None] * len(exchanges)
         left: Iterable[int] = range(len(exchanges))
@@ -110,14 +110,14 @@ class Nodes:
 
     def _round(
         self,
-        exchanges: Sequence[Exchange],
+        exchanges: Sequence[RedisExchange],
         groups: dict[Address, list[int]],
         answers: list[Any],
         deadline: float,
     ) -> list[int]:
         """Fills in answers. Returns those to be asked for once more."""
         again: list[int] = []
-        under_way: list[tuple[Connection, list[int]]] = []
+        under_way: list[tuple[RedisConnection, list[int]]] = []
         for address, indices in groups.items():
             try:
                 connection = self._take(address, deadline)
@@ -140,9 +140,9 @@ class Nodes:
 
     def _hear(
         self,
-        connection: Connection,
+        connection: RedisConnection,
         indices: list[int],
-        exchanges: Sequence[Exchange],
+        exchanges: Sequence[RedisExchange],
         answers: list[Any],
     ) -> list[int]:
         again: list[int] = []
@@ -161,7 +161,7 @@ class Nodes:
 
     def _broken(
         self,
-        connection: Connection,
+        connection: RedisConnection,
         indices: list[int],
         answers: list[Any],
         error: OSError | ProtocolError,
@@ -179,16 +179,16 @@ class Nodes:
 
     # ---- connections ----------------------------------------------------------------------------
 
-    def _take(self, address: Address, deadline: float) -> Connection:
+    def _take(self, address: Address, deadline: float) -> RedisConnection:
         with self._lock:
             if self._is_closed:
                 raise StoreError("the store is closed")
             idle = self._idle[address]
             if idle:
                 return idle.pop()
-        return Connection(address, self._login, deadline)
+        return RedisConnection(address, self._login, deadline)
 
-    def _give_back(self, connection: Connection) -> None:
+    def _give_back(self, connection: RedisConnection) -> None:
         with self._lock:
             idle = self._idle[connection.address]
             if not self._is_closed and len(idle) < _MAX_IDLE:

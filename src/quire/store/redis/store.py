@@ -21,8 +21,8 @@ from typing import Any
 from quire.errors import StoreError, StoreURLError
 from quire.store.base import Blob, Landings, NewObject, ObjectName, StoredObject, StoreStats
 from quire.store.paths import Sent, put_paths
-from quire.store.redis.connection import Address, Connection, Login
-from quire.store.redis.nodes import Exchange, Nodes
+from quire.store.redis.connection import Address, Login, RedisConnection
+from quire.store.redis.nodes import Nodes, RedisExchange
 from quire.store.redis.wire import Buffer, ProtocolError, ServerError, command, set_command
 from quire.store.url import Options, StoreURL
 from quire.types import PageStatus
@@ -53,7 +53,7 @@ class RedisStore:
     ) -> list[PageStatus]:
         landed = into.landed if isinstance(into, Landings) else _untold
         exchanges = [
-            Exchange(key, command(b"GET", key), _reading(into[i], partial(landed, i)))
+            RedisExchange(key, command(b"GET", key), _reading(into[i], partial(landed, i)))
             for i, key in enumerate(map(self._key, names))
         ]
         answers = self._nodes.ask(exchanges, deadline)
@@ -66,8 +66,10 @@ class RedisStore:
         def send(news: Sequence[NewObject], needed: Sequence[ObjectName]) -> Sent:
             """All of it in one round trip to each server."""
             keys = [self._key(new.name) for new in news]
-            looks = [Exchange(key, command(b"EXISTS", key)) for key in map(self._key, needed)]
-            sets = [Exchange(key, _Setting(key, new)) for key, new in zip(keys, news, strict=True)]
+            looks = [RedisExchange(key, command(b"EXISTS", key)) for key in map(self._key, needed)]
+            sets = [
+                RedisExchange(key, _Setting(key, new)) for key, new in zip(keys, news, strict=True)
+            ]
             answers = self._nodes.ask([*looks, *sets], deadline)
             looked, put = answers[: len(looks)], answers[len(looks) :]
             return Sent(
@@ -77,7 +79,7 @@ class RedisStore:
 
         def take_back(names: Sequence[ObjectName]) -> None:
             keys = map(self._key, names)
-            self._nodes.ask([Exchange(key, command(b"UNLINK", key)) for key in keys], deadline)
+            self._nodes.ask([RedisExchange(key, command(b"UNLINK", key)) for key in keys], deadline)
 
         return put_paths(objects, send=send, take_back=take_back)
 
@@ -87,16 +89,16 @@ class RedisStore:
             there = self.contains(names, deadline=deadline)
             names = names[: len(list(takewhile(bool, there)))]
         keys = [self._key(name) for name in reversed(names)]
-        self._nodes.ask([Exchange(key, command(b"TOUCH", key)) for key in keys], deadline)
+        self._nodes.ask([RedisExchange(key, command(b"TOUCH", key)) for key in keys], deadline)
 
     def quarantine(self, name: ObjectName) -> bool:
         deadline, key = time.monotonic() + _TOUCH_TIMEOUT_S, self._key(name)
         aside = self._prefix + b"quarantine" + key[len(self._prefix) :]
-        (moved,) = self._nodes.ask([Exchange(key, command(b"RENAME", key, aside))], deadline)
+        (moved,) = self._nodes.ask([RedisExchange(key, command(b"RENAME", key, aside))], deadline)
         if isinstance(moved, Exception):
             return False
         expire = command(b"EXPIRE", aside, b"%d" % _QUARANTINE_S)
-        self._nodes.ask([Exchange(key, expire)], deadline)
+        self._nodes.ask([RedisExchange(key, expire)], deadline)
         return True
 
     # ---- for people -----------------------------------------------------------------------------
@@ -105,8 +107,8 @@ class RedisStore:
         now = time.time()
         for keys in self._keys():
             deadline = time.monotonic() + _ADMIN_TIMEOUT_S
-            sizes = [Exchange(key, command(b"STRLEN", key)) for key in keys]
-            idle = [Exchange(key, command(b"OBJECT", b"IDLETIME", key)) for key in keys]
+            sizes = [RedisExchange(key, command(b"STRLEN", key)) for key in keys]
+            idle = [RedisExchange(key, command(b"OBJECT", b"IDLETIME", key)) for key in keys]
             answers = self._nodes.ask(sizes + idle, deadline)
             for key, size, idle_s in zip(keys, answers, answers[len(keys) :], strict=False):
                 name = self._name(key)
@@ -145,7 +147,9 @@ class RedisStore:
 
     def _all(self, word: bytes, keys: Sequence[bytes], deadline: float) -> list[int]:
         """One command for each key. Raises OSError, StoreError if any of them fails."""
-        answers = self._nodes.ask([Exchange(key, command(word, key)) for key in keys], deadline)
+        answers = self._nodes.ask(
+            [RedisExchange(key, command(word, key)) for key in keys], deadline
+        )
         for answer in answers:
             if isinstance(answer, Exception):
                 raise _as_error(answer)
@@ -190,7 +194,7 @@ class _Setting:
 
 
 def _reading(blob: Blob, landed: Callable[[], None]) -> Any:
-    def hear(connection: Connection) -> int | ServerError:
+    def hear(connection: RedisConnection) -> int | ServerError:
         size = connection.answer_into(blob)
         if isinstance(size, int) and _got(size, blob) is PageStatus.OK:
             landed()

@@ -1,7 +1,7 @@
 """RESP, what Redis and Valkey speak: commands to bytes, bytes to answers.
 
 Large values are never assembled: a command is a list of buffers, and an answer's bytes go straight
-to where the reader wants them. Knows no sockets: whoever has bytes gives a `Source`.
+to where the reader wants them. Knows no sockets: whoever has bytes gives a `ReplySource`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ProtocolError(Exception):
     """Not what a Redis server says: nothing that follows can be understood."""
 
 
-class Source(Protocol):
+class ReplySource(Protocol):
     def line(self, limit: int) -> bytes:
         """Up to the next CR LF, without it."""
 
@@ -53,7 +53,7 @@ def set_command(key: bytes, parts: Sequence[memoryview]) -> list[Buffer]:
     return [head, *parts, b"\r\n"]
 
 
-def read_answer(source: Source, depth: int = 0) -> Answer:
+def read_answer(source: ReplySource, depth: int = 0) -> Answer:
     """Raises ProtocolError. What the server refuses is returned, so that the answers behind it can
     be read."""
     line = source.line(_LINE_BYTES)
@@ -74,7 +74,7 @@ def read_answer(source: Source, depth: int = 0) -> Answer:
     raise ProtocolError("this is not a Redis server, or it is one that speaks otherwise")
 
 
-def read_into(source: Source, targets: Sequence[memoryview]) -> int | ServerError:
+def read_into(source: ReplySource, targets: Sequence[memoryview]) -> int | ServerError:
     """A value straight into `targets`, one behind the other. Returns its size, -1 if there is none;
     one of another size than theirs together is skipped."""
     line = source.line(_LINE_BYTES)
@@ -94,7 +94,7 @@ def read_into(source: Source, targets: Sequence[memoryview]) -> int | ServerErro
     return size
 
 
-def _bulk(source: Source, size: int) -> bytes | None:
+def _bulk(source: ReplySource, size: int) -> bytes | None:
     if size < 0:
         return None
     if size > _MAX_ITEMS:
@@ -105,7 +105,7 @@ def _bulk(source: Source, size: int) -> bytes | None:
     return bytes(value)
 
 
-def _end_of_value(source: Source) -> None:
+def _end_of_value(source: ReplySource) -> None:
     if source.line(_LINE_BYTES):
         raise ProtocolError("a value that is longer than was said")
 

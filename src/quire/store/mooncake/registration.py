@@ -22,7 +22,7 @@ MAX_POOLS = 64
 """Registered at most: pages of further ones are staged."""
 
 
-class Region(NamedTuple):
+class RegisteredRange(NamedTuple):
     start: int
     end: int
     owner: object
@@ -33,7 +33,7 @@ def address(view: memoryview) -> int:
     return int(np.frombuffer(view, dtype=np.uint8).ctypes.data) if view.nbytes else 0
 
 
-class Stage:
+class StagingArea:
     """A registered mapping, given out from its beginning; of one call."""
 
     def __init__(self, size_bytes: int) -> None:
@@ -58,8 +58,8 @@ class Memory:
         self._register = register
         self._unregister = unregister
         self._lock = threading.Lock()
-        self._pools: list[Region] = []
-        self._stages: list[Stage] = []
+        self._pools: list[RegisteredRange] = []
+        self._stages: list[StagingArea] = []
         """Not lent at the moment."""
 
     def in_place(self, view: memoryview) -> int | None:
@@ -82,7 +82,7 @@ class Memory:
         return sum(view.nbytes for view in alone)
 
     @contextmanager
-    def stage(self, size_bytes: int) -> Iterator[Stage]:
+    def stage(self, size_bytes: int) -> Iterator[StagingArea]:
         """Room for so many bytes, until the call is over."""
         stage = self._lend(size_bytes)
         try:
@@ -96,20 +96,20 @@ class Memory:
         index = bisect_right(self._pools, start, key=_start) - 1
         return index >= 0 and end <= self._pools[index].end
 
-    def _lend(self, size_bytes: int) -> Stage:
+    def _lend(self, size_bytes: int) -> StagingArea:
         with self._lock:
             for index, stage in enumerate(self._stages):
                 if stage.view.nbytes >= size_bytes:
                     return self._stages.pop(index)
             if self._stages:  # too small: it gives way to one that is not
                 self._unregister(self._stages.pop().address)
-        made = Stage(max(1 << 20, 1 << (size_bytes - 1).bit_length()))
+        made = StagingArea(max(1 << 20, 1 << (size_bytes - 1).bit_length()))
         if not self._register(made.address, made.view.nbytes):
             raise MemoryError("the pool's client takes no more memory")
         return made
 
 
-def _pool_of(view: memoryview) -> Region | None:
+def _pool_of(view: memoryview) -> RegisteredRange | None:
     """The whole mapping that a page is a part of; None: not one to be registered."""
     if not isinstance(view.obj, mmap.mmap):
         return None
@@ -117,8 +117,8 @@ def _pool_of(view: memoryview) -> Region | None:
     if whole.nbytes < POOL_BYTES:
         return None
     start = address(whole)
-    return Region(start, start + whole.nbytes, view.obj)
+    return RegisteredRange(start, start + whole.nbytes, view.obj)
 
 
-def _start(region: Region) -> int:
+def _start(region: RegisteredRange) -> int:
     return region.start

@@ -6,7 +6,13 @@ import msgspec
 import pytest
 
 from quire.errors import ConfigError
-from quire.memory.layout import BLOCK_BYTES, InnerLayout, PageLayout, llama_3_1_8b, smollm2_135m
+from quire.memory.page_layout import (
+    BLOCK_BYTES,
+    InnerLayout,
+    PageLayout,
+    llama_3_1_8b,
+    smollm2_135m,
+)
 
 SMALL = PageLayout("full", 3, 2, 8, "float32", 4)
 
