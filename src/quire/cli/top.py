@@ -59,7 +59,7 @@ def top(
 
 def _key(url: str, file: Path | None) -> str | None:
     """Raises ConfigError."""
-    from quire.server.keyfile import find_key, read_key
+    from quire.web.keyfile import find_key, read_key
 
     if file is not None:
         return read_key(file)
