@@ -83,7 +83,7 @@ def _found(history: History) -> str:
         f"{tier} {100 * last.found[tier] / last.prompt:.0f} %" if last.prompt else f"{tier} –"
         for tier in TIERS
     ]
-    since = "since the last look" if history.stretches else "since the start"
+    since = "since the last look" if history.intervals else "since the start"
     return f"Prompt tokens {since}: {last.prompt:,.0f}, found on " + ", ".join(parts)
 
 
@@ -91,11 +91,11 @@ def _chart(history: History) -> list[Text]:
     """A column for every look, the latest on the right: where its prompt tokens were found."""
     from rich.text import Text
 
-    top = max((each.prompt / each.seconds for each in history.stretches), default=0.0)
+    top = max((each.prompt / each.seconds for each in history.intervals), default=0.0)
     if not top:
         return []
     columns = []
-    for each in history.stretches:
+    for each in history.intervals:
         column: list[str] = []
         counts = {**each.found, _COMPUTED: each.prompt - sum(each.found.values())}
         for tier, count in counts.items():
@@ -129,7 +129,7 @@ def _speeds(history: History) -> list[str]:
                 f", without the cache about {last.without_s(history.speed):.3f} s "
                 f"(estimated, at {history.speed:,.0f} tokens/s computed)"
             )
-    speed = f" ({last.said / last.seconds:,.1f}/s)" if history.stretches else ""
+    speed = f" ({last.said / last.seconds:,.1f}/s)" if history.intervals else ""
     return [
         f"Time to first token, mean of {last.firsts:.0f}: {first}",
         f"Tokens said: {last.said:,.0f}{speed}",

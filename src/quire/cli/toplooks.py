@@ -55,7 +55,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class Interval:
     """What happened between two looks, or up to the first."""
 
     seconds: float
@@ -85,21 +85,21 @@ class Stretch:
 class History:
     """The last looks. One that follows a new start of the server counts from nothing."""
 
-    stretches: deque[Stretch] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    last: Stretch = field(init=False)
+    intervals: deque[Interval] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    last: Interval = field(init=False)
     speed: float = 0.0
     """The best that was seen: so what the cache spares is rather understated."""
     _before: MetricsRead | None = None
 
     def take(self, now: MetricsRead) -> None:
-        self.last = stretch = _between(self._before, now)
+        self.last = interval = _between(self._before, now)
         if self._before is not None:
-            self.stretches.append(stretch)
+            self.intervals.append(interval)
         self._before = now
-        self.speed = max(self.speed, stretch.speed)
+        self.speed = max(self.speed, interval.speed)
 
 
-def _between(before: MetricsRead | None, now: MetricsRead) -> Stretch:
+def _between(before: MetricsRead | None, now: MetricsRead) -> Interval:
     seconds = 1.0 if before is None else max(now.at_s - before.at_s, 1e-3)
     found = {tier: _grown(before, now, "quire_cached_tokens_total", tier=tier) for tier in TIERS}
     for tier in ("device", "host", "store"):
@@ -113,7 +113,7 @@ def _between(before: MetricsRead | None, now: MetricsRead) -> Stretch:
     gaps = now.sum("quire_time_per_output_token_seconds_count")
     gap_s = now.sum("quire_time_per_output_token_seconds_sum")
     saying_s = said * gap_s / gaps if gaps else 0.0
-    return Stretch(
+    return Interval(
         seconds=seconds,
         prompt=_grown(before, now, "quire_prompt_tokens_total"),
         found=found,
