@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from browser import HOW_TO, Browser, find
-from quire.engine.messages import GetOutline, GetRequests, GetStatus, Outline, Requests, Run
+from quire.engine.messages import GetOutline, GetRequests, GetStatus, Outline, OutlineRun, Requests
 from quire.server.config import ServerConfig
 from quire.server.connections import GuardedConfig
 from quire.server.run import Server, bind, url_of
@@ -28,7 +28,10 @@ def serving(port: int = 0, app=None) -> Iterator[str]:
     rig = Rig(ScriptedEngine(), config)
     rig.engine.answers[GetStatus] = status()
     rig.engine.answers[GetRequests] = Requests([])
-    runs = [Run(-1, 0, 0, 4, True, True, False, 3, 0), Run(0, 0, 4, 9, False, True, True, 1, 5)]
+    runs = [
+        OutlineRun(-1, 0, 0, 4, True, True, False, 3, 0),
+        OutlineRun(0, 0, 4, 9, False, True, True, 1, 5),
+    ]
     rig.engine.answers[GetOutline] = Outline(runs)
     listener = bind(config)
     listener.listen()
