@@ -22,8 +22,8 @@ from quire.engine.sampling import Sampled
 from quire.engine.scheduler import Scheduler
 from quire.manager import CacheManager, Way
 from quire.messages import Cancel, Command, Completion, Fetch, Load, Transferred
+from quire.sim.bandwidth import SimLane, SimPassage
 from quire.sim.clock import VirtualClock
-from quire.sim.lanes import Lane, Passage
 from quire.types import OperationId, RequestId, Tier
 from quire.worker.instant import InstantWorker
 
@@ -57,14 +57,14 @@ class PacedWorkers:
     speeds: Speeds
     num_ranks: int = 1
     _instant: InstantWorker = field(default_factory=InstantWorker)
-    _moving: dict[OperationId, tuple[Passage, Transferred]] = field(default_factory=dict)
+    _moving: dict[OperationId, tuple[SimPassage, Transferred]] = field(default_factory=dict)
     _reports: list[Completion] = field(default_factory=list)
-    _store: Lane = field(init=False)
-    _copies: Lane = field(init=False)
+    _store: SimLane = field(init=False)
+    _copies: SimLane = field(init=False)
 
     def __post_init__(self) -> None:
-        self._store = Lane(self.clock, 1 / self.speeds.fetch_s)
-        self._copies = Lane(self.clock, 1 / self.speeds.load_s)
+        self._store = SimLane(self.clock, 1 / self.speeds.fetch_s)
+        self._copies = SimLane(self.clock, 1 / self.speeds.load_s)
 
     def submit(self, commands: Sequence[Command]) -> None:
         for command in commands:
@@ -96,7 +96,7 @@ class PacedWorkers:
         report = self._instant.answer_one(command)
         if isinstance(command, Fetch | Load) and isinstance(report, Transferred):
             lane = self._store if isinstance(command, Fetch) else self._copies
-            passage = Passage([(lane, lane.enter(len(report.statuses)))])
+            passage = SimPassage([(lane, lane.enter(len(report.statuses)))])
             self._moving[command.op] = passage, report
         elif report is not None:
             self._reports.append(report)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quire.manager.operations import Kind
+from quire.manager.operations import OperationKind
 from quire.sim.faults import FAULTS_OF, Fault
 
 
 class NoFaults:
-    def on_call(self, kind: Kind, rank: int) -> Fault | None:
+    def on_call(self, kind: OperationKind, rank: int) -> Fault | None:
         return None
 
 
@@ -20,9 +20,9 @@ class NthCallFails:
         self._n = n
         self._variant = variant
         self.num_calls = 0
-        self.hit: Kind | None = None
+        self.hit: OperationKind | None = None
 
-    def on_call(self, kind: Kind, rank: int) -> Fault | None:
+    def on_call(self, kind: OperationKind, rank: int) -> Fault | None:
         self.num_calls += 1
         if self.num_calls != self._n:
             return None
@@ -34,10 +34,12 @@ class NthCallFails:
 class RankFails:
     """One rank fails in every call of the kinds given; the others never do."""
 
-    def __init__(self, rank: int, kinds: Sequence[Kind], fault: Fault = Fault.FAIL) -> None:
+    def __init__(
+        self, rank: int, kinds: Sequence[OperationKind], fault: Fault = Fault.FAIL
+    ) -> None:
         self._rank = rank
         self._kinds = frozenset(kinds)
         self._fault = fault
 
-    def on_call(self, kind: Kind, rank: int) -> Fault | None:
+    def on_call(self, kind: OperationKind, rank: int) -> Fault | None:
         return self._fault if rank == self._rank and kind in self._kinds else None

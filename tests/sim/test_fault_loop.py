@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from quire.keys import UnitKind
-from quire.manager.operations import Kind
+from quire.manager.operations import OperationKind
 from quire.messages import Backup, Fetch, Load, Probe, Write
 from quire.sim import ComponentMix
 from quire.sim.faults import FAULTS_OF
@@ -70,14 +70,14 @@ def test_every_backend_call_may_fail_once_c17(
 ) -> None:
     """In every way in which calls of its kind may fail."""
 
-    def run(n: int, variant: int) -> Kind | None:
+    def run(n: int, variant: int) -> OperationKind | None:
         faults = NthCallFails(n, variant)
         through_all_tiers(
             Rig(mix=mix, ranks=ranks, unit=unit, device_pages=14, faults=faults, seed=n)
         )
         return faults.hit
 
-    hit: set[Kind] = set()
+    hit: set[OperationKind] = set()
     for n in range(1, MAX_CALLS):
         kind = run(n, 0)
         if kind is None:
@@ -87,7 +87,9 @@ def test_every_backend_call_may_fail_once_c17(
             assert run(n, variant) is kind
     else:
         pytest.fail(f"the scenario makes more than {MAX_CALLS} backend calls")
-    assert hit == set(Kind) - {Kind.SERVE}  # no other engine reads here: see test_pd.py
+    assert hit == set(OperationKind) - {
+        OperationKind.SERVE
+    }  # no other engine reads here: see test_pd.py
 
 
 @with_each_mix
@@ -109,7 +111,7 @@ def test_from_the_nth_call_on_everything_fails_c17(n: int, mix: ComponentMix) ->
     """A backend that dies and stays dead."""
 
     class AllFromNth(NthCallFails):
-        def on_call(self, kind: Kind, rank: int):  # type: ignore[no-untyped-def]
+        def on_call(self, kind: OperationKind, rank: int):  # type: ignore[no-untyped-def]
             super().on_call(kind, rank)
             return FAULTS_OF[kind][0] if self.num_calls >= n else None
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from quire.manager import Lease
-from quire.manager.fetches.base import Meeting, Part, PartState
+from quire.manager.fetches.base import Meeting, MeetingPart, PartState
 from quire.manager.fetches.meetings import Meetings
 from quire.sim import SimOptions, SimulationError, simulate
 from quire.sim.pd.options import SimPdOptions, Topology
@@ -76,7 +76,9 @@ def test_pages_that_come_to_the_wrong_place_are_noticed_c52(monkeypatch: Patch) 
 
 
 def test_what_did_not_come_and_is_used_all_the_same_is_noticed_c52(monkeypatch: Patch) -> None:
-    def trusting(self: Meetings, meeting: Meeting, part: Part, first: int, last: int) -> None:
+    def trusting(
+        self: Meetings, meeting: Meeting, part: MeetingPart, first: int, last: int
+    ) -> None:
         here = part.intake.here[0]
         for page in range(part.first, part.last):
             here.setdefault(page, 0)

@@ -12,7 +12,7 @@ from quire.peer.messages import Abort, Done, PeerMessage
 from quire.sim.clock import VirtualClock
 from quire.sim.content import Pools, content_of, on_rank
 from quire.sim.network import SILENCE_S, NetworkTrouble, SimHub, SimNetwork
-from quire.sim.peers import Line, Serving
+from quire.sim.peers import LineState, Serving
 from quire.types import OperationId, Tier
 
 IDENTITY = Identity(1, "model", 4, "float32", [])
@@ -66,7 +66,7 @@ def test_messages_come_twice_and_overtake_each_other_when_told_to() -> None:
 def test_a_link_that_is_cut_comes_back_and_what_was_under_way_is_lost() -> None:
     lines = Lines()
     lines.here.send(THERE, Done("lost"))
-    lines.network.disturb(HERE, THERE, Line.CUT, 2.0)
+    lines.network.disturb(HERE, THERE, LineState.CUT, 2.0)
     lines.wait(SILENCE_S + 0.1)
     assert not lines.received(lines.there)
     kinds = [type(event) for event in lines.here.poll()]
@@ -81,7 +81,7 @@ def test_a_link_that_is_cut_comes_back_and_what_was_under_way_is_lost() -> None:
 @pytest.mark.parametrize(("seconds", "survives"), [(SILENCE_S - 1, True), (SILENCE_S + 1, False)])
 def test_a_stalled_link_is_given_up_after_a_long_silence(seconds: float, survives: bool) -> None:
     lines = Lines()
-    lines.network.disturb(HERE, THERE, Line.STALLED, seconds)
+    lines.network.disturb(HERE, THERE, LineState.STALLED, seconds)
     assert lines.here.send(THERE, Done("late"))
     lines.wait(seconds - 0.1)
     assert not lines.received(lines.there)

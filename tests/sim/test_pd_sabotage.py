@@ -25,7 +25,7 @@ from quire.engine.sampling import Sampled
 from quire.engine.segments import Segments
 from quire.keys import PrefixKey, chain_keys
 from quire.manager import CacheManager, Lease
-from quire.manager.exports import Export, Exporter, Grant, _Wanted
+from quire.manager.exports import Export, Exports, ReadablePages, _Wanted
 from quire.manager.fetches.base import Intake
 from quire.manager.fetches.intakes import Intakes
 from quire.manager.operations import Operation, OpState
@@ -92,15 +92,15 @@ def test_the_same_runs_pass_without_sabotage(options: SimPdOptions) -> None:
 
 
 def nothing_granted_is_locked(monkeypatch: Patch) -> None:
-    original = Exporter._advance
+    original = Exports._advance
 
-    def advance(self: Exporter, export: Export, wanted: _Wanted, tail: Node) -> list[Grant]:
+    def advance(self: Exports, export: Export, wanted: _Wanted, tail: Node) -> list[ReadablePages]:
         granted = original(self, export, wanted, tail)
         for grant in granted:
             self._core.unprotect(self._core.operations.running[grant.op].guards)
         return granted
 
-    monkeypatch.setattr(Exporter, "_advance", advance)
+    monkeypatch.setattr(Exports, "_advance", advance)
 
 
 def test_what_is_granted_is_not_locked(monkeypatch: Patch) -> None:
@@ -134,16 +134,16 @@ def test_a_grant_ends_before_its_last_reader_has_left(monkeypatch: Patch) -> Non
 
 def test_a_grant_is_closed_without_waiting_for_the_workers(monkeypatch: Patch) -> None:
     """The pages of a grant are let go of when it is cancelled, not when it has ended."""
-    original = Exporter.close
+    original = Exports.close
 
-    def close(self: Exporter, export: Export) -> None:
+    def close(self: Exports, export: Export) -> None:
         for op in export.grants:
             if (running := self._core.operations.running.get(op)) is not None:
                 self._core.unprotect(running.guards)
                 running.guards = []
         original(self, export)
 
-    monkeypatch.setattr(Exporter, "close", close)
+    monkeypatch.setattr(Exports, "close", close)
     readers_are_slow(monkeypatch)
     assert_caught(WRONG_BYTES, LATE, 2_000)
 
@@ -206,9 +206,9 @@ def test_an_offer_of_another_hand_over_is_taken(monkeypatch: Patch) -> None:
 
 @pytest.mark.parametrize("component", ["window", "recurrent"])
 def test_the_state_of_another_point_is_offered(monkeypatch: Patch, component: str) -> None:
-    original = Exporter._advance
+    original = Exports._advance
 
-    def advance(self: Exporter, export: Export, wanted: _Wanted, tail: Node) -> list[Grant]:
+    def advance(self: Exports, export: Export, wanted: _Wanted, tail: Node) -> list[ReadablePages]:
         if wanted.component.name != component or wanted.next == 0:
             return original(self, export, wanted, tail)
         before = _Wanted(wanted.component, wanted.next - 1, wanted.end - 1)
@@ -216,14 +216,14 @@ def test_the_state_of_another_point_is_offered(monkeypatch: Patch, component: st
         wanted.next = before.next + 1
         return [replace(grant, first=grant.first + 1) for grant in found]
 
-    monkeypatch.setattr(Exporter, "_advance", advance)
+    monkeypatch.setattr(Exports, "_advance", advance)
     assert_caught(WRONG_BYTES, HYBRID)
 
 
 def test_state_is_offered_before_the_end_is_reached(monkeypatch: Patch) -> None:
     """A snapshot of wherever the prefix has come to, as that of its end."""
 
-    def advance(self: Exporter, export: Export, wanted: _Wanted, tail: Node) -> list[Grant]:
+    def advance(self: Exports, export: Export, wanted: _Wanted, tail: Node) -> list[ReadablePages]:
         if wanted.component.is_point and tail.end < wanted.end:
             early = _Wanted(wanted.component, tail.end - 1, tail.end)
             found = original(self, export, early, tail) if tail.end else []
@@ -232,14 +232,14 @@ def test_state_is_offered_before_the_end_is_reached(monkeypatch: Patch) -> None:
             return [replace(grant, first=wanted.end - 1) for grant in found]
         return original(self, export, wanted, tail)
 
-    def grant_all(self: Exporter, export: Export, lease: Lease) -> list[Grant]:
+    def grant_all(self: Exports, export: Export, lease: Lease) -> list[ReadablePages]:
         grants = [g for wanted in export.wanted for g in self._advance(export, wanted, lease.tail)]
         export.wanted = [wanted for wanted in export.wanted if wanted.next < wanted.end]
         return grants
 
-    original = Exporter._advance
-    monkeypatch.setattr(Exporter, "_advance", advance)
-    monkeypatch.setattr(Exporter, "grant", grant_all)
+    original = Exports._advance
+    monkeypatch.setattr(Exports, "_advance", advance)
+    monkeypatch.setattr(Exports, "grant", grant_all)
     options = replace(HYBRID, mix=ComponentMix.RECURRENT, chunk_pages=1)
     assert_caught(WRONG_BYTES, options)
 
@@ -355,7 +355,7 @@ def test_engines_of_tokens_and_of_pairs_that_meet_in_a_store_c3(monkeypatch: Pat
     """They have one model and one store, and their pages go by the same names."""
     without_invariants(monkeypatch)
     monkeypatch.setattr(SimModel, "_check", lambda *_: None)
-    monkeypatch.setattr("quire.sim.pd.node.audit", lambda *_: 0)
+    monkeypatch.setattr("quire.sim.pd.sim_node.audit", lambda *_: 0)
     name_units_alike(monkeypatch)
     monkeypatch.setattr("quire.keys.chain_keys", without_overlap)
     monkeypatch.setattr("quire.messages.chain_keys", without_overlap)

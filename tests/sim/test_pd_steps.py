@@ -13,9 +13,9 @@ import pytest
 
 from quire.engine.config import Role
 from quire.engine.messages import Generate, SamplingParams
-from quire.sim.pd.node import SimNode
 from quire.sim.pd.options import SimPdOptions
 from quire.sim.pd.run import PdSimulation
+from quire.sim.pd.sim_node import SimNode
 from quire.types import RequestId
 
 NUM_QUEUED = 1000

@@ -11,7 +11,7 @@ import pytest
 
 from quire.config import WriteConfig
 from quire.manager import Decline, LoadState, PrefetchState
-from quire.manager.operations import Kind
+from quire.manager.operations import OperationKind
 from quire.messages import Cancel, Fetch, Load, Probe, Probed
 from quire.sim import ComponentMix
 from quire.sim.faults import Fault
@@ -120,7 +120,7 @@ def test_a_page_lost_after_the_probe_brings_what_can_be_used_and_nothing_else_c2
 def test_a_rank_that_fails_while_fetching_shortens_the_prefix_for_all_c24(
     fault: Fault, mix: ComponentMix
 ) -> None:
-    rig = stored_rig(mix, faults=RankFails(1, [Kind.FETCH], fault))
+    rig = stored_rig(mix, faults=RankFails(1, [OperationKind.FETCH], fault))
     lease = rig.begin(PROMPT)
     half_a_batch = fault is Fault.SHORT and mix is FULL  # the others need all that they fetch
     assert lease.num_device == (1 if half_a_batch else 0)
@@ -131,7 +131,7 @@ def test_a_rank_that_fails_while_fetching_shortens_the_prefix_for_all_c24(
 
 @with_each_mix
 def test_a_rank_that_cannot_load_costs_a_recomputation_on_all_c24(mix: ComponentMix) -> None:
-    rig = Rig(mix=mix, ranks=2, faults=RankFails(1, [Kind.LOAD]))
+    rig = Rig(mix=mix, ranks=2, faults=RankFails(1, [OperationKind.LOAD]))
     rig.serve(PROMPT)
     rig.flush(Tier.DEVICE)
     lease = rig.begin(PROMPT)
@@ -144,7 +144,7 @@ def test_a_rank_that_cannot_load_costs_a_recomputation_on_all_c24(mix: Component
 
 @with_each_mix
 def test_a_backup_that_one_rank_lacks_is_not_on_the_host_c24(mix: ComponentMix) -> None:
-    rig = Rig(mix=mix, ranks=2, faults=RankFails(0, [Kind.BACKUP], Fault.SHORT))
+    rig = Rig(mix=mix, ranks=2, faults=RankFails(0, [OperationKind.BACKUP], Fault.SHORT))
     rig.serve(PROMPT)
     rig.flush(Tier.DEVICE)
     assert rig.manager.match(rig.key(PROMPT)).num_pages == 0
@@ -156,7 +156,7 @@ def test_a_write_that_one_rank_lacks_is_tried_again_by_all_c24(mix: ComponentMix
     rig = Rig(
         mix=mix,
         ranks=2,
-        faults=RankFails(1, [Kind.WRITE]),
+        faults=RankFails(1, [OperationKind.WRITE]),
         write=WriteConfig(max_attempts=2, retry_delay_s=0.1, timeout_s=1.0),
     )
     rig.attach()
@@ -291,7 +291,7 @@ def answer(probe: Probe, rank: int) -> Probed:
 def test_a_write_waiting_to_be_retried_when_a_rank_is_lost_wakes_nobody_for_ever_c24(
     mix: ComponentMix,
 ) -> None:
-    rig = Rig(mix=mix, ranks=2, faults=RankFails(1, [Kind.WRITE]))
+    rig = Rig(mix=mix, ranks=2, faults=RankFails(1, [OperationKind.WRITE]))
     rig.attach()
     lease = rig.begin(PROMPT)
     rig.compute(lease)

@@ -24,7 +24,7 @@ from quire.config import WritePolicy
 from quire.keys import Namespace, UnitKind
 from quire.manager import CacheManager
 from quire.manager.loads import Loader
-from quire.manager.operations import Kind, Operation, Operations
+from quire.manager.operations import Operation, OperationKind, Operations
 from quire.manager.states import LeaseState, States, WorkingState
 from quire.manager.upkeep import Upkeep
 from quire.memory.allocator import PageAllocator
@@ -440,7 +440,7 @@ def test_a_fetch_published_although_a_leg_of_it_failed_c21(
     page_statuses = Operation.page_statuses
 
     def lenient(self: Operation) -> bytes:
-        if self.kind is not Kind.FETCH:
+        if self.kind is not OperationKind.FETCH:
             return page_statuses(self)
         legs = {leg: bytes(len(s)) if component in leg else s for leg, s in self.legs.items()}
         return page_statuses(replace(self, legs=legs))

@@ -10,8 +10,8 @@ import pytest
 from quire.disagg.asking import Asking
 from quire.disagg.handover import Handover
 from quire.sim import ComponentMix, SimOptions, SimulationError, simulate
+from quire.sim.bandwidth import SimLane, SimLinks
 from quire.sim.clock import VirtualClock
-from quire.sim.lanes import Lane, Links
 from quire.sim.pd.options import SimPdOptions, Topology
 from quire.sim.pd.run import simulate_pd
 from quire.sim.run import Simulation
@@ -95,17 +95,17 @@ def test_the_stores_of_a_cluster_have_one_budget_each() -> None:
 
 def test_a_lane_carries_one_after_the_other() -> None:
     clock = VirtualClock()
-    lane = Lane(clock, 10.0)
+    lane = SimLane(clock, 10.0)
     assert [lane.carry_s(5), lane.carry_s(5)] == [0.5, 1.0]
     clock.advance(0.75)
     assert lane.carry_s(5) == 0.75
     clock.advance(10.0)
     assert lane.carry_s(1) == pytest.approx(0.1)
-    assert Lane(clock, 0.0).carry_s(1_000_000) == 0.0
+    assert SimLane(clock, 0.0).carry_s(1_000_000) == 0.0
 
 
 def test_a_link_is_shared_by_all_who_send_over_it_and_all_who_get() -> None:
-    links = Links(VirtualClock(), 10.0)
+    links = SimLinks(VirtualClock(), 10.0)
     assert links.enter("a", "b", 10).left_s() == 1.0
     assert links.enter("a", "c", 10).left_s() == 2.0  # behind what a sends to b
     assert links.enter("d", "b", 10).left_s() == 2.0
@@ -115,7 +115,7 @@ def test_a_link_is_shared_by_all_who_send_over_it_and_all_who_get() -> None:
 
 def test_who_is_not_wanted_any_more_holds_up_nobody() -> None:
     clock = VirtualClock()
-    links = Links(clock, 10.0)
+    links = SimLinks(clock, 10.0)
     first, second, third = (links.enter("a", "b", 10) for _ in range(3))
     clock.advance(0.25)
     second.leave()

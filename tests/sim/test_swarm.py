@@ -15,12 +15,12 @@ from quire.sim.findings import Findings
 from quire.sim.swarm import (
     STEPS,
     Failure,
-    Piece,
     Simulator,
     SwarmPlan,
     SwarmReport,
+    SwarmRun,
     answer,
-    run_piece,
+    run_here,
     swarm,
 )
 from unit.cli_support import Ran, command
@@ -29,11 +29,11 @@ quire = pytest.fixture(command)
 BAD_SEED, DEADLY_SEED = 13, 15
 
 
-def play(piece: Piece) -> str:
+def play(run: SwarmRun) -> str:
     """In a process of the swarm: as if one seed broke a rule, and another its process."""
-    if piece.seed == DEADLY_SEED:
+    if run.seed == DEADLY_SEED:
         os._exit(7)
-    return "a rule is broken" if piece.seed == BAD_SEED else ""
+    return "a rule is broken" if run.seed == BAD_SEED else ""
 
 
 def plan(folder: Path, **given: Any) -> SwarmPlan:
@@ -41,11 +41,11 @@ def plan(folder: Path, **given: Any) -> SwarmPlan:
 
 
 def test_every_simulator_goes_through_all_seeds_from_the_first_on() -> None:
-    pieces = list(plan(Path(), seed=5, steps=3 * sum(STEPS.values())).pieces())
+    runs = list(plan(Path(), seed=5, steps=3 * sum(STEPS.values())).runs())
     for simulator in Simulator:
-        mine = [piece for piece in pieces if piece.simulator is simulator]
-        assert [piece.seed for piece in mine] == [5, 6, 7]
-        assert all(piece.steps == STEPS[simulator] for piece in mine)
+        mine = [run for run in runs if run.simulator is simulator]
+        assert [run.seed for run in mine] == [5, 6, 7]
+        assert all(run.steps == STEPS[simulator] for run in mine)
 
 
 def test_a_failure_is_told_and_the_others_go_on(tmp_path: Path) -> None:
@@ -54,15 +54,15 @@ def test_a_failure_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     report = swarm(runs, found=told.append, work=play)
     assert report.runs == {Simulator.PD: 10}
     assert report.steps == {Simulator.PD: 10 * STEPS[Simulator.PD]}
-    assert {failure.piece.seed for failure in report.failures} == {BAD_SEED, DEADLY_SEED}
+    assert {failure.run.seed for failure in report.failures} == {BAD_SEED, DEADLY_SEED}
     assert report.failures == told
-    (death,) = [failure for failure in told if failure.piece.seed == DEADLY_SEED]
+    (death,) = [failure for failure in told if failure.run.seed == DEADLY_SEED]
     assert "ended with 7" in death.error
     assert f"repeat: quire sim pd --seed {DEADLY_SEED} --steps 700" in death.error
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pd-13.failed", "pd-15.failed"]
     for failure in told:
-        text = (tmp_path / f"{failure.piece.name}.failed").read_text()
-        assert text.startswith(f"{failure.piece.command}\n")
+        text = (tmp_path / f"{failure.run.name}.failed").read_text()
+        assert text.startswith(f"{failure.run.command}\n")
         assert failure.error in text
 
 
@@ -77,13 +77,13 @@ def test_what_a_run_found_is_written_though_nobody_hears_of_it(
     """As when the swarm is killed: the process of a run is alone with what it found."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # it is not this process's to ignore
     here, there = Pipe()
-    piece = Piece(Simulator.RUN, BAD_SEED, 100)
-    here.send(piece)
+    run = SwarmRun(Simulator.RUN, BAD_SEED, 100)
+    here.send(run)
     here.close()
     answer(there, Findings(tmp_path), play)
     (found,) = tmp_path.iterdir()
     assert found.name == f"run-{BAD_SEED}.failed"
-    assert piece.command in found.read_text()
+    assert run.command in found.read_text()
 
 
 def test_what_was_under_way_at_an_interruption_can_be_repeated(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_what_was_under_way_at_an_interruption_can_be_repeated(tmp_path: Path) -
     assert len(list(tmp_path.glob("*.running"))) == len(report.stopped)
 
 
-def never_end(piece: Piece) -> str:
+def never_end(run: SwarmRun) -> str:
     signal.pause()
     return ""
 
@@ -108,26 +108,26 @@ def test_a_run_that_goes_round_in_circles_says_where(
     """By what it computes, and not by the clock: others may keep the machine busy."""
     monkeypatch.setattr("quire.sim.swarm._MAX_COMPUTED_S", 0.3)
     here, there = Pipe()
-    piece = Piece(Simulator.RUN, 4, 10**9)
-    here.send(piece)
+    run = SwarmRun(Simulator.RUN, 4, 10**9)
+    here.send(run)
     before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGPROF)]
     here.close()
     try:
-        answer(there, Findings(tmp_path), run_piece)
+        answer(there, Findings(tmp_path), run_here)
     finally:
         for each, handler in zip((signal.SIGINT, signal.SIGPROF), before, strict=True):
             signal.signal(each, handler)
     text = (tmp_path / "run-4.failed").read_text()
     assert "TimeoutError: it has not ended after 0.3 s of computing" in text
-    assert f"repeat: {piece.command}" in text
+    assert f"repeat: {run.command}" in text
 
 
 def test_what_breaks_before_the_first_step_is_a_failure_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("quire.sim.run.Simulation", None)
-    piece = Piece(Simulator.RUN, 3, 200)
-    assert f"repeat: {piece.command}" in run_piece(piece)
+    run = SwarmRun(Simulator.RUN, 3, 200)
+    assert f"repeat: {run.command}" in run_here(run)
 
 
 def test_a_broken_rule_comes_with_the_command_that_repeats_it(
@@ -135,8 +135,8 @@ def test_a_broken_rule_comes_with_the_command_that_repeats_it(
 ) -> None:
     monkeypatch.setattr("quire.sim.engine.MAX_LOAD_S", -1.0)
     monkeypatch.setattr("quire.sim.engine.MAX_WAIT_S", -1.0)
-    piece = Piece(Simulator.RUN, 3, 200)
-    assert f"repeat: {piece.command}" in run_piece(piece)
+    run = SwarmRun(Simulator.RUN, 3, 200)
+    assert f"repeat: {run.command}" in run_here(run)
 
 
 @pytest.mark.parametrize("simulator", Simulator)

@@ -28,7 +28,7 @@ from quire.engine.config import EngineConfig, Role
 from quire.engine.engine import Engine
 from quire.engine.messages import Abort, Generate, Output, Outputs, SamplingParams
 from quire.errors import EngineError
-from quire.manager.operations import Kind
+from quire.manager.operations import OperationKind
 from quire.progress import Progress
 from quire.types import RequestId
 
@@ -37,7 +37,7 @@ SIDES = (PLAIN, STALLED)
 TARGET = 2.0
 
 _PATIENCE_S = 60.0
-_STORE_KINDS = (Kind.PROBE, Kind.FETCH, Kind.WRITE)
+_STORE_KINDS = (OperationKind.PROBE, OperationKind.FETCH, OperationKind.WRITE)
 
 Result = dict[str, Any]
 Step = Callable[[Engine, str], bool]

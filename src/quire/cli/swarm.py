@@ -112,7 +112,7 @@ def _table(report: SwarmReport) -> Any:
     title = f"seeds from {report.seed}: {found}"
     table = Table("simulator", "runs", "steps", "failures", title=title)
     for simulator in report.runs:
-        failures = sum(f.piece.simulator is simulator for f in report.failures)
+        failures = sum(f.run.simulator is simulator for f in report.failures)
         figures = (report.runs[simulator], report.steps[simulator], failures)
         table.add_row(simulator.value, *(f"{figure:,}" for figure in figures))
     return table
@@ -129,10 +129,10 @@ def _as_dict(report: SwarmReport) -> dict[str, Any]:
         "steps": {simulator.value: n for simulator, n in report.steps.items()},
         "failures": [
             {
-                "simulator": failure.piece.simulator.value,
-                "seed": failure.piece.seed,
+                "simulator": failure.run.simulator.value,
+                "seed": failure.run.seed,
                 "error": failure.error,
-                "repeat": failure.piece.command,
+                "repeat": failure.run.command,
             }
             for failure in report.failures
         ],

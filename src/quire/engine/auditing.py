@@ -23,7 +23,7 @@ from typing import Protocol, runtime_checkable
 
 from quire.engine.batch import Batch, Segment
 from quire.keys import Namespace, PrefixKey
-from quire.manager import AuditState, CacheManager, Inspection
+from quire.manager import Audit, AuditState, CacheManager
 from quire.types import PAGE_ID_BYTES, PageIds, RequestId, page_array
 
 logger = logging.getLogger("quire.audit")
@@ -94,23 +94,23 @@ class Auditor:
         self._share = share
         self._clock = clock
         self._random = random.Random(seed)
-        self._inspection: Inspection | None = None
+        self._audit: Audit | None = None
         self._search: _Search | None = None
         self._next_s = 0.0
 
     def step(self, *, idle: bool) -> None:
         """Once per step, after all else. Raises whatever the executor does."""
-        inspection = self._inspection
-        if inspection is None:
+        audit = self._audit
+        if audit is None:
             if idle and self._manager.idle and self._clock() >= self._next_s:
                 self._begin()
             return
-        if inspection.state is AuditState.READY:
-            self._inspection = None
-            if idle and inspection.is_whole:
-                self._inspect(inspection)
+        if audit.state is AuditState.READY:
+            self._audit = None
+            if idle and audit.is_whole:
+                self._inspect(audit)
             else:
-                self._manager.audits.end(inspection)
+                self._manager.audits.end(audit)
 
     def _begin(self) -> None:
         search, audits = self._search, self._manager.audits
@@ -119,54 +119,54 @@ class Auditor:
             if self._manager.match(key).num_pages < key.last:  # it has gone by itself
                 self._search = None
                 return
-            self._inspection = audits.begin_at(key)
+            self._audit = audits.begin_at(key)
         elif found := self._namespaces():
             namespace = self._random.choice(found)
-            self._inspection = audits.begin(namespace, self._random.randrange)
-        if self._inspection is None:
+            self._audit = audits.begin(namespace, self._random.randrange)
+        if self._audit is None:
             self._next_s = self._clock() + 1.0
 
-    def _inspect(self, inspection: Inspection) -> None:
+    def _inspect(self, audit: Audit) -> None:
         began = self._clock()
         audits, counters = self._manager.audits, self._manager.counters
         try:
-            self._compute(inspection)
-            computed = _only(PageIds(inspection.table[-PAGE_ID_BYTES:]))
+            self._compute(audit)
+            computed = _only(PageIds(audit.table[-PAGE_ID_BYTES:]))
             off = {
                 tier: self._executor.difference(_only(page), computed)
-                for tier, page in inspection.copies.items()
+                for tier, page in audit.copies.items()
             }
         finally:
-            audits.end(inspection)
+            audits.end(audit)
         counters.audited_pages += 1
         wrong = {tier: by for tier, by in off.items() if not by <= self._most_off}
         if wrong:
-            gone = audits.evict(inspection.key)
+            gone = audits.evict(audit.key)
             for tier in wrong:
                 counters.faults[f"audit:wrong_{tier}"] += 1
-            _complain(inspection, wrong, gone)
-        self._follow_up(inspection, is_right=not wrong)
+            _complain(audit, wrong, gone)
+        self._follow_up(audit, is_right=not wrong)
         if self._search is None:
             now = self._clock()
             self._next_s = now + (now - began) * (1 / self._share - 1)
 
-    def _follow_up(self, inspection: Inspection, *, is_right: bool) -> None:
-        page = inspection.key.last - 1
+    def _follow_up(self, audit: Audit, *, is_right: bool) -> None:
+        page = audit.key.last - 1
         if self._search is not None:
             self._search.take(is_right=is_right)
         elif not is_right:
-            self._search = _Search(inspection.key, 0, page, page - 1)
+            self._search = _Search(audit.key, 0, page, page - 1)
         if self._search is not None and self._search.is_over:
             self._search = None
 
-    def _compute(self, inspection: Inspection) -> None:
-        key = inspection.key
+    def _compute(self, audit: Audit) -> None:
+        key = audit.key
         page = key.last - 1
         segment = Segment(
             id=RequestId("audit"),
             tokens=bytes(key.page_tokens(page, page + 1)),
             start=page * key.namespace.page_size,
-            pages=inspection.table,
+            pages=audit.table,
             loads=[],
             row=None,
         )
@@ -174,11 +174,11 @@ class Auditor:
         self._executor.collect(lambda: None)
 
 
-def _complain(inspection: Inspection, wrong: dict[str, float], gone: int) -> None:
+def _complain(audit: Audit, wrong: dict[str, float], gone: int) -> None:
     fields = {
         "event": "audit",
-        "page": inspection.key.last - 1,
-        "key": inspection.key.page_keys(inspection.key.last - 1).hex(),
+        "page": audit.key.last - 1,
+        "key": audit.key.page_keys(audit.key.last - 1).hex(),
         "off": {tier: round(by, 6) for tier, by in wrong.items()},
         "evicted_pages": gone,
     }

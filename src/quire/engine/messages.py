@@ -417,7 +417,7 @@ class Keys(msgspec.Struct, frozen=True):
     """32 bytes each: of every page but the one of the last token."""
 
 
-class Run(msgspec.Struct, frozen=True, array_like=True):
+class OutlineRun(msgspec.Struct, frozen=True, array_like=True):
     """A run of pages of the tree: see manager/outline.py."""
 
     parent: int
@@ -432,7 +432,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Outline(msgspec.Struct, frozen=True):
-    runs: list[Run]
+    runs: list[OutlineRun]
 
 
 class Flushed(msgspec.Struct, frozen=True):

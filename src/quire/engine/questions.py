@@ -35,9 +35,9 @@ from quire.engine.messages import (
     GetTenants,
     Keys,
     Outline,
+    OutlineRun,
     Question,
     Requests,
-    Run,
     StoreStatus,
     Tenants,
     Warm,
@@ -164,7 +164,7 @@ class Questions:
                 self.tell_events()
                 self._reply(number, self._events.since(since))
             case GetOutline(limit):
-                self._reply(number, Outline([Run(*run) for run in manager.outline(limit)]))
+                self._reply(number, Outline([OutlineRun(*run) for run in manager.outline(limit)]))
             case GetKeys(tokens, salt):
                 self._reply(number, self._keys(tokens, salt))
 

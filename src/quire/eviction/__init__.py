@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 
-from quire.eviction.base import Evictable, EvictionPolicy, Queue
+from quire.eviction.base import Evictable, EvictionPolicy, EvictionQueue
 from quire.eviction.fifo import FIFO
 from quire.eviction.lfu import LFU
 from quire.eviction.lru import LRU
@@ -20,7 +20,7 @@ __all__ = [
     "Evictable",
     "EvictionKind",
     "EvictionPolicy",
-    "Queue",
+    "EvictionQueue",
     "Retained",
     "Retention",
     "make_policy",

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from quire.tree import Holding
 
 Evictable = Callable[["Holding"], bool]
-Link = Union["Holding", "Queue"]
+Link = Union["Holding", "EvictionQueue"]
 """What a link of a queue may point at."""
 
 
-class Queue:
+class EvictionQueue:
     """Intrusive doubly linked list of holdings, cold end first. A holding is in at most one."""
 
     __slots__ = ("_next", "_prev")
@@ -83,9 +83,9 @@ class EvictionPolicy:
     """Queues of holdings, that of the coldest first. A policy says which queue a holding enters."""
 
     def __init__(self, num_queues: int) -> None:
-        self._queues = [Queue() for _ in range(num_queues)]
+        self._queues = [EvictionQueue() for _ in range(num_queues)]
 
-    def queue_for(self, holding: Holding) -> Queue:
+    def queue_for(self, holding: Holding) -> EvictionQueue:
         """Where a holding enters that is used now."""
         return self._queues[0]
 

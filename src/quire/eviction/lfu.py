@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quire.eviction.base import EvictionPolicy, Queue
+from quire.eviction.base import EvictionPolicy, EvictionQueue
 
 if TYPE_CHECKING:
     from quire.tree import Holding
@@ -19,5 +19,5 @@ class LFU(EvictionPolicy):
     def __init__(self) -> None:
         super().__init__(LEVELS)
 
-    def queue_for(self, holding: Holding) -> Queue:
+    def queue_for(self, holding: Holding) -> EvictionQueue:
         return self._queues[min(holding.node.hits, LEVELS - 1)]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from quire.eviction.base import Evictable, EvictionPolicy, Queue
+from quire.eviction.base import Evictable, EvictionPolicy, EvictionQueue
 
 if TYPE_CHECKING:
     from quire.tree import Holding
@@ -26,7 +26,7 @@ class Priority(EvictionPolicy):
         self._clock = clock
         self._decay_s = decay_s
 
-    def queue_for(self, holding: Holding) -> Queue:
+    def queue_for(self, holding: Holding) -> EvictionQueue:
         node = holding.node
         idle_levels = int((self._clock() - node.stamp) / self._decay_s)
         return self._queues[max(0, min(node.priority, MAX_PRIORITY) - idle_levels)]

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from quire.eviction.base import Evictable, EvictionPolicy, Queue
+from quire.eviction.base import Evictable, EvictionPolicy, EvictionQueue
 
 if TYPE_CHECKING:
     from quire.tree import Holding
@@ -63,8 +63,8 @@ class Retained:
         self._tier = tier
         self._clock = clock
         self.max_pages = max_pages
-        self._first = Queue()
-        self._levels = [Queue() for _ in range(MAX_LEVEL)]
+        self._first = EvictionQueue()
+        self._levels = [EvictionQueue() for _ in range(MAX_LEVEL)]
         self.sizes: dict[Holding, int] = {}
         """Pages of every holding that stands here."""
         self.num_pages = 0
@@ -132,11 +132,11 @@ class Retained:
 
     # ---- inside ---------------------------------------------------------------------------------
 
-    def _stand(self, holding: Holding, queue: Queue, *, hot: bool) -> None:
+    def _stand(self, holding: Holding, queue: EvictionQueue, *, hot: bool) -> None:
         (queue.push_hot if hot else queue.push_cold)(holding)
         self.sizes[holding] = len(holding.pages) // _PAGE_ID_BYTES
 
-    def _victim(self, queue: Queue, evictable: Evictable) -> Holding | None:
+    def _victim(self, queue: EvictionQueue, evictable: Evictable) -> Holding | None:
         while (holding := queue.coldest()) is not None:
             if evictable(holding):
                 return holding

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quire.eviction.base import Evictable, EvictionPolicy, Queue
+from quire.eviction.base import Evictable, EvictionPolicy, EvictionQueue
 
 if TYPE_CHECKING:
     from quire.tree import Holding
@@ -23,7 +23,7 @@ class SLRU(EvictionPolicy):
         self._num_queued = 0
         self._num_protected = 0
 
-    def queue_for(self, holding: Holding) -> Queue:
+    def queue_for(self, holding: Holding) -> EvictionQueue:
         return self._protected if holding.node.hits > 0 else self._probation
 
     def insert(self, holding: Holding) -> None:
@@ -47,7 +47,7 @@ class SLRU(EvictionPolicy):
         self._demote_overflow()
         return super().victim(evictable)
 
-    def _count(self, queue: Queue | None, change: int) -> None:
+    def _count(self, queue: EvictionQueue | None, change: int) -> None:
         if queue is not None:
             self._num_queued += change
             self._num_protected += change * (queue is self._protected)

@@ -1,18 +1,19 @@
 """The leader: one single-threaded object that owns all metadata."""
 
-from quire.manager.audits import AuditState, Inspection
+from quire.manager.audits import Audit, AuditState
 from quire.manager.costs import Way
 from quire.manager.counters import Counters, Decline, Fit
 from quire.manager.events import CacheEvent, EventBatch, EventKind
-from quire.manager.exports import Export, Grant
+from quire.manager.exports import Export, ReadablePages
 from quire.manager.fetches import Intake, Meetings, Prefetch, PrefetchState
 from quire.manager.foreign import ForeignCopy, ForeignState
 from quire.manager.lease import Lease, LoadState, PrefixMatch, Wish
 from quire.manager.manager import CacheManager
 from quire.manager.states import LeaseState
-from quire.manager.stores import StoreChange, StoreState
+from quire.manager.store_control import StoreChange, StoreState
 
 __all__ = [
+    "Audit",
     "AuditState",
     "CacheEvent",
     "CacheManager",
@@ -24,8 +25,6 @@ __all__ = [
     "Fit",
     "ForeignCopy",
     "ForeignState",
-    "Grant",
-    "Inspection",
     "Intake",
     "Lease",
     "LeaseState",
@@ -34,6 +33,7 @@ __all__ = [
     "Prefetch",
     "PrefetchState",
     "PrefixMatch",
+    "ReadablePages",
     "StoreChange",
     "StoreState",
     "Way",

@@ -23,7 +23,7 @@ import numpy as np
 from quire.components import Guard
 from quire.keys import Namespace, PrefixKey
 from quire.manager.core import Core
-from quire.manager.operations import COPY_TIMEOUT_S, Kind, Operation, OpState
+from quire.manager.operations import COPY_TIMEOUT_S, Operation, OperationKind, OpState
 from quire.messages import Disown, Fetch, Load
 from quire.tree import Node, held_pages
 from quire.types import (
@@ -49,7 +49,7 @@ class AuditState(enum.Enum):
 
 
 @dataclass(slots=True)
-class Inspection:
+class Audit:
     """One page, the last of `key`, and what is needed to compute it again."""
 
     key: PrefixKey
@@ -71,9 +71,9 @@ class Inspection:
 class Audits:
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._open: list[Inspection] = []
+        self._open: list[Audit] = []
 
-    def begin(self, namespace: Namespace, choose: Callable[[int], int]) -> Inspection | None:
+    def begin(self, namespace: Namespace, choose: Callable[[int], int]) -> Audit | None:
         """Some cached page of a namespace; `choose(n)` is any number below n. None: there is none,
         or no room to look at it."""
         core = self._core
@@ -88,22 +88,22 @@ class Audits:
         path = list(core.tree.path(node))[::-1]
         return self._reserve(namespace, path, node.start + choose(node.num_pages))
 
-    def begin_at(self, key: PrefixKey) -> Inspection | None:
+    def begin_at(self, key: PrefixKey) -> Audit | None:
         """The last page of `key`, which is cached. None: there is no room to look at it."""
         walk = self._core.tree.walk(key)
         assert walk.num_pages == key.last
         return self._reserve(key.namespace, list(walk.nodes), key.last - 1)
 
-    def end(self, inspection: Inspection) -> None:
+    def end(self, audit: Audit) -> None:
         """Of one that is READY: everything that it took comes back."""
-        assert inspection.state is AuditState.READY
-        inspection.state = AuditState.ENDED
-        self._open.remove(inspection)
+        assert audit.state is AuditState.READY
+        audit.state = AuditState.ENDED
+        self._open.remove(audit)
         core = self._core
-        core.allocators[DEVICE].free(inspection.scratch)
-        if inspection.landing:
-            core.allocators[HOST].free(inspection.landing)
-        core.unprotect(inspection.guards)
+        core.allocators[DEVICE].free(audit.scratch)
+        if audit.landing:
+            core.allocators[HOST].free(audit.landing)
+        core.unprotect(audit.guards)
 
     def evict(self, key: PrefixKey) -> int:
         """The last page of `key` is wrong: it goes from every tier, with all that was computed on
@@ -142,7 +142,7 @@ class Audits:
 
     # ---- inside ---------------------------------------------------------------------------------
 
-    def _reserve(self, namespace: Namespace, path: list[Node], page: int) -> Inspection | None:
+    def _reserve(self, namespace: Namespace, path: list[Node], page: int) -> Audit | None:
         core, tail = self._core, path[-1]
         if not core.healthy:
             return None
@@ -165,68 +165,68 @@ class Audits:
         table = b"".join((device[i] or filled[i]) for i in range(page)) + own
         data = b"".join(bytes(node.tokens) for node in path)
         key = PrefixKey(namespace, np.frombuffer(data, dtype="<i4"))[: page + 1]
-        inspection = Inspection(key, PageIds(table), {}, scratch, landing, core.protect(tail, tail))
+        audit = Audit(key, PageIds(table), {}, scratch, landing, core.protect(tail, tail))
         if (here := device[page]) is not None:
-            inspection.copies["device"] = here
+            audit.copies["device"] = here
         loads = [(filled[i], host[i]) for i in missing]
         if wants_host:
-            inspection.copies["host"] = others.pop(0)
-            loads.append((inspection.copies["host"], host[page]))
+            audit.copies["host"] = others.pop(0)
+            loads.append((audit.copies["host"], host[page]))
         if loads:
             targets, sources = zip(*loads, strict=True)
-            self._load(inspection, "path", b"".join(sources), b"".join(targets))
+            self._load(audit, "path", b"".join(sources), b"".join(targets))
         if wants_store:
-            self._fetch(inspection, others.pop(0))
-        if not inspection.under_way:
-            inspection.state = AuditState.READY
-        self._open.append(inspection)
-        return inspection
+            self._fetch(audit, others.pop(0))
+        if not audit.under_way:
+            audit.state = AuditState.READY
+        self._open.append(audit)
+        return audit
 
-    def _load(self, inspection: Inspection, what: str, host: bytes, device: bytes) -> None:
+    def _load(self, audit: Audit, what: str, host: bytes, device: bytes) -> None:
         core = self._core
         name = core.components[0].name
 
         def reported(op: Operation) -> None:
             if op.state is OpState.ENDED:
                 if op.agreed_pages() < op.num_pages:
-                    self._failed(inspection, what)
-                self._arrived(inspection, what)
+                    self._failed(audit, what)
+                self._arrived(audit, what)
 
-        inspection.under_way.add(what)
+        audit.under_way.add(what)
         count = len(host) // PAGE_ID_BYTES
         op = core.operations.start(
-            Kind.LOAD, {name: count}, timeout_s=COPY_TIMEOUT_S, on_report=reported
+            OperationKind.LOAD, {name: count}, timeout_s=COPY_TIMEOUT_S, on_report=reported
         )
         core.outbox.append(Load(op.id, name, PageIds(host), PageIds(device)))
 
-    def _fetch(self, inspection: Inspection, target: PageIds) -> None:
+    def _fetch(self, audit: Audit, target: PageIds) -> None:
         core = self._core
-        name, key = core.components[0].name, inspection.key
+        name, key = core.components[0].name, audit.key
 
         def reported(op: Operation) -> None:
             if op.state is OpState.ENDED:
                 if op.agreed_pages() == 1:
-                    inspection.copies["store"] = target
-                    self._load(inspection, "store", inspection.landing, target)
-                self._arrived(inspection, "fetch")
+                    audit.copies["store"] = target
+                    self._load(audit, "store", audit.landing, target)
+                self._arrived(audit, "fetch")
 
-        inspection.under_way.add("fetch")
+        audit.under_way.add("fetch")
         op = core.operations.start(
-            Kind.FETCH, {name: 1}, timeout_s=_FETCH_TIMEOUT_S, on_report=reported
+            OperationKind.FETCH, {name: 1}, timeout_s=_FETCH_TIMEOUT_S, on_report=reported
         )
         wanted = key.page_keys(key.last - 1, key.last)
-        core.outbox.append(Fetch(op.id, name, wanted, inspection.landing, _FETCH_TIMEOUT_S))
+        core.outbox.append(Fetch(op.id, name, wanted, audit.landing, _FETCH_TIMEOUT_S))
 
-    def _failed(self, inspection: Inspection, what: str) -> None:
+    def _failed(self, audit: Audit, what: str) -> None:
         if what == "path":
-            inspection.is_whole = False
+            audit.is_whole = False
         else:
-            inspection.copies.pop(what, None)
+            audit.copies.pop(what, None)
 
-    def _arrived(self, inspection: Inspection, what: str) -> None:
-        inspection.under_way.discard(what)
-        if not inspection.under_way:
-            inspection.state = AuditState.READY
+    def _arrived(self, audit: Audit, what: str) -> None:
+        audit.under_way.discard(what)
+        if not audit.under_way:
+            audit.state = AuditState.READY
 
 
 def _pick(root: Node, choose: Callable[[int], int]) -> Node | None:

@@ -1,4 +1,4 @@
-"""Exporter: lets peers read pages of a prefix (L2 → peer), as they become READY on the host.
+"""Exports: lets peers read pages of a prefix (L2 → peer), as they become READY on the host.
 
     wanted ──READY on the host──▶ granted (a Serve operation, its pages locked) ──closed──▶ ended
        └─only on the device: a backup is demanded, whatever the write policy
@@ -20,7 +20,7 @@ from quire.components import Component, Guard
 from quire.components.base import is_ready
 from quire.manager.core import Core
 from quire.manager.lease import Lease
-from quire.manager.operations import Kind, Operation, OpState
+from quire.manager.operations import Operation, OperationKind, OpState
 from quire.messages import Cancel, Serve
 from quire.tree import Node, held_pages, slot_of
 from quire.types import DEVICE, HOST, PAGE_ID_BYTES, OperationId, PageIds
@@ -30,7 +30,7 @@ SERVE_TIMEOUT_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class ReadablePages:
     """Pages [first, first + count) of a component can be read as indices 0, 1, … of `op`."""
 
     op: OperationId
@@ -61,7 +61,7 @@ class Export:
         return not self.wanted
 
 
-class Exporter:
+class Exports:
     def __init__(self, core: Core, demand: Callable[[int, Node], None]) -> None:
         """`demand(component, node)`: have the device's copy of it backed up."""
         self._core = core
@@ -93,14 +93,14 @@ class Exporter:
         export.wanted = [wanted for wanted in export.wanted if wanted.next < wanted.end]
         return skipped
 
-    def grant(self, export: Export, lease: Lease) -> list[Grant]:
+    def grant(self, export: Export, lease: Lease) -> list[ReadablePages]:
         """What of an export can be read from now on. `lease` holds the prefix, or so much of it as
         has been computed; call it again after every step until the export is complete."""
         lease.require_live()
         tail = lease.tail
         if export.closed or not self._core.healthy:
             return []
-        grants: list[Grant] = []
+        grants: list[ReadablePages] = []
         for wanted in export.wanted:
             # Other state than `full` is of use only at the end of the prefix.
             if wanted.component.index == 0 or tail.end == export.last:
@@ -128,7 +128,7 @@ class Exporter:
         export.grants.clear()
         export.wanted.clear()
 
-    def _advance(self, export: Export, wanted: _Wanted, tail: Node) -> list[Grant]:
+    def _advance(self, export: Export, wanted: _Wanted, tail: Node) -> list[ReadablePages]:
         core, component, first = self._core, wanted.component, wanted.next
         host, device = slot_of(component.index, HOST), slot_of(component.index, DEVICE)
         path = [n for n in core.tree.path(tail) if n.end > first and n.start < wanted.end]
@@ -146,7 +146,7 @@ class Exporter:
         skip = 0 if component.is_point else (first - run[0].start) * PAGE_ID_BYTES
         pages = b"".join(held_pages(node, host) for node in run)
         op = core.operations.start(
-            Kind.SERVE,
+            OperationKind.SERVE,
             {component.name: count},
             timeout_s=SERVE_TIMEOUT_S,
             on_report=self._reported,
@@ -156,7 +156,7 @@ class Exporter:
         core.outbox.append(Serve(op.id, component.name, served))
         export.grants.append(op.id)
         core.counters.exported_pages += count
-        return [Grant(op.id, component.name, first, count)]
+        return [ReadablePages(op.id, component.name, first, count)]
 
     def _kept(self, host: int, run: list[Node]) -> list[Guard]:
         """What must stay while a run of nodes is read from a pool of the host: that, and the path

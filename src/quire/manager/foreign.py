@@ -33,7 +33,7 @@ from quire.manager.core import Core
 from quire.manager.costs import CostModel
 from quire.manager.fetches.landing import Arrival, land
 from quire.manager.lease import Lease
-from quire.manager.operations import COPY_TIMEOUT_S, Kind, Operation, OpState
+from quire.manager.operations import COPY_TIMEOUT_S, Operation, OperationKind, OpState
 from quire.messages import Backup, Load
 from quire.tree import Node, held_pages
 from quire.types import (
@@ -115,7 +115,7 @@ class ForeignDevice:
             return _failed(first, device_pages)
         host = self._host_pages(lease.tail, first, last)
         op = core.operations.start(
-            Kind.LOAD,
+            OperationKind.LOAD,
             {self._component: last - first},
             timeout_s=COPY_TIMEOUT_S,
             on_report=self._load_reported,
@@ -151,7 +151,7 @@ class ForeignDevice:
         at = (start - first) * PAGE_ID_BYTES
         device = PageIds(device_pages[at : at + count * PAGE_ID_BYTES])
         op = core.operations.start(
-            Kind.BACKUP,
+            OperationKind.BACKUP,
             {self._component: count},
             timeout_s=COPY_TIMEOUT_S,
             on_report=lambda op: self._save_reported(lease, op),

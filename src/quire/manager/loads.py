@@ -17,7 +17,7 @@ from quire.components import Component, Guard, usable_pages
 from quire.manager.core import Core
 from quire.manager.costs import CostModel
 from quire.manager.lease import Lease, LoadState
-from quire.manager.operations import COPY_TIMEOUT_S, Kind, Operation, OpState
+from quire.manager.operations import COPY_TIMEOUT_S, Operation, OperationKind, OpState
 from quire.manager.states import States
 from quire.messages import Load
 from quire.tree import NUM_TIERS, Node, held_pages, slot_of
@@ -202,7 +202,7 @@ class Loader:
                 commands.append((component.name, PageIds(b"".join(hosts)), target))
         sources = [(slot + HOST, end, stop) for slot, end, stop in parts]
         op = core.operations.start(
-            Kind.LOAD,
+            OperationKind.LOAD,
             {name: num_pages(target) for name, _, target in commands},
             timeout_s=COPY_TIMEOUT_S,
             on_report=self._reported,

@@ -24,14 +24,14 @@ from quire.keys import Namespace, PrefixKey
 from quire.manager.audits import Audits
 from quire.manager.core import Clock, Core
 from quire.manager.costs import CostModel
-from quire.manager.exports import Exporter
+from quire.manager.exports import Exports
 from quire.manager.fetches import Fetches, Prefetch
 from quire.manager.foreign import ForeignDevice
 from quire.manager.lease import Lease, LoadState, PrefixMatch, Wish
 from quire.manager.loads import Loader
 from quire.manager.outline import outline
 from quire.manager.states import States
-from quire.manager.stores import StoreControl
+from quire.manager.store_control import StoreControl
 from quire.manager.writes import Writer
 from quire.messages import (
     Command,
@@ -97,7 +97,7 @@ class CacheManager:
         """What peers bring."""
         self.meetings = self._fetches.meetings
         """What the store brings from the back while a request computes from the front."""
-        self.exports = Exporter(core, self._writer.demand)
+        self.exports = Exports(core, self._writer.demand)
         """What peers are given to read."""
         self.foreign = ForeignDevice(core, self.costs, self._advance, self._writer.used)
         """For an engine that owns its device pages."""

@@ -34,7 +34,7 @@ Leg = tuple[int, str]
 """A rank and a component."""
 
 
-class Kind(enum.StrEnum):
+class OperationKind(enum.StrEnum):
     BACKUP = "backup"
     LOAD = "load"
     WRITE = "write"
@@ -44,7 +44,7 @@ class Kind(enum.StrEnum):
     STORE = "store"
 
 
-_IN_PIECES = (Kind.WRITE, Kind.FETCH)
+_IN_PIECES = (OperationKind.WRITE, OperationKind.FETCH)
 
 
 class OpState(enum.Enum):
@@ -54,14 +54,14 @@ class OpState(enum.Enum):
 
 
 # By a plain name, as in quire.types: every request looks at these.
-BACKUP, WRITE, PROBE = Kind.BACKUP, Kind.WRITE, Kind.PROBE
+BACKUP, WRITE, PROBE = OperationKind.BACKUP, OperationKind.WRITE, OperationKind.PROBE
 RUNNING, OVERDUE, ENDED = OpState.RUNNING, OpState.OVERDUE, OpState.ENDED
 
 
 @dataclass(slots=True, eq=False)
 class Operation:
     id: OperationId
-    kind: Kind
+    kind: OperationKind
     num_pages: int
     """Pages of its first component; for a probe, queries."""
     started_s: float
@@ -125,19 +125,19 @@ class Operations:
         self, num_ranks: int, components: Iterable[str], clock: Callable[[], float]
     ) -> None:
         self._clock = clock
-        self.ended: dict[Kind, Ended] = {kind: Ended() for kind in Kind}
+        self.ended: dict[OperationKind, Ended] = {kind: Ended() for kind in OperationKind}
         names = [*components, WHOLE]
         self._legs = {name: [(rank, name) for rank in range(num_ranks)] for name in names}
         """By component."""
         self.num_started = 0
         self._deadlines: list[tuple[float, OperationId]] = []
         self.running: dict[OperationId, Operation] = {}
-        self.num_running: Counter[Kind] = Counter()
+        self.num_running: Counter[OperationKind] = Counter()
         self.lost_ranks: dict[int, str] = {}
 
     def start(
         self,
-        kind: Kind,
+        kind: OperationKind,
         sizes: dict[str, int],
         *,
         timeout_s: float,
@@ -235,7 +235,7 @@ class Operations:
     def is_copying(self) -> bool:
         """Between device and host: that it has ended is found out by asking the workers, who tell
         of I/O by themselves."""
-        return bool(self.num_running[Kind.BACKUP] or self.num_running[Kind.LOAD])
+        return bool(self.num_running[OperationKind.BACKUP] or self.num_running[OperationKind.LOAD])
 
     def next_deadline(self) -> float | None:
         heap = self._deadlines

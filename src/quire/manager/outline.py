@@ -12,7 +12,7 @@ from quire.tree import Node
 from quire.types import DEVICE, HOST, READY
 
 
-class Run(NamedTuple):
+class TreeRun(NamedTuple):
     """One node: pages [first, last) of every prompt below it."""
 
     parent: int
@@ -29,9 +29,9 @@ class Run(NamedTuple):
     """Uses of other paths since it was used last."""
 
 
-def outline(core: Core, limit: int) -> list[Run]:
+def outline(core: Core, limit: int) -> list[TreeRun]:
     """At most so many runs, those near the root first."""
-    runs: list[Run] = []
+    runs: list[TreeRun] = []
     waiting: list[tuple[int, str, Node]] = [
         (-1, root.tenant.name, child)
         for root in core.tree.roots.values()
@@ -48,7 +48,7 @@ def outline(core: Core, limit: int) -> list[Run]:
         is_stored = node.stored == core.store_epoch != 0
         age = core.tree.uses - node.last_use
         runs.append(
-            Run(parent, tenant, node.start, node.end, device, host, is_stored, node.hits, age)
+            TreeRun(parent, tenant, node.start, node.end, device, host, is_stored, node.hits, age)
         )
         below = (node.children or {}).values()
         waiting += [(len(runs) - 1, tenant, child) for child in below]

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from fastapi import APIRouter, Query, Request, Response
 
-from quire.engine.messages import GetOutline, Outline, Run
+from quire.engine.messages import GetOutline, Outline, OutlineRun
 from quire.errors import EngineError
 from quire.server.service import Service
 from quire.web.errors import engine_gone
@@ -31,7 +31,7 @@ def tree_router(service: Service) -> APIRouter:
         except EngineError as error:
             raise engine_gone(str(error)) from None
         answer = {
-            "fields": list(Run.__struct_fields__),
+            "fields": list(OutlineRun.__struct_fields__),
             "page_size": service.info.page_size,
             "runs": msgspec.to_builtins(found.runs),
         }

@@ -15,7 +15,7 @@ _PROGRESS_EVERY = 256
 Report_co = TypeVar("Report_co", covariant=True)
 
 
-class Run(Protocol[Report_co]):
+class Drivable(Protocol[Report_co]):
     def clock(self) -> float: ...
 
     def drain(self) -> None:
@@ -24,14 +24,14 @@ class Run(Protocol[Report_co]):
     def report(self, seed: int, steps: int) -> Report_co: ...
 
 
-class Options(Protocol):
+class Repeatable(Protocol):
     def command(self, seed: int, steps: int) -> str:
         """What repeats the run."""
 
 
 def drive(
-    run: Run[Report_co],
-    options: Options,
+    run: Drivable[Report_co],
+    options: Repeatable,
     *,
     seed: int,
     steps: int,

@@ -23,7 +23,7 @@ from quire.sim.clock import VirtualClock
 from quire.sim.compute import Compute
 from quire.sim.content import Oracle
 from quire.sim.report import SimulationError, Tally
-from quire.sim.workload import Draft, Prompt, Workload
+from quire.sim.workload import Draft, SimPrompt, Workload
 from quire.types import RequestId, num_pages
 
 MAX_WAIT_S = 60.0
@@ -46,7 +46,7 @@ class RequestState(enum.Enum):
 @dataclass(slots=True, eq=False)
 class SimRequest:
     id: RequestId
-    prompt: Prompt
+    prompt: SimPrompt
     tokens: list[int]
     key: PrefixKey
     expected: list[int]
@@ -95,7 +95,7 @@ class SimEngine:
         for _ in range(together):
             self._arrive(prompt)
 
-    def _arrive(self, prompt: Prompt) -> None:
+    def _arrive(self, prompt: SimPrompt) -> None:
         namespace = prompt.session.namespace
         tokens = list(prompt.tokens)
         key = PrefixKey(namespace, tokens)

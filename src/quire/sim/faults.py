@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Protocol
 
-from quire.manager.operations import Kind
+from quire.manager.operations import OperationKind
 from quire.types import PageStatus
 
 
@@ -32,14 +32,14 @@ class Fault(enum.Enum):
     """An answer that does not fit the question."""
 
 
-FAULTS_OF: dict[Kind, Sequence[Fault]] = {
-    Kind.BACKUP: (Fault.FAIL, Fault.SHORT),
-    Kind.LOAD: (Fault.FAIL, Fault.SHORT),
-    Kind.WRITE: (Fault.FAIL, Fault.SHORT, Fault.TIMEOUT, Fault.REJECT, Fault.LOST),
-    Kind.FETCH: (Fault.FAIL, Fault.SHORT, Fault.TIMEOUT, Fault.CORRUPT, Fault.MISSING),
-    Kind.PROBE: (Fault.FAIL, Fault.SHORT, Fault.MALFORMED),
-    Kind.STORE: (Fault.FAIL,),
-    Kind.SERVE: (Fault.FAIL,),
+FAULTS_OF: dict[OperationKind, Sequence[Fault]] = {
+    OperationKind.BACKUP: (Fault.FAIL, Fault.SHORT),
+    OperationKind.LOAD: (Fault.FAIL, Fault.SHORT),
+    OperationKind.WRITE: (Fault.FAIL, Fault.SHORT, Fault.TIMEOUT, Fault.REJECT, Fault.LOST),
+    OperationKind.FETCH: (Fault.FAIL, Fault.SHORT, Fault.TIMEOUT, Fault.CORRUPT, Fault.MISSING),
+    OperationKind.PROBE: (Fault.FAIL, Fault.SHORT, Fault.MALFORMED),
+    OperationKind.STORE: (Fault.FAIL,),
+    OperationKind.SERVE: (Fault.FAIL,),
 }
 
 _STATUS = {
@@ -61,7 +61,7 @@ def statuses(fault: Fault | None, count: int) -> list[PageStatus]:
 
 
 class Faults(Protocol):
-    def on_call(self, kind: Kind, rank: int) -> Fault | None:
+    def on_call(self, kind: OperationKind, rank: int) -> Fault | None:
         """A backend call begins; what shall go wrong with it?"""
 
 
@@ -82,7 +82,7 @@ class RandomFaults:
         self.injected: Counter[str] = Counter()
         self.active = True
 
-    def on_call(self, kind: Kind, rank: int) -> Fault | None:
+    def on_call(self, kind: OperationKind, rank: int) -> Fault | None:
         if not self.active or self._rng.random() >= self._rates[rank]:
             return None
         fault = self._rng.choice(FAULTS_OF[kind])

@@ -18,7 +18,7 @@ from quire.peer import messages
 from quire.peer.hub import Connected, Disconnected, Hello, HubEvent, Received
 from quire.peer.messages import PeerMessage
 from quire.sim.clock import VirtualClock
-from quire.sim.peers import Line
+from quire.sim.peers import LineState
 
 _DELAY_S = 0.01
 _LONG_DELAY_S = 4.0
@@ -118,9 +118,9 @@ class SimNetwork:
         self._hubs: dict[str, SimHub] = {}
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = 0
-        self._bad: dict[tuple[str, str], tuple[Line, float]] = {}
+        self._bad: dict[tuple[str, str], tuple[LineState, float]] = {}
         """Pairs of addresses: how the line between them is, until when."""
-        self._bad_for_pages: dict[tuple[str, str], tuple[Line, float]] = {}
+        self._bad_for_pages: dict[tuple[str, str], tuple[LineState, float]] = {}
         self.counters: Counter[str] = Counter()
 
     def open(self, hello: Hello, address: str) -> SimHub:
@@ -136,13 +136,13 @@ class SimNetwork:
     def next_event_s(self) -> float | None:
         return self._agenda[0][0] if self._agenda else None
 
-    def line(self, one: str, other: str) -> Line:
+    def line(self, one: str, other: str) -> LineState:
         """For pages: they travel over connections of their own."""
         return self._state(self._bad_for_pages, _pair(one, other))
 
     # ---- trouble --------------------------------------------------------------------------------
 
-    def disturb(self, one: str, other: str, line: Line, seconds: float) -> None:
+    def disturb(self, one: str, other: str, line: LineState, seconds: float) -> None:
         """Cut or stall the line between two engines for a while; maybe not that for pages."""
         self.counters[line.name.lower()] += 1
         self._tell(one, other, seconds)
@@ -150,7 +150,7 @@ class SimNetwork:
         self._bad[pair] = line, now + seconds
         if self._rng.random() < _SAME_FOR_PAGES:
             self._bad_for_pages[pair] = line, now + seconds
-        if line is Line.STALLED:
+        if line is LineState.STALLED:
             if seconds > SILENCE_S:
                 self._later(SILENCE_S, lambda: self._drop(pair, "no sign of life"))
         else:
@@ -158,7 +158,7 @@ class SimNetwork:
 
     def heal(self) -> None:
         """From here on all is well, once the lines that are stalled go on."""
-        self._bad = {pair: bad for pair, bad in self._bad.items() if bad[0] is Line.STALLED}
+        self._bad = {pair: bad for pair, bad in self._bad.items() if bad[0] is LineState.STALLED}
         self._bad_for_pages.clear()
         self.trouble = NetworkTrouble()
 
@@ -213,8 +213,8 @@ class SimNetwork:
         if not connection.is_up or receiver.closed:
             return
         pair = _pair(connection.dialer.address, connection.listener.address)
-        state, until_s = self._bad.get(pair, (Line.UP, 0.0))
-        if state is Line.STALLED and self._clock() < until_s:
+        state, until_s = self._bad.get(pair, (LineState.UP, 0.0))
+        if state is LineState.STALLED and self._clock() < until_s:
             self._at(until_s, lambda: self._deliver(connection, receiver, link, data))
             return
         receiver.events.append(Received(link, messages.decode(data)))
@@ -224,7 +224,7 @@ class SimNetwork:
             return
         target = self._hubs.get(address)
         state = self._state(self._bad, _pair(hub.address, address))
-        if target is None or state is not Line.UP:
+        if target is None or state is not LineState.UP:
             hub.events.append(Disconnected(address, f"{address} cannot be reached"))
             hub.wanted[address] = min(2 * hub.wanted[address], _LAST_RETRY_S)
             self._later(hub.wanted[address], lambda: self._dialled(hub, address))
@@ -237,9 +237,11 @@ class SimNetwork:
         target.events.append(Connected(incoming, hub.hello))
         self.counters["connected"] += 1
 
-    def _state(self, bad: dict[tuple[str, str], tuple[Line, float]], pair: tuple[str, str]) -> Line:
-        state, until_s = bad.get(pair, (Line.UP, 0.0))
-        return state if self._clock() < until_s else Line.UP
+    def _state(
+        self, bad: dict[tuple[str, str], tuple[LineState, float]], pair: tuple[str, str]
+    ) -> LineState:
+        state, until_s = bad.get(pair, (LineState.UP, 0.0))
+        return state if self._clock() < until_s else LineState.UP
 
     def _drop(self, pair: tuple[str, str], reason: str) -> None:
         """Each end notices in its own time."""

@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from quire.messages import PeerSource
+from quire.sim.bandwidth import SimLinks, SimPassage
 from quire.sim.content import Pools, content_of
-from quire.sim.lanes import Links, Passage
 from quire.types import OperationId, Tier
 
 OnFree = Callable[[int, OperationId, str, int], None]
 """(rank, operation, component, pages)"""
 
 
-class Line(enum.Enum):
+class LineState(enum.Enum):
     """How two engines can reach each other."""
 
     UP = enum.auto()
@@ -69,7 +69,7 @@ class Serving:
             grant.on_free = on_free
             grant.gone()
 
-    def enter(self, op: OperationId, component: str) -> Reading | None:
+    def enter(self, op: OperationId, component: str) -> GrantReader | None:
         ranks = range(self.pools.num_ranks)
         grants = [self._open.get((rank, op, component)) for rank in ranks]
         found = [grant for grant in grants if grant is not None]
@@ -77,11 +77,11 @@ class Serving:
             return None
         for grant in found:
             grant.num_readers += 1
-        return Reading(self.pools, found)
+        return GrantReader(self.pools, found)
 
 
 @dataclass(slots=True)
-class Reading:
+class GrantReader:
     """One reader of one grant, on all ranks, until it leaves."""
 
     pools: Pools
@@ -112,26 +112,26 @@ class SimPeers:
 
     address: str
     """Its own."""
-    reach: Callable[[str, str], Line]
+    reach: Callable[[str, str], LineState]
     """How two addresses can reach each other now."""
     servers: dict[str, Serving] = field(default_factory=dict)
     """By epoch; shared among all engines. One that dies is taken out."""
-    links: Links | None = None
+    links: SimLinks | None = None
     """What the lines carry; None: everything at once."""
 
-    def line(self, source: PeerSource) -> Line:
+    def line(self, source: PeerSource) -> LineState:
         server = self.servers.get(source.epoch)
-        return Line.CUT if server is None else self.reach(self.address, server.address)
+        return LineState.CUT if server is None else self.reach(self.address, server.address)
 
-    def passage(self, source: PeerSource, num_pages: int) -> Passage:
+    def passage(self, source: PeerSource, num_pages: int) -> SimPassage:
         """So many pages set out from there, behind all that is on its way."""
         server = self.servers.get(source.epoch)
         if self.links is None or server is None:
-            return Passage([])
+            return SimPassage([])
         return self.links.enter(server.address, self.address, num_pages)
 
-    def enter(self, source: PeerSource, component: str) -> Reading | None:
+    def enter(self, source: PeerSource, component: str) -> GrantReader | None:
         server = self.servers.get(source.epoch)
-        if server is None or self.reach(self.address, server.address) is Line.CUT:
+        if server is None or self.reach(self.address, server.address) is LineState.CUT:
             return None
         return server.enter(OperationId(source.grant), component)

@@ -14,14 +14,14 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from random import Random
 
-from quire.manager.operations import Kind
+from quire.manager.operations import OperationKind
 from quire.messages import Fetch, PeerSource
+from quire.sim.bandwidth import SimPassage
 from quire.sim.clock import VirtualClock
 from quire.sim.content import Pools
 from quire.sim.faults import Faults, statuses
-from quire.sim.lanes import Passage
 from quire.sim.latency import Latency, moments
-from quire.sim.peers import Line, SimPeers
+from quire.sim.peers import LineState, SimPeers
 from quire.types import OperationId, PageStatus, Tier, page_array
 
 Process = Generator[float, None, None]
@@ -123,7 +123,7 @@ class PeerReads:
     def _move(self, read: _Read, pages: list[int]) -> Generator[float, None, list[PageStatus]]:
         """Into host pages: a status for each."""
         component = read.command.component
-        outcome = statuses(self._faults.on_call(Kind.FETCH, read.rank), len(pages))
+        outcome = statuses(self._faults.on_call(OperationKind.FETCH, read.rank), len(pages))
         whole_s = self._latency.store_s(read.rank)
         reading = self._peers.enter(read.source, component)
         if reading is None:
@@ -153,16 +153,16 @@ class PeerReads:
         yield whole_s - write_s
         return outcome
 
-    def _wait(self, read: _Read, seconds: float, passage: Passage | None) -> _Waiting:
+    def _wait(self, read: _Read, seconds: float, passage: SimPassage | None) -> _Waiting:
         """Let time pass, and the pages through."""
         until_s = self._clock() + seconds
         while True:
             line, now = self._peers.line(read.source), self._clock()
             left_s = max(until_s - now, passage.left_s() if passage is not None else 0.0)
-            if line is Line.CUT:
+            if line is LineState.CUT:
                 return PageStatus.FAILED
             if read.cancelled or now >= read.deadline_s:
                 return PageStatus.CANCELLED if read.cancelled else PageStatus.TIMEOUT
-            if left_s <= 0 and line is Line.UP:
+            if left_s <= 0 and line is LineState.UP:
                 return None
             yield min(max(left_s, 0.01), _LOOK_EVERY_S, read.deadline_s - now)

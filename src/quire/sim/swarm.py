@@ -1,6 +1,6 @@
 """swarm(): fresh seeds of both simulators, side by side in processes, until time or steps are up.
 
-    parent ──Piece──▶ process ──what it found, or nothing──▶ parent      one piece at a time each
+    parent ──SwarmRun──▶ process ──what it found, or nothing──▶ parent     one run at a time each
 
 Knows the simulators and processes; neither consoles nor the options of commands. A run that breaks
 a rule, ends its process or does not end is a failure with the command that repeats it; the others
@@ -29,7 +29,7 @@ from quire.sim.report import SimulationError
 _LOOK_EVERY_S = 0.5
 _MAX_COMPUTED_S = 300.0
 """A run takes seconds: one that computes for so long goes round in circles."""
-_MAX_PIECE_S = 3600.0
+_MAX_RUN_S = 3600.0
 """However busy the machine is with other things."""
 
 
@@ -43,7 +43,7 @@ STEPS = {Simulator.RUN: 1_500, Simulator.PD: 700}
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SwarmRun:
     simulator: Simulator
     seed: int
     steps: int
@@ -65,7 +65,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    piece: Piece
+    run: SwarmRun
     error: str
 
 
@@ -96,7 +96,7 @@ class SwarmPlan:
     steps: float = float("inf")
     """Of all runs together: no run is begun once they are done, or the time is up."""
 
-    def pieces(self) -> Iterator[Piece]:
+    def runs(self) -> Iterator[SwarmRun]:
         """The simulators take turns, each through all seeds from the first on."""
         given = 0
         for seed in range(self.seed, 2**63):
@@ -104,25 +104,25 @@ class SwarmPlan:
                 if given >= self.steps:
                     return
                 given += STEPS[simulator]
-                yield Piece(simulator, seed, STEPS[simulator])
+                yield SwarmRun(simulator, seed, STEPS[simulator])
 
 
-def run_piece(piece: Piece) -> str:
+def run_here(run: SwarmRun) -> str:
     """What it found; empty: nothing."""
-    options = piece.options
+    options = run.options
     try:
         if isinstance(options, SimPdOptions):
             from quire.sim.pd.run import simulate_pd  # the engine, and with it torch
 
-            simulate_pd(piece.seed, piece.steps, options)
+            simulate_pd(run.seed, run.steps, options)
         else:
             from quire.sim.run import simulate
 
-            simulate(piece.seed, piece.steps, options)
+            simulate(run.seed, run.steps, options)
     except SimulationError as error:
         return str(error)
     except Exception:  # before its first step, or after its last
-        return f"{traceback.format_exc()}  repeat: {piece.command}"
+        return f"{traceback.format_exc()}  repeat: {run.command}"
     return ""
 
 
@@ -131,29 +131,29 @@ def swarm(
     *,
     look: Callable[[SwarmReport], None] = lambda report: None,
     found: Callable[[Failure], None] = lambda failure: None,
-    work: Callable[[Piece], str] = run_piece,
+    work: Callable[[SwarmRun], str] = run_here,
 ) -> SwarmReport:
     """`look` is called every now and then, `found` at each failure. An interruption ends it early.
-    `work`: what is done with each piece; for tests."""
+    `work`: what is done with each run; for tests."""
     report = SwarmReport(plan.seed, plan.jobs)
     context = multiprocessing.get_context("spawn")
     hands = [_Hand(context, plan.findings, work) for _ in range(plan.jobs)]
-    pieces, began_s = plan.pieces(), time.monotonic()
+    runs, began_s = plan.runs(), time.monotonic()
 
     def give(hand: _Hand) -> None:
         in_time = time.monotonic() - began_s < plan.seconds
-        hand.give(next(pieces, None) if in_time else None)
+        hand.give(next(runs, None) if in_time else None)
 
     try:
         for hand in hands:
             give(hand)
-        while busy := {hand.line: hand for hand in hands if hand.piece is not None}:
+        while busy := {hand.line: hand for hand in hands if hand.run is not None}:
             ready = {busy[line] for line in wait(list(busy), _LOOK_EVERY_S)}  # type: ignore[index]
             for at, hand in enumerate(hands):
                 error = hand.heard() if hand in ready else hand.overdue()
-                if error is not None and hand.piece is not None:
-                    plan.findings.end(hand.piece.name, hand.piece.command, error)
-                    _take_in(report, hand.piece, error, found)
+                if error is not None and hand.run is not None:
+                    plan.findings.end(hand.run.name, hand.run.command, error)
+                    _take_in(report, hand.run, error, found)
                     if not hand.process.is_alive():
                         hands[at] = _Hand(context, plan.findings, work)
                     give(hands[at])
@@ -168,33 +168,33 @@ def swarm(
 
 
 def _take_in(
-    report: SwarmReport, piece: Piece, error: str, found: Callable[[Failure], None]
+    report: SwarmReport, run: SwarmRun, error: str, found: Callable[[Failure], None]
 ) -> None:
-    report.runs[piece.simulator] += 1
-    report.steps[piece.simulator] += piece.steps
+    report.runs[run.simulator] += 1
+    report.steps[run.simulator] += run.steps
     if error:
-        failure = Failure(piece, error)
+        failure = Failure(run, error)
         report.failures.append(failure)
         found(failure)
 
 
 class _Hand:
-    """A process, and the piece that it works at; None: it has nothing to do any more."""
+    """A process, and the run that it works at; None: it has nothing to do any more."""
 
     def __init__(
-        self, context: SpawnContext, findings: Findings, work: Callable[[Piece], str]
+        self, context: SpawnContext, findings: Findings, work: Callable[[SwarmRun], str]
     ) -> None:
         self.line, there = context.Pipe()
         self.process = context.Process(target=answer, args=(there, findings, work), daemon=True)
         self.process.start()
         there.close()
-        self.piece: Piece | None = None
+        self.run: SwarmRun | None = None
         self._given_s = 0.0
 
-    def give(self, piece: Piece | None) -> None:
-        self.piece, self._given_s = piece, time.monotonic()
-        if piece is not None:
-            self.line.send(piece)
+    def give(self, run: SwarmRun | None) -> None:
+        self.run, self._given_s = run, time.monotonic()
+        if run is not None:
+            self.line.send(run)
 
     def heard(self) -> str:
         try:
@@ -205,32 +205,32 @@ class _Hand:
             return self._broken(f"its process ended with {self.process.exitcode}")
 
     def overdue(self) -> str | None:
-        if self.piece is None or time.monotonic() - self._given_s < _MAX_PIECE_S:
+        if self.run is None or time.monotonic() - self._given_s < _MAX_RUN_S:
             return None
         self.process.kill()
         self.process.join()
-        return self._broken(f"it has not ended in {_MAX_PIECE_S:g} s")
+        return self._broken(f"it has not ended in {_MAX_RUN_S:g} s")
 
     def _broken(self, what: str) -> str:
-        assert self.piece is not None
-        return f"{what}\n  repeat: {self.piece.command}"
+        assert self.run is not None
+        return f"{what}\n  repeat: {self.run.command}"
 
 
-def answer(line: Connection, findings: Findings, work: Callable[[Piece], str]) -> None:
+def answer(line: Connection, findings: Findings, work: Callable[[SwarmRun], str]) -> None:
     """A process of the swarm: until nobody asks any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends us
     signal.signal(signal.SIGPROF, _too_long)
     os.environ["OMP_NUM_THREADS"] = "1"  # torch is loaded later; every core has its process
     while True:
         try:
-            piece: Piece = line.recv()
+            run: SwarmRun = line.recv()
         except EOFError:
             return
-        findings.begin(piece.name, piece.command)
+        findings.begin(run.name, run.command)
         signal.setitimer(signal.ITIMER_PROF, _MAX_COMPUTED_S)
-        error = work(piece)
+        error = work(run)
         signal.setitimer(signal.ITIMER_PROF, 0.0)
-        findings.end(piece.name, piece.command, error)
+        findings.end(run.name, run.command, error)
         try:
             line.send(error)
         except BrokenPipeError:

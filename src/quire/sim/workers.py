@@ -23,7 +23,7 @@ from inspect import GEN_CLOSED, getgeneratorstate
 from random import Random
 from typing import Any
 
-from quire.manager.operations import Kind
+from quire.manager.operations import OperationKind
 from quire.messages import (
     AttachStore,
     Backup,
@@ -44,10 +44,10 @@ from quire.messages import (
     WorkerLost,
     Write,
 )
+from quire.sim.bandwidth import SimLane
 from quire.sim.clock import VirtualClock
 from quire.sim.content import Pools
 from quire.sim.faults import Fault, Faults, statuses
-from quire.sim.lanes import Lane
 from quire.sim.latency import Latency, moments
 from quire.sim.peers import Serving, SimPeers
 from quire.sim.reads import PeerReads, Process
@@ -102,8 +102,8 @@ class SimWorkers:
         self._rng = rng
         self._batch_pages = batch_pages
         ranks = range(pools.num_ranks)
-        self._copy_lanes = [Lane(clock, lane_pages_s) for _ in ranks]
-        self._store_lanes = [Lane(clock, lane_pages_s) for _ in ranks]
+        self._copy_lanes = [SimLane(clock, lane_pages_s) for _ in ranks]
+        self._store_lanes = [SimLane(clock, lane_pages_s) for _ in ranks]
         self._reads = None if peers is None else PeerReads(
             pools, peers, clock=clock, faults=faults, latency=latency, rng=rng,
             batch_pages=batch_pages, run=self._resume, report=self._report_read,
@@ -211,12 +211,12 @@ class SimWorkers:
         match command:
             case Backup(op, component, device, host):
                 leg = _Leg(rank, op, component)
-                return self._copy(leg, Kind.BACKUP, device, host)
+                return self._copy(leg, OperationKind.BACKUP, device, host)
             case Serve():
                 return self._serve(_Leg(rank, command.op, command.component), command)
             case Load(op, component, host, device):
                 leg = _Leg(rank, op, component)
-                return self._copy(leg, Kind.LOAD, host, device)
+                return self._copy(leg, OperationKind.LOAD, host, device)
             case Write() | Fetch():
                 leg = _Leg(rank, command.op, command.component)
                 leg.deadline_s = self._clock() + command.timeout_s
@@ -233,9 +233,11 @@ class SimWorkers:
             case Cancel() | Touch() | Disown():
                 raise AssertionError("not a process")
 
-    def _copy(self, leg: _Leg, kind: Kind, source: bytes, target: bytes) -> Process:
+    def _copy(self, leg: _Leg, kind: OperationKind, source: bytes, target: bytes) -> Process:
         pools, rank = self._pools, leg.rank
-        here, there = (Tier.DEVICE, Tier.HOST) if kind is Kind.BACKUP else (Tier.HOST, Tier.DEVICE)
+        here, there = (
+            (Tier.DEVICE, Tier.HOST) if kind is OperationKind.BACKUP else (Tier.HOST, Tier.DEVICE)
+        )
         sources = memoryview(source).cast("i").tolist()
         targets = memoryview(target).cast("i").tolist()
         pools.scribble(rank, there, targets, leg.component)
@@ -249,7 +251,7 @@ class SimWorkers:
             if status is PageStatus.OK:
                 pools.write(rank, there, page, content, leg.component)
         yield whole_s - write_s
-        if kind is Kind.LOAD and any(outcome):
+        if kind is OperationKind.LOAD and any(outcome):
             self._failed_loads.add(leg.op)
         self._report_pages(leg, 0, outcome, final=True, seconds=whole_s)
 
@@ -279,7 +281,9 @@ class SimWorkers:
                 lane_s = self._store_lanes[leg.rank].carry_s(end - at)
                 batch_s = self._latency.store_s(leg.rank) + lane_s
                 move_s = batch_s * self._rng.random()
-                fault = self._faults.on_call(Kind.FETCH if fetching else Kind.WRITE, leg.rank)
+                fault = self._faults.on_call(
+                    OperationKind.FETCH if fetching else OperationKind.WRITE, leg.rank
+                )
                 yield move_s
                 assert store is not None
                 move = self._get if fetching else self._put
@@ -331,7 +335,7 @@ class SimWorkers:
 
     def _serve(self, leg: _Leg, command: Serve) -> Process:
         pages = page_array(command.host).tolist()
-        if self._serving is None or self._faults.on_call(Kind.SERVE, leg.rank) is not None:
+        if self._serving is None or self._faults.on_call(OperationKind.SERVE, leg.rank) is not None:
             yield self._latency.copy_s(leg.rank)
             self._report_pages(leg, 0, [PageStatus.FAILED] * len(pages), final=True, seconds=0.0)
         else:
@@ -349,7 +353,7 @@ class SimWorkers:
     # ---- the store ------------------------------------------------------------------------------
 
     def _probe(self, leg: _Leg, command: Probe, store: SimStore | None) -> Process:
-        fault = self._faults.on_call(Kind.PROBE, leg.rank)
+        fault = self._faults.on_call(OperationKind.PROBE, leg.rank)
         whole_s = self._latency.store_s(leg.rank)
         look_s = whole_s * self._rng.random()
         yield look_s
@@ -367,7 +371,7 @@ class SimWorkers:
         self._reports.append(Probed(leg.op, leg.rank, leg.component, **answer))
 
     def _change_store(self, rank: int, op: OperationId, url: str | None) -> Process:
-        fault = self._faults.on_call(Kind.STORE, rank)
+        fault = self._faults.on_call(OperationKind.STORE, rank)
         yield self._latency.store_s(rank)
         if url is None:
             self._attached[rank] = None
@@ -377,7 +381,7 @@ class SimWorkers:
         self._reports.append(StoreChanged(op, rank, "the store did not open" if failed else ""))
 
     def _clear_store(self, rank: int, op: OperationId) -> Process:
-        fault = self._faults.on_call(Kind.STORE, rank)
+        fault = self._faults.on_call(OperationKind.STORE, rank)
         yield self._latency.store_s(rank)
         store = self._attached[rank]
         if store is not None and fault is None:

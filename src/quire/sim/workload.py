@@ -30,7 +30,7 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class SimPrompt:
     session: Session
     tokens: tuple[int, ...]
     priority: int
@@ -70,7 +70,7 @@ class Workload:
         ]
         self._sessions = [self._new_session() for _ in range(_NUM_SESSIONS)]
 
-    def next_prompt(self) -> Prompt:
+    def next_prompt(self) -> SimPrompt:
         """The next turn of some conversation: it goes on, branches off, or starts anew."""
         rng = self._rng
         index = rng.randrange(_NUM_SESSIONS)
@@ -84,7 +84,7 @@ class Workload:
         asked = self._random_tokens(rng.choice((0, rng.randrange(2 * self._page_size + 1))))
         tokens = (*session.tokens, *asked)
         priority = rng.choice((0, 0, 0, rng.randrange(_MAX_PRIORITY + 1)))
-        return Prompt(session, tokens, priority, _wish(tokens, len(tokens) // self._page_size))
+        return SimPrompt(session, tokens, priority, _wish(tokens, len(tokens) // self._page_size))
 
     def answer(self) -> list[int]:
         """Some generated tokens; now and then none."""
@@ -96,7 +96,7 @@ class Workload:
         others = [token for token in range(ALPHABET) if token not in tokens[accepted:][:1]]
         return Draft(tokens, [*tokens[:accepted], self._rng.choice(others)])
 
-    def finished(self, prompt: Prompt, tokens: list[int]) -> None:
+    def finished(self, prompt: SimPrompt, tokens: list[int]) -> None:
         """The conversation goes on from here, unless another turn did so first."""
         prompt.session.tokens = tokens
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from quire.eviction import Queue, Retention
+from quire.eviction import EvictionQueue, Retention
 from quire.keys import PrefixKey
 from quire.types import PageIds, Residency, Tier
 
@@ -49,10 +49,10 @@ class Holding:
         of it. It stays until the host has one."""
         self.forgiven = False
         """The host cannot take that copy: it may go all the same."""
-        self.queue: Queue | None = None
+        self.queue: EvictionQueue | None = None
         """The eviction queue it stands in; None while FILLING, DRAINING or parked."""
-        self._prev: Holding | Queue | None = None
-        self._next: Holding | Queue | None = None
+        self._prev: Holding | EvictionQueue | None = None
+        self._next: Holding | EvictionQueue | None = None
 
 
 class Node:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from quire.eviction import Queue, Retained
+from quire.eviction import EvictionQueue, Retained
 from quire.tree.node import Holding, Node
 from quire.tree.stays import may_go
 from quire.types import DEVICE, HOST, READY
@@ -31,7 +31,7 @@ class Spare(NamedTuple):
     """It is not spare itself: it is given up for the copies of this node and of those below."""
 
 
-def next_spare(spare: Queue, slot: int, kept: Retained) -> Spare | None:
+def next_spare(spare: EvictionQueue, slot: int, kept: Retained) -> Spare | None:
     """Most recently used first: the device keeps those longest. Parks those that must stay.
     `kept`: what the slot was asked to keep."""
     while (holding := spare.hottest()) is not None:
@@ -45,7 +45,7 @@ def next_spare(spare: Queue, slot: int, kept: Retained) -> Spare | None:
     return None
 
 
-def _in_the_way(node: Node, spare: Queue, kept: Retained) -> Holding | None:
+def _in_the_way(node: Node, spare: EvictionQueue, kept: Retained) -> Holding | None:
     """The end of a path below `node` on the host, if all that would be lost there is worth it, and
     nobody asked to keep any of it."""
     num_spare, num_lost, num_seen = node.num_pages, node.given_up, 0
@@ -71,7 +71,7 @@ def _in_the_way(node: Node, spare: Queue, kept: Retained) -> Holding | None:
     return leaf if num_lost <= num_spare else None
 
 
-def _is_lost(node: Node, holding: Holding, spare: Queue) -> bool:
+def _is_lost(node: Node, holding: Holding, spare: EvictionQueue) -> bool:
     """Has only the host this page, or will soon?"""
     device = node.held[DEVICE]
     if device is None or device.state is not READY:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
-from quire.eviction import Evictable, EvictionPolicy, Queue, Retained
+from quire.eviction import Evictable, EvictionPolicy, EvictionQueue, Retained
 from quire.tree.node import NUM_TIERS, Holding, Node
 from quire.types import DEVICE, HOST, READY, Tier
 
@@ -31,7 +31,7 @@ class Standing:
             for slot, order in enumerate(self.orders)
         ]
         """Per slot, what stands apart from that policy."""
-        self.spare = [Queue() for _ in range(num_components)]
+        self.spare = [EvictionQueue() for _ in range(num_components)]
         """Spare host holdings per component."""
         self._device_slots = range(0, num_components * NUM_TIERS, NUM_TIERS)
 

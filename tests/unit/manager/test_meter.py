@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quire.manager.fetches.meter import Meter
-from quire.manager.operations import Kind, Operation, Operations
+from quire.manager.operations import Operation, OperationKind, Operations
 from quire.messages import Transferred
 
 
@@ -19,7 +19,7 @@ class Line:
 
     def begin(self, pages: int) -> Operation:
         op = self._operations.start(
-            Kind.FETCH, {"full": pages}, timeout_s=9.0, on_report=lambda op: None
+            OperationKind.FETCH, {"full": pages}, timeout_s=9.0, on_report=lambda op: None
         )
         self._meter.begin(op)
         return op

@@ -6,7 +6,7 @@ import pytest
 
 from quire.components import PoolSize
 from quire.config import WriteConfig, WritePolicy
-from quire.manager import Grant, Intake, Lease
+from quire.manager import Intake, Lease, ReadablePages
 from quire.messages import Backup, Cancel, Fetch, PeerPart, PeerSource, Serve, Transferred, Write
 from quire.types import PageStatus, Tier, num_pages
 from support import FAILED, MIXES, OK, Rig
@@ -68,7 +68,7 @@ def test_pages_are_granted_as_they_are_computed() -> None:
     key = rig.doc(LAST, seed=1)
     lease = rig.acquire(key)
     export = rig.manager.exports.open(0, LAST)
-    granted: list[Grant] = []
+    granted: list[ReadablePages] = []
     for stop in (2, 3, LAST):
         assert rig.grow(lease, key[:stop])
         rig.step()

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from browser import HOW_TO, Browser, find
-from quire.engine.messages import GetOutline, GetRequests, GetStatus, Outline, Requests, Run
+from quire.engine.messages import GetOutline, GetRequests, GetStatus, Outline, OutlineRun, Requests
 from quire.server.config import ServerConfig
 from quire.web.connections import GuardedConfig
 from quire.web.listening import Server, bind, url_of
@@ -28,8 +28,8 @@ def serving(port: int = 0, app=None) -> Iterator[str]:
     rig = Rig(ScriptedEngine(), config)
     rig.engine.answers[GetStatus] = status()
     rig.engine.answers[GetRequests] = Requests([])
-    runs = [Run(-1, "alice", 0, 4, True, True, False, 3, 0)]
-    runs += [Run(-1, "", 0, 9, False, True, True, 1, 5)]
+    runs = [OutlineRun(-1, "alice", 0, 4, True, True, False, 3, 0)]
+    runs += [OutlineRun(-1, "", 0, 9, False, True, True, 1, 5)]
     rig.engine.answers[GetOutline] = Outline(runs)
     listener = bind(config)
     listener.listen()

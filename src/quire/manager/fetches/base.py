@@ -94,7 +94,7 @@ class Prefetch:
 
 
 @dataclass(slots=True)
-class Offer:
+class OfferedPages:
     """Pages [first, last) of a component that a peer has."""
 
     component: int
@@ -106,7 +106,7 @@ class Offer:
 
 
 @dataclass(slots=True)
-class Piece:
+class FetchPiece:
     """Pages [first, last) of one component that an operation brings."""
 
     component: int
@@ -142,9 +142,9 @@ class Intake:
     """Of the store: who waits for it."""
     here: list[dict[int, int]] = field(init=False)
     """Per component: page of the prefix → host page, arrived and not in the tree yet."""
-    offers: deque[Offer] = field(default_factory=deque)
+    offers: deque[OfferedPages] = field(default_factory=deque)
     """In the line for budget and room."""
-    coming: dict[OperationId, list[Piece]] = field(default_factory=dict)
+    coming: dict[OperationId, list[FetchPiece]] = field(default_factory=dict)
     failed: list[tuple[int, PageStatus]] = field(default_factory=list)
     """Pages that did not come, of any component, and why; whoever reads them clears them."""
     num_received: int = 0
@@ -233,7 +233,7 @@ class PartState(enum.Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Part:
+class MeetingPart:
     """Pages [first, last) of a meeting."""
 
     first: int
@@ -271,8 +271,8 @@ class Meeting:
     """How long it should take; None: nobody knows."""
     pace: float
     """As the prefetch's: of the store that has them, where there are several."""
-    parts: list[Part] = field(default_factory=list)
-    loading: dict[OperationId, Part] = field(default_factory=dict)
+    parts: list[MeetingPart] = field(default_factory=list)
+    loading: dict[OperationId, MeetingPart] = field(default_factory=dict)
     asks: bool = True
     """False: no more is asked for."""
     waits_until_s: float | None = None
@@ -296,7 +296,7 @@ class Meeting:
         return sum(part.last - part.first for part in self.parts if part.state is coming)
 
     @property
-    def late(self) -> list[Part]:
+    def late(self) -> list[MeetingPart]:
         """Those in front that are not on their way to the device: whoever comes to them waits for
         them, or computes them."""
         on_its_way = (PartState.LOADING, PartState.LOADED)

@@ -19,16 +19,16 @@ from quire.manager.costs import CostModel
 from quire.manager.counters import Fit
 from quire.manager.fetches.base import (
     GRACE_S,
+    FetchPiece,
     Intake,
     PageRange,
-    Piece,
     PrefetchState,
     point_before,
 )
 from quire.manager.fetches.landing import Arrival, hindrance, land, obstacle
 from quire.manager.fetches.meter import Meter
 from quire.manager.lease import Lease
-from quire.manager.operations import Kind, Operation, OpState
+from quire.manager.operations import Operation, OperationKind, OpState
 from quire.messages import Cancel, Fetch, PeerSource
 from quire.tree import NUM_TIERS, Node, Tenant, slot_of
 from quire.types import (
@@ -97,7 +97,7 @@ class Intakes:
         if pages is None:
             return None
         op = core.operations.start(
-            Kind.FETCH,
+            OperationKind.FETCH,
             {core.components[component].name: last - first for component, first, last in spans},
             timeout_s=intake.timeout_s + GRACE_S,
             on_report=self._reported,
@@ -108,7 +108,7 @@ class Intakes:
         pieces = intake.coming[op.id] = []
         for (component, first, last), host in zip(spans, pages, strict=True):
             hosts = dict(zip(range(first, last), page_array(host).tolist(), strict=True))
-            pieces.append(Piece(component, first, last, hosts))
+            pieces.append(FetchPiece(component, first, last, hosts))
             keys, name = key.page_keys(first, last), core.components[component].name
             fetch = Fetch(op.id, name, keys, host, intake.timeout_s, source, intake.after)
             core.outbox.append(fetch)
@@ -174,7 +174,7 @@ class Intakes:
         """`inflight_pages` from scratch, for check_invariants()."""
         return sum(len(piece.hosts) for piece in self._pieces() if piece.component == 0)
 
-    def _pieces(self) -> list[Piece]:
+    def _pieces(self) -> list[FetchPiece]:
         return [piece for op, intake in self._by_op.items() for piece in intake.coming[op]]
 
     # ---- arriving -------------------------------------------------------------------------------
@@ -210,7 +210,9 @@ class Intakes:
         for op, pieces in intake.coming.items():
             self._unload(intake, self._core.operations.running[op], pieces, final=False)
 
-    def _unload(self, intake: Intake, op: Operation, pieces: list[Piece], *, final: bool) -> int:
+    def _unload(
+        self, intake: Intake, op: Operation, pieces: list[FetchPiece], *, final: bool
+    ) -> int:
         """Pages that are OK are here; those that are not, when it is `final`, are freed. Returns
         how many have come."""
         statuses, at, received = op.page_statuses(), 0, 0

@@ -25,7 +25,7 @@ from functools import partial
 
 from quire.manager.core import Core
 from quire.manager.costs import CostModel, Way
-from quire.manager.fetches.base import Intake, Meeting, Part, PartState
+from quire.manager.fetches.base import Intake, Meeting, MeetingPart, PartState
 from quire.manager.fetches.intakes import Intakes
 from quire.manager.fetches.landing import Arrival, land, obstacle
 from quire.manager.fetches.line import Line, Turn
@@ -114,7 +114,7 @@ class Meetings:
             self._drop_front(meeting, count)
         return meeting.low
 
-    def _num_overtaken(self, meeting: Meeting, late: Sequence[Part]) -> int:
+    def _num_overtaken(self, meeting: Meeting, late: Sequence[MeetingPart]) -> int:
         """How many of these are computed now; 0: they are waited for."""
         num_pages, first_pages = late[-1].last - late[0].first, late[0].last - late[0].first
         times = self._costs.times(num_pages, pace=meeting.pace)
@@ -206,7 +206,7 @@ class Meetings:
         intake = self._parts.new(meeting.key, first, last, meeting.epoch, last)
         if meeting.parts:
             intake.after = next(iter(meeting.parts[0].intake.coming), None)
-        part = Part(first, last, intake)
+        part = MeetingPart(first, last, intake)
         intake.on_end = partial(self._arrived, meeting, part)
         if self._intakes.send(intake, [(0, first, last)]) is None:
             return False
@@ -216,7 +216,7 @@ class Meetings:
 
     # ---- arriving -------------------------------------------------------------------------------
 
-    def _arrived(self, meeting: Meeting, part: Part, intake: Intake) -> None:
+    def _arrived(self, meeting: Meeting, part: MeetingPart, intake: Intake) -> None:
         """A part has come to the host, in full or not, or is overdue."""
         self._parts.take(intake)
         part.state, here = PartState.HERE, intake.here[0]
@@ -233,7 +233,7 @@ class Meetings:
         intake.first = intake.last - missed
         self._load_what_is_here(meeting)
 
-    def _cut(self, meeting: Meeting, part: Part, first: int, last: int) -> None:
+    def _cut(self, meeting: Meeting, part: MeetingPart, first: int, last: int) -> None:
         """Of a part only [first, last) has come."""
         index = meeting.parts.index(part)
         if last < part.last:
@@ -259,7 +259,7 @@ class Meetings:
             if part.state is PartState.HERE:
                 self._load(meeting, part)
 
-    def _load(self, meeting: Meeting, part: Part) -> None:
+    def _load(self, meeting: Meeting, part: MeetingPart) -> None:
         first, last, told = part.first, part.last, partial(self._loaded, meeting)
         target = ((0, first, last), self._pages(meeting, first, last))
         part.state = PartState.LOADING
@@ -306,7 +306,7 @@ class Meetings:
             self._give_up(part)
             self._give_back(meeting, part.last - part.first)
 
-    def _give_up(self, part: Part) -> None:
+    def _give_up(self, part: MeetingPart) -> None:
         if part.state in (PartState.FETCHING, PartState.HERE):
             part.intake.first = part.intake.last  # nothing of it is missed
             self._intakes.close(part.intake)

@@ -11,7 +11,7 @@ from functools import partial
 import msgspec
 
 from quire.manager.core import Core
-from quire.manager.fetches.base import Intake, Offer
+from quire.manager.fetches.base import Intake, OfferedPages
 from quire.manager.fetches.intakes import Intakes
 from quire.manager.fetches.line import Line, Turn
 from quire.manager.lease import Lease
@@ -72,7 +72,7 @@ class Offers:
             until = known.find(1, at, stop)
             until = stop if until < 0 else until
             known[at:until] = b"\1" * (until - at)
-            intake.offers.append(Offer(index, at, until, source, first))
+            intake.offers.append(OfferedPages(index, at, until, source, first))
             at = until
         if intake.offers and not in_line:
             self._line.join(intake.key, partial(self._serve, intake))

@@ -14,7 +14,7 @@ from quire.keys import PrefixKey
 from quire.manager.core import Core
 from quire.manager.fetches.base import Intake, PageRange
 from quire.manager.fetches.intakes import Intakes
-from quire.manager.operations import COPY_TIMEOUT_S, Kind, Operation
+from quire.manager.operations import COPY_TIMEOUT_S, Operation, OperationKind
 from quire.messages import Load
 from quire.types import OperationId, PageIds, page_ids
 
@@ -45,7 +45,7 @@ class Parts:
         core = self._core
         names = [component.name for component in core.components]
         op = core.operations.start(
-            Kind.LOAD,
+            OperationKind.LOAD,
             {names[component]: last - first for (component, first, last), _ in targets},
             timeout_s=COPY_TIMEOUT_S,
             on_report=on_report,

@@ -15,7 +15,7 @@ from quire.components import Component, Guard
 from quire.config import WritePolicy
 from quire.manager.core import Core
 from quire.manager.operations import BACKUP, COPY_TIMEOUT_S, ENDED, Operation
-from quire.manager.writes.spans import Outcome, Span, UnderWay, size_of
+from quire.manager.writes.stretches import Outcome, Stretch, UnderWay, size_of
 from quire.messages import Backup
 from quire.tree import Node, held_pages, rest, slot_of
 from quire.types import DEVICE, FILLING, HOST, READY, PageIds, num_pages
@@ -44,7 +44,7 @@ class Backups:
         self._backed_up = backed_up
         self._device = slot_of(component.index, DEVICE)
         self._host = slot_of(component.index, HOST)
-        self.due: dict[Node, Span] = {}
+        self.due: dict[Node, Stretch] = {}
         """By their lower end."""
         self._under_way = UnderWay(core, component)
         self._need = 0.0
@@ -80,14 +80,14 @@ class Backups:
         """A request has arrived that will take so many device pages once it is its turn."""
         self._expected = max(self._expected, num_pages)
 
-    def want(self, node: Node, *, urgent: bool = False, cold: bool = False) -> Span:
-        span = self.due.get(node)
-        if span is None:
-            span = self.due[node] = Span(node)
+    def want(self, node: Node, *, urgent: bool = False, cold: bool = False) -> Stretch:
+        stretch = self.due.get(node)
+        if stretch is None:
+            stretch = self.due[node] = Stretch(node)
             node.named += 1
-        span.urgent |= urgent
-        span.cold |= cold
-        return span
+        stretch.urgent |= urgent
+        stretch.cold |= cold
+        return stretch
 
     def owed(self, node: Node) -> None:
         """The host has what is of no use without it. Full pages are copied at once; other state,
@@ -115,7 +115,7 @@ class Backups:
         if self.due:
             self._start()
 
-    def take_due(self) -> list[Span]:
+    def take_due(self) -> list[Stretch]:
         due, self.due = self.due, {}
         for node in due:
             node.named -= 1
@@ -150,7 +150,7 @@ class Backups:
 
     def _start(self) -> None:
         core = self._core
-        spans: list[Span] = []
+        stretches: list[Stretch] = []
         guards: list[Guard] = []
         device, host = list[bytes](), list[bytes]()
         for due in self.take_due():
@@ -163,13 +163,13 @@ class Backups:
                     self._skip(missing[at:], due)
                     break
                 # What others have used since stays on the device: its copy is spare.
-                span = due.of(node)
-                span.cold = due.cold and node.last_use <= due.tail.last_use
-                spans.append(span)
+                stretch = due.of(node)
+                stretch.cold = due.cold and node.last_use <= due.tail.last_use
+                stretches.append(stretch)
                 guards += held
                 device.append(held_pages(node, self._device))
                 host.append(held_pages(node, self._host))
-        if not spans:
+        if not stretches:
             return
         source, target = PageIds(b"".join(device)), PageIds(b"".join(host))
         op = core.operations.start(
@@ -179,11 +179,11 @@ class Backups:
             on_report=self._reported,
             guards=guards,
         )
-        self._under_way.put(op, spans)
+        self._under_way.put(op, stretches)
         core.outbox.append(Backup(op.id, self._component.name, source, target))
 
-    def _missing(self, due: Span) -> list[Node]:
-        """What of a span the host lacks, and of full pages all before it, parents first."""
+    def _missing(self, due: Stretch) -> list[Node]:
+        """What of a stretch the host lacks, and of full pages all before it, parents first."""
         nodes = due.nodes(self._component)
         if self._device == DEVICE:
             above = nodes[0].parent
@@ -197,7 +197,7 @@ class Backups:
         device, host = node.held[self._device], node.held[self._host]
         return device is not None and device.state is READY and host is None
 
-    def _reserve_host(self, node: Node, due: Span) -> list[Guard] | None:
+    def _reserve_host(self, node: Node, due: Stretch) -> list[Guard] | None:
         """Give the node its FILLING host holding; returns the locks on what is copied."""
         core, slot, above = self._core, self._host, node.parent
         assert above is not None
@@ -221,7 +221,7 @@ class Backups:
             return None
         return held
 
-    def _skip(self, nodes: list[Node], due: Span) -> None:
+    def _skip(self, nodes: list[Node], due: Stretch) -> None:
         """The host has no room for these. What owes it a copy may go without one."""
         size = sum(size_of(self._component, node) for node in nodes)
         if self._is_worth_room(due):
@@ -232,7 +232,7 @@ class Backups:
         else:
             self._core.counters.backup_deferred_pages += size
 
-    def _is_worth_room(self, due: Span) -> bool:
+    def _is_worth_room(self, due: Stretch) -> bool:
         """May others be evicted from the host for it? A hot page needs its host copy when it grows
         cold, and `_clean_ahead` sees to that; before, the copy is worth a free page of the host, or
         the way to the store, but no eviction."""
@@ -245,13 +245,13 @@ class Backups:
         outcomes = self._under_way.take(op)
         failed: list[Outcome] = []
         for outcome in outcomes:
-            span, node, size, statuses = outcome
+            stretch, node, size, statuses = outcome
             if statuses and any(statuses):
                 failed.insert(0, outcome)
                 continue
             core.tree.make_ready(node, slot)
             core.announce_stored(node, slot)
-            if span.cold:
+            if stretch.cold:
                 core.tree.standing.keep_spare(node, slot)
             core.counters.backed_up_pages += size
             self._backed_up(node)
@@ -259,8 +259,8 @@ class Backups:
             core.counters.backup_failed_pages += size
             core.release(core.tree.detach(node, slot))
         core.finish(op)
-        for span, node, _, _ in failed:  # what the host cannot do without is tried once more
-            if span.attempt:
+        for stretch, node, _, _ in failed:  # what the host cannot do without is tried once more
+            if stretch.attempt:
                 core.tree.stays.forgive(node, self._device)
             elif (node, self._device) in core.tree.stays.owing:
                 self.want(node, urgent=True).attempt = 1

@@ -17,7 +17,7 @@ import msgspec
 from quire.components import Component, Guard
 from quire.manager.core import Core
 from quire.manager.operations import ENDED, WRITE, Operation
-from quire.manager.writes.spans import Span, UnderWay, size_of
+from quire.manager.writes.stretches import Stretch, UnderWay, size_of
 from quire.messages import Run, Write
 from quire.tree import Node, held_pages, rest, slot_of
 from quire.types import (
@@ -44,9 +44,9 @@ class Writes:
         self._back_up = back_up
         self._index = component.index
         self._host = slot_of(component.index, HOST)
-        self.due: dict[Node, Span] = {}
+        self.due: dict[Node, Stretch] = {}
         """By their lower end."""
-        self.retries: list[tuple[float, int, Span]] = []
+        self.retries: list[tuple[float, int, Stretch]] = []
         """Due time, a number to break ties, and what to write then."""
         self._num_retries = 0
         self._under_way = UnderWay(core, component)
@@ -54,7 +54,7 @@ class Writes:
         """Of the stores that operations write to."""
         self._writing: set[Node] = set()
         """On their way to the store, or behind what is."""
-        self._behind: dict[Node, list[Span]] = {}
+        self._behind: dict[Node, list[Stretch]] = {}
         """By what is being written: what hangs under it, and is written when that has ended."""
         self._inflight_pages = 0
         host = core.allocators[self._host]
@@ -79,26 +79,26 @@ class Writes:
         if node.retention is not None and not node.retention.stored:
             return
         if core.store_epoch and core.config.write.enabled and node not in self.due:
-            self._queue(Span(node))
+            self._queue(Stretch(node))
 
-    def _queue(self, span: Span) -> None:
-        if span.tail not in self.due:
-            span.tail.named += 1
-        self.due[span.tail] = span
+    def _queue(self, stretch: Stretch) -> None:
+        if stretch.tail not in self.due:
+            stretch.tail.named += 1
+        self.due[stretch.tail] = stretch
         if len(self.due) > MAX_QUEUED_NODES:
             oldest = self._next()
             self._core.counters.write_failed_pages += size_of(self._component, oldest.tail)
             self._let_follow(oldest.tail)
 
-    def _next(self) -> Span:
-        span = self.due.pop(next(iter(self.due)))
-        span.tail.named -= 1
-        return span
+    def _next(self) -> Stretch:
+        stretch = self.due.pop(next(iter(self.due)))
+        stretch.tail.named -= 1
+        return stretch
 
-    def _next_retry(self) -> Span:
-        span = heapq.heappop(self.retries)[-1]
-        span.tail.named -= 1
-        return span
+    def _next_retry(self) -> Stretch:
+        stretch = heapq.heappop(self.retries)[-1]
+        stretch.tail.named -= 1
+        return stretch
 
     @property
     def num_waiting(self) -> int:
@@ -129,13 +129,13 @@ class Writes:
 
     def _start(self) -> None:
         core = self._core
-        spans: dict[Node, Span] = {}
+        stretches: dict[Node, Stretch] = {}
         guards: list[Guard] = []
         pages: list[bytes] = []
         while self.due and self._inflight_pages < self._max_inflight:
             waiting = self._next()
             for node in waiting.nodes(self._component):
-                if node in spans or node in self._writing:
+                if node in stretches or node in self._writing:
                     continue
                 if not self._is_to_write(node):
                     self._let_follow(node)
@@ -145,13 +145,13 @@ class Writes:
                     self._writing.add(node)
                     self._behind.setdefault(node.parent, []).append(waiting.of(node))
                     continue
-                spans[node] = waiting.of(node)
+                stretches[node] = waiting.of(node)
                 guards += core.hold(node, self._host)
                 pages.append(held_pages(node, self._host))
                 self._inflight_pages += size_of(self._component, node)
-        if not spans:
+        if not stretches:
             return
-        self._writing.update(spans)
+        self._writing.update(stretches)
         host, timeout_s = PageIds(b"".join(pages)), core.config.write.timeout_s
         op = core.operations.start(
             WRITE,
@@ -160,9 +160,11 @@ class Writes:
             on_report=self._reported,
             guards=guards,
         )
-        self._under_way.put(op, list(spans.values()))
+        self._under_way.put(op, list(stretches.values()))
         self._epochs[op.id] = core.store_epoch
-        core.outbox.append(Write(op.id, self._component.name, host, self._runs(spans), timeout_s))
+        core.outbox.append(
+            Write(op.id, self._component.name, host, self._runs(stretches), timeout_s)
+        )
 
     def _is_to_write(self, node: Node) -> bool:
         """Is it on the host, and not in the store?"""
@@ -172,10 +174,10 @@ class Writes:
 
     def _let_follow(self, node: Node) -> None:
         """What waited for a node's write waits no longer."""
-        for span in self._behind.pop(node, ()):
-            span.tail.named -= 1
-            self._writing.discard(span.tail)
-            self._queue(span)
+        for stretch in self._behind.pop(node, ()):
+            stretch.tail.named -= 1
+            self._writing.discard(stretch.tail)
+            self._queue(stretch)
 
     def _runs(self, nodes: Iterable[Node]) -> list[Run]:
         """The names of these nodes' pages; full pages whose keys nobody has needed yet are named by
@@ -211,7 +213,7 @@ class Writes:
         core, outcomes = self._core, self._under_way.take(op)
         epoch, at = self._epochs.pop(op.id), 0
         named = self._index == 0 and len(op.keys) == op.num_pages * PAGE_KEY_BYTES
-        for span, node, size, statuses in outcomes:
+        for stretch, node, size, statuses in outcomes:
             self._inflight_pages -= size
             self._writing.discard(node)
             if named and node.page_keys is None:
@@ -227,7 +229,7 @@ class Writes:
             elif epoch == core.store_epoch:
                 if PageStatus.ORPHAN in statuses:
                     self._write_prefix(node)
-                again = Span(node, attempt=span.attempt + 1)
+                again = Stretch(node, attempt=stretch.attempt + 1)
                 self._retry(again, size, hopeless=PageStatus.REJECTED in statuses)
             self._let_follow(node)
         core.finish(op)
@@ -244,14 +246,14 @@ class Writes:
             else:
                 self._back_up(above)
 
-    def _retry(self, span: Span, size: int, *, hopeless: bool) -> None:
+    def _retry(self, stretch: Stretch, size: int, *, hopeless: bool) -> None:
         """Soon again, unless it was tried enough or the store takes nothing at the moment."""
         config = self._core.config.write
-        if hopeless or span.attempt >= config.max_attempts:
+        if hopeless or stretch.attempt >= config.max_attempts:
             self._core.counters.write_failed_pages += size
             return
         self._core.counters.write_retried_pages += size
-        due = self._core.clock() + config.retry_delay_s * 2 ** (span.attempt - 1)
+        due = self._core.clock() + config.retry_delay_s * 2 ** (stretch.attempt - 1)
         self._num_retries += 1
-        span.tail.named += 1
-        heapq.heappush(self.retries, (due, self._num_retries, span))
+        stretch.tail.named += 1
+        heapq.heappush(self.retries, (due, self._num_retries, stretch))

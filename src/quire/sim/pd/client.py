@@ -15,9 +15,9 @@ import numpy as np
 from quire.engine.messages import Abort, Finish, Generate, Output, SamplingParams
 from quire.keys import Namespace, UnitKind
 from quire.sim.pd.model import answer
-from quire.sim.pd.node import DTYPE, FINGERPRINT, SimNode, World
+from quire.sim.pd.sim_node import DTYPE, FINGERPRINT, SimNode, World
 from quire.sim.report import SimulationError
-from quire.sim.workload import ARRIVING_TOGETHER, Prompt, Workload
+from quire.sim.workload import ARRIVING_TOGETHER, SimPrompt, Workload
 from quire.types import RequestId
 
 _ARRIVAL_CHANCE = 0.4
@@ -27,8 +27,8 @@ _NOBODY = RequestId("")
 
 
 @dataclass(slots=True, eq=False)
-class Call:
-    prompt: Prompt
+class ClientCall:
+    prompt: SimPrompt
     tokens: list[int]
     expected: list[int]
     began_s: float
@@ -47,7 +47,7 @@ class Call:
     """When its first token came."""
 
 
-Route = Callable[[Call, list[SimNode]], tuple[SimNode, list[str]]]
+Route = Callable[[ClientCall, list[SimNode]], tuple[SimNode, list[str]]]
 """Of those that take calls the one for this call, and whom that is to ask for pages; nobody: whom
 it knows."""
 
@@ -66,8 +66,8 @@ class SimClients:
             for unit in UnitKind:  # whoever answers
                 world.oracle.register(replace(namespace, unit=unit))
         self._workload = Workload(rng, options.engine(1), self.namespaces)
-        self.calls: list[Call] = []
-        self._by_id: dict[RequestId, Call] = {}
+        self.calls: list[ClientCall] = []
+        self._by_id: dict[RequestId, ClientCall] = {}
         self._aborted: set[RequestId] = set()
         self._num_sent = 0
 
@@ -115,12 +115,12 @@ class SimClients:
 
     # ---- inside ---------------------------------------------------------------------------------
 
-    def _check_failure(self, call: Call, output: Output) -> None:
+    def _check_failure(self, call: ClientCall, output: Output) -> None:
         """Only who has no room may turn anybody away."""
         if output.finish is Finish.REJECTED and not call.was_full:
             raise SimulationError(f"{call.id} was rejected by one that has room: {output.error}")
 
-    def arrive(self, prompt: Prompt, *, is_patient: bool = False) -> Call:
+    def arrive(self, prompt: SimPrompt, *, is_patient: bool = False) -> ClientCall:
         """Somebody asks this, and waits for the answer, however long if `is_patient`."""
         rng, now = self._rng, self._world.clock()
         tokens = list(prompt.tokens) or [0]
@@ -131,17 +131,17 @@ class SimClients:
         is_hasty = not is_patient and rng.random() < _HASTY_SHARE
         timeout_s = rng.uniform(0.1, 3.0) if is_hasty else 3600.0
         self._count("arrived")
-        call = Call(prompt, tokens, expected, now, timeout_s)
+        call = ClientCall(prompt, tokens, expected, now, timeout_s)
         self.calls.append(call)
         return call
 
-    def _any(self, _call: Call, nodes: list[SimNode]) -> tuple[SimNode, list[str]]:
+    def _any(self, _call: ClientCall, nodes: list[SimNode]) -> tuple[SimNode, list[str]]:
         node = self._rng.choice(nodes)
         if node.place.prefill and self._rng.random() < 0.3:  # the router knows better
             return node, self._rng.sample(node.place.prefill, len(node.place.prefill))
         return node, []
 
-    def _send(self, call: Call, node: SimNode, prefill: list[str]) -> None:
+    def _send(self, call: ClientCall, node: SimNode, prefill: list[str]) -> None:
         self._num_sent += 1
         call.attempts += 1
         call.id = RequestId(f"r{self._num_sent}")
@@ -162,7 +162,7 @@ class SimClients:
             )
         )
 
-    def _finished(self, call: Call, output: Output) -> None:
+    def _finished(self, call: ClientCall, output: Output) -> None:
         world = self._world
         self._count(f"finish {output.finish.value if output.finish else ''}")
         match output.finish:
@@ -181,33 +181,33 @@ class SimClients:
             case _:
                 raise SimulationError(f"{call.id}: {output}")
 
-    def _abort(self, call: Call) -> None:
+    def _abort(self, call: ClientCall) -> None:
         if call.node is not None and call.node.alive:
             self._count(f"aborted while {_stage(call)}")
             call.node.engine.handle(Abort(call.id))
             self._aborted.add(call.id)
         self._end(call)
 
-    def _take_back(self, call: Call, pause_s: float) -> None:
+    def _take_back(self, call: ClientCall, pause_s: float) -> None:
         self._by_id.pop(call.id, None)
         call.node = None
         call.retry_s = self._world.clock() + pause_s
 
-    def _end(self, call: Call) -> None:
+    def _end(self, call: ClientCall) -> None:
         self._by_id.pop(call.id, None)
         self.calls.remove(call)
 
     def _count(self, what: str, number: int = 1) -> None:
         self._world.counters[what] += number
 
-    def _about(self, call: Call) -> str:
+    def _about(self, call: ClientCall) -> str:
         assert call.node is not None
         statuses = [s for s in call.node.engine.requests().requests if s.id == call.id]
         waited = self._world.clock() - call.sent_s
         return f"{call.id} hangs at {call.node.epoch} for {waited:.0f} s: {statuses}"
 
 
-def _stage(call: Call) -> str:
+def _stage(call: ClientCall) -> str:
     assert call.node is not None
     request = call.node.scheduler.request(call.id)
     if request is None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Wait:
+class SessionWait:
     """Of one session, from its coming to its first token."""
 
     seconds: float

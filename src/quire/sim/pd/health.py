@@ -1,4 +1,4 @@
-"""Health: was there a way for a request that nothing had disturbed? Then it may not fail.
+"""ClusterHealth: was there a way for a request that nothing had disturbed? Then it may not fail.
 
     something goes wrong ──▶ `disturbed(where, seconds)`      engine, line between two, or all
     a request fails      ──▶ `is_well(where, since)`          for what it could have used
@@ -13,7 +13,7 @@ from quire.sim.clock import VirtualClock
 ALL = ""
 
 
-class Health:
+class ClusterHealth:
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
         self._until_s: dict[str, float] = {}

@@ -19,13 +19,13 @@ from random import Random
 from quire.engine.config import Role
 from quire.router.choose import Candidate, rank
 from quire.router.config import RouterConfig
-from quire.sim.pd.client import Call
-from quire.sim.pd.fair import Wait, in_equal_parts, in_order
-from quire.sim.pd.node import SimNode
+from quire.sim.pd.client import ClientCall
+from quire.sim.pd.fair import SessionWait, in_equal_parts, in_order
 from quire.sim.pd.options import OVERLOAD_PAGE_SIZE, OverloadOptions
 from quire.sim.pd.run import PdSimulation
+from quire.sim.pd.sim_node import SimNode
 from quire.sim.report import SimulationError
-from quire.sim.workload import ALPHABET, Prompt, Session
+from quire.sim.workload import ALPHABET, Session, SimPrompt
 
 LEAST_GOODPUT, MOST_UNFAIR = 0.8, 3.0
 _LOOK_EVERY = 101
@@ -34,7 +34,7 @@ _LOOK_EVERY = 101
 
 @dataclass(slots=True, eq=False)
 class _Asked:
-    call: Call
+    call: ClientCall
     num_pages: int
     decode: str = ""
     """Who was the first to be asked for it."""
@@ -54,7 +54,7 @@ class OverloadReport:
     """Of all decode engines together."""
     clear_s: float
     """When the last was answered."""
-    waits: list[Wait]
+    waits: list[SessionWait]
     counters: dict[str, int]
 
     @property
@@ -67,11 +67,11 @@ class OverloadReport:
         return self.received_pages / (self.link_pages_s * self.clear_s)
 
     @property
-    def longest(self) -> Wait:
+    def longest(self) -> SessionWait:
         return max(self.waits, key=lambda wait: wait.seconds)
 
     @property
-    def most_unfair(self) -> Wait:
+    def most_unfair(self) -> SessionWait:
         return max(self.waits, key=lambda wait: wait.ratio)
 
     @property
@@ -125,11 +125,11 @@ class _Router:
     """The router's own choice, by the number of requests at each; nobody has anything cached."""
 
     prefills: list[str] = field(default_factory=list)
-    asked: Callable[[Call, SimNode, str], None] = lambda _call, _node, _prefill: None
+    asked: Callable[[ClientCall, SimNode, str], None] = lambda _call, _node, _prefill: None
     load: Counter[str] = field(default_factory=Counter)
     _turns: Iterator[int] = field(default_factory=itertools.count)
 
-    def route(self, call: Call, nodes: list[SimNode]) -> tuple[SimNode, list[str]]:
+    def route(self, call: ClientCall, nodes: list[SimNode]) -> tuple[SimNode, list[str]]:
         by_name = {node.place.name: node for node in nodes}
         node = by_name[self._rank(list(by_name))[0]]
         prefills = self._rank(self.prefills)
@@ -151,10 +151,10 @@ class _Overload:
         self._router.prefills = [
             node.place.address for node in self._sim.nodes if node.place.role is Role.PREFILL
         ]
-        self._asked: dict[Call, _Asked] = {}
-        self._untold: dict[Call, str] = {}
+        self._asked: dict[ClientCall, _Asked] = {}
+        self._untold: dict[ClientCall, str] = {}
         """Calls without a first token: the prefill engine that is busy with each."""
-        self._unanswered: dict[Call, str] = {}
+        self._unanswered: dict[ClientCall, str] = {}
         self._turns = 0
 
     def run(self, progress: Callable[[float, int], None]) -> OverloadReport:
@@ -197,10 +197,10 @@ class _Overload:
         num_pages = rng.randint(options.least_pages, options.most_pages)
         tokens = tuple(rng.randrange(ALPHABET) for _ in range(num_pages * OVERLOAD_PAGE_SIZE + 1))
         session = Session(self._sim.clients.namespaces[0], [])
-        call = self._sim.clients.arrive(Prompt(session, tokens, 0, None), is_patient=True)
+        call = self._sim.clients.arrive(SimPrompt(session, tokens, 0, None), is_patient=True)
         self._asked[call] = _Asked(call, num_pages)
 
-    def _sent(self, call: Call, node: SimNode, prefill: str) -> None:
+    def _sent(self, call: ClientCall, node: SimNode, prefill: str) -> None:
         asked, name = self._asked[call], node.place.name
         asked.decode = asked.decode or name
         self._untold[call], self._unanswered[call] = prefill, name
@@ -223,7 +223,7 @@ class _Overload:
     def _received(self) -> int:
         return sum(node.manager.counters.received_pages for node in self._sim.nodes)
 
-    def _waits(self) -> list[Wait]:
+    def _waits(self) -> list[SessionWait]:
         lines: dict[str, list[_Asked]] = defaultdict(list)
         for asked in self._asked.values():
             lines[asked.decode].append(asked)
@@ -235,5 +235,5 @@ class _Overload:
                 began_s, told_s = asked.call.began_s, asked.call.told_s
                 assert told_s is not None
                 fair_s = max(in_order_s, in_parts_s) - began_s
-                found.append(Wait(told_s - began_s, in_order_s - began_s, fair_s))
+                found.append(SessionWait(told_s - began_s, in_order_s - began_s, fair_s))
         return found

@@ -11,18 +11,18 @@ from random import Random
 from quire.engine.config import Role
 from quire.keys import UnitKind
 from quire.sim.apart import Apart
+from quire.sim.bandwidth import SimLinks
 from quire.sim.clock import VirtualClock
 from quire.sim.content import Oracle
 from quire.sim.drive import Ticks, drive
-from quire.sim.lanes import Links
 from quire.sim.network import NetworkTrouble, SimNetwork
 from quire.sim.options import UnitMix
 from quire.sim.pd.client import Route, SimClients
-from quire.sim.pd.health import ALL, Health, line
-from quire.sim.pd.node import Place, SimNode, World
+from quire.sim.pd.health import ALL, ClusterHealth, line
 from quire.sim.pd.options import SimPdOptions, Topology
 from quire.sim.pd.report import PdReport
-from quire.sim.peers import Line
+from quire.sim.pd.sim_node import NodePlace, SimNode, World
+from quire.sim.peers import LineState
 from quire.sim.report import SimulationError
 from quire.sim.store import SimStores
 from quire.types import Tier
@@ -61,7 +61,7 @@ class PdSimulation:
         self._digest = blake2b(digest_size=8)
         self._rng = Random(f"{seed} driver")
         trouble = NetworkTrouble(options.duplicated, options.reordered, options.delayed)
-        health = Health(self.clock)
+        health = ClusterHealth(self.clock)
         network = SimNetwork(
             self.clock,
             Random(f"{seed} network"),
@@ -69,7 +69,7 @@ class PdSimulation:
             self._trace,
             lambda one, other, seconds: health.disturbed(line(one, other), seconds),
         )
-        stores, links = SimStores(options.store_pages), Links(self.clock, options.link_pages_s)
+        stores, links = SimStores(options.store_pages), SimLinks(self.clock, options.link_pages_s)
         oracle = Oracle()
         self.world = World(
             seed,
@@ -87,7 +87,7 @@ class PdSimulation:
         self._lives = 0
         self._steps = 0
         self._quiet_turns = 0
-        self._missing: list[tuple[float, Place]] = []
+        self._missing: list[tuple[float, NodePlace]] = []
         """Engines that are gone, and when a fresh one comes."""
         self.nodes = [self._start(place) for place in _places(options, self._rng)]
 
@@ -143,7 +143,7 @@ class PdSimulation:
         self._digest.update(repr(self.clock()).encode())
         self._digest.update(data)
 
-    def _start(self, place: Place) -> SimNode:
+    def _start(self, place: NodePlace) -> SimNode:
         self._lives += 1
         node = SimNode(self.world, place, self._lives)
         if self.world.is_calm:
@@ -171,7 +171,10 @@ class PdSimulation:
         rng, options, world = self._rng, self.options, self.world
         if rng.random() < options.kill_rate and self.nodes:
             self._kill(rng.choice(self.nodes))
-        for how, rate in ((Line.CUT, options.cut_rate), (Line.STALLED, options.stall_rate)):
+        for how, rate in (
+            (LineState.CUT, options.cut_rate),
+            (LineState.STALLED, options.stall_rate),
+        ):
             if rng.random() < rate and len(self.nodes) > 1:
                 one, other = rng.sample(self.nodes, 2)
                 seconds = rng.uniform(0.05, rng.choice((0.5, _MAX_TROUBLE_S)))
@@ -235,7 +238,7 @@ class PdSimulation:
         return "\n    ".join(found)
 
 
-def _places(options: SimPdOptions, rng: Random) -> list[Place]:
+def _places(options: SimPdOptions, rng: Random) -> list[NodePlace]:
     """In BOTH there are as many engines again that count in pairs; all of them share a store."""
     units = {
         UnitMix.TOKEN: (UnitKind.TOKEN,),
@@ -245,7 +248,7 @@ def _places(options: SimPdOptions, rng: Random) -> list[Place]:
     return [place for unit in units for place in _places_of(unit, options, rng)]
 
 
-def _places_of(unit: UnitKind, options: SimPdOptions, rng: Random) -> list[Place]:
+def _places_of(unit: UnitKind, options: SimPdOptions, rng: Random) -> list[NodePlace]:
     kind = "" if unit is UnitKind.TOKEN else "pair-"
     if options.topology is Topology.PEERS:
         names = [f"{kind}unified{i}" for i in range(options.decodes)]
@@ -254,15 +257,15 @@ def _places_of(unit: UnitKind, options: SimPdOptions, rng: Random) -> list[Place
             others = [f"tcp://{other}:1" for other in names if other != name]
             rng.shuffle(others)
             ranks = options.decode_ranks
-            places.append(Place(name, Role.UNIFIED, ranks, unit, peers=tuple(others)))
+            places.append(NodePlace(name, Role.UNIFIED, ranks, unit, peers=tuple(others)))
         return places
     prefills = [
-        Place(f"{kind}prefill{i}", Role.PREFILL, options.prefill_ranks, unit)
+        NodePlace(f"{kind}prefill{i}", Role.PREFILL, options.prefill_ranks, unit)
         for i in range(options.prefills)
     ]
     addresses = [place.address for place in prefills]
     decodes = []
     for i in range(options.decodes):
         order, name = tuple(rng.sample(addresses, len(addresses))), f"{kind}decode{i}"
-        decodes.append(Place(name, Role.DECODE, options.decode_ranks, unit, prefill=order))
+        decodes.append(NodePlace(name, Role.DECODE, options.decode_ranks, unit, prefill=order))
     return prefills + decodes

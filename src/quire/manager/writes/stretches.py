@@ -1,4 +1,4 @@
-"""Span: one node of a backup or a write, which the tree may cut while it is under way."""
+"""Stretch: one node of a backup or a write, which the tree may cut while it is under way."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quire.tree import Node
 from quire.types import OperationId
 
 
-class Span:
+class Stretch:
     """Remembered as (its end, its first page): survives splits."""
 
     __slots__ = ("attempt", "cold", "first", "tail", "urgent")
@@ -24,13 +24,13 @@ class Span:
         self.attempt = attempt
         """Tries made before this one."""
 
-    def of(self, node: Node) -> Span:
+    def of(self, node: Node) -> Stretch:
         """The same for one of its nodes, or one above it."""
         if node is self.tail and node.start == self.first:
             return self
-        span = Span(node, attempt=self.attempt)
-        span.cold, span.urgent = self.cold, self.urgent
-        return span
+        stretch = Stretch(node, attempt=self.attempt)
+        stretch.cold, stretch.urgent = self.cold, self.urgent
+        return stretch
 
     def nodes(self, component: Component) -> list[Node]:
         """The node, or what it was split into, parents first; of a point, its end."""
@@ -42,34 +42,34 @@ class Span:
         return nodes
 
 
-Outcome = tuple[Span, Node, int, bytes]
+Outcome = tuple[Stretch, Node, int, bytes]
 """A node of an operation, its pages, and what became of them; no statuses: all is well. A plain
 tuple because every request makes some."""
 
 
 class UnderWay:
-    """The spans of a component's operations of one kind."""
+    """The stretches of a component's operations of one kind."""
 
     def __init__(self, core: Core, component: Component) -> None:
         self._core = core
         self._component = component
-        self._spans: dict[OperationId, list[Span]] = {}
+        self._stretches: dict[OperationId, list[Stretch]] = {}
 
-    def put(self, op: Operation, spans: list[Span]) -> None:
-        self._spans[op.id] = spans
+    def put(self, op: Operation, stretches: list[Stretch]) -> None:
+        self._stretches[op.id] = stretches
 
     def take(self, op: Operation) -> list[Outcome]:
         """Every node of an operation that has ended, as it is cut now."""
         statuses, at = b"" if op.all_ok() else op.page_statuses(), 0
         outcomes: list[Outcome] = []
-        for span in self._spans.pop(op.id):
-            for node in span.nodes(self._component):
+        for stretch in self._stretches.pop(op.id):
+            for node in stretch.nodes(self._component):
                 size = size_of(self._component, node)
                 mine = b""
                 if statuses:
                     mine = statuses[at : at + size]
                     self._core.count_faults(op.kind, mine)
-                outcomes.append((span, node, size, mine))
+                outcomes.append((stretch, node, size, mine))
                 at += size
         return outcomes
 

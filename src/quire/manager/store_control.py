@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from quire.errors import ConfigError, StoreError, WorkerError
 from quire.manager.core import Core, StoreUse
-from quire.manager.operations import WHOLE, Kind, Operation, OpState
+from quire.manager.operations import WHOLE, Operation, OperationKind, OpState
 from quire.messages import AttachStore, ClearStore, DetachStore
 
 TIMEOUT_S = 60.0
@@ -87,7 +87,7 @@ class StoreControl:
 
     def _start(self, on_report: Callable[[Operation], None]) -> Operation:
         return self._core.operations.start(
-            Kind.STORE,
+            OperationKind.STORE,
             {WHOLE: 0},
             timeout_s=TIMEOUT_S,
             on_report=on_report,

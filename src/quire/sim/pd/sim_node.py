@@ -31,15 +31,15 @@ from quire.peer.hub import Hello
 from quire.peer.identity import Identity
 from quire.sim.apart import Apart
 from quire.sim.audit import audit
+from quire.sim.bandwidth import SimLinks
 from quire.sim.clock import VirtualClock
 from quire.sim.content import Oracle, Pools
 from quire.sim.faults import RandomFaults
-from quire.sim.lanes import Links
 from quire.sim.latency import Latency
 from quire.sim.network import SimNetwork
 from quire.sim.options import ComponentMix
 from quire.sim.pd.drafts import speculation
-from quire.sim.pd.health import ALL, Health, line
+from quire.sim.pd.health import ALL, ClusterHealth, line
 from quire.sim.pd.model import SimModel
 from quire.sim.pd.options import SimPdOptions
 from quire.sim.peers import Serving, SimPeers
@@ -64,8 +64,8 @@ class World:
     apart: Apart
     network: SimNetwork
     stores: SimStores
-    links: Links
-    health: Health
+    links: SimLinks
+    health: ClusterHealth
     trace: Callable[[bytes], None]
     servers: dict[str, Serving] = field(default_factory=dict)
     counters: Counter[str] = field(default_factory=Counter)
@@ -75,7 +75,7 @@ class World:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NodePlace:
     """Where an engine lives, whoever it is at the moment."""
 
     name: str
@@ -91,7 +91,7 @@ class Place:
 
 
 class SimNode:
-    def __init__(self, world: World, place: Place, life: int) -> None:
+    def __init__(self, world: World, place: NodePlace, life: int) -> None:
         options, clock = world.options, world.clock
         self.place = place
         self.epoch = f"{place.name}.{life}"

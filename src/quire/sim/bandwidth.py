@@ -1,4 +1,4 @@
-"""Lane: carries so many pages a second, one after the other; whoever comes late waits for the rest.
+"""SimLane: carries so many pages a second, one after the other; who comes late waits for the rest.
 
 Knows time and numbers of pages; neither what they are nor where they go.
 """
@@ -15,7 +15,7 @@ class _Load:
     left_s: float
 
 
-class Lane:
+class SimLane:
     def __init__(self, clock: VirtualClock, pages_per_s: float) -> None:
         """`pages_per_s` = 0: any number at once."""
         self._clock = clock
@@ -58,10 +58,10 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class SimPassage:
     """Pages that need several lanes at once, until they leave them."""
 
-    loads: list[tuple[Lane, _Load]]
+    loads: list[tuple[SimLane, _Load]]
 
     def left_s(self) -> float:
         return max((lane.left_s(load) for lane, load in self.loads), default=0.0)
@@ -71,23 +71,23 @@ class Passage:
             lane.leave(load)
 
 
-class Links:
+class SimLinks:
     """The lines between engines: each carries what it sends, and what it gets, in a lane each."""
 
     def __init__(self, clock: VirtualClock, pages_per_s: float) -> None:
         self._clock = clock
         self._pages_per_s = pages_per_s
-        self._lanes: dict[tuple[str, bool], Lane] = {}
+        self._lanes: dict[tuple[str, bool], SimLane] = {}
         self.num_pages = 0
         """That have set out, whether or not they arrived."""
 
-    def enter(self, sender: str, receiver: str, num_pages: int) -> Passage:
+    def enter(self, sender: str, receiver: str, num_pages: int) -> SimPassage:
         self.num_pages += num_pages
         lanes = [self._lane(sender, is_sending=True), self._lane(receiver, is_sending=False)]
-        return Passage([(lane, lane.enter(num_pages)) for lane in lanes])
+        return SimPassage([(lane, lane.enter(num_pages)) for lane in lanes])
 
-    def _lane(self, address: str, *, is_sending: bool) -> Lane:
+    def _lane(self, address: str, *, is_sending: bool) -> SimLane:
         name = address, is_sending
         if name not in self._lanes:
-            self._lanes[name] = Lane(self._clock, self._pages_per_s)
+            self._lanes[name] = SimLane(self._clock, self._pages_per_s)
         return self._lanes[name]
