@@ -42,16 +42,16 @@ ROOMS = {
 # To be renamed: these still stand for two things.
 MODULES_LEFT = set(
     """
-    address admin answers budget events graphs io lanes layout memory node opening pages peering
-    pool protocol rope sampling shared spans states stores streams watch weights
+    address admin budget events graphs io lanes layout memory node opening pages peering
+    pool rope shared spans states stores streams weights
     """.split()  # noqa: SIM905
 )
 CLASSES_LEFT = set(
     """
-    Abort Answer Body CacheEvent Call Choice Connection Counters Engine Exchange Exporter Faults
-    Found Grant Health Inspection Kind Lane Line Links Offer Options Output Part Passage Piece Place
-    Prompt Queue Reading Region Route Run Settings Side Source Span Stage Standing State States
-    Tenants Tier Turn Usage Wait Work Writer
+    Abort Answer Call Choice Connection Counters Exchange Exporter Faults
+    Found Grant Health Inspection Kind Lane Line Links Offer Options Part Passage Piece Place
+    Prompt Queue Reading Region Run Settings Source Span Stage Standing States
+    Tier Turn Usage Wait Work Writer
     """.split()  # noqa: SIM905
 )
 
