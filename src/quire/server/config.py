@@ -91,7 +91,7 @@ class ServerConfig:
             if not getattr(self, option) > 0:
                 raise ConfigError(f"{option} is {getattr(self, option)}: it must be more than 0")
         if self.otlp is not None:
-            from quire.tracing.address import endpoint
+            from quire.tracing.collector import endpoint
 
             endpoint(self.otlp)
         for router in self.routers:
