@@ -1,11 +1,13 @@
 """`quire top`: the figures of a server as a person reads them."""
 
 import io
+import re
 
 import pytest
 from rich.console import Console
 
-from quire.cli.toplines import read, shown
+from quire.cli.toplines import shown
+from quire.cli.toplooks import History, Look, read
 from unit.cli_support import command
 from unit.server.scripted import Rig
 
@@ -20,18 +22,40 @@ quire_generated_tokens_total 10
 quire_store_attached 1
 quire_store_events_total{event="breaker_is_open"} 1
 quire_store_events_total{event="error:TimeoutError"} 4
+quire_engine_events_total{event="computed_prompt_tokens"} 100
+quire_engine_seconds_total{what="model"} 1.0
+quire_time_to_first_token_seconds_count 1
+quire_time_to_first_token_seconds_sum 1.0
 """
 AFTER = (
     BEFORE.replace("total 100", "total 300")
     .replace('"device"} 0', '"device"} 150')
     .replace("generated_tokens_total 10", "generated_tokens_total 30")
+    .replace("seconds_count 1", "seconds_count 2")
+    .replace("seconds_sum 1.0", "seconds_sum 1.5")
+    .replace('"computed_prompt_tokens"} 100', '"computed_prompt_tokens"} 150')
+    .replace('what="model"} 1.0', 'what="model"} 1.5')
 )
+FIELDS = ["parent", "tenant", "first", "last", "device", "host", "store", "hits", "age"]
+TREE = {
+    "fields": FIELDS,
+    "page_size": 16,
+    "runs": [
+        [-1, "alice", 0, 18, True, True, True, 9, 0],
+        [0, "alice", 18, 36, False, True, True, 2, 1],
+        [0, "alice", 18, 27, False, False, True, 1, 5],
+    ],
+}
 
 
-def text(before: str | None, after: str) -> str:
+def text(*looks: str | Look) -> str:
+    """After so many looks, two seconds apart."""
+    history = History()
+    for i, each in enumerate(looks):
+        look = each if isinstance(each, Look) else Look(read(each, 10.0 + 2 * i))
+        history.take(look.metrics)
     console = Console(file=io.StringIO(), width=120)
-    earlier = None if before is None else read(before, 10.0)
-    console.print(shown("http://a:1", earlier, read(after, 12.0)))
+    console.print(shown("http://a:1", look, history))
     return console.file.getvalue()
 
 
@@ -46,12 +70,44 @@ def test_rates_are_those_since_the_last_look():
     assert "error:TimeoutError 4" in said
 
 
+def test_it_says_what_the_first_token_would_have_taken_without_the_cache():
+    # 150 tokens were found, and prompts are computed at 100 a second here.
+    said = text(BEFORE, AFTER)
+    assert "mean of 1: 0.500 s, without the cache about 2.000 s (estimated, at 100 tokens/s" in said
+
+
+def test_hits_are_drawn_look_by_look():
+    still = AFTER
+    drawn = text(BEFORE, AFTER, still).splitlines()
+    rows = drawn[next(i for i, line in enumerate(drawn) if "up to 100 tokens/s" in line) + 1 :][:6]
+    # Up to three quarters found on the device, the rest computed; then nothing.
+    assert [row[:1] for row in rows] == ["·", "·", "█", "█", "█", "█"]
+    assert {row[1:].strip() for row in rows} == {""}
+
+
 def test_a_server_that_has_started_anew_counts_from_nothing():
     assert "Prompt tokens since the last look: 100," in text(AFTER, BEFORE)
 
 
+def test_with_the_key_there_are_requests_and_the_tree():
+    request = {"id": "r7", "state": "restoring", "prompt_tokens": 43, "output_tokens": 4}
+    requests = [request | {"age_s": 0.25}] * 9
+    said = text(Look(read(BEFORE, 1.0), requests=requests, tree=TREE))
+    assert re.search(r"r7 +restoring +43 +4 +0.2 s", said)
+    assert "and 1 more" in said
+    assert "3 runs of pages on 2 branches" in said
+    assert "\n" + "█" * 36 + "▓" * 36 + "  36 pages, used 9 times by alice\n" in said
+    assert "\n" + " " * 36 + "▒" * 18 + "  27 pages, used 1 times by alice\n" in said
+
+
+def test_a_router_shows_its_servers():
+    member = {"url": "http://b:2", "side": "decode", "state": "down", "reason": "does not answer"}
+    look = Look(read("", 1.0), [member | {"model": "m", "running": 3, "waiting": 0}])
+    assert re.search(r"http://b:2 +decode +down: does not answer +m +3 +0", text(look))
+
+
 def test_it_reads_what_a_real_server_exposes():
-    said = text(None, Rig().request("GET", "/metrics").text)
+    said = text(Rig().request("GET", "/metrics").text)
     assert "THE ENGINE IS GONE" not in said
     assert "device" in said
 
@@ -61,3 +117,10 @@ def test_nobody_there_is_one_sentence(capsys, monkeypatch, url):
     ran = command(capsys, monkeypatch)("top", url, "--once")
     assert ran.code == 2
     assert "does not answer" in ran.sentence
+
+
+def test_a_key_file_that_is_not_there_is_one_sentence(capsys, monkeypatch, tmp_path):
+    file = tmp_path / "key"
+    ran = command(capsys, monkeypatch)("top", "--once", "--admin-key-file", str(file))
+    assert ran.code == 2
+    assert "the admin key cannot be read" in ran.sentence

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from quire.router.metrics import ROUTER_METRICS
-from quire.server.metrics import METRICS, Kind
+from quire.server.metrics import METRICS
+from quire.web.metrics import Kind
 
 yaml = pytest.importorskip("yaml")
 FOLDER = Path(__file__).parents[2] / "deploy/grafana"

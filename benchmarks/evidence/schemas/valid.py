@@ -19,7 +19,7 @@ from evidence.schemas.cases import follows, random_schema
 from quire.engine.client import EngineClient
 from quire.engine.messages import Finish, SamplingParams
 from quire.progress import Progress
-from quire.server.grammars import json_rule
+from quire.text.grammars import json_rule
 
 _TIMEOUT_S = 3600.0
 _MESSAGES = [{"role": "user", "content": "Make something up, as JSON."}]

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from quire.cli.children import Child, ChildReady, Say
     from quire.server.config import ServerConfig
-    from quire.server.stopping import Stop
+    from quire.web.listening import Stop
 
 NAMES = ("prefill", "decode")
 COMMAND = (sys.executable, "-m", "quire.cli", "serve", "--child")
@@ -82,8 +82,8 @@ def pd(
     needs("serve", SERVE + ROUTE)
     from quire.models import resolve
     from quire.server.config import ServerConfig
-    from quire.server.keyfile import make_key
-    from quire.server.run import bind
+    from quire.web.keyfile import make_key
+    from quire.web.listening import bind
 
     environ = dict(os.environ) | {OPTIONS["peer_secret"].variable: secrets.token_hex(32)}
     loaded = load(given.texts | {"role": "decode"}, environ)
@@ -169,7 +169,7 @@ async def _run(
 ) -> None:
     """Until it is stopped. Raises EngineError when a server ends before."""
     from quire.cli.children import Child
-    from quire.server.stopping import stop_signals
+    from quire.web.listening import stop_signals
 
     with stop_signals() as stop:
         async with contextlib.AsyncExitStack() as running:
@@ -270,7 +270,7 @@ async def _route(
     from quire.router.config import RouterConfig
     from quire.router.fleet import Fleet
     from quire.router.run import run
-    from quire.server.run import bind
+    from quire.web.listening import bind
 
     prefill, decode = (server.ready for server in servers)
     config = RouterConfig(prefill=(prefill.url,), decode=(decode.url,), admin_key=admin_key)

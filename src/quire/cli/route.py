@@ -65,8 +65,8 @@ def route(
     needs("serve", ROUTE)
     from quire.router.config import RouterConfig, parse_urls
     from quire.router.run import route as run
-    from quire.server.config import ServerConfig
-    from quire.server.keyfile import read_key
+    from quire.web.config import WebConfig
+    from quire.web.keyfile import read_key
 
     if admin_key_file is not None:
         read_key(admin_key_file)  # what is wrong with it is said before anything is started
@@ -88,7 +88,7 @@ def route(
         print(f"The router is ready at {url}\nOpenAI clients  base_url={url}/v1", flush=True)
 
     api_key = os.environ.get(API_KEY_VARIABLE) or None
-    listen = ServerConfig(host=host, port=port, api_key=api_key, otlp=otlp)
+    listen = WebConfig(host=host, port=port, api_key=api_key, otlp=otlp)
     asyncio.run(run(config, listen, ready))
 
 

@@ -57,9 +57,9 @@ def serve(
 
 
 def server_config(settings: Settings) -> ServerConfig:
-    from quire.server.callers import read_tenants
     from quire.server.config import ServerConfig
-    from quire.server.keyfile import make_key
+    from quire.web.keyfile import make_key
+    from quire.web.security import read_tenants
 
     return ServerConfig(
         host=settings.host,
@@ -91,8 +91,8 @@ def server_config(settings: Settings) -> ServerConfig:
 def _serve(settings: Settings, machine: Machine, *, is_child: bool) -> int:
     from quire.cli.children import announce
     from quire.models import resolve
-    from quire.server.run import bind
     from quire.server.run import serve as run_server
+    from quire.web.listening import bind
 
     logs.configure(logging.WARNING)
     server = server_config(settings)
@@ -134,7 +134,7 @@ def keep_admin_key(
 ) -> Path | None:
     """Where a key that was made for the server can be read, as long as it lives; None if it was
     given, or cannot be written down."""
-    from quire.server.keyfile import kept, place_of
+    from quire.web.keyfile import kept, place_of
 
     if settings.admin_key is not None:
         return None

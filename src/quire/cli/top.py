@@ -1,68 +1,136 @@
-"""`quire top`: what a server does, at a terminal. Asks its /metrics, as Prometheus does; no key."""
+"""`quire top`: what a server or a router does, at a terminal. Asks /health and /metrics, as anybody
+may, and with the admin key what requests there are and what is cached."""
 
 from __future__ import annotations
 
+import os
 import time
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from quire.cli.extras import SERVE, needs
 from quire.cli.output import show
-from quire.cli.toplines import MetricsRead, read, shown
+from quire.cli.route import KEY_VARIABLE
+from quire.cli.toplines import shown
+from quire.cli.toplooks import History, Look, read
 from quire.errors import EngineError
 
 if TYPE_CHECKING:
+    import httpx
     from rich.console import RenderableType
 
 EXAMPLE = "Example: [bold]quire top http://127.0.0.1:8000[/bold]"
 _TIMEOUT_S = 5.0
+_MOST_RUNS = 500
+_GONE = 503
+"""A server whose engine is gone, or a router without servers: the rest is asked all the same."""
 
 
 def top(
-    url: Annotated[str, typer.Argument(help="Of a server.")] = "http://127.0.0.1:8000",
+    url: Annotated[str, typer.Argument(help="Of a server or a router.")] = "http://127.0.0.1:8000",
     every: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look once, print, and end.")] = False,
+    admin_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help=f"Holds the server's admin key, for requests and the tree; else {KEY_VARIABLE} "
+            "does, or else a server on this machine has written its own.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
-    """Show what a server does: tiers, hits, requests, store, hand-overs."""
+    """Show what a server does: tiers, hits, requests, store, hand-overs, the prefix tree."""
     needs("serve", SERVE)
-    first = _look(url)
-    if once:
-        show(shown(url, None, first))
-        return
-    _follow(url, every, first)
+    import httpx
+
+    key = _key(url, admin_key_file)
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    with httpx.Client(timeout=_TIMEOUT_S, trust_env=False, headers=headers) as client:
+        history = History()
+        picture = _picture(client, url, history)
+        if once:
+            show(picture)
+        else:
+            _follow(client, url, every, picture, history)
 
 
-def _follow(url: str, every_s: float, before: MetricsRead) -> None:
+def _key(url: str, file: Path | None) -> str | None:
+    """Raises ConfigError."""
+    from quire.web.keyfile import find_key, read_key
+
+    if file is not None:
+        return read_key(file)
+    try:
+        return os.environ.get(KEY_VARIABLE) or find_key(url)
+    except ValueError:  # no address at all: said when it is asked
+        return None
+
+
+def _follow(
+    client: httpx.Client, url: str, every_s: float, first: RenderableType, history: History
+) -> None:
     """Until Ctrl-C. A server that goes away is waited for."""
     from rich.live import Live
 
-    with Live(shown(url, None, before), screen=True, auto_refresh=False) as live:
+    with Live(first, screen=True, auto_refresh=False) as live:
         try:
             while True:
                 time.sleep(every_s)
-                picture: RenderableType
                 try:
-                    now = _look(url)
+                    picture = _picture(client, url, history)
                 except EngineError as error:
                     picture = f"{error}: asked again"
-                else:
-                    picture, before = shown(url, before, now), now
                 live.update(picture, refresh=True)
         except KeyboardInterrupt:
             return
 
 
-def _look(url: str) -> MetricsRead:
+def _picture(client: httpx.Client, url: str, history: History) -> RenderableType:
+    look = _look(client, url)
+    history.take(look.metrics)
+    return shown(url, look, history)
+
+
+def _look(client: httpx.Client, url: str) -> Look:
     """Raises EngineError."""
     import httpx
 
+    base = url.rstrip("/")
     try:
-        answer = httpx.get(f"{url.rstrip('/')}/metrics", timeout=_TIMEOUT_S, trust_env=False)
+        health = client.get(f"{base}/health")
+        if health.status_code != _GONE:
+            health.raise_for_status()
+        members = health.json().get("members")
+        answer = client.get(f"{base}/metrics")
         answer.raise_for_status()
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        metrics = read(answer.text, time.monotonic())
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise EngineError(
             f"{url} does not answer ({type(error).__name__}): give the address of a server, such "
             "as http://127.0.0.1:8000"
         ) from None
-    return read(answer.text, time.monotonic())
+    if members is not None:
+        return Look(metrics, members)
+    requests = _asked(client, f"{base}/admin/requests")
+    return Look(
+        metrics,
+        requests=None if requests is None else requests["requests"],
+        tree=_asked(client, f"{base}/admin/tree?limit={_MOST_RUNS}"),
+    )
+
+
+def _asked(client: httpx.Client, url: str) -> dict[str, Any] | None:
+    """None: nobody may ask it here, or it has gone meanwhile."""
+    import httpx
+
+    if "authorization" not in client.headers:
+        return None
+    try:
+        answer = client.get(url)
+    except httpx.HTTPError:
+        return None
+    found: dict[str, Any] | None = answer.json() if answer.status_code == 200 else None
+    return found

@@ -1,72 +1,70 @@
-"""What `quire top` shows, from one exposition of metrics or two. Pure: no sockets, no clock."""
+"""What `quire top` shows of what it saw of a server or a router. Pure: no sockets, no clock."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from quire.cli.toplooks import TIERS, History, Look, MetricsRead
 from quire.sizes import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
+    from rich.text import Text
 
-_TIERS = ("device", "host", "store", "peer")
 _WIDTH = 28
+_TALL = 6
+"""Rows of the chart of hits."""
+_MOST_REQUESTS = 8
+_MOST_BRANCHES = 8
+_TREE_WIDTH = 72
+_COMPUTED = "computed"
+# Marks as well as colours: a terminal without them, or a file, shows the same.
+_MARKS = {
+    "device": ("█", "blue"),
+    "host": ("▓", "green"),
+    "store": ("▒", "yellow"),
+    "peer": ("░", "magenta"),
+    _COMPUTED: ("·", "bright_black"),
+}
 
 
-@dataclass(frozen=True, slots=True)
-class MetricsRead:
-    """One look: value by name and labels."""
-
-    at_s: float
-    values: dict[tuple[str, tuple[tuple[str, str], ...]], float]
-
-    def sum(self, name: str, **labels: str) -> float:
-        wanted = labels.items()
-        return sum(
-            v
-            for (n, found), v in self.values.items()
-            if n == name and wanted <= dict(found).items()
-        )
-
-    def rows(self, name: str) -> list[tuple[dict[str, str], float]]:
-        return [(dict(labels), v) for (n, labels), v in self.values.items() if n == name]
-
-
-def read(text: str, at_s: float) -> MetricsRead:
-    from prometheus_client.parser import text_string_to_metric_families
-
-    values = {
-        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-    return MetricsRead(at_s, values)
-
-
-def shown(url: str, before: MetricsRead | None, now: MetricsRead) -> RenderableType:
-    """`before`: an earlier look, for rates; None: since the start."""
+def shown(url: str, look: Look, history: History) -> RenderableType:
+    """`history`: of the looks before it and itself."""
     from rich.console import Group
 
+    if look.members is not None:
+        return Group(f"[bold]{url}[/bold]   a router", "", _members(look.members))
+    now = look.metrics
     return Group(
         f"[bold]{url}[/bold]   {now.sum('quire_running_requests'):.0f} running, "
         f"{now.sum('quire_waiting_requests'):.0f} waiting"
         + ("" if now.sum("quire_engine_up") else "   [red]THE ENGINE IS GONE[/red]"),
         "",
         _tiers(now),
-        _found(before, now),
-        _speeds(before, now),
+        "",
+        _found(history),
+        *_chart(history),
+        *_speeds(history),
         _store(now),
         *_handovers(now),
+        *_requests(look.requests),
+        *_tree(look.tree),
     )
 
 
-def _tiers(now: MetricsRead) -> RenderableType:
-    from rich.table import Table
+def _members(members: Sequence[Mapping[str, Any]]) -> RenderableType:
+    table = _table("server", "kind", "state", "model", "running", "waiting")
+    for each in members:
+        state = f"{each['state']}: {each['reason']}" if each.get("reason") else each["state"]
+        counts = (str(each[name]) for name in ("running", "waiting"))
+        table.add_row(each["url"], each["side"], state, each["model"], *counts)
+    return table
 
-    table = Table(box=None, pad_edge=False)
-    for name in ("tier", "", "used", "of", "in use now"):
-        table.add_column(name, no_wrap=True)
+
+def _tiers(now: MetricsRead) -> RenderableType:
+    table = _table("tier", "", "used", "of", "in use now")
     for labels, size in now.rows("quire_tier_bytes"):
         if not size:
             continue
@@ -79,25 +77,63 @@ def _tiers(now: MetricsRead) -> RenderableType:
     return table
 
 
-def _found(before: MetricsRead | None, now: MetricsRead) -> str:
-    prompt = _grown(before, now, "quire_prompt_tokens_total")
-    parts = []
-    for tier in _TIERS:
-        count = _grown(before, now, "quire_cached_tokens_total", tier=tier)
-        if tier != "peer":
-            count += _grown(before, now, "quire_cached_tokens_total", tier=f"prefill_{tier}")
-        parts.append(f"{tier} {100 * count / prompt:.0f} %" if prompt else f"{tier} –")
-    since = "since the start" if before is None else "since the last look"
-    return f"\nPrompt tokens {since}: {prompt:,.0f}, found on " + ", ".join(parts)
+def _found(history: History) -> str:
+    last = history.last
+    parts = [
+        f"{tier} {100 * last.found[tier] / last.prompt:.0f} %" if last.prompt else f"{tier} –"
+        for tier in TIERS
+    ]
+    since = "since the last look" if history.intervals else "since the start"
+    return f"Prompt tokens {since}: {last.prompt:,.0f}, found on " + ", ".join(parts)
 
 
-def _speeds(before: MetricsRead | None, now: MetricsRead) -> str:
-    firsts = _grown(before, now, "quire_time_to_first_token_seconds_count")
-    first_s = _grown(before, now, "quire_time_to_first_token_seconds_sum")
-    said = _grown(before, now, "quire_generated_tokens_total")
-    mean = f"{first_s / firsts:.3f} s" if firsts else "–"
-    speed = "" if before is None else f" ({said / max(now.at_s - before.at_s, 1e-3):,.1f}/s)"
-    return f"Time to first token, mean of {firsts:.0f}: {mean}. Tokens said: {said:,.0f}{speed}"
+def _chart(history: History) -> list[Text]:
+    """A column for every look, the latest on the right: where its prompt tokens were found."""
+    from rich.text import Text
+
+    top = max((each.prompt / each.seconds for each in history.intervals), default=0.0)
+    if not top:
+        return []
+    columns = []
+    for each in history.intervals:
+        column: list[str] = []
+        counts = {**each.found, _COMPUTED: each.prompt - sum(each.found.values())}
+        for tier, count in counts.items():
+            column += [tier] * round(_TALL * count / each.seconds / top)
+        columns.append(column)
+    rows = [Text(f"up to {top:,.0f} tokens/s   ").append_text(_legend())]
+    for height in reversed(range(_TALL)):
+        row = Text()
+        for column in columns:
+            row.append(*(_MARKS[column[height]] if height < len(column) else (" ",)))
+        rows.append(row)
+    return rows
+
+
+def _legend() -> Text:
+    from rich.text import Text
+
+    text = Text()
+    for name, (mark, colour) in _MARKS.items():
+        text.append(mark, colour).append(f" {name}  ")
+    return text
+
+
+def _speeds(history: History) -> list[str]:
+    last = history.last
+    first = "–"
+    if last.firsts:
+        first = f"{last.first_s:.3f} s"
+        if history.speed:
+            first += (
+                f", without the cache about {last.without_s(history.speed):.3f} s "
+                f"(estimated, at {history.speed:,.0f} tokens/s computed)"
+            )
+    speed = f" ({last.said / last.seconds:,.1f}/s)" if history.intervals else ""
+    return [
+        f"Time to first token, mean of {last.firsts:.0f}: {first}",
+        f"Tokens said: {last.said:,.0f}{speed}",
+    ]
 
 
 def _store(now: MetricsRead) -> str:
@@ -124,8 +160,67 @@ def _handovers(now: MetricsRead) -> list[str]:
     return [f"Hand-overs: {opened:.0f} open, {count:,.0f} received, {each:.0f} ms each"]
 
 
-def _grown(before: MetricsRead | None, now: MetricsRead, name: str, **labels: str) -> float:
-    """Since `before`; a server that has started anew counts from 0."""
-    value = now.sum(name, **labels)
-    earlier = 0.0 if before is None else before.sum(name, **labels)
-    return value - earlier if value >= earlier else value
+def _requests(requests: Sequence[Mapping[str, Any]] | None) -> list[RenderableType]:
+    if not requests:
+        return []
+    table = _table("request", "state", "prompt", "answer", "age")
+    for each in requests[:_MOST_REQUESTS]:
+        lengths = (str(each["prompt_tokens"]), str(each["output_tokens"]))
+        table.add_row(each["id"], each["state"], *lengths, f"{each['age_s']:.1f} s")
+    more = len(requests) - _MOST_REQUESTS
+    return ["", table, *([f"and {more} more"] if more > 0 else [])]
+
+
+def _tree(tree: Mapping[str, Any] | None) -> list[RenderableType]:
+    """Along: where in the prompt. Down: a row for every branch, from where it begins."""
+    if tree is None or not tree["runs"]:
+        return []
+    runs = [dict(zip(tree["fields"], run, strict=True)) for run in tree["runs"]]
+    branches = _branches(runs)
+    scale = _TREE_WIDTH / max(run["last"] for run in runs)
+    rows: list[RenderableType] = [
+        "",
+        f"The prefix tree: {len(runs):,} runs of pages on {len(branches):,} branches, "
+        f"{tree['page_size']} tokens per page",
+        *(_branch(branch, scale) for branch in branches[:_MOST_BRANCHES]),
+    ]
+    more = len(branches) - _MOST_BRANCHES
+    return [*rows, *([f"and {more} branches more"] if more > 0 else [])]
+
+
+def _branches(runs: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Every run once; of those that leave one place, the one used last comes first."""
+    below: dict[int, list[int]] = {}
+    for number in sorted(range(len(runs)), key=lambda number: runs[number]["age"]):
+        below.setdefault(runs[number]["parent"], []).append(number)
+    found: list[list[dict[str, Any]]] = []
+    waiting = [(number, True) for number in reversed(below[-1])]
+    while waiting:
+        number, begins = waiting.pop()
+        if begins:
+            found.append([])
+        found[-1].append(runs[number])
+        children = below.get(number, [])
+        waiting += reversed([(child, i > 0) for i, child in enumerate(children)])
+    return found
+
+
+def _branch(branch: Sequence[Mapping[str, Any]], scale: float) -> Text:
+    from rich.text import Text
+
+    row = Text(" " * round(branch[0]["first"] * scale))
+    for run in branch:
+        tier = next((each for each in ("device", "host", "store") if run[each]), _COMPUTED)
+        mark, colour = _MARKS[tier]
+        row.append(mark * (round(run["last"] * scale) - round(run["first"] * scale)), colour)
+    row.append(f"  {branch[-1]['last']} pages, used {branch[0]['hits']} times")
+    return row.append(f" by {tenant}" if (tenant := branch[0]["tenant"]) else "")
+
+
+def _table(*columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in columns:
+        table.add_column(name, no_wrap=True)
+    return table

@@ -1,8 +1,9 @@
 """Auditor: in idle time, computes some cached page again and compares it with what the tiers hold.
 
     begin ──▶ its copies are brought ──▶ computed, compared ──▶ right: nothing │ wrong: evicted
-      ▲                                                              │
-      └──────────────── after so long that it took `share` of the time ◀────┘
+      ▲                                                              │                │
+      ├──────────────── after so long that it took `share` of the time ◀───┘                │
+      └─────── at once: is the page before it right, or does it stand on a wrong one? ◀──────┘
 
 The rule: the same tokens on the same pages before them give the same page. In float32 up to the
 order of sums; in half precision as near as that dtype is to itself (docs/precision.md). A page that
@@ -17,10 +18,11 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from quire.engine.batch import Batch, Segment
-from quire.keys import Namespace
+from quire.keys import Namespace, PrefixKey
 from quire.manager import Audit, AuditState, CacheManager
 from quire.types import PAGE_ID_BYTES, PageIds, RequestId, page_array
 
@@ -45,6 +47,33 @@ class Comparing(Protocol):
         values; infinite if one of them is no number."""
 
 
+@dataclass(slots=True)
+class _Search:
+    """For the first wrong page of a prompt: what is computed on top of it differs as well.
+
+    pages   [0 ····· low ············ high ·····)
+             right  │ nobody knows   │ wrong, evicted
+    """
+
+    key: PrefixKey
+    low: int
+    high: int
+    at: int
+    """The page to look at: the one before at first, which is right unless the fault lies deeper;
+    then the middle."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.low >= self.high
+
+    def take(self, *, is_right: bool) -> None:
+        if is_right:
+            self.low = self.at + 1
+        else:
+            self.high = self.at
+        self.at = (self.low + self.high) // 2
+
+
 class Auditor:
     def __init__(
         self,
@@ -66,6 +95,7 @@ class Auditor:
         self._clock = clock
         self._random = random.Random(seed)
         self._audit: Audit | None = None
+        self._search: _Search | None = None
         self._next_s = 0.0
 
     def step(self, *, idle: bool) -> None:
@@ -83,10 +113,16 @@ class Auditor:
                 self._manager.audits.end(audit)
 
     def _begin(self) -> None:
-        found = self._namespaces()
-        if found:
+        search, audits = self._search, self._manager.audits
+        if search is not None:
+            key = search.key[: search.at + 1]
+            if self._manager.match(key).num_pages < key.last:  # it has gone by itself
+                self._search = None
+                return
+            self._audit = audits.begin_at(key)
+        elif found := self._namespaces():
             namespace = self._random.choice(found)
-            self._audit = self._manager.audits.begin(namespace, self._random.randrange)
+            self._audit = audits.begin(namespace, self._random.randrange)
         if self._audit is None:
             self._next_s = self._clock() + 1.0
 
@@ -109,8 +145,19 @@ class Auditor:
             for tier in wrong:
                 counters.faults[f"audit:wrong_{tier}"] += 1
             _complain(audit, wrong, gone)
-        now = self._clock()
-        self._next_s = now + (now - began) * (1 / self._share - 1)
+        self._follow_up(audit, is_right=not wrong)
+        if self._search is None:
+            now = self._clock()
+            self._next_s = now + (now - began) * (1 / self._share - 1)
+
+    def _follow_up(self, audit: Audit, *, is_right: bool) -> None:
+        page = audit.key.last - 1
+        if self._search is not None:
+            self._search.take(is_right=is_right)
+        elif not is_right:
+            self._search = _Search(audit.key, 0, page, page - 1)
+        if self._search is not None and self._search.is_over:
+            self._search = None
 
     def _compute(self, audit: Audit) -> None:
         key = audit.key

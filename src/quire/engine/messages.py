@@ -422,7 +422,7 @@ class OutlineRun(msgspec.Struct, frozen=True, array_like=True):
     """A run of pages of the tree: see manager/outline.py."""
 
     parent: int
-    root: int
+    tenant: str
     first: int
     last: int
     device: bool

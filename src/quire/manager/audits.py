@@ -78,7 +78,7 @@ class Audits:
         or no room to look at it."""
         core = self._core
         root = core.tree.roots.get(namespace.digest)
-        if root is None or len(core.components) > 1 or not core.healthy:
+        if root is None or len(core.components) > 1:
             return None
         if root.page_width != root.page_bytes:
             return None  # units that are pairs: a page is not a function of its own tokens
@@ -86,11 +86,13 @@ class Audits:
         if node is None:
             return None
         path = list(core.tree.path(node))[::-1]
-        page = node.start + choose(node.num_pages)
-        audit = self._reserve(namespace, path, page)
-        if audit is not None:
-            self._open.append(audit)
-        return audit
+        return self._reserve(namespace, path, node.start + choose(node.num_pages))
+
+    def begin_at(self, key: PrefixKey) -> Audit | None:
+        """The last page of `key`, which is cached. None: there is no room to look at it."""
+        walk = self._core.tree.walk(key)
+        assert walk.num_pages == key.last
+        return self._reserve(key.namespace, list(walk.nodes), key.last - 1)
 
     def end(self, audit: Audit) -> None:
         """Of one that is READY: everything that it took comes back."""
@@ -142,6 +144,8 @@ class Audits:
 
     def _reserve(self, namespace: Namespace, path: list[Node], page: int) -> Audit | None:
         core, tail = self._core, path[-1]
+        if not core.healthy:
+            return None
         device, host = _pages(path, DEVICE), _pages(path, HOST)
         if any(device[i] is None and host[i] is None for i in range(page + 1)):
             return None  # on its way
@@ -175,6 +179,7 @@ class Audits:
             self._fetch(audit, others.pop(0))
         if not audit.under_way:
             audit.state = AuditState.READY
+        self._open.append(audit)
         return audit
 
     def _load(self, audit: Audit, what: str, host: bytes, device: bytes) -> None:

@@ -17,8 +17,8 @@ class TreeRun(NamedTuple):
 
     parent: int
     """Its number in the outline; −1: it begins a prompt."""
-    root: int
-    """Of which namespace, in the order of the roots."""
+    tenant: str
+    """Whose it is; empty: of those without a salt."""
     first: int
     last: int
     device: bool
@@ -32,14 +32,14 @@ class TreeRun(NamedTuple):
 def outline(core: Core, limit: int) -> list[TreeRun]:
     """At most so many runs, those near the root first."""
     runs: list[TreeRun] = []
-    waiting: list[tuple[int, int, Node]] = [
-        (-1, number, child)
-        for number, root in enumerate(core.tree.roots.values())
+    waiting: list[tuple[int, str, Node]] = [
+        (-1, root.tenant.name, child)
+        for root in core.tree.roots.values()
         for child in (root.children or {}).values()
     ]
     at = 0
     while at < len(waiting) and len(runs) < limit:
-        parent, root, node = waiting[at]
+        parent, tenant, node = waiting[at]
         at += 1
         device, host = (
             holding is not None and holding.state is READY
@@ -48,8 +48,8 @@ def outline(core: Core, limit: int) -> list[TreeRun]:
         is_stored = node.stored == core.store_epoch != 0
         age = core.tree.uses - node.last_use
         runs.append(
-            TreeRun(parent, root, node.start, node.end, device, host, is_stored, node.hits, age)
+            TreeRun(parent, tenant, node.start, node.end, device, host, is_stored, node.hits, age)
         )
         below = (node.children or {}).values()
-        waiting += [(len(runs) - 1, root, child) for child in below]
+        waiting += [(len(runs) - 1, tenant, child) for child in below]
     return runs

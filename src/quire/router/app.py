@@ -12,21 +12,20 @@ import quire
 from quire.router.membership import Membership
 from quire.router.proxy import Proxy, pick_model, read_inquiry, read_question
 from quire.router.upstream import Endpoint
-from quire.server.app import guard
-from quire.server.config import ServerConfig
-from quire.server.enrol import JOIN, LEAVE
-from quire.server.errors import ApiError, client_closed
-from quire.server.guards import request_id_of
-from quire.server.metrics import CONTENT_TYPE
-from quire.server.security import check_key
-from quire.server.streams import EventStream, unless_disconnected
-from quire.server.ui import ui_router
+from quire.web.config import WebConfig
+from quire.web.enrol import JOIN, LEAVE
+from quire.web.errors import ApiError, client_closed
+from quire.web.guards import guard, request_id_of
+from quire.web.metrics import CONTENT_TYPE
+from quire.web.security import check_key
+from quire.web.sending import EventStream, unless_disconnected
+from quire.web.ui import ui_router
 
 _LARGE_BYTES = 256 * 1024
 """From here on reading a body takes milliseconds, and is done in a thread."""
 
 
-def app_of(proxy: Proxy, config: ServerConfig) -> FastAPI:
+def app_of(proxy: Proxy, config: WebConfig) -> FastAPI:
     app = FastAPI(
         title="Quire router",
         version=quire.__version__,

@@ -29,9 +29,9 @@ from quire.errors import ConfigError
 from quire.router.affinity import AffinityIndex
 from quire.router.config import RouterConfig, is_name
 from quire.router.sieve import shown_name
-from quire.server.addresses import is_loopback, parse_peer
-from quire.server.keyfile import find_key
-from quire.server.routes import CLIENT_HEADER, router_key
+from quire.web.addresses import is_loopback, parse_peer
+from quire.web.keyfile import find_key
+from quire.web.routes import CLIENT_HEADER, router_key
 
 logger = logging.getLogger("quire.router")
 Answer = TypeVar("Answer", bound=msgspec.Struct)

@@ -17,10 +17,10 @@ import msgspec
 from quire.errors import ConfigError
 from quire.router.config import parse_urls
 from quire.router.fleet import Fleet, Side
-from quire.server.enrol import Enrolment
-from quire.server.errors import ApiError
-from quire.server.keyfile import find_key
-from quire.server.routes import router_key
+from quire.web.enrol import Enrolment
+from quire.web.errors import ApiError
+from quire.web.keyfile import find_key
+from quire.web.routes import router_key
 
 _MAX_MEMBERS = 1024
 _ANY_HOST = ("0.0.0.0", "::")

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from quire.router.transcript import Failed
-from quire.server.errors import ApiError
+from quire.web.errors import ApiError
 
 _KIND = re.compile(r"[a-z_.]{1,100}")
 _LAST = ("response.completed", "response.incomplete", "response.failed")

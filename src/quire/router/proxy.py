@@ -39,18 +39,18 @@ from quire.router.upstream import (
     Why,
     lost_by,
 )
-from quire.server.errors import (
+from quire.web.errors import (
     RETRY_AFTER_S,
     ApiError,
     model_not_found,
     shutting_down,
     unexpected,
 )
-from quire.server.routes import Route as Said
-from quire.server.routes import signed
+from quire.web.routes import Route as Said
+from quire.web.routes import signed
 
 if TYPE_CHECKING:
-    from quire.server.traced import Tracer
+    from quire.web.traced import Tracer
 
 _CLIENTS_KEY = "authorization"
 _PASSED_ON = (_CLIENTS_KEY, "content-type", "accept", "traceparent", "tracestate")

@@ -21,10 +21,9 @@ from quire.router.fleet import Fleet
 from quire.router.metrics import RouterMetrics
 from quire.router.names import Lookup, Names, lookup
 from quire.router.proxy import Proxy
-from quire.server.config import ServerConfig
-from quire.server.connections import GuardedConfig
-from quire.server.run import Server, bind, finish_first, traced, url_of
-from quire.server.stopping import Stop, stop_signals
+from quire.web.config import WebConfig
+from quire.web.connections import GuardedConfig
+from quire.web.listening import Server, Stop, bind, finish_first, stop_signals, traced, url_of
 
 OnReady = Callable[[str, Fleet], None]
 
@@ -32,7 +31,7 @@ _ANSWER_S = 2.0
 """For errors to reach clients, once nothing more is awaited."""
 
 
-async def route(config: RouterConfig, listen: ServerConfig, on_ready: OnReady) -> None:
+async def route(config: RouterConfig, listen: WebConfig, on_ready: OnReady) -> None:
     """Raises ConfigError when it cannot start."""
     with contextlib.closing(bind(listen)) as listener, stop_signals() as stop:
         await run(config, listen, listener, stop, on_ready)
@@ -40,7 +39,7 @@ async def route(config: RouterConfig, listen: ServerConfig, on_ready: OnReady) -
 
 async def run(
     config: RouterConfig,
-    listen: ServerConfig,
+    listen: WebConfig,
     listener: socket.socket,
     stop: Stop,
     on_ready: OnReady,
@@ -63,7 +62,7 @@ async def run(
 
 
 async def _run(
-    proxy: Proxy, listen: ServerConfig, listener: socket.socket, stop: Stop, on_ready: OnReady
+    proxy: Proxy, listen: WebConfig, listener: socket.socket, stop: Stop, on_ready: OnReady
 ) -> None:
     listener.listen(1024)
     server = Server(GuardedConfig(app_of(proxy, listen), listen))

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from quire.server.errors import ApiError
+from quire.web.errors import ApiError
 
 MAX_ANSWER_BYTES = 64 << 20
 MAX_EVENT_BYTES = 4 << 20

@@ -26,7 +26,7 @@ from quire.router.sieve import (
     answer_of,
     error_of,
 )
-from quire.server.errors import ApiError
+from quire.web.errors import ApiError
 
 _RETRIED_CODES = {
     "queue_full": "overloaded",

@@ -36,22 +36,22 @@ from quire.engine.messages import (
 )
 from quire.errors import EngineError, StoreURLError
 from quire.server.bodies import describe_body, read_body
-from quire.server.callers import Caller, tenant_by_key
-from quire.server.errors import ApiError, engine_gone, invalid, timed_out
-from quire.server.prompting import Prompt
+from quire.server.callers import Caller
 from quire.server.protocol import (
     FlushRequest,
     KeysRequest,
     PrefetchRequest,
     StoreRequest,
 )
-from quire.server.routes import CLIENT_HEADER
-from quire.server.security import check_admin, check_router
 from quire.server.service import Service
 from quire.server.unknown import Unnamed
 from quire.server.usage import cached_to_dict
 from quire.store.url import redact, split_urls
+from quire.text.prompting import Prompt
 from quire.types import PAGE_KEY_BYTES, TENANT_MARK
+from quire.web.errors import ApiError, engine_gone, invalid, timed_out
+from quire.web.routes import CLIENT_HEADER
+from quire.web.security import check_admin, check_router, tenant_by_key
 
 STATUS_TIMEOUT_S = 30.0
 CHANGE_TIMEOUT_S = 300.0

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from quire.server.generation import Work
-from quire.server.scribe import Piece, Said, Scored
-from quire.server.tools import Text
 from quire.server.usage import Usage
+from quire.text.scribe import Piece, Said, Scored
+from quire.text.tools import Text
 
 DONE = b"data: [DONE]\n\n"
 

@@ -12,12 +12,9 @@ from fastapi.responses import PlainTextResponse
 from quire.engine.config import Role
 from quire.server.answers import Heading, Start, events, whole
 from quire.server.bodies import describe_body, read_body
-from quire.server.callers import Caller, tenant_by_key
+from quire.server.callers import Caller, prefill_of
 from quire.server.chat import start_chat
 from quire.server.completions import start_completion
-from quire.server.errors import ApiError, engine_gone, shutting_down
-from quire.server.guards import request_id_of
-from quire.server.metrics import CONTENT_TYPE
 from quire.server.openapi import STREAMED
 from quire.server.protocol import (
     ChatRequest,
@@ -28,10 +25,13 @@ from quire.server.protocol import (
 )
 from quire.server.responses.answers import Answering
 from quire.server.responses.protocol import ResponsesRequest
-from quire.server.routes import Route, read_route
-from quire.server.security import prefill_of
 from quire.server.service import Service
-from quire.server.streams import EventStream, unless_disconnected
+from quire.web.errors import ApiError, engine_gone, shutting_down
+from quire.web.guards import request_id_of
+from quire.web.metrics import CONTENT_TYPE
+from quire.web.routes import Route, read_route
+from quire.web.security import tenant_by_key
+from quire.web.sending import EventStream, unless_disconnected
 
 
 def v1_router(service: Service, now: Callable[[], float]) -> APIRouter:

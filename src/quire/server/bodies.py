@@ -9,8 +9,6 @@ from pydantic import ValidationError
 from pydantic.json_schema import models_json_schema
 from starlette.requests import ClientDisconnect, Request
 
-from quire.server.errors import ApiError, client_closed, from_validation
-from quire.server.messages import Body
 from quire.server.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -23,6 +21,8 @@ from quire.server.protocol import (
 )
 from quire.server.responses.protocol import ResponsesRequest
 from quire.server.unknown import UnknownFields
+from quire.text.shapes import Body
+from quire.web.errors import ApiError, client_closed, from_validation
 
 _LARGE_BYTES = 256 * 1024
 """From here on parsing takes milliseconds, and is done in a thread."""

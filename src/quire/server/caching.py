@@ -17,10 +17,9 @@ import msgspec
 from pydantic import ConfigDict, Field, JsonValue, model_validator
 
 from quire.engine.messages import CacheWish
-from quire.server.errors import overloaded
-from quire.server.forms import wrong
-from quire.server.messages import Body
+from quire.text.shapes import Body, wrong
 from quire.types import tenant_of
+from quire.web.errors import overloaded
 
 MAX_RETAIN_S = 7 * 86400
 MAX_TOKENS = 2**30

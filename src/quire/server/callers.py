@@ -1,29 +1,20 @@
 """Who calls, and whose pages a request is about.
 
-A client has the server's own key, or one of a file of keys by tenant:
-
-    # name  key
-    alice   sk-alice-…
-    bob     sk-bob-…
-
 What a tenant's requests cache is its own: no other shares it, whatever `cache_salt` says, and its
 salts count together. Knows headers, keys and salts.
 """
 
 from __future__ import annotations
 
-import hmac
-import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from quire.errors import ConfigError
-from quire.server.errors import ApiError
+from quire.store.url import redact
 from quire.types import TENANT_MARK
-
-_NAME = re.compile(r"[!-~]{1,64}")
-_MAX_BYTES = 1 << 20
+from quire.web.addresses import parse_peers
+from quire.web.errors import ApiError, invalid
+from quire.web.routes import PREFILL_HEADER, ROUTE_HEADER, Route
 
 
 class Caller(NamedTuple):
@@ -39,64 +30,29 @@ class Caller(NamedTuple):
         return f"{self.tenant}{TENANT_MARK}{own}" if self.tenant else own
 
 
-def bearer(headers: Mapping[str, str]) -> bytes:
-    """The key that was sent. Raises ApiError."""
-    given = headers.get("authorization")
-    if given is None:
-        raise unauthorized("no API key was given: send it as 'Authorization: Bearer KEY'")
-    scheme, _, token = given.partition(" ")
-    if scheme.lower() != "bearer":
-        raise unauthorized("the API key is not the one this server expects")
-    # As bytes: compare_digest takes no str beyond ASCII. Headers are decoded as Latin-1.
-    return token.strip().encode("latin-1", "replace")
-
-
-def tenant_by_key(
-    headers: Mapping[str, str], api_key: str | None, tenants: Mapping[str, str]
-) -> str:
-    """Whose key was sent; empty: the server's own, or nobody needs one. Raises ApiError."""
-    if api_key is None and not tenants:
-        return ""
-    given, found = bearer(headers), None
-    for name, key in [("", api_key), *tenants.items()]:
-        # All of them: how long it takes says nothing about which it is.
-        if key is not None and hmac.compare_digest(given, key.encode()):
-            found = name
-    if found is None:
-        raise unauthorized("the API key is not one that this server expects")
-    return found
-
-
-def read_tenants(file: Path) -> dict[str, str]:
-    """Keys by name. Raises ConfigError."""
+def prefill_of(
+    headers: Mapping[str, str], route: Route | None, *, is_decode: bool
+) -> Sequence[str]:
+    """The prefill servers that a request names; none if it names none. `route`: what a router has
+    said of it. Raises ApiError."""
+    text = headers.get(PREFILL_HEADER)
+    if text is None:
+        return ()
+    if route is None:
+        raise ApiError(
+            403,
+            f"{PREFILL_HEADER} is for routers that this server trusts: start both with the same "
+            f"admin_key; a router signs what it says, as {ROUTE_HEADER}",
+            code="prefill_forbidden",
+        )
+    if not is_decode:
+        raise ApiError(
+            400,
+            f"{PREFILL_HEADER} is for decode servers: start this one with --role decode, or leave "
+            "the header out",
+            code="wrong_role",
+        )
     try:
-        with file.open("rb") as reading:
-            text = reading.read(_MAX_BYTES + 1)
-        lines = text.decode("ascii").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"tenant_keys cannot be read from {str(file)!r}: {error}") from error
-    if len(text) > _MAX_BYTES:
-        raise ConfigError(f"{file} is larger than {_MAX_BYTES} bytes: too many tenant_keys")
-    found: dict[str, str] = {}
-    for number, line in enumerate(lines, 1):
-        words = line.split()
-        if not words or words[0].startswith("#"):
-            continue
-        if len(words) != 2 or not all(map(str.isprintable, words)):
-            raise ConfigError(
-                f"{file}, line {number}: write a name and a key, with a space between"
-            )
-        name, key = words
-        if not _NAME.fullmatch(name) or name in found or key in found.values():
-            raise ConfigError(
-                f"{file}, line {number}: names have up to 64 characters, and no name or key is "
-                "there twice"
-            )
-        found[name] = key
-    if not found:
-        raise ConfigError(f"{file} holds no keys: write a name and a key in each line")
-    return found
-
-
-def unauthorized(message: str) -> ApiError:
-    return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+        return parse_peers(text)
+    except ConfigError as error:
+        raise invalid(None, f"{PREFILL_HEADER}: {redact(str(error))}") from None

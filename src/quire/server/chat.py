@@ -9,13 +9,13 @@ from typing import Any
 from quire.server.answers import Format, Running, Start
 from quire.server.callers import Caller
 from quire.server.generation import plan, run
-from quire.server.grammars import hold
 from quire.server.protocol import ChatRequest
 from quire.server.scoring import listed, score
-from quire.server.scribe import Called, Said, Scored
 from quire.server.service import Service
-from quire.server.tools import Reasoning, Text
-from quire.server.vocabulary import Vocabulary
+from quire.text.grammars import hold
+from quire.text.scribe import Called, Said, Scored
+from quire.text.tools import Reasoning, Text
+from quire.text.vocabulary import Vocabulary
 
 
 class ChatFormat(Format):

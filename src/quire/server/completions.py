@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 
 from quire.server.answers import Format, Running, Start
 from quire.server.callers import Caller
-from quire.server.errors import invalid
 from quire.server.generation import plan, run
-from quire.server.prompting import Prompt
 from quire.server.protocol import MAX_SEQUENCES, CompletionRequest
 from quire.server.scoring import listed, score
-from quire.server.scribe import Said, Scored
 from quire.server.service import Service
-from quire.server.tools import Text
-from quire.server.vocabulary import Vocabulary
+from quire.text.prompting import Prompt
+from quire.text.scribe import Said, Scored
+from quire.text.tools import Text
+from quire.text.vocabulary import Vocabulary
+from quire.web.errors import invalid
 
 
 class First(NamedTuple):

@@ -1,4 +1,5 @@
-"""The forms a field may take, each with its check, its words for what is wrong, and its schema.
+"""The forms a field of a request may take: each with its check, its words for what is wrong, and
+its schema.
 
 For fields that pydantic's own types would describe badly: a union's error names every member, and
 a prompt of a million token ids is checked here in one pass. Knows nothing of requests.
@@ -7,51 +8,21 @@ a prompt of a million token ids is checked here in one pass. Knows nothing of re
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic import Field
+
+from quire.text.shapes import optional, shaped, wrong
 
 MAX_PROMPTS = 128
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_LOGIT_BIASES = 1024
 MAX_SALT_CHARS = 128
-MAX_TEMPLATE_FIELDS = 32
 
 _INT64 = 1 << 63
 _SALT = re.compile(rf"[!-~]{{1,{MAX_SALT_CHARS}}}")
 
-
-def wrong(message: str, *, param: str | None = None) -> PydanticCustomError:
-    """`message` follows the field's name: "must be …". `param` where no field is being checked, but
-    how several go together."""
-    return PydanticCustomError("wrong", "{message}", {"message": message, "param": param})
-
-
-def only(*accepted: Any) -> tuple[AfterValidator, WithJsonSchema]:
-    """A field of OpenAI's that we do not have: null and these change nothing."""
-
-    def check(value: object) -> object:
-        if value is None or any(value == each and type(value) is type(each) for each in accepted):
-            return value
-        raise PydanticCustomError("unsupported", "is not supported by this server: leave it out")
-
-    return AfterValidator(check), WithJsonSchema({"enum": [None, *accepted]})
-
-
-def shaped(check: Callable[[Any], Any], *schemas: dict[str, Any]) -> Any:
-    """A field whose forms are told apart by `check`, with its own words for what is wrong."""
-    schema = schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
-    return (PlainValidator(check), WithJsonSchema(schema))
-
-
-def _optional(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: None if value is None else check(value)
-
-
-# ---- forms ---------------------------------------------------------------------------------------
 
 _TEXT = {"type": "string"}
 TOKEN_ID, TIMEOUT = "token-id", "timeout"
@@ -89,35 +60,6 @@ def _check_one_prompt(value: Any) -> Any:
     raise wrong("must be a string or a list of token ids, and not empty")
 
 
-def _check_content(value: Any) -> str:
-    """A string, or text parts, which are joined."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise wrong('must be a string or a list of {"type": "text", "text": …}')
-    for part in value:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
-            raise wrong(f"holds a part of type {str(kind)[:40]!r}: this model reads only text")
-        if not isinstance(part.get("text"), str):  # what else it has is about caching, elsewhere
-            raise wrong('parts must be {"type": "text", "text": a string}')
-    return "".join(part["text"] for part in value)
-
-
-def _check_tool_choice(value: Any) -> str:
-    """A function's name gets a colon before it, which tells it from the words."""
-    if value in ("none", "auto", "required") and isinstance(value, str):
-        return value
-    function = value.get("function") if isinstance(value, dict) else None
-    if isinstance(function, dict) and value.get("type") == "function":
-        name = function.get("name")
-        if isinstance(name, str):
-            return f":{name}"
-    raise wrong(
-        'must be "none", "auto", "required" or {"type": "function", "function": {"name": …}}'
-    )
-
-
 def schema_of(value: Any) -> dict[str, Any] | None:
     """The schema that an answer must follow; None: it is text."""
     kind = value.get("type") if isinstance(value, dict) else None
@@ -132,16 +74,6 @@ def schema_of(value: Any) -> dict[str, Any] | None:
             return schema
         raise wrong("needs a schema, which is an object; its name is a string")
     raise wrong('must be of type "text", "json_object" or "json_schema"')
-
-
-def _check_template_fields(value: Any) -> dict[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict) or not all(name.isidentifier() for name in value):
-        raise wrong("must be an object whose keys are names")
-    if len(value) > MAX_TEMPLATE_FIELDS:
-        raise wrong(f"has {len(value)} fields: at most {MAX_TEMPLATE_FIELDS} are possible")
-    return value
 
 
 def _check_stop(value: Any) -> list[str]:
@@ -180,11 +112,6 @@ def _check_logit_bias(value: Any) -> dict[int, float]:
 
 _NULL = {"type": "null"}
 _SALT_SCHEMA = {"type": "string", "pattern": f"^[!-~]{{1,{MAX_SALT_CHARS}}}$"}
-_PART = {
-    "type": "object",
-    "properties": {"type": {"const": "text"}, "text": _TEXT},
-    "required": ["type", "text"],
-}
 _STOP_TEXT = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
 
 Prompt = Annotated[
@@ -199,36 +126,13 @@ Prompt = Annotated[
 ]
 OnePrompt = Annotated[
     str | list[int] | None,
-    *shaped(_optional(_check_one_prompt), _TEXT | {"minLength": 1}, _TOKEN_IDS, _NULL),
-]
-OptionalContent = Annotated[
-    str | None, *shaped(_optional(_check_content), _TEXT, {"type": "array", "items": _PART}, _NULL)
-]
-ToolChoice = Annotated[
-    str | None,
-    *shaped(
-        _optional(_check_tool_choice),
-        {"enum": ["none", "auto", "required"]},
-        {
-            "type": "object",
-            "properties": {
-                "type": {"const": "function"},
-                "function": {
-                    "type": "object",
-                    "properties": {"name": _TEXT},
-                    "required": ["name"],
-                },
-            },
-            "required": ["type", "function"],
-        },
-        _NULL,
-    ),
+    *shaped(optional(_check_one_prompt), _TEXT | {"minLength": 1}, _TOKEN_IDS, _NULL),
 ]
 _SCHEMA = {"type": "object"}
 ResponseFormat = Annotated[
     dict[str, Any] | None,
     *shaped(
-        _optional(schema_of),
+        optional(schema_of),
         {
             "type": "object",
             "properties": {"type": {"enum": ["text", "json_object"]}},
@@ -249,19 +153,6 @@ ResponseFormat = Annotated[
         _NULL,
     ),
 ]
-TemplateFields = Annotated[
-    dict[str, Any],
-    *shaped(
-        _check_template_fields,
-        {
-            "type": "object",
-            "propertyNames": {"pattern": "^[a-z_]{1,20}$"},
-            "additionalProperties": True,
-            "maxProperties": MAX_TEMPLATE_FIELDS,
-        },
-        _NULL,
-    ),
-]
 Stop = Annotated[
     list[str],
     *shaped(
@@ -271,7 +162,7 @@ Stop = Annotated[
         _NULL,
     ),
 ]
-Salt = Annotated[str | None, *shaped(_optional(_check_salt), _SALT_SCHEMA, _NULL)]
+Salt = Annotated[str | None, *shaped(optional(_check_salt), _SALT_SCHEMA, _NULL)]
 LogitBias = Annotated[
     dict[int, float],
     *shaped(

@@ -21,9 +21,18 @@ import numpy as np
 
 from quire.engine.messages import CacheWish, Finish, Output, SamplingParams
 from quire.errors import EngineError
+from quire.server.answered import Answered, log_answer, trace_answer
 from quire.server.caching import wish_of
 from quire.server.callers import Caller
-from quire.server.errors import (
+from quire.server.protocol import GenerationRequest
+from quire.server.recorder import Asked
+from quire.server.sampling import check_ids, following, max_tokens, sampling_params, seed_of
+from quire.server.service import Service
+from quire.text.prompting import Prompt
+from quire.text.scribe import Piece, Scribe
+from quire.text.tools import Tools
+from quire.types import RequestId
+from quire.web.errors import (
     ApiError,
     engine_gone,
     invalid,
@@ -31,15 +40,6 @@ from quire.server.errors import (
     shutting_down,
     timed_out,
 )
-from quire.server.prompting import Prompt
-from quire.server.protocol import GenerationRequest
-from quire.server.recorder import Asked
-from quire.server.request_log import Answered, log
-from quire.server.sampling import check_ids, following, max_tokens, sampling_params, seed_of
-from quire.server.scribe import Piece, Scribe
-from quire.server.service import Service
-from quire.server.tools import Tools
-from quire.types import RequestId
 
 _NO_SCHEMA = "invalid_schema"
 ENGINE_GRACE_S = 5.0
@@ -168,7 +168,6 @@ async def _follow(
     """One choice, from the engine to the queue."""
     scribe = Scribe(
         service.prompting,
-        service.metrics,
         choice.index,
         choice.prompt,
         stops=work.stops,
@@ -182,6 +181,7 @@ async def _follow(
     trace = service.tracer.header() if service.tracer is not None else ""
     if work.said:
         piece = scribe.write(_said(work.said, choice.params))
+        _count_calls(service, piece)
         queue.put_nowait(piece)
         if piece.finish is not None:
             return
@@ -201,6 +201,7 @@ async def _follow(
                 raise_failure(service, output)
                 answer += output.tokens
                 piece = scribe.write(output)
+                _count_calls(service, piece)
                 if piece.num_tokens or piece.finish is not None:
                     queue.put_nowait(piece)
                 timing.tokens(piece.num_tokens)
@@ -226,12 +227,18 @@ async def _follow(
     timing.done()
 
 
+def _count_calls(service: Service, piece: Piece) -> None:
+    service.metrics.tool_calls.inc(piece.num_calls)
+    for reason in piece.malformed:
+        service.metrics.malformed_calls.labels(reason).inc()
+
+
 def _tell(service: Service, answered: Answered, trace: str) -> None:
     """Whoever wants to hear of every answer."""
     if service.config.log_requests:
-        log(answered, service.clock())
+        log_answer(answered, service.clock())
     if service.tracer is not None:
-        service.tracer.answered(trace, answered)
+        trace_answer(answered, service.tracer, trace)
 
 
 def _said(tokens: Sequence[int], params: SamplingParams) -> Output:

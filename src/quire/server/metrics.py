@@ -1,5 +1,5 @@
 """What the server exposes to Prometheus. METRICS is the one list: instruments, the exposition and
-docs/metrics.md (by `reference()`) all come from it.
+docs/metrics.md all come from it.
 
 No globals: each server has its own registry. The engine's figures come from its EngineStatus at the
 moment of the scrape; those of the server are counted here as things happen.
@@ -7,33 +7,15 @@ moment of the scrape; those of the server are counted here as things happen.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from quire.engine.messages import CachedTokens, DraftStatus, EngineStatus, HandoverStatus
-from quire.server.tools.base import Reason
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-
-class Kind(enum.StrEnum):
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
-
-
-class Spec(NamedTuple):
-    name: str
-    kind: Kind
-    help: str
-    labels: tuple[str, ...] = ()
-    buckets: tuple[float, ...] = ()
-
+from quire.text.tools.base import Reason
+from quire.web.metrics import Kind, Listed, Spec
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _FIRST_TOKEN = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120)
@@ -260,19 +242,6 @@ class Timing:
             self._per_token.observe((self._last - self._first) / (self._num_tokens - 1))
 
 
-class Listed(CollectorRegistry):
-    """A registry's metrics without the `_created` series that the library adds to each."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        super().__init__()
-        self._listed = registry
-
-    def collect(self) -> Iterator[Metric]:
-        for metric in self._listed.collect():
-            metric.samples = [s for s in metric.samples if not s.name.endswith("_created")]
-            yield metric
-
-
 class _EngineCollector(Collector):
     """The last EngineStatus, as metrics."""
 
@@ -388,15 +357,6 @@ def _counted(
         yield "quire_faults_total", (group, rest), count
     else:
         yield "quire_engine_events_total", (name,), count
-
-
-def reference(metrics: Iterable[Spec] = METRICS) -> str:
-    """Every metric, as a Markdown table."""
-    rows = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
-    for spec in metrics:
-        labels = ", ".join(f"`{label}`" for label in spec.labels) or "–"
-        rows.append(f"| `{spec.name}` | {spec.kind} | {labels} | {spec.help} |")
-    return "\n".join(rows) + "\n"
 
 
 def _spec(name: str) -> Spec:

@@ -9,9 +9,9 @@ from fastapi import APIRouter, Query, Request, Response
 
 from quire.engine.messages import GetOutline, Outline, OutlineRun
 from quire.errors import EngineError
-from quire.server.errors import engine_gone
-from quire.server.security import check_admin
 from quire.server.service import Service
+from quire.web.errors import engine_gone
+from quire.web.security import check_admin
 
 MAX_RUNS = 10_000
 _TIMEOUT_S = 30.0

@@ -28,10 +28,9 @@ from quire.server.forms import (
     Stop,
     Timeout,
     TokenId,
-    only,
-    wrong,
 )
-from quire.server.messages import Body, Messages, TemplateRequest, has_field
+from quire.text.messages import Messages, TemplateRequest
+from quire.text.shapes import Body, has_field, only, wrong
 
 MAX_CHOICES = 16
 MAX_SEQUENCES = 128

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import functools
 import logging
 import socket
@@ -28,21 +27,20 @@ from quire.engine.config import EngineConfig
 from quire.engine.messages import EngineInfo
 from quire.errors import ConfigError
 from quire.progress import Share
+from quire.server.answered import trace_handover
 from quire.server.app import app_of
 from quire.server.config import ServerConfig
-from quire.server.connections import GuardedConfig
-from quire.server.enrol import Enrolment, enrolled
 from quire.server.metrics import Metrics
-from quire.server.prompting import Prompting
 from quire.server.recorder import Recorder, cannot_record
 from quire.server.service import Service
-from quire.server.stopping import Stop, stop_signals
 from quire.server.watch import watched
+from quire.text.prompting import Prompting
+from quire.web.connections import GuardedConfig
+from quire.web.enrol import Enrolment, enrolled
+from quire.web.listening import Server, Stop, bind, finish_first, stop_signals, traced, url_of
 
 if TYPE_CHECKING:
-    from prometheus_client import Counter
-
-    from quire.server.traced import Tracer
+    from quire.web.traced import Tracer
 
 OnReady = Callable[[str, EngineInfo], None]
 
@@ -87,25 +85,6 @@ async def serve(
 
 
 @contextlib.contextmanager
-def traced(url: str | None, spans: Counter, role: str) -> Iterator[Tracer | None]:
-    """Whoever tells of requests, while they are served; nothing of it is loaded if nobody asks.
-    Raises ConfigError."""
-    if url is None:
-        yield None
-        return
-    from quire.server.traced import Tracer
-
-    def count(outcome: str, number: int) -> None:
-        spans.labels(outcome).inc(number)
-
-    tracer = Tracer(url, count, {"quire.role": role})
-    try:
-        yield tracer
-    finally:
-        tracer.close()
-
-
-@contextlib.contextmanager
 def _recorder(config: ServerConfig, info: EngineInfo) -> Iterator[Recorder | None]:
     """Raises ConfigError."""
     if config.record is None:
@@ -125,38 +104,6 @@ def _recorder(config: ServerConfig, info: EngineInfo) -> Iterator[Recorder | Non
         recorder.close()
 
 
-def bind(config: ServerConfig) -> socket.socket:
-    """A socket on the address, not listening yet. Raises ConfigError."""
-    where = f"{config.host}:{config.port}"
-    try:
-        found = socket.getaddrinfo(
-            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-    except OSError as error:
-        raise ConfigError(f"host {config.host!r} is not an address here: {error}") from error
-    # "localhost" may be both 127.0.0.1 and ::1: clients expect the first.
-    family, *_, address = min(found, key=lambda each: each[0] != socket.AF_INET)
-    # The protocol is named because asyncio sets TCP_NODELAY only then. Without it, an answer on a
-    # connection that is kept open waits for an ACK, which the client's system delays by 40 ms.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        fix = "choose another port, or stop what uses this one"
-        if error.errno == errno.EADDRNOTAVAIL:
-            fix = "give --host an address of this machine, such as 127.0.0.1"
-        raise ConfigError(f"cannot listen on {where} ({error.strerror}): {fix}") from error
-    return listener
-
-
-def url_of(config: ServerConfig, listener: socket.socket) -> str:
-    """Where a client on this machine finds the server."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}.get(config.host, config.host)
-    return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-
-
 async def _start(
     config: EngineConfig, server: ServerConfig, on_progress: Share | None, tracer: Tracer | None
 ) -> tuple[EngineClient, Prompting]:
@@ -173,7 +120,9 @@ async def _start(
         client = await EngineClient.start(
             config,
             on_progress=on_progress,
-            on_handed=tracer.handed if tracer is not None else None,
+            on_handed=functools.partial(trace_handover, tracer=tracer)
+            if tracer is not None
+            else None,
         )
     except BaseException:
         loading.cancel()
@@ -232,18 +181,6 @@ def _named(config: ServerConfig, listener: socket.socket) -> str:
     return f"http://{host}:{listener.getsockname()[1]}"
 
 
-async def finish_first(work: Coroutine[Any, Any, None], timeout_s: float, stop: Stop) -> None:
-    """Wait for what runs to finish; but not for ever, nor when it is to be soon."""
-    working = asyncio.create_task(work, name="quire-drain")
-    hurry = asyncio.create_task(stop.wait_soon())
-    try:
-        await asyncio.wait({working, hurry}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in (working, hurry):
-            task.cancel()
-        await asyncio.gather(working, hurry, return_exceptions=True)
-
-
 async def _drain(
     service: Service, client: EngineClient, server: uvicorn.Server, serving: asyncio.Task[None]
 ) -> None:
@@ -256,14 +193,6 @@ async def _drain(
         await asyncio.wait({serving}, timeout=_ANSWER_S)
     if serving.done():
         serving.result()
-
-
-class Server(uvicorn.Server):
-    """Signals are ours: uvicorn would end the process before the engine is closed."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 async def _unless(

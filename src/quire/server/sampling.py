@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import msgspec
 
 from quire.engine.messages import EngineInfo, SamplingParams
-from quire.server.errors import context_length_exceeded, invalid
-from quire.server.prompting import Prompting
 from quire.server.protocol import GenerationRequest
-from quire.server.reading import ids_named
+from quire.text.prompting import Prompting
+from quire.text.reading import ids_named
+from quire.web.errors import context_length_exceeded, invalid
 
 _GREEDY_BELOW = 1e-4
 """A temperature under this divides logits beyond what a float holds, and means greedy anyway."""

@@ -17,12 +17,12 @@ from typing import Any
 
 from quire.engine.messages import SamplingParams
 from quire.errors import EngineError
-from quire.server.errors import engine_gone
 from quire.server.generation import Work, raise_failure
-from quire.server.prompting import Prompt
-from quire.server.scribe import Scored, finite
 from quire.server.service import Service
-from quire.server.vocabulary import Vocabulary
+from quire.text.prompting import Prompt
+from quire.text.scribe import Scored, finite
+from quire.text.vocabulary import Vocabulary
+from quire.web.errors import engine_gone
 
 
 async def score(service: Service, work: Work, prompt: Prompt, count: int) -> list[Scored]:

@@ -29,7 +29,12 @@ from quire.engine.messages import (
 from quire.errors import EngineError
 from quire.server.caching import Tenants
 from quire.server.config import ServerConfig
-from quire.server.errors import (
+from quire.server.metrics import Metrics
+from quire.server.recorder import Recorder
+from quire.server.responses.memory import ResponseMemory
+from quire.server.unknown import UnknownFields, Warned
+from quire.text.prompting import Prompting
+from quire.web.errors import (
     ApiError,
     engine_gone,
     invalid,
@@ -39,14 +44,9 @@ from quire.server.errors import (
     unexpected,
     wrong_role,
 )
-from quire.server.metrics import Metrics
-from quire.server.prompting import Prompting
-from quire.server.recorder import Recorder
-from quire.server.responses.memory import ResponseMemory
-from quire.server.unknown import UnknownFields, Warned
 
 if TYPE_CHECKING:
-    from quire.server.traced import Tracer
+    from quire.web.traced import Tracer
 
 STATUS_TIMEOUT_S = 1.0
 LOAD_TIMEOUT_S = 0.25

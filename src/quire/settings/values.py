@@ -15,9 +15,9 @@ from typing import ClassVar
 
 from quire.engine.draft.kinds import parse_draft
 from quire.errors import ConfigError, StoreURLError
-from quire.server.addresses import parse_peers
 from quire.sizes import format_bytes, parse_size
 from quire.store.url import redact, split_urls
+from quire.web.addresses import parse_peers
 
 Value = str | int | float | bool | enum.Enum | tuple[str, ...] | None
 

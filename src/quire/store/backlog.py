@@ -11,9 +11,11 @@ import mmap
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import NamedTuple
 
-from quire.store.base import Pages, Part
+from quire.store.base import Part
+from quire.store.client import PageStore
 from quire.store.counters import StoreCounters
 from quire.types import Owner, PageKey, PageStatus
 
@@ -37,7 +39,7 @@ class PutCall(NamedTuple):
     def size_bytes(self) -> int:
         return sum(page.nbytes for page in self.pages)
 
-    def to(self, store: Pages, deadline: float) -> list[PageStatus]:
+    def to(self, store: PageStore, deadline: float) -> list[PageStatus]:
         return store.put(
             self.part,
             self.keys,
@@ -49,17 +51,21 @@ class PutCall(NamedTuple):
         )
 
 
+class _Waiting(NamedTuple):
+    call: PutCall
+    """Of copies."""
+    held: ExitStack
+    """While it is open, what is disowned of them is not written."""
+
+
 class Backlog:
-    def __init__(self, pages: Pages, *, clock: Callable[[], float], max_bytes: int) -> None:
+    def __init__(self, pages: PageStore, *, clock: Callable[[], float], max_bytes: int) -> None:
         self._pages = pages
         self._clock = clock
         self._max_bytes = max_bytes
         self._changed = threading.Condition()
-        self._calls: deque[PutCall] = deque()
+        self._calls: deque[_Waiting] = deque()
         self._held_bytes = 0
-        self._doomed: set[tuple[Part, PageKey]] = set()
-        """Disowned while others were written, or they: taken out once they are."""
-        self._is_writing = False
         self._closed = False
         self._orphans: dict[PageKey, None] = {}
         """Pages that were turned away for want of the page before them."""
@@ -76,9 +82,11 @@ class Backlog:
         self.counters.add({"back_pages" if fits else "back_dropped_pages": len(call.keys)})
         if not fits:
             return False
+        held = ExitStack()
+        held.enter_context(self._pages.writing(call.part, call.keys))
         copied = call._replace(pages=[_copy(page) for page in call.pages])
         with self._changed:
-            self._calls.append(copied)
+            self._calls.append(_Waiting(copied, held))
             self._changed.notify_all()
         return True
 
@@ -87,18 +95,6 @@ class Backlog:
         once."""
         with self._changed:
             return self._orphans.pop(parent, False) is None
-
-    def disown(self, part: Part, keys: Sequence[PageKey]) -> None:
-        """See Pages: what waits of them is not written."""
-        wrong = {(part, key) for key in keys}
-        with self._changed:
-            waiting = [_without(wrong, call) for call in self._calls]
-            gone = sum(call.size_bytes for call in self._calls)
-            gone -= sum(call.size_bytes for call in waiting)
-            self._held_bytes -= gone
-            self._calls = deque(call for call in waiting if call.keys)
-            self._doomed |= wrong if self._is_writing else set()
-            self._changed.notify_all()
 
     def close(self, timeout_s: float) -> None:
         """What is left is written, for so long; the rest is forgotten."""
@@ -109,13 +105,10 @@ class Backlog:
             self._changed.notify_all()
 
     def _work(self) -> None:
-        while (call := self._next()) is not None:
-            statuses = call.to(self._pages, self._clock() + _WRITE_S)
-            with self._changed:
-                self._is_writing = False
-                doomed = [key for key in call.keys if (call.part, key) in self._doomed]
-                self._doomed.clear()
-            self._pages.disown(call.part, doomed)()
+        while (waiting := self._next()) is not None:
+            call = waiting.call
+            with waiting.held:
+                statuses = call.to(self._pages, self._clock() + _WRITE_S)
             with self._changed:
                 for key, status in zip(call.keys, statuses, strict=True):
                     if status is PageStatus.ORPHAN:
@@ -125,21 +118,10 @@ class Backlog:
                 self._held_bytes -= call.size_bytes
                 self._changed.notify_all()
 
-    def _next(self) -> PutCall | None:
+    def _next(self) -> _Waiting | None:
         with self._changed:
             self._changed.wait_for(lambda: self._calls or self._closed)
-            self._is_writing = bool(self._calls)
             return self._calls.popleft() if self._calls else None
-
-
-def _without(wrong: set[tuple[Part, PageKey]], call: PutCall) -> PutCall:
-    left = [i for i, key in enumerate(call.keys) if (call.part, key) not in wrong]
-    return call._replace(
-        keys=[call.keys[i] for i in left],
-        pages=[call.pages[i] for i in left],
-        parents=[call.parents[i] for i in left if call.parents],
-        owners=[call.owners[i] for i in left if call.owners],
-    )
 
 
 def _copy(page: memoryview) -> memoryview:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import compress
 from typing import TypeVar
@@ -43,6 +43,7 @@ from quire.store.codec import (
     unpack_in_place,
 )
 from quire.store.counters import StoreCounters, by_outcome
+from quire.store.disowned import Disowned
 from quire.store.packing import Packer
 from quire.store.paths import look_up, touch_found, up_to_hole
 from quire.types import NO_PARENT, Owner, PageKey, PageStatus
@@ -82,9 +83,7 @@ class PageStore:
         self._calls = threading.Condition()
         self._deadlines: dict[object, float] = {}
         self._closed = False
-        self._disowned: set[ObjectName] = set()
-        """Those that the store may still have."""
-        self._taking_out = threading.Lock()
+        self._disowned = Disowned(self._take_out)
 
     def find(
         self,
@@ -146,8 +145,13 @@ class PageStore:
     def disown(self, part: Part, keys: Sequence[PageKey]) -> Callable[[], None]:
         """See Pages. One that the store does not let go of stays a miss here."""
         names = [object_name(part, key) for key in keys]
-        self._disowned.update(names)
-        return partial(self._take_out, names)
+        self._disowned.add(names)
+        return partial(self._disowned.take_out, names)
+
+    def writing(self, part: Part, keys: Sequence[PageKey]) -> AbstractContextManager[None]:
+        """For whoever is given pages to put later: what is disowned meanwhile is not written, or
+        is a miss until it has been taken out."""
+        return self._disowned.writing([object_name(part, key) for key in keys])
 
     def get(
         self,
@@ -204,7 +208,8 @@ class PageStore:
             put = partial(self._put_new, part, objects, deadline)
             return self._ask(put, len(objects)) or [PageStatus.FAILED] * len(objects)
 
-        statuses = self._run(part, len(keys), write, deadline)
+        with self._disowned.writing(names):
+            statuses = self._run(part, len(keys), write, deadline)
         self._counters.add(by_outcome("written", statuses))
         return statuses
 
@@ -338,32 +343,29 @@ class PageStore:
         self._counters.count(f"mismatch:{reason.value}")
         return PageStatus.CORRUPT
 
-    def _take_out(self, names: Sequence[ObjectName]) -> None:
-        """Of these the disowned."""
-        for name in names:
-            with self._taking_out:
-                if self._closed or name not in self._disowned:
-                    continue
-                try:
-                    gone = self._store.quarantine(name)
-                except Exception as error:  # the boundary to a backend
-                    self._counters.error(error)
-                else:
-                    self._counters.add({"disowned_pages": int(gone)})
-                    self._disowned.discard(name)
+    def _take_out(self, name: ObjectName) -> bool:
+        """See Disowned."""
+        if self._closed:
+            return False
+        try:
+            gone = self._store.quarantine(name)
+        except Exception as error:  # the boundary to a backend
+            self._counters.error(error)
+            return False
+        self._counters.add({"disowned_pages": int(gone)})
+        return True
 
     def _put_new(
         self, part: Part, objects: Sequence[NewObject], deadline: float
     ) -> list[PageStatus]:
         if self._disowned:
-            self._take_out([item.name for item in objects])
+            self._disowned.take_out([item.name for item in objects])
         known = look_up(objects, partial(self._store.contains, deadline=deadline))
         if self._disowned:
-            refused = PageStatus.FAILED
-            known = [
-                refused if item.name in self._disowned else state
-                for item, state in zip(objects, known, strict=True)
-            ]
+            for i, item in enumerate(objects):
+                if item.name in self._disowned:  # not to be written, or not let go of
+                    stale = self._disowned.is_stale(item.name)
+                    known[i] = PageStatus.REJECTED if stale else PageStatus.FAILED
         kept = [item.name for item, state in zip(objects, known, strict=True) if state is _OK]
         if kept:
             independent = all(item.parent is None for item in objects)

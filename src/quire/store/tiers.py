@@ -19,12 +19,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple
 
 from quire.errors import StoreError
 from quire.store.backlog import Backlog, PutCall
-from quire.store.base import Pages, Part
+from quire.store.base import Part
+from quire.store.client import PageStore
 from quire.store.counters import StoreCounters, by_outcome
 from quire.store.helpers import Helpers
 from quire.store.paths import touch_found, up_to_hole
@@ -49,7 +51,7 @@ class WriteWhen(enum.StrEnum):
 
 
 class StoreTier(NamedTuple):
-    pages: Pages
+    pages: PageStore
     write: WriteWhen
 
 
@@ -140,8 +142,6 @@ class Tiers:
     def disown(self, part: Part, keys: Sequence[PageKey]) -> Callable[[], None]:
         """Of every tier, also of those that are only read: there it is tried."""
         acts = [tier.pages.disown(part, keys) for tier in self._tiers]
-        for backlog in self._backlogs.values():
-            backlog.disown(part, keys)
         self._where.forget(part, keys)
 
         def take_out() -> None:
@@ -188,13 +188,15 @@ class Tiers:
     ) -> list[PageStatus]:
         """Returns when all stores that are written through have let go of the pages."""
         call = PutCall(part, keys, pages, parents, used_ns, owners)
-        started = {
-            index: self._helpers[index].start(partial(call.to, self._tiers[index].pages, deadline))
-            for index in self._through
-        }
-        answers = [_later(backlog, call) for backlog in self._backlogs.values()]
-        for index, future in started.items():
-            answers.append(self._written(index, future, len(keys), deadline))
+        with ExitStack() as held:
+            started = {}
+            for index in self._through:
+                store = self._tiers[index].pages
+                held.enter_context(store.writing(part, keys))
+                started[index] = self._helpers[index].start(partial(call.to, store, deadline))
+            answers = [_later(backlog, call) for backlog in self._backlogs.values()]
+            for index, future in started.items():
+                answers.append(self._written(index, future, len(keys), deadline))
         self._where.forget(part, keys)
         statuses = [_merged(each) for each in zip(*answers, strict=True)]
         if not answers:  # all of them are only read

@@ -36,8 +36,8 @@ from e2e.exactness.oracle import NOISE, reference
 from e2e.exactness.subjects import PAGE, Prompt, Subject
 from e2e.serving.server import Server, wait_until
 from hybrid_models import VOCABULARY
-from quire.server.routes import Route, router_key, signed
-from quire.server.vocabulary import Vocabulary
+from quire.text.vocabulary import Vocabulary
+from quire.web.routes import Route, router_key, signed
 
 SECRET = "a secret of these tests"
 TIMEOUT_S = 300.0

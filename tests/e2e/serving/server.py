@@ -24,7 +24,7 @@ from typing import Any, Self
 
 import psutil
 
-from quire.server.keyfile import read_key
+from quire.web.keyfile import read_key
 
 MODEL = "SmolLM2-135M-Instruct"
 START_TIMEOUT_S = 300.0

@@ -2,6 +2,7 @@
 answers are right again; right pages stay, and nobody who asks waits for it."""
 
 import logging
+import random
 import threading
 
 import pytest
@@ -86,6 +87,32 @@ def test_a_page_damaged_behind_the_checks_is_found_and_evicted_everywhere(tier, 
         assert tiny.answer(PROMPT, 4) == oracle(PROMPT, 4)
         tiny.run()
         assert not _store_differs(tiny)
+
+
+def test_from_a_page_that_stands_on_a_wrong_one_it_goes_straight_to_that(monkeypatch):
+    """What it sees first is a right page that is computed on a wrong one: else a request would be
+    given the wrong one for as long as chance does not come by it."""
+    with engine() as tiny:
+        tiny.answer(PROMPT, 4)
+        damage(tiny, "device", 1)
+        never_there = random.Random()  # the first page of the last run, whatever is left
+        monkeypatch.setattr(never_there, "randrange", lambda count: 0)
+        monkeypatch.setattr(tiny.engine._auditor, "_random", never_there)
+        audited(tiny, lambda: tiny.manager.match(key_of(tiny, 8)).num_pages == 1)
+        assert tiny.manager.counters.audited_pages <= 6, "of ten pages, and not one by one"
+        assert tiny.answer(PROMPT, 4) == oracle(PROMPT, 4)
+
+
+def test_the_search_ends_where_what_it_looks_for_has_gone_by_itself():
+    with engine() as tiny:
+        tiny.answer(PROMPT, 4)
+        damage(tiny, "device", 0)
+        audited(tiny, lambda: wrong(tiny))
+        for tier in (1, 0):
+            tiny.manager.flush(tier)
+        tiny.answer(PROMPT[::-1], 4)
+        before = tiny.manager.counters.audited_pages
+        audited(tiny, lambda: tiny.manager.counters.audited_pages > before + 3)
 
 
 def test_a_request_that_comes_before_the_store_has_let_go_of_a_wrong_page_does_not_get_it(

@@ -14,7 +14,7 @@ from evidence.schemas.cases import follows, random_schema
 from quire.engine.grammar import CompileStage, Grammars
 from quire.engine.grammar.compiling import GrammarError, Words
 from quire.engine.messages import Finish
-from quire.server.grammars import json_rule
+from quire.text.grammars import json_rule
 from speculating import speculation
 
 llguidance = pytest.importorskip("llguidance")

@@ -442,6 +442,16 @@ def test_a_row_with_nothing_left_is_an_error():
     assert nothing.error
 
 
+@pytest.mark.parametrize("size", [6, 2000])
+def test_what_cannot_be_drawn_is_none_of_the_likeliest(size):
+    logits = torch.full((1, size), -math.inf)
+    logits[0, [3, 5]] = torch.tensor([1.0, 2.0])
+    for temperature in (0.0, 1.0):
+        (found,) = sample(logits, [row(temperature=temperature, logprobs=5)])
+        assert found.logprobs.top_ids == [5, 3]
+        assert len(found.logprobs.top_logprobs) == 2
+
+
 def test_masked_tokens_are_never_drawn():
     logits = torch.full((2000,), -math.inf)
     logits[[3, 1500]] = torch.tensor([0.0, 0.0])

@@ -20,11 +20,10 @@ from quire.router.config import RouterConfig
 from quire.router.fleet import Fleet
 from quire.router.names import Lookup, lookup
 from quire.router.run import run
-from quire.server.config import ServerConfig
-from quire.server.connections import GuardedConfig
-from quire.server.routes import router_key
-from quire.server.run import Server, bind, url_of
-from quire.server.stopping import Stop
+from quire.web.config import WebConfig
+from quire.web.connections import GuardedConfig
+from quire.web.listening import Server, Stop, bind, url_of
+from quire.web.routes import router_key
 
 MODEL = "tiny"
 WORDS = 8
@@ -100,7 +99,7 @@ class FakeServer:
 
     async def start(self) -> FakeServer:
         self._instance = f"instance{next(_numbers)}"
-        config = ServerConfig(host=self._host, port=self._port, shutdown_grace_s=0.0)
+        config = WebConfig(host=self._host, port=self._port, shutdown_grace_s=0.0)
         listener = bind(config)
         listener.listen()
 
@@ -381,7 +380,7 @@ async def rig(
         servers=(*(fake.url for fake in unified), *names),
         **FAST | {"admin_key": "root"} | options,
     )
-    listen = ServerConfig(port=0, shutdown_grace_s=0.0, api_key=api_key, otlp=otlp)
+    listen = WebConfig(port=0, shutdown_grace_s=0.0, api_key=api_key, otlp=otlp)
     ready: asyncio.Future[tuple[str, Fleet]] = asyncio.get_running_loop().create_future()
     stop = Stop()
     with contextlib.closing(bind(listen)) as listener:

@@ -20,9 +20,9 @@ from quire.engine.messages import GetStatus
 from quire.router.config import RouterConfig
 from quire.router.run import run as run_router
 from quire.server.config import ServerConfig
-from quire.server.connections import GuardedConfig
-from quire.server.run import Server, bind, url_of
-from quire.server.stopping import Stop
+from quire.web.config import WebConfig
+from quire.web.connections import GuardedConfig
+from quire.web.listening import Server, Stop, bind, url_of
 from unit.router.fakes import FAST, rig
 from unit.server.scripted import MODEL, Rig, ScriptedEngine, status
 
@@ -105,7 +105,7 @@ async def door():
             seen.append((scope["method"], scope["raw_path"].decode(), query))
         await rig.app(scope, receive, send)
 
-    config = ServerConfig(port=0, shutdown_grace_s=0.0)
+    config = WebConfig(port=0, shutdown_grace_s=0.0)
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     stop = Stop()
     with contextlib.closing(bind(config)) as behind, contextlib.closing(bind(config)) as front:

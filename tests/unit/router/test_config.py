@@ -5,7 +5,7 @@ import pytest
 from quire.errors import ConfigError
 from quire.router.config import RouterConfig, parse_urls
 from quire.router.metrics import ROUTER_METRICS, RouterMetrics
-from quire.server.metrics import Kind
+from quire.web.metrics import Kind
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import time
 import pytest
 
 from quire.router.fleet import Health, Member, Side
-from quire.server.keyfile import kept, place_of
-from quire.server.routes import read_route
+from quire.web.keyfile import kept, place_of
+from quire.web.routes import read_route
 from unit.router.fakes import FakeServer, eventually, rig
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from quire.errors import ConfigError
 from quire.server.config import ServerConfig
-from quire.server.enrol import JOIN, LEAVE, Enrolment, enrolled
-from quire.server.routes import router_key
+from quire.web.enrol import JOIN, LEAVE, Enrolment, enrolled
+from quire.web.routes import router_key
 from unit.router.fakes import FakeServer, eventually, rig
 
 KEY = {"authorization": f"Bearer {router_key('root')}"}

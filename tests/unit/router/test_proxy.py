@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from collector import collecting
-from quire.server.routes import read_route
+from quire.web.routes import read_route
 from unit.router.fakes import FakeServer, chunks, eventually, rig, said, texts
 
 

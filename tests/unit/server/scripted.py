@@ -40,14 +40,14 @@ from quire.engine.messages import (
 from quire.errors import EngineError
 from quire.server.app import app_of
 from quire.server.config import ServerConfig
-from quire.server.generation_config import SamplingDefaults
 from quire.server.metrics import Metrics
-from quire.server.prompting import Prompting
 from quire.server.service import Service
+from quire.text.generation_config import SamplingDefaults
+from quire.text.prompting import Prompting
 from quire.types import RequestId
 
 if TYPE_CHECKING:
-    from quire.server.traced import Tracer
+    from quire.web.traced import Tracer
 
 MODEL = "tiny"
 ADMIN_KEY = "root"

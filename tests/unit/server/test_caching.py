@@ -8,9 +8,9 @@ import pytest
 
 from quire.engine.messages import CacheWish, GetTenants, Tenants, TenantStatus, TierStatus
 from quire.errors import ConfigError
-from quire.server.callers import read_tenants
 from quire.server.config import ServerConfig
 from quire.types import TENANT_MARK, tenant_of
+from quire.web.security import read_tenants
 from unit.server.scripted import ADMIN_KEY, MODEL, Rig, ScriptedEngine, error_of
 
 

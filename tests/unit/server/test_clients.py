@@ -8,11 +8,11 @@ import pytest
 from openai import OpenAI
 
 from quire.server.config import ServerConfig
-from quire.server.errors import ApiError, engine_gone
-from quire.server.generation_config import SamplingDefaults
 from quire.server.metrics import Metrics
-from quire.server.streams import EventStream
 from quire.server.unknown import MAX_NAMES
+from quire.text.generation_config import SamplingDefaults
+from quire.web.errors import ApiError, engine_gone
+from quire.web.sending import EventStream
 from unit.server.scripted import ADMIN_KEY, MODEL, Rig, ScriptedEngine, error_of
 from unit.server.test_answers import chunks
 

@@ -4,8 +4,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from quire.engine.messages import CountedTime, DraftStatus, GetStatus, HandoverStatus
-from quire.server.guards import endpoint_of
-from quire.server.metrics import METRICS, Kind, Metrics, reference
+from quire.server.metrics import METRICS, Metrics
+from quire.web.guards import endpoint_of
+from quire.web.metrics import Kind, reference
 from unit.server.scripted import Rig, ScriptedEngine, status
 
 COUNTERS = {
@@ -169,6 +170,6 @@ def test_servers_do_not_share_figures():
 
 
 def test_the_reference_has_a_row_for_each():
-    rows = reference().splitlines()
+    rows = reference(METRICS).splitlines()
     assert len(rows) == len(METRICS) + 2
     assert all(row.count("|") == 5 for row in rows)

@@ -7,9 +7,9 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from quire.server.messages import Message
 from quire.server.responses.items import messages_of
 from quire.server.responses.memory import ResponseMemory
+from quire.text.messages import Message
 from unit.server.scripted import ADMIN_KEY, MODEL, Rig, error_of
 from unit.server.test_tools import NATIVE, prompt_of, rig_of
 

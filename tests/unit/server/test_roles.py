@@ -5,7 +5,7 @@ import time
 import pytest
 
 from quire.server.config import ServerConfig
-from quire.server.routes import Route, router_key, signed
+from quire.web.routes import Route, router_key, signed
 from unit.server.scripted import ADMIN_KEY, Rig, error_of, of_role
 
 NAMED = {"x-quire-prefill": "tcp://10.0.0.5:7000, tcp://[::1]:7001"}

@@ -7,7 +7,8 @@ import pytest
 
 from quire.errors import ConfigError
 from quire.server.config import ServerConfig
-from quire.server.run import _warn_if_open, bind, url_of
+from quire.server.run import _warn_if_open
+from quire.web.listening import bind, url_of
 
 
 @pytest.mark.parametrize(

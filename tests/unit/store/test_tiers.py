@@ -233,6 +233,64 @@ def test_back_means_later_and_never_means_never(tiers, pages):
     until(lambda: all_three.counters().get("store1.back_pages") == 2)
 
 
+class Holding(MemoryStore):
+    """Stands still before and after it publishes, and before it lets go of what it has."""
+
+    def __init__(self):
+        super().__init__()
+        self.gates = [(threading.Event(), threading.Event()) for _ in range(3)]
+
+    def put(self, objects, *, deadline):
+        self._pass(0)
+        statuses = super().put(objects, deadline=deadline)
+        self._pass(1)
+        return statuses
+
+    def quarantine(self, name):
+        if self.contains([name], deadline=0.0) == [True]:
+            self._pass(2)
+        return super().quarantine(name)
+
+    def _pass(self, gate):
+        has_come, may_go = self.gates[gate]
+        has_come.set()
+        assert may_go.wait(30)
+
+    def wait(self, gate):
+        assert self.gates[gate][0].wait(30)
+
+    def let_on(self, gate):
+        self.gates[gate][1].set()
+
+
+@pytest.mark.parametrize("write", [THROUGH, BACK])
+def test_a_page_disowned_while_it_is_written_is_a_miss_until_it_is_taken_out(tiers, pages, write):
+    slow = Holding()
+    both = tiers((slow, write), (MemoryStore(), NEVER))
+    writer = threading.Thread(target=pages.put, args=(both, 1))
+    writer.start()
+    slow.wait(0)
+    both.disown(pages.part, pages.keys(1))()
+    writes = 1 if write is THROUGH else 0
+    until(lambda: both._helpers[0].num_open == writes)  # what would take it out has run
+    for gate in (1, 2):
+        slow.let_on(gate - 1)
+        slow.wait(gate)  # it is there, and wrong
+        assert slow._objects
+        assert found(both, pages) == [b"\0"]
+        assert pages.get(both, 1) == [MISS]
+    slow.let_on(2)
+    writer.join()
+    until(lambda: not slow._objects)
+    pages.put(both, 1)
+    until(lambda: found(both, pages) == [b"\1"])
+    assert pages.get(both, 1) == [OK]
+
+
+def found(store, pages):
+    return store.find(pages.part, [pages.keys(1)], deadline=time.monotonic() + 30)
+
+
 def test_a_disowned_page_that_waits_is_not_written_and_one_under_way_is_taken_out(tiers, pages):
     fast, slow = MemoryStore(), Stuck()
     both = tiers((fast, THROUGH), (slow, BACK))
@@ -242,6 +300,7 @@ def test_a_disowned_page_that_waits_is_not_written_and_one_under_way_is_taken_ou
     both.disown(pages.part, pages.keys(1, 2))()
     slow.free.set()
     until(lambda: len(fast._objects) == len(slow._objects) == 1)
+    until(lambda: both.counters().get("store1.written:rejected") == 2)
     assert pages.get(both, 1, 2, 3) == [MISS, MISS, OK]
     both.close()
     assert len(slow._objects) == 1

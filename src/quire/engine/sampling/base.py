@@ -19,7 +19,8 @@ prefix of the tokens in this order. Log probabilities are those of the raw logit
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -62,6 +63,13 @@ class Sampled(msgspec.Struct, frozen=True):
     """If the row asked for them."""
     error: str = ""
     """The row's logits are unusable; the token means nothing."""
+
+
+def told(chosen: float, likeliest: Iterable[tuple[float, float]], base: float) -> TokenLogprobs:
+    """Of the chosen token's logit, tokens with theirs by falling logit, and the logarithm of the
+    sum of all weights. A token that cannot be drawn is none of the likeliest, however few are."""
+    top = [(int(token), logit - base) for token, logit in likeliest if logit != -math.inf]
+    return TokenLogprobs(chosen - base, [token for token, _ in top], [value for _, value in top])
 
 
 class Drawn(Protocol):

@@ -34,6 +34,7 @@ from quire.engine.sampling.base import (
     Sampled,
     is_greedy,
     needs_history,
+    told,
     uniform,
 )
 from quire.engine.sampling.on_host import held_to
@@ -75,10 +76,8 @@ class DeviceDrawn:
             self._asked.items(), self._found.wait().tolist(), strict=True
         ):
             base = peak + math.log(total) if total > 0 else math.nan  # NaN: the row is unusable
-            ids = [int(token) for token in top[: 2 * count : 2]]
-            logprobs[i] = TokenLogprobs(
-                chosen - base, ids, [value - base for value in top[1 : 2 * count : 2]]
-            )
+            likeliest = zip(top[: 2 * count : 2], top[1 : 2 * count : 2], strict=True)
+            logprobs[i] = told(chosen, likeliest, base)
         return logprobs
 
 

@@ -22,6 +22,7 @@ from quire.engine.sampling.base import (
     Sampled,
     is_greedy,
     needs_history,
+    told,
     uniform,
 )
 from quire.types import RequestId
@@ -372,6 +373,6 @@ def _logprobs(
         if len(head.ids) < count and not head.complete:
             head = _whole_row(logits[i], 1.0)  # noqa: PLW2901
         base = float(head.logits[0]) + math.log(head.total)
-        top = [int(token) for token in head.ids[:count]]
-        found[i] = TokenLogprobs(value - base, top, (head.logits[:count] - base).tolist())
+        likeliest = zip(head.ids[:count].tolist(), head.logits[:count].tolist(), strict=True)
+        found[i] = told(value, likeliest, base)
     return found

@@ -11,14 +11,14 @@ import msgspec
 from pydantic import ValidationError
 
 from quire.server.answers import Start, count, usage_of
-from quire.server.errors import ApiError, from_validation
-from quire.server.messages import Message
 from quire.server.protocol import ChatRequest
 from quire.server.responses.items import messages_of
 from quire.server.responses.memory import ResponseMemory
 from quire.server.responses.output import Output
 from quire.server.responses.protocol import FunctionTool, ResponsesRequest
 from quire.server.usage import Usage
+from quire.text.messages import Message
+from quire.web.errors import ApiError, from_validation
 
 
 class Answering:

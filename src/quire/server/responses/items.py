@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from quire.server.errors import ApiError, from_validation, invalid
-from quire.server.messages import Message
+from quire.text.messages import Message
+from quire.web.errors import ApiError, from_validation, invalid
 
 _ROLES = ("user", "system", "developer", "assistant")
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")

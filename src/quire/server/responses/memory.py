@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from quire.server.messages import Message
+from quire.text.messages import Message
 
 MAX_RESPONSES = 1024
 MAX_CHARS = 64 << 20

@@ -10,9 +10,9 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from quire.server.messages import FunctionCall, Message, MessageCall
-from quire.server.scribe import Called, Said
-from quire.server.tools import Reasoning
+from quire.text.messages import FunctionCall, Message, MessageCall
+from quire.text.scribe import Called, Said
+from quire.text.tools import Reasoning
 
 Event = dict[str, Any]
 

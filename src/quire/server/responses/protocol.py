@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from quire.server.caching import CacheControl
-from quire.server.forms import Salt, Timeout, only, schema_of, shaped, wrong
-from quire.server.messages import MAX_MESSAGES, MAX_TOOLS, Body, FunctionName
+from quire.server.forms import Salt, Timeout, schema_of
 from quire.server.protocol import Priority
+from quire.text.messages import MAX_MESSAGES, MAX_TOOLS, FunctionName
+from quire.text.shapes import Body, only, shaped, wrong
 
 MAX_ID_CHARS = 128
 

@@ -1,0 +1,3 @@
+from unit.server.conftest import engine, rig
+
+__all__ = ["engine", "rig"]

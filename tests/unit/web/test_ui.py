@@ -1,0 +1,94 @@
+"""/ui in a real browser: it draws what there is, follows it, and survives a server that goes away.
+
+The engine is scripted; e2e/test_ui.py looks at a real one.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from browser import HOW_TO, Browser, find
+from quire.engine.messages import GetOutline, GetRequests, GetStatus, Outline, OutlineRun, Requests
+from quire.server.config import ServerConfig
+from quire.web.connections import GuardedConfig
+from quire.web.listening import Server, bind, url_of
+from unit.server.scripted import ADMIN_KEY, Rig, ScriptedEngine, status
+
+needs_browser = pytest.mark.skipif(find() is None, reason=HOW_TO)
+
+
+@contextlib.contextmanager
+def serving(port: int = 0, app=None) -> Iterator[str]:
+    """A server in a thread of its own; the browser is another process."""
+    config = replace(ServerConfig(port=port, admin_key=ADMIN_KEY), shutdown_grace_s=0.0)
+    rig = Rig(ScriptedEngine(), config)
+    rig.engine.answers[GetStatus] = status()
+    rig.engine.answers[GetRequests] = Requests([])
+    runs = [OutlineRun(-1, "alice", 0, 4, True, True, False, 3, 0)]
+    runs += [OutlineRun(-1, "", 0, 9, False, True, True, 1, 5)]
+    rig.engine.answers[GetOutline] = Outline(runs)
+    listener = bind(config)
+    listener.listen()
+    server = Server(GuardedConfig(app or rig.app, config))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+    thread.start()
+    try:
+        yield url_of(config, listener)
+    finally:
+        server.force_exit = server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+def test_the_page_needs_no_key_and_nothing_from_elsewhere():
+    rig = Rig()
+    page = rig.request("GET", "/ui", headers={"authorization": ""})
+    assert page.status_code == 200
+    assert page.headers["content-type"].startswith("text/html")
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    for path in ("/ui/app.js", "/ui/draw.js", "/ui/style.css"):
+        part = rig.request("GET", path)
+        assert part.status_code == 200
+        assert path in page.text
+        # The namespace of SVG is a name, and is not visited.
+        assert "//" not in part.text.replace("http://www.w3.org/2000/svg", "").replace("// ", "")
+    assert "http" not in page.text
+    assert rig.request("GET", "/ui/../app.py").status_code == 404
+
+
+def test_the_tree_is_for_the_admin():
+    rig = Rig()
+    answer = rig.request("GET", "/admin/tree", headers={"authorization": "Bearer x"})
+    assert answer.status_code in (401, 403)
+
+
+@needs_browser
+def test_it_renders_follows_and_survives_a_restart():
+    with Browser(width=390, height=800, dark=True) as page:
+        with serving() as url:
+            page.open(f"{url}/ui")
+            page.until("document.getElementById('state').textContent === 'serving'")
+            page.until("Number(document.body.dataset.looks) >= 2")
+            assert page.run("document.querySelectorAll('#tiers .bar').length") == 2
+            page.run(f"document.getElementById('admin-key').value = {ADMIN_KEY!r}")
+            page.until("document.querySelectorAll('#tree rect').length === 2")
+            named = "[...document.querySelectorAll('#tree text')].map((each) => each.textContent)"
+            assert page.run(f"{named}.join()") == "alice,no tenant"
+            assert page.run("document.documentElement.scrollWidth <= innerWidth")
+            dark = page.run("getComputedStyle(document.body).backgroundColor")
+            assert page.errors == []
+        page.until("document.getElementById('state').textContent === 'gone'")
+        assert not page.run("document.getElementById('trouble').hidden")
+        port = int(url.rpartition(":")[2])
+        page.errors.clear()  # a browser says of itself that nobody answered
+        with serving(port):
+            page.until("document.getElementById('state').textContent === 'serving'")
+            page.until("document.getElementById('trouble').hidden")
+        media = [{"name": "prefers-color-scheme", "value": "light"}]
+        page.call("Emulation.setEmulatedMedia", {"features": media})
+        assert page.run("getComputedStyle(document.body).backgroundColor") != dark
