@@ -118,7 +118,7 @@ def check_append(where: Where, kv: int, dim: int) -> None:
 def check_turn(
     where: Where, rows: int, heads: int, kv: int, dim: int, *, normed: bool, appends: bool
 ) -> None:
-    from quire.engine.kernels.rope import turn
+    from quire.engine.kernels.positions import turn
 
     torch.manual_seed(dim + rows)
     qkv = where.randn(rows, (heads + 2 * kv) * dim)

@@ -17,7 +17,7 @@ from quire.config import CacheConfig, PrefetchConfig
 from quire.integrations.vllm.hands import Hands
 from quire.integrations.vllm.leader import Leader
 from quire.integrations.vllm.naming import Naming
-from quire.integrations.vllm.options import Options
+from quire.integrations.vllm.options import VllmOptions
 from quire.integrations.vllm.orders import Setup, unpack_reports
 from quire.integrations.vllm.tensors import BlockShape, describe
 from quire.keys import Namespace
@@ -126,7 +126,7 @@ class MiniVllm:
         )
         names = iter(f"generation {n}" for n in range(10_000))
         self.leader = Leader(
-            Options(host_bytes=1, store=store),
+            VllmOptions(host_bytes=1, store=store),
             self.manager,
             Naming(Namespace("weights", "float32", BLOCK)),
             Setup("weights", host_pages, BLOCK),

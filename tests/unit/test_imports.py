@@ -164,8 +164,8 @@ def test_the_rules_notice_a_wrong_import():
     assert allowed("quire.eviction.lru", "quire.tree", True)
     assert not allowed("quire.manager.core", "quire.memory.device", True)
     assert allowed("quire.manager.core", "quire.memory.allocator", False)
-    assert not allowed("quire.store.file", "quire.worker.io", False)
-    assert not allowed("quire.worker.io", "quire.manager", False)
+    assert not allowed("quire.store.file", "quire.worker.store_tasks", False)
+    assert not allowed("quire.worker.store_tasks", "quire.manager", False)
 
 
 @pytest.mark.parametrize(

@@ -6,20 +6,14 @@ from typing import Annotated
 
 import typer
 
+from quire.cli.bench_options import EmbeddedModel, PageSize, Seed
 from quire.cli.extras import SERVE, needs
 from quire.cli.output import AsJson, conclude, progress_bar, start_bar
 from quire.errors import ConfigError
 
 
 def disagg(
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR|FILE",
-            help="By default SmolLM2-135M-Instruct, which comes with Quire.",
-            show_default=False,
-        ),
-    ] = None,
+    model: EmbeddedModel = None,
     sessions: Annotated[
         int, typer.Option(min=0, help="That grow turn by turn; 0 leaves that part out.")
     ] = 3,
@@ -32,9 +26,9 @@ def disagg(
     restore_rounds: Annotated[
         int, typer.Option(min=0, help="Of 64 sessions restored at once; 0 leaves that part out.")
     ] = 5,
-    page_size: Annotated[int, typer.Option(min=1, help="Tokens per page.")] = 16,
+    page_size: PageSize = 16,
     threads: Annotated[int, typer.Option(min=1, help="Of each engine's model.")] = 1,
-    seed: Annotated[int, typer.Option(help="Decides every prompt.")] = 0,
+    seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
     """Prefill and decode apart: what the decode-side cache saves; a store that stalls; restores.

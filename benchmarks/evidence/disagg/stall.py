@@ -26,7 +26,7 @@ from quire.bench.stats import percentile
 from quire.engine.build import build_engine
 from quire.engine.config import EngineConfig, Role
 from quire.engine.engine import Engine
-from quire.engine.messages import Abort, Generate, Output, Outputs, SamplingParams
+from quire.engine.messages import AbortRequest, Generate, Output, Outputs, SamplingParams
 from quire.errors import EngineError
 from quire.manager.operations import OperationKind
 from quire.progress import Progress
@@ -188,7 +188,7 @@ class _Bench:
         steps, looking, waited_s = self._watch(side)
         self._until(lambda: all(self.asked[one].done for one in looking))
         for one in decoding:
-            self.decode.handle(Abort(one))
+            self.decode.handle(AbortRequest(one))
         ttfts = [self.asked[one].ttft_s for one in looking]
         return {
             "steps": steps,

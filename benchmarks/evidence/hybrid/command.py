@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from quire.cli.bench_options import PageSize, Seed, TierRepeats
 from quire.cli.extras import SERVE, needs
 from quire.cli.output import AsJson, conclude, progress_bar
 
@@ -20,18 +21,16 @@ def hybrid(
         ),
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Of each prompt.")] = 4000,
-    repeats: Annotated[
-        int, typer.Option(min=0, help="Prompts tried in every tier; 0 leaves that part out.")
-    ] = 5,
+    repeats: TierRepeats = 5,
     rounds: Annotated[
         int,
         typer.Option(
             min=0, help="Pairs of requests with and without snapshots; 0 leaves them out."
         ),
     ] = 12,
-    page_size: Annotated[int, typer.Option(min=1, help="Tokens per page.")] = 16,
+    page_size: PageSize = 16,
     threads: Annotated[int, typer.Option(min=1, help="Of the model.")] = 2,
-    seed: Annotated[int, typer.Option(help="Decides every prompt.")] = 0,
+    seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
     """Models with recurrent layers or windows: what a hit saves, and what snapshots cost.

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from quire.cli.bench_options import PageSize, Seed
 from quire.cli.devices import check_device
 from quire.cli.extras import SERVE, needs
 from quire.cli.output import AsJson, conclude, progress_bar, start_bar
@@ -50,7 +51,7 @@ def pd(
     longest: Annotated[int, typer.Option(min=1, help="Tokens of a last prompt.")] = 32_000,
     answer: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 32,
     at_once: Annotated[int, typer.Option(min=1, help="Requests.")] = 4,
-    page_size: Annotated[int, typer.Option(min=1, help="Tokens per page.")] = 64,
+    page_size: PageSize = 64,
     decode_computes: Annotated[
         int, typer.Option(min=0, help="As of quire serve: tokens that decode computes itself.")
     ] = 1024,
@@ -63,7 +64,7 @@ def pd(
         Path | None,
         typer.Option(metavar="FILE", help="Write what there is, as it comes.", show_default=False),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Decides every prompt.")] = 0,
+    seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
     """Later turns of long conversations: a decode engine with its cache and without, over each

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from quire.cli.bench_options import Device, EmbeddedModel
 from quire.cli.extras import SERVE, needs
 from quire.cli.output import AsJson, conclude, start_bar
 
@@ -19,15 +20,8 @@ def schemas(
     depth: Annotated[int, typer.Option(min=0, max=4, help="Of a schema, at most.")] = 2,
     at_once: Annotated[int, typer.Option(min=1, help="Answers at a time.")] = 32,
     rounds: Annotated[int, typer.Option(min=1, help="Of the costs; medians are shown.")] = 3,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR|FILE",
-            help="By default SmolLM2-135M-Instruct, which comes with Quire.",
-            show_default=False,
-        ),
-    ] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    model: EmbeddedModel = None,
+    device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
     """Answers held to random schemas at temperature 1: all valid? What a token costs beside plain

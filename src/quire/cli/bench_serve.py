@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from quire.cli.bench_options import EmbeddedModel, Plots, Seed, TierRepeats
 from quire.cli.extras import CLIENT, PLOTS, SERVE, needs
 from quire.cli.output import EXIT_FOUND, AsJson, conclude, progress_bar, show, show_json, start_bar
 from quire.errors import ConfigError
@@ -37,10 +38,7 @@ def serve(
     count: Annotated[int, typer.Option(min=1, help="Sessions.")] = 8,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each, at most.")] = 5,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 4,
-    plots: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Draw the result there, as PNG.", show_default=False),
-    ] = None,
+    plots: Plots = None,
     as_json: AsJson = False,
     system_tokens: Annotated[
         int, typer.Option(min=0, help="Shared by all sessions.", rich_help_panel=SYNTHETIC)
@@ -119,15 +117,8 @@ def serve(
 
 
 def ttft(
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR|FILE", help="By default the one that comes with Quire.", show_default=False
-        ),
-    ] = None,
-    repeats: Annotated[
-        int, typer.Option(min=0, help="Prompts tried in every tier; 0 leaves that part out.")
-    ] = 5,
+    model: EmbeddedModel = None,
+    repeats: TierRepeats = 5,
     rounds: Annotated[
         int,
         typer.Option(min=0, help="Pairs of requests with and without tiers; 0 leaves them out."),
@@ -159,7 +150,7 @@ def ttft(
             show_default=False,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Decides every prompt.")] = 0,
+    seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
     """What a hit in each tier saves, and what the tiers cost when nothing is reused.

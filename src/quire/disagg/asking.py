@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from quire.disagg.budget import HostBudget
 from quire.disagg.config import ReceiverConfig, ReceiverCounters
-from quire.disagg.contacts import Contacts, Standing
+from quire.disagg.contacts import Contacts, ContactState
 from quire.disagg.handover import DueRepair, Half, Handover, Stage, Try
+from quire.disagg.host_budget import HostBudget
 from quire.manager import CacheManager
 from quire.messages import PeerSource
 from quire.peer.messages import Abort, Ask, Done, Offer, Repair, Skip
@@ -58,7 +58,7 @@ class Asking:
         if handover.tries or handover.current is not None:
             return
         for number, link in enumerate(handover.sources[: self._max_tries(handover)]):
-            if self._contacts.standing(link) is Standing.UP:
+            if self._contacts.standing(link) is ContactState.UP:
                 handover.tries = number
                 self.ask(handover, now)
                 return
@@ -93,13 +93,13 @@ class Asking:
             return
         link = sources[handover.tries % len(sources)]
         standing = contacts.standing(link)
-        if standing is not Standing.UP:
+        if standing is not ContactState.UP:
             why = f"{link}: {contacts.reason(link)}"
             others = {contacts.standing(source) for source in sources}
-            if others == {Standing.GONE}:
+            if others == {ContactState.GONE}:
                 handover.why = why
                 self._fail(handover)
-            elif Standing.UP in others or standing is Standing.GONE:
+            elif ContactState.UP in others or standing is ContactState.GONE:
                 self._next(handover, why)
             return
         lease, is_restored = handover.lease, handover.restore is not Half.PENDING

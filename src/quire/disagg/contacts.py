@@ -31,7 +31,7 @@ class Links(Protocol):
     def send(self, link: str, message: PeerMessage) -> bool: ...
 
 
-class Standing(enum.Enum):
+class ContactState(enum.Enum):
     UP = enum.auto()
     DUE = enum.auto()
     """It was dialled just now, or was there until just now: worth a moment."""
@@ -120,17 +120,17 @@ class Contacts:
         contact = self._known.get(address)
         return contact.hello if contact is not None else None
 
-    def standing(self, address: str) -> Standing:
+    def standing(self, address: str) -> ContactState:
         contact = self._known.get(address)
         if contact is None:
-            return Standing.GONE
+            return ContactState.GONE
         if contact.hello is not None:
-            return Standing.UP
+            return ContactState.UP
         waited_s, patience = self._clock() - contact.since_s, self._patience
         if contact.was_up:
-            return Standing.GONE if waited_s > patience.return_s else Standing.DUE
+            return ContactState.GONE if waited_s > patience.return_s else ContactState.DUE
         refused = bool(contact.reason)
-        return Standing.GONE if refused or waited_s > patience.connect_s else Standing.DUE
+        return ContactState.GONE if refused or waited_s > patience.connect_s else ContactState.DUE
 
     def reason(self, address: str) -> str:
         """Why it is not there."""

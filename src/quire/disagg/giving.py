@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from quire.disagg.budget import HostBudget, Pages
+from quire.disagg.host_budget import HostBudget, Pages
 from quire.keys import PrefixKey
 from quire.manager import CacheManager, Export, Lease
 from quire.peer.messages import (

@@ -16,7 +16,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from quire.disagg.budget import Pages
+from quire.disagg.host_budget import Pages
 from quire.manager import Intake, Lease
 from quire.peer.messages import Complete, Found, Offer
 
@@ -60,7 +60,7 @@ class DecodePrefixMatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class AskedPrompt:
     """What is told to a peer."""
 
     tokens: bytes
@@ -112,7 +112,7 @@ class Try:
 class Handover:
     owner: str
     lease: Lease
-    prompt: Prompt
+    prompt: AskedPrompt
     wanted: int
     """Pages of the prefix."""
     need: Pages

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from random import Random
 
 from quire.disagg.asking import Asking
-from quire.disagg.budget import HostBudget
 from quire.disagg.config import ReceiverConfig, ReceiverCounters
 from quire.disagg.contacts import Contacts, Links
-from quire.disagg.handover import DecodePrefixMatch, Half, Handover, Prompt, Stage, Try
+from quire.disagg.handover import AskedPrompt, DecodePrefixMatch, Half, Handover, Stage, Try
+from quire.disagg.host_budget import HostBudget
 from quire.manager import CacheManager, Lease, LoadState, PrefetchState
 from quire.peer.hub import Hello
 from quire.peer.messages import (
@@ -82,7 +82,7 @@ class Receiver:
         self,
         owner: str,
         lease: Lease,
-        prompt: Prompt,
+        prompt: AskedPrompt,
         sources: list[str],
         *,
         compute: bool = True,

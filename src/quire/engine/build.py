@@ -20,14 +20,14 @@ from quire.engine.draft import check_target, open_speculation
 from quire.engine.draft.heads import find_head, with_head
 from quire.engine.engine import Engine, attach_and_wait, tiers
 from quire.engine.executor import Executor, Model, RankConfig, open_executor
-from quire.engine.forward import Choice, choose
+from quire.engine.forward import ForwardChoice, choose
 from quire.engine.grammar import open_grammars
 from quire.engine.kvevents.publisher import EventPublisher
 from quire.engine.layouts import FULL, layouts
-from quire.engine.lengths import DEFAULT_TOKENS, Usage
+from quire.engine.lengths import DEFAULT_TOKENS, MeasuredLengths
 from quire.engine.messages import EngineInfo
+from quire.engine.neighbours import EnginePeering
 from quire.engine.parallel import head_share
-from quire.engine.peering import EnginePeering
 from quire.engine.pools import chunk_limit, components, plan_pools, running_limit
 from quire.engine.queue import Queue
 from quire.engine.scheduler import Scheduler
@@ -55,10 +55,10 @@ class _Plan:
     shape: ModelShape
     ranks: list[list[PageLayout]]
     """By rank and component."""
-    forward: Choice
+    forward: ForwardChoice
     fingerprint: str
     """Of the model, and of its draft head if it has one."""
-    usage: Usage | None
+    lengths: MeasuredLengths | None
     sizes: Mapping[str, PoolSize]
     peering: EnginePeering | None
     head: Path | None
@@ -117,13 +117,13 @@ def _plan(config: EngineConfig) -> _Plan:
     if forward.reason:
         _logger.info("computed by transformers, not by our own decoder: %s", forward.reason)
     weights = fingerprint(directory)
-    usage = Usage(weights) if len(ranks[0]) > 1 else None
-    typical = config.typical_tokens or (usage.typical_tokens if usage else DEFAULT_TOKENS)
+    lengths = MeasuredLengths(weights) if len(ranks[0]) > 1 else None
+    typical = config.typical_tokens or (lengths.typical_tokens if lengths else DEFAULT_TOKENS)
     sizes = plan_pools(config, shape, ranks, typical)
     if head is not None:
         weights = with_head(weights, head)
     peering = EnginePeering.of(config, shape, ranks[0], weights)
-    return _Plan(config, shape, ranks, forward, weights, usage, sizes, peering, head)
+    return _Plan(config, shape, ranks, forward, weights, lengths, sizes, peering, head)
 
 
 def _tried(plan: _Plan) -> tuple[_Plan, Model | None]:
@@ -234,7 +234,7 @@ def _assemble(plan: _Plan, executor: Executor, opened: ExitStack) -> Engine:
         private_prefixes=config.role is Role.DECODE and not config.decode_cache,
         debug=config.debug,
         clock=clock,
-        usage=plan.usage,
+        lengths=plan.lengths,
         audit=config.audit / 100,
         handed=peering.handed if peering is not None else None,
     )

@@ -31,7 +31,7 @@ import zmq.asyncio
 from quire.child import send_startup
 from quire.engine.config import EngineConfig
 from quire.engine.messages import (
-    Abort,
+    AbortRequest,
     Answer,
     CacheWish,
     EngineInfo,
@@ -173,7 +173,7 @@ class EngineClient:
         finally:
             del self._outputs[request]
             if not finished and self.failure is None:
-                self._send(Abort(request))
+                self._send(AbortRequest(request))
 
     async def ask(
         self, question: Question, answer: type[Result], *, timeout_s: float = 60.0

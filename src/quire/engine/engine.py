@@ -22,9 +22,9 @@ from quire.engine.config import Role
 from quire.engine.executor import Executor, RankLost
 from quire.engine.flights import Flights, Landed
 from quire.engine.kvevents.publisher import EventPublisher
-from quire.engine.lengths import Usage
+from quire.engine.lengths import MeasuredLengths
 from quire.engine.messages import (
-    Abort,
+    AbortRequest,
     CountedTime,
     DraftStatus,
     EngineInfo,
@@ -113,7 +113,7 @@ class Engine:
         private_prefixes: bool = False,
         debug: bool = False,
         clock: Callable[[], float] = time.monotonic,
-        usage: Usage | None = None,
+        lengths: MeasuredLengths | None = None,
         audit: float = 0.0,
         handed: list[Handed] | None = None,
     ) -> None:
@@ -121,7 +121,7 @@ class Engine:
         namespace of its own, and nothing is ever found again. `audit`: the share of idle time in
         which cached pages are computed again, to compare. `handed`: where hand-overs that have
         ended come to be told of."""
-        self._usage = usage
+        self._lengths = lengths
         self._handed = handed
         self.manager = manager
         self.scheduler = scheduler
@@ -180,11 +180,11 @@ class Engine:
         if refused is not None:
             self._outputs.append(refused)
 
-    def handle(self, message: Generate | Abort | PutQuestion) -> None:
+    def handle(self, message: Generate | AbortRequest | PutQuestion) -> None:
         match message:
             case Generate():
                 self.generate(message)
-            case Abort(request_id):
+            case AbortRequest(request_id):
                 self.scheduler.abort(request_id)
             case PutQuestion(number, question):
                 self._questions.ask(number, question)
@@ -276,8 +276,8 @@ class Engine:
         return self._executor.workers.news
 
     def close(self) -> None:
-        if self._usage is not None:
-            self._usage.save()
+        if self._lengths is not None:
+            self._lengths.save()
         if self.exchange is not None:
             self.exchange.close()
         if self._publisher is not None:
@@ -445,9 +445,9 @@ class Engine:
 
     def _observe_lengths(self) -> None:
         lengths = self.scheduler.take_lengths()
-        if self._usage is not None:
+        if self._lengths is not None:
             for length in lengths:
-                self._usage.observe(length)
+                self._lengths.observe(length)
 
     def _check_when_idle(self) -> None:
         if not self._unchecked or len(self.scheduler) or not self.manager.idle:

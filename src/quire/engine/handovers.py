@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire.disagg.handover import Half, Handover, Prompt, Stage
+from quire.disagg.handover import AskedPrompt, Half, Handover, Stage
 from quire.disagg.receiving import Receiver
 from quire.engine.messages import CachedTokens, EngineInfo
 from quire.engine.request import Request, State
@@ -65,7 +65,7 @@ class Handovers:
             if few or not costs.worth_asking_peers(missing):
                 return False
             sources, restore = self._peers, not costs.peers_beat_store()
-        prompt = Prompt(
+        prompt = AskedPrompt(
             request.tokens[: request.length].tobytes(),
             request.salt,
             request.priority,

@@ -1,4 +1,4 @@
-"""Usage: how long sequences are that this engine serves, remembered from one start to the next.
+"""MeasuredLengths: how long sequences are that this engine serves, remembered between starts.
 
 A model with windows or recurrent layers divides its memory by the length of a typical sequence
 (pools.py). Nobody knows that better than the engine that has served them.
@@ -18,7 +18,7 @@ _SMOOTHING = 0.02
 _LIMITS = (64, 1 << 20)
 
 
-class Usage:
+class MeasuredLengths:
     def __init__(self, fingerprint: str, directory: Path | None = None) -> None:
         """Reads what was measured before; a file that makes no sense is as good as none."""
         self._path = (directory or cache_dir() / "usage") / f"{fingerprint[:32]}.json"

@@ -1,10 +1,11 @@
 """What the server and the engine process say to each other: typed, msgpack, nothing else.
 
-    server → engine   Generate, Abort, PutQuestion, Shutdown
+    server → engine   Generate, AbortRequest, PutQuestion, Shutdown
     engine → server   Starting*, then Started or StartFailed; then Outputs, Handed, Answer, Report
 
 Token ids travel as little-endian int32 bytes. Every Generate ends with exactly one Output whose
-`finish` is set, unless it was aborted: after Abort nothing more need come, and what does is stale.
+`finish` is set, unless it was aborted: after AbortRequest nothing more need come, and what does is
+stale.
 Every PutQuestion gets exactly one Answer.
 """
 
@@ -131,7 +132,7 @@ class Generate(_Message, frozen=True, tag="generate"):
     """The `traceparent` of its span; empty: nobody wants to hear of its hand-overs."""
 
 
-class Abort(_Message, frozen=True, tag="abort"):
+class AbortRequest(_Message, frozen=True, tag="abort"):
     id: RequestId
 
 
@@ -519,7 +520,7 @@ class EngineReport(_Message, frozen=True, tag="report"):
     status: EngineStatus
 
 
-ToEngine = Generate | Abort | PutQuestion | StopEngine
+ToEngine = Generate | AbortRequest | PutQuestion | StopEngine
 ToServer = Starting | Started | EngineStartFailed | Outputs | Handed | Answer | EngineReport
 
 _encoder = msgspec.msgpack.Encoder()

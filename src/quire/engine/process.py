@@ -41,7 +41,7 @@ _EXIT_STOPPED = 5
 _MAX_QUEUED_MESSAGES = 100_000
 
 
-class Line:
+class ServerLine:
     """Our end of the line to the server."""
 
     def __init__(self, address: str) -> None:
@@ -81,7 +81,7 @@ class Line:
         self._context.term()
 
 
-def serve(engine: Engine, line: Line, stop: threading.Event) -> None:
+def serve(engine: Engine, line: ServerLine, stop: threading.Event) -> None:
     """The main loop. Raises RankLost, InvariantError: then nothing can be trusted any more."""
     worked = False
     if engine.exchange is not None and isinstance(engine.exchange.hub, PeerHub):
@@ -107,7 +107,7 @@ def main() -> int:
     faulthandler.enable()  # where every thread was, should a library crash
     startup, parent = read_startup(EngineStartup)
     stop_when_orphaned(parent, stop, startup.address)
-    line = Line(startup.address)
+    line = ServerLine(startup.address)
     try:
         return _build_and_serve(startup, line, stop)
     finally:
@@ -120,7 +120,7 @@ def _leave(*_: object) -> NoReturn:
     sys.exit(_EXIT_STOPPED)
 
 
-def _build_and_serve(startup: EngineStartup, line: Line, stop: threading.Event) -> int:
+def _build_and_serve(startup: EngineStartup, line: ServerLine, stop: threading.Event) -> int:
     from quire.engine.build import build_engine
 
     try:

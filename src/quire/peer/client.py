@@ -22,12 +22,12 @@ import numpy as np
 from quire.errors import ConfigError
 from quire.messages import PeerPart, PeerSource
 from quire.peer import protocol
+from quire.peer.connection_pool import ConnectionPool, PageLine, PoolLimits
 from quire.peer.errors import PeerError, ReadCancelled
 from quire.peer.identity import Identity
 from quire.peer.kinds import TransportKind
 from quire.peer.nixl import NixlAgent
-from quire.peer.pool import ConnectionPool, Line, PoolLimits
-from quire.peer.protocol import Answer, Read
+from quire.peer.protocol import Read, ReadAnswer
 from quire.peer.region import Region
 from quire.peer.transport import Cancelled, Connection
 from quire.peer.unix import near_address
@@ -238,7 +238,7 @@ class PageClient:
         else:
             self._pool.give_back(line)
 
-    def _take_line(self, order: _Order, part: PeerPart) -> Line:
+    def _take_line(self, order: _Order, part: PeerPart) -> PageLine:
         """On one machine the near way, if there is one. Raises PeerError, EOFError, OSError."""
         if self._kind.shares_memory:
             try:
@@ -254,7 +254,7 @@ class PageClient:
                     ) from error
         return self._pool.take(part.address, order.deadline, order.cancelled)
 
-    def _converse(self, line: Line, order: _Order, share: _Share) -> None:
+    def _converse(self, line: PageLine, order: _Order, share: _Share) -> None:
         ahead = min(self._limits.ahead, line.inlet.max_ahead)
         asked: deque[_Piece] = deque()
         while True:
@@ -284,7 +284,7 @@ class PageClient:
         )
         connection.send_frame(protocol.encode(read))
 
-    def _receive(self, line: Line, order: _Order, part: PeerPart, piece: _Piece) -> None:
+    def _receive(self, line: PageLine, order: _Order, part: PeerPart, piece: _Piece) -> None:
         answer = protocol.decode_answer(line.connection.recv_frame(protocol.MAX_FRAME_BYTES))
         region = order.region
         page_bytes = region.cut_bytes(part.first_head, part.last_head)
@@ -331,7 +331,7 @@ def covering(parts: Sequence[PeerPart], first_head: int, last_head: int) -> list
     return shares if head == last_head else None
 
 
-def _check(answer: Answer, piece: _Piece, page_bytes: int) -> None:
+def _check(answer: ReadAnswer, piece: _Piece, page_bytes: int) -> None:
     """Raises PeerError. Lengths are ours to know: an answer can only agree."""
     num_ok = answer.statuses.count(PageStatus.OK)
     if (

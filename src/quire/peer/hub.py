@@ -30,7 +30,7 @@ from quire.errors import ConfigError
 from quire.peer import messages
 from quire.peer.address import split_address
 from quire.peer.errors import PeerError
-from quire.peer.events import Connected, Disconnected, Hello, HubEvent, Received
+from quire.peer.framing import close_stream, read_frame, secured, why_failed
 from quire.peer.greet import check_seal
 from quire.peer.handshake import (
     MAX_FRAME_BYTES,
@@ -42,8 +42,8 @@ from quire.peer.handshake import (
     objection,
 )
 from quire.peer.kinds import TransportKind
+from quire.peer.link_events import Connected, Disconnected, Hello, HubEvent, Received
 from quire.peer.messages import Beat, PeerMessage
-from quire.peer.streams import close_stream, read_frame, secured, why_failed
 from quire.peer.tcp import bound_address, listening_socket
 from quire.peer.tls import check_certificate, tls_context
 from quire.peer.unix import can_reach, near_address

@@ -1,8 +1,8 @@
 """What is said on a connection that carries pages, after the handshake.
 
-    client ──Read──▶ server ──Answer, then the bytes of the pages that are OK, in order──▶ client
+    client ──Read──▶ server ──ReadAnswer, then the bytes of pages that are OK, in order──▶ client
 
-or, on one machine (ways/mapped.py), an Answer that says where they are, and TAKEN both ways.
+or, on one machine (ways/mapped.py), a ReadAnswer that says where they are, and TAKEN both ways.
 
 Reads are answered in the order they were asked in; a client may ask the next before it has the
 last. A server that does not understand closes the connection.
@@ -39,7 +39,7 @@ class Read(msgspec.Struct, frozen=True, array_like=True):
     """Given with the grant."""
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True):
+class ReadAnswer(msgspec.Struct, frozen=True, array_like=True):
     statuses: bytes
     """A PageStatus per page asked for."""
     page_bytes: int
@@ -52,10 +52,10 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _reads = msgspec.msgpack.Decoder(Read)
-_answers = msgspec.msgpack.Decoder(Answer)
+_answers = msgspec.msgpack.Decoder(ReadAnswer)
 
 
-def encode(message: Read | Answer) -> bytes:
+def encode(message: Read | ReadAnswer) -> bytes:
     return _encode(message)
 
 
@@ -64,7 +64,7 @@ def decode_read(data: bytes) -> Read:
     return _reads.decode(data)
 
 
-def decode_answer(data: bytes) -> Answer:
+def decode_answer(data: bytes) -> ReadAnswer:
     """Raises msgspec.DecodeError."""
     return _answers.decode(data)
 

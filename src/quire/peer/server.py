@@ -29,7 +29,7 @@ from quire.peer.handshake import TIMEOUT_S, Side, chosen_way, page_handshake, wa
 from quire.peer.identity import Identity
 from quire.peer.kinds import TransportKind
 from quire.peer.nixl import NixlAgent
-from quire.peer.protocol import Answer, Read
+from quire.peer.protocol import Read, ReadAnswer
 from quire.peer.region import Region
 from quire.peer.tickets import Tickets
 from quire.peer.transport import Connection, Listener, open_transport
@@ -278,7 +278,7 @@ class PageServer:
 
     def _send_nothing(self, connection: Connection, read: Read, status: PageStatus) -> None:
         connection.set_deadline(time.monotonic() + self._limits.send_timeout_s)
-        answer = Answer(bytes([status]) * read.count, 0, b"")
+        answer = ReadAnswer(bytes([status]) * read.count, 0, b"")
         connection.send_frame(protocol.encode(answer))
 
     def _send_pages(

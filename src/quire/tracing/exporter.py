@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 
 import httpx
 
-from quire.tracing.address import endpoint
+from quire.tracing.collector import endpoint
 from quire.tracing.spans import Attribute, Span, attributes
 
 MAX_WAITING = 4096

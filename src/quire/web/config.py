@@ -56,7 +56,7 @@ class WebConfig:
             "keep_alive_s",
         )
         if self.otlp is not None:
-            from quire.tracing.address import endpoint
+            from quire.tracing.collector import endpoint
 
             endpoint(self.otlp)
         must_not_be_negative(self, "shutdown_grace_s", "drain_timeout_s")

@@ -59,7 +59,7 @@ def serve(
             match message:
                 case wire.Shutdown():
                     return
-                case wire.Work(commands=commands):
+                case wire.StepCommands(commands=commands):
                     worker.submit(commands)
                 case wire.Parcel(data=data):
                     reply = handle(data) if handle is not None else None

@@ -141,7 +141,7 @@ class RemoteWorkers:
 
     def submit(self, commands: list[Command]) -> None:
         if commands:
-            self._tell_all(wire.Work(commands))
+            self._tell_all(wire.StepCommands(commands))
 
     def send(self, data: bytes) -> None:
         """A parcel for the program of every living rank, after the commands submitted so far."""

@@ -1,6 +1,6 @@
 """An I/O operation of a worker, in pieces that threads take: its states, deadline and reports.
 
-Does not know what moves the bytes (io.py: the store; peering.py: a peer), nor queues (lanes.py).
+Does not know what moves the bytes (store_tasks.py, peering.py: of a peer), nor queues (lanes.py).
 
     waiting ──a thread takes a piece──▶ running ──last thread out, more left──▶ waiting
        │                                  └──last thread out, nothing left or stopped──▶ over

@@ -30,7 +30,7 @@ class Startup(_Message, frozen=True, tag="startup"):
     """For whoever runs the worker, if it is more than a worker: an engine's rank."""
 
 
-class Work(_Message, frozen=True, tag="work"):
+class StepCommands(_Message, frozen=True, tag="work"):
     commands: list[Command]
 
 
@@ -61,7 +61,7 @@ class Report(_Message, frozen=True, tag="report"):
     peer_counters: dict[str, int] = {}
 
 
-ToWorker = Work | Parcel | Shutdown
+ToWorker = StepCommands | Parcel | Shutdown
 ToLeader = Ready | StartFailed | Report | Parcel
 
 to_worker = msgspec.msgpack.Decoder(ToWorker)

@@ -47,9 +47,16 @@ from quire.worker.checks import PageCommand, makes_sense
 from quire.worker.config import IoLimits, PeerServing
 from quire.worker.copies import ComponentPools, CopyTracker, TaskKey
 from quire.worker.fan import Fan
-from quire.worker.io import ProbeTask, StoreTask, disown_task, nothing_of, probed, touch_task
 from quire.worker.lanes import Lane
 from quire.worker.peering import Peering, PeerTask, ServeTask
+from quire.worker.store_tasks import (
+    ProbeTask,
+    StoreTask,
+    disown_task,
+    nothing_of,
+    probed,
+    touch_task,
+)
 from quire.worker.tasks import Clock, IoTask, Reporter
 
 __all__ = ["CacheWorker", "ComponentPools"]

@@ -17,7 +17,7 @@ from e2e.disagg.pair import Pair, pair
 from e2e.exactness.scenarios import WAIT
 from e2e.exactness.subjects import PAGE, TINY_LLAMA, TINY_SUBJECTS, Prompt, Subject
 from quire.disagg.handover import Handover, Stage
-from quire.engine.messages import Abort, Finish, Generate, Output, Outputs, SamplingParams
+from quire.engine.messages import AbortRequest, Finish, Generate, Output, Outputs, SamplingParams
 from quire.messages import Fetch
 from quire.types import DEVICE, PageStatus, RequestId, Tier
 
@@ -336,7 +336,7 @@ def test_client_disconnects_in_each_state_c28(
             both._steps(1)
         else:
             raise AssertionError(f"it was never {when}")
-        both.decode.handle(Abort(RequestId("gone")))
+        both.decode.handle(AbortRequest(RequestId("gone")))
         moment.pass_by()
         both.settle()
         assert not [m for m in both.decode.take_messages() if isinstance(m, Outputs) and m.outputs]

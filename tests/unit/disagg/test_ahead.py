@@ -8,7 +8,7 @@ import pytest
 from quire.config import PrefetchPolicy
 from quire.disagg.config import ReceiverConfig
 from quire.disagg.giving import Giver
-from quire.disagg.handover import Handover, Prompt, Stage
+from quire.disagg.handover import AskedPrompt, Handover, Stage
 from quire.disagg.receiving import Receiver
 from quire.messages import Fetch, Probe
 from quire.peer.hub import Hello
@@ -53,7 +53,7 @@ class Looking:
         if stored:
             self.rig.cache_in_store(doc[:stored])
         lease = self.rig.acquire(doc)
-        prompt = Prompt(lease.key.tokens.tobytes())
+        prompt = AskedPrompt(lease.key.tokens.tobytes())
         self.handover: Handover = self.receiver.begin("r", lease, prompt, ["p"])
         self.receiver.advance()
         self.rig.step()

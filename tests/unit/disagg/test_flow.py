@@ -12,7 +12,7 @@ import pytest
 from quire.disagg.config import ReceiverConfig
 from quire.disagg.contacts import Patience
 from quire.disagg.giving import Giver
-from quire.disagg.handover import Half, Handover, Prompt, Stage
+from quire.disagg.handover import AskedPrompt, Half, Handover, Stage
 from quire.disagg.receiving import Receiver
 from quire.engine import build
 from quire.engine.config import EngineConfig
@@ -101,7 +101,7 @@ class Deciding:
     def begin(self, pages: int = 4) -> Handover:
         self.num += 1
         lease = self.rig.acquire(self.rig.doc(pages, seed=self.num))
-        prompt = Prompt(lease.key.tokens.tobytes())
+        prompt = AskedPrompt(lease.key.tokens.tobytes())
         return self.receiver.begin(f"r{self.num}", lease, prompt, list(self.peers), restore=False)
 
     def turn(self, seconds: float = 0.0) -> None:
@@ -410,7 +410,7 @@ def test_a_request_that_looks_again_is_counted_once() -> None:
     is_counted = False
     for _ in range(3):
         lease = deciding.rig.acquire(doc)
-        prompt = Prompt(lease.key.tokens.tobytes())
+        prompt = AskedPrompt(lease.key.tokens.tobytes())
         handover = deciding.receiver.begin("r", lease, prompt, ["p"], is_counted=is_counted)
         deciding.turn()
         is_counted = handover.is_counted

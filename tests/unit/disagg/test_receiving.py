@@ -7,7 +7,7 @@ import pytest
 from quire.components import PoolSize
 from quire.config import WriteConfig, WritePolicy
 from quire.disagg.config import ReceiverConfig
-from quire.disagg.handover import Handover, Prompt, Stage
+from quire.disagg.handover import AskedPrompt, Handover, Stage
 from quire.disagg.receiving import Receiver
 from quire.manager.operations import COPY_TIMEOUT_S
 from quire.messages import Backup, Fetch
@@ -38,7 +38,7 @@ def test_room_is_given_in_the_order_of_arrival_c46() -> None:
     handovers = []
     for seed, pages in enumerate((6, 6, 2), 1):
         lease = rig.acquire(rig.doc(pages, seed=seed))
-        prompt = Prompt(lease.key.tokens.tobytes())
+        prompt = AskedPrompt(lease.key.tokens.tobytes())
         handovers.append(receiver.begin(f"r{seed}", lease, prompt, ["tcp://p:1"], restore=False))
     receiver.advance()
     assert [h.stage for h in handovers] == [Stage.MOVING, Stage.QUEUED, Stage.QUEUED]
@@ -55,7 +55,7 @@ def test_who_waits_for_room_holds_nothing_and_finds_it_again() -> None:
     rig.cache_on_host(docs[1][:4])
     leases = [rig.acquire(doc) for doc in docs]
     handovers = [
-        receiver.begin(f"r{n}", lease, Prompt(lease.key.tokens.tobytes()), ["tcp://p:1"])
+        receiver.begin(f"r{n}", lease, AskedPrompt(lease.key.tokens.tobytes()), ["tcp://p:1"])
         for n, lease in enumerate(leases)
     ]
     receiver.advance()
@@ -97,7 +97,7 @@ class Reading:
 
     def _begin(self, seed: int) -> Handover:
         lease = self.rig.acquire(self.rig.doc(8, seed=seed))
-        prompt = Prompt(lease.key.tokens.tobytes())
+        prompt = AskedPrompt(lease.key.tokens.tobytes())
         return self.receiver.begin(f"r{seed}", lease, prompt, ["p"], restore=False)
 
     def connect(self, address: str) -> None:
@@ -200,7 +200,7 @@ class Giving:
             self.rig.cache_on_host(doc[:4])
         self.handovers = [
             self.receiver.begin(
-                f"r{n}", lease, Prompt(lease.key.tokens.tobytes()), ["p"], restore=False
+                f"r{n}", lease, AskedPrompt(lease.key.tokens.tobytes()), ["p"], restore=False
             )
             for n, lease in enumerate(map(self.rig.acquire, docs))
         ]

@@ -8,7 +8,7 @@ from hybrid_models import TINY
 from quire.engine.build import build_engine
 from quire.engine.config import EngineConfig
 from quire.engine.messages import CachedTokens, Generate, Outputs, SamplingParams
-from quire.engine.states import States
+from quire.engine.recurrent_states import RecurrentStates
 from quire.types import NO_SLOT, RequestId
 
 PROMPT = list(range(3, 100))
@@ -57,12 +57,12 @@ def test_reuse_is_off_and_said_to_be_when_a_state_is_not_restored(
     assert list((tmp_path / "cache" / "usage").glob("*.json"))
     assert "REUSE IS OFF" not in capsys.readouterr().err
 
-    plan = States._plan
+    plan = RecurrentStates._plan
 
     def forgetful(self, segments):
         return plan(self, [msgspec.structs.replace(s, restore=NO_SLOT) for s in segments])
 
-    monkeypatch.setattr(States, "_plan", forgetful)
+    monkeypatch.setattr(RecurrentStates, "_plan", forgetful)
     engine = build(directory)
     try:
         assert "REUSE IS OFF" in capsys.readouterr().err

@@ -9,8 +9,8 @@ import torch
 from forward_cases import LENGTH, PIECES, check_greedy, check_pieces
 from hybrid_models import TINY, WINDOW
 from quire.engine.batch import Batch, decode_batch, encode
+from quire.engine.recurrent_states import RecurrentStates
 from quire.engine.selfcheck import check_resume
-from quire.engine.states import States
 from quire.errors import ModelError, WorkerError
 from quire.types import NO_SLOT
 from unit.engine.hybrid_rank import (
@@ -279,23 +279,23 @@ def test_pools_too_small_to_check_are_said(directories, options, says):
 
 @recurrent_models
 def test_the_check_finds_a_state_that_is_not_restored(hybrid, monkeypatch):
-    real = States._plan
+    real = RecurrentStates._plan
 
     def plan(self, segments):
         return real(self, [msgspec.structs.replace(s, restore=NO_SLOT) for s in segments])
 
-    monkeypatch.setattr(States, "_plan", plan)
+    monkeypatch.setattr(RecurrentStates, "_plan", plan)
     assert "resumes from a saved state" in check_resume(hybrid.rank)
 
 
 @recurrent_models
 def test_the_check_finds_a_model_that_forgets_between_two_parts(hybrid, monkeypatch):
-    real = States.get_conv_state
+    real = RecurrentStates.get_conv_state
 
     def forget(self, layer_idx, state_idx=0):
         return real(self, layer_idx, state_idx).zero_()
 
-    monkeypatch.setattr(States, "get_conv_state", forget)
+    monkeypatch.setattr(RecurrentStates, "get_conv_state", forget)
     assert "in parts" in check_resume(hybrid.rank)
 
 
@@ -322,7 +322,7 @@ def test_the_check_says_what_a_model_could_not_do(ranks, monkeypatch):
     def refuse(self):
         raise ModelError("no such state")
 
-    monkeypatch.setattr(States, "finish", refuse)
+    monkeypatch.setattr(RecurrentStates, "finish", refuse)
     assert check_resume(rank) == "Lfm2ForCausalLM cannot be computed: no such state"
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from quire.engine.config import EngineConfig
 from quire.engine.layouts import layouts
-from quire.engine.lengths import DEFAULT_TOKENS, Usage
+from quire.engine.lengths import DEFAULT_TOKENS, MeasuredLengths
 from quire.engine.pools import chunk_limit, components, plan_pools, running_limit
 from quire.errors import MemoryBudgetError
 from quire.models import ModelShape, describe
@@ -92,37 +92,37 @@ def test_the_manager_is_told_of_every_component(shapes, name, expected):
 
 
 def test_lengths_are_remembered_from_one_start_to_the_next(tmp_path):
-    first = Usage("abc", tmp_path)
+    first = MeasuredLengths("abc", tmp_path)
     assert first.typical_tokens == DEFAULT_TOKENS
     for _ in range(3):
         first.observe(500)
     first.save()
-    assert Usage("abc", tmp_path).typical_tokens == 500
-    assert Usage("other", tmp_path).typical_tokens == DEFAULT_TOKENS
+    assert MeasuredLengths("abc", tmp_path).typical_tokens == 500
+    assert MeasuredLengths("other", tmp_path).typical_tokens == DEFAULT_TOKENS
 
 
 def test_one_long_sequence_changes_little(tmp_path):
-    usage = Usage("abc", tmp_path)
+    lengths = MeasuredLengths("abc", tmp_path)
     for _ in range(100):
-        usage.observe(500)
-    usage.observe(10_000)
-    assert 500 < usage.typical_tokens < 1000
+        lengths.observe(500)
+    lengths.observe(10_000)
+    assert 500 < lengths.typical_tokens < 1000
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"typical_tokens": "x"}', '{"a": 1}', "NaN"])
 def test_a_file_that_makes_no_sense_is_as_good_as_none(tmp_path, content):
     (tmp_path / "abc.json").write_text(content)
-    assert Usage("abc", tmp_path).typical_tokens == DEFAULT_TOKENS
+    assert MeasuredLengths("abc", tmp_path).typical_tokens == DEFAULT_TOKENS
 
 
 @pytest.mark.parametrize("value", [-5, 0, "NaN", 1e300])
 def test_a_value_that_cannot_be_is_kept_within_reason(tmp_path, value):
     (tmp_path / "abc.json").write_text(json.dumps({"typical_tokens": value}))
-    assert 64 <= Usage("abc", tmp_path).typical_tokens <= 1 << 20
+    assert 64 <= MeasuredLengths("abc", tmp_path).typical_tokens <= 1 << 20
 
 
 def test_where_nothing_can_be_written_nothing_happens(tmp_path):
     (tmp_path / "file").write_text("")
-    usage = Usage("abc", tmp_path / "file" / "below")
-    usage.observe(5)
-    usage.save()
+    lengths = MeasuredLengths("abc", tmp_path / "file" / "below")
+    lengths.observe(5)
+    lengths.save()

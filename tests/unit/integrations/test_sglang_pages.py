@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from quire.errors import ConfigError
-from quire.integrations.sglang.pages import OPEN_AGAIN_S, Options, SglangPages, Shard, read_options
+from quire.integrations.sglang.sglang_pages import (
+    OPEN_AGAIN_S,
+    SglangOptions,
+    SglangPages,
+    Shard,
+    read_options,
+)
 
 SIZES = [4096, 5000]
 
@@ -36,7 +42,7 @@ def opened() -> Iterator[list[SglangPages]]:
 def test_pages_come_back_as_they_were_for_another_process(
     tmp_path: Path, opened: list[SglangPages], page_bytes: int
 ) -> None:
-    options = Options(f"file://{tmp_path}")
+    options = SglangOptions(f"file://{tmp_path}")
     opened += [SglangPages(options, shard(page_bytes)) for _ in range(2)]
     one, other = opened
     keys = ["a", "b", "c"]
@@ -57,14 +63,14 @@ def test_pages_come_back_as_they_were_for_another_process(
 def test_pages_that_mean_something_else_are_not_found(
     tmp_path: Path, opened: list[SglangPages], other: Shard
 ) -> None:
-    options = Options(f"file://{tmp_path}")
+    options = SglangOptions(f"file://{tmp_path}")
     opened += [SglangPages(options, shard()), SglangPages(options, other)]
     assert opened[0].put(["a"], values(1, 4096)) == [True]
     assert opened[1].get(["a"], empty(1, other.page_bytes)) == [False]
 
 
 def test_ranks_keep_their_own_pages(tmp_path: Path, opened: list[SglangPages]) -> None:
-    options = Options(f"file://{tmp_path}")
+    options = SglangOptions(f"file://{tmp_path}")
     opened += [SglangPages(options, Shard(rank, 2, ("w",), 4096)) for rank in range(2)]
     for rank, pages in enumerate(opened):
         assert pages.put(["a"], [values(2, 4096)[rank]]) == [True]
@@ -77,14 +83,14 @@ def test_ranks_keep_their_own_pages(tmp_path: Path, opened: list[SglangPages]) -
 def test_a_page_is_not_kept_without_the_one_before_it(
     tmp_path: Path, opened: list[SglangPages]
 ) -> None:
-    opened.append(SglangPages(Options(f"file://{tmp_path}"), shard()))
+    opened.append(SglangPages(SglangOptions(f"file://{tmp_path}"), shard()))
     assert opened[0].put(["b"], values(1, 4096), before="a") == [False]
     assert opened[0].put(["a"], values(1, 4096)) == [True]
     assert opened[0].put(["b"], values(1, 4096), before="a") == [True]
 
 
 def test_a_damaged_page_is_a_miss(tmp_path: Path, opened: list[SglangPages]) -> None:
-    opened.append(SglangPages(Options(f"file://{tmp_path}"), shard()))
+    opened.append(SglangPages(SglangOptions(f"file://{tmp_path}"), shard()))
     opened[0].put(["a"], values(1, 4096))
     (file,) = [path for path in tmp_path.rglob("*.full.*") if path.is_file()]
     data = bytearray(file.read_bytes())
@@ -97,7 +103,7 @@ def test_a_store_that_is_not_there_costs_misses_and_is_tried_again(
     opened: list[SglangPages],
 ) -> None:
     now = [0.0]
-    pages = SglangPages(Options("redis://127.0.0.1:1"), shard(), clock=lambda: now[0])
+    pages = SglangPages(SglangOptions("redis://127.0.0.1:1"), shard(), clock=lambda: now[0])
     opened.append(pages)
     for _ in range(2):
         assert pages.num_present(["a"]) == 0
@@ -107,7 +113,7 @@ def test_a_store_that_is_not_there_costs_misses_and_is_tried_again(
 
 
 def test_a_page_of_another_length_is_an_error(tmp_path: Path, opened: list[SglangPages]) -> None:
-    opened.append(SglangPages(Options(f"file://{tmp_path}"), shard()))
+    opened.append(SglangPages(SglangOptions(f"file://{tmp_path}"), shard()))
     with pytest.raises(ConfigError, match="5000 bytes, among pages of 4096"):
         opened[0].put(["a"], values(1, 5000))
 

@@ -15,12 +15,12 @@ from quire.memory.page_layout import InnerLayout, PageLayout
 from quire.messages import PeerPart, PeerSource
 from quire.peer import protocol
 from quire.peer.client import ClientLimits, PageClient
+from quire.peer.connection_pool import PoolLimits
 from quire.peer.greet import shake_hands
 from quire.peer.handshake import Side, page_handshake
 from quire.peer.identity import make_identity
 from quire.peer.kinds import TransportKind
 from quire.peer.nixl import NixlAgent
-from quire.peer.pool import PoolLimits
 from quire.peer.region import Region
 from quire.peer.server import PageServer
 from quire.peer.tcp import TcpListener, TcpTransport

@@ -48,7 +48,7 @@ PAGE = bytes(range(256)) * (LAYOUT.page_bytes // 256)
 
 def good_answer(count, page=PAGE):
     sums = protocol.checksum(memoryview(page)) * count
-    return protocol.encode(protocol.Answer(bytes(count), len(page), sums))
+    return protocol.encode(protocol.ReadAnswer(bytes(count), len(page), sums))
 
 
 def read_from(behave, *, pages=4, timeout_s=WAIT_S, cancelled=lambda: False, **limits):
@@ -242,11 +242,11 @@ def test_bytes_that_do_not_fit_their_checksum_are_corrupt_and_the_rest_is_not():
 @pytest.mark.parametrize(
     "lie",
     [
-        protocol.Answer(bytes(3), LAYOUT.page_bytes, bytes(24)),
-        protocol.Answer(bytes(4), LAYOUT.page_bytes - 1, bytes(32)),
-        protocol.Answer(bytes(4), LAYOUT.page_bytes, bytes(31)),
-        protocol.Answer(b"\0\0\0\x63", LAYOUT.page_bytes, bytes(24)),
-        protocol.Answer(b"", 0, b""),
+        protocol.ReadAnswer(bytes(3), LAYOUT.page_bytes, bytes(24)),
+        protocol.ReadAnswer(bytes(4), LAYOUT.page_bytes - 1, bytes(32)),
+        protocol.ReadAnswer(bytes(4), LAYOUT.page_bytes, bytes(31)),
+        protocol.ReadAnswer(b"\0\0\0\x63", LAYOUT.page_bytes, bytes(24)),
+        protocol.ReadAnswer(b"", 0, b""),
     ],
 )
 def test_an_answer_to_something_else_is_no_answer(lie):
@@ -335,7 +335,7 @@ def test_a_peer_that_is_slow_is_not_late_while_pages_come():
             Region(held, 0, 2).page(page) for page in range(read.start, read.start + read.count)
         ]
         sums = b"".join(protocol.checksum(view) for view in views)
-        answer = protocol.Answer(bytes(read.count), views[0].nbytes, sums)
+        answer = protocol.ReadAnswer(bytes(read.count), views[0].nbytes, sums)
         connection.send_frame(protocol.encode(answer))
         for view in views:
             time.sleep(page_s)

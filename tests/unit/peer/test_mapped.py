@@ -16,8 +16,7 @@ import pytest
 
 from quire.memory.host import HostPool
 from quire.memory.shared import NotShareable, create_shared, map_shared
-from quire.peer import pool as pool_module
-from quire.peer import protocol, unix
+from quire.peer import connection_pool, protocol, unix
 from quire.peer.greet import shake_hands
 from quire.peer.handshake import Side, page_handshake
 from quire.peer.kinds import TransportKind
@@ -218,7 +217,7 @@ STRIDE = LAYOUT.page_stride_bytes
 def test_a_peer_that_lies_about_its_memory_is_not_believed(lent, places):
     pool = HostPool(LAYOUT, 4, is_shared=True)
     data = b"".join(place.to_bytes(4, "little", signed=True) for place in places)
-    answer = protocol.Answer(bytes(1), LAYOUT.page_bytes, b"", data)
+    answer = protocol.ReadAnswer(bytes(1), LAYOUT.page_bytes, b"", data)
     impostor = NearImpostor([[lent]], [pool.descriptor], answer)
     client = connect(kind=TransportKind.SHM)
     own = Region(HostPool(LAYOUT, 4), 0, 2)
@@ -264,7 +263,7 @@ def start(script, *args):
 
 
 def test_a_page_server_that_is_killed_leaves_no_memory_behind(monkeypatch):
-    monkeypatch.setattr(pool_module, "_WATCH_S", 0.01)
+    monkeypatch.setattr(connection_pool, "_WATCH_S", 0.01)
     with start(SERVER) as server:
         address = server.stdout.readline().strip()
         client = connect(kind=TransportKind.SHM, pause_s=60.0)

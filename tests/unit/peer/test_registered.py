@@ -14,11 +14,11 @@ import pytest
 from quire.errors import ConfigError
 from quire.memory.host import HostPool
 from quire.peer.client import ClientLimits, PageClient
+from quire.peer.connection_pool import PoolLimits
 from quire.peer.errors import PeerError, ReadCancelled
 from quire.peer.handshake import chosen_way, ways_of
 from quire.peer.kinds import TransportKind
 from quire.peer.nixl import NixlAgent
-from quire.peer.pool import PoolLimits
 from quire.peer.region import Region
 from quire.types import PageStatus, page_ids
 from unit.peer.rig import (

@@ -7,7 +7,7 @@ import pytest
 
 from collector import collecting, wait_until
 from quire.errors import ConfigError
-from quire.tracing.address import endpoint
+from quire.tracing.collector import endpoint
 from quire.tracing.exporter import MAX_BATCH, Exporter
 from quire.tracing.spans import Span, SpanKind, TraceContext
 

@@ -158,7 +158,7 @@ def test_rubbish_from_the_leader_changes_nothing(tmp_path):
             )
             loop.start()
             assert leader.recv_multipart()[0] == b"w"
-            probe = wire.encode(wire.Work([Probe(1, "full", [b""], 1.0)]))
+            probe = wire.encode(wire.StepCommands([Probe(1, "full", [b""], 1.0)]))
             for frames in ([b"\xc1\xff"], [probe, probe], [b""], [probe[:-3]], [probe]):
                 leader.send_multipart([b"w", *frames])
             leader.send_multipart([b"w", wire.encode(wire.Shutdown())])

@@ -15,9 +15,9 @@ import torch
 
 from quire.bench.gpu.random_model import SEED, STD, config_of
 from quire.engine.forward.dense import DenseModel
+from quire.engine.forward.dense_weights import DenseWeights, LayerWeights, Linear, expected
 from quire.engine.forward.matrices import packed
 from quire.engine.forward.spec import DenseSpec, dense_spec
-from quire.engine.forward.weights import DenseWeights, LayerWeights, Linear, expected
 from quire.models import describe, read_config
 
 

@@ -23,14 +23,14 @@ from quire.engine.draft.headweights import assemble, draft_target, read_spec, re
 from quire.engine.draft.trees import TreeDrafter
 from quire.engine.executor.rehearsal import rehearse
 from quire.engine.forward import Forward, choose
+from quire.engine.forward.assembly import Limits, in_graphs, open_dense, ops_of, replayed
 from quire.engine.forward.dense import DenseModel, load_dense
-from quire.engine.forward.opening import Limits, in_graphs, open_dense, ops_of, replayed
 from quire.engine.forward.transformers import ATTENTION, TransformersForward, register_attention
 from quire.engine.layouts import FULL, RECURRENT, WINDOW
 from quire.engine.parallel import AllReduce, shard
+from quire.engine.recurrent_states import RecurrentStates
 from quire.engine.runner import ModelRunner
 from quire.engine.sampling import open_sampler
-from quire.engine.states import States
 from quire.models import ModelShape, describe, load_model
 from quire.progress import Share
 from quire.worker import WorkerConfig, build_worker
@@ -225,7 +225,7 @@ def _through_transformers(
 ) -> TransformersForward:
     states = None
     if shape.recurrent_layers:
-        states = States(
+        states = RecurrentStates(
             worker.components[RECURRENT].device,
             shape.state_layout(config.dtype),
             shape.recurrent_layers,

@@ -1,7 +1,7 @@
 """How a rank computes its model: `choose` between our own decoder and transformers' modules.
 
-base.py (protocol); dense.py, with spec.py, rope.py and weights.py, over ops.py or, on CUDA,
-fused.py and graphs.py (opening.py says which); transformers.py.
+base.py (protocol); dense.py, with spec.py, rope.py and dense_weights.py, over ops.py or, on CUDA,
+fused.py and graphs.py (assembly.py says which); transformers.py.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from quire.engine.config import ForwardKind
 from quire.engine.forward.base import Forward
 from quire.errors import ConfigError
 
-__all__ = ["Choice", "Forward", "choose"]
+__all__ = ["Forward", "ForwardChoice", "choose"]
 
 
-class Choice(NamedTuple):
+class ForwardChoice(NamedTuple):
     kind: ForwardKind
     """Never AUTO."""
     reason: str = ""
     """Why it is transformers although nobody asked for it."""
 
 
-def choose(directory: Path, wanted: ForwardKind) -> Choice:
+def choose(directory: Path, wanted: ForwardKind) -> ForwardChoice:
     """Raises ConfigError if `wanted` cannot be, and ModelError if there is no model."""
     from quire.engine.forward.dense import why_not_dense
 
     if wanted is ForwardKind.TRANSFORMERS:
-        return Choice(wanted)
+        return ForwardChoice(wanted)
     reason = why_not_dense(directory)
     if reason is None:
-        return Choice(ForwardKind.DENSE)
+        return ForwardChoice(ForwardKind.DENSE)
     if wanted is ForwardKind.DENSE:
         raise ConfigError(f"forward is dense, but {reason}: set it to auto")
-    return Choice(ForwardKind.TRANSFORMERS, reason)
+    return ForwardChoice(ForwardKind.TRANSFORMERS, reason)

@@ -17,19 +17,19 @@ from torch.nn import functional
 
 from quire.engine.batch import Batch
 from quire.engine.bridge import AttentionBridge, Inputs
-from quire.engine.forward.matrices import logits_of, product
-from quire.engine.forward.ops import Ops, TorchOps
-from quire.engine.forward.rope import Turn, Turner
-from quire.engine.forward.spec import DenseSpec, dense_refusal, dense_spec
-from quire.engine.forward.taps import Taps
-from quire.engine.forward.weights import (
+from quire.engine.forward.dense_weights import (
     DenseWeights,
     LayerWeights,
     Linear,
-    Part,
+    RankPart,
     load_weights,
     weights_refusal,
 )
+from quire.engine.forward.matrices import logits_of, product
+from quire.engine.forward.ops import Ops, TorchOps
+from quire.engine.forward.rope import Rotation, Turner
+from quire.engine.forward.spec import DenseSpec, dense_refusal, dense_spec
+from quire.engine.forward.taps import Taps
 from quire.engine.parallel import AllReduce
 from quire.models import describe, read_config
 from quire.models.weights import stored_tensors
@@ -61,7 +61,7 @@ def load_dense(
     weights = load_weights(
         spec,
         stored_tensors(directory),
-        Part.of(spec, rank, num_ranks),
+        RankPart.of(spec, rank, num_ranks),
         dtype=dtype,
         device=device,
     )
@@ -142,7 +142,7 @@ class DenseForward:
         return logits
 
     def _attend(
-        self, number: int, layer: LayerWeights, normed: torch.Tensor, by: Turn
+        self, number: int, layer: LayerWeights, normed: torch.Tensor, by: Rotation
     ) -> torch.Tensor:
         """[row, hidden] → [row, query heads × dim]"""
         target = self._bridge.target(number)

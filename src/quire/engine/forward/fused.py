@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 
 from quire.engine.attention import Heads, Target
-from quire.engine.forward.rope import Turn
+from quire.engine.forward.rope import Rotation
 from quire.engine.forward.spec import DenseSpec
 from quire.engine.kernels.activation import activate
 from quire.engine.kernels.norm import add_norm, norm
-from quire.engine.kernels.rope import turn
+from quire.engine.kernels.positions import turn
 
 
 class FusedOps:
@@ -22,7 +22,7 @@ class FusedOps:
         self._spec = spec
         self._num_kv_heads = num_kv_heads
 
-    def prepared(self, by: Turn, dtype: torch.dtype) -> Turn:
+    def prepared(self, by: Rotation, dtype: torch.dtype) -> Rotation:
         return by
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -38,7 +38,7 @@ class FusedOps:
         return hidden, add_norm(output, hidden, weight, self._spec.norm_eps, post)
 
     def heads(
-        self, qkv: torch.Tensor, norms: torch.Tensor | None, by: Turn, target: Target | None
+        self, qkv: torch.Tensor, norms: torch.Tensor | None, by: Rotation, target: Target | None
     ) -> Heads:
         kv = self._num_kv_heads
         turn(

@@ -86,7 +86,7 @@ def _never_waiting() -> Iterator[None]:
             torch.cuda.set_sync_debug_mode("default")
 
 
-class Kind(NamedTuple):
+class GraphKind(NamedTuple):
     """A batch that fits has as many of each, or fewer."""
 
     num_tokens: int
@@ -169,7 +169,7 @@ class GraphForward:
         self._sizes = batch_sizes(max_batch)
         self._short = short_kinds(max_batch) if forward.packs else []
         self._verifying = [
-            Kind(size * (1 + max_drafts), 0, size, verifies=True) for size in self._sizes
+            GraphKind(size * (1 + max_drafts), 0, size, verifies=True) for size in self._sizes
         ]
         if not max_drafts:
             self._verifying = []
@@ -182,8 +182,8 @@ class GraphForward:
             self._logits.device,
         )
         self._groups = {kind: self._tables(kind) for kind in kinds}
-        self._replays: dict[Kind, Replay] = {}
-        self.replayed: Kind | None = None
+        self._replays: dict[GraphKind, Replay] = {}
+        self.replayed: GraphKind | None = None
         """Which of them the last batch was; None: it was not replayed."""
         # The largest first: it makes room for the others.
         for kind in sorted(kinds, reverse=True):
@@ -209,14 +209,14 @@ class GraphForward:
         """What the last batch replayed was, on the device."""
         return self._block
 
-    def drawing(self) -> list[Kind]:
+    def drawing(self) -> list[GraphKind]:
         """Those after whose tokens all logits are wanted."""
         return [kind for kind in self._replays if kind.verifies or not kind.num_short]
 
-    def groups(self, kind: Kind) -> list[Group]:
+    def groups(self, kind: GraphKind) -> list[Group]:
         return self._groups[kind]
 
-    def enter(self, kind: Kind) -> None:
+    def enter(self, kind: GraphKind) -> None:
         """Prepare the bridge for its tokens."""
         self._bridge.enter(self._plans(kind), set())
 
@@ -258,7 +258,7 @@ class GraphForward:
         self._forward.after_replay(batch.num_tokens)
         return self._logits[: sum(segment.num_rows for segment in segments)]
 
-    def _kind_of(self, segments: Sequence[Segment]) -> Kind | None:
+    def _kind_of(self, segments: Sequence[Segment]) -> GraphKind | None:
         """The smallest that holds them; None: there is none. No graph waits for what is loaded
         layer by layer; nor does one begin, restore or save a state, or verify a tree."""
         loaded = sum(segment.start for segment in segments if segment.loads)
@@ -271,7 +271,7 @@ class GraphForward:
         num_tokens = num_bytes >> 2
         if num_tokens == count and all(segment.row is not None for segment in segments):
             size = next((size for size in self._sizes if size >= count), None)
-            return None if size is None else Kind(size, size, 0)
+            return None if size is None else GraphKind(size, size, 0)
         if any(segment.drafts for segment in segments):
             if any(segment.num_rows < len(segment.tokens) >> 2 for segment in segments):
                 return None
@@ -282,16 +282,16 @@ class GraphForward:
         fits = (kind for kind in self._short if kind.holds(num_tokens, single, count - single))
         return next(fits, None)
 
-    def _decoding(self) -> Iterator[Kind]:
+    def _decoding(self) -> Iterator[GraphKind]:
         for size in self._sizes:
-            yield Kind(size, size, 0)
+            yield GraphKind(size, size, 0)
             if self._fills(size):
-                yield Kind(size, size, 0, splits=False)
+                yield GraphKind(size, size, 0, splits=False)
 
     def _fills(self, size: int) -> bool:
         return all(backend.fills(size) for backend in self._backends.values())
 
-    def _tables(self, kind: Kind) -> list[Group]:
+    def _tables(self, kind: GraphKind) -> list[Group]:
         tables = [
             (0, kind.num_single, 1),
             (kind.num_single, kind.num_pieces, kind.piece),
@@ -302,7 +302,7 @@ class GraphForward:
             if size
         ]
 
-    def _max_splits(self, kind: Kind, size: int, count: int) -> dict[str, int]:
+    def _max_splits(self, kind: GraphKind, size: int, count: int) -> dict[str, int]:
         """Of a table with so many entries, of so many tokens at most: powers of two."""
         if not kind.splits:
             return dict.fromkeys(self._backends, 1)
@@ -312,7 +312,9 @@ class GraphForward:
         most = 1 << (max(1, _MAX_PARTS // size).bit_length() - 1)
         return {name: min(most, splits) for name, splits in found.items()}
 
-    def _splits(self, kind: Kind, component: str, places: Column, lengths: Column) -> list[int]:
+    def _splits(
+        self, kind: GraphKind, component: str, places: Column, lengths: Column
+    ) -> list[int]:
         """After how many tokens each table's sequences are split."""
         found = []
         for group in self._groups[kind]:
@@ -321,7 +323,7 @@ class GraphForward:
             found.append(self._backends[component].split(own, most) if len(own) else 0)
         return found
 
-    def _work(self, kind: Kind) -> Callable[[], None]:
+    def _work(self, kind: GraphKind) -> Callable[[], None]:
         block = self._block
         num_rows = kind.num_sequences if kind.num_short and not kind.verifies else None
 
@@ -333,7 +335,7 @@ class GraphForward:
 
         return work
 
-    def _plans(self, kind: Kind) -> dict[str, Any]:
+    def _plans(self, kind: GraphKind) -> dict[str, Any]:
         block, groups = self._block, self._groups[kind]
         return {
             component: backend.planned(
@@ -353,10 +355,10 @@ def batch_sizes(largest: int) -> list[int]:
     return [*(size for size in steps if size < largest), largest]
 
 
-def short_kinds(max_batch: int) -> list[Kind]:
+def short_kinds(max_batch: int) -> list[GraphKind]:
     """Rising, as `batch_sizes`."""
     few = min(_FEW, max_batch)
-    kinds = [Kind(num_tokens, 0, few) for num_tokens in _SHORT]
+    kinds = [GraphKind(num_tokens, 0, few) for num_tokens in _SHORT]
     if max_batch > few:
-        kinds += [Kind(num_tokens, max_batch, few) for num_tokens in _BESIDE]
+        kinds += [GraphKind(num_tokens, max_batch, few) for num_tokens in _BESIDE]
     return sorted(kinds)

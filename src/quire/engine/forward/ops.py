@@ -12,14 +12,14 @@ import torch
 from torch.nn import functional
 
 from quire.engine.attention import Heads, Target
-from quire.engine.forward.rope import Turn, turned
+from quire.engine.forward.rope import Rotation, turned
 from quire.engine.forward.spec import DenseSpec
 
 
 class Ops(Protocol):
     """Norm weights are [size], in the model's dtype, or in float32 if an offset is in them."""
 
-    def prepared(self, by: Turn, dtype: torch.dtype) -> Turn:
+    def prepared(self, by: Rotation, dtype: torch.dtype) -> Rotation:
         """As `heads` wants it."""
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -36,7 +36,7 @@ class Ops(Protocol):
         May write into both."""
 
     def heads(
-        self, qkv: torch.Tensor, norms: torch.Tensor | None, by: Turn, target: Target | None
+        self, qkv: torch.Tensor, norms: torch.Tensor | None, by: Rotation, target: Target | None
     ) -> Heads:
         """`qkv` [row, heads × dim] with positions worked in, and `norms` [heads of queries and of
         keys, dim] before; keys and values are then in `target`, if there is one."""
@@ -51,7 +51,7 @@ class TorchOps:
         self._spec = spec
         self._num_kv_heads = num_kv_heads
 
-    def prepared(self, by: Turn, dtype: torch.dtype) -> Turn:
+    def prepared(self, by: Rotation, dtype: torch.dtype) -> Rotation:
         return by.widened(dtype)
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -70,7 +70,7 @@ class TorchOps:
         return added, self.norm(added, weight)
 
     def heads(
-        self, qkv: torch.Tensor, norms: torch.Tensor | None, by: Turn, target: Target | None
+        self, qkv: torch.Tensor, norms: torch.Tensor | None, by: Rotation, target: Target | None
     ) -> Heads:
         assert target is None
         kv = self._num_kv_heads

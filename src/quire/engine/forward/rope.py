@@ -26,16 +26,16 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Rotation:
     """What a row of positions does to queries and keys; each [row, dim / 2], float32."""
 
     cos: torch.Tensor
     sin: torch.Tensor
 
-    def widened(self, dtype: torch.dtype) -> Turn:
+    def widened(self, dtype: torch.dtype) -> Rotation:
         """For `turned`: each [row, 1, dim], with the first half of the sines negated."""
         cos, sin = self.cos.to(dtype)[:, None], self.sin.to(dtype)[:, None]
-        return Turn(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
+        return Rotation(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
 
 
 def refusal(text: Any, kind: str | None = None) -> str | None:
@@ -74,7 +74,7 @@ class Turner:
             for rope in self._kinds
         ]
 
-    def turns(self, positions: torch.Tensor) -> list[Turn]:
+    def turns(self, positions: torch.Tensor) -> list[Rotation]:
         """`positions` [row], on the device → by kind."""
         wide = positions.to(torch.float32)[:, None]
         made = []
@@ -83,11 +83,11 @@ class Turner:
             cos, sin = angles.cos(), angles.sin()
             if rope.factor != 1:
                 cos, sin = cos.mul_(rope.factor), sin.mul_(rope.factor)
-            made.append(Turn(cos, sin))
+            made.append(Rotation(cos, sin))
         return made
 
 
-def turned(heads: torch.Tensor, by: Turn) -> torch.Tensor:
+def turned(heads: torch.Tensor, by: Rotation) -> torch.Tensor:
     """`heads` [row, any number, dim] → the same, with their positions worked in; `by` widened."""
     half = heads.shape[-1] // 2
     swapped = torch.cat((heads[..., half:], heads[..., :half]), -1)

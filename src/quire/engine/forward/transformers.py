@@ -15,7 +15,7 @@ import torch
 from quire.engine.attention import Heads
 from quire.engine.batch import Batch
 from quire.engine.bridge import AttentionBridge, Inputs
-from quire.engine.states import States
+from quire.engine.recurrent_states import RecurrentStates
 from quire.errors import ModelError
 from quire.types import OperationId
 
@@ -45,7 +45,7 @@ class TransformersForward:
         model: torch.nn.Module,
         bridge: AttentionBridge,
         *,
-        states: States | None = None,
+        states: RecurrentStates | None = None,
     ) -> None:
         """`states`: of the recurrent layers, if there are any. Raises ModelError if the model has
         attention in other layers than the bridge."""
@@ -117,7 +117,9 @@ class TransformersForward:
         logits: torch.Tensor = output.logits[:, -1]
         return logits
 
-    def _in_parts(self, batch: Batch, drawn: torch.Tensor | None, states: States) -> torch.Tensor:
+    def _in_parts(
+        self, batch: Batch, drawn: torch.Tensor | None, states: RecurrentStates
+    ) -> torch.Tensor:
         found: dict[int, torch.Tensor] = {}
         for members in _parts(batch):
             segments = [batch.segments[i] for i in members]

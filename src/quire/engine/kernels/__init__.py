@@ -1,8 +1,8 @@
 """Fused kernels in Triton, for CUDA: one file each, a Python function beside its kernel.
 
-norm.py (residual + RMS norm), rope.py (norms and positions of heads, and their way into pages),
-append.py (keys and values into pages), decode.py (few queries of a sequence over its pages),
-merge.py (attention over two sets of keys), activation.py, scatter.py (rows into slots); and for
+norm.py (residual + RMS norm), positions.py (norms and positions of heads, and their way into
+pages), append.py (keys and values into pages), decode.py (few queries of a sequence over its
+pages), merge.py (attention over two sets of keys), activation.py, scatter.py (rows into slots); for
 drawing, in this order: histories.py, masses.py, candidates.py, sampling.py, likeliest.py, over
 rows.py. They know tensors; neither models nor batches.
 

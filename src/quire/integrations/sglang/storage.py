@@ -18,8 +18,8 @@ import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolName
 
 from quire.errors import ConfigError
-from quire.integrations.sglang.pages import SglangPages, Shard, read_options
-from quire.integrations.weights import weights_of
+from quire.integrations.sglang.sglang_pages import SglangPages, Shard, read_options
+from quire.integrations.weight_identity import weights_of
 
 
 class QuireStorage(HiCacheStorage):

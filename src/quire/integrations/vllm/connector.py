@@ -21,15 +21,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from quire.integrations.vllm.events import told
 from quire.integrations.vllm.hands import Hands, by_name
 from quire.integrations.vllm.leader import Leader
 from quire.integrations.vllm.metrics import QuirePromMetrics, QuireStats
 from quire.integrations.vllm.naming import Naming, VllmRequest
-from quire.integrations.vllm.options import Options, read_options
+from quire.integrations.vllm.options import VllmOptions, read_options
 from quire.integrations.vllm.orders import Orders, Setup, unpack_reports
 from quire.integrations.vllm.setup import cache_config, namespace, plan
 from quire.integrations.vllm.tensors import describe
+from quire.integrations.vllm.vllm_events import told
 from quire.manager import CacheManager
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class QuireConnector(KVConnectorBase_V1):
                 )
             self._leader = self._make_leader(self._options)
 
-    def _make_leader(self, options: Options) -> Leader:
+    def _make_leader(self, options: VllmOptions) -> Leader:
         names = namespace(self._vllm_config, self._plan, options)
         events = self._vllm_config.kv_events_config
         config = cache_config(

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from quire.errors import QuireError
 from quire.integrations.vllm.naming import Naming, VllmRequest, has_name
-from quire.integrations.vllm.options import Options
+from quire.integrations.vllm.options import VllmOptions
 from quire.integrations.vllm.orders import Orders, Setup, pack_orders
 from quire.keys import PrefixKey
 from quire.manager import (
@@ -45,7 +45,7 @@ TELL_EVERY_S = 1.0
 _logger = logging.getLogger(__name__)
 
 
-class Stage(enum.Enum):
+class RequestStage(enum.Enum):
     LOOKING = enum.auto()
     OFFERED = enum.auto()
     LOADING = enum.auto()
@@ -63,7 +63,7 @@ class Tracked:
     num_named: int
     """Tokens in `key`."""
     naming: Naming
-    stage: Stage = Stage.LOOKING
+    stage: RequestStage = RequestStage.LOOKING
     num_local: int = 0
     """Pages that vLLM has itself."""
     load: ForeignCopy | None = None
@@ -73,7 +73,7 @@ class Tracked:
 class Leader:
     def __init__(
         self,
-        options: Options,
+        options: VllmOptions,
         manager: CacheManager,
         naming: Naming,
         setup: Setup,
@@ -124,7 +124,7 @@ class Leader:
         self.manager.prefetch(lease)
         if not self.manager.ready(lease):
             return None
-        tracked.stage = Stage.OFFERED
+        tracked.stage = RequestStage.OFFERED
         beyond = self.manager.admit(lease) - tracked.num_local
         return max(0, beyond) * page_size
 
@@ -132,7 +132,7 @@ class Leader:
         """Was it preempted, or its load in vain? It begins again, unless what it has computed is
         on its way to the host: then it waits for that."""
         tracked = self._tracked.get(request.request_id)
-        if tracked is None or tracked.stage in (Stage.LOOKING, Stage.OFFERED):
+        if tracked is None or tracked.stage in (RequestStage.LOOKING, RequestStage.OFFERED):
             return False
         if self._has_failed(tracked):
             return False
@@ -147,12 +147,12 @@ class Leader:
         if tracked is None:
             return
         if not num_external:
-            tracked.stage = Stage.RUNNING
+            tracked.stage = RequestStage.RUNNING
             return
         first = tracked.num_local
         device = page_ids(blocks[first : first + num_external // self._page_size])
         load = self.manager.foreign.load_into(tracked.lease, first, device)
-        tracked.load, tracked.stage = load, Stage.LOADING
+        tracked.load, tracked.stage = load, RequestStage.LOADING
         if load.state is ForeignState.FAILED:
             self._orders.refused[request.request_id] = page_array(device).tolist()
         else:
@@ -173,7 +173,7 @@ class Leader:
         tracked = self._tracked.get(name)
         if tracked is None:
             return False
-        if tracked.stage is Stage.RUNNING and not self._has_failed(tracked):
+        if tracked.stage is RequestStage.RUNNING and not self._has_failed(tracked):
             self._save(tracked, blocks, least=1)
         self._failed.discard(name)
         under_way = [c.op for c in tracked.saves if c.state is ForeignState.COPYING]
@@ -181,7 +181,7 @@ class Leader:
             self._forget(name)
             return False
         del self._tracked[name]
-        tracked.stage = Stage.FINISHING
+        tracked.stage = RequestStage.FINISHING
         self._finishing[name] = tracked
         self._orders.sending[name] = under_way
         return True
@@ -213,7 +213,7 @@ class Leader:
             tracked = self._tracked.get(name)
             if tracked is None:
                 continue
-            tracked.stage = Stage.RUNNING
+            tracked.stage = RequestStage.RUNNING
             if not self._has_failed(tracked):
                 blocks = blocks_of(name)
                 if blocks is not None:
@@ -235,7 +235,7 @@ class Leader:
         if any(t.load and t.load.state is ForeignState.COPYING for t in self._tracked.values()):
             return False
         self._naming = self._naming.next_generation(self._new_name())
-        for name in [n for n, t in self._tracked.items() if t.stage is not Stage.RUNNING]:
+        for name in [n for n, t in self._tracked.items() if t.stage is not RequestStage.RUNNING]:
             self._forget(name)
         self.manager.flush(Tier.HOST)
         return True

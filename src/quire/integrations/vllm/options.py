@@ -14,7 +14,7 @@ from quire.store.url import split_urls
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class VllmOptions:
     host_bytes: int
     """Of all ranks together."""
     store: str = ""
@@ -30,7 +30,7 @@ class Options:
 _NAMES = ("host_memory", "store", "model_fingerprint", "wait_s", "min_hit_tokens")
 
 
-def read_options(given: Mapping[str, object]) -> Options:
+def read_options(given: Mapping[str, object]) -> VllmOptions:
     """Raises ConfigError, in one sentence with the option's name."""
     unknown = sorted(set(given) - set(_NAMES))
     if unknown:
@@ -45,7 +45,7 @@ def read_options(given: Mapping[str, object]) -> Options:
     store = str(given.get("store") or "")
     if store:
         split_urls(store)
-    return Options(
+    return VllmOptions(
         host_bytes=parse_size(str(given["host_memory"])),
         store=store,
         model_fingerprint=str(given.get("model_fingerprint") or ""),

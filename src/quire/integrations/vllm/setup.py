@@ -10,9 +10,9 @@ from typing import Any
 
 from quire.config import CacheConfig, PrefetchConfig
 from quire.errors import ConfigError
-from quire.integrations.vllm.options import Options
+from quire.integrations.vllm.options import VllmOptions
 from quire.integrations.vllm.tensors import BlockShape
-from quire.integrations.weights import weights_of
+from quire.integrations.weight_identity import weights_of
 from quire.keys import Namespace
 from quire.memory.page_layout import BLOCK_BYTES
 
@@ -33,7 +33,7 @@ class Plan:
     kv_dtype: str
 
 
-def plan(vllm_config: Any, kv_cache_config: Any, options: Options) -> Plan:
+def plan(vllm_config: Any, kv_cache_config: Any, options: VllmOptions) -> Plan:
     """Raises ConfigError, with the reason, for what cannot be right."""
     _check_parallel(vllm_config.parallel_config)
     groups = kv_cache_config.kv_cache_groups
@@ -80,7 +80,7 @@ def _check_parallel(parallel: Any) -> None:
             raise ConfigError(f"{name} above 1 is not served: tensor parallelism is")
 
 
-def cache_config(plan: Plan, options: Options, *, events: bool = False) -> CacheConfig:
+def cache_config(plan: Plan, options: VllmOptions, *, events: bool = False) -> CacheConfig:
     """`events`: somebody wants to hear what comes and goes."""
     page_size = plan.shape.tokens
     threshold = min(options.min_hit_tokens, max(1, plan.host_pages // 2) * page_size)
@@ -99,7 +99,7 @@ def cache_config(plan: Plan, options: Options, *, events: bool = False) -> Cache
     )
 
 
-def namespace(vllm_config: Any, plan: Plan, options: Options) -> Namespace:
+def namespace(vllm_config: Any, plan: Plan, options: VllmOptions) -> Namespace:
     """Of the weights and of all else that vLLM lets decide what is computed with them."""
     model = vllm_config.model_config
     weights = options.model_fingerprint or weights_of(str(model.model))

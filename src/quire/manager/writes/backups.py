@@ -15,7 +15,7 @@ from quire.components import Component, Guard
 from quire.config import WritePolicy
 from quire.manager.core import Core
 from quire.manager.operations import BACKUP, COPY_TIMEOUT_S, ENDED, Operation
-from quire.manager.writes.stretches import Outcome, Stretch, UnderWay, size_of
+from quire.manager.writes.stretches import Outcome, PathStretch, UnderWay, size_of
 from quire.messages import Backup
 from quire.tree import Node, held_pages, rest, slot_of
 from quire.types import DEVICE, FILLING, HOST, READY, PageIds, num_pages
@@ -44,7 +44,7 @@ class Backups:
         self._backed_up = backed_up
         self._device = slot_of(component.index, DEVICE)
         self._host = slot_of(component.index, HOST)
-        self.due: dict[Node, Stretch] = {}
+        self.due: dict[Node, PathStretch] = {}
         """By their lower end."""
         self._under_way = UnderWay(core, component)
         self._need = 0.0
@@ -80,10 +80,10 @@ class Backups:
         """A request has arrived that will take so many device pages once it is its turn."""
         self._expected = max(self._expected, num_pages)
 
-    def want(self, node: Node, *, urgent: bool = False, cold: bool = False) -> Stretch:
+    def want(self, node: Node, *, urgent: bool = False, cold: bool = False) -> PathStretch:
         stretch = self.due.get(node)
         if stretch is None:
-            stretch = self.due[node] = Stretch(node)
+            stretch = self.due[node] = PathStretch(node)
             node.named += 1
         stretch.urgent |= urgent
         stretch.cold |= cold
@@ -115,7 +115,7 @@ class Backups:
         if self.due:
             self._start()
 
-    def take_due(self) -> list[Stretch]:
+    def take_due(self) -> list[PathStretch]:
         due, self.due = self.due, {}
         for node in due:
             node.named -= 1
@@ -150,7 +150,7 @@ class Backups:
 
     def _start(self) -> None:
         core = self._core
-        stretches: list[Stretch] = []
+        stretches: list[PathStretch] = []
         guards: list[Guard] = []
         device, host = list[bytes](), list[bytes]()
         for due in self.take_due():
@@ -182,7 +182,7 @@ class Backups:
         self._under_way.put(op, stretches)
         core.outbox.append(Backup(op.id, self._component.name, source, target))
 
-    def _missing(self, due: Stretch) -> list[Node]:
+    def _missing(self, due: PathStretch) -> list[Node]:
         """What of a stretch the host lacks, and of full pages all before it, parents first."""
         nodes = due.nodes(self._component)
         if self._device == DEVICE:
@@ -197,7 +197,7 @@ class Backups:
         device, host = node.held[self._device], node.held[self._host]
         return device is not None and device.state is READY and host is None
 
-    def _reserve_host(self, node: Node, due: Stretch) -> list[Guard] | None:
+    def _reserve_host(self, node: Node, due: PathStretch) -> list[Guard] | None:
         """Give the node its FILLING host holding; returns the locks on what is copied."""
         core, slot, above = self._core, self._host, node.parent
         assert above is not None
@@ -221,7 +221,7 @@ class Backups:
             return None
         return held
 
-    def _skip(self, nodes: list[Node], due: Stretch) -> None:
+    def _skip(self, nodes: list[Node], due: PathStretch) -> None:
         """The host has no room for these. What owes it a copy may go without one."""
         size = sum(size_of(self._component, node) for node in nodes)
         if self._is_worth_room(due):
@@ -232,7 +232,7 @@ class Backups:
         else:
             self._core.counters.backup_deferred_pages += size
 
-    def _is_worth_room(self, due: Stretch) -> bool:
+    def _is_worth_room(self, due: PathStretch) -> bool:
         """May others be evicted from the host for it? A hot page needs its host copy when it grows
         cold, and `_clean_ahead` sees to that; before, the copy is worth a free page of the host, or
         the way to the store, but no eviction."""

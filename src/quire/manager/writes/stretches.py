@@ -1,4 +1,4 @@
-"""Stretch: one node of a backup or a write, which the tree may cut while it is under way."""
+"""PathStretch: one node of a backup or a write, which the tree may cut while it is under way."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quire.tree import Node
 from quire.types import OperationId
 
 
-class Stretch:
+class PathStretch:
     """Remembered as (its end, its first page): survives splits."""
 
     __slots__ = ("attempt", "cold", "first", "tail", "urgent")
@@ -24,11 +24,11 @@ class Stretch:
         self.attempt = attempt
         """Tries made before this one."""
 
-    def of(self, node: Node) -> Stretch:
+    def of(self, node: Node) -> PathStretch:
         """The same for one of its nodes, or one above it."""
         if node is self.tail and node.start == self.first:
             return self
-        stretch = Stretch(node, attempt=self.attempt)
+        stretch = PathStretch(node, attempt=self.attempt)
         stretch.cold, stretch.urgent = self.cold, self.urgent
         return stretch
 
@@ -42,7 +42,7 @@ class Stretch:
         return nodes
 
 
-Outcome = tuple[Stretch, Node, int, bytes]
+Outcome = tuple[PathStretch, Node, int, bytes]
 """A node of an operation, its pages, and what became of them; no statuses: all is well. A plain
 tuple because every request makes some."""
 
@@ -53,9 +53,9 @@ class UnderWay:
     def __init__(self, core: Core, component: Component) -> None:
         self._core = core
         self._component = component
-        self._stretches: dict[OperationId, list[Stretch]] = {}
+        self._stretches: dict[OperationId, list[PathStretch]] = {}
 
-    def put(self, op: Operation, stretches: list[Stretch]) -> None:
+    def put(self, op: Operation, stretches: list[PathStretch]) -> None:
         self._stretches[op.id] = stretches
 
     def take(self, op: Operation) -> list[Outcome]:

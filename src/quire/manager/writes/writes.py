@@ -17,7 +17,7 @@ import msgspec
 from quire.components import Component, Guard
 from quire.manager.core import Core
 from quire.manager.operations import ENDED, WRITE, Operation
-from quire.manager.writes.stretches import Stretch, UnderWay, size_of
+from quire.manager.writes.stretches import PathStretch, UnderWay, size_of
 from quire.messages import Run, Write
 from quire.tree import Node, held_pages, rest, slot_of
 from quire.types import (
@@ -44,9 +44,9 @@ class Writes:
         self._back_up = back_up
         self._index = component.index
         self._host = slot_of(component.index, HOST)
-        self.due: dict[Node, Stretch] = {}
+        self.due: dict[Node, PathStretch] = {}
         """By their lower end."""
-        self.retries: list[tuple[float, int, Stretch]] = []
+        self.retries: list[tuple[float, int, PathStretch]] = []
         """Due time, a number to break ties, and what to write then."""
         self._num_retries = 0
         self._under_way = UnderWay(core, component)
@@ -54,7 +54,7 @@ class Writes:
         """Of the stores that operations write to."""
         self._writing: set[Node] = set()
         """On their way to the store, or behind what is."""
-        self._behind: dict[Node, list[Stretch]] = {}
+        self._behind: dict[Node, list[PathStretch]] = {}
         """By what is being written: what hangs under it, and is written when that has ended."""
         self._inflight_pages = 0
         host = core.allocators[self._host]
@@ -79,9 +79,9 @@ class Writes:
         if node.retention is not None and not node.retention.stored:
             return
         if core.store_epoch and core.config.write.enabled and node not in self.due:
-            self._queue(Stretch(node))
+            self._queue(PathStretch(node))
 
-    def _queue(self, stretch: Stretch) -> None:
+    def _queue(self, stretch: PathStretch) -> None:
         if stretch.tail not in self.due:
             stretch.tail.named += 1
         self.due[stretch.tail] = stretch
@@ -90,12 +90,12 @@ class Writes:
             self._core.counters.write_failed_pages += size_of(self._component, oldest.tail)
             self._let_follow(oldest.tail)
 
-    def _next(self) -> Stretch:
+    def _next(self) -> PathStretch:
         stretch = self.due.pop(next(iter(self.due)))
         stretch.tail.named -= 1
         return stretch
 
-    def _next_retry(self) -> Stretch:
+    def _next_retry(self) -> PathStretch:
         stretch = heapq.heappop(self.retries)[-1]
         stretch.tail.named -= 1
         return stretch
@@ -129,7 +129,7 @@ class Writes:
 
     def _start(self) -> None:
         core = self._core
-        stretches: dict[Node, Stretch] = {}
+        stretches: dict[Node, PathStretch] = {}
         guards: list[Guard] = []
         pages: list[bytes] = []
         while self.due and self._inflight_pages < self._max_inflight:
@@ -229,7 +229,7 @@ class Writes:
             elif epoch == core.store_epoch:
                 if PageStatus.ORPHAN in statuses:
                     self._write_prefix(node)
-                again = Stretch(node, attempt=stretch.attempt + 1)
+                again = PathStretch(node, attempt=stretch.attempt + 1)
                 self._retry(again, size, hopeless=PageStatus.REJECTED in statuses)
             self._let_follow(node)
         core.finish(op)
@@ -246,7 +246,7 @@ class Writes:
             else:
                 self._back_up(above)
 
-    def _retry(self, stretch: Stretch, size: int, *, hopeless: bool) -> None:
+    def _retry(self, stretch: PathStretch, size: int, *, hopeless: bool) -> None:
         """Soon again, unless it was tried enough or the store takes nothing at the moment."""
         config = self._core.config.write
         if hopeless or stretch.attempt >= config.max_attempts:

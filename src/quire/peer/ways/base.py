@@ -2,7 +2,7 @@
 
     reader                                      page server
       Read(grant, ticket, indices)        ──▶   enters the grant: its pages do not change
-                                          ◀──   Answer(a status per page, and what the way needs)
+                                          ◀──   ReadAnswer(a status per page, what the way needs)
       Inlet.take: bytes into own pages    ⇄     Outlet.give: until the reader has them
                                                 leaves the grant
 
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from quire.peer.protocol import Answer, Read
+from quire.peer.protocol import Read, ReadAnswer
 from quire.peer.region import Region
 from quire.peer.transport import Cancelled, Connection
 
@@ -77,6 +77,6 @@ class Inlet(Protocol):
     def max_ahead(self) -> int:
         """Reads that may be under way at once."""
 
-    def take(self, connection: Connection, answer: Answer, wanted: Wanted) -> bytes:
+    def take(self, connection: Connection, answer: ReadAnswer, wanted: Wanted) -> bytes:
         """The statuses that hold once it returns. Raises what connections raise, ReadCancelled;
         PeerError for an answer that is not to what was asked."""

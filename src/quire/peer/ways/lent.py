@@ -1,8 +1,8 @@
 """Lent pages: another engine's pools as a reader knows them, and the last word on what was copied.
 
-    Answer(statuses, places)   ──▶   copies pages from their places
-                               ◀──   TAKEN
-    TAKEN, still in the grant  ──▶   the copies hold
+    ReadAnswer(statuses, places)   ──▶   copies pages from their places
+                                   ◀──   TAKEN
+    TAKEN, still in the grant      ──▶   the copies hold
 
 The last word is what a checksum is on a wire: pages of a grant do not change, so what was copied
 between answer and last word is right. A reader that is stopped for so long that it is dropped does
@@ -20,7 +20,7 @@ import numpy as np
 from quire.memory.page_layout import PageLayout
 from quire.peer import protocol
 from quire.peer.errors import PeerError
-from quire.peer.protocol import TAKEN, Answer
+from quire.peer.protocol import TAKEN, ReadAnswer
 from quire.peer.region import Region
 from quire.peer.transport import Connection
 from quire.peer.ways.base import Granted, Wanted
@@ -79,7 +79,7 @@ def lent_region(lent: Lent, memory: memoryview, ours: PageLayout, num_pages: int
 def give_places(connection: Connection, granted: Granted) -> None:
     """Answer where pages are, and come back when the reader has them."""
     places = np.array(granted.pages, dtype=_PLACE).tobytes()
-    answer = Answer(granted.statuses, granted.page_bytes, b"", places)
+    answer = ReadAnswer(granted.statuses, granted.page_bytes, b"", places)
     connection.send_frame(protocol.encode(answer))
     if granted.pages:
         if connection.recv_frame(len(TAKEN)) != TAKEN:
@@ -87,7 +87,7 @@ def give_places(connection: Connection, granted: Granted) -> None:
         connection.send_frame(TAKEN)
 
 
-def has_pages(answer: Answer) -> bool:
+def has_pages(answer: ReadAnswer) -> bool:
     """Raises PeerError for places of pages that are not OK."""
     found = PageStatus.OK in answer.statuses
     if answer.places and not found:
@@ -95,7 +95,7 @@ def has_pages(answer: Answer) -> bool:
     return found
 
 
-def places_of(answer: Answer, lent: Lent, wanted: Wanted) -> list[tuple[int, int]]:
+def places_of(answer: ReadAnswer, lent: Lent, wanted: Wanted) -> list[tuple[int, int]]:
     """Their pages that are OK, of which there are some, and ours that they are for. Raises
     PeerError."""
     places = np.frombuffer(answer.places, dtype=np.uint8)

@@ -20,7 +20,7 @@ import msgspec
 from quire.memory.shared import map_shared
 from quire.peer import protocol
 from quire.peer.errors import PeerError
-from quire.peer.protocol import Answer, Read
+from quire.peer.protocol import Read, ReadAnswer
 from quire.peer.region import Region
 from quire.peer.sockets import SocketConnection
 from quire.peer.transport import Connection
@@ -107,7 +107,7 @@ class MappedInlet:
     def __init__(self, memory: PeerMemory) -> None:
         self.memory = memory
 
-    def take(self, connection: Connection, answer: Answer, wanted: Wanted) -> bytes:
+    def take(self, connection: Connection, answer: ReadAnswer, wanted: Wanted) -> bytes:
         if not has_pages(answer):
             return answer.statuses
         region = wanted.region

@@ -8,7 +8,7 @@ import numpy as np
 
 from quire.peer import protocol
 from quire.peer.errors import PeerError
-from quire.peer.protocol import Answer, Read
+from quire.peer.protocol import Read, ReadAnswer
 from quire.peer.region import Region
 from quire.peer.transport import Connection
 from quire.peer.ways.base import Granted, Wanted
@@ -25,7 +25,7 @@ class PushedOutlet:
     def give(self, connection: Connection, read: Read, granted: Granted) -> None:
         views = _views(granted.region, granted.pages, read, granted.page_bytes)
         sums = b"".join(protocol.checksum(view) for view in views)
-        answer = Answer(granted.statuses, granted.page_bytes, sums)
+        answer = ReadAnswer(granted.statuses, granted.page_bytes, sums)
         connection.send_views([memoryview(framed(protocol.encode(answer))), *views])
 
     def close(self) -> None:
@@ -39,7 +39,7 @@ class PushedInlet:
     name = "tcp"
     max_ahead = _NO_LIMIT
 
-    def take(self, connection: Connection, answer: Answer, wanted: Wanted) -> bytes:
+    def take(self, connection: Connection, answer: ReadAnswer, wanted: Wanted) -> bytes:
         num_ok = answer.statuses.count(PageStatus.OK)
         if len(answer.checksums) != num_ok * protocol.CHECKSUM_BYTES:
             raise PeerError(protocol.NOT_TO_WHAT_WAS_ASKED)

@@ -20,7 +20,7 @@ import numpy as np
 from quire.peer import protocol
 from quire.peer.errors import PeerError
 from quire.peer.nixl import NixlAgent
-from quire.peer.protocol import Answer, Read
+from quire.peer.protocol import Read, ReadAnswer
 from quire.peer.region import Region
 from quire.peer.transport import Connection
 from quire.peer.ways.base import Granted, Wanted
@@ -111,7 +111,7 @@ class RegisteredInlet:
     def __init__(self, memory: RemoteMemory) -> None:
         self.memory = memory
 
-    def take(self, connection: Connection, answer: Answer, wanted: Wanted) -> bytes:
+    def take(self, connection: Connection, answer: ReadAnswer, wanted: Wanted) -> bytes:
         if not has_pages(answer):
             return answer.statuses
         lent, address = self.memory.of(wanted.region.component)

@@ -12,7 +12,7 @@ from random import Random
 
 import numpy as np
 
-from quire.engine.messages import Abort, Finish, Generate, Output, SamplingParams
+from quire.engine.messages import AbortRequest, Finish, Generate, Output, SamplingParams
 from quire.keys import Namespace, UnitKind
 from quire.sim.pd.model import answer
 from quire.sim.pd.sim_node import DTYPE, FINGERPRINT, SimNode, World
@@ -184,7 +184,7 @@ class SimClients:
     def _abort(self, call: ClientCall) -> None:
         if call.node is not None and call.node.alive:
             self._count(f"aborted while {_stage(call)}")
-            call.node.engine.handle(Abort(call.id))
+            call.node.engine.handle(AbortRequest(call.id))
             self._aborted.add(call.id)
         self._end(call)
 

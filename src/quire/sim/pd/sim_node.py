@@ -176,7 +176,7 @@ class SimNode:
             self.model, self.manager, self.scheduler, info, exchange=self.exchange, clock=clock
         )
 
-    # ---- as quire.engine.peering does it --------------------------------------------------------
+    # ---- as quire.engine.neighbours does it ------------------------------------------------------
 
     def _hello(self) -> Hello:
         place = self.place

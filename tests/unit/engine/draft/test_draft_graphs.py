@@ -24,9 +24,9 @@ def in_graphs(monkeypatch) -> None:
     """As on CUDA, but smaller."""
     from quire.engine.attention import triton
     from quire.engine.attention.triton import TritonAttention
-    from quire.engine.draft.graphs import GraphDrafter
+    from quire.engine.draft.graph_drafter import GraphDrafter
     from quire.engine.executor import rank
-    from quire.engine.forward import graphs, opening
+    from quire.engine.forward import assembly, graphs
     from quire.engine.forward.dense import DenseForward, num_kv_heads
     from quire.engine.forward.fused import FusedOps
     from quire.engine.forward.taps import Taps
@@ -37,7 +37,7 @@ def in_graphs(monkeypatch) -> None:
     monkeypatch.setattr(graphs, "_SHORT", (16,))
     monkeypatch.setattr(graphs, "_BESIDE", ())
     monkeypatch.setattr(graphs, "batch_sizes", lambda _largest: [1, 2])
-    monkeypatch.setattr(opening, "_has_kernels", lambda _model: True)
+    monkeypatch.setattr(assembly, "_has_kernels", lambda _model: True)
     monkeypatch.setattr(rank, "open_attention", lambda _n, pool, win: TritonAttention(pool, win))
 
     def open_dense(model, bridge, backends, _all_reduce, *, limits, progress, taps):

@@ -45,9 +45,9 @@ def test_whatever_a_kind_holds_has_entries_in_it(max_batch):
 
 def test_single_tokens_have_a_table_of_their_own_beside_short_ones():
     from quire.engine.forward.block import cut
-    from quire.engine.forward.graphs import Kind
+    from quire.engine.forward.graphs import GraphKind
 
-    kind = Kind(128, 64, 4)
+    kind = GraphKind(128, 64, 4)
     pieces = cut(segments(1, 40, 1, 2, 1), kind.piece)
     assert kind.places(pieces).tolist() == [0, 64, 65, 1, 66, 2]
 
@@ -61,7 +61,7 @@ def test_kinds_rise_and_never_have_more_short_sequences_than_there_are():
 
 
 def test_checks_of_proposals_are_one_piece_each_and_no_larger_than_they_are():
-    from quire.engine.forward.graphs import Kind
+    from quire.engine.forward.graphs import GraphKind
 
-    kind = Kind(8 * 4, 0, 8, verifies=True)
+    kind = GraphKind(8 * 4, 0, 8, verifies=True)
     assert (kind.piece, kind.num_pieces, kind.width) == (4, 8, 32)

@@ -13,8 +13,8 @@ from kernel_cases import interpreted
 from quire.engine.bridge import AttentionBridge
 from quire.engine.executor.rank import Rank
 from quire.engine.forward.transformers import TransformersForward
+from quire.engine.recurrent_states import RecurrentStates
 from quire.engine.runner import ModelRunner
-from quire.engine.states import States
 from unit.engine.hybrid_rank import PAGE, Hybrid, Sequence, build, poison, stock_model
 
 pytestmark = interpreted
@@ -37,7 +37,7 @@ def in_graphs(rank: Rank) -> Rank:
     states = None
     if slots is not None:
         wait = functools.partial(bridge.wait, "recurrent")
-        states = States(slots, shape.state_layout("float32"), shape.recurrent_layers, wait)
+        states = RecurrentStates(slots, shape.state_layout("float32"), shape.recurrent_layers, wait)
     forward = TransformersForward(inner._model, bridge, states=states)
     graphs = GraphForward(
         forward, bridge, backends, max_batch=4, max_pages=32, capture=lambda work: work

@@ -10,7 +10,7 @@ from dense_models import DENSE
 from quire.engine.attention import open_attention
 from quire.engine.batch import Batch, Segment
 from quire.engine.bridge import AttentionBridge
-from quire.engine.forward import weights
+from quire.engine.forward import dense_weights
 from quire.engine.forward.dense import DenseForward, DenseModel, load_dense
 from quire.engine.layouts import layouts
 from quire.engine.parallel import head_share
@@ -103,7 +103,7 @@ def tensors(model: DenseModel) -> list[torch.Tensor]:
     for layer in model.weights.layers:
         for field in layer.__dataclass_fields__:
             value = getattr(layer, field)
-            linear = isinstance(value, weights.Linear)
+            linear = isinstance(value, dense_weights.Linear)
             found += [value.weight, value.bias] if linear else [value]
     return [tensor for tensor in found if tensor is not None]
 
@@ -129,7 +129,7 @@ def test_weights_are_in_memory_once_and_nothing_beside_them(tmp_path):
 def test_no_rank_reads_what_is_not_its_part(tmp_path, monkeypatch):
     directory = DENSE["qwen2_windows"](tmp_path)
     read_bytes = 0
-    open_file = weights.safe_open
+    open_file = dense_weights.safe_open
 
     class Slice:
         def __init__(self, of) -> None:
@@ -154,7 +154,7 @@ def test_no_rank_reads_what_is_not_its_part(tmp_path, monkeypatch):
         def get_slice(self, name):
             return Slice(self._file.get_slice(name))
 
-    monkeypatch.setattr(weights, "safe_open", File)
+    monkeypatch.setattr(dense_weights, "safe_open", File)
     everything = describe(directory).weight_bytes
     parts = [load(directory, rank, 3) for rank in range(3)]
     shared = parts[0].weights.embedding.nbytes * 2  # with the head

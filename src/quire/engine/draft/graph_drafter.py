@@ -22,7 +22,7 @@ from quire.engine.batch import Batch, SegmentResult
 from quire.engine.bridge import AttentionBridge
 from quire.engine.draft.drafter import Drafted, Drafter
 from quire.engine.forward.block import Sequences
-from quire.engine.forward.graphs import GraphForward, Kind
+from quire.engine.forward.graphs import GraphForward, GraphKind
 from quire.engine.kernels.decode import Tables
 from quire.engine.layouts import FULL
 
@@ -70,7 +70,7 @@ class GraphDrafter:
         proposed = self._proposed[: len(batch.segments)]
         return _Replayed(batch, self._drafter.staging.receive(proposed))
 
-    def _work(self, kind: Kind) -> Callable[[], None]:
+    def _work(self, kind: GraphKind) -> Callable[[], None]:
         block, count = self._graphs.block, kind.num_sequences
         width = kind.num_tokens // count
         """Tokens of a sequence, at most."""
@@ -94,7 +94,7 @@ class GraphDrafter:
 
     def _chain(
         self,
-        kind: Kind,
+        kind: GraphKind,
         hidden: torch.Tensor,
         normed: torch.Tensor,
         positions: torch.Tensor,
@@ -111,7 +111,7 @@ class GraphDrafter:
                 hidden, normed = self._drafter.step(hidden, tokens, further[number])
 
     def _plans(
-        self, kind: Kind, positions: torch.Tensor, sequences: Sequences
+        self, kind: GraphKind, positions: torch.Tensor, sequences: Sequences
     ) -> tuple[list[Any], torch.Tensor]:
         """For one place of each sequence that goes on, one position further each time; and the
         positions."""

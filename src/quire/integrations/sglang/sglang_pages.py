@@ -31,7 +31,7 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class SglangOptions:
     """What `--hicache-storage-backend-extra-config` may say beside SGLang's own words."""
 
     store: str
@@ -41,7 +41,7 @@ class Options:
     """Of one call of the store."""
 
 
-def read_options(given: Mapping[str, object]) -> Options:
+def read_options(given: Mapping[str, object]) -> SglangOptions:
     """Raises ConfigError, in one sentence with the option's name."""
     store, timeout_s = given.get("store"), given.get("timeout_s", 10.0)
     if not isinstance(store, str) or not store:
@@ -50,7 +50,7 @@ def read_options(given: Mapping[str, object]) -> Options:
         )
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or timeout_s <= 0:
         raise ConfigError(f"timeout_s is {timeout_s!r}: it must be a number of seconds above 0")
-    return Options(store, str(given.get("model_fingerprint") or ""), float(timeout_s))
+    return SglangOptions(store, str(given.get("model_fingerprint") or ""), float(timeout_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Shard:
 
 class SglangPages:
     def __init__(
-        self, options: Options, shard: Shard, *, clock: Callable[[], float] = time.monotonic
+        self, options: SglangOptions, shard: Shard, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._options = options
         self._clock = clock

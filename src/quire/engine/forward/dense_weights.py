@@ -62,7 +62,7 @@ class DenseWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RankPart:
     """What one rank has of every layer: whole key-value heads with their query heads, and a part
     of the MLP."""
 
@@ -73,7 +73,7 @@ class Part:
     """Biases of what is summed over ranks: one rank adds them."""
 
     @classmethod
-    def of(cls, spec: DenseSpec, rank: int, num_ranks: int) -> Part:
+    def of(cls, spec: DenseSpec, rank: int, num_ranks: int) -> RankPart:
         first, last = share(spec.num_kv_heads, rank, num_ranks)
         group = spec.num_q_heads // spec.num_kv_heads
         mlp = share(spec.mlp_size, rank, num_ranks)
@@ -96,7 +96,7 @@ def weights_refusal(spec: DenseSpec, stored: dict[str, StoredTensor]) -> str | N
 def load_weights(
     spec: DenseSpec,
     stored: dict[str, StoredTensor],
-    part: Part,
+    part: RankPart,
     *,
     dtype: torch.dtype,
     device: torch.device,
@@ -121,7 +121,7 @@ class _Reader:
         files: contextlib.ExitStack,
         stored: dict[str, StoredTensor],
         spec: DenseSpec,
-        part: Part,
+        part: RankPart,
         *,
         dtype: torch.dtype,
         device: torch.device,

@@ -47,7 +47,7 @@ class PoolLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PageLine:
     """A connection that is through the handshake, and how pages come in by it."""
 
     address: str
@@ -57,7 +57,7 @@ class Line:
 
 @dataclass(slots=True)
 class _Idle:
-    line: Line
+    line: PageLine
     since: float
 
 
@@ -99,7 +99,7 @@ class ConnectionPool:
         with self._changed:
             return sum(known.num_open for known in self._addresses.values())
 
-    def take(self, address: str, deadline: float, cancelled: Cancelled) -> Line:
+    def take(self, address: str, deadline: float, cancelled: Cancelled) -> PageLine:
         """To be given back or dropped. Raises PeerError, TimeoutError, OSError, EOFError."""
         with self._changed:
             known = self._known(address)
@@ -121,7 +121,7 @@ class ConnectionPool:
                 raise PeerError(str(error)) from error
             raise
 
-    def give_back(self, line: Line) -> None:
+    def give_back(self, line: PageLine) -> None:
         """It has had its last answer."""
         with self._changed:
             known = self._addresses.get(line.address)
@@ -131,7 +131,7 @@ class ConnectionPool:
                 return
         self.drop(line)
 
-    def drop(self, line: Line) -> None:
+    def drop(self, line: PageLine) -> None:
         line.connection.close()
         with self._changed:
             known = self._addresses.get(line.address)
@@ -161,7 +161,7 @@ class ConnectionPool:
             known = self._addresses[address] = _Address()
         return known
 
-    def _reserve(self, known: _Address, deadline: float, cancelled: Cancelled) -> Line | None:
+    def _reserve(self, known: _Address, deadline: float, cancelled: Cancelled) -> PageLine | None:
         """An idle one, or None and the right to open one."""
         while True:
             if self._closed or cancelled():
@@ -205,13 +205,13 @@ class ConnectionPool:
 
     # ---- without the lock -----------------------------------------------------------------------
 
-    def _dial(self, address: str, deadline: float, cancelled: Cancelled) -> Line:
+    def _dial(self, address: str, deadline: float, cancelled: Cancelled) -> PageLine:
         if is_near(address):
             return self._dial_near(address, deadline, cancelled)
         connection = open_transport(address).dial(address, deadline)
         if self._nixl is None:
             self._greet(connection, deadline, cancelled)
-            return Line(address, connection, PushedInlet())
+            return PageLine(address, connection, PushedInlet())
         way = self._greet(connection, deadline, cancelled, ways=(TransportKind.NIXL,))
         try:
             if not way:
@@ -220,9 +220,9 @@ class ConnectionPool:
         except BaseException:
             connection.close()
             raise
-        return Line(address, connection, RegisteredInlet(memory))
+        return PageLine(address, connection, RegisteredInlet(memory))
 
-    def _dial_near(self, address: str, deadline: float, cancelled: Cancelled) -> Line:
+    def _dial_near(self, address: str, deadline: float, cancelled: Cancelled) -> PageLine:
         connection = dial_near(address, deadline)
         self._greet(connection, deadline, cancelled)
         try:
@@ -237,7 +237,7 @@ class ConnectionPool:
                     target=self._watch, name="quire-peer-watch", daemon=True
                 )
                 self._watcher.start()
-        return Line(address, connection, MappedInlet(memory))
+        return PageLine(address, connection, MappedInlet(memory))
 
     def _greet(
         self,

@@ -132,7 +132,7 @@ def replayed(
     """The same, in graphs too if `forward` is. `max_tokens`: proposed for one sequence."""
     if not (torch.cuda.is_available() and available()):
         return drafter
-    from quire.engine.draft.graphs import GraphDrafter
+    from quire.engine.draft.graph_drafter import GraphDrafter
     from quire.engine.forward.graphs import GraphForward
 
     if not isinstance(forward, GraphForward):

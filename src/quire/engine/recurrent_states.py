@@ -1,4 +1,4 @@
-"""States: the cache of a transformers model's recurrent layers, over slots of a pool.
+"""RecurrentStates: the cache of a transformers model's recurrent layers, over slots of a pool.
 
 Speaks as transformers' Cache does, so far as models use it: a layer asks for its convolution's and
 its recurrent state, changes them in place when it computes one token, and hands in new ones when
@@ -57,7 +57,7 @@ class _Layer:
     recurrent: torch.Tensor | None
 
 
-class States:
+class RecurrentStates:
     def __init__(
         self,
         pool: DevicePool,
