@@ -48,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": BOTTOM | {"child"},
     "engine": LIBRARY | {"models", "disagg"},
     "web": BOTTOM | {"", "models", "store.url", "peer.address", "tracing"},
-    "text": BOTTOM | {"models", "engine.messages", "web"},
+    "text": BOTTOM | {"models", "engine.messages"},
     "server": BOTTOM | {"", "config", "engine", "store.url", "tracing", "text", "web"},
     "settings": LIBRARY | {"models", "engine", "server", "web"},
     "disagg.router": {"", "errors", "engine", "web"},

@@ -41,7 +41,7 @@ class Running(NamedTuple):
 async def run_chat(
     service: Service, request: ChatRequest, caller: Caller
 ) -> AsyncIterator[Running]:
-    """Raises ApiError."""
+    """Raises ApiError, InputError."""
     with service.admit(request.num_choices, request.model, caller.salt(request.cache_salt)):
         conversation = request.conversation(request.messages)
         prompt = await service.prompting.of_chat(conversation, service.info)
@@ -74,7 +74,7 @@ async def run_chat(
 async def run_completion(
     service: Service, request: CompletionRequest, caller: Caller
 ) -> AsyncIterator[Running]:
-    """Raises ApiError."""
+    """Raises ApiError, InputError."""
     num_sequences = len(request.prompts) * request.num_choices
     if num_sequences > MAX_SEQUENCES:
         raise invalid(
