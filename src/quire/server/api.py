@@ -24,8 +24,8 @@ from quire.server.requests import (
 )
 from quire.server.responses.answering import ResponseAnswer
 from quire.server.responses.fields import ResponsesRequest
-from quire.server.running import Running, run_chat, run_completion
 from quire.server.service import Service
+from quire.server.underway import Running, run_chat, run_completion
 from quire.web.errors import ApiError, engine_gone, shutting_down
 from quire.web.guards import request_id_of
 from quire.web.metrics import CONTENT_TYPE
