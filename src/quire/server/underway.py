@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple
 
 from quire.server.callers import Caller
@@ -35,6 +36,10 @@ class Running(NamedTuple):
     """Of every prompt, its tokens but the first, if `prompt_logprobs` are wanted."""
     echoes: Sequence[Echo] = ()
     """What each choice begins with; none: nothing is echoed."""
+
+
+Starting = AbstractAsyncContextManager[Running]
+"""A request that is begun when the block is entered."""
 
 
 @contextlib.asynccontextmanager
