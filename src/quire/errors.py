@@ -9,6 +9,7 @@
     ├── WorkerError          a worker process failed to start or died
     ├── ModelError           a model cannot be found, read or served
     ├── EngineError          an engine process failed to start, to answer, or died
+    ├── InputError           what is asked of a model cannot be: names the field and the fix
     └── InvariantError       our own bookkeeping is broken: a bug in Quire
 
 Faults of a store, disk or peer while serving are *not* exceptions: they come back per page as a
@@ -50,6 +51,16 @@ class ModelError(QuireError):
 
 class EngineError(QuireError):
     """An engine process could not be started, did not answer, or is gone."""
+
+
+class InputError(QuireError):
+    """What somebody asks of a model cannot be. `param`: the field that is wrong; `code`: a name for
+    what is wrong with it, for programs."""
+
+    def __init__(self, param: str | None, message: str, *, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
 
 
 class InvariantError(QuireError):

@@ -47,14 +47,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "": LIBRARY,
     "models": BOTTOM | {"child"},
     "engine": LIBRARY | {"models", "disagg"},
-    "web": BOTTOM | {"", "models", "store.url", "peer.address", "tracing"},
-    "text": BOTTOM | {"models", "engine.messages", "web"},
-    "server": BOTTOM | {"", "config", "engine", "store.url", "tracing", "text", "web"},
-    "settings": LIBRARY | {"models", "engine", "server", "web"},
+    "web": BOTTOM | {"", "models.cache", "peer.address", "tracing"},
+    "text": BOTTOM | {"models", "engine.messages"},
+    "server": BOTTOM | {"", "engine", "store.url", "text", "web"},
+    "settings": LIBRARY | {"models", "engine", "web"},
     "disagg.router": {"", "errors", "engine", "web"},
     "sim": LIBRARY | {"sim", "engine", "disagg", "disagg.router"},
     "replay": LIBRARY | {"engine"},
-    "bench": LIBRARY | {"models", "engine", "server", "settings"},
+    "bench": LIBRARY | {"models", "engine", "settings"},
     "demo": LIBRARY,
     "integrations": LIBRARY | {"models"},
     "__main__": {"cli"},
@@ -166,6 +166,9 @@ def test_the_rules_notice_a_wrong_import():
     assert allowed("quire.manager.core", "quire.memory.allocator", False)
     assert not allowed("quire.store.file", "quire.worker.store_tasks", False)
     assert not allowed("quire.worker.store_tasks", "quire.manager", False)
+    assert not allowed("quire.router.proxy", "quire.server.service", False)
+    assert not allowed("quire.web.guards", "quire.engine.messages", True)
+    assert not allowed("quire.text.prompting", "quire.web.errors", False)
 
 
 @pytest.mark.parametrize(

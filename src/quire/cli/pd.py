@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from quire.cli.children import Child, ChildReady, Say
-    from quire.server.config import ServerConfig
+    from quire.web.config import WebConfig
     from quire.web.listening import Stop
 
 NAMES = ("prefill", "decode")
@@ -81,7 +81,7 @@ def pd(
     """
     needs("serve", SERVE + ROUTE)
     from quire.models import resolve
-    from quire.server.config import ServerConfig
+    from quire.web.config import WebConfig
     from quire.web.keyfile import make_key
     from quire.web.listening import bind
 
@@ -95,7 +95,7 @@ def pd(
     if loaded.settings.store is None:
         make_cache_dir(machine)
     logs.configure(logging.WARNING)
-    listen = ServerConfig(
+    listen = WebConfig(
         host="127.0.0.1", port=settings.port, api_key=settings.api_key, otlp=settings.otlp
     )
     bind(listen).close()  # a port in use is said before anything is started for nothing
@@ -165,7 +165,7 @@ def _half_device_bytes(machine: Machine, weights: int) -> int:
 
 
 async def _run(
-    starts: Sequence[Start], settings: Settings, listen: ServerConfig, admin_key: str
+    starts: Sequence[Start], settings: Settings, listen: WebConfig, admin_key: str
 ) -> None:
     """Until it is stopped. Raises EngineError when a server ends before."""
     from quire.cli.children import Child
@@ -260,7 +260,7 @@ async def _keep(server: _Server, say: Say, running: contextlib.AsyncExitStack) -
 async def _route(
     servers: Sequence[_Server],
     settings: Settings,
-    listen: ServerConfig,
+    listen: WebConfig,
     stop: Stop,
     admin_key: str,
     *,

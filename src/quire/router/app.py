@@ -13,10 +13,10 @@ from quire.router.membership import Membership
 from quire.router.proxy import Proxy, pick_model, read_inquiry, read_question
 from quire.router.upstream import Endpoint
 from quire.web.config import WebConfig
-from quire.web.enrol import JOIN, LEAVE
 from quire.web.errors import ApiError, client_closed
 from quire.web.guards import guard, request_id_of
 from quire.web.metrics import CONTENT_TYPE
+from quire.web.routes import JOIN, LEAVE
 from quire.web.security import check_key
 from quire.web.sending import EventStream, unless_disconnected
 from quire.web.ui import ui_router

@@ -17,10 +17,9 @@ import msgspec
 from quire.errors import ConfigError
 from quire.router.config import parse_urls
 from quire.router.fleet import Fleet, MemberSide
-from quire.web.enrol import Enrolment
 from quire.web.errors import ApiError
 from quire.web.keyfile import find_key
-from quire.web.routes import router_key
+from quire.web.routes import Enrolment, router_key
 
 _MAX_MEMBERS = 1024
 _ANY_HOST = ("0.0.0.0", "::")

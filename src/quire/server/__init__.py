@@ -10,12 +10,12 @@ api.py          /v1, /health, /ready, /metrics: what each path does
 callers.py      who calls                           bodies.py       a JSON body, read
 requests.py     what it may hold                    forms.py        fields of several forms
 caching.py      what it may say of its pages
-running.py      admitted, made a prompt of, planned and run: gives pieces
+underway.py     admitted, made a prompt of, planned and run: gives pieces
 planning.py     what is asked of the engine         generation.py   its tokens → pieces, per choice
 answers.py      pieces → one JSON answer or events  formats.py      how a choice is written
 responses/      /v1/responses, as a chat
 
-answered.py     told of every answer: log, spans    recorder.py     a trace of requests, for replay
+telling.py      every answer, to log and spans      recorder.py     a trace of requests, for replay
 admin.py        /admin                              openapi.py      /openapi.json
 metrics.py      every figure                        notices.py      what an operator should hear of
 config.py       ServerConfig

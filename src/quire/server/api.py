@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgspec
@@ -24,8 +23,8 @@ from quire.server.requests import (
 )
 from quire.server.responses.answering import ResponseAnswer
 from quire.server.responses.fields import ResponsesRequest
-from quire.server.running import Running, run_chat, run_completion
 from quire.server.service import Service
+from quire.server.underway import Starting, run_chat, run_completion
 from quire.web.errors import ApiError, engine_gone, shutting_down
 from quire.web.guards import request_id_of
 from quire.web.metrics import CONTENT_TYPE
@@ -39,8 +38,8 @@ def v1_router(service: Service, now: Callable[[], float]) -> APIRouter:
     vocabulary = service.prompting.vocabulary
 
     async def door(request: Request) -> None:
-        route = _route(service, request, now)
-        vouched = route is not None and route.vouches
+        note = _note(service, request, now)
+        vouched = note is not None and note.vouches
         request.state.tenant = "" if vouched else _tenant(service, request)
 
     router = APIRouter(prefix="/v1", dependencies=[Depends(door)], tags=["openai"])
@@ -49,25 +48,25 @@ def v1_router(service: Service, now: Callable[[], float]) -> APIRouter:
     async def chat_completions(request: Request) -> Response:
         caller = _caller(service, request, now)
         body = await read_body(request, ChatRequest, service.unknown)
-        running = run_chat(service, body, caller)
+        starting = run_chat(service, body, caller)
         answering = ChoicesAnswer.to(body, ChatFormat(vocabulary), service.info)
-        return await _send(service, request, running, answering, is_stream=body.stream)
+        return await _send(service, request, starting, answering, is_stream=body.stream)
 
     @router.post("/completions", openapi_extra=describe_body(CompletionRequest), responses=STREAMED)
     async def completions(request: Request) -> Response:
         caller = _caller(service, request, now)
         body = await read_body(request, CompletionRequest, service.unknown)
-        running = run_completion(service, body, caller)
+        starting = run_completion(service, body, caller)
         answering = ChoicesAnswer.to(body, CompletionFormat(vocabulary), service.info)
-        return await _send(service, request, running, answering, is_stream=body.stream)
+        return await _send(service, request, starting, answering, is_stream=body.stream)
 
     @router.post("/responses", openapi_extra=describe_body(ResponsesRequest), responses=STREAMED)
     async def responses(request: Request) -> Response:
         caller = _caller(service, request, now)
         body = await read_body(request, ResponsesRequest, service.unknown)
         answering = ResponseAnswer(body, service.responses, caller.tenant)
-        running = run_chat(service, answering.chat, caller)
-        return await _send(service, request, running, answering, is_stream=body.stream)
+        starting = run_chat(service, answering.chat, caller)
+        return await _send(service, request, starting, answering, is_stream=body.stream)
 
     @router.get("/models")
     async def models() -> Response:
@@ -171,46 +170,45 @@ def open_router(service: Service) -> APIRouter:
 async def _send(
     service: Service,
     request: Request,
-    running: AbstractAsyncContextManager[Running],
+    starting: Starting,
     answering: Answering,
     *,
     is_stream: bool | None,
 ) -> Response:
-    """What `running` gives, when it is begun, as it is answered; unless the client goes away."""
+    """Nothing is begun before the answer is; all is given up when the client goes away."""
     aborts = service.metrics.aborts
     if not is_stream:
-        work = _whole(running, answering)
+        work = _whole(starting, answering)
         content = await unless_disconnected(request.receive, work, aborts)
         return Response(content, media_type="application/json")
 
     def unexpected(error: Exception) -> ApiError:
         return service.failed_unexpectedly(error, request_id_of(request.scope))
 
-    events = _events(running, answering)
+    events = _events(starting, answering)
     return EventStream(events, aborts, unexpected, waiting_s=service.config.waiting_s)
 
 
-async def _whole(running: AbstractAsyncContextManager[Running], answering: Answering) -> bytes:
-    async with running as begun:
-        answer = answering.whole(begun)
-        async for piece in begun.pieces:
+async def _whole(starting: Starting, answering: Answering) -> bytes:
+    async with starting as running:
+        answer = answering.whole(running)
+        async for piece in running.pieces:
             answer.add(piece)
     return answer.encoded()
 
 
-async def _events(
-    running: AbstractAsyncContextManager[Running], answering: Answering
-) -> AsyncGenerator[bytes, None]:
-    async with running as begun:
-        answer = answering.streamed(begun)
-        async for piece in begun.pieces:
+async def _events(starting: Starting, answering: Answering) -> AsyncGenerator[bytes, None]:
+    """Closed early, it ends what is still computed."""
+    async with starting as running:
+        answer = answering.streamed(running)
+        async for piece in running.pieces:
             for event in answer.tell(piece):
                 yield event
     for event in answer.end():
         yield event
 
 
-def _route(service: Service, request: Request, now: Callable[[], float]) -> RouterNote | None:
+def _note(service: Service, request: Request, now: Callable[[], float]) -> RouterNote | None:
     return read_note(request.headers, service.config.admin_key, now())
 
 
@@ -221,8 +219,8 @@ def _tenant(service: Service, request: Request) -> str:
 
 def _caller(service: Service, request: Request, now: Callable[[], float]) -> Caller:
     is_decode = service.info.role == Role.DECODE
-    route = _route(service, request, now)
-    prefill = prefill_of(request.headers, route, is_decode=is_decode)
+    note = _note(service, request, now)
+    prefill = prefill_of(request.headers, note, is_decode=is_decode)
     return Caller(request.state.tenant, prefill)
 
 

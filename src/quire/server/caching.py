@@ -1,11 +1,9 @@
-"""What a request may say about the pages of its prompt, and whose they are.
+"""What a request may say about the pages of its prompt.
 
     cache                    retain_s, priority, from, tokens, tiers, store; or ranges of these
     prompt_cache_retention   OpenAI's words for a retain_s
 
-Knows fields and what they mean for the engine; what becomes of it the cache decides. A tenant is
-who shares an API key of its own (callers.py) or a `cache_salt`; those with neither are one tenant,
-with nothing to limit it.
+Knows fields and what they mean for the engine; what becomes of it the cache decides.
 """
 
 from __future__ import annotations
@@ -18,8 +16,6 @@ from pydantic import ConfigDict, Field, JsonValue, model_validator
 
 from quire.engine.messages import CacheWish
 from quire.text.shapes import Body, wrong
-from quire.types import tenant_of
-from quire.web.errors import overloaded
 
 MAX_RETAIN_S = 7 * 86400
 MAX_TOKENS = 2**30
@@ -143,37 +139,3 @@ def _wish_of(cache: CacheRange, last: int | None) -> CacheWish:
         host="host" in tiers,
         store="store" in tiers and cache.store is not False,
     )
-
-
-class TenantCounts:
-    """How many requests each tenant has in flight."""
-
-    def __init__(self, most: int) -> None:
-        """`most`: of one tenant; 0: any number."""
-        self._most = most
-        self._numbers: dict[str, int] = {}
-
-    def enter(self, salt: str, count: int) -> None:
-        """Raises ApiError."""
-        name = tenant_of(salt)
-        number = self._numbers.get(name, 0) + count
-        if name and self._most and number > self._most:
-            raise overloaded(
-                f"this tenant has {number - count} requests in flight, of {self._most} "
-                "(tenant_requests): try again later",
-                "tenant_full",
-            )
-        self._numbers[name] = number
-
-    def leave(self, salt: str, count: int) -> None:
-        name = tenant_of(salt)
-        self._numbers[name] -= count
-        if not self._numbers[name]:
-            del self._numbers[name]
-
-    def __getitem__(self, name: str) -> int:
-        return self._numbers.get(name, 0)
-
-    @property
-    def names(self) -> list[str]:
-        return list(self._numbers)

@@ -1,7 +1,8 @@
-"""Who calls, and whose pages a request is about.
+"""Who calls, whose pages a request is about, and how many requests of a tenant are in flight.
 
-What a tenant's requests cache is its own: no other shares it, whatever `cache_salt` says, and its
-salts count together. Knows headers, keys and salts.
+A tenant is who shares an API key of its own or a `cache_salt`; those with neither are one tenant,
+with nothing to limit it. What the requests of a tenant by key cache is its own: no other shares it,
+whatever `cache_salt` says, and its salts count together. Knows headers, keys and salts.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from typing import NamedTuple
 
 from quire.errors import ConfigError
 from quire.store.url import redact
-from quire.types import TENANT_MARK
+from quire.types import TENANT_MARK, tenant_of
 from quire.web.addresses import parse_peers
-from quire.web.errors import ApiError, invalid
+from quire.web.errors import ApiError, invalid, overloaded
 from quire.web.routes import PREFILL_HEADER, ROUTE_HEADER, RouterNote
 
 
@@ -56,3 +57,37 @@ def prefill_of(
         return parse_peers(text)
     except ConfigError as error:
         raise invalid(None, f"{PREFILL_HEADER}: {redact(str(error))}") from None
+
+
+class TenantCounts:
+    """How many requests each tenant has in flight."""
+
+    def __init__(self, most: int) -> None:
+        """`most`: of one tenant; 0: any number."""
+        self._most = most
+        self._numbers: dict[str, int] = {}
+
+    def enter(self, salt: str, count: int) -> None:
+        """Raises ApiError."""
+        name = tenant_of(salt)
+        number = self._numbers.get(name, 0) + count
+        if name and self._most and number > self._most:
+            raise overloaded(
+                f"this tenant has {number - count} requests in flight, of {self._most} "
+                "(tenant_requests): try again later",
+                "tenant_full",
+            )
+        self._numbers[name] = number
+
+    def leave(self, salt: str, count: int) -> None:
+        name = tenant_of(salt)
+        self._numbers[name] -= count
+        if not self._numbers[name]:
+            del self._numbers[name]
+
+    def __getitem__(self, name: str) -> int:
+        return self._numbers.get(name, 0)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._numbers)

@@ -19,10 +19,10 @@ import numpy as np
 
 from quire.engine.messages import Finish, Output, SamplingParams
 from quire.errors import EngineError
-from quire.server.answered import Answered, log_answer, trace_answer
 from quire.server.planning import Choice, Work
 from quire.server.recorder import Asked
 from quire.server.service import Service
+from quire.server.telling import Answered, log_answer, trace_answer
 from quire.text.prompting import Prompt
 from quire.text.scribe import Piece, Scored, Scribe, finite
 from quire.text.vocabulary import Vocabulary

@@ -16,10 +16,10 @@ from quire.server.caching import wish_of
 from quire.server.callers import Caller
 from quire.server.requests import GenerationRequest
 from quire.server.service import Service
-from quire.text.prompting import Prompt, Prompting
+from quire.text.prompting import Prompt, Prompting, context_length_exceeded
 from quire.text.reading import ids_named
 from quire.text.tools import Tools
-from quire.web.errors import ApiError, context_length_exceeded, invalid
+from quire.web.errors import ApiError, invalid
 
 _GREEDY_BELOW = 1e-4
 """A temperature under this divides logits beyond what a float holds, and means greedy anyway."""
@@ -79,7 +79,7 @@ def plan(
     is_one_call: bool = False,
     grammar: str = "",
 ) -> Work:
-    """Raises ApiError."""
+    """Raises ApiError, InputError."""
     said = request.continue_token_ids or ()
     if said and len(prompts) > 1:
         raise ApiError(400, "only one answer can be continued", param="continue_token_ids")
@@ -109,7 +109,7 @@ def plan(
 
 
 def _max_tokens(request: GenerationRequest, num_prompt_tokens: int, info: EngineInfo) -> int:
-    """What the request may generate: as asked, or what fits. Raises ApiError."""
+    """What the request may generate: as asked, or what fits. Raises InputError."""
     room = info.max_context - num_prompt_tokens
     asked = request.token_limit
     if asked is not None and asked > room:

@@ -27,17 +27,17 @@ from quire.engine.config import EngineConfig
 from quire.engine.messages import EngineInfo
 from quire.errors import ConfigError
 from quire.progress import Share
-from quire.server.answered import trace_handover
 from quire.server.app import app_of
 from quire.server.config import ServerConfig
 from quire.server.metrics import Metrics
 from quire.server.notices import watched
 from quire.server.recorder import Recorder, cannot_record
 from quire.server.service import Service
+from quire.server.telling import trace_handover
 from quire.text.prompting import Prompting
 from quire.web.connections import GuardedConfig
-from quire.web.enrol import Enrolment, enrolled
 from quire.web.listening import Server, Stop, bind, finish_first, stop_signals, traced, url_of
+from quire.web.routes import Enrolment, enrolled
 
 if TYPE_CHECKING:
     from quire.web.traced import Tracer

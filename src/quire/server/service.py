@@ -28,7 +28,7 @@ from quire.engine.messages import (
 )
 from quire.errors import EngineError
 from quire.server.bodies import UnknownFields, Warned
-from quire.server.caching import TenantCounts
+from quire.server.callers import TenantCounts
 from quire.server.config import ServerConfig
 from quire.server.metrics import Metrics
 from quire.server.recorder import Recorder

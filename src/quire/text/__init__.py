@@ -7,5 +7,6 @@ vocabulary.py   token ids → bytes                   decoding.py     → text, 
 reading.py      … read by a parser of tools/        scribe.py       one answer's tokens → pieces
 grammars.py     what an answer must follow          tools/          calls and reasoning in answers
 
-No HTTP, and no engine but its messages.
+No HTTP, and no engine but its messages. What a client asks for and cannot have is an InputError:
+whoever answers the client tells it.
 """

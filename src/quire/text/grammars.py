@@ -16,10 +16,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from quire.errors import InputError
 from quire.text.messages import Conversation, Tool
 from quire.text.reading import Reading
 from quire.text.tools import ToolFormat
-from quire.web.errors import invalid
 
 MAX_SCHEMA_CHARS = 1 << 17
 MAX_DEPTH = 64
@@ -60,7 +60,7 @@ def hold(
     is_one_call: bool,
 ) -> str:
     """Of an answer to `conversation`, in which functions may be called if `calls`. Empty: it
-    follows nothing. Raises ApiError."""
+    follows nothing. Raises InputError."""
     rules = _Rules(reading)
     tools = conversation.tools if calls else ()
     if conversation.must_call:
@@ -186,11 +186,11 @@ class _Rules:
 
 
 def json_rule(name: str, schema: Mapping[str, Any], param: str) -> str:
-    """The line of a grammar that says what `name` is: JSON of this schema. Raises ApiError."""
+    """The line of a grammar that says what `name` is: JSON of this schema. Raises InputError."""
     options = {"whitespace_flexible": True, "whitespace_pattern": _SPACE}
     text = json.dumps(_known(schema, param) | {"x-guidance": options})
     if len(text) > MAX_SCHEMA_CHARS:
-        raise invalid(
+        raise InputError(
             param, f"{param} has a schema of more than {MAX_SCHEMA_CHARS} characters: too many"
         )
     return f"{name}: %json {text}"
@@ -198,11 +198,11 @@ def json_rule(name: str, schema: Mapping[str, Any], param: str) -> str:
 
 def _known(schema: Mapping[str, Any], param: str) -> dict[str, Any]:
     """Without what says nothing: formats that the library does not know, which schemas may name as
-    they like; and numbers with an end. Raises ApiError."""
+    they like; and numbers with an end. Raises InputError."""
 
     def clean(value: Any, depth: int) -> Any:
         if depth > MAX_DEPTH:
-            raise invalid(param, f"{param} has a schema nested deeper than {MAX_DEPTH}")
+            raise InputError(param, f"{param} has a schema nested deeper than {MAX_DEPTH}")
         if isinstance(value, list):
             return [clean(each, depth + 1) for each in value]
         if not isinstance(value, Mapping):

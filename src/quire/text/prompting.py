@@ -21,7 +21,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from quire.engine.messages import EngineInfo
-from quire.errors import ModelError
+from quire.errors import InputError, ModelError
 from quire.models import load_tokenizer
 from quire.text.generation_config import (
     SamplingDefaults,
@@ -34,7 +34,6 @@ from quire.text.special import Cleaning, SpecialText
 from quire.text.templates import ChatTemplate, TemplateTokenizer, num_chars_of
 from quire.text.tools import AUTO
 from quire.text.vocabulary import Vocabulary
-from quire.web.errors import context_length_exceeded, invalid
 
 _THREADS = 2
 _INLINE_CHARS = 2048
@@ -121,15 +120,15 @@ class Prompting:
     async def of_text(
         self, text: str, info: EngineInfo, *, param: str = "prompt", bos: bool = True
     ) -> Prompt:
-        """Raises ApiError."""
+        """Raises InputError."""
         self._check_chars(len(text), info, param)
         if not text:
-            raise invalid(param, f"{param} is empty: give it at least one token")
+            raise InputError(param, f"{param} is empty: give it at least one token")
         prompt = await self._run(len(text), lambda: _packed(self._encode(text, bos=bos)))
         return _fitting(prompt, info, param)
 
     async def of_ids(self, ids: list[int], info: EngineInfo, *, param: str = "prompt") -> Prompt:
-        """Raises ApiError."""
+        """Raises InputError."""
         if len(ids) >= info.max_context:  # before looking at each of them
             raise _too_long(len(ids), info, param)
 
@@ -139,7 +138,7 @@ class Prompting:
 
         prompt = await self._run(len(ids), pack)
         if isinstance(prompt, int):
-            raise invalid(
+            raise InputError(
                 param,
                 f"{param} holds the token id {str(prompt)[:20]}: "
                 f"this model's are from 0 to {info.vocab_size - 1}",
@@ -150,15 +149,15 @@ class Prompting:
     async def of_chat(
         self, conversation: Conversation, info: EngineInfo, *, param: str = "messages"
     ) -> Prompt:
-        """Raises ApiError."""
+        """Raises InputError."""
         if not self._template.exists:
-            raise invalid(
+            raise InputError(
                 None,
                 f"the model {info.name!r} has no chat template: use /v1/completions",
                 code="no_chat_template",
             )
         if conversation.must_call and self.reading.format is None:
-            raise invalid(
+            raise InputError(
                 "tool_choice",
                 "tool_choice asks for a call, and this server reads none (tool_parser is none)",
             )
@@ -215,13 +214,13 @@ def _packed(ids: list[int]) -> Prompt:
 
 def _fitting(prompt: Prompt, info: EngineInfo, param: str) -> Prompt:
     if not prompt.num_tokens:
-        raise invalid(param, f"{param} is empty: give it at least one token")
+        raise InputError(param, f"{param} is empty: give it at least one token")
     if prompt.num_tokens >= info.max_context:
         raise _too_long(prompt.num_tokens, info, param)
     return prompt
 
 
-def _too_long(num_tokens: int, info: EngineInfo, param: str) -> Exception:
+def _too_long(num_tokens: int, info: EngineInfo, param: str) -> InputError:
     return context_length_exceeded(
         param,
         info.max_context,
@@ -232,3 +231,11 @@ def _too_long(num_tokens: int, info: EngineInfo, param: str) -> Exception:
 def _ids(value: object) -> list[int]:
     """A token id, a list of them, or nothing."""
     return [i for i in (value if isinstance(value, list) else [value]) if type(i) is int]
+
+
+def context_length_exceeded(param: str, max_context: int, what: str) -> InputError:
+    return InputError(
+        param,
+        f"the context holds {max_context} tokens, prompt and answer together, and {what}",
+        code="context_length_exceeded",
+    )

@@ -13,10 +13,10 @@ import json
 import re
 from typing import Any, Protocol
 
+from quire.errors import InputError
 from quire.text.messages import Conversation, Message, MessageCall, Tool
 from quire.text.special import MAX_DEPTH, Cleaning, TooDeep
 from quire.text.tools.toolless import described, told
-from quire.web.errors import ApiError, invalid
 
 _RESERVED = {"messages", "tools", "raise_exception", "strftime_now", "bos_token", "eos_token"}
 _SHORT_ID = re.compile(r"length\s*(?:!=|==|<)\s*9\b")
@@ -50,12 +50,12 @@ class ChatTemplate:
         return bool(self._tokenizer.chat_template)
 
     def render(self, conversation: Conversation, cleaning: Cleaning) -> str:
-        """Raises ApiError."""
+        """Raises InputError."""
         try:
             options = self._options(conversation, cleaning)
             tools = [_described(tool, cleaning) for tool in conversation.tools]
         except TooDeep:
-            raise invalid(
+            raise InputError(
                 None, f"tools or chat_template_kwargs are nested deeper than {MAX_DEPTH}"
             ) from None
         if tools and self.knows_tools:
@@ -74,7 +74,7 @@ class ChatTemplate:
     def _options(self, conversation: Conversation, cleaning: Cleaning) -> dict[str, Any]:
         for name in conversation.options:
             if name in self._reserved:
-                raise invalid(
+                raise InputError(
                     "chat_template_kwargs",
                     f"chat_template_kwargs holds {name!r}, which is not the client's to set",
                 )
@@ -170,8 +170,8 @@ def _object_or_text(text: str) -> Any:
     return value if isinstance(value, dict) else text
 
 
-def _refused(error: Exception) -> ApiError:
-    return invalid(
+def _refused(error: Exception) -> InputError:
+    return InputError(
         "messages",
         f"the model's chat template does not take these messages: {str(error)[:300]}",
         code="chat_template_error",

@@ -5,8 +5,9 @@
     409 conflict_error             413, 431                     429 overloaded
     500 server_error               503 unavailable              504 timeout_error
 
-An ApiError is raised anywhere below an endpoint and becomes the answer at the boundary. It is
-written for the client: no paths, no tracebacks, no credentials.
+An ApiError is raised anywhere below an endpoint and becomes the answer at the boundary; so does an
+InputError of those who know no HTTP. Both are written for the client: no paths, no tracebacks, no
+credentials.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 from starlette.responses import Response
+
+from quire.errors import InputError
 
 RETRY_AFTER_S = 1
 CLIENT_CLOSED = 499
@@ -82,20 +85,16 @@ def invalid(param: str | None, message: str, *, code: str | None = None) -> ApiE
     return ApiError(400, message, param=param, code=code)
 
 
+def from_input(error: InputError) -> ApiError:
+    return invalid(error.param, str(error), code=error.code)
+
+
 def model_not_found(asked: str, served: str) -> ApiError:
     return ApiError(
         404,
         f"the model {_short(asked)} is not served here: this server has {served!r}",
         param="model",
         code="model_not_found",
-    )
-
-
-def context_length_exceeded(param: str, max_context: int, what: str) -> ApiError:
-    return invalid(
-        param,
-        f"the context holds {max_context} tokens, prompt and answer together, and {what}",
-        code="context_length_exceeded",
     )
 
 

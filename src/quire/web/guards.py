@@ -21,9 +21,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire.errors import InputError
 from quire.sizes import format_bytes
 from quire.web.config import WebConfig
-from quire.web.errors import CLIENT_CLOSED, ApiError, invalid, shutting_down
+from quire.web.errors import CLIENT_CLOSED, ApiError, from_input, invalid, shutting_down
 
 if TYPE_CHECKING:
     from quire.web.traced import Tracer
@@ -255,6 +256,7 @@ def _int(digits: bytes) -> int:
 def guard(app: FastAPI, host: Host, config: WebConfig) -> None:
     """Error answers in our format, and the guards around all of it."""
     app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(InputError, _input_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _query_error)
     # The last added is the outermost.
@@ -267,6 +269,11 @@ def guard(app: FastAPI, host: Host, config: WebConfig) -> None:
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return error.response()
+
+
+async def _input_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, InputError)
+    return from_input(error).response()
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -20,7 +20,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from quire.errors import ConfigError
-from quire.models import cache_dir
+from quire.models.cache import cache_dir
 from quire.web.addresses import is_loopback
 
 _MAX_BYTES = 4096

@@ -1,4 +1,8 @@
-"""What a router may say to a server, and how the server knows that it is the router.
+"""What a router and its servers say to each other, and how a server knows that it is the router.
+
+A server says that it is there, again and again, and when it goes: a router that was started anew
+knows nobody. A router that cannot be reached is tried again, and said once. What the server is, the
+router asks.
 
 The router's key follows from the admin key and opens less: what a router asks (`/admin/info`,
 `/admin/events`, `/admin/keys`), and the two things it says of a request, where its prompt is to be
@@ -8,18 +12,30 @@ what is said, for a short time. Whoever reads it learns no key.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import hmac
-from collections.abc import Mapping
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import NamedTuple
+
+import httpx
+import msgspec
 
 PREFILL_HEADER = "x-quire-prefill"
 ROUTE_HEADER = "x-quire-route"
 CLIENT_HEADER = "x-quire-client"
 """To `/admin/keys`: what the client sent as `Authorization`, for a tenant's keys are its own."""
 
+JOIN, LEAVE = "/router/join", "/router/leave"
+
 _VALID_S = 300
 """Clocks of servers differ."""
+_EVERY_S = 5.0
+_TIMEOUT_S = 5.0
+
+logger = logging.getLogger("quire.server")
 
 
 class RouterNote(NamedTuple):
@@ -59,3 +75,62 @@ def read_note(headers: Mapping[str, str], admin_key: str | None, now: float) -> 
 def _mac(key: str, *parts: str) -> str:
     text = "\n".join(parts).encode("utf-8", "surrogateescape")
     return hmac.new(key.encode(), text, hashlib.sha256).hexdigest()
+
+
+# ---- enrolment -----------------------------------------------------------------------------------
+
+
+class Enrolment(msgspec.Struct, frozen=True):
+    """What a server says to a router."""
+
+    url: str
+    """0.0.0.0 or ::, as its host: where it says it from."""
+    role: str = ""
+
+
+@contextlib.asynccontextmanager
+async def enrolled(
+    routers: Sequence[str],
+    enrolment: Enrolment,
+    admin_key: str | None,
+    *,
+    client: httpx.AsyncClient | None = None,
+    every_s: float = _EVERY_S,
+) -> AsyncIterator[asyncio.Event]:
+    """Known to the routers, until the block is left or the event is set: then it says that it
+    goes."""
+    leaving = asyncio.Event()
+    if not routers:
+        yield leaving
+        return
+    key = router_key(admin_key) if admin_key is not None else ""
+    body = msgspec.json.encode(enrolment)
+    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+
+    async with client or httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False) as http:
+
+        async def tell(router: str, path: str) -> str:
+            """What is wrong."""
+            try:
+                answer = await http.post(router + path, content=body, headers=headers)
+            except httpx.HTTPError as error:
+                return f"it cannot be reached ({type(error).__name__})"
+            return "" if answer.status_code == 200 else f"it answered {answer.status_code}"
+
+        async def keep(router: str) -> None:
+            said = ""
+            while not leaving.is_set():
+                wrong = await tell(router, JOIN)
+                if wrong != said:
+                    logger.warning("router %s: %s", router, wrong or "it knows this server now")
+                said = wrong
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(leaving.wait(), every_s)
+            await tell(router, LEAVE)
+
+        tasks = [asyncio.create_task(keep(router)) for router in routers]
+        try:
+            yield leaving
+        finally:
+            leaving.set()
+            await asyncio.gather(*tasks, return_exceptions=True)

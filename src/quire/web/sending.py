@@ -11,7 +11,8 @@ from prometheus_client import Counter
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from quire.web.errors import ApiError, client_closed
+from quire.errors import InputError
+from quire.web.errors import ApiError, client_closed, from_input
 
 Result = TypeVar("Result")
 
@@ -113,6 +114,8 @@ class EventStream(Response):
             return await coming
         except ApiError as error:
             return _error_event(error)
+        except InputError as error:
+            return _error_event(from_input(error))
         except Exception as error:  # the request boundary, once the status is out
             return _error_event(self._on_unexpected(error))
 

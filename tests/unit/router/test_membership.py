@@ -7,8 +7,7 @@ import pytest
 
 from quire.errors import ConfigError
 from quire.server.config import ServerConfig
-from quire.web.enrol import JOIN, LEAVE, Enrolment, enrolled
-from quire.web.routes import router_key
+from quire.web.routes import JOIN, LEAVE, Enrolment, enrolled, router_key
 from unit.router.fakes import FakeServer, eventually, rig
 
 KEY = {"authorization": f"Bearer {router_key('root')}"}

@@ -1,7 +1,5 @@
 """What clients send beside the prompt, and what they ask for beside the text."""
 
-import asyncio
-import json
 import logging
 
 import pytest
@@ -9,10 +7,7 @@ from openai import OpenAI
 
 from quire.server.bodies import MAX_NAMES
 from quire.server.config import ServerConfig
-from quire.server.metrics import Metrics
 from quire.text.generation_config import SamplingDefaults
-from quire.web.errors import ApiError, engine_gone
-from quire.web.sending import EventStream
 from unit.server.scripted import ADMIN_KEY, MODEL, Rig, ScriptedEngine, error_of
 from unit.server.test_answers import chunks
 
@@ -187,64 +182,6 @@ def test_tokens_need_the_key():
     rig = Rig(config=ServerConfig(api_key="key"))
     assert rig.request("POST", "/tokenize", json={"prompt": "x"}).status_code == 401
     assert rig.request("POST", "/detokenize", json={"tokens": [1]}).status_code == 401
-
-
-# ---- waiting -------------------------------------------------------------------------------------
-
-
-def streamed(events, *, waiting_s=0.001):
-    """What goes out, and what is raised instead. `events` is given `heard`: set at a comment."""
-
-    async def run():
-        heard = asyncio.Event()
-        sent = []
-
-        async def send(message):
-            sent.append(message)
-            if message.get("body") == b": waiting\n\n":
-                heard.set()
-
-        async def receive():
-            await asyncio.Event().wait()
-
-        stream = EventStream(
-            events(heard), Metrics().aborts, lambda e: engine_gone("bug"), waiting_s=waiting_s
-        )
-        await stream({}, receive, send)
-        return sent
-
-    return asyncio.run(run())
-
-
-def test_a_stream_that_waits_says_so():
-    async def events(heard):
-        await heard.wait()
-        yield b"data: 1\n\n"
-
-    start, *bodies, last = streamed(events)
-    assert start["status"] == 200
-    assert {body["body"] for body in bodies} == {b": waiting\n\n", b"data: 1\n\n"}
-    assert bodies[-1]["body"] == b"data: 1\n\n"
-    assert last == {"type": "http.response.body", "body": b""}
-
-
-def test_what_fails_after_a_comment_is_an_event():
-    async def events(heard):
-        await heard.wait()
-        raise engine_gone("too bad")
-        yield b""
-
-    *_, error, _ = streamed(events)
-    assert json.loads(error["body"].removeprefix(b"data: "))["error"]["message"] == "too bad"
-
-
-def test_what_fails_before_is_an_answer():
-    async def events(heard):
-        raise engine_gone("too bad")
-        yield b""
-
-    with pytest.raises(ApiError, match="too bad"):
-        streamed(events, waiting_s=600)
 
 
 # ---- the official client -------------------------------------------------------------------------

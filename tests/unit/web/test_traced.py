@@ -12,8 +12,8 @@ import pytest
 from collector import Collector, collecting
 from quire.engine.messages import Finish, Handed
 from quire.errors import ConfigError
-from quire.server.answered import trace_handover
 from quire.server.config import ServerConfig
+from quire.server.telling import trace_handover
 from quire.tracing.spans import TraceContext
 from quire.web.traced import Tracer
 from unit.server.scripted import Rig

@@ -16,7 +16,7 @@ from quire.server.responses.fields import FunctionTool, ResponsesRequest
 from quire.server.responses.items import messages_of
 from quire.server.responses.output import OutputItems
 from quire.server.responses.remembered import ResponseMemory
-from quire.server.running import Running
+from quire.server.underway import Running
 from quire.text.messages import Message
 from quire.text.scribe import Piece
 from quire.web.errors import ApiError, from_validation

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple
 
 from quire.server.callers import Caller
@@ -37,11 +38,15 @@ class Running(NamedTuple):
     """What each choice begins with; none: nothing is echoed."""
 
 
+Starting = AbstractAsyncContextManager[Running]
+"""A request that is begun when the block is entered."""
+
+
 @contextlib.asynccontextmanager
 async def run_chat(
     service: Service, request: ChatRequest, caller: Caller
 ) -> AsyncIterator[Running]:
-    """Raises ApiError."""
+    """Raises ApiError, InputError."""
     with service.admit(request.num_choices, request.model, caller.salt(request.cache_salt)):
         conversation = request.conversation(request.messages)
         prompt = await service.prompting.of_chat(conversation, service.info)
@@ -74,7 +79,7 @@ async def run_chat(
 async def run_completion(
     service: Service, request: CompletionRequest, caller: Caller
 ) -> AsyncIterator[Running]:
-    """Raises ApiError."""
+    """Raises ApiError, InputError."""
     num_sequences = len(request.prompts) * request.num_choices
     if num_sequences > MAX_SEQUENCES:
         raise invalid(
