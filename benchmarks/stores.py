@@ -2,8 +2,9 @@
 
     python benchmarks/stores.py [--rounds N] [--page SIZE] [redis] [mooncake] [s3] [file]
 
-Prints what `quire bench store URL` measures, one line for each way, with the machine's load. The
-servers run on the same cores: on a machine with few of them, or with others at work on it, both
+Prints what `quire bench store URL` measures, one line for each way, with the machine's load: the
+median of the ratios of neighbouring rounds, their quartiles and extremes, and what the client does.
+The servers run on the same cores: on a machine with few of them, or with others at work on it, both
 sides are slower, and the ratios noisier. S3 is a test double (`moto`).
 """
 
@@ -66,12 +67,14 @@ def main() -> None:
 
 def show(name: str, result: dict) -> None:
     load = os.getloadavg()[0]
+    print(f"{name:9}its client: {result['client']}")
     for way in ("write", "read"):
         row = result[way]
+        low, high = row["ratio_quartiles"]
         print(
             f"{name:9}{way:6} {row['store_gb_s']:.3f} GB/s, its client {row['raw_gb_s']:.3f}, "
-            f"ratio {row['ratio']:.2f} ({row['ratio_min']:.2f} … {row['ratio_max']:.2f}), "
-            f"load {load:.1f}"
+            f"ratio {row['ratio']:.2f} (quartiles {low:.2f} … {high:.2f}; "
+            f"{row['ratio_min']:.2f} … {row['ratio_max']:.2f}), load {load:.1f}"
         )
     if probe := result.get("probe"):
         print(

@@ -252,6 +252,7 @@ def run(
         "url": parse_url(text).shown,
         "rounds": rounds,
         "bytes_per_round": num_pages * page_bytes,
+        "client": clients[0].does if clients else "",
         **summary(page_bytes, samples, raw=bool(clients)),
         "probe": {"keys": PROBE_KEYS, "one_ms": probe.one_s * 1e3, "all_ms": probe.many_s * 1e3},
     }

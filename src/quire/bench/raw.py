@@ -21,6 +21,9 @@ _TIMEOUT_S = 120.0
 class RawClient(Protocol):
     """Of one thread."""
 
+    does: str
+    """In words, beside what the store does."""
+
     def put(self, names: Sequence[ObjectName], pages: Sequence[memoryview]) -> None: ...
 
     def get(self, names: Sequence[ObjectName], pages: Sequence[memoryview]) -> None: ...
@@ -30,6 +33,8 @@ class RawClient(Protocol):
 
 class RawRedis:
     """One connection; all commands of a call are sent before the first answer is read."""
+
+    does = "our own connection, which copies less than common clients; SET and GET, pipelined"
 
     def __init__(self, url: StoreURL) -> None:
         from quire.store.redis.connection import RedisConnection
@@ -64,6 +69,8 @@ class RawRedis:
 
 class RawBucket:
     """obstore, all pages of a call side by side."""
+
+    does = "obstore, every thread with a loop and connections of its own; PUT without a condition"
 
     def __init__(self, url: StoreURL) -> None:
         from quire.store.bucket import bucket_of
@@ -106,6 +113,8 @@ class RawBucket:
 class RawPool:
     """Mooncake's client, from and to memory that it knows. `shared`: what join_pool() gave. As many
     calls at a time as the store makes: more of them are slower."""
+
+    does = "batch_put_from and batch_get_into, as few calls at a time as the store makes"
 
     def __init__(self, url: StoreURL, shared: Any) -> None:
         self._client, self._config, self._turns = shared

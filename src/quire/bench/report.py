@@ -95,19 +95,23 @@ def any_store(result: Result) -> list[RenderableType]:
     """See bench.anystore.run."""
     table = new_table(f"{result['url']}, checksums on")
     table.add_column("way")
-    for name in ("store GB/s", "own client", "ratio", "ratios seen"):
+    for name in ("store GB/s", "own client", "ratio", "quartiles", "ratios seen"):
         table.add_column(name, justify="right")
     for way in ("write", "read"):
         row = result[way]
-        compared = ["", "", ""]
+        compared = [""] * 4
         if "ratio" in row:
+            first, third = row["ratio_quartiles"]
             span = f"{row['ratio_min']:.2f}–{row['ratio_max']:.2f}"
-            compared = [f"{row['raw_gb_s']:.2f}", f"{row['ratio']:.2f}", span]
+            compared = [f"{row['raw_gb_s']:.2f}", f"{row['ratio']:.2f}"]
+            compared += [f"{first:.2f}–{third:.2f}", span]
         table.add_row(way, f"{row['store_gb_s']:.2f}", *compared)
     notes = [
         f"{result['rounds']} rounds of {format_bytes(result['bytes_per_round'])} in pages of "
         f"{format_bytes(result['page_bytes'])}; medians"
     ]
+    if client := result.get("client"):
+        notes.append(f"Its own client, with as many threads and pages per call: {client}")
     if probe := result.get("probe"):
         notes.append(
             f"A question about one page takes {probe['one_ms']:.2f} ms, about {probe['keys']} "

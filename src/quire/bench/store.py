@@ -98,10 +98,19 @@ def summary(
             entry[way] |= {
                 "raw_gb_s": statistics.median(sample[f"raw_{way}"] for sample in samples),
                 "ratio": statistics.median(ratios),
+                "ratio_quartiles": quartiles(ratios),
                 "ratio_min": min(ratios),
                 "ratio_max": max(ratios),
             }
     return entry
+
+
+def quartiles(ratios: Sequence[float]) -> list[float]:
+    """The first and the third; of one there is nothing between."""
+    if len(ratios) == 1:
+        return [*ratios, *ratios]
+    first, _, third = statistics.quantiles(ratios, n=4, method="inclusive")
+    return [first, third]
 
 
 def paired(ratios: Sequence[float]) -> list[float]:

@@ -63,7 +63,8 @@ def measure(url: str, *, page_bytes: int, total_bytes: int, rounds: int, **more:
         return anystore.run(url, page_bytes=page_bytes, **how)
     result = store.run(parsed.path, page_sizes=[page_bytes], **how)
     (entry,) = result.pop("pages")
-    return {"url": f"file://{parsed.path}", **result, **entry}
+    client = f"direct I/O, {result['raw_threads']} threads, into one file"
+    return {"url": f"file://{parsed.path}", "client": client, **result, **entry}
 
 
 def doctor(

@@ -221,6 +221,16 @@ class Counting(Protocol):
         """By name. Never asks the server."""
 
 
+@runtime_checkable
+class Making(Protocol):
+    """A store in which a question costs much, and that finds out when it writes whether an object
+    is there."""
+
+    def has_made(self, name: ObjectName) -> bool:
+        """Was it written by this process a moment ago, and was not there before? Then what follows
+        it is new too, and nobody asks whether it is there."""
+
+
 class Pages(Protocol):
     """What a worker uses: pages in and out of one store or several, sealed and verified.
 

@@ -23,6 +23,7 @@ from obstore import exceptions, store
 
 from quire.errors import StoreError, StoreURLError
 from quire.store.base import Blob, NewObject, ObjectName, StoredObject, StoreStats
+from quire.store.lately import Lately
 from quire.store.paths import Sent, put_paths
 from quire.store.url import Options, StoreURL
 from quire.types import PAGE_KEY_BYTES, PageKey, PageStatus
@@ -38,6 +39,10 @@ is as many, side by side, and takes as long as one."""
 _RANGE_BYTES = 8 << 20
 """Of one request for an object's bytes, at most."""
 _LOOK_S = 0.05
+_MADE_S, _MAX_MADE = 10.0, 1 << 14
+"""How long, and how many of, the objects that were written here count as there, and what follows
+them as new, without a question. If somebody takes them out meanwhile, what follows is of no use,
+and found to be so by who asks next."""
 _DELETED = 500
 """Objects deleted at a time."""
 
@@ -48,7 +53,7 @@ Result = TypeVar("Result")
 class _Whole(NamedTuple):
     """An object as it is sent."""
 
-    path: str
+    name: ObjectName
     data: bytes
 
 
@@ -62,6 +67,7 @@ class BucketStore:
         self._thread.start()
         self._requests: set[asyncio.Task[Any]] = set()
         """Under way, of all calls; known to the loop only."""
+        self._made = Lately(keep_s=_MADE_S, max_names=_MAX_MADE, clock=time.monotonic)
         self._lock = threading.Lock()
         self._closed = False
 
@@ -123,15 +129,18 @@ class BucketStore:
 
         def send(news: Sequence[NewObject], needed: Sequence[ObjectName]) -> Sent:
             """All of it side by side; put together here, where others do the same meanwhile."""
-            wholes = [_Whole(path_of(new.name), b"".join(new.blob)) for new in news]
-            answers = [_status(answer) for answer in self._all(one, [*needed, *wholes], deadline)]
+            wholes = [_Whole(new.name, b"".join(new.blob)) for new in news]
+            asked = [name for name in needed if name not in self._made]
+            answers = [_status(answer) for answer in self._all(one, [*asked, *wholes], deadline)]
             known = {_OK: True, PageStatus.MISS: False}
-            there = [known.get(status, status) for status in answers[: len(needed)]]
-            return Sent(answers[len(needed) :], there)
+            said = dict(zip(asked, (known.get(s, s) for s in answers), strict=False))
+            return Sent(answers[len(asked) :], [said.get(name, True) for name in needed])
 
         def take_back(names: Sequence[ObjectName]) -> None:
             paths = [path_of(name) for name in names]
             self._run(lambda: obstore.delete_async(self._bucket, paths), deadline)
+            for name in names:
+                self._made.discard(name)
 
         return put_paths(objects, send=send, take_back=take_back)
 
@@ -139,24 +148,31 @@ class BucketStore:
         try:
             await obstore.head_async(self._bucket, path_of(name))
         except (FileNotFoundError, exceptions.NotFoundError):
+            self._made.discard(name)
             return False
         return True
 
     async def _write(self, new: _Whole) -> PageStatus:
         """One object, published when all of it has come."""
-        path, data = new
+        path, data = path_of(new.name), new.data
         try:
             await obstore.put_async(self._bucket, path, data, mode="create", use_multipart=False)
+            self._made.add(new.name)
         except (FileExistsError, exceptions.AlreadyExistsError):
             pass
         except (NotImplementedError, exceptions.NotSupportedError):
             await obstore.put_async(self._bucket, path, data, use_multipart=False)
         return _OK
 
+    def has_made(self, name: ObjectName) -> bool:
+        """See Making."""
+        return name in self._made
+
     def touch(self, names: Sequence[ObjectName], *, used_ns: int, each: bool = False) -> None:
         """A bucket does not know what is used."""
 
     def quarantine(self, name: ObjectName) -> bool:
+        self._made.discard(name)
         aside, deadline = f"quarantine/{name.text}", time.monotonic() + _ADMIN_TIMEOUT_S
         answer = self._run(
             lambda: obstore.rename_async(self._bucket, path_of(name), aside), deadline
@@ -179,6 +195,7 @@ class BucketStore:
             answer = self._run(partial(obstore.delete_async, self._bucket, some), deadline)
             if isinstance(answer, BaseException):
                 raise _as_error(answer)
+        self._made.clear()
         return len(paths)
 
     def stats(self) -> StoreStats:

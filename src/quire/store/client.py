@@ -25,6 +25,7 @@ from quire.store.base import (
     Blob,
     Counting,
     Landings,
+    Making,
     NewObject,
     ObjectName,
     Part,
@@ -71,6 +72,7 @@ class PageStore:
     ) -> None:
         """`packer`: for pages that are written; those that are read say themselves how."""
         self._store = store
+        self._making = store if isinstance(store, Making) else None
         self._packer = packer
         self._room = Room()
         self._clock = clock
@@ -360,7 +362,8 @@ class PageStore:
     ) -> list[PageStatus]:
         if self._disowned:
             self._disowned.take_out([item.name for item in objects])
-        known = look_up(objects, partial(self._store.contains, deadline=deadline))
+        contains = partial(self._store.contains, deadline=deadline)
+        known = look_up(objects, contains, self._making)
         if self._disowned:
             for i, item in enumerate(objects):
                 if item.name in self._disowned:  # not to be written, or not let go of

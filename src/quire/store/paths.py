@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import NamedTuple
 
-from quire.store.base import NewObject, ObjectName, Pages, Part
+from quire.store.base import Making, NewObject, ObjectName, Pages, Part
 from quire.types import PageKey, PageStatus
 
 _OK, _ORPHAN = PageStatus.OK, PageStatus.ORPHAN
@@ -20,11 +20,13 @@ _OK, _ORPHAN = PageStatus.OK, PageStatus.ORPHAN
 Contains = Callable[[Sequence[ObjectName]], list[bool]]
 
 
-def look_up(objects: Sequence[NewObject], contains: Contains) -> list[PageStatus | None]:
+def look_up(
+    objects: Sequence[NewObject], contains: Contains, making: Making | None = None
+) -> list[PageStatus | None]:
     """Per object: OK, it is there; ORPHAN, what it needs is not, nor in this call; None: it is new,
     or lies behind one that is. Of a new one the store finds out by itself whether what it needs is
     there: only beside one that is there that is asked."""
-    present, absent = _present(objects, contains)
+    present, absent = _present(objects, contains, making)
     known: dict[ObjectName, PageStatus | None] = {}
     for new in objects:
         name, parent = new.name, new.parent
@@ -34,15 +36,17 @@ def look_up(objects: Sequence[NewObject], contains: Contains) -> list[PageStatus
 
 
 def _present(
-    objects: Sequence[NewObject], contains: Contains
+    objects: Sequence[NewObject], contains: Contains, making: Making | None
 ) -> tuple[set[ObjectName], set[ObjectName]]:
     """Those of them that are there; and what they need of which it is known that it is not. New
-    pages come as the end of a path: where the first of them is not there, those behind it are not
-    asked for."""
+    pages come as the end of a path: where the first of them is not there, or the one before it was
+    only just made, those behind it are not asked for."""
     own = {new.name for new in objects}
     heads = [new for new in objects if new.parent is None or new.parent not in own]
+    if making is not None:
+        heads = [new for new in heads if new.parent is None or not making.has_made(new.parent)]
     first = list(dict.fromkeys(new.name for new in heads))
-    present = set(compress(first, contains(first)))
+    present = set(compress(first, contains(first))) if first else set()
     reached = present.copy()
     rest: list[ObjectName] = []
     for new in objects:

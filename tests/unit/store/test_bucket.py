@@ -23,6 +23,8 @@ OK, MISS = PageStatus.OK, PageStatus.MISS
 
 
 pytest.importorskip("obstore", reason="needs the packages of the s3 extra")
+import obstore  # noqa: E402
+
 from quire.store.bucket import BucketStore, bucket_of  # noqa: E402
 
 
@@ -103,6 +105,55 @@ def test_a_bucket_that_does_not_answer_is_left_at_the_deadline(bucket, client, p
         bucket.go_on()
     assert statuses == [PageStatus.TIMEOUT]
     assert pages.get(cache, 1) == [OK]
+
+
+@pytest.fixture
+def questions(monkeypatch):
+    """Every object that the server is asked about."""
+    asked, ask = [], obstore.head_async
+
+    def head_async(bucket, path):
+        asked.append(path)
+        return ask(bucket, path)
+
+    monkeypatch.setattr(obstore, "head_async", head_async)
+    return asked
+
+
+def test_what_follows_a_page_that_was_just_made_here_is_written_unasked(
+    bucket, client, pages, questions
+):
+    cache = client(open_store(bucket.url))
+    pages.put_path(cache, 1, 2)
+    questions.clear()
+    assert pages.put_path(cache, 3, 4, after=2) == [OK] * 2
+    assert questions == []
+    other = client(open_store(bucket.url))  # which knows nothing of it
+    questions.clear()
+    assert pages.put_path(other, 3, 4, after=2) == [OK] * 2
+    assert questions == [
+        f"objects/{path_of(pages, n).partition('/objects/')[2]}" for n in (3, 2, 4)
+    ]
+    questions.clear()
+    assert pages.put_path(other, 5, after=4) == [OK]  # it was there: others write here too
+    assert len(questions) == 2
+
+
+@pytest.mark.parametrize("how", ["taken out", "cleared", "found to be gone"])
+def test_a_page_that_is_gone_is_not_taken_for_one_that_was_just_made(bucket, client, pages, how):
+    cache = client(open_store(bucket.url))
+    pages.put_path(cache, 1, 2)
+    name = object_name(pages.part, pages.key(2))
+    assert cache._store.has_made(name)
+    if how == "taken out":
+        cache._store.quarantine(name)
+    elif how == "cleared":
+        cache._store.clear()
+    else:
+        open_store(bucket.url).clear()
+        assert pages.usable(cache, 1, 2) == 0
+    assert pages.put_path(cache, 3, after=2) == [PageStatus.ORPHAN]
+    assert pages.there(cache, 3) == []
 
 
 class Gathering(ThreadingHTTPServer):

@@ -99,3 +99,22 @@ def test_who_looks_before_writing_asks_no_more_than_it_takes(there, expected, nu
 
     assert look_up(news_of((2, 1), (3, 2), (4, 3)), contains) == expected
     assert len(asked) == num_asked
+
+
+class Made:
+    """A store that has just made one page."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def has_made(self, made):
+        return made == name(self.number)
+
+
+def test_what_follows_a_page_that_was_just_made_is_not_asked_for():
+    def contains(names):
+        assert names == [name(8)]  # the other path goes on from somewhere else
+        return [True]
+
+    news = news_of((2, 1), (3, 2), (8, None))
+    assert look_up(news, contains, Made(1)) == [None, None, OK]

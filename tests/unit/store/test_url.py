@@ -104,11 +104,11 @@ def test_nothing_of_a_store_is_imported_that_is_not_used(tmp_path):
     code = """
 import sys, time
 from quire.store import open_pages
-import quire.worker.config, quire.cli.store
+import quire, quire.worker.config, quire.cli.store
 urls = f"memory:// file://{sys.argv[1]}/store?write=back"
 open_pages(urls, clock=time.monotonic).close()
-strangers = {"obstore", "mooncake", "zstandard", "lz4"}
-ours = {f"quire.store.{name}" for name in ("redis", "bucket", "mooncake")}
+strangers = {"redis", "obstore", "mooncake", "zstandard", "lz4"}
+ours = {f"quire.store.{name}" for name in ("redis", "bucket", "lately", "mooncake")}
 sys.exit(" ".join(sorted((strangers | ours) & set(sys.modules))) or 0)
 """
     words = [sys.executable, "-c", code, str(tmp_path)]
