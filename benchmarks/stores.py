@@ -36,8 +36,8 @@ SERVERS = {
     "s3": Moto,
     "file": Folder,
 }
-TOTALS = {"mooncake": "256MiB", "s3": "128MiB"}
-"""Less than `quire bench store` moves: of a pool of 2 GiB, and of a double that is slow."""
+TOTALS = {"s3": "128MiB"}
+"""Less than `quire bench store` moves: of a double that is slow."""
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """One name, one thing: no two modules of the package share a name, and no two public classes.
 
-Fails with the names that do, and with those below that no longer do. A module may be called as its
-package (`tree/tree.py`: what the package is about), and in `cli/` and right below `bench/` as the
-command it is (`quire store`, `quire bench store`). Private classes belong to their modules.
+Fails with the names that do. A module may be called as its package (`tree/tree.py`: what the package
+is about), and in `cli/` and right below `bench/` as the command it is (`quire store`, `quire bench
+store`). Private classes belong to their modules.
 """
 
 from __future__ import annotations
@@ -39,18 +39,6 @@ ROOMS = {
     "wire": "messages as bytes",
 }
 
-# To be renamed: these still stand for two things.
-MODULES_LEFT = set(
-    """
-    answers memory protocol sampling watch
-    """.split()  # noqa: SIM905
-)
-CLASSES_LEFT = set(
-    """
-    Body CacheEvent Engine Output Route Side State Tenants
-    """.split()  # noqa: SIM905
-)
-
 
 def modules() -> dict[str, list[str]]:
     found: dict[str, list[str]] = defaultdict(list)
@@ -71,23 +59,17 @@ def classes() -> dict[str, list[str]]:
     return found
 
 
-def complaints(kind: str, found: dict[str, list[str]], left: set[str]) -> list[str]:
-    shared = {name: places for name, places in found.items() if len(places) > 1}
-    new = [
-        f"{kind} {name} stands for several things: {', '.join(shared[name])}: rename all but one"
-        for name in sorted(shared.keys() - left)
+def complaints(kind: str, found: dict[str, list[str]]) -> list[str]:
+    return [
+        f"{kind} {name} stands for several things: {', '.join(places)}: rename all but one"
+        for name, places in sorted(found.items())
+        if len(places) > 1
     ]
-    done = [
-        f"{kind} {name} stands for one thing now: take it off the list in scripts/names.py"
-        for name in sorted(left - shared.keys())
-    ]
-    return new + done
 
 
 def main() -> int:
-    said = complaints("the module", modules(), MODULES_LEFT)
-    said += complaints("the class", classes(), CLASSES_LEFT)
-    print("\n".join(said) or "every name stands for one thing, but for those on the list")
+    said = complaints("the module", modules()) + complaints("the class", classes())
+    print("\n".join(said) or "every name stands for one thing")
     return bool(said)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from quire.router.metrics import ROUTER_METRICS
 from quire.server.metrics import METRICS
-from quire.web.metrics import Kind
+from quire.web.metrics import COUNTER, HISTOGRAM
 
 yaml = pytest.importorskip("yaml")
 FOLDER = Path(__file__).parents[2] / "deploy/grafana"
@@ -25,11 +25,11 @@ def asked(expression: str) -> None:
         spec = SPECS.get(name) or SPECS.get(base)
         assert spec is not None, name
         if name != spec.name:
-            assert spec.kind is Kind.HISTOGRAM, name
+            assert spec.kind is HISTOGRAM, name
     for name, selector in re.findall(r"(quire_\w+)\{([^}]*)\}", expression):
         spec = SPECS.get(name) or SPECS[re.sub(r"_(bucket|sum|count)$", "", name)]
         assert set(re.findall(r"(\w+)\s*[=!]", selector)) <= {*spec.labels, *OURS}, expression
-    counters = [n for n in names if n in SPECS and SPECS[n].kind is Kind.COUNTER]
+    counters = [n for n in names if n in SPECS and SPECS[n].kind is COUNTER]
     if counters and "breaker_is_open" not in expression:
         assert re.search(r"\b(rate|increase)\(", expression), expression
     known = {label for name in names for spec in [SPECS.get(name)] if spec for label in spec.labels}

@@ -9,20 +9,14 @@ names = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(names)
 
 
-def test_every_name_stands_for_one_thing_but_for_those_on_the_list(capsys):
+def test_every_name_stands_for_one_thing(capsys):
     assert names.main() == 0, capsys.readouterr().out
 
 
 def test_a_name_for_two_things_is_noticed():
     found = {"Plan": ["a.py", "b.py"], "Tree": ["tree.py"]}
-    (said,) = names.complaints("the class", found, set())
+    (said,) = names.complaints("the class", found)
     assert said == "the class Plan stands for several things: a.py, b.py: rename all but one"
-    assert names.complaints("the class", found, {"Plan"}) == []
-
-
-def test_the_list_is_no_longer_than_it_must_be():
-    (said,) = names.complaints("the class", {"Plan": ["a.py"]}, {"Plan"})
-    assert "take it off the list" in said
 
 
 def test_rooms_commands_and_what_a_package_is_about_may_share_a_name():

@@ -15,7 +15,7 @@ from quire.engine import process
 from quire.engine.messages import EngineStartFailed, Finish
 from quire.errors import StoreError
 from quire.models.gguf import converted_dir, file_digest
-from quire.router.fleet import Health, Member, Side, State
+from quire.router.fleet import Health, Member, MemberSide, MemberState
 from quire.server.config import ServerConfig
 from quire.settings import OPTIONS
 from unit.cli_support import command
@@ -96,15 +96,15 @@ def test_a_timeout_names_the_time_that_was_asked_for():
 
 def test_a_server_that_is_down_runs_nothing_and_one_that_is_back_is_said(caplog):
     async def main() -> None:
-        member = Member("http://a:1", Side.SERVER)
+        member = Member("http://a:1", MemberSide.SERVER)
         with caplog.at_level(logging.WARNING, "quire.router"):
             member.report(Health("ok", running=3, waiting=2))
-            member.set(State.UP)
+            member.set(MemberState.UP)
             assert not caplog.records  # all is as it should be
-            member.set(State.DOWN, "cannot be connected to")
+            member.set(MemberState.DOWN, "cannot be connected to")
             shown = member.as_dict()
             assert (shown["running"], shown["waiting"], member.load) == (0, 0, 0)
-            member.set(State.UP)
+            member.set(MemberState.UP)
         assert [record.message for record in caplog.records] == [
             "server server http://a:1 is down: cannot be connected to",
             "server server http://a:1 is up",

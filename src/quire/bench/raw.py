@@ -104,19 +104,24 @@ class RawBucket:
 
 
 class RawPool:
-    """Mooncake's client, from and to memory that it knows. `shared`: what join_pool() gave."""
+    """Mooncake's client, from and to memory that it knows. `shared`: what join_pool() gave. As many
+    calls at a time as the store makes: more of them are slower."""
 
     def __init__(self, url: StoreURL, shared: Any) -> None:
-        self._client, self._config = shared
+        self._client, self._config, self._turns = shared
         self._prefix = url.options.get("prefix", "quire:")
 
     def put(self, names: Sequence[ObjectName], pages: Sequence[memoryview]) -> None:
         keys, places, sizes = self._words(names, pages)
-        _expect(set(self._client.batch_put_from(keys, places, sizes, self._config)) == {0})
+        with self._turns.turn():
+            codes = self._client.batch_put_from(keys, places, sizes, self._config)
+        _expect(set(codes) == {0})
 
     def get(self, names: Sequence[ObjectName], pages: Sequence[memoryview]) -> None:
         keys, places, sizes = self._words(names, pages)
-        _expect(list(self._client.batch_get_into(keys, places, sizes)) == sizes)
+        with self._turns.turn():
+            came = list(self._client.batch_get_into(keys, places, sizes))
+        _expect(came == sizes)
 
     def close(self) -> None:
         """It is not this thread's alone."""
@@ -132,13 +137,14 @@ class RawPool:
 
 def join_pool(url: StoreURL, memory: memoryview) -> Any:
     """A client of its own that knows `memory`."""
-    from quire.store.mooncake.pool import join
+    from quire.store.mooncake.pool import at_once, join
     from quire.store.mooncake.registration import address
     from quire.store.mooncake.store import read_url
+    from quire.store.mooncake.turns import Turns
 
     client, config = join(read_url(url).settings)
     _expect(client.register_buffer(address(memory), memory.nbytes) == 0)
-    return client, config
+    return client, config, Turns(at_once())
 
 
 def _expect(is_right: bool) -> None:

@@ -37,14 +37,14 @@ logger = logging.getLogger("quire.router")
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 
-class Side(enum.StrEnum):
+class MemberSide(enum.StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     SERVER = "server"
     """Does everything itself, or knows its prefill servers."""
 
 
-class State(enum.StrEnum):
+class MemberState(enum.StrEnum):
     NEW = "new"
     UP = "up"
     DRAINING = "draining"
@@ -73,17 +73,17 @@ class Info(msgspec.Struct):
     instance: str
 
 
-class CacheEvent(msgspec.Struct):
+class TierEvent(msgspec.Struct):
     kind: str
     tier: str
     keys: list[str]
 
 
-class CacheEvents(msgspec.Struct):
+class TierEvents(msgspec.Struct):
     instance: str
     last: int
     complete: bool
-    events: list[CacheEvent]
+    events: list[TierEvent]
     more: bool = False
 
 
@@ -104,13 +104,13 @@ class _Wrong(Exception):
 class Member:
     """One server."""
 
-    def __init__(self, url: str, side: Side, *, is_guest: bool = False) -> None:
+    def __init__(self, url: str, side: MemberSide, *, is_guest: bool = False) -> None:
         self.url = url
         self.side = side
         self.is_guest = is_guest
         """It has come by itself, and goes so; or when it is down for long."""
         self.seen_s = asyncio.get_running_loop().time() if is_guest else 0.0
-        self.state = State.NEW
+        self.state = MemberState.NEW
         self.reason = "not asked yet"
         """Why it is not up."""
         self.model = ""
@@ -134,7 +134,7 @@ class Member:
 
     @property
     def is_up(self) -> bool:
-        return self.state is State.UP
+        return self.state is MemberState.UP
 
     @property
     def load(self) -> int:
@@ -171,16 +171,20 @@ class Member:
 
     def suspect(self, reason: str) -> None:
         """A request failed there: not used again before it has answered a check."""
-        if self.state is State.UP:
-            self.set(State.DOWN, reason)
+        if self.state is MemberState.UP:
+            self.set(MemberState.DOWN, reason)
         self.wake.set()
 
-    def set(self, state: State, reason: str = "") -> None:
+    def set(self, state: MemberState, reason: str = "") -> None:
         if state is not self.state:
             # A server that is there from the start is no news; one that is back is.
-            log = logger.info if self.state is State.NEW and state is State.UP else logger.warning
+            log = (
+                logger.info
+                if self.state is MemberState.NEW and state is MemberState.UP
+                else logger.warning
+            )
             log("%s server %s is %s%s", self.side, self.url, state, f": {reason}" * bool(reason))
-        if state is State.DOWN:
+        if state is MemberState.DOWN:
             self.report(Health(""))  # what it had is not there any more
         self.state, self.reason = state, reason
 
@@ -201,10 +205,10 @@ class Fleet:
     def __init__(self, config: RouterConfig, client: httpx.AsyncClient) -> None:
         self.config = config
         self.index = AffinityIndex(config.max_index_keys)
-        self.prefill = [Member(url, Side.PREFILL) for url in _fixed(config.prefill)]
+        self.prefill = [Member(url, MemberSide.PREFILL) for url in _fixed(config.prefill)]
         self.targets = [
-            *(Member(url, Side.DECODE) for url in _fixed(config.decode)),
-            *(Member(url, Side.SERVER) for url in _fixed(config.servers)),
+            *(Member(url, MemberSide.DECODE) for url in _fixed(config.decode)),
+            *(Member(url, MemberSide.SERVER) for url in _fixed(config.servers)),
         ]
         """Those that answer requests."""
         self.members = [*self.prefill, *self.targets]
@@ -219,7 +223,7 @@ class Fleet:
             self._watching[member] = asyncio.create_task(self._watch(member))
         self._follow_all()
 
-    async def add(self, url: str, side: Side) -> None:
+    async def add(self, url: str, side: MemberSide) -> None:
         """A server that has come by itself. One that is there already is asked how it is."""
         for member in self.members:
             if member.url == url and member.side is side:
@@ -228,7 +232,7 @@ class Fleet:
                 return
         self.remove(url)
         member = Member(url, side, is_guest=True)
-        (self.prefill if side is Side.PREFILL else self.targets).append(member)
+        (self.prefill if side is MemberSide.PREFILL else self.targets).append(member)
         self.members.append(member)
         await self._check(member)
         if member in self.members:
@@ -267,7 +271,7 @@ class Fleet:
 
     def prefill_for(self, target: Member) -> list[Member]:
         """Prefill servers for a target; with none it computes by itself."""
-        if target.side is Side.SERVER:
+        if target.side is MemberSide.SERVER:
             return []
         return [each for each in self.prefill if each.is_up and _same_model(each, target)]
 
@@ -297,7 +301,7 @@ class Fleet:
                     await member.wake.wait()
             member.wake.clear()
             await self._check(member)
-            if member.state in (State.UP, State.DRAINING):
+            if member.state in (MemberState.UP, MemberState.DRAINING):
                 member.seen_s = asyncio.get_running_loop().time()
             elif member.is_guest and self._is_forgotten(member):
                 self.remove(member.url)
@@ -314,7 +318,7 @@ class Fleet:
     async def _check(self, member: Member) -> None:
         try:
             health = await self._get(member, "/health", Health)
-            known = member.state in (State.UP, State.DRAINING)
+            known = member.state in (MemberState.UP, MemberState.DRAINING)
             if member.instance != health.instance or not known:
                 await self._learn(member, health)
         except _Wrong as error:
@@ -326,19 +330,19 @@ class Fleet:
             member.failures = 0
             member.report(health)
             if health.draining:
-                member.set(State.DRAINING, "it is to stop, and finishes what it has")
+                member.set(MemberState.DRAINING, "it is to stop, and finishes what it has")
             else:
-                member.set(State.UP)
+                member.set(MemberState.UP)
 
     def _failed(self, member: Member, error: _Wrong) -> None:
         if error.is_unfit:
             member.failures = 0
-            member.set(State.UNFIT, str(error))
+            member.set(MemberState.UNFIT, str(error))
             return
         member.failures += 1
-        is_known = member.state in (State.UP, State.DRAINING)
+        is_known = member.state in (MemberState.UP, MemberState.DRAINING)
         if error.is_down or member.failures >= self.config.max_failures or not is_known:
-            member.set(State.DOWN, str(error))
+            member.set(MemberState.DOWN, str(error))
             member.cut()
 
     async def _learn(self, member: Member, health: Health) -> None:
@@ -355,12 +359,12 @@ class Fleet:
         try:
             info = await self._get(member, "/admin/info", Info)
         except _Wrong as error:
-            if member.side is not Side.SERVER or not error.is_unfit:
+            if member.side is not MemberSide.SERVER or not error.is_unfit:
                 raise
         else:
             member.fingerprint = info.fingerprint
             member.lets_us_in = True
-            if member.side is Side.PREFILL:
+            if member.side is MemberSide.PREFILL:
                 member.peer = _reachable(info.peer, member.url)
         member.model = shown_name(health.model)
         member.instance = health.instance
@@ -383,7 +387,7 @@ class Fleet:
 
     async def _take_events(self, member: Member) -> bool:
         """Whether there are more. Raises _Wrong."""
-        found = await self._get(member, f"/admin/events?since={member.seen_event}", CacheEvents)
+        found = await self._get(member, f"/admin/events?since={member.seen_event}", TierEvents)
         if found.instance != member.instance:
             member.wake.set()  # it has started anew: it is asked what it is first
             return False
@@ -435,8 +439,8 @@ def _same_model(one: Member, other: Member) -> bool:
     return one.fingerprint == other.fingerprint
 
 
-def _check_role(side: Side, role: str) -> None:
-    if side is Side.SERVER:
+def _check_role(side: MemberSide, role: str) -> None:
+    if side is MemberSide.SERVER:
         if role == Role.PREFILL:
             raise _Wrong("is a prefill server: give it as --prefill", is_unfit=True)
     elif role != side.value:

@@ -16,7 +16,7 @@ import msgspec
 
 from quire.errors import ConfigError
 from quire.router.config import parse_urls
-from quire.router.fleet import Fleet, Side
+from quire.router.fleet import Fleet, MemberSide
 from quire.web.enrol import Enrolment
 from quire.web.errors import ApiError
 from quire.web.keyfile import find_key
@@ -24,7 +24,7 @@ from quire.web.routes import router_key
 
 _MAX_MEMBERS = 1024
 _ANY_HOST = ("0.0.0.0", "::")
-_SIDES = {"prefill": Side.PREFILL, "decode": Side.DECODE, "unified": Side.SERVER}
+_SIDES = {"prefill": MemberSide.PREFILL, "decode": MemberSide.DECODE, "unified": MemberSide.SERVER}
 
 
 class Membership:

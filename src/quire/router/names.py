@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
 from quire.router.config import is_name
-from quire.router.fleet import Fleet, Side
+from quire.router.fleet import Fleet, MemberSide
 
 Lookup = Callable[[str, int], Awaitable[list[str]]]
 """The addresses of a host that has this port. Raises OSError."""
@@ -33,8 +33,8 @@ class Names:
     def __init__(self, fleet: Fleet, look: Lookup = lookup) -> None:
         self._fleet = fleet
         self._look = look
-        sides = {Side.PREFILL: fleet.config.prefill, Side.DECODE: fleet.config.decode}
-        sides[Side.SERVER] = fleet.config.servers
+        sides = {MemberSide.PREFILL: fleet.config.prefill, MemberSide.DECODE: fleet.config.decode}
+        sides[MemberSide.SERVER] = fleet.config.servers
         self._names = [(url, side) for side, urls in sides.items() for url in urls if is_name(url)]
         self._known: dict[str, set[str]] = {name: set() for name, _ in self._names}
         """URLs of servers, by name."""
@@ -59,7 +59,7 @@ class Names:
     async def _look_all(self) -> None:
         await asyncio.gather(*(self._look_up(name, side) for name, side in self._names))
 
-    async def _look_up(self, name: str, side: Side) -> None:
+    async def _look_up(self, name: str, side: MemberSide) -> None:
         where = urlsplit(name)
         assert where.hostname is not None
         assert where.port is not None

@@ -24,7 +24,7 @@ import httpx
 import msgspec
 
 from quire.router.choose import KEYED_REQUESTS, By, Candidate, favoured, rank
-from quire.router.fleet import Fleet, Member, Side, one_line
+from quire.router.fleet import Fleet, Member, MemberSide, one_line
 from quire.router.homes import Homes
 from quire.router.metrics import RouterMetrics
 from quire.router.passage import Passage, name_of
@@ -46,8 +46,7 @@ from quire.web.errors import (
     shutting_down,
     unexpected,
 )
-from quire.web.routes import Route as Said
-from quire.web.routes import signed
+from quire.web.routes import RouterNote, signed
 
 if TYPE_CHECKING:
     from quire.web.traced import Tracer
@@ -94,7 +93,7 @@ class Proxy:
         self._num_open = 0
         self._homes = Homes()
         self._upstream = Upstream(client, fleet.config.idle_timeout_s)
-        self._turns = {side: itertools.count() for side in Side}
+        self._turns = {side: itertools.count() for side in MemberSide}
 
     async def whole(self, inquiry: Inquiry) -> Reply:
         """Raises ApiError."""
@@ -204,9 +203,9 @@ class Proxy:
 
     def _headers(self, route: Route, inquiry: Inquiry) -> dict[str, str]:
         """What we say of a request, if the server knows us."""
-        said = Said(",".join(member.peer for member in route.prefill), inquiry.is_vouched)
+        said = RouterNote(",".join(member.peer for member in route.prefill), inquiry.is_vouched)
         key = route.target.key
-        if key is None or said == Said():
+        if key is None or said == RouterNote():
             return {}
         return signed(said, key, self._now())
 
@@ -319,7 +318,7 @@ class _Tour:
             fleet = self._proxy.fleet
             how = ", ".join(
                 f"{side} {one_line(members)}"
-                for side in Side
+                for side in MemberSide
                 if (members := [each for each in fleet.members if each.side is side])
             )
             return _unavailable(f"no server can take requests now ({how} are up): try again later")

@@ -23,10 +23,13 @@ from quire.engine.messages import (
     Flushed,
     GetEvents,
     GetKeys,
+    GetOutline,
     GetRequests,
     GetStatus,
     GetTenants,
     Keys,
+    Outline,
+    OutlineRun,
     Question,
     Requests,
     StoreStatus,
@@ -35,17 +38,17 @@ from quire.engine.messages import (
     Warmed,
 )
 from quire.errors import EngineError, StoreURLError
-from quire.server.bodies import describe_body, read_body
+from quire.server.answers import cached_to_dict
+from quire.server.bodies import Unnamed, read_body
 from quire.server.callers import Caller
-from quire.server.protocol import (
+from quire.server.openapi import describe_body
+from quire.server.requests import (
     FlushRequest,
     KeysRequest,
     PrefetchRequest,
     StoreRequest,
 )
 from quire.server.service import Service
-from quire.server.unknown import Unnamed
-from quire.server.usage import cached_to_dict
 from quire.store.url import redact, split_urls
 from quire.text.prompting import Prompt
 from quire.types import PAGE_KEY_BYTES, TENANT_MARK
@@ -57,6 +60,7 @@ STATUS_TIMEOUT_S = 30.0
 CHANGE_TIMEOUT_S = 300.0
 """Clearing a large store takes a while."""
 
+MAX_RUNS = 10_000
 MAX_EVENT_KEYS = 16384
 """In one answer, which is a megabyte of hex; an event longer than that comes alone."""
 
@@ -157,6 +161,12 @@ def admin_router(service: Service) -> APIRouter:
         warmed = await _ask(service, question, Warmed, CHANGE_TIMEOUT_S)
         return _json({"prompt_tokens": warmed.prompt_tokens} | cached_to_dict([warmed.cached]))
 
+    _add_store(router, service)
+    _add_tree(router, service)
+    return router
+
+
+def _add_store(router: APIRouter, service: Service) -> None:
     @router.get("/store")
     async def get_store() -> Response:
         """The attached store, and what its client counted."""
@@ -178,7 +188,20 @@ def admin_router(service: Service) -> APIRouter:
         """Detach the store."""
         return _json(_shown(await _ask(service, Detach(), StoreStatus, CHANGE_TIMEOUT_S)))
 
-    return router
+
+def _add_tree(router: APIRouter, service: Service) -> None:
+    @router.get("/tree")
+    async def get_tree(limit: Annotated[int, Query(ge=1, le=MAX_RUNS)] = 2000) -> Response:
+        """The prefix tree: runs of pages, where they are and how warm."""
+        try:
+            found = await service.engine.ask(GetOutline(limit), Outline, timeout_s=STATUS_TIMEOUT_S)
+        except EngineError as error:
+            raise engine_gone(str(error)) from None
+        runs = msgspec.to_builtins(found.runs)
+        page_size = service.info.page_size
+        return _json(
+            {"fields": list(OutlineRun.__struct_fields__), "page_size": page_size, "runs": runs}
+        )
 
 
 async def _drain(service: Service) -> Response:
@@ -216,7 +239,7 @@ async def _prompt(
         return await service.prompting.of_chat(conversation, service.info)
     if isinstance(prompt, str):
         return await service.prompting.of_text(prompt, service.info)
-    assert prompt is not None  # one of the two is there: protocol.py saw to it
+    assert prompt is not None  # one of the two is there: requests.py saw to it
     return await service.prompting.of_ids(prompt, service.info)
 
 

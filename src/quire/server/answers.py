@@ -1,77 +1,76 @@
-"""Pieces of text → one JSON answer, or a stream of server-sent events. For both endpoints.
+"""Pieces of text → one JSON answer, or a stream of server-sent events.
 
-What differs between chat and completions is behind `Format`. Knows nothing of the engine.
+    answer = ChoicesAnswer.to(body, form, info)
+    whole = answer.whole(running)            told = answer.streamed(running)
+    whole.add(piece), for each               told.tell(piece), for each: events
+    whole.encoded()                          told.end(): the last ones
+
+Here for chats and completions, whose choices a Format writes. Knows nothing of the engine, and
+waits for nothing.
 
 A stream's status is sent with its first event, so what fails before the first token is an ordinary
 error answer; what fails later is an event {"error": …}, after which the stream ends without [DONE].
+
+The usage object:
+
+    cached_tokens                all that were not computed: the sum of the others
+    cached_tokens_by_tier        found by this server: in its tiers, or at a peer
+    cached_tokens_at_prefill     found by the prefill server, in its tiers, and handed over
+    store_hit_tokens             what this server's store had, beyond device and host, used or not
+    accepted_prediction_tokens   of the answer: proposed ahead, and what the model would have said
+    rejected_prediction_tokens   proposed ahead, and thrown away: not part of the answer
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
-from quire.server.generation import Work
-from quire.server.usage import Usage
+from quire.engine.messages import CachedTokens, EngineInfo
+from quire.server.formats import Echo, Format, prompt_logprobs
+from quire.server.requests import GenerationRequest
+from quire.server.running import Running
 from quire.text.scribe import Piece, Said, Scored
 from quire.text.tools import Text
 
 DONE = b"data: [DONE]\n\n"
 
 
-class Format(Protocol):
-    """How one endpoint writes a choice."""
+class Whole(Protocol):
+    """An answer in one piece."""
 
-    id_prefix: str
-    whole_object: str
-    chunk_object: str
-    shares_prompt: bool
-    """All choices have one prompt, whose token ids stand beside them and not in each."""
+    def add(self, piece: Piece) -> None: ...
 
-    def whole(self, index: int, said: list[Said], scored: list[Scored] | None) -> dict[str, Any]:
-        """A whole choice, less index and finish_reason."""
-
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """What a stream says before a choice's first token."""
-
-    def chunk(self, said: Said | None, scored: list[Scored] | None) -> dict[str, Any]:
-        """A piece of a choice; None: nothing that is certain yet."""
+    def encoded(self) -> bytes: ...
 
 
-class Running(NamedTuple):
-    """A request under way."""
+class Streamed(Protocol):
+    """An answer as server-sent events."""
 
-    work: Work
-    format: Format
-    pieces: AsyncIterator[Piece]
-    scores: Sequence[Sequence[Any]] = ()
-    """`prompt_logprobs` of every prompt, if they are wanted."""
+    def tell(self, piece: Piece) -> Iterator[bytes]: ...
 
-
-Start = Callable[[], AbstractAsyncContextManager[Running]]
-"""Admits, tokenises and starts a request. Raises ApiError."""
+    def end(self) -> Iterator[bytes]:
+        """Once all has been told."""
 
 
-@dataclass(slots=True)
-class _Whole:
-    """A choice as it grows."""
+class Answering(Protocol):
+    """How a request is answered, whole or as a stream."""
 
-    said: list[Said] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    scored: list[Scored] = field(default_factory=list)
-    finish: str | None = None
+    def whole(self, running: Running) -> Whole: ...
+
+    def streamed(self, running: Running) -> Streamed: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Heading:
-    """What every object of one answer begins with."""
+class ChoicesAnswer(Answering):
+    """In which format, and what is told beside the text."""
 
+    form: Format
     model: str
     fingerprint: str
     wants_logprobs: bool
@@ -82,116 +81,164 @@ class Heading:
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def wanted(self, scored: list[Scored]) -> list[Scored] | None:
-        return scored if self.wants_logprobs else None
+    @classmethod
+    def to(cls, body: GenerationRequest, form: Format, info: EngineInfo) -> ChoicesAnswer:
+        return cls(
+            form,
+            model=body.model,
+            fingerprint=info.fingerprint,
+            wants_logprobs=body.num_logprobs is not None,
+            include_usage=body.include_usage,
+            wants_ids=bool(body.return_token_ids),
+            wants_answer_ids=bool(body.return_answer_ids),
+        )
 
-    def of(self, prefix: str, kind: str) -> dict[str, Any]:
+    def whole(self, running: Running) -> WholeAnswer:
+        return WholeAnswer(self, running)
+
+    def streamed(self, running: Running) -> StreamedAnswer:
+        return StreamedAnswer(self, running)
+
+    def heading(self, kind: str) -> dict[str, Any]:
+        """What every object of it begins with."""
         return {
-            "id": f"{prefix}-{self.id}",
+            "id": f"{self.form.id_prefix}-{self.id}",
             "object": kind,
             "created": self.created,
             "model": self.model,
             "system_fingerprint": f"fp_{self.fingerprint[:12]}",
         }
 
+    def scored(self, scored: list[Scored]) -> list[Scored] | None:
+        return scored if self.wants_logprobs else None
 
-async def whole(start: Start, heading: Heading) -> bytes:
-    """The JSON of a whole answer. Raises ApiError."""
-    async with start() as (work, form, pieces, scores):
-        usage = usage_of(work)
-        choices = [_Whole() for _ in work.choices]
-        async for piece in pieces:
-            count(usage, piece, work)
-            choice = choices[piece.index]
-            choice.said += piece.said
-            choice.tokens += piece.tokens
-            choice.scored += piece.scored
-            choice.finish = piece.finish
-    ids = _OfPrompts(work, form, heading, scores)
-    wants_ids = heading.wants_ids or heading.wants_answer_ids
-    return msgspec.json.encode(
-        heading.of(form.id_prefix, form.whole_object)
-        | {
-            "choices": [
-                {"index": i}
-                | form.whole(i, choice.said, heading.wanted(choice.scored))
-                | {"finish_reason": choice.finish}
-                | ids.of_choice(i)
-                | ({"token_ids": choice.tokens} if wants_ids else {})
-                for i, choice in enumerate(choices)
-            ],
-            "usage": usage.to_dict(),
-        }
-        | ids.of_answer()
-    )
+    def tokens(self, tokens: list[int]) -> dict[str, Any]:
+        return {"token_ids": tokens} if self.wants_ids or self.wants_answer_ids else {}
 
 
-async def events(start: Start, heading: Heading) -> AsyncGenerator[bytes, None]:
-    """Server-sent events. Raises ApiError."""
-    async with start() as (work, form, pieces, _):
-        usage = usage_of(work)
-        ids = _OfPrompts(work, form, heading)
-        base = heading.of(form.id_prefix, form.chunk_object)
-        if heading.include_usage:
-            base["usage"] = None
-        opened: set[int] = set()
-        async for piece in pieces:
-            count(usage, piece, work)
-            if piece.index not in opened:
-                opened.add(piece.index)
-                opening = form.opening(piece.index)
-                if opening is None and heading.wants_ids:
-                    opening = form.chunk(None, None)
-                if opening is not None:
-                    first = base | ids.of_answer()
-                    yield _event(first, piece.index, opening | ids.of_choice(piece.index), None)
-            for content in _chunks(form, heading, piece):
-                yield _event(base, piece.index, content, None)
-            if piece.finish is not None:
-                yield _event(base, piece.index, form.chunk(None, None), piece.finish)
-        if heading.include_usage:
-            yield _data(base | {"choices": [], "usage": usage.to_dict()})
+@dataclass(slots=True)
+class _Grown:
+    """A choice as it grows."""
+
+    said: list[Said] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    scored: list[Scored] = field(default_factory=list)
+    finish: str | None = None
+
+
+class WholeAnswer(Whole):
+    """The JSON of all choices."""
+
+    def __init__(self, answer: ChoicesAnswer, running: Running) -> None:
+        self._answer = answer
+        self._running = running
+        self._usage = Usage.of(running)
+        self._choices = [_Grown() for _ in running.work.choices]
+
+    def add(self, piece: Piece) -> None:
+        self._usage.count(piece, self._running)
+        choice = self._choices[piece.index]
+        choice.said += piece.said
+        choice.tokens += piece.tokens
+        choice.scored += piece.scored
+        choice.finish = piece.finish
+
+    def encoded(self) -> bytes:
+        answer, running = self._answer, self._running
+        form = answer.form
+        of_prompts = _OfPrompts(answer, running)
+        choices = [
+            {"index": i}
+            | form.whole(choice.said, answer.scored(choice.scored), _echo(running, i))
+            | {"finish_reason": choice.finish}
+            | of_prompts.of_choice(i)
+            | answer.tokens(choice.tokens)
+            for i, choice in enumerate(self._choices)
+        ]
+        told = {"choices": choices, "usage": self._usage.to_dict()}
+        return msgspec.json.encode(
+            answer.heading(form.whole_object) | told | of_prompts.of_answer()
+        )
+
+
+class StreamedAnswer(Streamed):
+    """Chunks of choices."""
+
+    def __init__(self, answer: ChoicesAnswer, running: Running) -> None:
+        self._answer = answer
+        self._running = running
+        self._usage = Usage.of(running)
+        self._of_prompts = _OfPrompts(answer, running)
+        self._opened: set[int] = set()
+        self._base = answer.heading(answer.form.chunk_object)
+        if answer.include_usage:
+            self._base["usage"] = None
+
+    def tell(self, piece: Piece) -> Iterator[bytes]:
+        self._usage.count(piece, self._running)
+        if piece.index not in self._opened:
+            self._opened.add(piece.index)
+            yield from self._open(piece.index)
+        for content in self._chunks(piece):
+            yield _event(self._base, piece.index, content, None)
+        if piece.finish is not None:
+            yield _event(self._base, piece.index, self._answer.form.chunk(None, None), piece.finish)
+
+    def end(self) -> Iterator[bytes]:
+        if self._answer.include_usage:
+            yield _data(self._base | {"choices": [], "usage": self._usage.to_dict()})
         yield DONE
 
+    def _open(self, index: int) -> Iterator[bytes]:
+        form, of_prompts = self._answer.form, self._of_prompts
+        opening = form.opening(_echo(self._running, index))
+        if opening is None and self._answer.wants_ids:
+            opening = form.chunk(None, None)
+        if opening is not None:
+            first = self._base | of_prompts.of_answer()
+            yield _event(first, index, opening | of_prompts.of_choice(index), None)
 
-def _chunks(form: Format, heading: Heading, piece: Piece) -> Iterator[dict[str, Any]]:
-    """One for each thing said; the tokens and their probabilities come with the first."""
-    scored = heading.wanted(piece.scored)
-    wants_ids = heading.wants_ids or heading.wants_answer_ids
-    tokens = {"token_ids": piece.tokens} if wants_ids else {}
-    said: Sequence[Said] = piece.said
-    if not said and (scored or (tokens and piece.tokens)):
-        said = [Text("")]
-    for i, each in enumerate(said):
+    def _chunks(self, piece: Piece) -> Iterator[dict[str, Any]]:
+        """One for each thing said; the tokens and their probabilities come with the first."""
+        scored = self._answer.scored(piece.scored)
+        tokens = self._answer.tokens(piece.tokens)
+        said: Sequence[Said] = piece.said
+        if not said and (scored or (tokens and piece.tokens)):
+            said = [Text("")]
         none: list[Scored] | None = None if scored is None else []
-        yield form.chunk(each, scored if i == 0 else none) | (tokens if i == 0 else {})
+        for i, each in enumerate(said):
+            is_first = i == 0
+            chunk = self._answer.form.chunk(each, scored if is_first else none)
+            yield chunk | (tokens if is_first else {})
 
 
 class _OfPrompts:
     """What is told of the prompts, if it is wanted: token ids and log probabilities, where vLLM has
     them too."""
 
-    def __init__(
-        self, work: Work, form: Format, heading: Heading, scores: Sequence[Sequence[Any]] = ()
-    ) -> None:
-        self._work = work
-        self._wants_ids = heading.wants_ids
-        self._is_shared = form.shares_prompt
-        self._scores = scores
+    def __init__(self, answer: ChoicesAnswer, running: Running) -> None:
+        self._answer = answer
+        self._running = running
+        self._is_shared = answer.form.shares_prompt
 
     def of_answer(self) -> dict[str, Any]:
         return self._told(0) if self._is_shared else {}
 
     def of_choice(self, index: int) -> dict[str, Any]:
-        return {} if self._is_shared else self._told(self._work.prompt_of(index))
+        return {} if self._is_shared else self._told(self._running.work.prompt_of(index))
 
     def _told(self, number: int) -> dict[str, Any]:
         told: dict[str, Any] = {}
-        if self._wants_ids:
-            told["prompt_token_ids"] = self._work.prompts[number].ids
-        if self._scores:
-            told["prompt_logprobs"] = self._scores[number]
+        if self._answer.wants_ids:
+            told["prompt_token_ids"] = self._running.work.prompts[number].ids
+        if self._running.scores:
+            scored = self._running.scores[number]
+            told["prompt_logprobs"] = prompt_logprobs(scored, self._answer.form.vocabulary)
         return told
+
+
+def _echo(running: Running, index: int) -> Echo | None:
+    return running.echoes[index] if running.echoes else None
 
 
 def _event(base: dict[str, Any], index: int, content: dict[str, Any], finish: str | None) -> bytes:
@@ -202,13 +249,56 @@ def _data(content: dict[str, Any]) -> bytes:
     return b"data: " + msgspec.json.encode(content) + b"\n\n"
 
 
-def usage_of(work: Work) -> Usage:
-    return Usage(num_prompt_tokens=sum(prompt.num_tokens for prompt in work.prompts))
+@dataclass(slots=True)
+class Usage:
+    """Counts as an answer grows. A prompt is counted once, however many choices it has."""
+
+    num_prompt_tokens: int = 0
+    num_completion_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_rejected_tokens: int = 0
+    cached: list[CachedTokens] = field(default_factory=list)
+    """Of the first choice of each prompt: the others share its pages."""
+
+    @classmethod
+    def of(cls, running: Running) -> Usage:
+        return cls(sum(prompt.num_tokens for prompt in running.work.prompts))
+
+    def count(self, piece: Piece, running: Running) -> None:
+        self.num_completion_tokens += piece.num_tokens
+        self.num_accepted_tokens += piece.num_accepted
+        self.num_rejected_tokens += piece.num_rejected
+        if piece.cached is not None and running.work.is_first(piece.index):
+            self.cached.append(piece.cached)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": self.num_completion_tokens,
+            "total_tokens": self.num_prompt_tokens + self.num_completion_tokens,
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": self.num_accepted_tokens,
+                "rejected_prediction_tokens": self.num_rejected_tokens,
+            },
+            "prompt_tokens_details": cached_to_dict(self.cached)
+            | {
+                "cached_tokens_at_prefill": {
+                    "device": sum(each.prefill_device for each in self.cached),
+                    "host": sum(each.prefill_host for each in self.cached),
+                    "store": sum(each.prefill_store for each in self.cached),
+                }
+            },
+        }
 
 
-def count(usage: Usage, piece: Piece, work: Work) -> None:
-    usage.num_completion_tokens += piece.num_tokens
-    usage.num_accepted_tokens += piece.num_accepted
-    usage.num_rejected_tokens += piece.num_rejected
-    if piece.cached is not None and work.is_first(piece.index):
-        usage.cached.append(piece.cached)
+def cached_to_dict(cached: list[CachedTokens]) -> dict[str, Any]:
+    return {
+        "cached_tokens": sum(each.total for each in cached),
+        "cached_tokens_by_tier": {
+            "device": sum(each.device for each in cached),
+            "host": sum(each.host for each in cached),
+            "store": sum(each.store for each in cached),
+            "peer": sum(each.peer for each in cached),
+        },
+        "store_hit_tokens": sum(each.store + each.store_left for each in cached),
+    }

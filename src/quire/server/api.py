@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgspec
@@ -10,32 +11,32 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from quire.engine.config import Role
-from quire.server.answers import Heading, Start, events, whole
-from quire.server.bodies import describe_body, read_body
+from quire.server.answers import Answering, ChoicesAnswer
+from quire.server.bodies import read_body
 from quire.server.callers import Caller, prefill_of
-from quire.server.chat import start_chat
-from quire.server.completions import start_completion
-from quire.server.openapi import STREAMED
-from quire.server.protocol import (
+from quire.server.formats import ChatFormat, CompletionFormat
+from quire.server.openapi import STREAMED, describe_body
+from quire.server.requests import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
-    GenerationRequest,
     TokenizeRequest,
 )
-from quire.server.responses.answers import Answering
-from quire.server.responses.protocol import ResponsesRequest
+from quire.server.responses.answering import ResponseAnswer
+from quire.server.responses.fields import ResponsesRequest
+from quire.server.running import Running, run_chat, run_completion
 from quire.server.service import Service
 from quire.web.errors import ApiError, engine_gone, shutting_down
 from quire.web.guards import request_id_of
 from quire.web.metrics import CONTENT_TYPE
-from quire.web.routes import Route, read_route
+from quire.web.routes import RouterNote, read_note
 from quire.web.security import tenant_by_key
 from quire.web.sending import EventStream, unless_disconnected
 
 
 def v1_router(service: Service, now: Callable[[], float]) -> APIRouter:
     started = int(now())
+    vocabulary = service.prompting.vocabulary
 
     async def door(request: Request) -> None:
         route = _route(service, request, now)
@@ -48,23 +49,25 @@ def v1_router(service: Service, now: Callable[[], float]) -> APIRouter:
     async def chat_completions(request: Request) -> Response:
         caller = _caller(service, request, now)
         body = await read_body(request, ChatRequest, service.unknown)
-        return await _answer(service, request, body, start_chat(service, body, caller))
+        running = run_chat(service, body, caller)
+        answering = ChoicesAnswer.to(body, ChatFormat(vocabulary), service.info)
+        return await _send(service, request, running, answering, is_stream=body.stream)
 
     @router.post("/completions", openapi_extra=describe_body(CompletionRequest), responses=STREAMED)
     async def completions(request: Request) -> Response:
         caller = _caller(service, request, now)
         body = await read_body(request, CompletionRequest, service.unknown)
-        return await _answer(service, request, body, start_completion(service, body, caller))
+        running = run_completion(service, body, caller)
+        answering = ChoicesAnswer.to(body, CompletionFormat(vocabulary), service.info)
+        return await _send(service, request, running, answering, is_stream=body.stream)
 
     @router.post("/responses", openapi_extra=describe_body(ResponsesRequest), responses=STREAMED)
     async def responses(request: Request) -> Response:
         caller = _caller(service, request, now)
         body = await read_body(request, ResponsesRequest, service.unknown)
-        answering = Answering(body, service.responses, caller.tenant)
-        start = start_chat(service, answering.chat, caller)
-        if body.stream:
-            return _stream(service, request, answering.events(start))
-        return await _whole(service, request, answering.whole(start))
+        answering = ResponseAnswer(body, service.responses, caller.tenant)
+        running = run_chat(service, answering.chat, caller)
+        return await _send(service, request, running, answering, is_stream=body.stream)
 
     @router.get("/models")
     async def models() -> Response:
@@ -165,37 +168,50 @@ def open_router(service: Service) -> APIRouter:
     return router
 
 
-async def _answer(
-    service: Service, request: Request, body: GenerationRequest, start: Start
+async def _send(
+    service: Service,
+    request: Request,
+    running: AbstractAsyncContextManager[Running],
+    answering: Answering,
+    *,
+    is_stream: bool | None,
 ) -> Response:
-    heading = Heading(
-        model=body.model,
-        fingerprint=service.info.fingerprint,
-        wants_logprobs=body.num_logprobs is not None,
-        include_usage=body.include_usage,
-        wants_ids=bool(body.return_token_ids),
-        wants_answer_ids=bool(body.return_answer_ids),
-    )
-    if body.stream:
-        return _stream(service, request, events(start, heading))
-    return await _whole(service, request, whole(start, heading))
+    """What `running` gives, when it is begun, as it is answered; unless the client goes away."""
+    aborts = service.metrics.aborts
+    if not is_stream:
+        work = _whole(running, answering)
+        content = await unless_disconnected(request.receive, work, aborts)
+        return Response(content, media_type="application/json")
 
-
-def _stream(service: Service, request: Request, events: AsyncGenerator[bytes, None]) -> Response:
     def unexpected(error: Exception) -> ApiError:
         return service.failed_unexpectedly(error, request_id_of(request.scope))
 
-    waiting_s = service.config.waiting_s
-    return EventStream(events, service.metrics.aborts, unexpected, waiting_s=waiting_s)
+    events = _events(running, answering)
+    return EventStream(events, aborts, unexpected, waiting_s=service.config.waiting_s)
 
 
-async def _whole(service: Service, request: Request, work: Coroutine[Any, Any, bytes]) -> Response:
-    content = await unless_disconnected(request.receive, work, service.metrics.aborts)
-    return Response(content, media_type="application/json")
+async def _whole(running: AbstractAsyncContextManager[Running], answering: Answering) -> bytes:
+    async with running as begun:
+        answer = answering.whole(begun)
+        async for piece in begun.pieces:
+            answer.add(piece)
+    return answer.encoded()
 
 
-def _route(service: Service, request: Request, now: Callable[[], float]) -> Route | None:
-    return read_route(request.headers, service.config.admin_key, now())
+async def _events(
+    running: AbstractAsyncContextManager[Running], answering: Answering
+) -> AsyncGenerator[bytes, None]:
+    async with running as begun:
+        answer = answering.streamed(begun)
+        async for piece in begun.pieces:
+            for event in answer.tell(piece):
+                yield event
+    for event in answer.end():
+        yield event
+
+
+def _route(service: Service, request: Request, now: Callable[[], float]) -> RouterNote | None:
+    return read_note(request.headers, service.config.admin_key, now())
 
 
 def _tenant(service: Service, request: Request) -> str:

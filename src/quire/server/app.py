@@ -15,14 +15,13 @@ from quire.server.api import open_router, tokens_router, v1_router
 from quire.server.config import ServerConfig
 from quire.server.metrics import Metrics
 from quire.server.openapi import described
-from quire.server.outlining import tree_router
-from quire.server.service import Engine, Service
+from quire.server.service import EngineLike, Service
 from quire.text.prompting import Prompting
 from quire.web.guards import guard
 from quire.web.ui import ui_router
 
 
-def create_app(engine: Engine, prompting: Prompting, config: ServerConfig) -> FastAPI:
+def create_app(engine: EngineLike, prompting: Prompting, config: ServerConfig) -> FastAPI:
     return app_of(Service(engine, prompting, config, Metrics()))
 
 
@@ -38,7 +37,6 @@ def app_of(service: Service, *, now: Callable[[], float] = time.time) -> FastAPI
     app.include_router(tokens_router(service))
     app.include_router(open_router(service))
     app.include_router(admin_router(service))
-    app.include_router(tree_router(service))
     app.include_router(ui_router())
     guard(app, service, service.config)
     app.openapi = _openapi_of(app, service)  # type: ignore[method-assign]  # the way FastAPI documents

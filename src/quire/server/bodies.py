@@ -1,63 +1,35 @@
-"""Reading a request's JSON body into one of protocol.py's shapes; and what OpenAPI says of it."""
+"""Reading a request's JSON body into one of the shapes of requests.py and responses/fields.py.
+
+Fields that nobody knows are ignored, and named in the log once each: clients send fields of other
+servers, and newer ones of OpenAI's. Knows shapes, nothing of what they mean.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, TypeVar
+import logging
+from collections.abc import Iterator
+from typing import Protocol, TypeVar
 
-from pydantic import ValidationError
-from pydantic.json_schema import models_json_schema
+from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from quire.server.protocol import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    FlushRequest,
-    KeysRequest,
-    PrefetchRequest,
-    StoreRequest,
-    TokenizeRequest,
-)
-from quire.server.responses.protocol import ResponsesRequest
-from quire.server.unknown import UnknownFields
 from quire.text.shapes import Body
 from quire.web.errors import ApiError, client_closed, from_validation
 
 _LARGE_BYTES = 256 * 1024
 """From here on parsing takes milliseconds, and is done in a thread."""
 
-_BODIES: tuple[type[Body], ...] = (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    FlushRequest,
-    KeysRequest,
-    PrefetchRequest,
-    ResponsesRequest,
-    StoreRequest,
-    TokenizeRequest,
-)
+MAX_NAMES = 256
+MAX_NAME_CHARS = 80
+"""Names are a client's text."""
 
-_TEXT_OR_NULL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
-_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": _TEXT_OR_NULL,
-                "code": _TEXT_OR_NULL,
-            },
-        }
-    },
-}
-
+logger = logging.getLogger("quire.server")
 Shape = TypeVar("Shape", bound=Body)
+
+
+class UnknownFields(Protocol):
+    def note(self, body: BaseModel) -> None: ...
 
 
 async def read_body(
@@ -86,22 +58,35 @@ async def read_body(
     return found
 
 
-def describe_body(shape: type[Body]) -> dict[str, Any]:
-    """For a route's openapi_extra."""
-    schema = {"$ref": f"#/components/schemas/{shape.__name__}"}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+class Unnamed:
+    """For a look at a request that is not answered: whoever answers it names them."""
+
+    def note(self, body: BaseModel) -> None:
+        pass
 
 
-def describe_error() -> dict[str, Any]:
-    """For every route: the one form of an error."""
-    schema = {"$ref": "#/components/schemas/Error"}
-    return {"description": "An error", "content": {"application/json": {"schema": schema}}}
+class Warned:
+    def __init__(self) -> None:
+        self._warned: set[str] = set()
+
+    def note(self, body: BaseModel) -> None:
+        for name in extra_fields(body):
+            if len(self._warned) >= MAX_NAMES:
+                return
+            shown = name[:MAX_NAME_CHARS]
+            if shown in self._warned:
+                continue
+            self._warned.add(shown)
+            logger.warning("field %r of a request is not known, and ignored", shown)
+            if len(self._warned) == MAX_NAMES:
+                logger.warning("more fields that are not known will not be named")
 
 
-def schemas() -> dict[str, Any]:
-    """Every body's schema, for OpenAPI's components."""
-    _, definitions = models_json_schema(
-        [(shape, "validation") for shape in _BODIES], ref_template="#/components/schemas/{model}"
-    )
-    found: dict[str, Any] = definitions["$defs"]
-    return found | {"Error": _ERROR}
+def extra_fields(body: BaseModel) -> Iterator[str]:
+    """Names that the shape does not have, there and in what it holds."""
+    yield from body.model_extra or ()
+    for value in body.__dict__.values():
+        for each in value if isinstance(value, list) else [value]:
+            if not isinstance(each, BaseModel):
+                break  # lists hold one kind
+            yield from extra_fields(each)

@@ -145,7 +145,7 @@ def _wish_of(cache: CacheRange, last: int | None) -> CacheWish:
     )
 
 
-class Tenants:
+class TenantCounts:
     """How many requests each tenant has in flight."""
 
     def __init__(self, most: int) -> None:

@@ -14,7 +14,7 @@ from quire.store.url import redact
 from quire.types import TENANT_MARK
 from quire.web.addresses import parse_peers
 from quire.web.errors import ApiError, invalid
-from quire.web.routes import PREFILL_HEADER, ROUTE_HEADER, Route
+from quire.web.routes import PREFILL_HEADER, ROUTE_HEADER, RouterNote
 
 
 class Caller(NamedTuple):
@@ -31,14 +31,14 @@ class Caller(NamedTuple):
 
 
 def prefill_of(
-    headers: Mapping[str, str], route: Route | None, *, is_decode: bool
+    headers: Mapping[str, str], note: RouterNote | None, *, is_decode: bool
 ) -> Sequence[str]:
-    """The prefill servers that a request names; none if it names none. `route`: what a router has
+    """The prefill servers that a request names; none if it names none. `note`: what a router has
     said of it. Raises ApiError."""
     text = headers.get(PREFILL_HEADER)
     if text is None:
         return ()
-    if route is None:
+    if note is None:
         raise ApiError(
             403,
             f"{PREFILL_HEADER} is for routers that this server trusts: start both with the same "

@@ -1,6 +1,5 @@
 """One request's choices, each from the engine's tokens to pieces of text.
 
-    work = plan(service, request, prompts)
     async with run(service, work) as pieces:        # leaving early aborts all of them
         async for piece in pieces: ...
 
@@ -12,25 +11,21 @@ the engine's block aborts it there. Knows token ids and text, nothing of the JSO
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 
-from quire.engine.messages import CacheWish, Finish, Output, SamplingParams
+from quire.engine.messages import Finish, Output, SamplingParams
 from quire.errors import EngineError
 from quire.server.answered import Answered, log_answer, trace_answer
-from quire.server.caching import wish_of
-from quire.server.callers import Caller
-from quire.server.protocol import GenerationRequest
+from quire.server.planning import Choice, Work
 from quire.server.recorder import Asked
-from quire.server.sampling import check_ids, following, max_tokens, sampling_params, seed_of
 from quire.server.service import Service
 from quire.text.prompting import Prompt
-from quire.text.scribe import Piece, Scribe
-from quire.text.tools import Tools
+from quire.text.scribe import Piece, Scored, Scribe, finite
+from quire.text.vocabulary import Vocabulary
 from quire.types import RequestId
 from quire.web.errors import (
     ApiError,
@@ -44,88 +39,6 @@ from quire.web.errors import (
 _NO_SCHEMA = "invalid_schema"
 ENGINE_GRACE_S = 5.0
 """The engine keeps a request's time; this much later we stop believing that it does."""
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    index: int
-    prompt: Prompt
-    params: SamplingParams
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """All of one request, ready for the engine."""
-
-    prompts: Sequence[Prompt]
-    choices: Sequence[Choice]
-    """n for the first prompt, n for the second, …"""
-    stops: Sequence[str]
-    salt: str
-    priority: int
-    timeout_s: float
-    prefill: Sequence[str] = ()
-    """Page servers of prefill servers to ask; empty: those of the configuration."""
-    tools: Tools | None = None
-    """Of a chat, those that may be called. None: not a chat, all is text."""
-    is_one_call: bool = False
-    """An answer ends with its first call."""
-    cache: CacheWish | None = None
-    """What is to be done with the prompts' pages."""
-    said: Sequence[int] = ()
-    """Tokens that the answer begins with; of one choice."""
-
-    @property
-    def num_each(self) -> int:
-        """Choices of a prompt."""
-        return len(self.choices) // len(self.prompts)
-
-    def prompt_of(self, index: int) -> int:
-        """Whose choice that is."""
-        return index // self.num_each
-
-    def is_first(self, index: int) -> bool:
-        """Whether that is the first choice of its prompt."""
-        return index % self.num_each == 0
-
-
-def plan(
-    service: Service,
-    request: GenerationRequest,
-    prompts: Sequence[Prompt],
-    caller: Caller,
-    *,
-    tools: Tools | None = None,
-    is_one_call: bool = False,
-    grammar: str = "",
-) -> Work:
-    """Raises ApiError."""
-    said = request.continue_token_ids or ()
-    if said and len(prompts) > 1:
-        raise ApiError(400, "only one answer can be continued", param="continue_token_ids")
-    check_ids("continue_token_ids", said, service.info)
-    choices: list[Choice] = []
-    for prompt in prompts:
-        limit = max_tokens(request, prompt.num_tokens, service.info)
-        params = sampling_params(request, service.info, service.prompting, limit)
-        if grammar:
-            params = following(grammar, params, service.prompting)
-        for i in range(request.num_choices):
-            seeded = msgspec.structs.replace(params, seed=seed_of(request, i))
-            choices.append(Choice(len(choices), prompt, seeded))
-    return Work(
-        prompts=prompts,
-        choices=choices,
-        stops=request.stop,
-        salt=caller.salt(request.cache_salt),
-        priority=request.priority or 0,
-        timeout_s=service.timeout_s(request.timeout),
-        prefill=caller.prefill,
-        tools=tools,
-        is_one_call=is_one_call,
-        cache=wish_of(request.cache, request.prompt_cache_retention),
-        said=said,
-    )
 
 
 @contextlib.asynccontextmanager
@@ -271,3 +184,49 @@ def raise_failure(service: Service, output: Output) -> None:
             raise ApiError(
                 500, output.error or "the engine failed on this request", code="engine_error"
             )
+
+
+# ---- what the model thinks of a prompt -----------------------------------------------------------
+#
+#     prompt      t0 t1 t2 … tn
+#     asked for   t0 │ an answer that is told to be t1 … tn, with log probabilities
+#
+# So the prompt is computed as an answer would be, some tokens a step, and not taken from the cache;
+# what was computed stays there, and the answer to the prompt begins with it. The first token has no
+# probability: nothing is before it.
+
+
+async def score(service: Service, work: Work, prompt: Prompt, count: int) -> list[Scored]:
+    """Of all tokens but the first; of each also the `count` likeliest. Raises ApiError."""
+    ids = prompt.ids
+    if len(ids) < 2:
+        return []
+    params = SamplingParams(max_tokens=len(ids) - 1, temperature=0.0, logprobs=count, told=ids[1:])
+    offsets = iter(_offsets(ids, service.prompting.vocabulary)[1:])
+    found: list[Scored] = []
+    try:
+        async with service.engine.generate(
+            prompt.tokens[:4],
+            params,
+            salt=work.salt,
+            priority=work.priority,
+            timeout_s=work.timeout_s,
+        ) as outputs:
+            async for output in outputs:
+                raise_failure(service, output)
+                for token, each in zip(output.tokens, output.logprobs, strict=True):
+                    top = zip(each.top_ids, map(finite, each.top_logprobs), strict=True)
+                    found.append(Scored(token, next(offsets), finite(each.logprob), list(top)))
+    except EngineError as error:  # its queue is full
+        raise engine_gone(str(error)) from error
+    return found
+
+
+def _offsets(ids: Sequence[int], vocabulary: Vocabulary) -> list[int]:
+    """Where each token's text begins, in characters."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    found, end = [], 0
+    for token in ids:
+        found.append(end)
+        end += len(decoder.decode(vocabulary.text(token)))
+    return found

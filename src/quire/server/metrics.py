@@ -9,135 +9,136 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from quire.engine.messages import CachedTokens, DraftStatus, EngineStatus, HandoverStatus
 from quire.text.tools.base import Reason
-from quire.web.metrics import Kind, Listed, Spec
+from quire.web.metrics import COUNTER, GAUGE, HISTOGRAM, Instruments, Spec
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _FIRST_TOKEN = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120)
 _PER_TOKEN = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2)
 
 SERVER_METRICS = (
-    Spec("quire_requests_total", Kind.COUNTER,
+    Spec("quire_requests_total", COUNTER,
          "Requests answered, by endpoint and HTTP status; 499: the client went away first.",
          ("endpoint", "status")),
-    Spec("quire_requests_in_flight", Kind.GAUGE, "Requests being answered."),
-    Spec("quire_request_seconds", Kind.HISTOGRAM,
+    Spec("quire_requests_in_flight", GAUGE, "Requests being answered."),
+    Spec("quire_request_seconds", HISTOGRAM,
          "From the head of a request to the end of its answer.", ("endpoint",), _SECONDS),
-    Spec("quire_time_to_first_token_seconds", Kind.HISTOGRAM,
+    Spec("quire_time_to_first_token_seconds", HISTOGRAM,
          "From a choice's start, after tokenising, to its first token.", (), _FIRST_TOKEN),
-    Spec("quire_time_per_output_token_seconds", Kind.HISTOGRAM,
+    Spec("quire_time_per_output_token_seconds", HISTOGRAM,
          "Mean time between the tokens of a choice, after the first.", (), _PER_TOKEN),
-    Spec("quire_prompt_tokens_total", Kind.COUNTER, "Tokens of prompts given to the engine."),
-    Spec("quire_generated_tokens_total", Kind.COUNTER, "Tokens generated."),
-    Spec("quire_cached_tokens_total", Kind.COUNTER,
+    Spec("quire_prompt_tokens_total", COUNTER, "Tokens of prompts given to the engine."),
+    Spec("quire_generated_tokens_total", COUNTER, "Tokens generated."),
+    Spec("quire_cached_tokens_total", COUNTER,
          "Tokens of prompts that were not computed, by the tier they were found in; prefill_…: by "
          "the prefill server, which handed them over; store_left: those that the store had too, "
          "and that were computed.", ("tier",)),
-    Spec("quire_tool_calls_total", Kind.COUNTER, "Calls of functions found in answers."),
-    Spec("quire_malformed_tool_calls_total", Kind.COUNTER,
+    Spec("quire_tool_calls_total", COUNTER, "Calls of functions found in answers."),
+    Spec("quire_malformed_tool_calls_total", COUNTER,
          "What began like a call and ended as text, by reason: unfinished, not_json, no_name, "
          "no_arguments, unknown_function, syntax, too_long.", ("reason",)),
-    Spec("quire_aborts_total", Kind.COUNTER,
+    Spec("quire_aborts_total", COUNTER,
          "Requests given up, by reason: disconnect.", ("reason",)),
-    Spec("quire_turned_away_total", Kind.COUNTER,
+    Spec("quire_turned_away_total", COUNTER,
          "Requests answered 429, by reason: queue_full (here), engine (there).", ("reason",)),
-    Spec("quire_unexpected_errors_total", Kind.COUNTER,
+    Spec("quire_unexpected_errors_total", COUNTER,
          "Requests that failed by a bug: each has a traceback in the log."),
-    Spec("quire_spans_total", Kind.COUNTER,
+    Spec("quire_spans_total", COUNTER,
          "With otlp, spans by what became of them: exported, refused (by the collector), dropped "
          "(it did not take them, and there was no more room).", ("outcome",)),
 )  # fmt: skip
 
 ENGINE_METRICS = (
-    Spec("quire_engine_up", Kind.GAUGE, "1 while the engine lives."),
-    Spec("quire_waiting_requests", Kind.GAUGE, "Requests queued in the engine."),
-    Spec("quire_running_requests", Kind.GAUGE, "Requests being computed."),
-    Spec("quire_waiting_tokens", Kind.GAUGE, "Prompt tokens queued in the engine."),
-    Spec("quire_leases", Kind.GAUGE, "Leases held on cached pages."),
-    Spec("quire_operations_in_flight", Kind.GAUGE,
+    Spec("quire_engine_up", GAUGE, "1 while the engine lives."),
+    Spec("quire_waiting_requests", GAUGE, "Requests queued in the engine."),
+    Spec("quire_running_requests", GAUGE, "Requests being computed."),
+    Spec("quire_waiting_tokens", GAUGE, "Prompt tokens queued in the engine."),
+    Spec("quire_leases", GAUGE, "Leases held on cached pages."),
+    Spec("quire_operations_in_flight", GAUGE,
          "Cache operations under way, by kind.", ("operation",)),
-    Spec("quire_reuse_enabled", Kind.GAUGE,
+    Spec("quire_reuse_enabled", GAUGE,
          "0: the model failed its self-check at load, and every prompt is computed."),
-    Spec("quire_tier_pages", Kind.GAUGE, "Pages a tier has room for.", ("tier", "component")),
-    Spec("quire_tier_used_pages", Kind.GAUGE,
+    Spec("quire_tier_pages", GAUGE, "Pages a tier has room for.", ("tier", "component")),
+    Spec("quire_tier_used_pages", GAUGE,
          "Pages of a tier that are not free.", ("tier", "component")),
-    Spec("quire_tier_locked_pages", Kind.GAUGE,
+    Spec("quire_tier_locked_pages", GAUGE,
          "Pages in use by requests or operations: not evictable.", ("tier", "component")),
-    Spec("quire_tier_bytes", Kind.GAUGE, "Bytes a tier has room for.", ("tier", "component")),
-    Spec("quire_tier_used_bytes", Kind.GAUGE,
+    Spec("quire_tier_bytes", GAUGE, "Bytes a tier has room for.", ("tier", "component")),
+    Spec("quire_tier_used_bytes", GAUGE,
          "Bytes of a tier that are not free.", ("tier", "component")),
-    Spec("quire_tier_locked_bytes", Kind.GAUGE, "Bytes of locked pages.", ("tier", "component")),
-    Spec("quire_matched_pages_total", Kind.COUNTER,
+    Spec("quire_tier_locked_bytes", GAUGE, "Bytes of locked pages.", ("tier", "component")),
+    Spec("quire_matched_pages_total", COUNTER,
          "Pages found by prefix, by the tier they were in.", ("tier",)),
-    Spec("quire_evicted_pages_total", Kind.COUNTER,
+    Spec("quire_evicted_pages_total", COUNTER,
          "Pages evicted; host_spare: copies of pages that the device has too.", ("tier",)),
-    Spec("quire_moved_pages_total", Kind.COUNTER,
+    Spec("quire_moved_pages_total", COUNTER,
          "Pages moved between tiers: backup, load, write, fetch.", ("operation",)),
-    Spec("quire_moved_bytes_total", Kind.COUNTER,
+    Spec("quire_moved_bytes_total", COUNTER,
          "Bytes moved between tiers, for models whose pages are all of one size.", ("operation",)),
-    Spec("quire_operations_ended_total", Kind.COUNTER,
+    Spec("quire_operations_ended_total", COUNTER,
          "Cache operations that have ended, by kind.", ("operation",)),
-    Spec("quire_operation_seconds_total", Kind.COUNTER,
+    Spec("quire_operation_seconds_total", COUNTER,
          "Time they took from start to last report: divide by their number for the mean latency.",
          ("operation",)),
-    Spec("quire_prefetch_fetched_total", Kind.COUNTER,
+    Spec("quire_prefetch_fetched_total", COUNTER,
          "Prefetches that fetched, by how they got host pages: exact, evicted, truncated.",
          ("fit",)),
-    Spec("quire_prefetch_declined_total", Kind.COUNTER,
+    Spec("quire_prefetch_declined_total", COUNTER,
          "Prefetches that did not happen, or ended with nothing, by reason.", ("reason",)),
-    Spec("quire_faults_total", Kind.COUNTER,
+    Spec("quire_faults_total", COUNTER,
          "Pages whose operation ended otherwise than well, by operation and status.",
          ("operation", "status")),
-    Spec("quire_engine_events_total", Kind.COUNTER,
+    Spec("quire_engine_events_total", COUNTER,
          "Everything else the engine and its cache count, by name.", ("event",)),
-    Spec("quire_engine_seconds_total", Kind.COUNTER,
+    Spec("quire_engine_seconds_total", COUNTER,
          "Time of the engine's main loop, by what it was spent on.", ("what",)),
-    Spec("quire_drafts_total", Kind.COUNTER, "Steps of a request with tokens proposed ahead."),
-    Spec("quire_proposed_tokens_total", Kind.COUNTER,
+    Spec("quire_drafts_total", COUNTER, "Steps of a request with tokens proposed ahead."),
+    Spec("quire_proposed_tokens_total", COUNTER,
          "Tokens proposed ahead, by their position in the draft: 1 is the first.", ("position",)),
-    Spec("quire_accepted_tokens_total", Kind.COUNTER,
+    Spec("quire_accepted_tokens_total", COUNTER,
          "Those of them that the model would have said. Tokens per step of a request that had a "
          "draft: 1 + all of these ÷ quire_drafts_total.", ("position",)),
-    Spec("quire_store_attached", Kind.GAUGE, "1 while a store is attached."),
-    Spec("quire_store_events_total", Kind.COUNTER, "What the store's client counts.", ("event",)),
-    Spec("quire_handovers_open", Kind.GAUGE, "Hand-overs under way, asked for and served."),
-    Spec("quire_handover_pages_total", Kind.COUNTER,
+    Spec("quire_store_attached", GAUGE, "1 while a store is attached."),
+    Spec("quire_store_events_total", COUNTER, "What the store's client counts.", ("event",)),
+    Spec("quire_handovers_open", GAUGE, "Hand-overs under way, asked for and served."),
+    Spec("quire_handover_pages_total", COUNTER,
          "Pages exchanged with other engines: sent, received.", ("direction",)),
-    Spec("quire_handover_bytes_total", Kind.COUNTER,
+    Spec("quire_handover_bytes_total", COUNTER,
          "Bytes exchanged with other engines: sent, received.", ("direction",)),
-    Spec("quire_handovers_total", Kind.COUNTER, "Hand-overs received in full."),
-    Spec("quire_peer_strangers_total", Kind.COUNTER,
+    Spec("quire_handovers_total", COUNTER, "Hand-overs received in full."),
+    Spec("quire_peer_strangers_total", COUNTER,
          "Connections of other engines, or of others, that did not get through the handshake."),
-    Spec("quire_handover_seconds_total", Kind.COUNTER,
+    Spec("quire_handover_seconds_total", COUNTER,
          "Time they took from the first word to the last page: divide for the mean latency."),
-    Spec("quire_restores_total", Kind.COUNTER,
+    Spec("quire_restores_total", COUNTER,
          "Own parts of a handed-over prompt brought back from host and store: ready, failed.",
          ("outcome",)),
-    Spec("quire_restore_seconds_total", Kind.COUNTER,
+    Spec("quire_restore_seconds_total", COUNTER,
          "Time they took: divide for the mean latency.", ("outcome",)),
-    Spec("quire_promised_pages_total", Kind.COUNTER,
+    Spec("quire_promised_pages_total", COUNTER,
          "Pages that prefill servers were told they need not send."),
-    Spec("quire_restored_pages_total", Kind.COUNTER,
+    Spec("quire_restored_pages_total", COUNTER,
          "Those of the promised pages that were then really there."),
-    Spec("quire_handover_repairs_total", Kind.COUNTER,
+    Spec("quire_handover_repairs_total", COUNTER,
          "Pages asked for again, by reason.", ("reason",)),
-    Spec("quire_handovers_local_total", Kind.COUNTER,
+    Spec("quire_handovers_local_total", COUNTER,
          "Hand-overs that came to nothing: the prompt was computed here. By reason.", ("reason",)),
-    Spec("quire_peer_link", Kind.GAUGE,
+    Spec("quire_peer_link", GAUGE,
          "1 for each peer connected to, with how that stands.", ("peer", "state")),
-    Spec("quire_peer_transport", Kind.GAUGE,
+    Spec("quire_peer_transport", GAUGE,
          "1 for each peer that is there, with what its pages are read by: shm or tcp.",
          ("peer", "transport")),
-    Spec("quire_peer_received_bytes_total", Kind.COUNTER,
+    Spec("quire_peer_received_bytes_total", COUNTER,
          "Bytes of pages received from other engines, by transport.", ("transport",)),
 )  # fmt: skip
 
 METRICS = SERVER_METRICS + ENGINE_METRICS
+_ENGINE_SPECS = {spec.name: spec for spec in ENGINE_METRICS}
 
 _MATCHED = {"matched_device_pages": "device", "matched_host_pages": "host"}
 _EVICTED = {
@@ -157,12 +158,12 @@ class Metrics:
     """One server's."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
+        self._instruments = Instruments(SERVER_METRICS)
         self._engine = _EngineCollector()
-        self._registry.register(self._engine)
-        counter, gauge, histogram = self._counter, self._gauge, self._histogram
+        self._instruments.registry.register(self._engine)
+        counter, histogram = self._instruments.counter, self._instruments.histogram
         self.requests = counter("quire_requests_total")
-        self.in_flight = gauge("quire_requests_in_flight")
+        self.in_flight = self._instruments.gauge("quire_requests_in_flight")
         self.request_seconds = histogram("quire_request_seconds")
         self.prompt_tokens = counter("quire_prompt_tokens_total")
         self.generated_tokens = counter("quire_generated_tokens_total")
@@ -191,21 +192,7 @@ class Metrics:
     def exposition(self, status: EngineStatus | None, *, is_up: bool) -> bytes:
         self._engine.status = status or self._engine.status
         self._engine.is_up = is_up
-        return generate_latest(Listed(self._registry))
-
-    def _counter(self, name: str) -> Counter:
-        spec = _spec(name)
-        return Counter(name, spec.help, spec.labels, registry=self._registry)
-
-    def _gauge(self, name: str) -> Gauge:
-        spec = _spec(name)
-        return Gauge(name, spec.help, spec.labels, registry=self._registry)
-
-    def _histogram(self, name: str) -> Histogram:
-        spec = _spec(name)
-        return Histogram(
-            name, spec.help, spec.labels, registry=self._registry, buckets=spec.buckets
-        )
+        return self._instruments.exposition()
 
 
 class Timing:
@@ -255,9 +242,9 @@ class _EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
         for name, labels, value in self._samples():
-            spec = _spec(name)
+            spec = _ENGINE_SPECS[name]
             if name not in families:
-                family = CounterMetricFamily if spec.kind is Kind.COUNTER else GaugeMetricFamily
+                family = CounterMetricFamily if spec.kind is COUNTER else GaugeMetricFamily
                 families[name] = family(name, spec.help, labels=spec.labels)
             families[name].add_metric(labels, value)
         yield from families.values()
@@ -357,7 +344,3 @@ def _counted(
         yield "quire_faults_total", (group, rest), count
     else:
         yield "quire_engine_events_total", (name,), count
-
-
-def _spec(name: str) -> Spec:
-    return next(spec for spec in METRICS if spec.name == name)

@@ -1,23 +1,31 @@
-"""Notices: what an operator should hear of, once when it begins and once when it is over.
+"""What an operator should hear of, in the log, once when it begins and once when it is over.
 
     quiet ──failures──▶ said ──more──▶ counted ──none for a while──▶ said, with their number
 
 Compares one EngineStatus with the one before it: a store that fails or heals, its breaker, peers
-that come and go, requests that had to give up their pages. Knows no clock and no log: who asks
-says what time it is, and gets sentences.
+that come and go, requests that had to give up their pages. Notices knows no clock and no log: who
+asks says what time it is, and gets sentences. `watched` asks it, while the server serves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from quire.engine.messages import EngineStatus
+from quire.server.service import Service
 
 _QUIET_S = 30.0
 """Trouble of one kind is over when nothing of it came for so long."""
 _WELL = ("ok", "miss")
+_LOOK_EVERY_S = 1.0
+"""Reports come twice a second."""
+
+logger = logging.getLogger("quire.events")
 
 
 class Notice(NamedTuple):
@@ -110,3 +118,25 @@ def _failures(status: EngineStatus) -> Iterator[tuple[str, int]]:
         yield "requests that gave up their device pages for others", preempted
     if wrong := status.counters.get("audit_wrong_pages", 0):
         yield "CACHED PAGES THAT WERE WRONG, found by the audit and evicted", wrong
+
+
+@contextlib.asynccontextmanager
+async def watched(service: Service) -> AsyncIterator[None]:
+    """What the engine reports is looked at, and said if need be."""
+    watching = asyncio.create_task(_watch(service), name="quire-watch")
+    try:
+        yield
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+async def _watch(service: Service) -> None:
+    notices = Notices()
+    while True:
+        status = service.engine.status
+        if status is not None:
+            for notice in notices.look(status, service.clock()):
+                level = logging.INFO if notice.is_good else logging.WARNING
+                logger.log(level, "%s", notice.text, extra={"fields": notice.fields})
+        await asyncio.sleep(_LOOK_EVERY_S)

@@ -9,9 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from quire.server.bodies import describe_error, schemas
+from pydantic.json_schema import models_json_schema
+
 from quire.server.config import ServerConfig
 from quire.server.forms import TIMEOUT, TOKEN_ID
+from quire.server.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    FlushRequest,
+    KeysRequest,
+    PrefetchRequest,
+    StoreRequest,
+    TokenizeRequest,
+)
+from quire.server.responses.fields import ResponsesRequest
+from quire.text.shapes import Body
 
 STREAMED: dict[int | str, dict[str, Any]] = {
     200: {
@@ -20,6 +33,35 @@ STREAMED: dict[int | str, dict[str, Any]] = {
     }
 }
 """For a route's `responses`."""
+_BODIES: tuple[type[Body], ...] = (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    FlushRequest,
+    KeysRequest,
+    PrefetchRequest,
+    ResponsesRequest,
+    StoreRequest,
+    TokenizeRequest,
+)
+
+_TEXT_OR_NULL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": _TEXT_OR_NULL,
+                "code": _TEXT_OR_NULL,
+            },
+        }
+    },
+}
 _NAMED = (
     "ChatRequest",
     "CompletionRequest",
@@ -32,11 +74,17 @@ _CLOSED = {"FlushRequest", "StoreRequest"}
 _URL = "Of a store, such as file:///mnt/kv?max=200GB, redis://host:6379 or memory://"
 
 
+def describe_body(shape: type[Body]) -> dict[str, Any]:
+    """For a route's openapi_extra."""
+    schema = {"$ref": f"#/components/schemas/{shape.__name__}"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
 def described(
     document: dict[str, Any], names: Sequence[str], config: ServerConfig, vocab_size: int
 ) -> dict[str, Any]:
     """FastAPI's document, completed. `names`: of the models served."""
-    components = schemas()
+    components = _schemas()
     for each in _within(components):
         if each.get("format") == TOKEN_ID:
             each |= {"minimum": 0, "maximum": vocab_size - 1}
@@ -62,7 +110,7 @@ def described(
                 if parameter["name"] == "model":
                     parameter["schema"]["enum"] = list(names)
             operation["responses"].pop("422", None)  # FastAPI's form, not ours
-            operation["responses"]["default"] = describe_error()
+            operation["responses"]["default"] = _describe_error()
             if _needs_key(path, operation, config):
                 operation["security"] = [{"key": []}]
     return document
@@ -90,3 +138,18 @@ def _needs_key(path: str, operation: dict[str, Any], config: ServerConfig) -> bo
     return bool(config.api_key or config.tenant_keys) and "operation" not in operation.get(
         "tags", ()
     )
+
+
+def _describe_error() -> dict[str, Any]:
+    """For every route: the one form of an error."""
+    schema = {"$ref": "#/components/schemas/Error"}
+    return {"description": "An error", "content": {"application/json": {"schema": schema}}}
+
+
+def _schemas() -> dict[str, Any]:
+    """Every body's schema, for OpenAPI's components."""
+    _, definitions = models_json_schema(
+        [(shape, "validation") for shape in _BODIES], ref_template="#/components/schemas/{model}"
+    )
+    found: dict[str, Any] = definitions["$defs"]
+    return found | {"Error": _ERROR}

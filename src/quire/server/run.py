@@ -31,9 +31,9 @@ from quire.server.answered import trace_handover
 from quire.server.app import app_of
 from quire.server.config import ServerConfig
 from quire.server.metrics import Metrics
+from quire.server.notices import watched
 from quire.server.recorder import Recorder, cannot_record
 from quire.server.service import Service
-from quire.server.watch import watched
 from quire.text.prompting import Prompting
 from quire.web.connections import GuardedConfig
 from quire.web.enrol import Enrolment, enrolled

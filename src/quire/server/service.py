@@ -27,12 +27,12 @@ from quire.engine.messages import (
     SamplingParams,
 )
 from quire.errors import EngineError
-from quire.server.caching import Tenants
+from quire.server.bodies import UnknownFields, Warned
+from quire.server.caching import TenantCounts
 from quire.server.config import ServerConfig
 from quire.server.metrics import Metrics
 from quire.server.recorder import Recorder
-from quire.server.responses.memory import ResponseMemory
-from quire.server.unknown import UnknownFields, Warned
+from quire.server.responses.remembered import ResponseMemory
 from quire.text.prompting import Prompting
 from quire.web.errors import (
     ApiError,
@@ -57,7 +57,7 @@ logger = logging.getLogger("quire.server")
 Result = TypeVar("Result")
 
 
-class Engine(Protocol):
+class EngineLike(Protocol):
     """What the server needs of EngineClient."""
 
     config: EngineConfig
@@ -91,7 +91,7 @@ class Engine(Protocol):
 class Service:
     def __init__(
         self,
-        engine: Engine,
+        engine: EngineLike,
         prompting: Prompting,
         config: ServerConfig,
         metrics: Metrics,
@@ -116,7 +116,7 @@ class Service:
         self.draining = False
         """The server is to stop: what is admitted may finish, no more is."""
         self._num_admitted = 0
-        self.tenants = Tenants(config.tenant_requests)
+        self.tenants = TenantCounts(config.tenant_requests)
 
     @property
     def info(self) -> EngineInfo:

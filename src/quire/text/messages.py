@@ -1,6 +1,6 @@
 """What a conversation may hold: messages, calls in them, and the functions that may be called.
 
-Part of protocol.py's shapes, and as strict. Knows no model: what a template makes of them is in
+Part of what requests hold, and as strict. Knows no model: what a template makes of them is in
 templates.py.
 """
 

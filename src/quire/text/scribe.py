@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from quire.engine.messages import CachedTokens, Finish, Output
+from quire.text.decoding import TextStream
 from quire.text.prompting import Prompt, Prompting
 from quire.text.reading import fed
-from quire.text.text import TextStream
 from quire.text.tools import (
     Call,
     Event,

@@ -22,7 +22,7 @@ _VALID_S = 300
 """Clocks of servers differ."""
 
 
-class Route(NamedTuple):
+class RouterNote(NamedTuple):
     """What a router says of a request."""
 
     prefill: str = ""
@@ -35,14 +35,14 @@ def router_key(admin_key: str) -> str:
     return _mac(admin_key, "quire router")
 
 
-def signed(route: Route, key: str, now: float) -> dict[str, str]:
+def signed(note: RouterNote, key: str, now: float) -> dict[str, str]:
     """Headers. `key`: the router's."""
-    time, vouches = str(int(now)), str(int(route.vouches))
-    headers = {ROUTE_HEADER: f"{time}.{vouches}.{_mac(key, time, vouches, route.prefill)}"}
-    return headers | {PREFILL_HEADER: route.prefill} if route.prefill else headers
+    time, vouches = str(int(now)), str(int(note.vouches))
+    headers = {ROUTE_HEADER: f"{time}.{vouches}.{_mac(key, time, vouches, note.prefill)}"}
+    return headers | {PREFILL_HEADER: note.prefill} if note.prefill else headers
 
 
-def read_route(headers: Mapping[str, str], admin_key: str | None, now: float) -> Route | None:
+def read_note(headers: Mapping[str, str], admin_key: str | None, now: float) -> RouterNote | None:
     """What the router has said; None: nothing that is signed by it."""
     prefill = headers.get(PREFILL_HEADER, "")
     time, _, rest = headers.get(ROUTE_HEADER, "").partition(".")
@@ -53,7 +53,7 @@ def read_route(headers: Mapping[str, str], admin_key: str | None, now: float) ->
     given = mac.encode("latin-1", "replace")
     if not hmac.compare_digest(expected.encode(), given) or abs(now - int(time)) > _VALID_S:
         return None
-    return Route(prefill, vouches == "1")
+    return RouterNote(prefill, vouches == "1")
 
 
 def _mac(key: str, *parts: str) -> str:

@@ -37,7 +37,7 @@ from e2e.exactness.subjects import PAGE, Prompt, Subject
 from e2e.serving.server import Server, wait_until
 from hybrid_models import VOCABULARY
 from quire.text.vocabulary import Vocabulary
-from quire.web.routes import Route, router_key, signed
+from quire.web.routes import RouterNote, router_key, signed
 
 SECRET = "a secret of these tests"
 TIMEOUT_S = 300.0
@@ -210,7 +210,7 @@ def _headers(http: httpx.Client, prefill: Sequence[str]) -> dict[str, str]:
     if not prefill:
         return {}
     key = router_key(http.headers["authorization"].removeprefix("Bearer "))
-    return signed(Route(",".join(prefill)), key, time.time())
+    return signed(RouterNote(",".join(prefill)), key, time.time())
 
 
 def check(subject: Subject, prompt: Prompt, reply: Reply) -> list[int]:

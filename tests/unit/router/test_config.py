@@ -5,7 +5,7 @@ import pytest
 from quire.errors import ConfigError
 from quire.router.config import RouterConfig, parse_urls
 from quire.router.metrics import ROUTER_METRICS, RouterMetrics
-from quire.web.metrics import Kind
+from quire.web.metrics import COUNTER
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,6 @@ def test_what_is_no_address_is_said(text):
 
 def test_the_metrics_are_those_of_the_table():
     assert all(spec.name.startswith("quire_router_") for spec in ROUTER_METRICS)
-    assert all((s.kind is Kind.COUNTER) == s.name.endswith("_total") for s in ROUTER_METRICS)
-    registered = {m.name for m in RouterMetrics()._registry.collect()}
+    assert all((s.kind is COUNTER) == s.name.endswith("_total") for s in ROUTER_METRICS)
+    registered = {m.name for m in RouterMetrics()._instruments.registry.collect()}
     assert registered == {spec.name.removesuffix("_total") for spec in ROUTER_METRICS}

@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from quire.router.fleet import Health, Member, Side
+from quire.router.fleet import Health, Member, MemberSide
 from quire.web.keyfile import kept, place_of
-from quire.web.routes import read_route
+from quire.web.routes import read_note
 from unit.router.fakes import FakeServer, eventually, rig
 
 
@@ -172,7 +172,7 @@ def test_the_key_that_a_server_on_this_machine_made_is_found_after_each_start(
                 with kept(key, place_of(decode.url)):
                     await router.until(decode.url, "up")
                     await router.complete()
-                    assert read_route(decode.seen[-1].headers, key, time.time()) is not None
+                    assert read_note(decode.seen[-1].headers, key, time.time()) is not None
                 await decode.stop()
                 await router.until(decode.url, "down")
                 await decode.start()
@@ -218,7 +218,7 @@ def test_a_page_server_on_all_addresses_is_found_where_its_server_is():
 
 
 def test_a_request_of_our_own_counts_once_and_only_while_it_lasts():
-    member = Member("http://a", Side.DECODE)
+    member = Member("http://a", MemberSide.DECODE)
     with member.busy():
         member.report(Health("ok", running=3))
         assert member.load == 3

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from collector import collecting
-from quire.web.routes import read_route
+from quire.web.routes import read_note
 from unit.router.fakes import FakeServer, chunks, eventually, rig, said, texts
 
 
@@ -53,7 +53,7 @@ def test_a_router_with_the_clients_key_looks_at_it_and_passes_no_key_on():
             assert (await router.complete(headers=headers)).status_code == 200
             (seen,) = router.decode[0].seen
             assert "authorization" not in seen.headers
-            said = read_route(seen.headers, "root", time.time())
+            said = read_note(seen.headers, "root", time.time())
             assert said is not None
             assert said.vouches
 
@@ -74,7 +74,7 @@ def test_the_decode_server_is_told_whom_to_ask_and_only_that():
             (seen,) = router.decode[0].seen
             assert seen.headers["authorization"] == "Bearer client"
             assert not [value for value in seen.headers.values() if "root" in value]
-            said = read_route(seen.headers, "root", time.time())
+            said = read_note(seen.headers, "root", time.time())
             assert said is not None
             assert said.prefill == seen.headers["x-quire-prefill"]
             assert not said.vouches

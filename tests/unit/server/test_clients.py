@@ -7,9 +7,9 @@ import logging
 import pytest
 from openai import OpenAI
 
+from quire.server.bodies import MAX_NAMES
 from quire.server.config import ServerConfig
 from quire.server.metrics import Metrics
-from quire.server.unknown import MAX_NAMES
 from quire.text.generation_config import SamplingDefaults
 from quire.web.errors import ApiError, engine_gone
 from quire.web.sending import EventStream

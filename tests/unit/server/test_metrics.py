@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from quire.engine.messages import CountedTime, DraftStatus, GetStatus, HandoverStatus
 from quire.server.metrics import METRICS, Metrics
 from quire.web.guards import endpoint_of
-from quire.web.metrics import Kind, reference
+from quire.web.metrics import COUNTER, reference
 from unit.server.scripted import Rig, ScriptedEngine, status
 
 COUNTERS = {
@@ -69,7 +69,7 @@ def exposed():
 def test_every_metric_of_the_table_is_exposed_with_its_type_and_help(exposed):
     found = families(exposed)
     for spec in METRICS:
-        family = found[spec.name.removesuffix("_total") if spec.kind is Kind.COUNTER else spec.name]
+        family = found[spec.name.removesuffix("_total") if spec.kind is COUNTER else spec.name]
         assert family.type == spec.kind
         assert family.documentation == spec.help
         assert family.samples
@@ -85,7 +85,7 @@ def test_names_begin_with_quire_and_are_unique():
     names = [spec.name for spec in METRICS]
     assert all(name.startswith("quire_") for name in names)
     assert len(set(names)) == len(names)
-    assert all((spec.kind is Kind.COUNTER) == spec.name.endswith("_total") for spec in METRICS)
+    assert all((spec.kind is COUNTER) == spec.name.endswith("_total") for spec in METRICS)
 
 
 def test_requests_are_counted_by_endpoint_and_status(exposed):

@@ -8,7 +8,7 @@ import pytest
 from openai import OpenAI
 
 from quire.server.responses.items import messages_of
-from quire.server.responses.memory import ResponseMemory
+from quire.server.responses.remembered import ResponseMemory
 from quire.text.messages import Message
 from unit.server.scripted import ADMIN_KEY, MODEL, Rig, error_of
 from unit.server.test_tools import NATIVE, prompt_of, rig_of

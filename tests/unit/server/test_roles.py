@@ -5,7 +5,7 @@ import time
 import pytest
 
 from quire.server.config import ServerConfig
-from quire.web.routes import Route, router_key, signed
+from quire.web.routes import RouterNote, router_key, signed
 from unit.server.scripted import ADMIN_KEY, Rig, error_of, of_role
 
 NAMED = {"x-quire-prefill": "tcp://10.0.0.5:7000, tcp://[::1]:7001"}
@@ -13,7 +13,7 @@ NAMED = {"x-quire-prefill": "tcp://10.0.0.5:7000, tcp://[::1]:7001"}
 
 def prefill() -> dict[str, str]:
     """As a router says it now."""
-    return signed(Route(NAMED["x-quire-prefill"]), router_key(ADMIN_KEY), time.time())
+    return signed(RouterNote(NAMED["x-quire-prefill"]), router_key(ADMIN_KEY), time.time())
 
 
 def test_a_prefill_server_generates_for_nobody():
@@ -49,7 +49,7 @@ def test_nobody_else_may_say_it_from_this_machine_neither_c49(config):
 def test_with_a_key_the_key_counts_beside_the_clients_own():
     engine = of_role("decode")
     rig = Rig(engine, ServerConfig(api_key="client", admin_key="root"))
-    key, said, now = router_key("root"), Route(NAMED["x-quire-prefill"]), time.time()
+    key, said, now = router_key("root"), RouterNote(NAMED["x-quire-prefill"]), time.time()
     body = {"model": "tiny", "prompt": "hi"}
     client = {"Authorization": "Bearer client"}
     for headers, status in (
@@ -61,7 +61,7 @@ def test_with_a_key_the_key_counts_beside_the_clients_own():
         (client | signed(said, key, now), 200),
         (client, 200),
         (signed(said._replace(vouches=True), key, now), 200),
-        (signed(Route(vouches=True), "root", now), 401),
+        (signed(RouterNote(vouches=True), "root", now), 401),
     ):
         response = rig.request(
             "POST", "/v1/completions", json=body, headers=headers, peer="10.0.0.1"
@@ -73,7 +73,7 @@ def test_with_a_key_the_key_counts_beside_the_clients_own():
 @pytest.mark.parametrize("address", ["", "10.0.0.5:7000", "tcp://a:1,tcp://a:1", "tcp://u:p@a:1"])
 def test_a_wrong_address_is_said(address):
     engine = of_role("decode")
-    headers = signed(Route(address), router_key(ADMIN_KEY), time.time())
+    headers = signed(RouterNote(address), router_key(ADMIN_KEY), time.time())
     response = Rig(engine).chat(headers=headers | {"x-quire-prefill": address})
     assert response.status_code == 400
     assert "x-quire-prefill" in error_of(response)["message"]

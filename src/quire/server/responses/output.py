@@ -1,4 +1,4 @@
-"""Output: the items of an answer as they grow, and the events that tell of it.
+"""OutputItems: the items of an answer as they grow, and the events that tell of it.
 
     item added ─▶ part added ─▶ deltas … ─▶ part done ─▶ item done      one item after the other
 
@@ -17,7 +17,7 @@ from quire.text.tools import Reasoning
 Event = dict[str, Any]
 
 
-class Output:
+class OutputItems:
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None

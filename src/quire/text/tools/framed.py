@@ -29,7 +29,7 @@ from quire.text.tools.calls import calls_of
 from quire.text.tools.scanning import JsonExtent, first_marker, held_back
 
 
-class Body(Protocol):
+class CallBody(Protocol):
     """What stands behind one opening."""
 
     def push(self, text: str) -> int | None:
@@ -42,7 +42,7 @@ class Body(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class Frame:
     opening: str
-    body: Callable[[str], Body]
+    body: Callable[[str], CallBody]
     """Given the opening it was found behind; "" if there was none."""
     closing: str = ""
     glue: str = ""
@@ -67,7 +67,7 @@ class Framed:
         self._is_closed = False  # since the last body
         self._is_start = True  # nothing but white space so far
         self._buffer = ""
-        self._body: Body | None = None
+        self._body: CallBody | None = None
         self._raw: list[str] = []
         self._num_raw = 0
 

@@ -11,7 +11,7 @@ import string
 
 from quire.text.tools.base import Call, NotACall, Parser, Plain, Reason, ToolFormat, Tools
 from quire.text.tools.calls import arguments_of
-from quire.text.tools.framed import Body, Frame, Framed, JsonBody
+from quire.text.tools.framed import CallBody, Frame, Framed, JsonBody
 
 OPENING = "[TOOL_CALLS]"
 ARGS = "[ARGS]"
@@ -73,7 +73,7 @@ def parser(tools: Tools) -> Parser:
     if not tools:
         return Plain()
 
-    def body(_: str) -> Body:
+    def body(_: str) -> CallBody:
         return NamedBody()
 
     return Framed(Frame(opening=OPENING, body=body))

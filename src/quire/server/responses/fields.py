@@ -1,4 +1,4 @@
-"""What a request to /v1/responses may hold. As strict as protocol.py of the package above."""
+"""What a request to /v1/responses may hold. As strict as requests.py of the package above."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import Field
 
 from quire.server.caching import CacheControl
 from quire.server.forms import Salt, Timeout, schema_of
-from quire.server.protocol import Priority
+from quire.server.requests import Priority
 from quire.text.messages import MAX_MESSAGES, MAX_TOOLS, FunctionName
 from quire.text.shapes import Body, only, shaped, wrong
 

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from quire.text.text import TextStream
+from quire.text.decoding import TextStream
 
 PIECES = st.lists(st.binary(max_size=4), max_size=12)
 # Few letters, so that stop strings occur, overlap and begin each other.

@@ -1,28 +1,29 @@
-"""A chat, run and told in the form of /v1/responses: whole or as events."""
+"""A request to /v1/responses as a chat, and the chat's answer as a response, whole or as events."""
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 from pydantic import ValidationError
 
-from quire.server.answers import Start, count, usage_of
-from quire.server.protocol import ChatRequest
+from quire.server.answers import Answering, Streamed, Usage, Whole
+from quire.server.requests import ChatRequest
+from quire.server.responses.fields import FunctionTool, ResponsesRequest
 from quire.server.responses.items import messages_of
-from quire.server.responses.memory import ResponseMemory
-from quire.server.responses.output import Output
-from quire.server.responses.protocol import FunctionTool, ResponsesRequest
-from quire.server.usage import Usage
+from quire.server.responses.output import OutputItems
+from quire.server.responses.remembered import ResponseMemory
+from quire.server.running import Running
 from quire.text.messages import Message
+from quire.text.scribe import Piece
 from quire.web.errors import ApiError, from_validation
 
 
-class Answering:
-    """One request, from its items to its response."""
+class ResponseAnswer(Answering):
+    """One request, as a chat; and the chat's answer, as a response."""
 
     def __init__(self, request: ResponsesRequest, memory: ResponseMemory, tenant: str = "") -> None:
         """Raises ApiError."""
@@ -32,40 +33,19 @@ class Answering:
         self._id = f"resp_{secrets.token_hex(24)}"
         self._created = time.time()
         self._messages = [*self._before(), *messages_of(request.input)]
-        self._output = Output()
         self.chat = self._chat()
         """The same, as a request to /v1/chat/completions."""
 
-    async def whole(self, start: Start) -> bytes:
-        """The JSON of a whole response. Raises ApiError."""
-        async with start() as (work, _, pieces, _):
-            usage = usage_of(work)
-            async for piece in pieces:
-                count(usage, piece, work)
-                for said in piece.said:
-                    self._output.say(said)
-        self._end(piece.finish)
-        return msgspec.json.encode(self._response(piece.finish, usage))
+    def whole(self, running: Running) -> Whole:
+        return _Response(self, running)
 
-    async def events(self, start: Start) -> AsyncGenerator[bytes, None]:
-        """Server-sent events. Raises ApiError."""
-        numbered = _Numbered()
-        async with start() as (work, _, pieces, _):
-            usage = usage_of(work)
-            is_begun = False
-            async for piece in pieces:
-                count(usage, piece, work)
-                if not is_begun:
-                    is_begun = True
-                    for name in ("created", "in_progress"):
-                        yield numbered.event(_about(name, self._response(None, None)))
-                for said in piece.said:
-                    for event in self._output.say(said):
-                        yield numbered.event(event)
-        for event in self._end(piece.finish):
-            yield numbered.event(event)
-        response = self._response(piece.finish, usage)
-        yield numbered.event(_about(response["status"], response))
+    def streamed(self, running: Running) -> Streamed:
+        return _Response(self, running)
+
+    def keep(self, said: Message) -> None:
+        """For requests that go on from this one."""
+        if self._request.store is not False:
+            self._memory.keep(self._id, [*self._messages, said], self._tenant)
 
     def _before(self) -> Sequence[Message]:
         name = self._request.previous_response_id
@@ -109,13 +89,10 @@ class Answering:
         except ValidationError as error:
             raise from_validation(error) from None
 
-    def _end(self, finish: str | None) -> list[dict[str, Any]]:
-        events = self._output.close("incomplete" if finish == "length" else "completed")
-        if self._request.store is not False:
-            self._memory.keep(self._id, [*self._messages, self._output.message()], self._tenant)
-        return events
-
-    def _response(self, finish: str | None, usage: Usage | None) -> dict[str, Any]:
+    def told(
+        self, items: list[dict[str, Any]], finish: str | None, usage: Usage | None
+    ) -> dict[str, Any]:
+        """The response, as it is now. `finish`: why it ended; None: it has not."""
         request = self._request
         is_cut = finish == "length"
         status = "in_progress" if finish is None else "incomplete" if is_cut else "completed"
@@ -133,7 +110,7 @@ class Answering:
             "max_output_tokens": request.max_output_tokens,
             "metadata": request.metadata or {},
             "model": request.model,
-            "output": self._output.items,
+            "output": items,
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": request.previous_response_id,
             "reasoning": {"effort": self.chat.reasoning_effort, "summary": None},
@@ -149,15 +126,57 @@ class Answering:
         }
 
 
-class _Numbered:
-    """Events of one stream, in order."""
+class _Response(Whole, Streamed):
+    """A response as it grows."""
 
-    def __init__(self) -> None:
-        self._number = 0
+    def __init__(self, answer: ResponseAnswer, running: Running) -> None:
+        self._answer = answer
+        self._running = running
+        self._usage = Usage.of(running)
+        self._output = OutputItems()
+        self._finish: str | None = None
+        self._num_events = 0
 
-    def event(self, event: dict[str, Any]) -> bytes:
-        numbered = event | {"sequence_number": self._number}
-        self._number += 1
+    def add(self, piece: Piece) -> None:
+        for _ in self._take(piece):
+            pass
+
+    def encoded(self) -> bytes:
+        self._end()
+        return msgspec.json.encode(self._now(self._usage))
+
+    def tell(self, piece: Piece) -> Iterator[bytes]:
+        if not self._num_events:
+            for name in ("created", "in_progress"):
+                yield self._event(_about(name, self._now(None)))
+        for event in self._take(piece):
+            yield self._event(event)
+
+    def end(self) -> Iterator[bytes]:
+        for event in self._end():
+            yield self._event(event)
+        response = self._now(self._usage)
+        yield self._event(_about(response["status"], response))
+
+    def _take(self, piece: Piece) -> Iterator[dict[str, Any]]:
+        self._usage.count(piece, self._running)
+        for said in piece.said:
+            yield from self._output.say(said)
+        self._finish = piece.finish
+
+    def _end(self) -> list[dict[str, Any]]:
+        is_cut = self._finish == "length"
+        events = self._output.close("incomplete" if is_cut else "completed")
+        self._answer.keep(self._output.message())
+        return events
+
+    def _now(self, usage: Usage | None) -> dict[str, Any]:
+        return self._answer.told(self._output.items, self._finish, usage)
+
+    def _event(self, event: dict[str, Any]) -> bytes:
+        """They are numbered, in order."""
+        numbered = event | {"sequence_number": self._num_events}
+        self._num_events += 1
         return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), msgspec.json.encode(numbered))
 
 
