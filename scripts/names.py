@@ -1,8 +1,8 @@
 """One name, one thing: no two modules of the package share a name, and no two public classes.
 
-Fails with the names that do. A module may be called as its package (`tree/tree.py`: what the package
-is about), and in `cli/` and right below `bench/` as the command it is (`quire store`, `quire bench
-store`). Private classes belong to their modules.
+Fails with the names that do. A module may be called as its package (`tree/tree.py`: what the
+package is about), and in `cli/` and right below `bench/` as the command it is (`quire store`,
+`quire bench store`). Private classes belong to their modules.
 """
 
 from __future__ import annotations
