@@ -11,7 +11,8 @@ to windows and recurrent states as an engine would.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from quire.components import Component, FullAttention, PoolSize, Recurrent, SlidingWindow, window_of
@@ -363,3 +364,19 @@ def _component(command: Command) -> str:
         if isinstance(command, Cancel | AttachStore | DetachStore | ClearStore)
         else (command.component)
     )
+
+
+def calls_of(act: Callable[[], object]) -> int:
+    """Functions that are called meanwhile: work that can be counted, whoever else is busy."""
+    num_calls = 0
+
+    def count(_frame: object, event: str, _arg: object) -> None:
+        nonlocal num_calls
+        num_calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        act()
+    finally:
+        sys.setprofile(None)
+    return num_calls

@@ -4,9 +4,7 @@ depend on no other process; the time is printed: `pytest -s tests/sim/test_pd_st
 from __future__ import annotations
 
 import os
-import sys
 import time
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -17,6 +15,7 @@ from quire.sim.pd.options import SimPdOptions
 from quire.sim.pd.run import PdSimulation
 from quire.sim.pd.sim_node import SimNode
 from quire.types import RequestId
+from support import calls_of
 
 NUM_QUEUED = 1000
 NUM_PAGES = 2
@@ -102,18 +101,3 @@ class Cluster:
         self.sim.clock.advance(0.001)
         node.engine.step()
         node.engine.take_messages()
-
-
-def calls_of(act: Callable[[], object]) -> int:
-    num_calls = 0
-
-    def count(_frame: object, event: str, _arg: object) -> None:
-        nonlocal num_calls
-        num_calls += event in ("call", "c_call")
-
-    sys.setprofile(count)
-    try:
-        act()
-    finally:
-        sys.setprofile(None)
-    return num_calls

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.table import Table
 
+from quire.cli import train_options as options
 from quire.cli.extras import PLOTS, needs
 from quire.cli.output import AsJson, complain, progress_bar, show, show_json, start_bar
 from quire.errors import ConfigError
 
-EMBEDDED = "embedded"
-DATA = "What it learns from"
-HEAD = "The head"
-COURSE = "How it learns"
 EXAMPLE = (
     "Example: [bold]quire train-eagle embedded book.txt questions.jsonl --out head[/bold]. Stopped "
     "at any time, the same command goes on after the last checkpoint."
@@ -24,124 +19,29 @@ EXAMPLE = (
 
 
 def train_eagle(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help=f"Directory or .gguf file; '{EMBEDDED}' is the one that comes with Quire.",
-        ),
-    ],
-    texts: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="TEXT…",
-            help="Plain text, *.jsonl with `turns`, `input` or `text` on each line, or folders. "
-            "The last tenth of each file is held out.",
-        ),
-    ],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="For the head and its report.")],
-    held_out: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE",
-            help="More to measure on, never learned from. May be repeated.",
-            show_default=False,
-            rich_help_panel=DATA,
-        ),
-    ] = None,
-    answers: Annotated[
-        int, typer.Option(min=1, help="Answers of the model's own.", rich_help_panel=DATA)
-    ] = 4096,
-    invented: Annotated[
-        int,
-        typer.Option(
-            min=0, help="Of these to questions that it makes up itself.", rich_help_panel=DATA
-        ),
-    ] = 2048,
-    answer_tokens: Annotated[
-        int, typer.Option(min=8, help="Of one answer, at most.", rich_help_panel=DATA)
-    ] = 192,
-    prompt_tokens: Annotated[
-        int,
-        typer.Option(
-            min=16,
-            help="Of one prompt, at most; of a longer one the end is used.",
-            rich_help_panel=DATA,
-        ),
-    ] = 1792,
-    measured: Annotated[
-        int, typer.Option(min=1, help="Held-out answers of each file.", rich_help_panel=DATA)
-    ] = 48,
-    draft_vocab: Annotated[
-        int,
-        typer.Option(
-            min=2, help="Tokens that it can propose: the likeliest.", rich_help_panel=HEAD
-        ),
-    ] = 8192,
-    mlp_size: Annotated[
-        int | None,
-        typer.Option(
-            min=8,
-            help="Of its MLP; by default the model's.",
-            show_default=False,
-            rich_help_panel=HEAD,
-        ),
-    ] = None,
-    layers: Annotated[
-        str | None,
-        typer.Option(
-            metavar="L,M,H",
-            help="Of the model, from 0: whose outputs it sees; by default as published heads do.",
-            show_default=False,
-            rich_help_panel=HEAD,
-        ),
-    ] = None,
-    own_lm_head: Annotated[
-        bool,
-        typer.Option(
-            "--own-lm-head",
-            help="An LM head of its own instead of the model's rows: larger, and other engines "
-            "can read it.",
-            rich_help_panel=HEAD,
-        ),
-    ] = False,
-    steps: Annotated[int, typer.Option(min=1, help="Batches.", rich_help_panel=COURSE)] = 2000,
-    batch_tokens: Annotated[
-        int, typer.Option(min=128, help="Of a batch.", rich_help_panel=COURSE)
-    ] = 16384,
-    learning_rate: Annotated[
-        float, typer.Option(min=1e-7, max=1.0, help="At its highest.", rich_help_panel=COURSE)
-    ] = 8e-4,
-    unroll: Annotated[
-        int,
-        typer.Option(
-            min=1, max=8, help="Tokens it drafts from its own output.", rich_help_panel=COURSE
-        ),
-    ] = 5,
-    time_limit: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS",
-            min=1,
-            help="Training ends then, with its learning rate fallen in time.",
-            show_default=False,
-            rich_help_panel=COURSE,
-        ),
-    ] = None,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Decides all that is drawn.", rich_help_panel=COURSE)
-    ] = 0,
-    checkpoint_every: Annotated[
-        int, typer.Option(min=1, help="Steps.", rich_help_panel=COURSE)
-    ] = 250,
-    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda")] = "auto",
-    dtype: Annotated[
-        str, typer.Option(metavar="auto|bfloat16|float32", help="auto: bfloat16 on CUDA.")
-    ] = "auto",
-    plots: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Draw losses and acceptance there.", show_default=False),
-    ] = None,
+    model: options.TaughtModel,
+    texts: options.TextFiles,
+    out: options.OutFolder,
+    held_out: options.HeldOutFiles = None,
+    answers: options.NumAnswers = 4096,
+    invented: options.NumInvented = 2048,
+    answer_tokens: options.AnswerTokens = 192,
+    prompt_tokens: options.PromptTokens = 1792,
+    measured: options.NumMeasured = 48,
+    draft_vocab: options.DraftVocab = 8192,
+    mlp_size: options.MlpSize = None,
+    layers: options.SeenLayers = None,
+    own_lm_head: options.OwnLmHead = False,
+    steps: options.NumSteps = 2000,
+    batch_tokens: options.BatchTokens = 16384,
+    learning_rate: options.LearningRate = 8e-4,
+    unroll: options.UnrolledTokens = 5,
+    time_limit: options.TimeLimit = None,
+    seed: options.TrainingSeed = 0,
+    checkpoint_every: options.CheckpointEvery = 250,
+    device: options.TrainingDevice = "auto",
+    dtype: options.TrainingDtype = "auto",
+    plots: options.TrainingPlots = None,
     as_json: AsJson = False,
 ) -> None:
     """Train an EAGLE-3 draft head for a model, and measure how much of its drafts is accepted.
@@ -162,7 +62,7 @@ def train_eagle(
 
     on, as_dtype = _device(device), _dtype(dtype)
     with start_bar() as starting:
-        folder = resolve(None if model == EMBEDDED else model, starting)
+        folder = resolve(None if model == options.EMBEDDED else model, starting)
     plan = training.TrainingPlan(
         model=folder,
         texts=tuple(texts),

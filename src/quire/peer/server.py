@@ -33,7 +33,7 @@ from quire.peer.protocol import Read, ReadAnswer
 from quire.peer.region import Region
 from quire.peer.tickets import Tickets
 from quire.peer.transport import Connection, Listener, open_transport
-from quire.peer.unix import UnixListener, near_address
+from quire.peer.unix import listen_near, near_address
 from quire.peer.ways.base import Granted, Outlet
 from quire.peer.ways.mapped import MappedOutlet
 from quire.peer.ways.pushed import PushedOutlet
@@ -134,7 +134,7 @@ class PageServer:
             return
         if all(region.pool.descriptor is not None for region in regions):
             near = near_address(self._secret, self._epoch, self.address)
-            self._doors[UnixListener(near)] = {TransportKind.SHM: MappedOutlet(regions)}
+            self._doors[listen_near(near)] = {TransportKind.SHM: MappedOutlet(regions)}
         elif kind is TransportKind.SHM:
             raise ConfigError(
                 "peer_transport is shm, but this system cannot share host memory: set it to tcp"

@@ -1,4 +1,5 @@
-"""SocketConnection: a stream of bytes over a connected socket, TCP's or a Unix socket.
+"""SocketConnection: a stream of bytes over a connected socket, TCP's or a Unix socket; and who
+listens for them.
 
 The sockets block, and the kernel does the waiting: one call fills a whole page and gives up by
 itself (SO_RCVTIMEO, SO_SNDTIMEO), where Python's own timeouts would wake up for every few packets.
@@ -20,7 +21,7 @@ import socket
 import ssl
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from quire.peer.errors import PeerError, ReadCancelled
 from quire.peer.transport import Cancelled
@@ -198,3 +199,34 @@ class SocketConnection:
         self._socket.setsockopt(
             socket.SOL_SOCKET, option, _TIMEVAL.pack(micros // 1_000_000, micros % 1_000_000)
         )
+
+
+class SocketListener:
+    """As of Listener, on a socket that listens already. `connected`: what becomes of one that has
+    come; raises OSError for one that comes to nothing."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        address: str,
+        connected: Callable[[socket.socket], SocketConnection],
+    ) -> None:
+        self.address = address
+        self._socket = sock
+        self._connected = connected
+        self._closed = False
+
+    def accept(self) -> SocketConnection | None:
+        try:
+            sock, _ = self._socket.accept()
+        except OSError:
+            if self._closed:
+                return None
+            raise
+        return self._connected(sock)
+
+    def close(self) -> None:
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes accept()
+        self._socket.close()

@@ -10,36 +10,10 @@ from typing import Any
 
 from quire.errors import ConfigError
 from quire.peer.address import join_address, split_address
-from quire.peer.sockets import SocketConnection
+from quire.peer.sockets import SocketConnection, SocketListener
 
 _BACKLOG = 128
 _DEAD_LINK_S = 30
-
-
-class TcpListener:
-    def __init__(self, address: str) -> None:
-        self._socket = listening_socket(address)
-        self._address = bound_address(self._socket)
-        self._closed = False
-
-    @property
-    def address(self) -> str:
-        return self._address
-
-    def accept(self) -> SocketConnection | None:
-        try:
-            sock, _ = self._socket.accept()
-        except OSError:
-            if self._closed:
-                return None
-            raise
-        return _connection(sock)
-
-    def close(self) -> None:
-        self._closed = True
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes accept()
-        self._socket.close()
 
 
 class TcpTransport:
@@ -47,8 +21,9 @@ class TcpTransport:
         """`lookup`: of names, at every dial."""
         self._lookup = lookup
 
-    def listen(self, address: str) -> TcpListener:
-        return TcpListener(address)
+    def listen(self, address: str) -> SocketListener:
+        listener = listening_socket(address)
+        return SocketListener(listener, bound_address(listener), _connection)
 
     def dial(self, address: str, deadline: float) -> SocketConnection:
         _, host, port = split_address(address)

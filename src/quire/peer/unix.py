@@ -8,7 +8,6 @@ namespace. Both ends belong to one user: the other side's is asked of the system
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
 import os
@@ -19,7 +18,7 @@ import time
 from quire.errors import ConfigError
 from quire.peer.address import split_address
 from quire.peer.errors import PeerError
-from quire.peer.sockets import SocketConnection
+from quire.peer.sockets import SocketConnection, SocketListener
 
 SCHEME = "unix:"
 _BACKLOG = 128
@@ -39,35 +38,17 @@ def is_near(address: str) -> bool:
     return address.startswith(SCHEME)
 
 
-class UnixListener:
-    def __init__(self, address: str) -> None:
-        """Raises ConfigError when it cannot."""
-        self.address = address
-        self._closed = False
-        try:
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._socket.bind(_name(address))
-            self._socket.listen(_BACKLOG)
-        except (OSError, AttributeError) as error:
-            raise ConfigError(
-                f"cannot listen for readers on this machine ({error}): set peer_transport to tcp"
-            ) from error
-
-    def accept(self) -> SocketConnection | None:
-        """As of Listener."""
-        try:
-            sock, _ = self._socket.accept()
-        except OSError:
-            if self._closed:
-                return None
-            raise
-        return _connection(sock)
-
-    def close(self) -> None:
-        self._closed = True
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes accept()
-        self._socket.close()
+def listen_near(address: str) -> SocketListener:
+    """Raises ConfigError when it cannot."""
+    try:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(_name(address))
+        listener.listen(_BACKLOG)
+    except (OSError, AttributeError) as error:
+        raise ConfigError(
+            f"cannot listen for readers on this machine ({error}): set peer_transport to tcp"
+        ) from error
+    return SocketListener(listener, address, _connection)
 
 
 def dial_near(address: str, deadline: float) -> SocketConnection:

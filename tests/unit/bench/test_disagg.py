@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
-from rich.console import Console
 
 from evidence.disagg import report, restore, stall, turns
 from evidence.disagg.sessions import Plan as Sessions
@@ -21,6 +20,7 @@ from quire.store import open_store
 from quire.store.base import ObjectName
 from quire.transfer.cpu import CpuCopyEngine
 from quire.types import PageKey
+from unit.bench.shown import shown
 from unit.cli_support import command
 
 TINY = PageLayout("full", 2, 1, 8, "float32", 4)
@@ -50,11 +50,7 @@ def quire(capsys, monkeypatch):
 
 
 def text_of(result) -> str:
-    console = Console(width=140)
-    with console.capture() as captured:
-        for item in report.tables(result):
-            console.print(item)
-    return captured.get()
+    return shown(report.tables(result))
 
 
 # ---- sessions and turns --------------------------------------------------------------------------

@@ -5,7 +5,6 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 
 from evidence.hybrid import hits as hybrid_hits
 from evidence.hybrid import model as hybrid_model
@@ -19,6 +18,7 @@ from hybrid_models import TINY
 from quire.engine.messages import CachedTokens, Finish, Output, Outputs
 from quire.errors import EngineError
 from quire.manager.costs import CostModel, Way
+from unit.bench.shown import shown
 from unit.cli_support import command
 
 SMALL = {
@@ -53,11 +53,7 @@ def quire(capsys, monkeypatch):
 
 
 def text_of(result) -> str:
-    console = Console(width=140)
-    with console.capture() as captured:
-        for item in hybrid_report.tables(result):
-            console.print(item)
-    return captured.get()
+    return shown(hybrid_report.tables(result))
 
 
 def test_both_parts_of_a_model_with_recurrent_layers():

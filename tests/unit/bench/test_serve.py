@@ -5,13 +5,13 @@ import json
 import threading
 
 import pytest
-from rich.console import Console
 
 from quire.bench.serve import report as serve_report
 from quire.bench.serve.conversations import ChatWorkload, Shape
 from quire.bench.serve.run import OfferedLoad, ServerTarget, run
 from quire.errors import ConfigError, EngineError
 from unit.bench.fake_server import chunk, event, usage
+from unit.bench.shown import shown
 
 SMALL = OfferedLoad(
     shape=Shape(num_sessions=3, num_rounds=4, system_tokens=64, prompt_tokens=32, output_tokens=8),
@@ -20,11 +20,7 @@ SMALL = OfferedLoad(
 
 
 def text_of(result) -> str:
-    console = Console(width=120)
-    with console.capture() as captured:
-        for item in serve_report.tables(result):
-            console.print(item)
-    return captured.get()
+    return shown(serve_report.tables(result))
 
 
 def test_sessions_go_on_with_what_was_answered(fake, url):

@@ -8,7 +8,6 @@ import time
 
 import httpx
 import pytest
-from rich.console import Console
 
 from quire.bench import report
 from quire.bench.ttft import hits as ttft_hits
@@ -20,16 +19,13 @@ from quire.bench.ttft.prompts import Prompts
 from quire.bench.ttft.serverprocess import ServerProcess
 from quire.errors import EngineError, ModelError
 from unit.bench.fake_server import Fake, serving
+from unit.bench.shown import shown
 
 PROMPTS = [f"{i} {'to be or not to be ' * 60}" for i in range(3)]
 
 
 def text_of(result) -> str:
-    console = Console(width=140)
-    with console.capture() as captured:
-        for item in ttft_report.tables(result):
-            console.print(item)
-    return captured.get()
+    return shown(ttft_report.tables(result))
 
 
 def whole(**parts):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from itertools import pairwise
 from random import Random
 
@@ -32,26 +30,10 @@ from quire.peer.messages import (
     Wait,
 )
 from quire.types import PageStatus, num_pages
-from support import MIXES, PAGE, Rig
+from support import MIXES, PAGE, Rig, calls_of
 from unit.disagg.test_giving import LINK, Computing
 
 HELLO = Hello(Identity(1, "m", PAGE, "f", []), "p.1", "prefill", [])
-
-
-def calls_of(act: Callable[[], object]) -> int:
-    """Functions that are called meanwhile: work that can be counted, whoever else is busy."""
-    num_calls = 0
-
-    def count(_frame: object, event: str, _arg: object) -> None:
-        nonlocal num_calls
-        num_calls += event in ("call", "c_call")
-
-    sys.setprofile(count)
-    try:
-        act()
-    finally:
-        sys.setprofile(None)
-    return num_calls
 
 
 class Deciding:

@@ -17,6 +17,7 @@ from transformers import (
 from quire.engine.parallel import head_share, shard, share
 from quire.errors import ConfigError, ModelError
 from quire.models import ModelShape
+from thread_ranks import ThreadRanks
 
 
 def shape(num_q_heads: int, num_kv_heads: int) -> ModelShape:
@@ -57,30 +58,13 @@ def model(kind: str, num_q_heads: int, num_kv_heads: int):
     return made.eval()
 
 
-class Meeting:
-    """An all-reduce between threads."""
-
-    def __init__(self, num_ranks: int) -> None:
-        self.barrier = threading.Barrier(num_ranks, timeout=30)
-        self.parts: dict[int, torch.Tensor] = {}
-
-    def add_up(self, rank: int):
-        def all_reduce(tensor: torch.Tensor) -> None:
-            self.parts[rank] = tensor.clone()
-            self.barrier.wait()
-            tensor.copy_(sum(self.parts[r] for r in sorted(self.parts)))
-            self.barrier.wait()
-
-        return all_reduce
-
-
 @pytest.mark.parametrize("kind", ["llama", "biased", "qwen2", "gemma3"])
 @pytest.mark.parametrize(("num_q_heads", "num_kv_heads", "num_ranks"), [(9, 3, 2), (8, 4, 4)])
 def test_the_parts_add_up_to_the_whole(kind, num_q_heads, num_kv_heads, num_ranks):
     tokens = torch.arange(20)[None] % 64
     with torch.inference_mode():
         whole = model(kind, num_q_heads, num_kv_heads)(input_ids=tokens).logits
-    meeting = Meeting(num_ranks)
+    meeting = ThreadRanks(num_ranks)
     results: dict[int, torch.Tensor] = {}
 
     def run(rank: int, part) -> None:

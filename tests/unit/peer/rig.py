@@ -23,7 +23,7 @@ from quire.peer.kinds import TransportKind
 from quire.peer.nixl import NixlAgent
 from quire.peer.region import Region
 from quire.peer.server import PageServer
-from quire.peer.tcp import TcpListener, TcpTransport
+from quire.peer.tcp import TcpTransport
 from quire.peer.tickets import Tickets
 from quire.types import OperationId, page_ids
 
@@ -223,7 +223,7 @@ class Impostor:
         self._behave = behave
         self._identity = identity or identity_of()
         self._secret = secret
-        self._listener = TcpListener("tcp://127.0.0.1:0")
+        self._listener = TcpTransport().listen("tcp://127.0.0.1:0")
         self.address = self._listener.address
         threading.Thread(target=self._accept, daemon=True).start()
 

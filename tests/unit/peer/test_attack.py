@@ -17,7 +17,7 @@ from quire.peer.hub import Connected, Disconnected, Hello, PeerHub, Received
 from quire.peer.messages import Ask
 from quire.peer.server import ServerLimits
 from quire.peer.sockets import SocketConnection
-from quire.peer.tcp import TcpListener, TcpTransport
+from quire.peer.tcp import TcpTransport
 from quire.peer.tls import check_certificate, tls_context
 from quire.types import PageStatus
 from unit.peer.rig import (
@@ -42,7 +42,7 @@ class Wire:
     def __init__(self, address, change=lambda data, is_answer: data):
         self._target = address
         self._change = change
-        self._listener = TcpListener("tcp://127.0.0.1:0")
+        self._listener = TcpTransport().listen("tcp://127.0.0.1:0")
         self.address = self._listener.address
         self.seen = bytearray()
         self._sockets = []
@@ -174,7 +174,7 @@ def test_one_side_alone_cannot_do_without_encryption():
 
 def test_who_shook_hands_is_who_speaks_under_tls():
     """One that knows the secret passes the handshake on to another, and then speaks itself."""
-    listener = TcpListener("tcp://127.0.0.1:0")
+    listener = TcpTransport().listen("tcp://127.0.0.1:0")
     ours = TcpTransport().dial(listener.address, time.monotonic() + WAIT_S)
     theirs = listener.accept()
     assert theirs is not None

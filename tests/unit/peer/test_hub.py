@@ -15,7 +15,7 @@ from quire.peer.greet import shake_hands
 from quire.peer.handshake import Handshake, Purpose, Side
 from quire.peer.hub import Connected, Disconnected, Hello, HubLimits, PeerHub, Received
 from quire.peer.messages import Abort, Beat, Done, Refused
-from quire.peer.tcp import TcpListener, TcpTransport
+from quire.peer.tcp import TcpTransport
 from unit.peer.rig import SECRET, WAIT_S, Pair, bother, identity_of, raw_socket, wait_until
 
 QUICK = HubLimits(first_retry_s=0.01, last_retry_s=0.05)
@@ -256,7 +256,7 @@ class Mute:
     """A leader that lets others in, and then does nothing by itself."""
 
     def __init__(self):
-        self._listener = TcpListener("tcp://127.0.0.1:0")
+        self._listener = TcpTransport().listen("tcp://127.0.0.1:0")
         self.address = self._listener.address
         self.connections = []
         self._accepted = []

@@ -22,7 +22,7 @@ from quire.peer.handshake import Side, page_handshake
 from quire.peer.kinds import TransportKind
 from quire.peer.region import Region
 from quire.peer.server import ServerLimits
-from quire.peer.unix import UnixListener, dial_near, near_address
+from quire.peer.unix import dial_near, listen_near, near_address
 from quire.types import PageStatus
 from unit.peer import rig
 from unit.peer.rig import (
@@ -175,7 +175,7 @@ class NearImpostor:
         self._lent, self._descriptors, self._answer = lent, descriptors, answer
         self._door = socket.create_server(("127.0.0.1", 0))  # only for its port
         self.address = f"tcp://127.0.0.1:{self._door.getsockname()[1]}"
-        self._listener = UnixListener(near_address(SECRET, EPOCH, self.address))
+        self._listener = listen_near(near_address(SECRET, EPOCH, self.address))
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self):

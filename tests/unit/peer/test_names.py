@@ -6,7 +6,7 @@ import socket
 import time
 from typing import Any
 
-from quire.peer.tcp import TcpListener, TcpTransport
+from quire.peer.tcp import TcpTransport
 from unit.peer.rig import WAIT_S
 
 NAME = "prefill.example"
@@ -14,7 +14,7 @@ NAME = "prefill.example"
 
 def test_a_name_is_looked_up_at_every_dial() -> None:
     """A pod that is started anew has another address, and the old one is nobody's."""
-    old = TcpListener("tcp://127.0.0.1:0")
+    old = TcpTransport().listen("tcp://127.0.0.1:0")
     port = int(old.address.rpartition(":")[2])
     where, lookup = "127.0.0.1", socket.getaddrinfo
 
@@ -25,6 +25,6 @@ def test_a_name_is_looked_up_at_every_dial() -> None:
     transport.dial(name, time.monotonic() + WAIT_S).close()
     old.close()
     where = "127.0.0.2"
-    new = TcpListener(f"tcp://127.0.0.2:{port}")
+    new = TcpTransport().listen(f"tcp://127.0.0.2:{port}")
     transport.dial(name, time.monotonic() + WAIT_S).close()
     new.close()

@@ -10,7 +10,7 @@ from quire.errors import ConfigError
 from quire.peer import transport as transport_module
 from quire.peer.address import join_address, split_address, with_host
 from quire.peer.errors import PeerError, ReadCancelled
-from quire.peer.tcp import TcpListener, TcpTransport
+from quire.peer.tcp import TcpTransport
 from quire.peer.transport import open_transport
 from unit.peer.rig import WAIT_S, raw_socket
 
@@ -18,7 +18,7 @@ from unit.peer.rig import WAIT_S, raw_socket
 @pytest.fixture
 def line():
     """Both ends of a connection."""
-    listener = TcpListener("tcp://127.0.0.1:0")
+    listener = TcpTransport().listen("tcp://127.0.0.1:0")
     near = TcpTransport().dial(listener.address, time.monotonic() + WAIT_S)
     far = listener.accept()
     for end in (near, far):
@@ -56,9 +56,9 @@ def test_addresses_of_both_kinds_and_open_hosts():
 
 
 def test_a_port_in_use_is_named():
-    listener = TcpListener("tcp://127.0.0.1:0")
+    listener = TcpTransport().listen("tcp://127.0.0.1:0")
     with pytest.raises(ConfigError, match=rf"cannot listen on {listener.address}.*peer_port"):
-        TcpListener(listener.address)
+        TcpTransport().listen(listener.address)
     listener.close()
     assert listener.accept() is None
 
@@ -127,7 +127,7 @@ def test_an_unused_connection_knows_when_it_is_of_no_use(line):
 
 
 def test_nobody_there_is_an_error_at_once():
-    listener = TcpListener("tcp://127.0.0.1:0")
+    listener = TcpTransport().listen("tcp://127.0.0.1:0")
     listener.close()
     with pytest.raises(OSError):
         TcpTransport().dial(listener.address, time.monotonic() + WAIT_S)

@@ -17,6 +17,7 @@ from quire.engine.parallel import head_share
 from quire.memory.device import DevicePool
 from quire.models import describe
 from quire.types import RequestId, page_ids
+from thread_ranks import ThreadRanks
 from unit.engine.hybrid_rank import PAGE, ROW, stock_model
 
 CPU = torch.device("cpu")
@@ -26,23 +27,6 @@ TOKENS = torch.randint(3, 256, (60,), generator=torch.Generator().manual_seed(3)
 
 def load(directory, rank, num_ranks) -> DenseModel:
     return load_dense(directory, dtype=torch.float32, device=CPU, rank=rank, num_ranks=num_ranks)
-
-
-class Meeting:
-    """An all-reduce between threads."""
-
-    def __init__(self, num_ranks: int) -> None:
-        self.barrier = threading.Barrier(num_ranks, timeout=60)
-        self.parts: dict[int, torch.Tensor] = {}
-
-    def add_up(self, rank: int):
-        def all_reduce(tensor: torch.Tensor) -> None:
-            self.parts[rank] = tensor.clone()
-            self.barrier.wait()
-            tensor.copy_(sum(self.parts[r] for r in sorted(self.parts)))
-            self.barrier.wait()
-
-        return all_reduce
 
 
 class NothingToLoad:
@@ -78,7 +62,7 @@ def test_the_parts_add_up_to_the_whole(name, num_ranks, tmp_path):
     with torch.inference_mode():
         expected = stock_model(directory)(input_ids=torch.tensor([TOKENS])).logits[0]
     cuts = [0, 33, 50, *range(51, len(TOKENS) + 1)]
-    meeting = Meeting(num_ranks)
+    meeting = ThreadRanks(num_ranks)
     found: dict[int, torch.Tensor] = {}
 
     def run(rank: int) -> None:
