@@ -12,6 +12,7 @@ store that does raise is treated as having failed every object of that call.
 
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,14 @@ SPARE_SHARE = 16
 MAX_OBJECTS, MAX_BYTES = 16, 16 << 20
 """Of one call that moves objects, at most: enough to keep a disk busy, little enough that the
 checksums of one thread fall into the transfers of another."""
+
+
+class WriteWhen(enum.StrEnum):
+    """When a page is written to one of several stores: see tiers.py."""
+
+    THROUGH = "through"
+    BACK = "back"
+    NEVER = "never"
 
 
 OBJECT_TEXT = re.compile(r"([0-9a-f]{64})\.([a-z0-9_-]{1,32})\.(\d{1,6})of(\d{1,6})")

@@ -12,10 +12,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from quire.errors import StoreURLError
-from quire.store.base import Pages
+from quire.store.base import Pages, WriteWhen
 from quire.store.client import PageStore
 from quire.store.packing import Packer, PackKind
-from quire.store.tiers import StoreTier, Tiers, WriteWhen
 from quire.store.url import StoreURL, open_store, split_urls
 
 _JOINED = ("mooncake",)
@@ -25,21 +24,24 @@ Choice = TypeVar("Choice", bound=enum.StrEnum)
 
 def open_pages(text: str, *, clock: Callable[[], float]) -> Pages:
     """Raises StoreURLError, StoreError: one sentence with the fix. Then nothing stays open."""
-    tiers: list[StoreTier] = []
+    opened: list[tuple[PageStore, WriteWhen]] = []
     try:
         for url in split_urls(text):
             write = choice_in(url, "write", WriteWhen.THROUGH)
             kind = choice_in(url, "codec", PackKind.NONE)
             packer = None if kind is PackKind.NONE else Packer(kind)
             store = open_store(without_page_options(url))
-            tiers.append(StoreTier(PageStore(store, clock=clock, packer=packer), write))
+            opened.append((PageStore(store, clock=clock, packer=packer), write))
     except BaseException:
-        for tier in tiers:
-            tier.pages.close()
+        for pages, _ in opened:
+            pages.close()
         raise
-    if len(tiers) == 1 and tiers[0].write is WriteWhen.THROUGH:
-        return tiers[0].pages
-    return Tiers(tiers, clock=clock)
+    if [write for _, write in opened] == [WriteWhen.THROUGH]:
+        return opened[0][0]
+
+    from quire.store.tiers import StoreTier, Tiers  # one store alone does without
+
+    return Tiers([StoreTier(*each) for each in opened], clock=clock)
 
 
 def check_pages(text: str) -> None:

@@ -16,7 +16,6 @@ takes nothing at the moment is not listened to in this.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack
@@ -25,7 +24,7 @@ from typing import NamedTuple
 
 from quire.errors import StoreError
 from quire.store.backlog import Backlog, PutCall
-from quire.store.base import Part
+from quire.store.base import Part, WriteWhen
 from quire.store.client import PageStore
 from quire.store.counters import StoreCounters, by_outcome
 from quire.store.helpers import Helpers
@@ -42,12 +41,6 @@ UNWILLING_S = 30.0
 
 _OK, _MISS, _ORPHAN = PageStatus.OK, PageStatus.MISS, PageStatus.ORPHAN
 _NOT_TAKEN = (PageStatus.REJECTED, PageStatus.FAILED, PageStatus.TIMEOUT)
-
-
-class WriteWhen(enum.StrEnum):
-    THROUGH = "through"
-    BACK = "back"
-    NEVER = "never"
 
 
 class StoreTier(NamedTuple):

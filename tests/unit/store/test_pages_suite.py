@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from quire.store.base import Pages
+from quire.store.base import Pages, WriteWhen
 from quire.store.client import PageStore
 from quire.store.codec import object_name
 from quire.store.memory import MemoryStore
 from quire.store.opening import open_pages
-from quire.store.tiers import StoreTier, Tiers, WriteWhen
+from quire.store.tiers import StoreTier, Tiers
 from quire.testing.pages import PagesSuite
 from quire.types import PageStatus
 from store_servers import Valkey

@@ -10,12 +10,12 @@ import pytest
 
 from quire.errors import StoreError, StoreURLError
 from quire.store.backlog import Backlog, PutCall
-from quire.store.base import Part
+from quire.store.base import Part, WriteWhen
 from quire.store.client import PageStore
 from quire.store.faulty import FaultRates, FaultyStore
 from quire.store.memory import MemoryStore
 from quire.store.opening import open_pages
-from quire.store.tiers import StoreTier, Tiers, WriteWhen
+from quire.store.tiers import StoreTier, Tiers
 from quire.store.whereabouts import MAX_PAGES, Whereabouts
 from quire.types import NO_PARENT, PageStatus
 

@@ -99,19 +99,26 @@ def test_named_memory_of_contradicting_sizes_is_refused():
         open_store("memory://test-named-conflict?max=2MiB")
 
 
-def test_nothing_of_a_store_is_imported_that_is_not_used(tmp_path):
-    """Nor of what packs pages; several stores in front of each other need no more."""
+@pytest.mark.parametrize(
+    ("urls", "unused"),
+    [
+        ("file://{}/store", {"tiers", "backlog", "helpers", "whereabouts"}),
+        ("memory:// file://{}/store?write=back", set()),
+    ],
+)
+def test_nothing_of_a_store_is_imported_that_is_not_used(tmp_path, urls, unused):
+    """Nor of what packs pages, nor of several in front of each other where there is one."""
     code = """
 import sys, time
-from quire.store import open_pages
 import quire, quire.worker.config, quire.cli.store
-urls = f"memory:// file://{sys.argv[1]}/store?write=back"
-open_pages(urls, clock=time.monotonic).close()
+from quire.store import open_pages
+open_pages(sys.argv[1], clock=time.monotonic).close()
 strangers = {"redis", "obstore", "mooncake", "zstandard", "lz4"}
-ours = {f"quire.store.{name}" for name in ("redis", "bucket", "lately", "mooncake")}
+ours = {f"quire.store.{name}" for name in sys.argv[2:]}
 sys.exit(" ".join(sorted((strangers | ours) & set(sys.modules))) or 0)
 """
-    words = [sys.executable, "-c", code, str(tmp_path)]
+    modules = {"redis", "bucket", "lately", "mooncake"} | unused
+    words = [sys.executable, "-c", code, urls.format(tmp_path), *modules]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
 
