@@ -6,7 +6,23 @@ from collections.abc import Iterator
 
 import pytest
 
+from quire.engine.messages import Finish
+from quire.web import sending
 from unit.server.scripted import MODEL, Rig, ScriptedEngine
+
+COMPLETIONS = "/v1/completions"
+ENDPOINTS = {
+    COMPLETIONS: {"prompt": "x"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+    "/v1/responses": {"input": "x"},
+}
+
+
+def takes_all(rig: Rig) -> None:
+    """Fails unless every place in the queue is free."""
+    config = rig.engine.config
+    with rig.service.admit(config.max_running + config.max_waiting, MODEL):
+        pass
 
 
 @pytest.fixture(autouse=True)
@@ -15,11 +31,13 @@ def _nothing_unexpected(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     assert not caplog.records
 
 
-async def abandoned(rig: Rig, body: dict, *, after_events: int) -> list[dict]:
+async def abandoned(
+    rig: Rig, body: dict, *, after_events: int, path: str = COMPLETIONS
+) -> list[dict]:
     """Post as a server would, and disconnect once that many messages have come back."""
     gone = asyncio.Event()
     sent: list[dict] = []
-    content = json.dumps({"model": MODEL, "prompt": "x"} | body).encode()
+    content = json.dumps({"model": MODEL} | ENDPOINTS[path] | body).encode()
     messages = [{"type": "http.request", "body": content, "more_body": False}]
 
     async def receive() -> dict:
@@ -39,8 +57,8 @@ async def abandoned(rig: Rig, body: dict, *, after_events: int) -> list[dict]:
         "http_version": "1.1",
         "method": "POST",
         "scheme": "http",
-        "path": "/v1/completions",
-        "raw_path": b"/v1/completions",
+        "path": path,
+        "raw_path": path.encode(),
         "query_string": b"",
         "root_path": "",
         "headers": [
@@ -55,6 +73,7 @@ async def abandoned(rig: Rig, body: dict, *, after_events: int) -> list[dict]:
     if not after_events:
         gone.set()
     await running
+    assert not rig.engine.num_requests  # now, and not when the loop ends
     return sent
 
 
@@ -64,7 +83,6 @@ def test_leaving_a_whole_answer_aborts_every_choice(rig, engine, n):
     sent = asyncio.run(abandoned(rig, {"n": n}, after_events=0))
     assert sent[0]["status"] == 499
     assert engine.num_aborted == n
-    assert engine.num_requests == 0
     assert 'quire_aborts_total{reason="disconnect"} 1.0' in rig.request("GET", "/metrics").text
 
 
@@ -74,7 +92,6 @@ def test_leaving_a_stream_aborts_every_choice(rig, engine, n):
     sent = asyncio.run(abandoned(rig, {"n": n, "stream": True}, after_events=2))
     assert sent[0]["status"] == 200
     assert engine.num_aborted == n
-    assert engine.num_requests == 0
 
 
 def test_leaving_before_the_first_token_aborts(rig, engine):
@@ -82,6 +99,16 @@ def test_leaving_before_the_first_token_aborts(rig, engine):
     sent = asyncio.run(abandoned(rig, {"stream": True}, after_events=0))
     assert sent[0]["status"] == 499
     assert engine.num_aborted == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_whoever_leaves_leaves_nothing_behind(rig, engine, path, stream):
+    engine.hold_after = 1
+    after_events = 2 if stream else 0
+    asyncio.run(abandoned(rig, {"stream": stream}, after_events=after_events, path=path))
+    assert engine.num_aborted == 1
+    takes_all(rig)
 
 
 def test_the_place_in_the_queue_is_free_again(rig, engine):
@@ -93,10 +120,33 @@ def test_the_place_in_the_queue_is_free_again(rig, engine):
             await abandoned(rig, {"n": 16}, after_events=0)
 
     asyncio.run(leave_five_times())
-    engine.hold_after = None
-    room = engine.config.max_running + engine.config.max_waiting
-    with rig.service.admit(room, MODEL):
-        pass
+    takes_all(rig)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_the_place_is_free_when_the_engine_fails(rig, engine, path, stream):
+    engine.end = (Finish.ERROR, "broken")
+    body = {"model": MODEL, "stream": stream} | ENDPOINTS[path]
+    assert "broken" in rig.request("POST", path, json=body).text
+    takes_all(rig)
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_whoever_has_the_last_event_may_ask_again(rig, engine, path, monkeypatch):
+    told: list[bytes] = []
+    send = sending._send
+
+    async def look(out, event: bytes) -> None:
+        told.append(event)
+        if b"[DONE]" in event or b"response.completed" in event:
+            takes_all(rig)
+        await send(out, event)
+
+    monkeypatch.setattr(sending, "_send", look)
+    body = {"model": MODEL, "stream": True} | ENDPOINTS[path]
+    assert rig.request("POST", path, json=body).status_code == 200
+    assert b"[DONE]" in told[-1] or b"response.completed" in told[-1]
 
 
 def test_leaving_while_the_body_is_on_its_way():
