@@ -37,7 +37,7 @@ SERVERS = {
     "s3": Moto,
     "file": Folder,
 }
-TOTALS = {"s3": "128MiB"}
+TOTALS = {"s3": "256MiB"}
 """Less than `quire bench store` moves: of a double that is slow."""
 
 
