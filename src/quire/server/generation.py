@@ -24,7 +24,7 @@ from quire.server.recorder import Asked
 from quire.server.service import Service
 from quire.server.telling import Answered, log_answer, trace_answer
 from quire.text.prompting import Prompt
-from quire.text.scribe import Piece, Scored, Scribe, finite
+from quire.text.scribe import Called, Piece, Scored, Scribe, finite
 from quire.text.vocabulary import Vocabulary
 from quire.types import RequestId
 from quire.web.errors import (
@@ -141,7 +141,9 @@ async def _follow(
 
 
 def _count_calls(service: Service, piece: Piece) -> None:
-    service.metrics.tool_calls.inc(piece.num_calls)
+    for said in piece.said:
+        if isinstance(said, Called):
+            service.metrics.tool_calls.inc()
     for reason in piece.malformed:
         service.metrics.malformed_calls.labels(reason).inc()
 

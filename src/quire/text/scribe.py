@@ -79,10 +79,6 @@ class Piece:
     def num_tokens(self) -> int:
         return len(self.tokens)
 
-    @property
-    def num_calls(self) -> int:
-        return sum(isinstance(each, Called) for each in self.said)
-
 
 class Scribe:
     """Turns one choice's outputs into pieces."""
