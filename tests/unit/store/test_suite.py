@@ -32,7 +32,9 @@ class TestFiles(StoreSuite):
         return store
 
     def open_small(self, room_bytes: int) -> Store:
-        return FileStore(self._root, reserve_bytes=0, max_bytes=room_bytes)
+        store = FileStore(self._root, reserve_bytes=0, max_bytes=room_bytes)
+        assert store.wait_scanned(30)  # what is written while it counts is counted by half
+        return store
 
     def place_foreign(self) -> Callable[[], bool]:
         self.open().close()
