@@ -29,7 +29,7 @@ MODEL = "tiny"
 WORDS = 8
 FAST = {
     "check_interval_s": 0.05,
-    "check_timeout_s": 2.0,
+    "check_timeout_s": 20.0,
     "min_backoff_s": 0.02,
     "max_backoff_s": 0.1,
     "events_interval_s": 0.02,
