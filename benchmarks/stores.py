@@ -17,6 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
+from quire.bench import anystore  # noqa: E402
 from quire.cli import store_measure  # noqa: E402
 from quire.sizes import parse_size  # noqa: E402
 from store_servers import Mooncake, Moto, Valkey  # noqa: E402
@@ -51,18 +52,19 @@ def main() -> None:
     os.environ.setdefault("AWS_ACCESS_KEY_ID", "bench")
     os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "bench")
     for name in said.names:
+        how = {
+            "page_bytes": parse_size(said.page),
+            "total_bytes": parse_size(said.total or TOTALS.get(name, "512MiB")),
+            "rounds": said.rounds,
+        }
         with tempfile.TemporaryDirectory() as folder:
             server = SERVERS[name](Path(folder))
             try:
-                result = store_measure.measure(
-                    server.url,
-                    page_bytes=parse_size(said.page),
-                    total_bytes=parse_size(said.total or TOTALS.get(name, "512MiB")),
-                    rounds=said.rounds,
-                )
+                show(name, store_measure.measure(server.url, **how))
+                if name == "mooncake":  # and beside the client at its best
+                    show(name, anystore.run(server.url, takes_turns=True, **how))
             finally:
                 server.stop()
-        show(name, result)
 
 
 def show(name: str, result: dict) -> None:

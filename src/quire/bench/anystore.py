@@ -204,13 +204,20 @@ def measured(text: str, page_bytes: int) -> Iterator[Measured]:
 
 
 @contextmanager
-def raw_clients(bench: Measured, count: int) -> Iterator[list[RawClient]]:
-    """One for each thread; none, for a store that has no client of its own."""
+def raw_clients(
+    bench: Measured, count: int, *, takes_turns: bool = False
+) -> Iterator[list[RawClient]]:
+    """One for each thread; none, for a store that has no client of its own. `takes_turns`: see
+    run()."""
     url, clients = bench.url, []
     with ExitStack() as stack:
-        shared = None
+        shared = turns = None
         if url.scheme == "mooncake":
+            from quire.store.mooncake.pool import at_once
+            from quire.store.mooncake.turns import Turns
+
             shared = join_pool(url, bench.memory)
+            turns = Turns(at_once()) if takes_turns else None
             stack.callback(shared[0].close)
         for _ in range(count):
             client: RawClient | None = None
@@ -219,7 +226,7 @@ def raw_clients(bench: Measured, count: int) -> Iterator[list[RawClient]]:
             elif url.scheme in ("s3", "gs", "az"):
                 client = RawBucket(url)
             elif shared is not None:
-                client = RawPool(url, shared)
+                client = RawPool(url, shared, turns)
             if client is not None:
                 stack.callback(client.close)
                 clients.append(client)
@@ -232,14 +239,18 @@ def run(
     page_bytes: int,
     total_bytes: int,
     rounds: int,
+    takes_turns: bool = False,
     progress: Count = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Raises StoreError. `rounds` should be even, since who goes first alternates."""
+    """Raises StoreError. `rounds` should be even, since who goes first alternates. `takes_turns`:
+    threads that share Mooncake's client call it one after the other, as the store does."""
     num_pages = max(1, total_bytes // page_bytes)
     samples: list[dict[str, float]] = []
     with (
         measured(text, page_bytes) as bench,
-        raw_clients(bench, max(LIMITS.write_threads, LIMITS.fetch_threads)) as clients,
+        raw_clients(
+            bench, max(LIMITS.write_threads, LIMITS.fetch_threads), takes_turns=takes_turns
+        ) as clients,
     ):
         known = bench.keys(min(num_pages, PROBE_KEYS))
         bench.write(known)

@@ -9,11 +9,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
 
 from quire.errors import StoreError
 from quire.store.base import ObjectName
 from quire.store.url import StoreURL
+
+if TYPE_CHECKING:
+    from quire.store.mooncake.turns import Turns
 
 _TIMEOUT_S = 120.0
 
@@ -111,24 +115,26 @@ class RawBucket:
 
 
 class RawPool:
-    """Mooncake's client, from and to memory that it knows. `shared`: what join_pool() gave. As many
-    calls at a time as the store makes: more of them are slower."""
+    """Mooncake's client, from and to memory that it knows. `shared`: what join_pool() gave.
+    `turns`: which of all threads may call it."""
 
-    does = "batch_put_from and batch_get_into, as few calls at a time as the store makes"
-
-    def __init__(self, url: StoreURL, shared: Any) -> None:
-        self._client, self._config, self._turns = shared
+    def __init__(self, url: StoreURL, shared: Any, turns: Turns | None) -> None:
+        self.does = "batch_put_from and batch_get_into by every thread" + (
+            "" if turns is None else ", as few calls at a time as the store makes"
+        )
+        self._client, self._config = shared
+        self._turn = nullcontext if turns is None else turns.turn
         self._prefix = url.options.get("prefix", "quire:")
 
     def put(self, names: Sequence[ObjectName], pages: Sequence[memoryview]) -> None:
         keys, places, sizes = self._words(names, pages)
-        with self._turns.turn():
+        with self._turn():
             codes = self._client.batch_put_from(keys, places, sizes, self._config)
         _expect(set(codes) == {0})
 
     def get(self, names: Sequence[ObjectName], pages: Sequence[memoryview]) -> None:
         keys, places, sizes = self._words(names, pages)
-        with self._turns.turn():
+        with self._turn():
             came = list(self._client.batch_get_into(keys, places, sizes))
         _expect(came == sizes)
 
@@ -146,14 +152,13 @@ class RawPool:
 
 def join_pool(url: StoreURL, memory: memoryview) -> Any:
     """A client of its own that knows `memory`."""
-    from quire.store.mooncake.pool import at_once, join
+    from quire.store.mooncake.pool import join
     from quire.store.mooncake.registration import address
     from quire.store.mooncake.store import read_url
-    from quire.store.mooncake.turns import Turns
 
     client, config = join(read_url(url).settings)
     _expect(client.register_buffer(address(memory), memory.nbytes) == 0)
-    return client, config, Turns(at_once())
+    return client, config
 
 
 def _expect(is_right: bool) -> None:
