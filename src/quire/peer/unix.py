@@ -40,11 +40,14 @@ def is_near(address: str) -> bool:
 
 def listen_near(address: str) -> SocketListener:
     """Raises ConfigError when it cannot."""
+    listener = None
     try:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(_name(address))
         listener.listen(_BACKLOG)
     except (OSError, AttributeError) as error:
+        if listener is not None:
+            listener.close()
         raise ConfigError(
             f"cannot listen for readers on this machine ({error}): set peer_transport to tcp"
         ) from error

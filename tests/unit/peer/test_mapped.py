@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from quire.errors import ConfigError
 from quire.memory.host import HostPool
 from quire.memory.shared import NotShareable, create_shared, map_shared
 from quire.peer import connection_pool, protocol, unix
@@ -289,3 +290,15 @@ def test_a_reader_that_is_killed_lets_go_of_what_it_read():
         assert not free.is_set()
         reader.kill()
         assert free.wait(WAIT_S)
+
+
+def test_an_address_that_is_taken_leaves_no_socket_behind():
+    address = near_address(SECRET, EPOCH, "tcp://127.0.0.1:1")
+    listener = listen_near(address)
+    try:
+        # Warnings are errors here: one that was left open would be told of when it is collected.
+        with pytest.raises(ConfigError, match="set peer_transport to tcp"):
+            listen_near(address)
+        gc.collect()
+    finally:
+        listener.close()
