@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,6 +21,7 @@ from quire.eviction import EvictionKind
 from quire.keys import PrefixKey
 from quire.manager import Wish
 from quire.messages import Command, Completion, Fetch, Probe, Touch, Write
+from quire.sim import SimOptions, simulate
 from quire.store.base import HEADER_BYTES, Part
 from quire.store.client import PageStore
 from quire.store.file import FileStore
@@ -29,6 +31,18 @@ from support import MIXES, Rig, namespace, tokens_for
 PAGES = 64
 """Of a tier."""
 DOC = 4
+
+
+FOUND: list[tuple[int, int, dict[str, Any]]] = [
+    (3995416332, 900, {"tenant_share": 0.3}),
+    (3995416836, 720, {"store_pages": 123, "lane_pages_s": 200.0, "arrivals": 0.3}),
+    (3995417184, 1170, {"lane_pages_s": 30.0, "arrivals": 0.1}),
+    (3995417352, 110, {"lane_pages_s": 30.0, "arrivals": 0.1}),
+    (3995417412, 1020, {"lane_pages_s": 30.0, "tenant_share": 0.3}),
+    (3995418456, 1420, {"store_pages": 153}),
+    (3995418516, 1500, {"lane_pages_s": 30.0, "tenant_share": 0.3}),
+]
+"""Seed, steps and options of runs of a swarm that broke a promise, or said so wrongly."""
 
 
 def doc(tenant: str, seed: int, pages: int = DOC) -> PrefixKey:
@@ -257,3 +271,8 @@ def test_what_a_tenant_may_not_write_is_counted(on_files: Callable[..., OnFiles]
     assert 0 < num_there <= 8
     assert rig.in_store(long[:num_there])
     assert rig.manager.store.use_of("greedy").num_refused > 0
+
+
+@pytest.mark.parametrize(("seed", "steps", "options"), FOUND)
+def test_what_a_swarm_found_stays_right(seed: int, steps: int, options: dict[str, Any]) -> None:
+    simulate(seed, steps, replace(SimOptions.from_seed(seed), strict=True, **options))

@@ -1,8 +1,9 @@
 """Retained: what one tier was asked to keep, and for how long. Soft: an order, never a lock.
 
 The rule, in two sentences. A page that is retained goes after every page of its tier that is not,
-until its time is over since it was last asked for; then it goes before them. And what is retained
-is never more than a share of the tier: beyond that those used longest ago are pages as any other.
+until its time is over since it was last asked for; then it goes before them, or as any other if
+the other tier is still to keep it. And what is retained is never more than a share of the tier:
+beyond that those used longest ago are pages as any other.
 
     goes first                                                        goes last
     time is over, or "go first" │ ordinary pages, by the policy │ level 1 │ level 2
@@ -34,24 +35,41 @@ class Retention:
 
     level: int = ORDINARY
     until_s: float = 0.0
-    tiers: tuple[bool, bool] = (True, True)
-    """Of the device, of the host."""
+    """Somewhere."""
+    tiers: tuple[float | None, float | None] = (None, None)
+    """Until when on the device, and on the host; None: nobody asked it of that tier."""
     stored: bool = True
     """May the store have it?"""
+
+    @classmethod
+    def of(cls, level: int, until_s: float, tiers: tuple[bool, bool]) -> Retention:
+        """What one request asks for, in these `tiers`."""
+        device, host = (until_s if is_asked else None for is_asked in tiers)
+        return cls(level, until_s, (device, host))
 
     def is_held(self, now: float) -> bool:
         return self.level > ORDINARY and self.until_s > now
 
+    def is_held_in(self, tier: int, now: float) -> bool:
+        return self.level > ORDINARY and (self.tiers[tier] or 0.0) > now
+
     def joined(self, other: Retention, now: float) -> Retention:
-        """What was asked before this is, as far as it still holds: as long as either does."""
+        """What was asked before this is, as far as it still holds: in each tier as long as either
+        does there."""
         if not other.is_held(now):
             return replace(self, stored=other.stored)
+        if self.level <= ORDINARY:
+            return other
         return Retention(
             max(self.level, other.level),
             max(self.until_s, other.until_s),
-            (self.tiers[0] or other.tiers[0], self.tiers[1] or other.tiers[1]),
+            (_later(self.tiers[0], other.tiers[0]), _later(self.tiers[1], other.tiers[1])),
             other.stored,
         )
+
+
+def _later(one: float | None, other: float | None) -> float | None:
+    return one if other is None or (one is not None and one > other) else other
 
 
 class Retained:
@@ -75,14 +93,15 @@ class Retained:
     def put(self, holding: Holding, *, hot: bool = True) -> bool:
         """It is used now, or may go again. False: it is to stand among the others."""
         retention = holding.node.retention
-        if retention is None or retention.level == ORDINARY or not retention.tiers[self._tier]:
+        until_s = None if retention is None else retention.tiers[self._tier]
+        if retention is None or retention.level == ORDINARY or until_s is None:
             return False
         if retention.level == GO_FIRST:
             if holding.node.hits:  # others use it
                 return False
             self._stand(holding, self._first, hot=hot)
             return True
-        if retention.until_s <= self._clock():
+        if until_s <= self._clock():
             return False
         self._stand(holding, self._levels[retention.level - 1], hot=hot)
         self.num_pages += self.sizes[holding]
@@ -155,17 +174,29 @@ class Retained:
         now = self._clock()
         while self._deadlines and self._deadlines[0][0] <= now:
             _, _, holding = heapq.heappop(self._deadlines)
-            retention = holding.node.retention
-            is_over = retention is not None and retention.until_s <= now
+            until_s = self._until_s(holding)
+            is_over = until_s is not None and until_s <= now
             if is_over and holding in self.sizes and holding.queue is not self._first:
                 self.remove(holding)
-                self._stand(holding, self._first, hot=True)
+                if self._is_wanted_elsewhere(holding, now):
+                    self._order.insert(holding)
+                else:
+                    self._stand(holding, self._first, hot=True)
+
+    def _is_wanted_elsewhere(self, holding: Holding, now: float) -> bool:
+        """Then it must not go before the other tier has it."""
+        retention = holding.node.retention
+        return retention is not None and retention.is_held(now)
 
     def _note_deadline(self, holding: Holding) -> None:
-        retention = holding.node.retention
-        assert retention is not None
+        until_s = self._until_s(holding)
+        assert until_s is not None
         self._number += 1
-        heapq.heappush(self._deadlines, (retention.until_s, self._number, holding))
+        heapq.heappush(self._deadlines, (until_s, self._number, holding))
+
+    def _until_s(self, holding: Holding) -> float | None:
+        retention = holding.node.retention
+        return None if retention is None else retention.tiers[self._tier]
 
     def _forget_stale(self) -> None:
         """Every use adds a deadline: keep the last of each."""

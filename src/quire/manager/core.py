@@ -154,7 +154,7 @@ class Core:
             ends = [holding for holding in _held_by(tenant, slot) if rule(holding)]
             if not ends:
                 break
-            for holding in sorted(ends, key=partial(_own_order, now=self.clock())):
+            for holding in sorted(ends, key=partial(_own_order, slot=slot, now=self.clock())):
                 if freed < count and holding.node.held[slot] is holding and rule(holding):
                     freed += self._detach_end(holding, slot, count - freed, gone)
             self.tree.stays.catch_up()
@@ -438,10 +438,10 @@ class Core:
             self.tidy(nodes)
 
 
-def _own_order(holding: Holding, now: float) -> tuple[int, float]:
+def _own_order(holding: Holding, slot: int, now: float) -> tuple[int, float]:
     """What goes first among a tenant's own: as in the tier, what is retained last."""
     node, level = holding.node, 0
-    if node.retention is not None and node.retention.is_held(now):
+    if node.retention is not None and node.retention.is_held_in(slot % NUM_TIERS, now):
         level = node.retention.level
     return level, node.last_use
 

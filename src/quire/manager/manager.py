@@ -12,6 +12,7 @@ its `with` block) at any point gives back all that it held.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -575,7 +576,7 @@ class CacheManager:
         public = wish.num_stored
         behind = Retention()
         for first, last, each in wish.ranges(lease.tail.end):
-            asked = Retention(each.level, now + each.retain_s, each.tiers).joined(behind, now)
+            asked = Retention.of(each.level, now + each.retain_s, each.tiers).joined(behind, now)
             behind = asked if asked.level > 0 else behind
             end = min(last, most) if asked.level > 0 else last  # of more than may be, the head
             if not asked.level or end <= first:
@@ -596,7 +597,7 @@ class CacheManager:
         if public is not None and node.end > public:
             if node.start < public:
                 self._core.tree.split(node, public - node.start)
-            node.retention = Retention(stored=False)
+            node.retention = replace(node.retention or Retention(), stored=False)
 
     def _shared(self, lease: Lease, pages: PageIds, count: int) -> None:
         """The first `count` private pages of a lease are the tree's now, or others for them."""

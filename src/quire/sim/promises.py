@@ -57,9 +57,9 @@ class Promises:
     def asked(self, lease: Lease) -> None:
         """The request of this lease ends: what it asked for holds from now on."""
         most = max(self._most())
-        for first, end, wish in lease.wish.ranges(lease.tail.end) if lease.wish else ():
-            last = min(end, most)
-            if wish.level <= 0 or last <= first:
+        for _, end, wish in lease.wish.ranges(lease.tail.end) if lease.wish else ():
+            last = min(end, most)  # of a range and what lies before it, the head
+            if wish.level <= 0 or not last:
                 continue
             key, until_s = lease.key[:last], self._clock() + wish.retain_s
             name = key.page_keys(last - 1, last)
@@ -74,10 +74,13 @@ class Promises:
             found = min(self._found(each.key), each.num_found)
             self._kept[key] = each._replace(num_found=found)
 
-    def look(self, name: str) -> None:
-        """An act, or a call, is over."""
+    def look(self, name: str, of: int | None = None) -> None:
+        """An act, or a call, is over. `of`: it made room in this tier. What went from the other
+        with it could not have stayed there, which is for C35 to see."""
         before, self._seen = self._seen, self._see()
         lost = [now - then for now, then in zip(self._seen.evicted, before.evicted, strict=True)]
+        if of is not None:
+            lost[1 - of] = 0
         self._look_at_kept(name, lost, is_own=self._seen.own > before.own)
 
     def watch(self, reserve: Reserve) -> Reserve:
@@ -90,7 +93,7 @@ class Promises:
             before = {who: each.num_held[slot] for who, each in tree.tenants.items()}
             self.look("whatever came before")
             pages = reserve(slot, count, tenant, beside)
-            self.look(f"room for {count} pages")
+            self.look(f"room for {count} pages", slot % NUM_TIERS)
             if pages is not None and tenant is not None and tenant.name and slot < NUM_TIERS:
                 self._look_at_quota(tenant, Tier(slot), count + beside, before)
             return pages

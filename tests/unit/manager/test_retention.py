@@ -182,6 +182,36 @@ def test_tiers() -> None:
     assert (match.num_device, match.num_host) == (0, 6)
 
 
+def test_each_tier_for_as_long_as_was_asked_of_it() -> None:
+    """A minute on the device, and by somebody else an hour on the host: after a minute it leaves
+    the device as any other."""
+    rig = Rig(device=40, host=60, store=False)
+    kept = rig.doc(6, seed=1)
+    rig.cache(kept, wish=Wish(60.0, 1, tiers=(True, False)))
+    rig.cache(kept, wish=Wish(3600.0, 1, tiers=(False, True)))
+    rig.now = 59.0
+    burst(rig, 40)
+    assert rig.manager.match(kept).num_device == 6
+    rig.now = 61.0
+    burst(rig, 40, first=2000)
+    match = rig.manager.match(kept)
+    assert (match.num_device, match.num_host) == (0, 6)
+    rig.manager.check_invariants()
+
+
+def test_a_range_that_nobody_asks_to_keep_has_no_time_of_its_own() -> None:
+    """It is kept for what lies behind it, as long as that is, whatever time stands beside it."""
+    rig = Rig(device=40, host=0, store=False, retained_share=0.5)
+    whole = rig.doc(8, seed=1)
+    rig.cache(whole, wish=Wish(3600.0, 0, num_pages=4, then=Wish(60.0, 1, num_pages=7)))
+    rig.now = 59.0
+    burst(rig, 20)
+    assert found(rig, whole) == 7
+    rig.now = 61.0
+    burst(rig, 20, first=2000)
+    assert found(rig, whole) == 0
+
+
 def test_what_is_used_once_goes_first_but_not_what_others_use() -> None:
     rig = Rig(device=40, host=0, store=False)
     system = tokens_for(4, seed=1)
@@ -208,6 +238,22 @@ def test_what_the_store_may_not_have_it_does_not_get() -> None:
     rig.cache(again)  # somebody else has the same prompt, and does not mind
     rig.cache(again)
     assert rig.in_store(again)
+    rig.manager.check_invariants()
+
+
+def test_who_computes_it_again_for_itself_takes_nothing_back() -> None:
+    """It lies on the host, to be kept. Somebody else has the same prompt, computes it without
+    waiting for the copy, and asks nothing but that the store must not have it."""
+    rig = Rig(device=40, host=40, store=False)
+    kept = rig.doc(6, seed=1)
+    rig.cache(kept, wish=KEEP)
+    rig.manager.flush(Tier.DEVICE)
+    other = rig.acquire(kept, wish=Wish(stored=False))
+    assert rig.grow(other, kept)
+    rig.manager.release(other)
+    rig.run()
+    burst(rig, 40)
+    assert found(rig, kept) == 6
     rig.manager.check_invariants()
 
 
