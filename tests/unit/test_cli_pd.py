@@ -92,12 +92,14 @@ def test_route_starts_what_was_asked_for(quire, monkeypatch, tmp_path):
         "--decode",
         "http://d",
     ]
-    ran = quire("route", *servers, "--port", "9", "--retries", "1")
+    more = ["--retries", "1", "--max-connections", "20000"]
+    ran = quire("route", *servers, "--port", "9", *more)
     assert ran.code == 0
     config = got["config"]
     assert config.prefill == ("http://a:1",)
     assert config.decode == ("http://b:1", "http://c:1", "http://d")
     assert (config.admin_key, config.retries, got["listen"].port) == ("root", 1, 9)
+    assert got["listen"].max_connections == 20_000
     assert "base_url=http://127.0.0.1:9/v1" in ran.out
     assert "http://c:1" in ran.out
     assert "root" not in ran.out + ran.err

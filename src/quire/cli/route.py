@@ -43,6 +43,9 @@ def route(
         int, typer.Option(min=0, max=65535, help="To listen on; 0 for any that is free.")
     ] = 8000,
     retries: Annotated[int, typer.Option(min=0, help="Further servers to try when one fails.")] = 3,
+    max_connections: Annotated[
+        int, typer.Option(min=1, help="Clients at one time; one more is told to come back.")
+    ] = 4096,
     admin_key_file: Annotated[
         Path | None,
         typer.Option(
@@ -88,7 +91,9 @@ def route(
         print(f"The router is ready at {url}\nOpenAI clients  base_url={url}/v1", flush=True)
 
     api_key = os.environ.get(API_KEY_VARIABLE) or None
-    listen = WebConfig(host=host, port=port, api_key=api_key, otlp=otlp)
+    listen = WebConfig(
+        host=host, port=port, api_key=api_key, otlp=otlp, max_connections=max_connections
+    )
     asyncio.run(run(config, listen, ready))
 
 

@@ -4,6 +4,7 @@ run.py         route(): a socket, a fleet and an app, from their start to their 
 app.py         its endpoints: /v1 passed on, its own /health and /metrics
 proxy.py       one request: whom to ask, and whom then, if that fails
 upstream.py    one try: a request to one server, its answer or how it was lost
+eventline.py   a request whose answer comes in pieces, and those as they come
 transcript.py  what a client has got of a stream, and what of a replay it has not
 choose.py      the pair for a prompt, by prefix and load: a pure function
 affinity.py    which server holds which page, as their events tell

@@ -28,6 +28,7 @@ from quire.engine.config import Role
 from quire.errors import ConfigError
 from quire.router.affinity import AffinityIndex
 from quire.router.config import RouterConfig, is_name
+from quire.router.eventline import EventLine
 from quire.router.sieve import shown_name
 from quire.web.addresses import is_loopback, parse_peer
 from quire.web.keyfile import find_key
@@ -131,6 +132,7 @@ class Member:
         self.seen_event = 0
         self.wake = asyncio.Event()
         self._reads: set[asyncio.Timeout] = set()
+        self._lines: set[EventLine] = set()
 
     @property
     def is_up(self) -> bool:
@@ -159,6 +161,16 @@ class Member:
             finally:
                 self._reads.discard(read)
 
+    @contextlib.contextmanager
+    def following(self, line: EventLine) -> Iterator[EventLine]:
+        """A stream of this server's, from its beginning to its end: given up when it is lost."""
+        self._lines.add(line)
+        try:
+            yield line
+        finally:
+            self._lines.discard(line)
+            line.close()
+
     def report(self, health: Health) -> None:
         self.reported = health
         self._foreign = max(health.running + health.waiting - self.in_flight, 0)
@@ -168,6 +180,8 @@ class Member:
         now = asyncio.get_running_loop().time()
         for read in self._reads:
             read.reschedule(now)
+        for line in self._lines:
+            line.give_up()
 
     def suspect(self, reason: str) -> None:
         """A request failed there: not used again before it has answered a check."""

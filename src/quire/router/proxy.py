@@ -168,21 +168,39 @@ class Proxy:
                 busy.enter_context(route.prefill[0].busy())
             headers = self._headers(route, inquiry)
             source = self._upstream.events(route.target, inquiry, headers)
-            async with contextlib.aclosing(source) as events:
-                async for data in events:
+            async with contextlib.aclosing(source) as pieces:
+                async for piece in pieces:
                     busy.close()
-                    event = self._take(transcript, data)
-                    if event is None:
-                        continue
-                    if is_failover:
+                    news, error = self._take_all(transcript, piece)
+                    if news and is_failover:
                         is_failover = False
                         self.metrics.failovers.labels("resumed").inc()
                     if isinstance(transcript, Passage):
                         self._homes.keep(transcript.name, route.target.url)
-                    yield event
+                    if news:
+                        yield news
+                    if error is not None:
+                        raise error
                     if transcript.is_done:
                         return
         raise Lost(Why.BROKEN)  # without [DONE]
+
+    def _take_all(
+        self, transcript: Transcript | Passage, piece: list[bytes]
+    ) -> tuple[bytes, Lost | ApiError | None]:
+        """Of events that came together, what is new to the client; and how they end, if not well:
+        what was told before counts all the same."""
+        news: list[bytes] = []
+        for data in piece:
+            try:
+                event = self._take(transcript, data)
+            except (Lost, ApiError) as error:
+                return b"".join(news), error
+            if event is not None:
+                news.append(event)
+            if transcript.is_done:
+                break
+        return b"".join(news), None
 
     def _take(self, transcript: Transcript | Passage, data: bytes) -> bytes | None:
         """Raises Lost, ApiError."""

@@ -23,10 +23,21 @@ from quire.router.names import Lookup, Names, lookup
 from quire.router.proxy import Proxy
 from quire.web.config import WebConfig
 from quire.web.connections import GuardedConfig
-from quire.web.listening import Server, Stop, bind, finish_first, stop_signals, traced, url_of
+from quire.web.listening import (
+    Server,
+    Stop,
+    allow_open_files,
+    bind,
+    finish_first,
+    stop_signals,
+    traced,
+    url_of,
+)
 
 OnReady = Callable[[str, Fleet], None]
 
+_OTHER_FILES = 256
+"""Beside those of streams: whole answers, checks of servers, the program itself."""
 _ANSWER_S = 2.0
 """For errors to reach clients, once nothing more is awaited."""
 
@@ -48,6 +59,7 @@ async def run(
 ) -> None:
     """Until `stop` is set. `look`: names up."""
     metrics = RouterMetrics()
+    allow_open_files(_OTHER_FILES + 2 * listen.max_connections)  # a client's, and its server's
     with traced(listen.otlp, metrics.spans, "router") as tracer:
         async with http_client(config) as client:
             proxy = Proxy(Fleet(config, client), client, metrics, tracer=tracer)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import httpx
 import msgspec
 
+from quire.router.eventline import EventLine
 from quire.router.fleet import Member
 from quire.router.sieve import (
     MAX_ANSWER_BYTES,
@@ -119,26 +120,42 @@ class Upstream:
 
     async def events(
         self, member: Member, inquiry: Inquiry, headers: Mapping[str, str]
-    ) -> AsyncGenerator[bytes, None]:
-        """The data of each event, as it comes. Raises Lost, and ApiError for an answer that is an
-        error. It ends when the connection does, well or not."""
-        async with self._open(member, inquiry, headers) as response:
-            pieces = response.aiter_bytes()
+    ) -> AsyncGenerator[list[bytes], None]:
+        """The data of events, those together that have come together. Raises Lost, and ApiError for
+        an answer that is an error. It ends when the connection does, well or not."""
+        with member.following(await self._ask(member, inquiry, headers)) as line:
+            with _losses():
+                status, answered = await line.head()
             buffer = b""
             while True:
                 with _losses():
-                    async with member.reading(self._timeout_s):
-                        piece = await anext(pieces, None)
+                    piece = await line.read()
                 if piece is None:
-                    return
-                *events, buffer = (buffer + piece).split(b"\n\n")
+                    break
+                buffer += piece
+                if status != 200:
+                    if len(buffer) > MAX_ANSWER_BYTES:
+                        raise Lost(Why.BROKEN)
+                    continue
+                *events, buffer = buffer.split(b"\n\n")
                 if len(buffer) > MAX_EVENT_BYTES:
                     raise Lost(Why.BROKEN)
-                for event in events:
-                    # Without its kind, which the data says too.
-                    data = event.partition(b"\n")[2] if event.startswith(b"event:") else event
-                    if data.startswith(b"data:"):
-                        yield data.removeprefix(b"data:").strip()
+                if told := [data for event in events if (data := _data_of(event)) is not None]:
+                    yield told
+            if status != 200:
+                raise _refusal(status, answered, buffer)
+
+    async def _ask(self, member: Member, inquiry: Inquiry, headers: Mapping[str, str]) -> EventLine:
+        """Raises Lost."""
+        method, path = inquiry.endpoint.value
+        asked = {**inquiry.headers, **headers}
+        try:
+            async with member.reading(self._client.timeout.connect or self._timeout_s):
+                return await EventLine.open(
+                    member.url, method, path, asked, inquiry.body, timeout_s=self._timeout_s
+                )
+        except OSError:
+            raise Lost(Why.REFUSED) from None
 
     @contextlib.asynccontextmanager
     async def _open(
@@ -156,7 +173,8 @@ class Upstream:
                 response = await self._client.send(request, stream=True)
         async with contextlib.aclosing(response):
             if response.status_code != 200:
-                raise _refusal(response, await self._read(member, response))
+                content = await self._read(member, response)
+                raise _refusal(response.status_code, response.headers, content)
             yield response
 
     async def _read(self, member: Member, response: httpx.Response) -> bytes:
@@ -187,18 +205,23 @@ def _losses() -> Iterator[None]:
         raise Lost(Why.REFUSED) from None
     except (httpx.TimeoutException, TimeoutError):
         raise Lost(Why.SILENT) from None
-    except httpx.HTTPError:
+    except (httpx.HTTPError, OSError):
         raise Lost(Why.BROKEN) from None
 
 
-def _refusal(response: httpx.Response, content: bytes) -> Lost | ApiError:
-    status = response.status_code
+def _data_of(event: bytes) -> bytes | None:
+    """Without its kind, which the data says too."""
+    data = event.partition(b"\n")[2] if event.startswith(b"event:") else event
+    return data.removeprefix(b"data:").strip() if data.startswith(b"data:") else None
+
+
+def _refusal(status: int, headers: Mapping[str, str], content: bytes) -> Lost | ApiError:
     try:
         body = msgspec.json.decode(content)
         found = body["error"] if isinstance(body["error"], dict) else {}
     except (msgspec.DecodeError, TypeError, KeyError):
         found = {}
-    error = error_of(status, found, response.headers)
+    error = error_of(status, found, headers)
     why = _RETRIED_CODES.get(str(error.code))
     if why is None and status in (429, 502, 503):
         why = "overloaded" if status == 429 else "unavailable"

@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
+import resource
 import signal
 import socket
 from collections.abc import Coroutine, Iterator
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from prometheus_client import Counter
 
     from quire.web.traced import Tracer
+
+
+logger = logging.getLogger("quire.web")
 
 
 def bind(config: WebConfig) -> socket.socket:
@@ -51,6 +56,21 @@ def bind(config: WebConfig) -> socket.socket:
             fix = "give --host an address of this machine, such as 127.0.0.1"
         raise ConfigError(f"cannot listen on {where} ({error.strerror}): {fix}") from error
     return listener
+
+
+def allow_open_files(count: int) -> None:
+    """Where the system lets a process have more than it begins with. Says so if that is less."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < count:
+        logger.warning(
+            "this process may open %d files, and %d would be needed for all connections that it "
+            "may have: raise the limit (ulimit -Hn), or allow fewer connections",
+            most,
+            count,
+        )
 
 
 def url_of(config: WebConfig, listener: socket.socket) -> str:

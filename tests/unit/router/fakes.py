@@ -81,6 +81,8 @@ class FakeServer:
         self.pause_after: int | None = None
         """Chunks of a stream after which it waits for `go_on`."""
         self.go_on = asyncio.Event()
+        self.tells_together = False
+        """A stream and its end come in one piece, as from a server that is fast."""
         self.lies = False
         """Answers something else than others would."""
         self.seen: list[Seen] = []
@@ -199,7 +201,8 @@ class FakeServer:
         elif path == "/v1/responses":
             await self._respond(body, send)
         elif body.get("stream"):
-            await self._stream(self._chunks(path, body), receive, send)
+            tell = _Together(send) if self.tells_together else send
+            await self._stream(self._chunks(path, body), receive, tell)
         elif self.hold_after is not None:
             await self._hold(receive)
         else:
@@ -285,6 +288,22 @@ class FakeServer:
         if (body.get("stream_options") or {}).get("include_usage"):
             chunks.append(base | {"choices": [], "usage": {"completion_tokens": WORDS}})
         return chunks
+
+
+class _Together:
+    """Sends all of a body at its end."""
+
+    def __init__(self, send: Any) -> None:
+        self._send = send
+        self._body = b""
+
+    async def __call__(self, message: Any) -> None:
+        if message["type"] == "http.response.body":
+            self._body += message.get("body", b"")
+            if message.get("more_body"):
+                return
+            message = {"type": "http.response.body", "body": self._body}
+        await self._send(message)
 
 
 async def _begin(send: Any, status: int, content_type: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from collector import collecting
 from quire.web.routes import read_note
-from unit.router.fakes import FakeServer, chunks, eventually, rig, said, texts
+from unit.router.fakes import FakeServer, chunks, eventually, rig, said, texts, words
 
 
 def run(main) -> None:
@@ -363,6 +363,37 @@ def test_an_error_that_another_server_would_have_too_ends_the_stream():
             response = await router.complete(stream=True)
             assert last_event(response)["code"] == "timeout"
             assert len(router.decode[0].seen) == 1
+
+    run(main)
+
+
+def test_what_came_in_one_piece_with_an_error_is_told_before_it():
+    async def main():
+        async with rig() as router:
+            router.decode[0].tells_together = True
+            whole = await router.complete(stream=True, seed=1)
+            assert texts(whole) == {0: said({"prompt": "p", "seed": 1})}
+            assert whole.text.endswith("data: [DONE]\n\n")
+            router.decode[0].error_after = (3, "timeout")
+            response = await router.complete(stream=True, seed=1)
+            events = response.text.split("\n\n")[:-2]  # less the error
+            told = [
+                json.loads(each.removeprefix("data: "))["choices"][0]["text"] for each in events
+            ]
+            assert told == words({"prompt": "p", "seed": 1})[:3]
+            assert last_event(response)["code"] == "timeout"
+
+    run(main)
+
+
+def test_what_came_in_one_piece_with_an_end_elsewhere_is_told_once():
+    async def main():
+        async with rig(decode=2) as router:
+            router.decode[0].tells_together = True
+            router.decode[0].error_after = (3, "shutting_down")
+            for _ in range(4):
+                response = await router.complete(stream=True, seed=1)
+                assert texts(response) == {0: said({"prompt": "p", "seed": 1})}
 
     run(main)
 
