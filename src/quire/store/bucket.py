@@ -46,6 +46,9 @@ and found to be so by who asks next."""
 _DELETED = 500
 """Objects deleted at a time."""
 
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
+"""As S3 and Google say it, and as Azure does."""
+
 _OK = PageStatus.OK
 Result = TypeVar("Result")
 
@@ -156,6 +159,17 @@ class BucketStore:
             return False
         return True
 
+    def check_bucket(self, deadline: float) -> None:
+        """Is it there, and are we let in? Raises OSError, StoreError."""
+        nobody = path_of(ObjectName(PageKey(bytes(PAGE_KEY_BYTES)), "full", 0, 1))
+        answer = self._run(lambda: obstore.get_async(self._bucket, nobody), deadline)
+        if not isinstance(answer, BaseException):
+            return
+        # Only the body of an answer tells a bucket that is not there from such an object.
+        is_object = isinstance(answer, FileNotFoundError | exceptions.NotFoundError)
+        if not is_object or any(f"<Code>{code}</Code>" in str(answer) for code in _NO_BUCKET):
+            raise _as_error(answer)
+
     async def _write(self, new: _Whole) -> PageStatus:
         """One object, published when all of it has come."""
         path, data = path_of(new.name), new.data
@@ -186,11 +200,15 @@ class BucketStore:
     # ---- for people -----------------------------------------------------------------------------
 
     def scan(self) -> Iterator[StoredObject]:
-        for listed in obstore.list(self._bucket, prefix="objects"):
-            for item in listed:
-                name = ObjectName.parse(str(item["path"]).rpartition("/")[2])
-                if name is not None and item["path"] == path_of(name):
-                    yield StoredObject(name, item["size"], item["last_modified"].timestamp())
+        """Raises OSError, StoreError."""
+        try:
+            for listed in obstore.list(self._bucket, prefix="objects"):
+                for item in listed:
+                    name = ObjectName.parse(str(item["path"]).rpartition("/")[2])
+                    if name is not None and item["path"] == path_of(name):
+                        yield StoredObject(name, item["size"], item["last_modified"].timestamp())
+        except (exceptions.BaseError, OSError) as error:
+            raise _as_error(error) from None
 
     def clear(self, *, wait: bool = False) -> int:
         paths = [path_of(item.name) for item in self.scan()]
@@ -309,8 +327,13 @@ def _as_error(answer: BaseException) -> OSError | StoreError:
         return StoreError("the bucket turns us away: check the credentials and their rights")
     if isinstance(answer, exceptions.UnauthenticatedError):
         return StoreError("the bucket does not know us: check the credentials")
+    if isinstance(answer, FileNotFoundError | exceptions.NotFoundError):
+        return StoreError("there is no such bucket: create it, or check its name and endpoint")
     kind = type(answer).__name__
-    return StoreError(f"the bucket cannot be used ({kind}): check its name, endpoint and region")
+    return StoreError(
+        f"the bucket cannot be used ({kind}): check its name, endpoint and region, and the "
+        "credentials in the environment"
+    )
 
 
 # ---- by URL --------------------------------------------------------------------------------------
@@ -319,12 +342,11 @@ def _as_error(answer: BaseException) -> OSError | StoreError:
 def open_url(url: StoreURL) -> BucketStore:
     """`s3://bucket/prefix?endpoint=http://…&region=…`; also gs:// and az://."""
     opened = BucketStore(bucket_of(url))
-    nobody = ObjectName(PageKey(bytes(PAGE_KEY_BYTES)), "full", 0, 1)
     try:
-        opened.contains([nobody], deadline=time.monotonic() + OPEN_TIMEOUT_S)
+        opened.check_bucket(time.monotonic() + OPEN_TIMEOUT_S)
     except (StoreError, OSError) as error:
         opened.close()
-        reason = str(error) or "no answer"
+        reason = str(error) or "no answer in time, check its endpoint"
         raise StoreError(f"{url.shown}: {reason}") from None
     return opened
 
@@ -359,4 +381,7 @@ def bucket_of(url: StoreURL) -> ObjectStore:
         )
     except (exceptions.BaseError, ValueError, OSError) as error:
         kind = type(error).__name__
-        raise StoreURLError(f"{url.shown!r} names no bucket ({kind}): check it") from None
+        raise StoreURLError(
+            f"{url.shown!r} names no bucket that can be opened ({kind}): check it, and what the "
+            "environment says of its account"
+        ) from None

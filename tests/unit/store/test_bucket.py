@@ -346,6 +346,26 @@ def test_a_url_that_says_nothing_sensible_is_one_sentence_without_secrets(url):
     assert "\n" not in str(caught.value)
 
 
+def test_a_bucket_that_is_not_there_is_not_taken_for_an_empty_one(bucket):
+    """A name with a slip in it: an engine that starts with it would keep nothing."""
+    with pytest.raises(StoreError, match="no such bucket: create it") as caught:
+        open_store(bucket.url.replace("s3://pages/", "s3://pagse/"))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("act", ["scan", "clear"])
+def test_a_listing_that_fails_is_one_sentence_without_what_the_server_said(bucket, act):
+    store = open_store(bucket.url)
+    bucket.stop()
+    try:
+        with pytest.raises(StoreError, match="cannot be used") as caught:
+            list(store.scan()) if act == "scan" else store.clear()
+        assert "\n" not in str(caught.value)
+    finally:
+        store.close()
+        bucket.start()
+
+
 def test_nobody_there_is_one_sentence_without_secrets():
     with pytest.raises(StoreError) as caught:
         open_store("s3://bucket?endpoint=http://127.0.0.1:1&region=us-east-1")

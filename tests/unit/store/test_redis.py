@@ -301,6 +301,16 @@ def test_people_can_list_it(cache, pages, valkey):
     assert len(list(list_objects(valkey.url))) == 3
 
 
+def test_a_server_that_dies_while_people_list_it_is_one_sentence(servers, client, pages):
+    server = servers()
+    pages.put(client(open_store(server.url)), *range(1, 1200))
+    listed = list_objects(server.url)
+    next(listed)
+    server.stop()
+    with pytest.raises(StoreError, match="look at its server or disk"):
+        list(listed)
+
+
 # ---- clusters ------------------------------------------------------------------------------------
 
 

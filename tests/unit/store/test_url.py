@@ -132,6 +132,8 @@ sys.exit(" ".join(sorted((strangers | ours) & set(sys.modules))) or 0)
         ("s3://bucket?region=y&Access_Token=x", "s3://bucket?region=y&Access_Token=***"),
         ("redis://:p@ss@host/0", "redis://***@host/0"),
         ("redis://host?password=x", "redis://host?password=***"),
+        ("az://box/a?sv=1&sig=x%2Fy&se=2", "az://box/a?sv=1&sig=***&se=2"),
+        ("foo://host?auth=x&design=y", "foo://host?auth=***&design=y"),
         (
             "s3://b?endpoint=http%3A%2F%2Fuser%3Apass%40host%3A1&region=y",
             "s3://b?endpoint=http%3A%2F%2F***%40host%3A1&region=y",
@@ -154,6 +156,7 @@ def test_credentials_are_not_shown(text, shown):
         "s3://me:s3cret@bucket/p",
         "redis://host?password=s3cret",
         "nowhere://host?token=s3cret",
+        "az://container/p?sv=2026&sig=s3cret",
         "file:///a?token=s3cret&token=s3cret",
     ],
 )
