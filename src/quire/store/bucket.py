@@ -356,7 +356,7 @@ def bucket_of(url: StoreURL) -> ObjectStore:
     options = Options(url)
     endpoint, region = options.text("endpoint", ""), options.text("region", "")
     options.finish()
-    if not url.host or "@" in url.host or ":" in url.host:
+    if not url.host or "@" in url.host or ":" in url.host or "@" in endpoint:
         raise StoreURLError(
             f"{url.shown!r} must name a bucket and nothing else before the path: credentials come "
             "from the environment, the server's address from ?endpoint="

@@ -154,6 +154,7 @@ def test_credentials_are_not_shown(text, shown):
     [
         "s3://bucket/p?access_key_id=me&secret_access_key=s3cret",
         "s3://me:s3cret@bucket/p",
+        "s3://bucket/p?endpoint=http://me:s3cret@host:9000",
         "redis://host?password=s3cret",
         "nowhere://host?token=s3cret",
         "az://container/p?sv=2026&sig=s3cret",
