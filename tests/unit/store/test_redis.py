@@ -19,7 +19,7 @@ from quire.store.maintenance import list_objects
 from quire.store.redis import RedisStore
 from quire.store.url import open_store, redact
 from quire.types import PageStatus
-from store_servers import Valkey, free_port
+from store_servers import Valkey, clustered, node_id, told, wait_for
 from unit.store.conftest import counted
 
 OK, MISS = PageStatus.OK, PageStatus.MISS
@@ -314,66 +314,11 @@ def test_a_server_that_dies_while_people_list_it_is_one_sentence(servers, client
 # ---- clusters ------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Valkey]]:
-    """Two servers with half of the slots each."""
-    yield from clustered(tmp_path_factory.mktemp("cluster"))
-
-
 @pytest.fixture
 def own_cluster(tmp_path: Path) -> Iterator[list[Valkey]]:
-    """To be changed: the same two, and one that follows the second."""
-    yield from clustered(tmp_path, num_followers=1)
-
-
-def clustered(folder: Path, num_followers: int = 0) -> Iterator[list[Valkey]]:
-    buses = [free_port() for _ in range(2 + num_followers)]
-    nodes = [
-        Valkey(
-            folder,
-            cluster_enabled="yes",
-            cluster_port=str(bus),
-            cluster_config_file=f"nodes-{bus}.conf",
-            repl_diskless_sync_delay="0",
-        )
-        for bus in buses
-    ]
-    try:
-        nodes[0].say(b"CLUSTER", b"ADDSLOTSRANGE", b"0", b"8191")
-        nodes[1].say(b"CLUSTER", b"ADDSLOTSRANGE", b"8192", b"16383")
-        for node, bus in zip(nodes[1:], buses[1:], strict=True):
-            nodes[0].say(b"CLUSTER", b"MEET", b"127.0.0.1", b"%d" % node.port, b"%d" % bus)
-        number = str(len(nodes))
-        wait_for(lambda: all(told(node, "cluster_known_nodes") == number for node in nodes))
-        for node in nodes[2:]:
-            while node.say(b"CLUSTER", b"REPLICATE", node_id(nodes[1])) != b"OK":
-                time.sleep(0.05)
-        wait_for(lambda: all(told(node, "cluster_state") == "ok" for node in nodes))
+    """To be changed: as the other, and a server that follows the second."""
+    with clustered(tmp_path, num_followers=1) as nodes:
         yield nodes
-    finally:
-        for node in nodes:
-            node.stop()
-
-
-def told(node: Valkey, name: str, by: tuple[bytes, ...] = (b"CLUSTER", b"INFO")) -> str:
-    lines = _text(node.say(*by)).decode().splitlines()
-    return dict(line.partition(":")[::2] for line in lines).get(name, "")
-
-
-def node_id(node: Valkey) -> bytes:
-    return _text(node.say(b"CLUSTER", b"MYID"))
-
-
-def wait_for(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline, "the servers do not come to it"
-        time.sleep(0.05)
-
-
-def _text(answer: object) -> bytes:
-    assert isinstance(answer, bytes)
-    return answer
 
 
 def test_a_cluster_has_each_page_in_its_place(cluster, client, pages):

@@ -81,6 +81,25 @@ class TestValkey(StoreSuite):
         return open_store(self._url)
 
 
+class TestCluster(StoreSuite):
+    """Of two servers; one is asked first."""
+
+    @pytest.fixture(autouse=True)
+    def _place(self, cluster: list[Valkey]) -> None:
+        for node in cluster:
+            node.say(b"FLUSHALL")
+        self._nodes = cluster
+
+    def place_foreign(self) -> Callable[[], bool]:
+        for node in self._nodes:  # each takes those that are its own
+            for key in (b"theirs", b"quire:theirs", b"quire:{theirs}"):
+                node.say(b"SET", key, b"theirs")
+        return lambda: sum(cast("int", node.say(b"DBSIZE")) for node in self._nodes) == 3
+
+    def open(self) -> Store:
+        return open_store(self._nodes[0].url)
+
+
 class TestBucket(StoreSuite):
     """On a test double of S3."""
 
