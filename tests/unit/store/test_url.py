@@ -107,13 +107,14 @@ def test_named_memory_of_contradicting_sizes_is_refused():
     ],
 )
 def test_nothing_of_a_store_is_imported_that_is_not_used(tmp_path, urls, unused):
-    """Nor of what packs pages, nor of several in front of each other where there is one."""
+    """Nor of what packs pages, nor of several in front of each other where there is one, nor what
+    other processes are spoken to with."""
     code = """
 import sys, time
 import quire, quire.worker.config, quire.cli.store
 from quire.store import open_pages
 open_pages(sys.argv[1], clock=time.monotonic).close()
-strangers = {"redis", "obstore", "mooncake", "zstandard", "lz4"}
+strangers = {"redis", "obstore", "mooncake", "zstandard", "lz4", "zmq"}
 ours = {f"quire.store.{name}" for name in sys.argv[2:]}
 sys.exit(" ".join(sorted((strangers | ours) & set(sys.modules))) or 0)
 """
