@@ -206,7 +206,15 @@ class TakesAnySize(Wrong):
 class DropsShortOnes(Wrong):
     def _get_one(self, name: ObjectName, blob: Blob) -> PageStatus:
         item = self._objects.get(name)
-        if item is not None and len(item.data) != blob.header.nbytes + blob.payload.nbytes:
+        if item is not None and len(item.data) < blob.header.nbytes + blob.payload.nbytes:
+            return PageStatus.CORRUPT
+        return super()._get_one(name, blob)
+
+
+class DropsLongOnes(Wrong):
+    def _get_one(self, name: ObjectName, blob: Blob) -> PageStatus:
+        item = self._objects.get(name)
+        if item is not None and len(item.data) > blob.header.nbytes + blob.payload.nbytes:
             return PageStatus.CORRUPT
         return super()._get_one(name, blob)
 
@@ -335,6 +343,7 @@ BREAKS: dict[type[Wrong], str] = {
     Forgets: "those_who_come_later",
     TakesAnySize: "another_size",
     DropsShortOnes: "of_a_shorter_object",
+    DropsLongOnes: "of_a_longer_object",
     WritesInParts: "writers_of_one_name",
     KeepsOrphans: "without_the_one_it_needs",
     OneAtATime: "with_the_one_it_needs",
