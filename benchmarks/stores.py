@@ -44,14 +44,16 @@ TOTALS = {"s3": "256MiB"}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", default=list(SERVERS), choices=list(SERVERS))
+    parser.add_argument("names", nargs="*", metavar="STORE", help=f"of {', '.join(SERVERS)}; all")
     parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--page", default="2MiB")
     parser.add_argument("--total", help="of each round; 512MiB, of some less")
     said = parser.parse_args()
+    if unknown := sorted(set(said.names) - set(SERVERS)):
+        parser.error(f"{unknown[0]!r} is none of {', '.join(SERVERS)}")
     os.environ.setdefault("AWS_ACCESS_KEY_ID", "bench")
     os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "bench")
-    for name in said.names:
+    for name in said.names or SERVERS:
         how = {
             "page_bytes": parse_size(said.page),
             "total_bytes": parse_size(said.total or TOTALS.get(name, "512MiB")),

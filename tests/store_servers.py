@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -113,6 +114,58 @@ class Valkey:
             return connection.answer()
         finally:
             connection.close()
+
+
+@contextlib.contextmanager
+def clustered(folder: Path, num_followers: int = 0) -> Iterator[list[Valkey]]:
+    """Two servers with half of the slots each, and so many that follow the second."""
+    buses = [free_port() for _ in range(2 + num_followers)]
+    nodes = [
+        Valkey(
+            folder,
+            cluster_enabled="yes",
+            cluster_port=str(bus),
+            cluster_config_file=f"nodes-{bus}.conf",
+            repl_diskless_sync_delay="0",
+        )
+        for bus in buses
+    ]
+    try:
+        nodes[0].say(b"CLUSTER", b"ADDSLOTSRANGE", b"0", b"8191")
+        nodes[1].say(b"CLUSTER", b"ADDSLOTSRANGE", b"8192", b"16383")
+        for node, bus in zip(nodes[1:], buses[1:], strict=True):
+            nodes[0].say(b"CLUSTER", b"MEET", b"127.0.0.1", b"%d" % node.port, b"%d" % bus)
+        number = str(len(nodes))
+        wait_for(lambda: all(told(node, "cluster_known_nodes") == number for node in nodes))
+        for node in nodes[2:]:
+            while node.say(b"CLUSTER", b"REPLICATE", node_id(nodes[1])) != b"OK":
+                time.sleep(0.05)
+        wait_for(lambda: all(told(node, "cluster_state") == "ok" for node in nodes))
+        yield nodes
+    finally:
+        for node in nodes:
+            node.stop()
+
+
+def told(node: Valkey, name: str, by: tuple[bytes, ...] = (b"CLUSTER", b"INFO")) -> str:
+    lines = _bytes(node.say(*by)).decode().splitlines()
+    return dict(line.partition(":")[::2] for line in lines).get(name, "")
+
+
+def node_id(node: Valkey) -> bytes:
+    return _bytes(node.say(b"CLUSTER", b"MYID"))
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline, "the servers do not come to it"
+        time.sleep(0.05)
+
+
+def _bytes(answer: object) -> bytes:
+    assert isinstance(answer, bytes)
+    return answer
 
 
 def free_port() -> int:

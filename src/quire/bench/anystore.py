@@ -28,9 +28,10 @@ from quire.progress import Count
 from quire.store.base import Part, Store, pages_per_call
 from quire.store.client import PageStore
 from quire.store.codec import object_name
+from quire.store.maintenance import opened
 from quire.store.opening import choice_in, without_page_options
 from quire.store.packing import Packer, PackKind
-from quire.store.url import StoreURL, open_store, parse_url
+from quire.store.url import StoreURL, opener_of, parse_url, redact
 from quire.types import NO_PARENT, PageKey, PageStatus
 
 DEADLINE_S = 120.0
@@ -52,6 +53,8 @@ class ProbeTimes(NamedTuple):
 
 def own_place(text: str) -> StoreURL:
     """The same store, but a place in it that nobody else uses. Raises StoreError."""
+    if len(text.split()) > 1:
+        raise StoreError(f"{redact(text)!r} are several stores: measure one after the other")
     url = parse_url(without_page_options(parse_url(text)))
     label = f"quire-bench-{random.SystemRandom().randbytes(6).hex()}"
     if url.scheme in ("redis", "rediss", "mooncake"):
@@ -63,6 +66,7 @@ def own_place(text: str) -> StoreURL:
         return parse_url(f"{base.rstrip('/')}/{label}{question}{options}")
     if url.scheme == "memory":
         return parse_url("memory://?max=4GiB")
+    opener_of(url)  # if nobody knows it, that is what is to be said
     raise StoreError(
         f"{url.scheme}:// has no place where measuring would leave others alone: measure the store "
         "that it stands for"
@@ -190,15 +194,14 @@ def measured(text: str, page_bytes: int) -> Iterator[Measured]:
     """Cleared and closed afterwards, whatever happens. Raises StoreError."""
     url = own_place(text)
     kind = choice_in(parse_url(text), "codec", PackKind.NONE)
-    store = open_store(url.text)
     try:
-        bench = Measured(url, store, page_bytes, kind)
-        try:
-            yield bench
-        finally:
-            bench.clear()
+        with opened(url.text, must_exist=False) as store:
+            bench = Measured(url, store, page_bytes, kind)
+            try:
+                yield bench
+            finally:
+                bench.clear()
     finally:
-        store.close()
         if url.scheme == "file":
             shutil.rmtree(url.path, ignore_errors=True)
 

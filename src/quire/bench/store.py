@@ -22,7 +22,8 @@ import shutil
 import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +57,11 @@ def run(
     """Measure in a new folder under `path`, removed afterwards. `total_bytes` is per round;
     `threads` is for the raw side; `rounds` should be even, since who goes first alternates.
 
-    Raises StoreError when the disk has too little room.
+    Raises StoreError when the directory cannot be used, or its disk has too little room.
     """
-    folder = Path(path) / f"quire-bench-{os.getpid()}"
     needed = 2 * rounds * total_bytes + GIB
-    disk = os.statvfs(path)
+    with _told(path):
+        disk = os.statvfs(path)
     if disk.f_bavail * disk.f_frsize < needed:
         raise StoreError(
             f"the benchmark needs {format_bytes(needed)} free at {path!r}: "
@@ -68,15 +69,15 @@ def run(
         )
     results = []
     for i, page_bytes in enumerate(page_sizes):
-        folder.mkdir()
-        try:
-            with _Bench(folder, page_bytes, total_bytes, threads, seed) as bench:
-                samples = []
-                for number in range(rounds):
-                    samples.append(bench.round(number))
-                    progress(i * rounds + number + 1, len(page_sizes) * rounds)
-        finally:
-            shutil.rmtree(folder)
+        with (
+            _told(path),
+            _folder(Path(path) / f"quire-bench-{os.getpid()}") as folder,
+            _Bench(folder, page_bytes, total_bytes, threads, seed) as bench,
+        ):
+            samples = []
+            for number in range(rounds):
+                samples.append(bench.round(number))
+                progress(i * rounds + number + 1, len(page_sizes) * rounds)
         results.append(summary(page_bytes, samples))
     return {
         "raw_threads": threads,
@@ -84,6 +85,26 @@ def run(
         "bytes_per_round": total_bytes,
         "pages": results,
     }
+
+
+@contextmanager
+def _folder(path: Path) -> Iterator[Path]:
+    path.mkdir()
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+
+
+@contextmanager
+def _told(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"cannot measure in {path!r} ({error.strerror}): "
+            "give a directory that this user can write to"
+        ) from error
 
 
 def summary(

@@ -9,7 +9,7 @@ import typer
 from quire.cli import bench_engines, bench_serve, evidence, store_measure
 from quire.cli.devices import check_device
 from quire.cli.output import AsJson, conclude, progress_bar, show, show_json
-from quire.errors import ConfigError, StoreError
+from quire.errors import ConfigError
 from quire.sizes import parse_size
 
 app = typer.Typer(
@@ -86,20 +86,14 @@ def store(
     total_bytes = parse_size(total)
     _check_page_sizes(sizes, total_bytes)
     with progress_bar() as progress:
-        try:
-            result = bench.run(
-                path,
-                page_sizes=sizes,
-                total_bytes=total_bytes,
-                threads=threads,
-                rounds=rounds,
-                progress=lambda done, of: progress("file store", done, of),
-            )
-        except OSError as error:
-            raise StoreError(
-                f"cannot measure in {path!r} ({error.strerror}): "
-                "give a directory that this user can write to"
-            ) from error
+        result = bench.run(
+            path,
+            page_sizes=sizes,
+            total_bytes=total_bytes,
+            threads=threads,
+            rounds=rounds,
+            progress=lambda done, of: progress("file store", done, of),
+        )
     if as_json:
         show_json(result)
     else:

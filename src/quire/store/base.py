@@ -179,7 +179,8 @@ class Store(Protocol):
 
         At most MAX_OBJECTS, as in put(). `into` may be Landings; nobody has to tell them. An object
         shorter or longer than the blob is CORRUPT; but the bytes of a shorter one are in place, as
-        far as they go: it may be a packed page.
+        far as they go: it may be a packed page. Of a longer one the header is: it may be another
+        model's, or a later version's.
         """
 
     def put(self, objects: Sequence[NewObject], *, deadline: float) -> list[PageStatus]:

@@ -46,6 +46,9 @@ and found to be so by who asks next."""
 _DELETED = 500
 """Objects deleted at a time."""
 
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
+"""As S3 and Google say it, and as Azure does."""
+
 _OK = PageStatus.OK
 Result = TypeVar("Result")
 
@@ -109,10 +112,19 @@ class BucketStore:
         try:
             size = await read(0, _RANGE_BYTES if wanted > _RANGE_BYTES else None)
         except exceptions.GenericError as error:
+            # Of an empty object there is no range (416). An error's text has names and times in it
+            # too: what it says is not enough to call an object wrong.
             if "416" not in str(error):
                 raise
-            size = 0  # of an empty object there is no range
-        if size <= wanted:
+            size = (await obstore.head_async(self._bucket, path))["size"]
+            if size:
+                raise
+        if size > wanted:  # its header may tell whose it is
+            head = await obstore.get_range_async(
+                self._bucket, path, start=0, end=blob.header.nbytes
+            )
+            blob.header[:] = memoryview(head)
+        else:
             begins = range(_RANGE_BYTES, size, _RANGE_BYTES) if wanted > _RANGE_BYTES else ()
             ranges = [read(at, min(at + _RANGE_BYTES, size)) for at in begins]
             # If one fails, the others end before anybody is told: they write into the page.
@@ -152,6 +164,17 @@ class BucketStore:
             return False
         return True
 
+    def check_bucket(self, deadline: float) -> None:
+        """Is it there, and are we let in? Raises OSError, StoreError."""
+        nobody = path_of(ObjectName(PageKey(bytes(PAGE_KEY_BYTES)), "full", 0, 1))
+        answer = self._run(lambda: obstore.get_async(self._bucket, nobody), deadline)
+        if not isinstance(answer, BaseException):
+            return
+        # Only the body of an answer tells a bucket that is not there from such an object.
+        is_object = isinstance(answer, FileNotFoundError | exceptions.NotFoundError)
+        if not is_object or any(f"<Code>{code}</Code>" in str(answer) for code in _NO_BUCKET):
+            raise _as_error(answer)
+
     async def _write(self, new: _Whole) -> PageStatus:
         """One object, published when all of it has come."""
         path, data = path_of(new.name), new.data
@@ -182,11 +205,15 @@ class BucketStore:
     # ---- for people -----------------------------------------------------------------------------
 
     def scan(self) -> Iterator[StoredObject]:
-        for listed in obstore.list(self._bucket, prefix="objects"):
-            for item in listed:
-                name = ObjectName.parse(str(item["path"]).rpartition("/")[2])
-                if name is not None and item["path"] == path_of(name):
-                    yield StoredObject(name, item["size"], item["last_modified"].timestamp())
+        """Raises OSError, StoreError."""
+        try:
+            for listed in obstore.list(self._bucket, prefix="objects"):
+                for item in listed:
+                    name = ObjectName.parse(str(item["path"]).rpartition("/")[2])
+                    if name is not None and item["path"] == path_of(name):
+                        yield StoredObject(name, item["size"], item["last_modified"].timestamp())
+        except (exceptions.BaseError, OSError) as error:
+            raise _as_error(error) from None
 
     def clear(self, *, wait: bool = False) -> int:
         paths = [path_of(item.name) for item in self.scan()]
@@ -305,8 +332,13 @@ def _as_error(answer: BaseException) -> OSError | StoreError:
         return StoreError("the bucket turns us away: check the credentials and their rights")
     if isinstance(answer, exceptions.UnauthenticatedError):
         return StoreError("the bucket does not know us: check the credentials")
+    if isinstance(answer, FileNotFoundError | exceptions.NotFoundError):
+        return StoreError("there is no such bucket: create it, or check its name and endpoint")
     kind = type(answer).__name__
-    return StoreError(f"the bucket cannot be used ({kind}): check its name, endpoint and region")
+    return StoreError(
+        f"the bucket cannot be used ({kind}): check its name, endpoint and region, and the "
+        "credentials in the environment"
+    )
 
 
 # ---- by URL --------------------------------------------------------------------------------------
@@ -315,12 +347,11 @@ def _as_error(answer: BaseException) -> OSError | StoreError:
 def open_url(url: StoreURL) -> BucketStore:
     """`s3://bucket/prefix?endpoint=http://…&region=…`; also gs:// and az://."""
     opened = BucketStore(bucket_of(url))
-    nobody = ObjectName(PageKey(bytes(PAGE_KEY_BYTES)), "full", 0, 1)
     try:
-        opened.contains([nobody], deadline=time.monotonic() + OPEN_TIMEOUT_S)
+        opened.check_bucket(time.monotonic() + OPEN_TIMEOUT_S)
     except (StoreError, OSError) as error:
         opened.close()
-        reason = str(error) or "no answer"
+        reason = str(error) or "no answer in time, check its endpoint"
         raise StoreError(f"{url.shown}: {reason}") from None
     return opened
 
@@ -330,7 +361,7 @@ def bucket_of(url: StoreURL) -> ObjectStore:
     options = Options(url)
     endpoint, region = options.text("endpoint", ""), options.text("region", "")
     options.finish()
-    if not url.host or "@" in url.host or ":" in url.host:
+    if not url.host or "@" in url.host or ":" in url.host or "@" in endpoint:
         raise StoreURLError(
             f"{url.shown!r} must name a bucket and nothing else before the path: credentials come "
             "from the environment, the server's address from ?endpoint="
@@ -355,4 +386,7 @@ def bucket_of(url: StoreURL) -> ObjectStore:
         )
     except (exceptions.BaseError, ValueError, OSError) as error:
         kind = type(error).__name__
-        raise StoreURLError(f"{url.shown!r} names no bucket ({kind}): check it") from None
+        raise StoreURLError(
+            f"{url.shown!r} names no bucket that can be opened ({kind}): check it, and what the "
+            "environment says of its account"
+        ) from None

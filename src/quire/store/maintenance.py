@@ -10,10 +10,11 @@ import mmap
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
 
+from quire.errors import StoreError
 from quire.store.base import HEADER_BYTES, Blob, Part, Store, StoredObject
 from quire.store.codec import (
     Header,
@@ -25,7 +26,7 @@ from quire.store.codec import (
     unpack_in_place,
 )
 from quire.store.opening import without_page_options
-from quire.store.url import open_store, split_urls
+from quire.store.url import open_store, redact, split_urls
 from quire.types import PageStatus
 
 MAX_OBJECT_BYTES = 1 << 30
@@ -67,10 +68,23 @@ class VerifyReport:
         )
 
 
+@contextmanager
+def opened(url: str, *, must_exist: bool = True) -> Iterator[Store]:
+    """Closed afterwards; a server or disk that fails meanwhile is a StoreError, in a sentence."""
+    try:
+        with closing(open_store(url, must_exist=must_exist)) as store:
+            yield store
+    except OSError as error:
+        reason = str(error) or "no answer in time"
+        raise StoreError(
+            f"{redact(url)} fails ({reason}): look at its server or disk, and try again"
+        ) from None
+
+
 def list_objects(url: str) -> Iterator[StoredObject]:
     """Every object, in no particular order. Raises StoreError."""
     for each in _stores(url):
-        with closing(open_store(each, must_exist=True)) as store:
+        with opened(each) as store:
             yield from store.scan()
 
 
@@ -78,7 +92,7 @@ def clear(url: str) -> int:
     """Remove every object; returns how many. Raises StoreError."""
     removed = 0
     for each in _stores(url):
-        with closing(open_store(each, must_exist=True)) as store:
+        with opened(each) as store:
             removed += store.clear(wait=True)
     return removed
 
@@ -103,7 +117,7 @@ def _stores(text: str) -> list[str]:
 
 
 def _verify(url: str, *, quarantine: bool, progress: Callable[[int, int], None]) -> VerifyReport:
-    with closing(open_store(url, must_exist=True)) as store:
+    with opened(url) as store:
         objects = sorted(store.scan(), key=lambda item: item.size_bytes)
         counts: Counter[PageStatus | Mismatch] = Counter()
         fingerprints: Counter[str] = Counter()

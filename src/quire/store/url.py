@@ -25,7 +25,8 @@ _USERINFO = re.compile(r"(?<=://)(?:[^/\s'\"?#]*|[^\s'\"@]*:[^\s'\"]*)@")
 _QUOTED_USERINFO = re.compile(r"(?<=%3a%2f%2f)[^&\s'\"]*?(?=%40)", re.IGNORECASE)
 """Of a URL that is the value of an option."""
 _SECRET_OPTION = re.compile(
-    r"([?&][^=&\s'\"]*(?:pass|secret|token|key|credential|signature)[^=&\s'\"]*=)[^&\s'\"]*",
+    r"([?&](?:[^=&\s'\"]*(?:pass|secret|token|key|credential|signature|auth)[^=&\s'\"]*|sig|pwd)=)"
+    r"[^&\s'\"]*",
     re.IGNORECASE,
 )
 
@@ -151,10 +152,15 @@ def split_urls(text: str) -> list[StoreURL]:
 def open_store(text: str, *, must_exist: bool = False) -> Store:
     """Open the store a URL names. Raises StoreURLError or StoreError: one sentence with the fix."""
     url = parse_url(text, must_exist=must_exist)
+    return opener_of(url)(url)
+
+
+def opener_of(url: StoreURL) -> Callable[[StoreURL], Store]:
+    """What opens stores of its scheme. Raises as `open_store`."""
     known = {entry.name: entry for entry in entry_points(group=GROUP)}
     if url.scheme not in known:
         raise StoreURLError(
-            f"unknown store scheme {url.scheme!r} in {redact(text)!r}: "
+            f"unknown store scheme {url.scheme!r} in {url.shown!r}: "
             f"known schemes are {', '.join(sorted(known)) or 'none (is quire installed?)'}"
         )
     try:
@@ -164,4 +170,4 @@ def open_store(text: str, *, must_exist: bool = False) -> Store:
             f"the plug-in for {url.scheme!r} stores cannot be loaded ({error}): "
             f"install what it needs, such as quire[{url.scheme}]"
         ) from error
-    return opener(url)
+    return opener

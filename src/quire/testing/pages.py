@@ -70,11 +70,12 @@ class PagesSuite:
     # ---- whose they are -------------------------------------------------------------------------
 
     def test_pages_of_another_model_are_misses_and_stay(self) -> None:
-        other = replace(self.part, fingerprint=b"o" * 32)
         with self._opened() as pages:
             self._put(pages, 1)
-            assert self._get(pages, 1, part=other) == [MISS]
-            assert self._get(pages, 1) == [OK]
+            for size in (self.part.page_bytes, HEADER_BYTES, 2 * self.part.page_bytes):
+                other = replace(self.part, fingerprint=b"o" * 32, page_bytes=size)
+                assert self._get(pages, 1, part=other) == [MISS]
+                assert self._get(pages, 1) == [OK]
 
     def test_other_components_and_shards_are_other_pages(self) -> None:
         with self._opened() as pages:
@@ -199,9 +200,10 @@ class PagesSuite:
         deadline: float | None = None,
     ) -> Sequence[PageStatus]:
         """Whatever is OK must be right."""
-        into = [memoryview(mmap.mmap(-1, self.part.page_bytes)) for _ in numbers]
+        part = part or self.part
+        into = [memoryview(mmap.mmap(-1, part.page_bytes)) for _ in numbers]
         until = soon() if deadline is None else deadline
-        statuses = pages.get(part or self.part, keys(*numbers), into, deadline=until)
+        statuses = pages.get(part, keys(*numbers), into, deadline=until)
         for n, status, page in zip(numbers, statuses, into, strict=True):
             assert status is not OK or page == self._page(n), f"page {n} has other bytes"
         return statuses

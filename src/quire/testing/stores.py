@@ -127,6 +127,15 @@ class StoreSuite:
             assert into.header == short.blob.header
             assert into.payload[:HEADER_BYTES] == short.blob.payload
 
+    def test_of_a_longer_object_the_header_comes(self) -> None:
+        """It may be another model's, or a later version's, and is then left alone."""
+        with self._opened() as store:
+            long = self._new(2, None, page_bytes=self.page_bytes + HEADER_BYTES)
+            store.put([long], deadline=soon())
+            into = self._blob()
+            assert store.get([name(2)], [into], deadline=soon()) == [CORRUPT]
+            assert into.header == long.blob.header
+
     def test_of_writers_of_one_name_at_once_one_is_seen_whole(self) -> None:
         """All of them write different bytes, as no two engines would: so that a mixture shows."""
         with self._opened() as store:

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-import zmq
-
 from quire.messages import Command, Completion
 
 if TYPE_CHECKING:
+    import zmq
+
     from quire.worker.worker import CacheWorker
 
 

@@ -186,6 +186,11 @@ def test_the_commands_print_tables_words_or_json(quire, tmp_path):
         (("bench", "memory://?codec=rot13"), "none, zstd, lz4"),
         (("doctor", "nothing"), "not a store URL"),
         (("doctor", "redis://user:s3cret@127.0.0.1:1"), "cannot be reached"),
+        (("bench", "redis://u:s3cret@h s3://b?region=x"), "several stores"),
+        (("bench", "file:///nowhere/at/all"), "that this user can write to"),
+        (("doctor", "file:///nowhere/at/all"), "create it or correct the path"),
+        (("bench", "nobodys://host?token=s3cret"), "known schemes are"),
+        (("doctor", "nobodys://host?token=s3cret"), "known schemes are"),
     ],
 )
 def test_a_wrong_question_is_one_sentence_without_secrets(quire, words, said):

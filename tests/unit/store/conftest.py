@@ -16,7 +16,7 @@ from quire.store.client import PageStore
 from quire.store.codec import object_name
 from quire.store.file import FileStore
 from quire.types import NO_PARENT, Owner, PageKey, PageStatus
-from store_servers import Mooncake, Moto, Valkey
+from store_servers import Mooncake, Moto, Valkey, clustered
 
 PAGE_BYTES = 2 * HEADER_BYTES
 
@@ -160,6 +160,13 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
     server = Valkey(tmp_path_factory.mktemp("valkey"))
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Valkey]]:
+    """Two servers with half of the slots each."""
+    with clustered(tmp_path_factory.mktemp("cluster")) as nodes:
+        yield nodes
 
 
 @pytest.fixture(scope="module")

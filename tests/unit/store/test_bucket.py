@@ -166,13 +166,16 @@ class Gathering(ThreadingHTTPServer):
         self.all_here = threading.Barrier(max(1, number), timeout=60)
         super().__init__(("127.0.0.1", 0), Asked)
 
+    def look(self, request: BaseHTTPRequestHandler) -> None:
+        self.all_here.wait()
+        request.send_response(404)
+        request.send_header("Content-Length", "0")
+        request.end_headers()
+
 
 class Asked(BaseHTTPRequestHandler):
     def do_HEAD(self):
-        self.server.all_here.wait()
-        self.send_response(404)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+        self.server.look(self)
 
     def do_GET(self):
         self.server.answer(self)
@@ -255,6 +258,35 @@ def test_a_large_page_is_read_in_ranges_side_by_side(size, broken, status):
         assert b"".join(blob)[:size] == data
 
 
+class Overloaded(Gathering):
+    """It has every object, and has no time to send any."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        request.send_response(503)
+        request.send_header("Content-Length", "0")
+        request.end_headers()
+
+    def look(self, request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.send_header("ETag", '"1"')
+        request.send_header("Last-Modified", "Tue, 17 Nov 2026 10:00:00 GMT")
+        request.send_header("Content-Length", str(20 * MIB))
+        request.end_headers()
+
+
+@pytest.mark.parametrize("page_bytes", [MIB, 20 * MIB])
+def test_a_page_whose_server_is_overloaded_is_not_taken_for_a_damaged_one(page_bytes):
+    """Whatever digits are in its name: 416 is also what a server says of an empty object."""
+    blob = Blob(memoryview(bytearray(HEADER_BYTES)), memoryview(bytearray(page_bytes)))
+    name = ObjectName(PageKey(bytes.fromhex("0416" * 16)), "full", 0, 1)
+    with served(Overloaded()) as store:
+        status = store.get([name], [blob], deadline=time.monotonic() + 60)
+    assert status == [PageStatus.FAILED]
+
+
 def test_a_large_page_comes_back_as_it_was(bucket):
     """From a server that knows ranges; an object without a byte is no page, and no failure."""
     store = open_store(bucket.url)
@@ -312,6 +344,26 @@ def test_a_url_that_says_nothing_sensible_is_one_sentence_without_secrets(url):
         open_store(url)
     assert "pw" not in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_bucket_that_is_not_there_is_not_taken_for_an_empty_one(bucket):
+    """A name with a slip in it: an engine that starts with it would keep nothing."""
+    with pytest.raises(StoreError, match="no such bucket: create it") as caught:
+        open_store(bucket.url.replace("s3://pages/", "s3://pagse/"))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("act", ["scan", "clear"])
+def test_a_listing_that_fails_is_one_sentence_without_what_the_server_said(bucket, act):
+    store = open_store(bucket.url)
+    bucket.stop()
+    try:
+        with pytest.raises(StoreError, match="cannot be used") as caught:
+            list(store.scan()) if act == "scan" else store.clear()
+        assert "\n" not in str(caught.value)
+    finally:
+        store.close()
+        bucket.start()
 
 
 def test_nobody_there_is_one_sentence_without_secrets():

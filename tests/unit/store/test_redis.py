@@ -19,7 +19,8 @@ from quire.store.maintenance import list_objects
 from quire.store.redis import RedisStore
 from quire.store.url import open_store, redact
 from quire.types import PageStatus
-from store_servers import Valkey, free_port
+from store_servers import Valkey, clustered, node_id, told, wait_for
+from unit.store.conftest import counted
 
 OK, MISS = PageStatus.OK, PageStatus.MISS
 
@@ -300,33 +301,24 @@ def test_people_can_list_it(cache, pages, valkey):
     assert len(list(list_objects(valkey.url))) == 3
 
 
+def test_a_server_that_dies_while_people_list_it_is_one_sentence(servers, client, pages):
+    server = servers()
+    pages.put(client(open_store(server.url)), *range(1, 1200))
+    listed = list_objects(server.url)
+    next(listed)
+    server.stop()
+    with pytest.raises(StoreError, match="look at its server or disk"):
+        list(listed)
+
+
 # ---- clusters ------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Valkey]]:
-    """Two servers with half of the slots each."""
-    buses = [str(free_port()) for _ in range(2)]
-    nodes = [
-        Valkey(tmp_path_factory.mktemp("node"), cluster_enabled="yes", cluster_port=bus)
-        for bus in buses
-    ]
-    nodes[0].say(b"CLUSTER", b"ADDSLOTSRANGE", b"0", b"8191")
-    nodes[1].say(b"CLUSTER", b"ADDSLOTSRANGE", b"8192", b"16383")
-    there = (str(nodes[1].port).encode(), buses[1].encode())
-    nodes[0].say(b"CLUSTER", b"MEET", b"127.0.0.1", *there)
-    deadline = time.monotonic() + 60
-    while not all(b"cluster_state:ok" in _text(node.say(b"CLUSTER", b"INFO")) for node in nodes):
-        assert time.monotonic() < deadline, "the servers do not find each other"
-        time.sleep(0.05)
-    yield nodes
-    for node in nodes:
-        node.stop()
-
-
-def _text(answer: object) -> bytes:
-    assert isinstance(answer, bytes)
-    return answer
+@pytest.fixture
+def own_cluster(tmp_path: Path) -> Iterator[list[Valkey]]:
+    """To be changed: as the other, and a server that follows the second."""
+    with clustered(tmp_path, num_followers=1) as nodes:
+        yield nodes
 
 
 def test_a_cluster_has_each_page_in_its_place(cluster, client, pages):
@@ -348,3 +340,54 @@ def test_pages_that_moved_to_another_server_are_found(cluster, client, pages):
     store._nodes._slots = list(reversed(store._nodes._slots))
     assert pages.get(cache, *range(1, 9)) == [OK] * 8
     store.clear()
+
+
+def test_pages_are_found_and_written_while_their_slots_move_to_another_server(
+    own_cluster, client, pages
+):
+    """As when somebody adds a server: of a slot that is on its way some keys are here, some there,
+    and new ones belong there."""
+    source, target = own_cluster[:2]
+    cache = client(open_store(source.url))
+    numbers = range(1, 17)
+    pages.put_path(cache, *numbers[:8])
+    ids = node_id(source), node_id(target)
+    keys = [f"quire:{{{object_name(pages.part, pages.key(n)).text}}}".encode() for n in numbers]
+    slots = {key: source.say(b"CLUSTER", b"KEYSLOT", key) for key in keys}
+    moving = {key: b"%d" % slot for key, slot in slots.items() if slot < 8192}
+    for slot in set(moving.values()):
+        target.say(b"CLUSTER", b"SETSLOT", slot, b"IMPORTING", ids[0])
+        source.say(b"CLUSTER", b"SETSLOT", slot, b"MIGRATING", ids[1])
+    there = (b"127.0.0.1", b"%d" % target.port)
+    moved = [key for key in keys[:8:2] if key in moving]
+    assert moved
+    for key in moved:
+        assert source.say(b"MIGRATE", *there, key, b"0", b"9000") == b"OK"
+    assert pages.usable(cache, *numbers[:8]) == 8
+    assert pages.get(cache, *numbers[:8]) == [OK] * 8
+    assert pages.put_path(cache, *numbers[8:], after=8) == [OK] * 8
+    assert pages.get(cache, *numbers) == [OK] * 16
+    assert not counted(cache, "error")
+    for key, slot in moving.items():  # and when it is over
+        source.say(b"MIGRATE", *there, key, b"0", b"9000")
+        for node in (target, source):
+            node.say(b"CLUSTER", b"SETSLOT", slot, b"NODE", ids[1])
+    assert pages.get(cache, *numbers) == [OK] * 16
+
+
+@pytest.mark.parametrize("how", ["dead", "silent"])
+def test_pages_are_found_again_when_a_replica_takes_over(own_cluster, client, pages, how):
+    first, second, follower = own_cluster
+    cache = client(open_store(first.url))
+    numbers = range(1, 17)
+    assert pages.put_path(cache, *numbers) == [OK] * 16
+    replication = (b"INFO", b"replication")
+    wait_for(lambda: told(follower, "master_link_status", replication) == "up")
+    wait_for(lambda: follower.say(b"DBSIZE") == second.say(b"DBSIZE"))
+    (second.stop if how == "dead" else second.pause)()
+    assert follower.say(b"CLUSTER", b"FAILOVER", b"TAKEOVER") == b"OK"
+    seen = (b"CLUSTER", b"SLOTS")
+    wait_for(lambda: follower.port in [slots[2][1] for slots in first.say(*seen)])  # type: ignore[attr-defined]
+    pages.get(cache, *numbers, deadline=time.monotonic() + 1)  # by which it is noticed
+    assert pages.get(cache, *numbers) == [OK] * 16
+    assert pages.usable(cache, *numbers) == 16

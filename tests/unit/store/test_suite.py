@@ -81,6 +81,25 @@ class TestValkey(StoreSuite):
         return open_store(self._url)
 
 
+class TestCluster(StoreSuite):
+    """Of two servers; one is asked first."""
+
+    @pytest.fixture(autouse=True)
+    def _place(self, cluster: list[Valkey]) -> None:
+        for node in cluster:
+            node.say(b"FLUSHALL")
+        self._nodes = cluster
+
+    def place_foreign(self) -> Callable[[], bool]:
+        for node in self._nodes:  # each takes those that are its own
+            for key in (b"theirs", b"quire:theirs", b"quire:{theirs}"):
+                node.say(b"SET", key, b"theirs")
+        return lambda: sum(cast("int", node.say(b"DBSIZE")) for node in self._nodes) == 3
+
+    def open(self) -> Store:
+        return open_store(self._nodes[0].url)
+
+
 class TestBucket(StoreSuite):
     """On a test double of S3."""
 
@@ -187,7 +206,15 @@ class TakesAnySize(Wrong):
 class DropsShortOnes(Wrong):
     def _get_one(self, name: ObjectName, blob: Blob) -> PageStatus:
         item = self._objects.get(name)
-        if item is not None and len(item.data) != blob.header.nbytes + blob.payload.nbytes:
+        if item is not None and len(item.data) < blob.header.nbytes + blob.payload.nbytes:
+            return PageStatus.CORRUPT
+        return super()._get_one(name, blob)
+
+
+class DropsLongOnes(Wrong):
+    def _get_one(self, name: ObjectName, blob: Blob) -> PageStatus:
+        item = self._objects.get(name)
+        if item is not None and len(item.data) > blob.header.nbytes + blob.payload.nbytes:
             return PageStatus.CORRUPT
         return super()._get_one(name, blob)
 
@@ -316,6 +343,7 @@ BREAKS: dict[type[Wrong], str] = {
     Forgets: "those_who_come_later",
     TakesAnySize: "another_size",
     DropsShortOnes: "of_a_shorter_object",
+    DropsLongOnes: "of_a_longer_object",
     WritesInParts: "writers_of_one_name",
     KeepsOrphans: "without_the_one_it_needs",
     OneAtATime: "with_the_one_it_needs",

@@ -107,13 +107,14 @@ def test_named_memory_of_contradicting_sizes_is_refused():
     ],
 )
 def test_nothing_of_a_store_is_imported_that_is_not_used(tmp_path, urls, unused):
-    """Nor of what packs pages, nor of several in front of each other where there is one."""
+    """Nor of what packs pages, nor of several in front of each other where there is one, nor what
+    other processes are spoken to with."""
     code = """
 import sys, time
 import quire, quire.worker.config, quire.cli.store
 from quire.store import open_pages
 open_pages(sys.argv[1], clock=time.monotonic).close()
-strangers = {"redis", "obstore", "mooncake", "zstandard", "lz4"}
+strangers = {"redis", "obstore", "mooncake", "zstandard", "lz4", "zmq"}
 ours = {f"quire.store.{name}" for name in sys.argv[2:]}
 sys.exit(" ".join(sorted((strangers | ours) & set(sys.modules))) or 0)
 """
@@ -132,6 +133,8 @@ sys.exit(" ".join(sorted((strangers | ours) & set(sys.modules))) or 0)
         ("s3://bucket?region=y&Access_Token=x", "s3://bucket?region=y&Access_Token=***"),
         ("redis://:p@ss@host/0", "redis://***@host/0"),
         ("redis://host?password=x", "redis://host?password=***"),
+        ("az://box/a?sv=1&sig=x%2Fy&se=2", "az://box/a?sv=1&sig=***&se=2"),
+        ("foo://host?auth=x&design=y", "foo://host?auth=***&design=y"),
         (
             "s3://b?endpoint=http%3A%2F%2Fuser%3Apass%40host%3A1&region=y",
             "s3://b?endpoint=http%3A%2F%2F***%40host%3A1&region=y",
@@ -152,8 +155,10 @@ def test_credentials_are_not_shown(text, shown):
     [
         "s3://bucket/p?access_key_id=me&secret_access_key=s3cret",
         "s3://me:s3cret@bucket/p",
+        "s3://bucket/p?endpoint=http://me:s3cret@host:9000",
         "redis://host?password=s3cret",
         "nowhere://host?token=s3cret",
+        "az://container/p?sv=2026&sig=s3cret",
         "file:///a?token=s3cret&token=s3cret",
     ],
 )

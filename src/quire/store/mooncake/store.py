@@ -42,6 +42,8 @@ PUT_TRIES, PUT_PAUSE_S = 4, 0.05
 LOST_S = 12.0
 """How long a master believes in a holder that is gone, and a little more."""
 MAX_LOST = 1 << 16
+_MAX_LARGER_BYTES = 256 << 20
+"""Of an object that is not the one asked for: a larger one is not looked at."""
 
 
 class MooncakeStore:
@@ -93,6 +95,9 @@ class MooncakeStore:
             for placed, status in zip(landing, statuses, strict=True):
                 if status in (PageStatus.OK, PageStatus.CORRUPT):
                     placed.copy_out()
+        for item, code, blob in zip(objects, codes, into, strict=True):
+            if code == OTHER_SIZE:
+                self._read_header(item.key, blob.header)
         return statuses
 
     def put(self, objects: Sequence[NewObject], *, deadline: float) -> list[PageStatus]:
@@ -192,6 +197,16 @@ class MooncakeStore:
         if code in GONE:
             return PageStatus.MISS
         return PageStatus.TIMEOUT if code == NO_ANSWER else PageStatus.FAILED
+
+    def _read_header(self, key: str, header: memoryview) -> None:
+        """Of an object that is larger than was asked for: the pool gives all of one or nothing."""
+        size = self._pool.size(key)
+        if not header.nbytes <= size <= _MAX_LARGER_BYTES:
+            return
+        with self._memory.stage(size) as stage:
+            view, where = stage.take(size)
+            if self._pool.get([Bytes(key, [where], [size])]) == [size]:
+                header[:] = view[: header.nbytes]
 
     def _lose(self, key: str) -> None:
         self._counters.count("lost_objects")

@@ -6,16 +6,22 @@
 One server is a cluster of one. Connections are kept for the next call, as many as calls were made
 at once. What fails, fails for the exchanges of that node; who held a connection that died while
 nobody used it, or asked a node that has given its keys away, asks once more.
+
+    MOVED slot B    B has the slot by now: it is asked, and who has what is looked up anew
+    ASK slot B      the slot is on its way to B, and this key is not here any more: B is asked,
+                    with ASKING before it, and the next time A again
+    no answer       its replica may have taken over: the others are asked who has what
 """
 
 from __future__ import annotations
 
 import binascii
 import threading
+import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from quire.errors import StoreError
 from quire.store.redis.connection import Address, Login, RedisConnection, turned_away
@@ -39,6 +45,13 @@ class RedisExchange:
     hear: Callable[[RedisConnection], Any] = RedisConnection.answer
 
 
+class _Elsewhere(NamedTuple):
+    """Where a node says that a key is."""
+
+    address: Address
+    is_on_its_way: bool
+
+
 class Nodes:
     def __init__(self, address: Address, login: Login, *, deadline: float) -> None:
         """Raises OSError, StoreError."""
@@ -49,6 +62,8 @@ class Nodes:
         self._is_closed = False
         self._slots: list[Address] | None = None
         """None: one server has all."""
+        self._silent: set[Address] = set()
+        """Nodes of a cluster that did not answer since it was last looked up who has what."""
         try:
             self._look_around(deadline)
         except BaseException:
@@ -68,20 +83,22 @@ class Nodes:
     def ask(self, exchanges: Sequence[RedisExchange], deadline: float) -> list[Any]:
         """Each one's answer, or Failure."""
         answers: list[Any] = [None] * len(exchanges)
+        elsewhere: dict[int, _Elsewhere] = {}
         left: Iterable[int] = range(len(exchanges))
+        if self._silent:  # of a call that had no time left to ask the others
+            self._looked_around(deadline)
         for _ in range(_TRIES):
             groups: dict[Address, list[int]] = defaultdict(list)
             for index in left:
-                groups[self._owner(exchanges[index].key)].append(index)
-            again = self._round(exchanges, groups, answers, deadline)
+                there = elsewhere.get(index)
+                groups[there.address if there else self._owner(exchanges[index].key)].append(index)
+            again = self._round(exchanges, groups, elsewhere, answers, deadline)
             if not again:
                 break
             left = again
-            if any(_has_moved(answers[index]) for index in again):
-                try:
-                    self._look_around(deadline)
-                except (OSError, StoreError, ProtocolError):
-                    break
+            is_stale = self._silent or any(_is_stale(answers[index]) for index in again)
+            if is_stale and not self._looked_around(deadline):
+                break
         return answers
 
     def ask_node(self, address: Address, words: Sequence[bytes], deadline: float) -> Answer:
@@ -112,21 +129,33 @@ class Nodes:
         self,
         exchanges: Sequence[RedisExchange],
         groups: dict[Address, list[int]],
+        elsewhere: dict[int, _Elsewhere],
         answers: list[Any],
         deadline: float,
     ) -> list[int]:
-        """Fills in answers. Returns those to be asked for once more."""
+        """Fills in answers, and where else they are to be had. Returns those to be asked for once
+        more."""
         again: list[int] = []
         under_way: list[tuple[RedisConnection, list[int]]] = []
+        asking = {index for index, there in elsewhere.items() if there.is_on_its_way}
+        elsewhere.clear()
+
+        def said(indices: list[int]) -> Iterator[Buffer]:
+            for index in indices:
+                if index in asking:
+                    yield from command(b"ASKING")
+                yield from exchanges[index].said
+
         for address, indices in groups.items():
             try:
                 connection = self._take(address, deadline)
             except (OSError, StoreError, ProtocolError) as error:
                 _fail(answers, indices, error)
+                if isinstance(error, OSError) and self._may_be_replaced(address):
+                    again += indices
                 continue
-            said = (buffer for index in indices for buffer in exchanges[index].said)
             try:
-                connection.send(said, deadline)
+                connection.send(said(indices), deadline)
             except OSError as error:
                 again += self._broken(connection, indices, answers, error)
             except BaseException:  # of whoever makes what is said: half of it was
@@ -135,26 +164,33 @@ class Nodes:
             else:
                 under_way.append((connection, indices))
         for connection, indices in under_way:
-            again += self._hear(connection, indices, exchanges, answers)
+            heard = [(index, exchanges[index], index in asking) for index in indices]
+            again += self._hear(connection, heard, elsewhere, answers)
         return again
 
     def _hear(
         self,
         connection: RedisConnection,
-        indices: list[int],
-        exchanges: Sequence[RedisExchange],
+        heard: Sequence[tuple[int, RedisExchange, bool]],
+        elsewhere: dict[int, _Elsewhere],
         answers: list[Any],
     ) -> list[int]:
         again: list[int] = []
-        for place, index in enumerate(indices):
+        for place, (index, exchange, asking) in enumerate(heard):
             try:
-                answers[index] = exchanges[index].hear(connection)
+                if asking:
+                    connection.answer()
+                answers[index] = exchange.hear(connection)
             except (OSError, ProtocolError) as error:
-                return again + self._broken(connection, indices[place:], answers, error)
+                left = [index for index, _, _ in heard[place:]]
+                return again + self._broken(connection, left, answers, error)
             except BaseException:
                 connection.close()
                 raise
-            if _has_moved(answers[index]):
+            there = _elsewhere(answers[index], connection.address)
+            if there is not None:
+                elsewhere[index] = there
+            if there is not None or _is_stale(answers[index]):
                 again.append(index)
         self._give_back(connection)
         return again
@@ -169,13 +205,22 @@ class Nodes:
         """It died. While nobody used it? Then others that were kept have, too."""
         connection.close()
         _fail(answers, indices, error)
-        if not connection.is_used or not isinstance(error, ConnectionError):
+        if not isinstance(error, OSError):
             return []
+        if not connection.is_used or not isinstance(error, ConnectionError):
+            return indices if self._may_be_replaced(connection.address) else []
         with self._lock:
             dead = self._idle.pop(connection.address, [])
         for other in dead:
             other.close()
         return indices
+
+    def _may_be_replaced(self, address: Address) -> bool:
+        """A node that does not answer: in a cluster others know whether it has its keys still."""
+        if self.is_cluster:
+            with self._lock:
+                self._silent.add(address)
+        return self.is_cluster
 
     # ---- connections ----------------------------------------------------------------------------
 
@@ -205,12 +250,24 @@ class Nodes:
         named = key.partition(b"{")[2].partition(b"}")[0] or key
         return slots[binascii.crc_hqx(named, 0) % _NUM_SLOTS]
 
+    def _looked_around(self, deadline: float) -> bool:
+        try:
+            self._look_around(deadline)
+        except (OSError, StoreError, ProtocolError):
+            return False
+        return True
+
     def _look_around(self, deadline: float) -> None:
-        """Of whoever answers first of those that are known."""
+        """Of whoever answers first of those that are known, the silent last."""
+        with self._lock:
+            silent = set(self._silent)
         known = list(dict.fromkeys([*self.addresses, self._first]))
+        known.sort(key=silent.__contains__)
         for place, address in enumerate(known):
+            now_s = time.monotonic()  # who comes next, if this one says nothing, needs time too
+            until = now_s + (deadline - now_s) / (len(known) - place)
             try:
-                answer = self.ask_node(address, (b"CLUSTER", b"SLOTS"), deadline)
+                answer = self.ask_node(address, (b"CLUSTER", b"SLOTS"), until)
             except ServerError as error:
                 if error.code == "NOAUTH":
                     raise turned_away(address, error) from None
@@ -222,6 +279,8 @@ class Nodes:
             slots = _slots(answer, address)
             if slots is not None:
                 self._slots = slots
+            with self._lock:
+                self._silent -= silent
             return
 
 
@@ -236,8 +295,19 @@ def _slots(answer: Answer, told_by: Address) -> list[Address] | None:
     return None if found is None else [address or found for address in slots]
 
 
-def _has_moved(answer: Any) -> bool:
+def _is_stale(answer: Any) -> bool:
+    """Who has what has changed, or is being changed."""
     return isinstance(answer, ServerError) and answer.code in ("MOVED", "CLUSTERDOWN", "TRYAGAIN")
+
+
+def _elsewhere(answer: Any, told_by: Address) -> _Elsewhere | None:
+    """Of `MOVED slot host:port` and `ASK slot host:port`; no host: the same."""
+    if not isinstance(answer, ServerError) or answer.code not in ("MOVED", "ASK"):
+        return None
+    host, _, port = str(answer).rpartition(" ")[2].rpartition(":")
+    if not port.isdecimal():
+        return None
+    return _Elsewhere(Address(host or told_by.host, int(port)), answer.code == "ASK")
 
 
 def _fail(answers: list[Any], indices: Iterable[int], error: Failure) -> None:

@@ -76,7 +76,7 @@ def read_answer(source: ReplySource, depth: int = 0) -> Answer:
 
 def read_into(source: ReplySource, targets: Sequence[memoryview]) -> int | ServerError:
     """A value straight into `targets`, one behind the other. Returns its size, -1 if there is none;
-    one of another size than theirs together is skipped."""
+    what there is no room for is skipped."""
     line = source.line(_LINE_BYTES)
     if line[:1] == b"-":
         return ServerError(line[1:].decode("utf-8", "replace"))
@@ -85,11 +85,11 @@ def read_into(source: ReplySource, targets: Sequence[memoryview]) -> int | Serve
     size = _number(line[1:])
     if size < 0:
         return size
-    left = size if size <= sum(target.nbytes for target in targets) else 0
-    source.skip(size - left)
+    left = size
     for target in targets:
         source.fill(target[:left])
         left = max(0, left - target.nbytes)
+    source.skip(left)
     _end_of_value(source)
     return size
 
