@@ -116,8 +116,6 @@ def _failures(status: EngineStatus) -> Iterator[tuple[str, int]]:
             yield f"pages whose {kind} failed ({what})", count
     if preempted := status.counters.get("requests_preempted", 0):
         yield "requests that gave up their device pages for others", preempted
-    if wrong := status.counters.get("audit_wrong_pages", 0):
-        yield "CACHED PAGES THAT WERE WRONG, found by the audit and evicted", wrong
 
 
 @contextlib.asynccontextmanager
