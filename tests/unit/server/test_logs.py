@@ -110,3 +110,18 @@ def test_a_person_reads_sentences_and_a_machine_reads_json(monkeypatch, is_termi
     else:
         found = json.loads(line)
         assert (found["level"], found["logger"], found["count"]) == ("info", "quire.events", 2)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_line_of_a_server_that_we_started_says_whose_it_is(is_terminal):
+    stream = io.StringIO()
+    stream.isatty = lambda: is_terminal
+    told = {"level": "info", "message": "peer a is up", "event": "peer"}
+    logs.relay("decode", json.dumps(told), stream)
+    logs.relay("decode", "quire: loading", stream)
+    first, second = stream.getvalue().splitlines()
+    if is_terminal:
+        assert (first, second) == ("quire: [decode] peer a is up", "quire: [decode] loading")
+    else:
+        assert json.loads(first) == told | {"server": "decode"}
+        assert json.loads(second) == {"message": "loading", "server": "decode"}
