@@ -212,7 +212,7 @@ def _tree(tree: Mapping[str, Any] | None) -> list[RenderableType]:
         *(_branch(branch, scale) for branch in branches[:_MOST_BRANCHES]),
     ]
     more = len(branches) - _MOST_BRANCHES
-    return [*rows, *([f"and {more} branches more"] if more > 0 else [])]
+    return [*rows, *([f"and {more} more"] if more > 0 else [])]
 
 
 def _branches(runs: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:

@@ -47,13 +47,21 @@ def told() -> Told:
 def test_a_store_that_fails_is_said_once_counted_and_said_when_it_is_over(told):
     assert told(store={"written:ok": 9, "read:miss": 9}) == []
     (first,) = told(store={"written:failed": 3})
-    assert "written badly (failed): 3" in first
+    assert "did not take (failed): 3" in first
     for count in range(4, 394):
         assert told(store={"written:failed": count}) == []
     (over,) = told(31, store={"written:failed": 393})
     assert "over, 393 in all" in over
     assert told(31, store={"written:failed": 393}) == []
     assert len(told(store={"written:failed": 394})) == 1  # anew
+
+
+def test_one_failure_that_two_count_is_one_line(told):
+    """The store's client counts a page that was not written, and the engine whose write it was."""
+    store, engine = {"written:failed": 3, "read:failed": 1}, {"write:failed": 3, "fetch:failed": 1}
+    assert len(told(store=store, **engine)) == 2
+    (late,) = told(store=store, **engine, **{"write:timeout": 2})
+    assert "write failed (timeout): 2" in late
 
 
 def test_a_breaker_and_peers_are_said_when_they_change(told):
