@@ -88,6 +88,8 @@ def test_it_renders_follows_and_survives_a_restart():
             assert page.run("document.documentElement.scrollWidth <= innerWidth")
             dark = page.run("getComputedStyle(document.body).backgroundColor")
             assert page.errors == []
+            page.run("document.getElementById('admin-key').value = 'another'")
+            page.until("document.getElementById('flight').textContent.includes('not taken')")
         page.until("document.getElementById('state').textContent === 'gone'")
         assert not page.run("document.getElementById('trouble').hidden")
         port = int(url.rpartition(":")[2])

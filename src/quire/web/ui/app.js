@@ -12,14 +12,20 @@ function keyed(id) {
 
 async function ask(path, options = {}) {
   const answer = await fetch(path, { cache: "no-store", ...options });
-  if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
-  return answer;
+  if (answer.ok) return answer;
+  const why = await answer.json().then((body) => body.error?.message, () => "");
+  throw new Error(why || `${path}: ${answer.status}`);
 }
 
 function admin(path) {
   return $("admin-key").value.trim()
     ? ask(path, { headers: keyed("admin-key") }).then((answer) => answer.json()).catch(() => null)
     : Promise.resolve(null);
+}
+
+function withKey(what) {
+  return $("admin-key").value.trim() ? `The admin key was not taken: ${what} need it.`
+    : `With the admin key (Keys, above): ${what}.`;
 }
 
 // Prometheus's text → {name: [[labels, value], …]}
@@ -163,14 +169,14 @@ function showHandovers(found) {
 
 function showRequests(found, answer) {
   text("flight", `${sum(found.quire_running_requests)} running, ${sum(found.quire_waiting_requests)} waiting` +
-    (answer ? "" : ". With the admin key (Keys, above): each of them."));
+    (answer ? "" : `. ${withKey("the requests one by one")}`));
   const rows = answer ? answer.requests.slice(0, 40).map((each) => row([each.id, each.state,
     `${each.prompt_tokens} in`, `${each.output_tokens} out`, `${each.age_s.toFixed(1)} s`])) : [];
   $("requests").replaceChildren(...(rows.length ? [row(["request", "state", "prompt", "answer", "age"], "th"), ...rows] : []));
 }
 
 function showTree(answer) {
-  if (!answer) { text("tree-key", "With the admin key (Keys, above): what is cached, where, how warm, whose."); return; }
+  if (!answer) { text("tree-key", withKey("pictures of what is cached, where, how warm and whose")); return; }
   const runs = answer.runs.map((run) => Object.fromEntries(answer.fields.map((name, i) => [name, run[i]])));
   const rows = drawTree($("tree"), runs, $("tree").clientWidth || 600, (words) => text("run", words));
   legend("tree-tiers", TIERS.slice(0, 3));
