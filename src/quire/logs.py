@@ -42,13 +42,28 @@ def configure(level: int, stream: TextIO | None = None) -> None:
         logging.getLogger(name).setLevel(logging.INFO)
 
 
+def relay(server: str, line: str, stream: TextIO | None = None) -> None:
+    """A line of the log of a server that we started becomes one of ours: whose it is stands before
+    it for a person, else in a field."""
+    stream = stream or sys.stderr
+    if stream.isatty():
+        stream.write(f"quire: [{server}] {message_of(line)}\n")
+    else:
+        told = _read(line) or {"message": message_of(line)}
+        stream.write(json.dumps(told | {"server": server}, ensure_ascii=False) + "\n")
+    stream.flush()
+
+
 def message_of(line: str) -> str:
     """What a line of another process of ours says to a person."""
-    if line.startswith("{"):
-        try:
-            found = json.loads(line)
-        except ValueError:
-            return line
-        if isinstance(found, dict) and isinstance(found.get("message"), str):
-            return str(found["message"])
-    return line.removeprefix("quire: ")
+    found = (_read(line) or {}).get("message")
+    return found if isinstance(found, str) else line.removeprefix("quire: ")
+
+
+def _read(line: str) -> dict[str, object] | None:
+    """None: it is no line of JSON."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None

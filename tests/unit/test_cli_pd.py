@@ -241,7 +241,7 @@ def test_a_server_that_dies_is_started_again_where_it_was(tmp_path):
         )
         for name in ("prefill", "decode"):
             sentence = f"the {name} server was killed by signal 9: it is started again"
-            assert f"quire: {sentence}" in said
+            assert f'"message": "{sentence}"' in said
         assert not set(before) & set(pids(tmp_path))
         url = out.partition("base_url=")[2].split()[0]
         body = {"model": "tiny", "prompt": "p"}

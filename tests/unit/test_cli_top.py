@@ -102,8 +102,30 @@ def test_with_the_key_there_are_requests_and_the_tree():
 
 def test_a_router_shows_its_servers():
     member = {"url": "http://b:2", "side": "decode", "state": "down", "reason": "does not answer"}
-    look = Look(read("", 1.0), [member | {"model": "m", "running": 3, "waiting": 0}])
-    assert re.search(r"http://b:2 +decode +down: does not answer +m +3 +0", text(look))
+    metrics = """
+quire_router_requests_in_flight 2
+quire_router_requests_total{endpoint="/v1/completions",status="200"} 40
+quire_router_requests_total{endpoint="/v1/completions",status="503"} 1
+quire_router_choices_total{side="decode",by="affinity"} 30
+quire_router_choices_total{side="decode",by="load"} 10
+"""
+    look = Look(read(metrics, 1.0), [member | {"model": "m", "running": 3, "waiting": 0}])
+    said = text(look)
+    assert re.search(r"http://b:2 +decode +down: does not answer +m +3 +0", said)
+    assert "2 under way, 41 answered, 1 of them failed" in said
+    assert "cached: 30 of 40" in said
+
+
+def test_hand_overs_are_told_with_their_bytes_and_peers():
+    metrics = """
+quire_handovers_total 4
+quire_handover_seconds_total 2
+quire_handover_bytes_total{direction="received"} 2097152
+quire_peer_link{peer="tcp://c:3",state="connected"} 1
+"""
+    said = text(BEFORE + metrics)
+    assert "4 received, 500 ms each; 2 MiB in, 0 B out" in said
+    assert "Peers: tcp://c:3 connected" in said
 
 
 def test_it_reads_what_a_real_server_exposes():

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from quire.web.listening import Stop
 
 NAMES = ("prefill", "decode")
+logger = logging.getLogger("quire.pd")
+
 COMMAND = (sys.executable, "-m", "quire.cli", "serve", "--child")
 
 _MOST_FAILURES = 3
@@ -180,7 +182,7 @@ async def _run(
                     if is_starting:
                         progress(f"{name}: {logs.message_of(line)}", 0.5)
                     else:
-                        complain(f"[{name}] {logs.message_of(line)}")
+                        logs.relay(name, line)
 
                 children = []
                 for start in starts:
@@ -245,7 +247,7 @@ async def _keep(server: _Server, say: Say, running: contextlib.AsyncExitStack) -
         reason = await server.child.gone()
         if failures >= _MOST_FAILURES:
             return reason
-        complain(f"{reason}: it is started again")
+        logger.warning("%s: it is started again", reason)
         await asyncio.sleep(_PAUSE_S * 2**failures)
         server.child = Child(server.start.name, say)
         await server.child.start([*COMMAND, *server.arguments()], server.start.environ)
@@ -253,7 +255,7 @@ async def _keep(server: _Server, say: Say, running: contextlib.AsyncExitStack) -
         failures += 1
         with contextlib.suppress(EngineError):
             await server.child.ready()
-            complain(f"the {server.start.name} server is back")
+            logger.warning("the %s server is back", server.start.name)
             failures = 0
 
 

@@ -35,7 +35,9 @@ def shown(url: str, look: Look, history: History) -> RenderableType:
     from rich.console import Group
 
     if look.members is not None:
-        return Group(f"[bold]{url}[/bold]   a router", "", _members(look.members))
+        return Group(
+            f"[bold]{url}[/bold]   a router", "", _members(look.members), "", *_routed(look.metrics)
+        )
     now = look.metrics
     return Group(
         f"[bold]{url}[/bold]   {now.sum('quire_running_requests'):.0f} running, "
@@ -61,6 +63,20 @@ def _members(members: Sequence[Mapping[str, Any]]) -> RenderableType:
         counts = (str(each[name]) for name in ("running", "waiting"))
         table.add_row(each["url"], each["side"], state, each["model"], *counts)
     return table
+
+
+def _routed(now: MetricsRead) -> list[str]:
+    answered = now.rows("quire_router_requests_total")
+    failed = sum(count for labels, count in answered if labels["status"] >= "500")
+    chosen, known = "quire_router_choices_total", {"by": "affinity"}
+    return [
+        f"Requests: {now.sum('quire_router_requests_in_flight'):.0f} under way, "
+        f"{sum(count for _, count in answered):,.0f} answered, {failed:,.0f} of them failed (5xx)",
+        f"Servers chosen for what they have cached: {now.sum(chosen, **known):,.0f} "
+        f"of {now.sum(chosen):,.0f}",
+        f"Tries that another server could make good: {now.sum('quire_router_retries_total'):,.0f}; "
+        f"streams that lost their server: {now.sum('quire_router_failovers_total'):,.0f}",
+    ]
 
 
 def _tiers(now: MetricsRead) -> RenderableType:
@@ -146,6 +162,8 @@ def _store(now: MetricsRead) -> str:
         if value and name.split(":")[0] in ("error", "mismatch", "declined")
     ]
     health = "[red]does not answer[/red]" if events.get("breaker_is_open") else "answers"
+    if opened := events.get("breaker_opened"):
+        health += f" (the breaker has opened {opened:.0f} times)"
     read_pages, written = events.get("read:ok", 0), events.get("written:ok", 0)
     trouble = "; " + ", ".join(bad) if bad else ""
     return f"Store: {health}, {read_pages:,.0f} pages read, {written:,.0f} written{trouble}"
@@ -157,7 +175,16 @@ def _handovers(now: MetricsRead) -> list[str]:
     count = now.sum("quire_handovers_total")
     each = 1000 * now.sum("quire_handover_seconds_total") / count if count else 0.0
     opened = now.sum("quire_handovers_open")
-    return [f"Hand-overs: {opened:.0f} open, {count:,.0f} received, {each:.0f} ms each"]
+    received, sent = (
+        format_bytes(int(now.sum("quire_handover_bytes_total", direction=direction)))
+        for direction in ("received", "sent")
+    )
+    peers = [f"{labels['peer']} {labels['state']}" for labels, _ in now.rows("quire_peer_link")]
+    return [
+        f"Hand-overs: {opened:.0f} open, {count:,.0f} received, {each:.0f} ms each; "
+        f"{received} in, {sent} out",
+        *(["Peers: " + "; ".join(peers)] if peers else []),
+    ]
 
 
 def _requests(requests: Sequence[Mapping[str, Any]] | None) -> list[RenderableType]:
@@ -185,7 +212,7 @@ def _tree(tree: Mapping[str, Any] | None) -> list[RenderableType]:
         *(_branch(branch, scale) for branch in branches[:_MOST_BRANCHES]),
     ]
     more = len(branches) - _MOST_BRANCHES
-    return [*rows, *([f"and {more} branches more"] if more > 0 else [])]
+    return [*rows, *([f"and {more} more"] if more > 0 else [])]
 
 
 def _branches(runs: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:

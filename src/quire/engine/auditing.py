@@ -7,7 +7,9 @@
 
 The rule: the same tokens on the same pages before them give the same page. In float32 up to the
 order of sums; in half precision as near as that dtype is to itself (docs/precision.md). A page that
-is wrong, or of another prompt, is a hundred times farther off.
+is wrong, or of another prompt, is a hundred times farther off. The device's and the host's copies
+must be the same to the last bit; the store's may be another engine's computation, and its digest is
+looked at as it is read.
 
 With requests there it begins nothing and computes nothing: what was begun is let go of. Knows the
 manager's audits and an executor that can compare two pages.
@@ -30,6 +32,8 @@ logger = logging.getLogger("quire.audit")
 
 MOST_OFF = {"float32": 1e-3, "float16": 0.25, "bfloat16": 0.5}
 """How far a value may lie off, in units of the root of the mean square of its layer's."""
+_WRONG = "not what the model computes"
+_COPIES_DIFFER = "not the same on device and host, though near enough: a bit may have changed there"
 _NUMBER = 0
 """Of its batches, which nobody else counts."""
 
@@ -132,19 +136,22 @@ class Auditor:
         try:
             self._compute(audit)
             computed = _only(PageIds(audit.table[-PAGE_ID_BYTES:]))
-            off = {
-                tier: self._executor.difference(_only(page), computed)
-                for tier, page in audit.copies.items()
-            }
+            pages = {tier: _only(page) for tier, page in audit.copies.items()}
+            off = {tier: self._executor.difference(page, computed) for tier, page in pages.items()}
+            apart = 0.0
+            if {"device", "host"} <= pages.keys():
+                apart = self._executor.difference(pages["host"], pages["device"])
         finally:
             audits.end(audit)
         counters.audited_pages += 1
         wrong = {tier: by for tier, by in off.items() if not by <= self._most_off}
+        for tier in wrong:
+            counters.faults[f"audit:wrong_{tier}"] += 1
         if wrong:
-            gone = audits.evict(audit.key)
-            for tier in wrong:
-                counters.faults[f"audit:wrong_{tier}"] += 1
-            _complain(audit, wrong, gone)
+            _complain(audit, _WRONG, wrong, audits.evict(audit.key))
+        elif apart:
+            counters.faults["audit:copies_differ"] += 1
+            _complain(audit, _COPIES_DIFFER, {"host": apart}, audits.evict(audit.key))
         self._follow_up(audit, is_right=not wrong)
         if self._search is None:
             now = self._clock()
@@ -174,19 +181,20 @@ class Auditor:
         self._executor.collect(lambda: None)
 
 
-def _complain(audit: Audit, wrong: dict[str, float], gone: int) -> None:
+def _complain(audit: Audit, what: str, off: dict[str, float], gone: int) -> None:
     fields = {
         "event": "audit",
         "page": audit.key.last - 1,
         "key": audit.key.page_keys(audit.key.last - 1).hex(),
-        "off": {tier: round(by, 6) for tier, by in wrong.items()},
+        "off": {tier: float(f"{by:.3g}") for tier, by in off.items()},
         "evicted_pages": gone,
     }
     logger.error(
-        "audit: page %d of a cached prompt is not what the model computes (%s): evicted from "
-        "every tier, with what was computed on top of it",
+        "audit: page %d of a cached prompt is %s (%s): evicted from every tier, with what was "
+        "computed on top of it",
         fields["page"],
-        ", ".join(f"{tier} off by {by:.3g}" for tier, by in wrong.items()),
+        what,
+        ", ".join(f"{tier} off by {by:.3g}" for tier, by in off.items()),
         extra={"fields": fields},
     )
 

@@ -5,7 +5,6 @@ Knows configuration and puts things together; how pages are asked for and given 
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 import time
@@ -144,7 +143,12 @@ class EnginePeering:
             return
         now, trace = time.monotonic(), handover.prompt.trace
         about = describe(handover, now)
-        logger.info("%s", json.dumps({"event": "handover"} | about))
+        logger.info(
+            "hand-over of %s from %s: %s; %s pages brought back here, %s received, in %s s",
+            *(about[name] for name in ("request", "peer", "stage", "restored", "received")),
+            about["seconds"],
+            extra={"fields": {"event": "handover"} | about},
+        )
         if trace:
             self.handed.append(Handed(trace, False, handover.began_s, now, about))
 

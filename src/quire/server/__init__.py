@@ -7,11 +7,11 @@ service.py      what every endpoint shares: engine, prompting, admission, metric
 A request, in the order in which it comes by:
 
 api.py          /v1, /health, /ready, /metrics: what each path does
-callers.py      who calls                           bodies.py       a JSON body, read
+incoming.py     who calls, and the JSON body
 requests.py     what it may hold                    forms.py        fields of several forms
 caching.py      what it may say of its pages
-underway.py     admitted, made a prompt of, planned and run: gives pieces
-planning.py     what is asked of the engine         generation.py   its tokens → pieces, per choice
+generation.py   admitted, made a prompt of, planned and run: gives pieces
+planning.py     what is asked of the engine
 answers.py      pieces → one JSON answer or events  formats.py      how a choice is written
 responses/      /v1/responses, as a chat
 

@@ -39,8 +39,7 @@ from quire.engine.messages import (
 )
 from quire.errors import EngineError, StoreURLError
 from quire.server.answers import cached_to_dict
-from quire.server.bodies import Unnamed, read_body
-from quire.server.callers import Caller
+from quire.server.incoming import Caller, Unnamed, read_body
 from quire.server.openapi import describe_body
 from quire.server.requests import (
     FlushRequest,

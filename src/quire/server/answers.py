@@ -33,8 +33,8 @@ import msgspec
 
 from quire.engine.messages import CachedTokens, EngineInfo
 from quire.server.formats import Echo, Format, prompt_logprobs
+from quire.server.generation import Running
 from quire.server.requests import GenerationRequest
-from quire.server.underway import Running
 from quire.text.scribe import Piece, Said, Scored
 from quire.text.tools import Text
 

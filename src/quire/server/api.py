@@ -11,9 +11,9 @@ from fastapi.responses import PlainTextResponse
 
 from quire.engine.config import Role
 from quire.server.answers import Answering, ChoicesAnswer
-from quire.server.bodies import read_body
-from quire.server.callers import Caller, prefill_of
 from quire.server.formats import ChatFormat, CompletionFormat
+from quire.server.generation import Starting, run_chat, run_completion
+from quire.server.incoming import Caller, prefill_of, read_body
 from quire.server.openapi import STREAMED, describe_body
 from quire.server.requests import (
     ChatRequest,
@@ -24,7 +24,6 @@ from quire.server.requests import (
 from quire.server.responses.answering import ResponseAnswer
 from quire.server.responses.fields import ResponsesRequest
 from quire.server.service import Service
-from quire.server.underway import Starting, run_chat, run_completion
 from quire.web.errors import ApiError, engine_gone, shutting_down
 from quire.web.guards import request_id_of
 from quire.web.metrics import CONTENT_TYPE

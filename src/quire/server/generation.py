@@ -1,11 +1,13 @@
-"""One request's choices, each from the engine's tokens to pieces of text.
+"""A request from its body to its pieces: admitted, made a prompt of, planned and run.
 
-    async with run(service, work) as pieces:        # leaving early aborts all of them
-        async for piece in pieces: ...
+    async with run_chat(service, request, caller) as running:     # nothing is done before
+        async for piece in running.pieces: ...
 
-Each choice runs in a task of its own, and their pieces come out in the order in which they are
-made. A stop string ends a choice here, and so does the first call where only one is wanted: leaving
-the engine's block aborts it there. Knows token ids and text, nothing of the JSON they travel in.
+What is wrong with a request is raised on the way in. Leaving the block, however, ends what is still
+computed for it, and gives its place in the queue back. Each choice runs in a task of its own, and
+their pieces come out in the order in which they are made. A stop string ends a choice here, and so
+does the first call where only one is wanted: leaving the engine's block aborts it there. Knows
+token ids and text, nothing of the JSON they travel in.
 """
 
 from __future__ import annotations
@@ -14,15 +16,21 @@ import asyncio
 import codecs
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import NamedTuple
 
 import numpy as np
 
 from quire.engine.messages import Finish, Output, SamplingParams
 from quire.errors import EngineError
-from quire.server.planning import Choice, Work
+from quire.server.formats import Echo, First
+from quire.server.incoming import Caller
+from quire.server.planning import Choice, Work, plan
 from quire.server.recorder import Asked
+from quire.server.requests import MAX_SEQUENCES, ChatRequest, CompletionRequest
 from quire.server.service import Service
 from quire.server.telling import Answered, log_answer, trace_answer
+from quire.text.grammars import hold
 from quire.text.prompting import Prompt
 from quire.text.scribe import Called, Piece, Scored, Scribe, finite
 from quire.text.vocabulary import Vocabulary
@@ -35,6 +43,100 @@ from quire.web.errors import (
     shutting_down,
     timed_out,
 )
+
+
+class Running(NamedTuple):
+    """A request under way."""
+
+    work: Work
+    pieces: AsyncIterator[Piece]
+    """Of all choices, until each has finished. Raises ApiError."""
+    scores: Sequence[Sequence[Scored]] = ()
+    """Of every prompt, its tokens but the first, if `prompt_logprobs` are wanted."""
+    echoes: Sequence[Echo] = ()
+    """What each choice begins with; none: nothing is echoed."""
+
+
+Starting = AbstractAsyncContextManager[Running]
+"""A request that is begun when the block is entered."""
+
+
+@contextlib.asynccontextmanager
+async def run_chat(
+    service: Service, request: ChatRequest, caller: Caller
+) -> AsyncIterator[Running]:
+    """Raises ApiError, InputError."""
+    with service.admit(request.num_choices, request.model, caller.salt(request.cache_salt)):
+        conversation = request.conversation(request.messages)
+        prompt = await service.prompting.of_chat(conversation, service.info)
+        is_one_call = request.parallel_tool_calls is False
+        grammar = hold(
+            service.prompting.reading,
+            conversation,
+            request.response_format,
+            is_thinking=prompt.is_thinking,
+            calls=request.wants_calls,
+            is_one_call=is_one_call,
+        )
+        work = plan(
+            service,
+            request,
+            [prompt],
+            caller,
+            tools=conversation.schemas if request.wants_calls else {},
+            is_one_call=is_one_call,
+            grammar=grammar,
+        )
+        scores = []
+        if (count := request.num_prompt_logprobs) is not None:
+            scores = [await score(service, work, prompt, count)]
+        async with run(service, work) as pieces:
+            yield Running(work, pieces, scores)
+
+
+@contextlib.asynccontextmanager
+async def run_completion(
+    service: Service, request: CompletionRequest, caller: Caller
+) -> AsyncIterator[Running]:
+    """Raises ApiError, InputError."""
+    num_sequences = len(request.prompts) * request.num_choices
+    if num_sequences > MAX_SEQUENCES:
+        raise invalid(
+            "n", f"n times the number of prompts is {num_sequences}: at most {MAX_SEQUENCES}"
+        )
+    with service.admit(num_sequences, request.model, caller.salt(request.cache_salt)):
+        prompts = [await _prompt(service, each) for each in request.prompts]
+        work = plan(service, request, prompts, caller)
+        found: list[list[Scored]] = []
+        if (count := request.num_prompt_logprobs) is not None:
+            found = [await score(service, work, prompt, count) for prompt in prompts]
+        scores = found if request.prompt_logprobs is not None else []
+        echoes = await _echoes(service, request, prompts, found) if request.echo else []
+        async with run(service, work) as pieces:
+            yield Running(work, pieces, scores, echoes)
+
+
+async def _prompt(service: Service, prompt: str | list[int]) -> Prompt:
+    if isinstance(prompt, str):
+        return await service.prompting.of_text(prompt, service.info)
+    return await service.prompting.of_ids(prompt, service.info)
+
+
+async def _echoes(
+    service: Service,
+    request: CompletionRequest,
+    prompts: Sequence[Prompt],
+    found: Sequence[Sequence[Scored]],
+) -> list[Echo]:
+    """One per choice: texts as they were given, token ids as the text they stand for. `found`:
+    scores of the prompts, if they are wanted."""
+    echoes: list[Echo] = []
+    for i, (given, prompt) in enumerate(zip(request.prompts, prompts, strict=True)):
+        text = given if isinstance(given, str) else await service.prompting.text_of(prompt)
+        is_scored = request.logprobs is not None
+        echoes.append(Echo(text, [First(prompt.ids[0]), *found[i]] if is_scored else ()))
+    return [echo for echo in echoes for _ in range(request.num_choices)]
+
 
 _NO_SCHEMA = "invalid_schema"
 ENGINE_GRACE_S = 5.0

@@ -22,6 +22,9 @@ from quire.server.service import Service
 _QUIET_S = 30.0
 """Trouble of one kind is over when nothing of it came for so long."""
 _WELL = ("ok", "miss")
+_BY_STORE = {"read": "fetch", "written": "write"}
+"""What the store's client counts, and what the engine calls the same."""
+_TAKES = {"read": "give", "written": "take"}
 _LOOK_EVERY_S = 1.0
 """Reports come twice a second."""
 
@@ -99,25 +102,28 @@ class Notices:
 
 
 def _failures(status: EngineStatus) -> Iterator[tuple[str, int]]:
-    """Everything that went wrong so far, by a name for a person."""
+    """Everything that went wrong so far, by a name for a person; what both the store's client and
+    the engine count, once."""
+    told = set()
     for name, count in status.store.counters.items():
         kind, colon, what = name.partition(":")
         if not colon or not count:
             continue
-        if kind in ("read", "written") and what not in _WELL:
-            yield f"pages of the store {kind} badly ({what})", count
+        if kind in _BY_STORE and what not in _WELL:
+            told.add((_BY_STORE[kind], what))
+            yield f"pages that the store did not {_TAKES[kind]} ({what})", count
         elif kind == "error":
             yield f"calls that the store failed ({what})", count
         elif kind == "mismatch":
             yield f"pages of the store that were not what they should be ({what})", count
     for name, count in status.counters.items():
         kind, _, what = name.partition(":")
-        if kind in ("backup", "load", "write", "fetch") and what and what not in _WELL and count:
+        if kind not in ("backup", "load", "write", "fetch") or (kind, what) in told:
+            continue
+        if what and what not in _WELL and count:
             yield f"pages whose {kind} failed ({what})", count
     if preempted := status.counters.get("requests_preempted", 0):
         yield "requests that gave up their device pages for others", preempted
-    if wrong := status.counters.get("audit_wrong_pages", 0):
-        yield "CACHED PAGES THAT WERE WRONG, found by the audit and evicted", wrong
 
 
 @contextlib.asynccontextmanager

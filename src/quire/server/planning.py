@@ -13,7 +13,7 @@ import msgspec
 
 from quire.engine.messages import CacheWish, EngineInfo, SamplingParams
 from quire.server.caching import wish_of
-from quire.server.callers import Caller
+from quire.server.incoming import Caller
 from quire.server.requests import GenerationRequest
 from quire.server.service import Service
 from quire.text.prompting import Prompt, Prompting, context_length_exceeded

@@ -6,7 +6,7 @@ field is not given, everywhere.
     fields of OpenAI's that do not change the answer     taken and ignored (user, metadata, …)
     fields of OpenAI's that we do not have               400, unless null or the default
     fields that nobody knows                             ignored, with a warning in the log; with
-                                                         `strict` 400 (see bodies.py)
+                                                         `strict` 400 (see incoming.py)
 
 Knows no model: whether a token id exists or a prompt fits is checked in prompting.py.
 """

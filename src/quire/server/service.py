@@ -27,9 +27,8 @@ from quire.engine.messages import (
     SamplingParams,
 )
 from quire.errors import EngineError
-from quire.server.bodies import UnknownFields, Warned
-from quire.server.callers import TenantCounts
 from quire.server.config import ServerConfig
+from quire.server.incoming import TenantCounts, UnknownFields, Warned
 from quire.server.metrics import Metrics
 from quire.server.recorder import Recorder
 from quire.server.responses.remembered import ResponseMemory

@@ -304,7 +304,7 @@ def _methods(request: Request) -> list[str]:
 
 
 async def _query_error(request: Request, error: Exception) -> Response:
-    """A query parameter of the wrong type; bodies are read by bodies.py."""
+    """A query parameter of the wrong type; bodies are read by incoming.py."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     param = str(first["loc"][-1])

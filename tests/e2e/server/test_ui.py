@@ -63,7 +63,7 @@ def test_under_load_it_follows_without_a_complaint(looked_at):
     asking = threading.Thread(target=load, args=(server, stop))
     asking.start()
     try:
-        with Browser(width=1180, height=1150) as page:
+        with Browser(width=1180, height=1480) as page:
             page.open(f"{server.url}/ui")
             page.run(f"sessionStorage.setItem('admin-key', '{API_KEY}')")
             page.open(f"{server.url}/ui?again")
@@ -73,14 +73,20 @@ def test_under_load_it_follows_without_a_complaint(looked_at):
             looks = page.run("Number(document.body.dataset.looks)")
             page.until(f"Number(document.body.dataset.looks) > {looks + 3}")
             assert "running" in text(page, "flight")
-            assert "attached" in text(page, "store")
-            said = "'What is a quire, and how many sheets has it?'"
+            assert "Answers" in text(page, "store")
+            said = "'Où est la quire, and how many sheets has it?'"
             page.run(f"document.getElementById('say').value = {said}")
             for _ in range(2):
-                page.run("document.getElementById('answer').textContent = ''")
+                page.run("document.getElementById('over').click()")
                 page.run("document.getElementById('chat').requestSubmit()")
                 page.until("document.getElementById('cost').textContent.includes('whole answer')")
             page.until("document.querySelector('#prompt .device') !== null")
+            assert "Où est la quire" in text(page, "prompt")
+            page.run("document.getElementById('say').value = 'And who makes it?'")
+            page.run("document.getElementById('chat').requestSubmit()")
+            page.until("document.getElementById('prompt').textContent.includes('who makes it')")
+            assert "Où est la quire" in text(page, "prompt"), "it is a conversation"
+            page.run("document.querySelector('#tree rect').dispatchEvent(new Event('click'))")
             if folder is not None:
                 page.picture(folder / "ui.png")
                 media = [{"name": "prefers-color-scheme", "value": "dark"}]

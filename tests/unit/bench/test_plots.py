@@ -76,6 +76,13 @@ def test_what_it_would_take_without_the_cache_is_told_by_those_that_computed():
     assert plots.seconds_per_token([reused | {"cached": None}]) is None
 
 
+def test_the_cache_is_never_drawn_as_if_it_cost_what_a_queue_did():
+    """A request that waited behind others would have waited without the cache too."""
+    waited = {"prompt_tokens": 1000, "cached": {"device": 900}, "ttft_s": 5.0}
+    assert plots.uncached_s(waited, 0.002) == pytest.approx(5.0 + 1.8)
+    assert plots.uncached_s(waited | {"cached": None}, 0.002) == 5.0
+
+
 def test_unknown_hits_are_said_not_drawn(known, tmp_path):
     unknown = plots.write(made_up(hits=False), tmp_path)
     assert ink(unknown[1]) < ink(known[1]) / 2

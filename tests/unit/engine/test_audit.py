@@ -220,6 +220,21 @@ def test_several_ranks_are_refused_with_a_reason():
         EngineConfig(model="m", name="m", device_bytes=1 << 20, audit=5, tp=2)
 
 
+def test_one_bit_that_hardly_matters_is_found_beside_the_other_copy(caplog):
+    """The lowest bit of one number: far below what the order of sums may change."""
+    with engine() as tiny:
+        tiny.answer(PROMPT, 4)
+        page = tiny.model.worker.components["full"].host.page_view(page_in(tiny, 1, 5))
+        page[0] ^= 1
+        audited(tiny, lambda: wrong(tiny))
+        assert wrong(tiny).keys() == {"audit:copies_differ"}
+        assert tiny.manager.match(key_of(tiny, 8)).num_pages == 5
+        assert any("not the same on device and host" in each.message for each in caplog.records)
+        assert tiny.answer(PROMPT, 4) == oracle(PROMPT, 4)
+        tiny.run()
+        assert not _store_differs(tiny)
+
+
 def test_the_log_is_an_error_that_names_the_page(caplog):
     with engine() as tiny, caplog.at_level(logging.ERROR, "quire.audit"):
         tiny.answer(PROMPT, 4)

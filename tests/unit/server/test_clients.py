@@ -5,8 +5,8 @@ import logging
 import pytest
 from openai import OpenAI
 
-from quire.server.bodies import MAX_NAMES
 from quire.server.config import ServerConfig
+from quire.server.incoming import MAX_NAMES
 from quire.text.generation_config import SamplingDefaults
 from unit.server.scripted import ADMIN_KEY, MODEL, Rig, ScriptedEngine, error_of
 from unit.server.test_answers import chunks

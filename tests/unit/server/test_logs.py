@@ -47,13 +47,21 @@ def told() -> Told:
 def test_a_store_that_fails_is_said_once_counted_and_said_when_it_is_over(told):
     assert told(store={"written:ok": 9, "read:miss": 9}) == []
     (first,) = told(store={"written:failed": 3})
-    assert "written badly (failed): 3" in first
+    assert "did not take (failed): 3" in first
     for count in range(4, 394):
         assert told(store={"written:failed": count}) == []
     (over,) = told(31, store={"written:failed": 393})
     assert "over, 393 in all" in over
     assert told(31, store={"written:failed": 393}) == []
     assert len(told(store={"written:failed": 394})) == 1  # anew
+
+
+def test_one_failure_that_two_count_is_one_line(told):
+    """The store's client counts a page that was not written, and the engine whose write it was."""
+    store, engine = {"written:failed": 3, "read:failed": 1}, {"write:failed": 3, "fetch:failed": 1}
+    assert len(told(store=store, **engine)) == 2
+    (late,) = told(store=store, **engine, **{"write:timeout": 2})
+    assert "write failed (timeout): 2" in late
 
 
 def test_a_breaker_and_peers_are_said_when_they_change(told):
@@ -110,3 +118,18 @@ def test_a_person_reads_sentences_and_a_machine_reads_json(monkeypatch, is_termi
     else:
         found = json.loads(line)
         assert (found["level"], found["logger"], found["count"]) == ("info", "quire.events", 2)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_line_of_a_server_that_we_started_says_whose_it_is(is_terminal):
+    stream = io.StringIO()
+    stream.isatty = lambda: is_terminal
+    told = {"level": "info", "message": "peer a is up", "event": "peer"}
+    logs.relay("decode", json.dumps(told), stream)
+    logs.relay("decode", "quire: loading", stream)
+    first, second = stream.getvalue().splitlines()
+    if is_terminal:
+        assert (first, second) == ("quire: [decode] peer a is up", "quire: [decode] loading")
+    else:
+        assert json.loads(first) == told | {"server": "decode"}
+        assert json.loads(second) == {"message": "loading", "server": "decode"}

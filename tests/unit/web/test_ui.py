@@ -77,11 +77,19 @@ def test_it_renders_follows_and_survives_a_restart():
             assert page.run("document.querySelectorAll('#tiers .bar').length") == 2
             page.run(f"document.getElementById('admin-key').value = {ADMIN_KEY!r}")
             page.until("document.querySelectorAll('#tree rect').length === 2")
-            named = "[...document.querySelectorAll('#tree text')].map((each) => each.textContent)"
+            named = (
+                "[...document.querySelectorAll('#tree .tenant')].map((each) => each.textContent)"
+            )
             assert page.run(f"{named}.join()") == "alice,no tenant"
+            used = "[...document.querySelectorAll('#tree .on')].map((each) => each.textContent)"
+            assert page.run(f"{used}.join()") == "3×,1×"
+            page.run("document.querySelector('#tree rect').dispatchEvent(new Event('click'))")
+            assert "used 3 times" in page.run("document.getElementById('run').textContent")
             assert page.run("document.documentElement.scrollWidth <= innerWidth")
             dark = page.run("getComputedStyle(document.body).backgroundColor")
             assert page.errors == []
+            page.run("document.getElementById('admin-key').value = 'another'")
+            page.until("document.getElementById('flight').textContent.includes('not taken')")
         page.until("document.getElementById('state').textContent === 'gone'")
         assert not page.run("document.getElementById('trouble').hidden")
         port = int(url.rpartition(":")[2])

@@ -4,8 +4,9 @@
     hits_by_round.png    where the prompt's tokens came from, turn by turn
     ttft_by_length.png   first token over the prompt's length, coloured by the cached share
 
-The first and the last have a line for what it would be without the cache: an estimate, by the speed
-of those requests of the same run that computed most of their prompt.
+The first and the last also show what it would be without the cache: each request as it was, and
+the time to compute what it found, at the best speed of those requests of the same run that computed
+most of their prompt. That is rather too little: they would have waited longer for each other, too.
 
 matplotlib is loaded only here, and without a display.
 """
@@ -108,14 +109,19 @@ def _good(result: Result) -> list[Result]:
 
 
 def seconds_per_token(samples: list[Result]) -> float | None:
-    """Of computing a prompt, the median over the requests that computed most of theirs; None: there
-    were none, or the server does not say."""
+    """Of computing a prompt, the least of the requests that computed most of theirs, since others
+    had to wait; None: there were none, or the server does not say."""
     found = []
     for sample in samples:
         share = _cached_share(sample) if sample["prompt_tokens"] else None
         if share is not None and share <= 100 * (1 - _MOSTLY):
             found.append(sample["ttft_s"] / (sample["prompt_tokens"] * (1 - share / 100)))
-    return percentile(found, 0.5) if found else None
+    return min(found, default=None)
+
+
+def uncached_s(sample: Result, rate: float) -> float:
+    """Time to the first token if what was found had been computed."""
+    return float(sample["ttft_s"] + rate * sum((sample["cached"] or {}).values()))
 
 
 def _ttft_by_round(result: Result, figure: Figure, axes: Axes) -> None:
@@ -133,8 +139,8 @@ def _ttft_by_round(result: Result, figure: Figure, axes: Axes) -> None:
         highs.append(percentile(values, 0.75))
         tails.append(percentile(values, 0.9))
         if rate is not None:
-            lengths = [each["prompt_tokens"] for each in samples if each["round"] == number]
-            uncached.append(rate * percentile(lengths, 0.5))
+            own = [uncached_s(each, rate) for each in samples if each["round"] == number]
+            uncached.append(percentile(own, 0.5))
     axes.fill_between(rounds, lows, highs, color=_ACCENT, alpha=0.12, linewidth=0, label="p25–p75")
     axes.plot(rounds, medians, color=_ACCENT, marker="o", linewidth=2, label="median")
     axes.plot(rounds, tails, color=_ACCENT, linestyle="--", linewidth=1, label="p90")
@@ -198,10 +204,10 @@ def _ttft_by_length(result: Result, figure: Figure, axes: Axes) -> None:
         figure.colorbar(points, ax=axes, label="of the prompt found in the cache, %")
     rate = seconds_per_token(samples)
     if rate is not None:
-        ends = [0, max(lengths)]
-        axes.plot(ends, [rate * end for end in ends], color=_PALE, linestyle=":", label=_UNCACHED)
-        axes.legend(frameon=False)
-        times.append(rate * max(lengths))
+        uncached = [uncached_s(sample, rate) for sample in samples]
+        axes.scatter(lengths, uncached, s=22, marker="x", color=_PALE, label=_UNCACHED)
+        axes.legend(frameon=False, loc="upper left")
+        times += uncached
     axes.set_xlabel("prompt, tokens")
     axes.set_xlim(left=0)
     _seconds(axes, max(times))

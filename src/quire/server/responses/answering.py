@@ -11,12 +11,12 @@ import msgspec
 from pydantic import ValidationError
 
 from quire.server.answers import Answering, Streamed, Usage, Whole
+from quire.server.generation import Running
 from quire.server.requests import ChatRequest
 from quire.server.responses.fields import FunctionTool, ResponsesRequest
 from quire.server.responses.items import messages_of
 from quire.server.responses.output import OutputItems
 from quire.server.responses.remembered import ResponseMemory
-from quire.server.underway import Running
 from quire.text.messages import Message
 from quire.text.scribe import Piece
 from quire.web.errors import ApiError, from_validation

@@ -12,14 +12,20 @@ function keyed(id) {
 
 async function ask(path, options = {}) {
   const answer = await fetch(path, { cache: "no-store", ...options });
-  if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
-  return answer;
+  if (answer.ok) return answer;
+  const why = await answer.json().then((body) => body.error?.message, () => "");
+  throw new Error(why || `${path}: ${answer.status}`);
 }
 
 function admin(path) {
   return $("admin-key").value.trim()
     ? ask(path, { headers: keyed("admin-key") }).then((answer) => answer.json()).catch(() => null)
     : Promise.resolve(null);
+}
+
+function withKey(what) {
+  return $("admin-key").value.trim() ? `The admin key was not taken: ${what} need it.`
+    : `With the admin key (Keys, above): ${what}.`;
 }
 
 // Prometheus's text → {name: [[labels, value], …]}
@@ -57,6 +63,10 @@ function bytes(count) {
     count /= 1024;
   }
   return `${count.toFixed(1)} TiB`;
+}
+
+function lines(id, all) {
+  $(id).replaceChildren(...all.map((words) => Object.assign(document.createElement("div"), { textContent: words })));
 }
 
 function legend(id, names) {
@@ -128,42 +138,51 @@ function remember(found, now) {
 }
 
 function showStore(found) {
+  if (!sum(found.quire_store_attached)) { lines("store", ["none: what is cached ends with the server"]); return; }
   const events = Object.fromEntries((found.quire_store_events_total || []).map(([labels, value]) => [labels.event, value]));
   const bad = Object.entries(events).filter(([name, value]) => value > 0 &&
     /^(error|mismatch|declined):|^(read|written):(?!ok|miss)/.test(name));
-  const lines = [
-    sum(found.quire_store_attached) ? "attached" : "none attached",
-    events.breaker_is_open ? `NOT ANSWERING: asked again after a while (${events.breaker_opened} times so far)` : "answers",
+  const opened = events.breaker_opened || 0;
+  lines("store", [
+    events.breaker_is_open ? "Does NOT answer: the breaker is open, it is asked again after a while" : "Answers",
+    opened ? `Breaker: opened ${opened.toLocaleString()} times so far` : "Breaker: closed, and was never open",
     `${(events["read:ok"] || 0).toLocaleString()} pages read, ${(events["written:ok"] || 0).toLocaleString()} written`,
-    bad.length ? bad.map(([name, value]) => `${name} ${value.toLocaleString()}`).join(", ") : "no failures",
-  ];
-  $("store").replaceChildren(...lines.map((words) => Object.assign(document.createElement("div"), { textContent: words })));
+    bad.length ? bad.map(([name, value]) => `${name} ${value.toLocaleString()}`).join(", ") : "No failures",
+  ]);
+  $("store").firstChild.className = events.breaker_is_open ? "bad" : "good";
 }
 
 function showHandovers(found) {
   if (!found.quire_handovers_total) { text("handovers", "none: this server works alone"); return; }
   const count = sum(found.quire_handovers_total), spent = sum(found.quire_handover_seconds_total);
-  const links = (found.quire_peer_link || []).map(([labels]) => `${labels.peer} ${labels.state}`).join("; ");
-  text("handovers", `${sum(found.quire_handovers_open)} open, ${count} received, ` +
-    `${count ? ((1000 * spent) / count).toFixed(0) : 0} ms each, ` +
+  const links = (found.quire_peer_link || []).map(([labels]) => `Peer ${labels.peer}: ${labels.state}`).join("; ");
+  const failed = sum(found.quire_handovers_local_total);
+  lines("handovers", [
+    `${sum(found.quire_handovers_open)} under way, ${count.toLocaleString()} received` +
+      (count ? `, ${((1000 * spent) / count).toFixed(0)} ms each` : ""),
     `${bytes(one(found.quire_handover_bytes_total, "direction", "received"))} in, ` +
-    `${bytes(one(found.quire_handover_bytes_total, "direction", "sent"))} out. ${links}`);
+      `${bytes(one(found.quire_handover_bytes_total, "direction", "sent"))} out`,
+    failed ? `${failed.toLocaleString()} came to nothing: computed here instead` : "None came to nothing",
+    links || "No peer so far",
+  ]);
 }
 
 function showRequests(found, answer) {
   text("flight", `${sum(found.quire_running_requests)} running, ${sum(found.quire_waiting_requests)} waiting` +
-    (answer ? "" : ". With the admin key: each of them."));
+    (answer ? "" : `. ${withKey("the requests one by one")}`));
   const rows = answer ? answer.requests.slice(0, 40).map((each) => row([each.id, each.state,
     `${each.prompt_tokens} in`, `${each.output_tokens} out`, `${each.age_s.toFixed(1)} s`])) : [];
   $("requests").replaceChildren(...(rows.length ? [row(["request", "state", "prompt", "answer", "age"], "th"), ...rows] : []));
 }
 
 function showTree(answer) {
-  if (!answer) { text("tree-key", "With the admin key: what is cached, where, and how warm."); return; }
+  if (!answer) { text("tree-key", withKey("pictures of what is cached, where, how warm and whose")); return; }
   const runs = answer.runs.map((run) => Object.fromEntries(answer.fields.map((name, i) => [name, run[i]])));
-  const rows = drawTree($("tree"), runs, $("tree").clientWidth || 600);
-  text("tree-key", `${runs.length.toLocaleString()} runs of pages on ${rows} branches, ${answer.page_size} tokens ` +
-    "per page. Colour: the fastest tier that has it. Paler: longer unused.");
+  const rows = drawTree($("tree"), runs, $("tree").clientWidth || 600, (words) => text("run", words));
+  legend("tree-tiers", TIERS.slice(0, 3));
+  text("tree-key", `${runs.length.toLocaleString()} runs of pages on ${rows} branches, ${answer.page_size} tokens per page. ` +
+    "Prompts go from left to right and part where they differ; colour: the fastest tier that has it; paler: longer " +
+    "unused; ×: times used. Point at one, or tap it.");
 }
 
 function showMembers(health) {
@@ -175,6 +194,18 @@ function showMembers(health) {
   $("members").replaceChildren(row(["server", "kind", "state", "model", "", ""], "th"), ...rows);
 }
 
+function showRouted(found) {
+  const total = sum(found.quire_router_requests_total), lost = sum(found.quire_router_failovers_total);
+  const chosen = sum(found.quire_router_choices_total), known = one(found.quire_router_choices_total, "by", "affinity");
+  const worse = sum(found.quire_router_requests_total, (labels) => labels.status >= "500");
+  lines("routed", [
+    `${sum(found.quire_router_requests_in_flight)} under way, ${total.toLocaleString()} answered, ${worse.toLocaleString()} of them failed (5xx)`,
+    `${known.toLocaleString()} of ${chosen.toLocaleString()} choices of a server for what it has cached`,
+    `${sum(found.quire_router_retries_total).toLocaleString()} tries that another server could make good, ` +
+      `${lost.toLocaleString()} streams whose server was lost on the way`,
+  ]);
+}
+
 async function look() {
   const health = await fetch("/health", { cache: "no-store" }).then((answer) => answer.json());
   const isRouter = "members" in health;
@@ -183,8 +214,8 @@ async function look() {
   text("state", health.draining ? "draining" : isWell ? "serving" : "not serving");
   $("state").className = `pill ${isWell && !health.draining ? "good" : "bad"}`;
   text("model", isRouter ? "router" : `${health.model || ""} ${health.role || ""}`);
-  if (isRouter) return showMembers(health);
   const found = metrics(await (await ask("/metrics")).text());
+  if (isRouter) { showMembers(health); showRouted(found); return; }
   const [requests, tree] = await Promise.all([admin("/admin/requests"), admin("/admin/tree")]);
   remember(found, performance.now());
   showTiers(found);
@@ -192,9 +223,9 @@ async function look() {
   showHandovers(found);
   showRequests(found, requests);
   showTree(tree);
-  drawHits($("hits"), past.hits, KEPT);
+  drawHits($("hits"), past.hits, KEPT, (KEPT * EVERY_MS) / 1000);
   legend("hits-key", TIERS);
-  drawLines($("ttft"), past.ttft, KEPT);
+  drawLines($("ttft"), past.ttft, KEPT, (KEPT * EVERY_MS) / 1000);
   const last = past.ttft.findLast((each) => each !== null);
   text("ttft-text", last ? `With the cache ${last.with.toFixed(3)} s; without it about ${last.without.toFixed(3)} s ` +
     `(estimated: ${Math.round(past.speed).toLocaleString()} prompt tokens per second computed here)` : "nobody has asked yet");
@@ -220,40 +251,71 @@ async function forever() {
 
 // ---- the chat box --------------------------------------------------------------------------------
 
+const said = []; // the conversation so far
+
+// Server-sent events → the JSON of each.
+async function* events(answer) {
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) if (part.startsWith("data: {")) yield JSON.parse(part.slice(6));
+  }
+}
+
 async function chat(event) {
   event.preventDefault();
-  const messages = [{ role: "user", content: $("say").value }];
+  const words = $("say").value.trim();
+  if (!words) return;
+  const messages = [...said, { role: "user", content: words }];
   const headers = { "content-type": "application/json", ...keyed("api-key") };
-  const post = async (path, body) => (await ask(path, { method: "POST", headers, body: JSON.stringify(body) })).json();
+  const post = (path, body) => ask(path, { method: "POST", headers, body: JSON.stringify(body) });
   text("answer", "…");
   text("cost", "");
   try {
-    const models = await (await ask("/v1/models", { headers })).json();
-    const model = models.data[0].id;
-    const { token_strs: words } = await post("/tokenize", { model, messages, return_token_strs: true });
+    const model = (await (await ask("/v1/models", { headers })).json()).data[0].id;
+    const { tokens } = await (await post("/tokenize", { model, messages })).json();
     const began = performance.now();
-    const answer = await post("/v1/chat/completions", { model, messages, max_tokens: 48 });
-    const by = answer.usage.prompt_tokens_details.cached_tokens_by_tier;
-    const spans = [];
+    const body = { model, messages, max_tokens: 96, stream: true, stream_options: { include_usage: true } };
+    let answer = "", first = null, usage = null;
+    for await (const each of events(await post("/v1/chat/completions", body))) {
+      if (each.error) throw new Error(each.error.message);
+      usage = each.usage || usage;
+      const piece = each.choices[0]?.delta.content;
+      if (!piece) continue;
+      first ??= (performance.now() - began) / 1000;
+      text("answer", (answer += piece));
+    }
+    said.splice(0, said.length, ...messages, { role: "assistant", content: answer });
+    const { cached_tokens_by_tier: here, cached_tokens_at_prefill: there } = usage.prompt_tokens_details;
+    const cached = (tier) => (here?.[tier] || 0) + (there?.[tier] || 0);
+    const spans = [], found = [];
     let at = 0;
     for (const tier of TIERS) {
-      const count = tier === "computed" ? words.length - at : by[tier] || 0;
+      const count = tier === "computed" ? tokens.length - at : cached(tier);
       if (count <= 0) continue;
-      const span = Object.assign(document.createElement("span"), { className: tier, title: `${tier}: ${count} tokens`,
-        textContent: words.slice(at, at + count).join("").replaceAll("Ġ", " ").replaceAll("Ċ", "\n") });
-      spans.push(span);
+      const { prompt } = await (await post("/detokenize", { model, tokens: tokens.slice(at, at + count) })).json();
+      spans.push(Object.assign(document.createElement("span"),
+        { className: tier, title: `${tier}: ${count} tokens`, textContent: prompt }));
+      found.push(tier === "computed" ? `${count} computed` : `${count} from ${tier}`);
       at += count;
     }
+    legend("chat-tiers", TIERS);
     $("prompt").replaceChildren(...spans);
-    text("answer", answer.choices[0].message.content || "");
-    const found = TIERS.slice(0, 4).filter((tier) => by[tier]).map((tier) => `${by[tier]} on ${tier}`).join(", ");
-    text("cost", `${answer.usage.prompt_tokens} prompt tokens: ${found || "none cached"}; ` +
-      `${((performance.now() - began) / 1000).toFixed(2)} s for the whole answer`);
+    text("cost", `${usage.prompt_tokens} prompt tokens: ${found.join(", ")}. First token after ` +
+      `${(first ?? 0).toFixed(2)} s, whole answer after ${((performance.now() - began) / 1000).toFixed(2)} s.`);
   } catch (error) {
     text("answer", `It did not work: ${error.message}`);
   }
 }
 
+$("over").addEventListener("click", () => {
+  said.length = 0;
+  for (const id of ["prompt", "answer", "cost"]) text(id, "");
+});
 for (const id of ["admin-key", "api-key"]) {
   $(id).value = sessionStorage.getItem(id) || "";
   $(id).addEventListener("change", () => sessionStorage.setItem(id, $(id).value));

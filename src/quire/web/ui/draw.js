@@ -10,26 +10,27 @@ function svg(name, attributes, text) {
   return node;
 }
 
-function stage(chart, top, unit) {
+function stage(chart, top, unit, seconds) {
   const width = chart.clientWidth || 320, height = chart.clientHeight || 144;
   chart.setAttribute("viewBox", `0 0 ${width} ${height}`);
   chart.replaceChildren(
     svg("line", { class: "axis", x1: 0, x2: width, y1: height - 1, y2: height - 1 }),
-    svg("text", { x: 2, y: 11 }, `${short(top)}${unit}`));
+    svg("text", { x: 2, y: 11 }, `${short(top)}${unit}`),
+    svg("text", { x: width - 2, y: 11, class: "end" }, `the last ${seconds} s`));
   return { width, height };
 }
 
 function short(number) {
   if (number >= 1e6) return `${(number / 1e6).toFixed(1)}M`;
   if (number >= 1e3) return `${(number / 1e3).toFixed(1)}k`;
-  return number >= 10 || number === 0 ? String(Math.round(number)) : number.toPrecision(2);
+  return number >= 10 || Number.isInteger(number) ? String(Math.round(number)) : number.toPrecision(2);
 }
 
 // Columns of what was found where, one per look; the latest on the right.
-function drawHits(chart, samples, count) {
+function drawHits(chart, samples, count, seconds) {
   const total = (each) => TIERS.reduce((sum, tier) => sum + (each[tier] || 0), 0);
   const top = Math.max(1, ...samples.map(total));
-  const { width, height } = stage(chart, top, " tokens/s");
+  const { width, height } = stage(chart, top, " tokens/s", seconds);
   const step = width / count, room = height - 16;
   samples.forEach((each, index) => {
     let y = height;
@@ -44,10 +45,10 @@ function drawHits(chart, samples, count) {
 }
 
 // Two lines: as it was, and as it would have been.
-function drawLines(chart, samples, count) {
+function drawLines(chart, samples, count, seconds) {
   const known = samples.filter((each) => each !== null);
   const top = Math.max(1e-3, ...known.map((each) => Math.max(each.with, each.without)));
-  const { width, height } = stage(chart, top, " s");
+  const { width, height } = stage(chart, top, " s", seconds);
   for (const line of ["with", "without"]) {
     const points = [];
     samples.forEach((each, index) => {
@@ -59,39 +60,49 @@ function drawLines(chart, samples, count) {
   }
 }
 
-// Runs of pages: along, where in the prompt; down, one row per branch; colour, the fastest tier;
-// at the end of a tenant's first row, its name.
-function drawTree(chart, runs, widthOf) {
-  const rows = [], below = runs.map(() => []);
-  const tops = [];
+// Runs of pages: along, where in the prompt; down, one row per branch, of those that leave one place
+// the one used last first; colour, the fastest tier; on it, how often it was used; at the end of a
+// tenant's first row, its name. `told` is given the words for the one that is pointed at.
+function drawTree(chart, runs, widthOf, told) {
+  const below = runs.map(() => []), tops = [];
   runs.forEach((run, index) => (run.parent < 0 ? tops : below[run.parent]).push(index));
-  const place = (index) => {
-    let first = rows.length;
-    if (!below[index].length) rows.push(null);
-    for (const child of below[index]) place(child);
-    runs[index].row = first;
-  };
-  tops.forEach(place);
+  const byUse = (one, other) => runs[other].age - runs[one].age;
+  const waiting = tops.sort(byUse);
+  let rows = 0;
+  while (waiting.length) {
+    const index = waiting.pop(), run = runs[index];
+    run.row ??= rows++;
+    const children = below[index].sort(byUse);
+    if (children.length) runs[children.at(-1)].row = run.row; // goes on in the same row
+    waiting.push(...children);
+  }
   const longest = Math.max(1, ...runs.map((run) => run.last));
   const isShared = runs.some((run) => run.tenant !== runs[0].tenant);
-  const scale = (widthOf - (isShared ? 110 : 0)) / longest, tall = 14;
-  chart.setAttribute("viewBox", `0 0 ${widthOf} ${Math.max(1, rows.length) * tall + 4}`);
+  const scale = (widthOf - (isShared ? 110 : 0)) / longest, tall = 18;
+  chart.setAttribute("viewBox", `0 0 ${widthOf} ${Math.max(1, rows) * tall + 4}`);
+  chart.style.height = `${Math.max(1, rows) * tall + 4}px`;
   chart.replaceChildren();
   const named = new Set();
   for (const run of runs) {
     const tier = run.device ? "device" : run.host ? "host" : run.store ? "store" : "computed";
     const warmth = 0.35 + 0.65 / (1 + run.age / 20);
-    const box = svg("rect", { class: tier, x: run.first * scale + 0.5, y: run.row * tall + 2,
-      width: Math.max(1.5, (run.last - run.first) * scale - 1), height: tall - 4, rx: 2,
+    const x = run.first * scale + 0.5, width = Math.max(1.5, (run.last - run.first) * scale - 1);
+    const box = svg("rect", { class: tier, x, y: run.row * tall + 2, width, height: tall - 3, rx: 3,
       "fill-opacity": warmth.toFixed(2) });
     const where = ["device", "host", "store"].filter((each) => run[each]).join(", ");
-    box.append(svg("title", {}, `pages ${run.first}–${run.last} on ${where || "no tier"}, ` +
-      `used ${run.hits} times, ${run.tenant ? `tenant ${run.tenant}` : "no tenant"}`));
+    const words = `Pages ${run.first} to ${run.last} of a prompt: on ${where || "no tier"}, ` +
+      `used ${run.hits} times, the last time ${run.age} uses of others ago; ` +
+      (run.tenant ? `tenant ${run.tenant}` : "no tenant");
+    box.append(svg("title", {}, words));
+    for (const kind of ["click", "mouseenter"]) box.addEventListener(kind, () => told(words));
     chart.append(box);
+    if (run.hits && width > 30) {
+      chart.append(svg("text", { class: "on", x: x + 4, y: run.row * tall + 13.5 }, `${short(run.hits)}×`));
+    }
     if (isShared && !named.has(run.tenant)) {
       named.add(run.tenant);
-      chart.append(svg("text", { x: widthOf - 104, y: run.row * tall + 11 }, run.tenant.slice(0, 16) || "no tenant"));
+      chart.append(svg("text", { class: "tenant", x: widthOf - 104, y: run.row * tall + 13.5 }, run.tenant.slice(0, 16) || "no tenant"));
     }
   }
-  return rows.length;
+  return rows;
 }
