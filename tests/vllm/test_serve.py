@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from vllm_engines import LONG, MANY, PAGE, Subject, prompt, whole_pages
+from vllm_engines import LONG, MANY, PAGE, Subject, prompt, vllm_environment, whole_pages
 from vllm_subscribers import free_port, subscribed
 
 START_S = 600
@@ -44,16 +44,14 @@ def served(model: str, store: str, log: Path, *more: str) -> Iterator[str]:
     command += ["--port", str(port), "--dtype", "float32", "--max-model-len", "1024"]
     command += ["--block-size", str(PAGE), "--enforce-eager", "--enable-prompt-tokens-details"]
     command += ["--kv-transfer-config", json.dumps(transfer), *more]
-    environment = {
-        **os.environ,
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0",
-        "VLLM_SERVER_DEV_MODE": "1",  # its prefix cache can be reset
-    }
-    environment.pop("PYTHONPATH", None)
+    environment = vllm_environment(
+        HF_HUB_OFFLINE="1",
+        VLLM_CPU_KVCACHE_SPACE="1",
+        VLLM_CPU_OMP_THREADS_BIND="nobind",
+        VLLM_NO_USAGE_STATS="1",
+        VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES="0",
+        VLLM_SERVER_DEV_MODE="1",  # its prefix cache can be reset
+    )
     with log.open("ab") as lines:
         process = subprocess.Popen(
             [str(part) for part in command],
