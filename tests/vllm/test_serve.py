@@ -99,9 +99,10 @@ def ask(address: str, tokens: list[int], **more: Any) -> tuple[list[int], int]:
     return told["choices"][0]["token_ids"], details.get("cached_tokens") or 0
 
 
-def ask_all(address: str, prompts: list[list[int]]) -> list[list[int]]:
+def ask_all(address: str, prompts: list[list[int]], **more: Any) -> list[list[int]]:
     with ThreadPoolExecutor(len(prompts)) as threads:
-        return [tokens for tokens, _ in threads.map(lambda one: ask(address, one), prompts)]
+        found = threads.map(lambda one: ask(address, one, **more), prompts)
+        return [tokens for tokens, _ in found]
 
 
 def num_files(store: Path) -> int:
@@ -118,6 +119,10 @@ def counted(metrics: str, name: str) -> float:
     lines = [line for line in metrics.splitlines() if line.startswith(name + "{")]
     return sum(float(line.rpartition(" ")[2]) for line in lines)
 
+
+GROWING = [prompt(number, 300) for number in range(100, 106)]
+"""Together they have room when they begin to answer, and have not when they end, in 48 blocks."""
+LONGER = 96
 
 BOTH = pytest.mark.parametrize(
     "subject", ["small", pytest.param("windows", marks=pytest.mark.long)], indirect=True
@@ -138,6 +143,7 @@ def test_what_one_life_saved_the_next_one_finds_although_it_was_killed(
     with served(subject.model, store, log, "--kv-events-config", json.dumps(publish)) as address:
         assert ask(address, LONG) == (subject.long[0], 0)
         assert ask_all(address, MANY) == subject.many
+        grown = ask_all(address, GROWING, max_tokens=LONGER)
         assert ask(address, LONG, cache_salt="a") == (subject.long[0], 0), "tenants share nothing"
         until = time.monotonic() + 120
         while num_files(folder) < len(LONG) // PAGE and time.monotonic() < until:
@@ -151,6 +157,7 @@ def test_what_one_life_saved_the_next_one_finds_although_it_was_killed(
     with served(subject.model, store, log, *tiny) as address:
         assert ask(address, LONG) == (subject.long[0], whole_pages(LONG)), "from the store"
         assert ask_all(address, MANY) == subject.many
+        assert ask_all(address, GROWING, max_tokens=LONGER) == grown
         assert ask(address, last)[0] == unsaved[0]
         metrics = metrics_of(address)
     assert counted(metrics, "vllm:num_preemptions_total") > 0, "this should have been too small"
