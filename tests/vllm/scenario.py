@@ -156,6 +156,26 @@ def abandon(llm: Any, prompts: list[list[int]], after_steps: list[int]) -> dict[
     return {"states": states}
 
 
+def reset_running(llm: Any, prompts: list[list[int]], max_tokens: int) -> dict[str, Any]:
+    """Everything cached is forgotten while these run: all of them begin again."""
+    engine = llm.llm_engine
+    names = [
+        engine.add_request(f"again {number}", {"prompt_token_ids": prompt}, greedy(max_tokens))
+        for number, prompt in enumerate(prompts)
+    ]
+    while not any(stage_of(llm, name) == "RUNNING" for name in names):
+        engine.step()
+    for _ in range(4):
+        engine.step()
+    ok = engine.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+    ended: dict[str, list[int]] = {}
+    while len(ended) < len(names):
+        for output in engine.step():
+            if output.finished:
+                ended[output.request_id] = list(output.outputs[0].token_ids)
+    return {"ok": ok, "tokens": [ended[f"again {number}"] for number in range(len(prompts))]}
+
+
 def stage_of(llm: Any, name: str) -> str:
     request = llm.llm_engine.engine_core.engine_core.scheduler.requests.get(name)
     return "gone" if request is None else str(request.status.name)
@@ -217,6 +237,7 @@ def settle(llm: Any) -> dict[str, Any]:
 STEPS = {
     "generate": generate,
     "abandon": abandon,
+    "reset_running": reset_running,
     "remove": remove,
     "forget_local": forget_local,
     "reset": reset,
