@@ -33,9 +33,9 @@ class MiniRequest:
     max_tokens: int = 4
     cache_salt: str | None = None
     num_computed_tokens: int = 0
-    lora_request: None = None
+    lora_request: Any = None
     mm_features: list[object] = field(default_factory=list)
-    prompt_embeds: None = None
+    prompt_embeds: object | None = None
     skip_reading_prefix_cache: bool = False
     blocks: list[int] = field(default_factory=list)
     is_loading: bool = False
@@ -128,7 +128,7 @@ class MiniVllm:
         self.leader = Leader(
             VllmOptions(host_bytes=1, store=store),
             self.manager,
-            Naming(Namespace("weights", "float32", BLOCK)),
+            Naming(Namespace("weights", "float32", BLOCK), lambda adapter: adapter.lora_path),
             Setup("weights", host_pages, BLOCK),
             clock=lambda: self.now[0],
             new_name=lambda: next(names),

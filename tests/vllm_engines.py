@@ -68,6 +68,13 @@ class Subject:
     many: list[list[int]]
 
 
+def vllm_environment(**more: str) -> dict[str, str]:
+    """Of processes in vLLM's own environment. They keep what they compile of it, which otherwise
+    takes longer each time than all else before an engine is built."""
+    ours = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+    return {name: value for name, value in os.environ.items() if name not in ours} | more
+
+
 class Engines:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -79,7 +86,7 @@ class Engines:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env={**os.environ, "PYTHONPATH": str(HERE)},
+                env=vllm_environment(PYTHONPATH=str(HERE)),
             )
 
     def close(self) -> None:

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from vllm_engines import vllm_environment
+
 HERE = Path(__file__).parent / "vllm"
 
 
@@ -30,10 +32,9 @@ class Subscriber:
 
 @contextmanager
 def subscribed(events: str, replay: str) -> Iterator[Subscriber]:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [os.environ["QUIRE_VLLM_PYTHON"], str(HERE / "subscriber.py"), events, replay]
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=vllm_environment()
     ) as process:
         try:
             assert process.stdout is not None

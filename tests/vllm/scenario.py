@@ -10,6 +10,7 @@ starts it. Knows vLLM.
 import ctypes
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -105,20 +106,79 @@ def run(told: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def generate(
-    llm: Any, prompts: list[list[int]], max_tokens: int, salts: list[str] | None = None
+    llm: Any,
+    prompts: list[list[int]],
+    max_tokens: int,
+    *,
+    salts: list[str] | None = None,
+    adapter: str = "",
+    sampling: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Greedy answers to all of these at once."""
-    from vllm import SamplingParams
+    """Answers to all of these at once: greedy ones, unless `sampling` says more. `adapter`: the
+    directory of one."""
+    from vllm.lora.request import LoRARequest
 
     inputs: list[dict[str, Any]] = [{"prompt_token_ids": prompt} for prompt in prompts]
     for one, salt in zip(inputs, salts or [], strict=False):
         one["cache_salt"] = salt
-    sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-    outputs = llm.generate(inputs, sampling, use_tqdm=False)
+    outputs = llm.generate(
+        inputs,
+        greedy(max_tokens, **(sampling or {})),
+        use_tqdm=False,
+        lora_request=LoRARequest(Path(adapter).name, 1, adapter) if adapter else None,
+    )
     return {
-        "tokens": [list(output.outputs[0].token_ids) for output in outputs],
+        "tokens": [list(one.token_ids) for output in outputs for one in output.outputs],
         "cached": [output.num_cached_tokens for output in outputs],
     }
+
+
+def greedy(max_tokens: int, **more: Any) -> Any:
+    from vllm import SamplingParams
+
+    return SamplingParams(**{"temperature": 0, "max_tokens": max_tokens, "ignore_eos": True} | more)
+
+
+def abandon(llm: Any, prompts: list[list[int]], after_steps: list[int]) -> dict[str, Any]:
+    """All of these are asked at once and then given up, each after so many steps."""
+    engine = llm.llm_engine
+    names = [
+        engine.add_request(f"given up {number}", {"prompt_token_ids": prompt}, greedy(64))
+        for number, prompt in enumerate(prompts)
+    ]
+    states = []
+    for number in range(max(after_steps) + 1):
+        for name, after in zip(names, after_steps, strict=True):
+            if after == number:
+                states.append(stage_of(llm, name))
+                engine.abort_request([name], internal=True)
+        engine.step()
+    return {"states": states}
+
+
+def reset_running(llm: Any, prompts: list[list[int]], max_tokens: int) -> dict[str, Any]:
+    """Everything cached is forgotten while these run: all of them begin again."""
+    engine = llm.llm_engine
+    names = [
+        engine.add_request(f"again {number}", {"prompt_token_ids": prompt}, greedy(max_tokens))
+        for number, prompt in enumerate(prompts)
+    ]
+    while not any(stage_of(llm, name) == "RUNNING" for name in names):
+        engine.step()
+    for _ in range(4):
+        engine.step()
+    ok = engine.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+    ended: dict[str, list[int]] = {}
+    while len(ended) < len(names):
+        for output in engine.step():
+            if output.finished:
+                ended[output.request_id] = list(output.outputs[0].token_ids)
+    return {"ok": ok, "tokens": [ended[f"again {number}"] for number in range(len(prompts))]}
+
+
+def stage_of(llm: Any, name: str) -> str:
+    request = llm.llm_engine.engine_core.engine_core.scheduler.requests.get(name)
+    return "gone" if request is None else str(request.status.name)
 
 
 def forget_local(llm: Any) -> dict[str, Any]:
@@ -130,6 +190,12 @@ def forget_local(llm: Any) -> dict[str, Any]:
 def reset(llm: Any) -> dict[str, Any]:
     settle(llm)
     return {"ok": llm.llm_engine.reset_prefix_cache(reset_connector=True)}
+
+
+def remove(llm: Any, folder: str) -> dict[str, Any]:
+    """With all that is in it."""
+    shutil.rmtree(folder)
+    return {}
 
 
 def send(llm: Any, process: int, number: int) -> dict[str, Any]:
@@ -170,6 +236,9 @@ def settle(llm: Any) -> dict[str, Any]:
 
 STEPS = {
     "generate": generate,
+    "abandon": abandon,
+    "reset_running": reset_running,
+    "remove": remove,
     "forget_local": forget_local,
     "reset": reset,
     "send": send,

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from vllm_engines import LONG, MANY, PAGE, Subject, prompt, whole_pages
+from vllm_engines import LONG, MANY, PAGE, Subject, prompt, vllm_environment, whole_pages
 from vllm_subscribers import free_port, subscribed
 
 START_S = 600
@@ -44,16 +44,14 @@ def served(model: str, store: str, log: Path, *more: str) -> Iterator[str]:
     command += ["--port", str(port), "--dtype", "float32", "--max-model-len", "1024"]
     command += ["--block-size", str(PAGE), "--enforce-eager", "--enable-prompt-tokens-details"]
     command += ["--kv-transfer-config", json.dumps(transfer), *more]
-    environment = {
-        **os.environ,
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0",
-        "VLLM_SERVER_DEV_MODE": "1",  # its prefix cache can be reset
-    }
-    environment.pop("PYTHONPATH", None)
+    environment = vllm_environment(
+        HF_HUB_OFFLINE="1",
+        VLLM_CPU_KVCACHE_SPACE="1",
+        VLLM_CPU_OMP_THREADS_BIND="nobind",
+        VLLM_NO_USAGE_STATS="1",
+        VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES="0",
+        VLLM_SERVER_DEV_MODE="1",  # its prefix cache can be reset
+    )
     with log.open("ab") as lines:
         process = subprocess.Popen(
             [str(part) for part in command],
@@ -101,9 +99,10 @@ def ask(address: str, tokens: list[int], **more: Any) -> tuple[list[int], int]:
     return told["choices"][0]["token_ids"], details.get("cached_tokens") or 0
 
 
-def ask_all(address: str, prompts: list[list[int]]) -> list[list[int]]:
+def ask_all(address: str, prompts: list[list[int]], **more: Any) -> list[list[int]]:
     with ThreadPoolExecutor(len(prompts)) as threads:
-        return [tokens for tokens, _ in threads.map(lambda one: ask(address, one), prompts)]
+        found = threads.map(lambda one: ask(address, one, **more), prompts)
+        return [tokens for tokens, _ in found]
 
 
 def num_files(store: Path) -> int:
@@ -120,6 +119,10 @@ def counted(metrics: str, name: str) -> float:
     lines = [line for line in metrics.splitlines() if line.startswith(name + "{")]
     return sum(float(line.rpartition(" ")[2]) for line in lines)
 
+
+GROWING = [prompt(number, 300) for number in range(100, 106)]
+"""Together they have room when they begin to answer, and have not when they end, in 48 blocks."""
+LONGER = 96
 
 BOTH = pytest.mark.parametrize(
     "subject", ["small", pytest.param("windows", marks=pytest.mark.long)], indirect=True
@@ -140,6 +143,7 @@ def test_what_one_life_saved_the_next_one_finds_although_it_was_killed(
     with served(subject.model, store, log, "--kv-events-config", json.dumps(publish)) as address:
         assert ask(address, LONG) == (subject.long[0], 0)
         assert ask_all(address, MANY) == subject.many
+        grown = ask_all(address, GROWING, max_tokens=LONGER)
         assert ask(address, LONG, cache_salt="a") == (subject.long[0], 0), "tenants share nothing"
         until = time.monotonic() + 120
         while num_files(folder) < len(LONG) // PAGE and time.monotonic() < until:
@@ -153,6 +157,7 @@ def test_what_one_life_saved_the_next_one_finds_although_it_was_killed(
     with served(subject.model, store, log, *tiny) as address:
         assert ask(address, LONG) == (subject.long[0], whole_pages(LONG)), "from the store"
         assert ask_all(address, MANY) == subject.many
+        assert ask_all(address, GROWING, max_tokens=LONGER) == grown
         assert ask(address, last)[0] == unsaved[0]
         metrics = metrics_of(address)
     assert counted(metrics, "vllm:num_preemptions_total") > 0, "this should have been too small"

@@ -4,6 +4,8 @@ import os
 import subprocess
 from pathlib import Path
 
+from vllm_engines import vllm_environment
+
 HERE = Path(__file__).parent
 
 
@@ -14,6 +16,6 @@ def test_sglang_finds_in_our_stores_what_it_kept_and_nothing_else(tmp_path: Path
         text=True,
         timeout=300,
         check=False,
-        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        env=vllm_environment(),
     )
     assert done.returncode == 0, done.stderr[-4000:]

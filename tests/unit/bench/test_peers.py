@@ -1,12 +1,14 @@
 """`quire bench peers` around engines that only pretend."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from quire.bench.peers import report
+from quire.bench.peers.rest import wait_for_rest
 from quire.bench.peers.run import ALONE, LMCACHE, QUIRE, PeersPlan, run
 from quire.bench.peers.sessions import read_sessions
 from quire.errors import ConfigError
@@ -93,6 +95,29 @@ def test_sessions_grow_turn_by_turn_and_no_two_begin_alike(tmp_path: Path) -> No
     assert found == [[[1, 2], [1, 2, 3]], [[4], [4, 1]]]
     with pytest.raises(ConfigError, match="two turns within 2 tokens"):
         read_sessions([tmp_path / "1.jsonl"], Words(), count=9, turns=9, max_tokens=2)
+
+
+BUSY = """
+import sys, time
+print("begun", flush=True)
+while time.process_time() < 0.4:
+    pass
+open(sys.argv[1], "w").close()
+sys.stdin.read()
+"""
+
+
+def test_nobody_is_asked_beside_what_another_has_left_to_do(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    with subprocess.Popen(
+        [sys.executable, "-c", BUSY, str(done)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        wait_for_rest([process.pid])
+        assert done.exists()
+        process.kill()
+    wait_for_rest([process.pid])  # nobody is there any more
 
 
 def test_other_tokens_are_seen(tmp_path: Path) -> None:

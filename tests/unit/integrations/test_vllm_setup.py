@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from quire.errors import ConfigError, QuireError
 from quire.integrations.vllm.naming import Naming
 from quire.integrations.vllm.options import read_options
 from quire.integrations.vllm.setup import cache_config, namespace, plan
-from quire.keys import Namespace
+from quire.keys import Namespace, PrefixKey
 
 OPTIONS = read_options({"host_memory": "1GiB", "model_fingerprint": "w"})
 
@@ -38,10 +39,16 @@ class Group:
 
 def configs(groups: list[Any] | None = None, **parallel: int) -> tuple[Any, Any]:
     vllm = SimpleNamespace(
+        kv_transfer_config=SimpleNamespace(kv_role="kv_both"),
         parallel_config=SimpleNamespace(**{"tensor_parallel_size": 1, **parallel}),
-        model_config=SimpleNamespace(model="none", dtype="bf16", quantization=None),
+        model_config=SimpleNamespace(
+            model="none", revision=None, dtype="bf16", seed=0, quantization=None,
+            quantization_config=None, hf_config_path=None, hf_overrides={},
+            model_class_overrides={},
+        ),
+        load_config=SimpleNamespace(load_format="auto", download_dir=None),
         cache_config=SimpleNamespace(cache_dtype="auto"),
-    )
+    )  # fmt: skip
     return vllm, SimpleNamespace(num_blocks=100, kv_cache_groups=groups or [Group()])
 
 
@@ -69,6 +76,14 @@ def test_what_cannot_be_right_is_refused(
         plan(*configs(groups, **parallel), OPTIONS)
 
 
+@pytest.mark.parametrize("role", ["kv_producer", "kv_consumer"])
+def test_an_engine_that_should_only_save_or_only_load_is_refused(role: str) -> None:
+    vllm, kv = configs()
+    vllm.kv_transfer_config.kv_role = role
+    with pytest.raises(ConfigError, match="kv_both"):
+        plan(vllm, kv, OPTIONS)
+
+
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
@@ -84,24 +99,85 @@ def test_options_that_make_no_sense_say_so(given: dict[str, object], reason: str
         read_options(given)
 
 
-def test_other_weights_dtypes_and_quantizations_share_nothing() -> None:
+@pytest.mark.parametrize(
+    ("config", "option", "value"),
+    [
+        ("model_config", "dtype", "f32"),
+        ("model_config", "quantization", "fp8"),
+        ("model_config", "quantization_config", {"linear": "int8"}),
+        ("model_config", "hf_overrides", {"rope_theta": 1}),
+        ("model_config", "model_class_overrides", {"Llama": "mine:Llama"}),
+        ("cache_config", "cache_dtype", "fp8"),
+        ("load_config", "load_format", "dummy"),
+    ],
+)
+def test_engines_that_compute_something_else_share_nothing(
+    config: str, option: str, value: object
+) -> None:
     vllm, kv = configs()
     one = plan(vllm, kv, OPTIONS)
-    names = {namespace(vllm, one, OPTIONS).digest}
-    vllm.model_config.quantization = "fp8"
-    names.add(namespace(vllm, one, OPTIONS).digest)
-    vllm.cache_config.cache_dtype = "fp8"
-    names.add(namespace(vllm, one, OPTIONS).digest)
+    before = namespace(vllm, one, OPTIONS).digest
+    setattr(getattr(vllm, config), option, value)
+    assert namespace(vllm, one, OPTIONS).digest != before
+
+
+def test_other_weights_share_nothing_and_neither_do_those_of_another_chance() -> None:
+    vllm, kv = configs()
+    one = plan(vllm, kv, OPTIONS)
     other = read_options({"host_memory": "1GiB", "model_fingerprint": "v"})
-    names.add(namespace(vllm, one, other).digest)
-    assert len(names) == 4
+    assert namespace(vllm, one, OPTIONS).digest != namespace(vllm, one, other).digest
+    vllm.load_config.load_format = "dummy"
+    before = namespace(vllm, one, OPTIONS).digest
+    vllm.model_config.seed = 1
+    assert namespace(vllm, one, OPTIONS).digest != before
+
+
+BARE = read_options({"host_memory": "1GiB"})
+
+
+def test_two_revisions_of_a_downloaded_model_share_nothing(
+    tmp_path: Path,
+) -> None:
+    """As the hub's library keeps them: what `main` is says nothing of another revision."""
+    repo = tmp_path / "models--some--model"
+    (repo / "refs").mkdir(parents=True)
+    for revision, weights in (("main", b"old"), ("v2", b"new")):
+        commit = weights.hex().ljust(40, "0")
+        (repo / "refs" / revision).write_text(commit)
+        snapshot = repo / "snapshots" / commit
+        snapshot.mkdir(parents=True)
+        (snapshot / "config.json").write_text("{}")
+        (snapshot / "model.safetensors").write_bytes(weights)
+    vllm, kv = configs()
+    vllm.model_config.model, vllm.load_config.download_dir = "some/model", str(tmp_path)
+    digests = set()
+    for revision in (None, "main", "v2"):
+        vllm.model_config.revision = revision
+        digests.add(namespace(vllm, plan(vllm, kv, BARE), BARE).digest)
+    assert len(digests) == 2
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "notes.txt"])
+def test_weights_that_cannot_be_told_apart_need_a_fingerprint(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / name).write_bytes(b"weights")
+    vllm, kv = configs()
+    vllm.model_config.model = str(tmp_path)
+    with pytest.raises(ConfigError, match="give model_fingerprint"):
+        namespace(vllm, plan(vllm, kv, BARE), BARE)
+
+
+def test_a_model_described_elsewhere_needs_a_fingerprint() -> None:
+    vllm, kv = configs()
+    vllm.model_config.hf_config_path = "/elsewhere"
+    with pytest.raises(ConfigError, match=r"/elsewhere.*give model_fingerprint"):
+        namespace(vllm, plan(vllm, kv, BARE), BARE)
 
 
 def test_a_model_whose_files_are_not_here_needs_a_fingerprint() -> None:
     vllm, kv = configs()
-    bare = read_options({"host_memory": "1GiB"})
     with pytest.raises(ConfigError, match="give model_fingerprint"):
-        namespace(vllm, plan(vllm, kv, bare), bare)
+        namespace(vllm, plan(vllm, kv, BARE), BARE)
 
 
 def feature(name: str, offset: int, length: int) -> Any:
@@ -110,15 +186,20 @@ def feature(name: str, offset: int, length: int) -> Any:
     )
 
 
+def named(key: PrefixKey | None) -> PrefixKey:
+    assert key is not None
+    return key
+
+
 def test_images_adapters_and_salts_name_pages() -> None:
-    naming = Naming(Namespace("w", "bfloat16", 4))
+    naming = Naming(Namespace("w", "bfloat16", 4), lambda adapter: adapter.lora_path)
     tokens = list(range(16))
 
     def key(**fields: Any) -> bytes:
         request = MiniRequest("r", list(tokens))
         for name, value in fields.items():
             setattr(request, name, value)
-        return naming.key(request, 16).page_keys()
+        return named(naming.key(request, 16)).page_keys()
 
     plain, page = key(), 32
     cat, dog = (key(mm_features=[feature(name, 5, 4)]) for name in ("cat", "dog"))
@@ -131,12 +212,12 @@ def test_images_adapters_and_salts_name_pages() -> None:
 
 
 def test_a_key_that_grows_is_the_key_of_all_its_tokens() -> None:
-    naming = Naming(Namespace("w", "bfloat16", 4))
+    naming = Naming(Namespace("w", "bfloat16", 4), lambda adapter: None)
     request = MiniRequest("r", list(range(30)))
     request.mm_features = [feature("cat", 3, 12)]
-    whole = naming.key(request, 30)
+    whole = named(naming.key(request, 30))
     for cut in range(1, 30):
-        grown = naming.longer(naming.key(request, cut), request, cut, 30)
+        grown = naming.longer(named(naming.key(request, cut)), request, cut, 30)
         assert grown.page_keys() == whole.page_keys()
 
 

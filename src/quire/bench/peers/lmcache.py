@@ -57,6 +57,10 @@ class LmcacheServer:
             time.sleep(0.2)
 
     @property
+    def process_id(self) -> int:
+        return self._process.pid
+
+    @property
     def transfer(self) -> dict[str, Any]:
         """vLLM's side."""
         return {

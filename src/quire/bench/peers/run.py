@@ -8,9 +8,10 @@
     restart   prompts from before, after all engines were started again: Quire has them in its
               store, LMCache in its server, which goes on
 
-Every side answers every prompt, one right after the other; the one that begins changes from prompt
-to prompt. What a side has left to save it saves before the next one is asked, but for a batch,
-whose first prompts are saved beside its last ones. Tokens must be the same on all sides.
+Every side answers every prompt, one after the other, in an order that changes from prompt to
+prompt. What a side has left to save it saves before the next one is asked, LMCache's server too,
+but for a batch, whose first prompts are saved beside its last ones. Tokens must be the same on all
+sides.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any
 
 from quire.bench.peers.lmcache import LmcacheServer
+from quire.bench.peers.rest import wait_for_rest
 from quire.bench.peers.sessions import Prompt
 from quire.bench.stats import ratio, summary
 from quire.errors import ConfigError
@@ -40,7 +42,6 @@ VOCABULARY = range(1000, 40000)
 HIT_TOKENS = (0, 1024, 2048)
 """Turns are grouped by what of them was there before: from so many tokens on."""
 
-"""What, how much of it is done, and of how much."""
 Answer = dict[str, Any]
 
 
@@ -81,6 +82,10 @@ class EngineSide:
         self._tell(
             model=str(plan.model), max_model_len=MAX_MODEL_LEN, at_once=AT_ONCE, transfer=transfer
         )
+
+    @property
+    def process_id(self) -> int:
+        return self._process.pid
 
     def ready(self) -> None:
         """Wait until its engine is built."""
@@ -131,6 +136,8 @@ class EngineSide:
 class Trial:
     """All sides, and what they answered: (what, tokens) → by prompt, by side."""
 
+    servers: list[int] = field(default_factory=list)
+    """Processes beside the engines."""
     found: dict[tuple[str, int], list[dict[str, Answer]]] = field(default_factory=dict)
     max_rss_bytes: dict[str, int] = field(default_factory=dict)
     num_asked: int = 0
@@ -143,9 +150,14 @@ class Trial:
         prompts: list[Prompt],
         answer: int = 1,
     ) -> None:
-        first = self.num_asked % len(sides)
+        orders = list(permutations(sides))
+        order = orders[self.num_asked % len(orders)]
         self.num_asked += 1
-        got = {one.name: one.ask(prompts, answer) for one in sides[first:] + sides[:first]}
+        working = [one.process_id for one in sides] + self.servers
+        got: dict[str, Answer] = {}
+        for side in order:
+            wait_for_rest(working)
+            got[side.name] = side.ask(prompts, answer)
         if what:
             self.found.setdefault((what, tokens), []).append(got)
         for name, one in got.items():
@@ -163,6 +175,7 @@ def run(plan: PeersPlan, progress: Progress) -> dict[str, Any]:
             server = LmcacheServer(plan.python, plan.host_gib, folder / "lmcache.log")
             stack.enter_context(closing(server))
             server.ready()
+            trial.servers.append(server.process_id)
             transfers[LMCACHE] = server.transfer
         total = plan.rounds + 1 + len(plan.sessions)
         with _sides(plan, transfers, folder) as sides:

@@ -21,6 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from quire.integrations.vllm.adapters import AdapterFiles
 from quire.integrations.vllm.hands import Hands, by_name
 from quire.integrations.vllm.leader import Leader
 from quire.integrations.vllm.metrics import QuirePromMetrics, QuireStats
@@ -91,7 +92,7 @@ class QuireConnector(KVConnectorBase_V1):
         return Leader(
             options,
             manager,
-            Naming(names),
+            Naming(names, AdapterFiles().identify),
             setup,
             clock=time.monotonic,
             new_name=lambda: secrets.token_hex(16),

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from quire.errors import QuireError
-from quire.integrations.vllm.naming import Naming, VllmRequest, has_name
+from quire.integrations.vllm.naming import Naming, VllmRequest
 from quire.integrations.vllm.options import VllmOptions
 from quire.integrations.vllm.orders import Orders, Setup, pack_orders
 from quire.keys import PrefixKey
@@ -110,13 +110,13 @@ class Leader:
 
     def matched(self, request: VllmRequest, num_computed: int) -> int | None:
         """Tokens beyond `num_computed` that can be loaded; None: ask again."""
-        if not has_name(request) or request.skip_reading_prefix_cache:
+        if request.skip_reading_prefix_cache:
             return 0
         if self._is_attaching() or self._is_coming_back(request):
             return None
-        if request.request_id in self._failed:
-            return 0
         tracked = self._tracked.get(request.request_id) or self._track(request)
+        if tracked is None or request.request_id in self._failed:
+            return 0
         lease, page_size = tracked.lease, self._page_size
         tracked.num_local = num_computed // page_size
         if tracked.key.num_pages <= tracked.num_local:
@@ -172,6 +172,7 @@ class Leader:
         name = request.request_id
         tracked = self._tracked.get(name)
         if tracked is None:
+            self._failed.discard(name)
             return False
         if tracked.stage is RequestStage.RUNNING and not self._has_failed(tracked):
             self._save(tracked, blocks, least=1)
@@ -258,10 +259,13 @@ class Leader:
 
     # ---- inside ---------------------------------------------------------------------------------
 
-    def _track(self, request: VllmRequest) -> Tracked:
+    def _track(self, request: VllmRequest) -> Tracked | None:
+        """None: the request has no name."""
         manager, naming = self.manager, self._naming
         num_tokens = len(request.all_token_ids)  # vLLM computes the last one in any case
         key = naming.key(request, num_tokens)
+        if key is None:
+            return None
         lease = manager.acquire(manager.match(key), RequestId(request.request_id))
         tracked = Tracked(request, lease, key, num_tokens, naming)
         self._tracked[request.request_id] = tracked

@@ -2,7 +2,8 @@
 
 Tokens name a prefix, in a namespace of the weights, the adapter and the tenant's salt. Where an
 image or a sound lies among them its digest names the pages too. A request whose tokens do not say
-what it computes on (embeddings as a prompt) has no name and is not cached.
+what it computes on (embeddings as a prompt), or with an adapter that cannot be told from others,
+has no name and is not cached.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from quire.integrations.vllm.adapters import Adapter, Identify
 from quire.keys import Namespace, PrefixKey
 
 
@@ -23,11 +25,6 @@ class Placeholder(Protocol):
 class Feature(Protocol):
     identifier: str
     mm_position: Placeholder
-
-
-class Adapter(Protocol):
-    lora_name: str
-    lora_path: str
 
 
 class VllmRequest(Protocol):
@@ -43,34 +40,40 @@ class VllmRequest(Protocol):
     skip_reading_prefix_cache: bool
 
 
-def has_name(request: VllmRequest) -> bool:
-    return request.prompt_embeds is None
-
-
 @dataclass(frozen=True, slots=True)
 class Naming:
     """`base` has neither adapter nor salt."""
 
     base: Namespace
+    identify: Identify
     generation: str = ""
     """Changes when all that was cached before is to be forgotten."""
 
     def next_generation(self, name: str) -> Naming:
         return replace(self, generation=name)
 
-    def namespace(self, request: VllmRequest) -> Namespace:
+    def namespace(self, request: VllmRequest) -> Namespace | None:
+        """None: it has no name."""
+        if request.prompt_embeds is not None:
+            return None
         adapter = request.lora_request
         parts = [self.generation]
         if adapter is not None:
-            parts += [adapter.lora_name, adapter.lora_path]
+            identity = self.identify(adapter)
+            if identity is None:
+                return None
+            parts.append(identity)
         named = "\0".join(parts) if any(parts) else ""
         return replace(self.base, adapter=named, salt=request.cache_salt or "")
 
-    def key(self, request: VllmRequest, num_tokens: int) -> PrefixKey:
-        """Of the request's first tokens."""
+    def key(self, request: VllmRequest, num_tokens: int) -> PrefixKey | None:
+        """Of the request's first tokens; None: it has no name."""
+        namespace = self.namespace(request)
+        if namespace is None:
+            return None
         tokens = list(request.all_token_ids[:num_tokens])
         return PrefixKey(
-            self.namespace(request),
+            namespace,
             tokens,
             extra_material(request.mm_features, self.base.page_size, 0, len(tokens)),
         )

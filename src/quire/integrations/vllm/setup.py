@@ -19,6 +19,15 @@ from quire.memory.page_layout import BLOCK_BYTES
 EVENTS_PER_PAGE = 8
 """They are taken in every step, in which a page comes, is written and goes once or twice."""
 
+_COMPUTED_BY = (
+    "quantization",
+    "quantization_config",
+    "hf_config_path",
+    "hf_overrides",
+    "model_class_overrides",
+)
+"""Options of vLLM's model that decide what is computed with the files' weights."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -35,6 +44,9 @@ class Plan:
 
 def plan(vllm_config: Any, kv_cache_config: Any, options: VllmOptions) -> Plan:
     """Raises ConfigError, with the reason, for what cannot be right."""
+    role = vllm_config.kv_transfer_config.kv_role
+    if role != "kv_both":
+        raise ConfigError(f"kv_role is {role!r}: Quire loads and saves, so it must be 'kv_both'")
     _check_parallel(vllm_config.parallel_config)
     groups = kv_cache_config.kv_cache_groups
     if len(groups) != 1:
@@ -101,11 +113,19 @@ def cache_config(plan: Plan, options: VllmOptions, *, events: bool = False) -> C
 
 def namespace(vllm_config: Any, plan: Plan, options: VllmOptions) -> Namespace:
     """Of the weights and of all else that vLLM lets decide what is computed with them."""
-    model = vllm_config.model_config
-    weights = options.model_fingerprint or weights_of(str(model.model))
+    model, load = vllm_config.model_config, vllm_config.load_config
+    weights = options.model_fingerprint
+    if not weights and model.hf_config_path:
+        raise ConfigError(
+            f"the model is described by {model.hf_config_path}, not by the file beside its weights:"
+            " give model_fingerprint, a text that changes with both"
+        )
+    weights = weights or weights_of(str(model.model), model.revision, load.download_dir)
+    if load.load_format == "dummy":  # not those of the files, but drawn by chance
+        weights = f"dummy {model.seed} {weights}"
     # Pages hold what vLLM's own kernels computed: nobody else's are taken for them.
-    fields = ["vllm", weights, str(model.dtype), str(model.quantization)]
-    fields += [str(vllm_config.cache_config.cache_dtype), repr(getattr(model, "hf_overrides", ""))]
+    fields = ["vllm", weights, str(model.dtype), str(vllm_config.cache_config.cache_dtype)]
+    fields += [repr(getattr(model, name)) for name in _COMPUTED_BY]
     digest = hashlib.sha256()
     for text in fields:
         raw = text.encode()
