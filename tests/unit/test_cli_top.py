@@ -20,6 +20,8 @@ quire_prompt_tokens_total 100
 quire_cached_tokens_total{tier="device"} 0
 quire_generated_tokens_total 10
 quire_store_attached 1
+quire_store_bytes{store="0",what="used"} 1073741824
+quire_store_bytes{store="0",what="max"} 4294967296
 quire_store_events_total{event="breaker_is_open"} 1
 quire_store_events_total{event="error:TimeoutError"} 4
 quire_engine_events_total{event="computed_prompt_tokens"} 100
@@ -68,6 +70,7 @@ def test_rates_are_those_since_the_last_look():
     assert "Tokens said: 20 (10.0/s)" in said
     assert "does not answer" in said
     assert "error:TimeoutError 4" in said
+    assert "1 GiB of 4 GiB" in said
 
 
 def test_it_says_what_the_first_token_would_have_taken_without_the_cache():

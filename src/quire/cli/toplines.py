@@ -165,8 +165,19 @@ def _store(now: MetricsRead) -> str:
     if opened := events.get("breaker_opened"):
         health += f" (the breaker has opened {opened:.0f} times)"
     read_pages, written = events.get("read:ok", 0), events.get("written:ok", 0)
-    trouble = "; " + ", ".join(bad) if bad else ""
-    return f"Store: {health}, {read_pages:,.0f} pages read, {written:,.0f} written{trouble}"
+    rest = ("; " + ", ".join(bad) if bad else "") + _fill(now)
+    return f"Store: {health}, {read_pages:,.0f} pages read, {written:,.0f} written{rest}"
+
+
+def _fill(now: MetricsRead) -> str:
+    """Of stores with a budget of their own."""
+    found: dict[str, dict[str, float]] = {}
+    for labels, value in now.rows("quire_store_bytes"):
+        found.setdefault(labels["store"], {})[labels["what"]] = value
+    sizes = [(int(each.get("used", 0)), int(each.get("max", 0))) for each in found.values()]
+    return "".join(
+        f"; {format_bytes(used)} of {format_bytes(most)}" for used, most in sizes if most
+    )
 
 
 def _handovers(now: MetricsRead) -> list[str]:

@@ -228,7 +228,8 @@ class Counting(Protocol):
     """A store that counts what only it can see; shown beside what its client counts."""
 
     def counts(self) -> dict[str, int]:
-        """By name. Never asks the server."""
+        """By name; `used_bytes` and `max_bytes` of a store with a budget of its own. Never asks the
+        server."""
 
 
 @runtime_checkable

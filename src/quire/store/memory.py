@@ -64,6 +64,9 @@ class MemoryStore:
     def put(self, objects: Sequence[NewObject], *, deadline: float) -> list[PageStatus]:
         return [self._put_one(new) for new in objects]
 
+    def counts(self) -> dict[str, int]:
+        return {"used_bytes": self._used_bytes, "max_bytes": self.max_bytes}
+
     def touch(self, names: Sequence[ObjectName], *, used_ns: int, each: bool = False) -> None:
         with self._lock:
             is_there = self._objects.__contains__

@@ -141,7 +141,11 @@ class Call:
 def status(**changes: Any) -> EngineStatus:
     fields: dict[str, Any] = {
         "tiers": [TierStatus("device", 1024, 100, 40, 10), TierStatus("host", 1024, 200, 50, 0)],
-        "store": StoreStatus("attached", "redis://:secret@host/0", {"read_ok": 3}),
+        "store": StoreStatus(
+            "attached",
+            "redis://:secret@host/0",
+            {"read_ok": 3, "used_bytes": 1 << 20, "max_bytes": 4 << 20},
+        ),
         "waiting": 2,
         "running": 1,
         "waiting_tokens": 64,

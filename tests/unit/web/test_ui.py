@@ -74,7 +74,7 @@ def test_it_renders_follows_and_survives_a_restart():
             page.open(f"{url}/ui")
             page.until("document.getElementById('state').textContent === 'serving'")
             page.until("Number(document.body.dataset.looks) >= 2")
-            assert page.run("document.querySelectorAll('#tiers .bar').length") == 2
+            assert page.run("document.querySelectorAll('#tiers .bar').length") == 3
             page.run(f"document.getElementById('admin-key').value = {ADMIN_KEY!r}")
             page.until("document.querySelectorAll('#tree rect').length === 2")
             named = (

@@ -100,6 +100,10 @@ class FileStore:
         self._closing = threading.Lock()
         self._closed = False
 
+    def counts(self) -> dict[str, int]:
+        """What all processes have in it, as far as this one knows."""
+        return {"used_bytes": self._ledger.known.num_bytes, "max_bytes": self._budget.max_bytes}
+
     def contains(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         """Asks the directory itself: other processes add and remove."""
         return [os.access(self._layout.object_path(name.text), os.F_OK) for name in names]

@@ -81,25 +81,41 @@ function legend(id, names) {
 // ---- one look ------------------------------------------------------------------------------------
 
 function showTiers(found) {
-  const rows = (found.quire_tier_pages || []).filter(([, pages]) => pages > 0).map(([labels, pages]) => {
-    const same = (each) => each.tier === labels.tier && each.component === labels.component;
-    const used = sum(found.quire_tier_used_pages, same), locked = sum(found.quire_tier_locked_pages, same);
-    const line = document.createElement("div");
-    const name = document.createElement("div");
-    name.className = "legend";
-    name.textContent = `${labels.tier}${labels.component === "full" ? "" : ` (${labels.component})`}: ` +
-      `${bytes(sum(found.quire_tier_used_bytes, same))} of ${bytes(sum(found.quire_tier_bytes, same))}, ` +
-      `${used.toLocaleString()} of ${pages.toLocaleString()} pages, ${locked.toLocaleString()} in use now`;
-    const bar = document.createElement("div");
+  const rows = [...memoryTiers(found), ...storeTiers(found)].map(([name, className, share]) => {
+    const line = document.createElement("div"), title = document.createElement("div");
+    title.className = "legend";
+    title.textContent = name;
+    const bar = document.createElement("div"), fill = document.createElement("i");
     bar.className = "bar";
-    const fill = document.createElement("i");
-    fill.className = labels.tier;
-    fill.style.width = `${(100 * used) / pages}%`;
+    fill.className = className;
+    fill.style.width = `${100 * share}%`;
     bar.append(fill);
-    line.append(name, bar);
+    line.append(title, bar);
     return line;
   });
   $("tiers").replaceChildren(...rows);
+}
+
+function memoryTiers(found) {
+  return (found.quire_tier_pages || []).filter(([, pages]) => pages > 0).map(([labels, pages]) => {
+    const same = (each) => each.tier === labels.tier && each.component === labels.component;
+    const used = sum(found.quire_tier_used_pages, same), locked = sum(found.quire_tier_locked_pages, same);
+    const name = `${labels.tier}${labels.component === "full" ? "" : ` (${labels.component})`}: ` +
+      `${bytes(sum(found.quire_tier_used_bytes, same))} of ${bytes(sum(found.quire_tier_bytes, same))}, ` +
+      `${used.toLocaleString()} of ${pages.toLocaleString()} pages, ${locked.toLocaleString()} in use now`;
+    return [name, labels.tier, used / pages];
+  });
+}
+
+function storeTiers(found) { // those that have a budget of their own
+  const rows = found.quire_store_bytes || [];
+  const of = (store, what) => sum(rows, (each) => each.store === store && each.what === what);
+  const stores = [...new Set(rows.map(([labels]) => labels.store))].filter((store) => of(store, "max") > 0);
+  return stores.map((store) => {
+    const used = of(store, "used"), max = of(store, "max");
+    const name = `store${stores.length > 1 ? ` ${store}` : ""}: ${bytes(used)} of ${bytes(max)}, with what others keep there`;
+    return [name, "store", Math.min(1, used / max)];
+  });
 }
 
 function remember(found, now) {
