@@ -116,11 +116,12 @@ class Engines:
         last step ends."""
         _, log = self._begin(model, steps, _with_quire(store, told))
         until = time.monotonic() + KILL_WITHIN_S
-        while not when():
-            assert time.monotonic() < until, log.read_text()[-6000:]
+        while not (is_so := when()) and time.monotonic() < until:
             time.sleep(0.001)
         os.kill(self._engine, signal.SIGKILL)
-        assert self._ended() == -signal.SIGKILL, f"it ended first\n{log.read_text()[-6000:]}"
+        code = self._ended()
+        assert is_so, f"it never was so\n{log.read_text()[-6000:]}"
+        assert code == -signal.SIGKILL, f"it ended first\n{log.read_text()[-6000:]}"
 
     def _begin(self, model: str, steps: list[Step], told: dict[str, Any]) -> tuple[Path, Path]:
         self._count += 1
