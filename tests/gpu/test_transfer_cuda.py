@@ -13,7 +13,7 @@ from quire.memory.host import HostPool
 from quire.memory.page_layout import InnerLayout, PageLayout, llama_3_1_8b
 from quire.messages import AttachStore, Backup, Fetch, Load, Run, Write
 from quire.transfer import CopyState, MoverKind, open_copy_engine
-from quire.transfer.choice import _open, choose
+from quire.transfer.choice import Chosen, _open, choose
 from quire.transfer.cuda import CudaCopyEngine, ends_of
 from quire.transfer.movers import Move
 from quire.types import NO_PAGES, PageStatus, page_ids
@@ -183,7 +183,7 @@ class Failing:
 def test_a_copy_that_fails_half_way_has_stopped_when_it_says_so(rig):
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        engine = CudaCopyEngine(rig.device, Failing(), Failing())
+        engine = CudaCopyEngine(rig.device, Chosen(Failing(), Failing(), "to fail"))
         copy = engine.load(page_ids([1]), page_ids([1]))
     with pytest.raises(WorkerError, match="no more"):
         copy.wait()

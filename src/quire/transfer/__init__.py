@@ -28,7 +28,7 @@ def open_copy_engine(
 
         chosen = choose(ends_of(device, host), kind)
         _logger.info("copies of '%s': %s", device.layout.component, chosen.reason)
-        return CudaCopyEngine(device, chosen.loads, chosen.backups)
+        return CudaCopyEngine(device, chosen)
     from quire.transfer.cpu import CpuCopyEngine
 
     return CpuCopyEngine(device, host)

@@ -82,6 +82,8 @@ class CopyEngine(Protocol):
 
     backup_pages: int
     """A backup of fewer pages costs more to start than to move: it may wait for others."""
+    how: str
+    """What moves the pages, and why that; for people."""
 
     def load(self, host_pages: PageIds, device_pages: PageIds) -> Copy:
         """L2 → L1: device[i] becomes host[i].

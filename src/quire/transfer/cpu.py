@@ -39,6 +39,7 @@ class CpuCopyEngine(DirectedEngine):
         super().__init__(
             _Loads("load", device_planes, host_planes, _staging(device.layout, rows)),
             _Backups("backup", device_planes, host_planes, _staging(device.layout, rows)),
+            "by torch, a thread for each direction",
         )
 
 

@@ -19,6 +19,7 @@ from quire.memory.device import DevicePool, word_dtype
 from quire.memory.host import HostPool
 from quire.memory.visible import device_view
 from quire.transfer.base import Copy, CopyState
+from quire.transfer.choice import Chosen
 from quire.transfer.directed import DirectedEngine, Direction
 from quire.transfer.movers import Ends, Mover, groups
 from quire.types import PageIds, page_array
@@ -117,10 +118,11 @@ class StreamDirection(Direction):
 
 
 class CudaCopyEngine(DirectedEngine):
-    def __init__(self, device: DevicePool, loads: Mover, backups: Mover) -> None:
+    def __init__(self, device: DevicePool, chosen: Chosen) -> None:
         super().__init__(
-            StreamDirection("load", device, loads, in_groups=True),
-            StreamDirection("backup", device, backups, in_groups=False),
+            StreamDirection("load", device, chosen.loads, in_groups=True),
+            StreamDirection("backup", device, chosen.backups, in_groups=False),
+            chosen.reason,
             backup_pages=-(-_BACKUP_BYTES // device.layout.page_bytes),
         )
 

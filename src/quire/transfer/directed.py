@@ -43,9 +43,12 @@ class Direction(ABC):
 class DirectedEngine:
     """A CopyEngine of two directions."""
 
-    def __init__(self, loads: Direction, backups: Direction, *, backup_pages: int = 1) -> None:
+    def __init__(
+        self, loads: Direction, backups: Direction, how: str, *, backup_pages: int = 1
+    ) -> None:
         self._loads = loads
         self._backups = backups
+        self.how = how
         self.backup_pages = backup_pages
 
     def load(self, host_pages: PageIds, device_pages: PageIds) -> Copy:

@@ -35,6 +35,8 @@ class Move:
 
 
 _STAGING_BYTES = 32 << 20
+_RISE = 8
+"""The first and the last of the portions of a copy are so many times smaller than the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,18 @@ def groups(num_layers: int, size: int | None) -> Iterator[range]:
     size = num_layers if size is None else size
     for first in range(0, num_layers, size):
         yield range(first, min(first + size, num_layers))
+
+
+def portions(count: int, most: int) -> Iterator[slice]:
+    """Of so many, at most so many at a time: rising to that at first, and falling at the end."""
+    least = size = max(1, most // _RISE)
+    first = 0
+    while first < count:
+        left = count - first
+        some = min(size, left, max(least, -(-left // 2)))
+        yield slice(first, first + some)
+        first += some
+        size = min(most, 2 * size)
 
 
 def send_pages(

@@ -1,5 +1,7 @@
 """Which mover is taken: the fastest, or one that is nearly as fast and leaves the model alone."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,8 @@ from quire.transfer.kinds import MoverKind
 from quire.transfer.movers import Ends, IndexMover, Move
 from transfer_cases import LAYOUTS, Pools
 
-INDEX, KERNEL, RECTANGLES = MoverKind.INDEX, MoverKind.KERNEL, MoverKind.RECTANGLES
+INDEX, KERNEL = MoverKind.INDEX, MoverKind.KERNEL
+RECTANGLES, STAGED = MoverKind.RECTANGLES, MoverKind.STAGED
 
 
 class FakeClock:
@@ -99,6 +102,23 @@ def test_one_that_keeps_the_launching_thread_busy_is_taken_only_if_all_do(
     again as long."""
     seconds = {"rectangles": 1.05, "pieces": 1.02, "staged": 1.04, "kernel": 1.5}
     assert measured(monkeypatch, seconds, launches)[0] == taken
+
+
+def test_what_else_the_machine_did_meanwhile_is_not_held_against_a_mover(monkeypatch):
+    """Pages of 16 tokens went by slow rectangles after launches of the others had been late."""
+    late = itertools.cycle([0.0, 0.5, 0.5, 0.0])
+
+    def launch_late(mover):
+        def launch(layers):
+            busy = next(late) if mover.kind is STAGED else 0.0
+            mover.clock.now += mover.launch_s + busy
+            mover.clock.running += mover.seconds - mover.launch_s
+
+        return Move(launch, 1000)
+
+    monkeypatch.setattr(FakeMover, "plan", lambda mover, *pages: launch_late(mover))
+    seconds = {"rectangles": 1.2, "pieces": 1.3, "staged": 1.05, "kernel": 1.5}
+    assert measured(monkeypatch, seconds, {"staged": 0.15})[0] == "staged"
 
 
 def test_without_driver_and_triton_torch_moves_them_and_the_reason_says_so(monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 
 from kernel_cases import interpreted
 from quire.errors import WorkerError
-from quire.transfer.movers import IndexMover
+from quire.transfer.movers import IndexMover, portions
 from transfer_cases import LAYOUTS, Pools, check_mover
 
 SEEDS = range(3)
@@ -47,6 +47,18 @@ class TestKernelMover:
         one, many = (np.zeros(count, np.int32) for count in (1, 100_000))
         assert mover.plan(one, one).group > 4
         assert mover.plan(many, many).group == 1
+
+
+@pytest.mark.parametrize("most", [1, 7, 8, 32, 100])
+@pytest.mark.parametrize("count", [0, 1, 5, 31, 32, 33, 512, 1000])
+def test_portions_are_all_of_it_in_order_and_small_at_both_ends(count, most):
+    found = list(portions(count, most))
+    assert [i for some in found for i in range(count)[some]] == list(range(count))
+    sizes = [some.stop - some.start for some in found]
+    assert max(sizes, default=0) <= most
+    if count >= 4 * most:
+        assert max(sizes) == most
+        assert sizes[-1] <= sizes[0] == max(1, most // 8)
 
 
 class TestStagedMover:

@@ -78,8 +78,9 @@ def _prompts(rows: list[Result]) -> Iterator[Figure]:
 
 def _mixed(rows: list[Result]) -> Iterator[Figure]:
     for row in rows:
-        name = f"{row['tokens']:,} by {row['chunk']:,} beside {row['batch']}: ÷ its own time"
-        yield Figure(GpuPart.MIXED, name, 1.0, row["times_own"], False, "×")
+        where = f"{row['tokens']:,} by {row['chunk']:,} beside {row['batch']}"
+        name = f"{where}: slowest token ÷ its chunk"
+        yield Figure(GpuPart.MIXED, name, 1.0, row["times_chunk"], False, "×")
 
 
 def _copies(found: Result) -> Iterator[Figure]:

@@ -46,6 +46,7 @@ def link(rig: Rig) -> list[Result]:
                             "bytes_s": ours,
                             "plain_bytes_s": plain,
                             "share": ours / plain,
+                            "how": one.how,
                         }
                     )
     return rows
@@ -58,7 +59,7 @@ def beside(rig: Rig, drive: Drive) -> list[Result]:
         for i, (batch, context) in enumerate(plan.beside):
             rig.progress("decoding beside copies", i, len(plan.beside))
             prompts = [rig.prompt(context) for _ in range(batch)]
-            row: Result = {"batch": batch, "context": context}
+            row: Result = {"batch": batch, "context": context, "how": busy.how}
             with drive.decoding(prompts, longest(GREEDY, drive, context)) as decoding:
                 alone = [decoding.gap_ms(plan.decode_tokens)]
                 for name, ways in _WAYS.items():

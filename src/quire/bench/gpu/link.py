@@ -64,6 +64,11 @@ class Link:
             for order in PageOrder
         }
 
+    @property
+    def how(self) -> str:
+        """What moves the pages, and why that."""
+        return self._engine.how
+
     def close(self) -> None:
         self._engine.close()
         self._host.close()

@@ -101,7 +101,7 @@ class GpuPlan:
     """As `decode`, beside a saturated link."""
     fresh: tuple[int, int, int] = (64, 512, 128)
     """Requests at once, the tokens of each prompt and answer: nothing of them is reused."""
-    fresh_rounds: int = 2
+    fresh_rounds: int = 4
     sets: SetPlan = field(default_factory=SetPlan)
     device_bytes: int = 60 << 30
     host_bytes: int = 16 << 30

@@ -109,6 +109,8 @@ def _mixed(rows: list[Result]) -> Iterable[RenderableType]:
             "chunk": _number("chunk"),
             "token alone": _number("alone_ms", 2),
             "slowest": _number("slowest_ms", 1),
+            "chunk alone": _number("last_chunk_ms", 1),
+            "later ÷ chunk": _number("times_chunk", 2),
             "added in all": _number("added_ms"),
             "prompt alone": _number("own_ms"),
             "ratio": _number("times_own", 2),
