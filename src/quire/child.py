@@ -18,6 +18,7 @@ from typing import BinaryIO, TypeVar
 
 import msgspec
 
+from quire.decoders import msgpack_decoder
 from quire.errors import QuireError
 
 _MAX_STARTUP_BYTES = 1 << 20
@@ -43,7 +44,7 @@ def read_startup(kind: type[Message]) -> tuple[Message, BinaryIO]:
     size = int.from_bytes(_read_exactly(stream, 4), "little")
     if not 0 < size <= _MAX_STARTUP_BYTES:
         raise QuireError("this process is started by Quire, not by hand")
-    return msgspec.msgpack.decode(_read_exactly(stream, size), type=kind), stream
+    return msgpack_decoder(kind).decode(_read_exactly(stream, size)), stream
 
 
 def stop_when_orphaned(stream: BinaryIO, stop: threading.Event, address: str) -> None:

@@ -16,7 +16,7 @@ import quire
 
 PACKAGE = Path(quire.__file__).parent
 
-BOTTOM = {"types", "errors", "sizes", "messages", "progress"}
+BOTTOM = {"types", "errors", "sizes", "messages", "progress", "decoders"}
 LEADER = BOTTOM | {"config", "keys", "eviction", "tree", "components", "memory.allocator"}
 HANDS = BOTTOM | {"child", "memory", "transfer", "store"}
 LIBRARY = LEADER | HANDS | {"logs", "manager", "peer", "worker"}
@@ -28,7 +28,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sizes": {"errors"},
     "progress": set(),
     "messages": {"types", "keys"},
-    "child": {"errors"},
+    "child": {"errors", "decoders"},
+    "decoders": set(),
     "logs": set(),
     "tracing": {"errors"},
     "keys": {"types", "errors"},
@@ -51,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "text": BOTTOM | {"models", "engine.messages"},
     "server": BOTTOM | {"", "engine", "store.url", "text", "web"},
     "settings": LIBRARY | {"models", "engine", "web"},
-    "disagg.router": {"", "errors", "engine", "web"},
+    "disagg.router": {"", "decoders", "errors", "engine", "web"},
     "sim": LIBRARY | {"sim", "engine", "disagg", "disagg.router"},
     "replay": LIBRARY | {"engine"},
     "bench": LIBRARY | {"models", "engine", "settings"},

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from quire.child import when_orphaned
+from quire.decoders import json_decoder
 from quire.engine.messages import EngineInfo
 from quire.errors import EngineError
 from quire.logs import message_of
@@ -69,7 +70,7 @@ class Child:
         if not line:
             raise EngineError(await self.gone())
         try:
-            return msgspec.json.decode(line, type=ChildReady)
+            return json_decoder(ChildReady).decode(line)
         except msgspec.DecodeError:
             raise EngineError(
                 f"the {self.name} server said {line[:80]!r} in place of being ready"

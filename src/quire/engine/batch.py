@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from quire.decoders import msgpack_decoder
 from quire.engine.branches import walk
 from quire.engine.sampling import Row, Sampled
 from quire.types import NO_PAGES, NO_SLOT, OperationId, PageIds, RequestId
@@ -130,8 +131,8 @@ class BatchResult(msgspec.Struct, frozen=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_batch = msgspec.msgpack.Decoder(Batch)
-_result = msgspec.msgpack.Decoder(BatchResult)
+_batch = msgpack_decoder(Batch)
+_result = msgpack_decoder(BatchResult)
 
 
 def encode(message: Batch | BatchResult) -> bytes:

@@ -24,11 +24,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
 import zmq
 import zmq.asyncio
 
 from quire.child import send_startup
+from quire.decoders import msgpack_decoder
 from quire.engine.config import EngineConfig
 from quire.engine.messages import (
     AbortRequest,
@@ -187,7 +187,7 @@ class EngineClient:
         try:
             self._send(PutQuestion(number, question))
             async with asyncio.timeout(timeout_s):
-                return msgspec.msgpack.decode(await future, type=answer)
+                return msgpack_decoder(answer).decode(await future)
         except TimeoutError:
             raise EngineError(f"the engine did not answer within {timeout_s:g} s") from None
         finally:

@@ -15,6 +15,7 @@ import enum
 
 import msgspec
 
+from quire.decoders import msgpack_decoder
 from quire.keys import Namespace, UnitKind
 from quire.types import RequestId
 
@@ -524,8 +525,8 @@ ToEngine = Generate | AbortRequest | PutQuestion | StopEngine
 ToServer = Starting | Started | EngineStartFailed | Outputs | Handed | Answer | EngineReport
 
 _encoder = msgspec.msgpack.Encoder()
-_to_engine = msgspec.msgpack.Decoder(ToEngine)
-_to_server = msgspec.msgpack.Decoder(ToServer)
+_to_engine = msgpack_decoder(ToEngine)
+_to_server = msgpack_decoder(ToServer)
 
 
 def encode(message: ToEngine | ToServer) -> bytes:

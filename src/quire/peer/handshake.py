@@ -31,6 +31,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from quire.decoders import msgpack_decoder
 from quire.peer.errors import PeerError
 from quire.peer.identity import FORMAT_VERSION, Identity, other_version, why_not
 
@@ -93,7 +94,7 @@ class Refuse(_Message, frozen=True, tag="refuse"):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decoder = msgspec.msgpack.Decoder(Open | Challenge | Proof | Refuse)
+_decoder = msgpack_decoder(Open | Challenge | Proof | Refuse)
 
 
 class Handshake:
@@ -235,7 +236,7 @@ def page_handshake(
     """For connections that carry pages: the card is the identity, and the ways."""
 
     def check(card: bytes) -> Objection | None:
-        return objection(identity, msgspec.msgpack.decode(card, type=Identity))
+        return objection(identity, msgpack_decoder(Identity).decode(card))
 
     card = msgspec.msgpack.encode(PageCard(**msgspec.structs.asdict(identity), ways=list(ways)))
     return Handshake(
@@ -251,7 +252,7 @@ def chosen_way(dialer: Sequence[str], listener: Sequence[str]) -> str:
 def ways_of(card: bytes) -> list[str]:
     """Of a card that was checked. Raises PeerError."""
     try:
-        return msgspec.msgpack.decode(card, type=PageCard).ways
+        return msgpack_decoder(PageCard).decode(card).ways
     except msgspec.DecodeError as error:
         raise PeerError("the other side does not keep to the protocol") from error
 

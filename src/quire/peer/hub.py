@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from quire.decoders import msgpack_decoder
 from quire.errors import ConfigError
 from quire.peer import messages
 from quire.peer.address import split_address
@@ -347,7 +348,7 @@ class PeerHub:
                     await writer.drain()
                 raise
             reader, writer = await self._seal(side, handshake, writer)
-        hello = msgspec.msgpack.decode(handshake.peer_card, type=Hello)
+        hello = msgpack_decoder(Hello).decode(handshake.peer_card)
         remote = writer.get_extra_info("peername")
         if remote is None:
             raise EOFError("it is gone already")
@@ -375,7 +376,7 @@ class PeerHub:
         ours = self._hello
 
         def check(card: bytes) -> Objection | None:
-            theirs = msgspec.msgpack.decode(card, type=Hello)
+            theirs = msgpack_decoder(Hello).decode(card)
             try:
                 for part in theirs.parts:
                     split_address(part.address)

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import msgspec
 
+from quire.decoders import msgpack_decoder
+
 
 class _Message(msgspec.Struct, frozen=True, tag_field="t"):
     pass
@@ -133,7 +135,7 @@ ToReceiver = Offer | Complete | Wait | Refused
 PeerMessage = ToGiver | ToReceiver
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(PeerMessage)
+_decoder = msgpack_decoder(PeerMessage)
 
 
 def encode(message: PeerMessage) -> bytes:

@@ -13,6 +13,8 @@ from __future__ import annotations
 import msgspec
 import xxhash
 
+from quire.decoders import msgpack_decoder
+
 MAX_FRAME_BYTES = 64 << 10
 MAX_PAGES_PER_READ = 1024
 MAX_READ_BYTES = 16 << 20
@@ -51,8 +53,8 @@ class ReadAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_reads = msgspec.msgpack.Decoder(Read)
-_answers = msgspec.msgpack.Decoder(ReadAnswer)
+_reads = msgpack_decoder(Read)
+_answers = msgpack_decoder(ReadAnswer)
 
 
 def encode(message: Read | ReadAnswer) -> bytes:

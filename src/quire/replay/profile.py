@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from quire.decoders import json_decoder
 from quire.errors import ConfigError
 
 
@@ -56,7 +57,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 def read_profile(path: Path) -> Profile:
     """Raises ConfigError."""
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Profile)
+        found = json_decoder(Profile).decode(path.read_bytes())
     except OSError as error:
         raise ConfigError(
             f"the profile {str(path)!r} cannot be read ({error.strerror}): make one with "

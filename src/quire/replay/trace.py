@@ -21,6 +21,7 @@ from pathlib import Path
 
 import msgspec
 
+from quire.decoders import json_decoder
 from quire.errors import ConfigError
 
 BLOCK_TOKENS = 512
@@ -109,7 +110,7 @@ def read_trace(path: Path, *, limit: int | None = None) -> Trace:
         with path.open("rb") as reading:
             for number, text in enumerate(reading, 1):
                 if number == 1 and b'"quire_trace"' in text:
-                    heading = msgspec.json.decode(text, type=TraceHeading)
+                    heading = json_decoder(TraceHeading).decode(text)
                 elif text.strip():
                     lines.append(_line(text))
     except OSError as error:
@@ -139,7 +140,7 @@ def trace_of(name: str, lines: Sequence[TraceLine], heading: TraceHeading) -> Tr
 
 
 def _line(text: bytes) -> TraceLine:
-    line = msgspec.json.decode(text, type=TraceLine)
+    line = json_decoder(TraceLine).decode(text)
     if line.timestamp < 0 or line.input_length < 0 or line.output_length < 0:
         raise ValueError("a number is negative")
     return line

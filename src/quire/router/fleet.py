@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
+from quire.decoders import json_decoder
 from quire.engine.config import Role
 from quire.errors import ConfigError
 from quire.router.affinity import AffinityIndex
@@ -303,7 +304,7 @@ class Fleet:
             )
         if response.status_code != 200:
             raise ValueError(f"{member.url}/admin/keys answered {response.status_code}")
-        found = msgspec.json.decode(response.content, type=PromptKeys)
+        found = json_decoder(PromptKeys).decode(response.content)
         return [bytes.fromhex(key) for key in found.keys]
 
     # ---- health ---------------------------------------------------------------------------------
@@ -435,7 +436,7 @@ class Fleet:
         if response.status_code != 200:
             raise _Wrong(f"answered {path} with {response.status_code}", is_down=True)
         try:
-            return msgspec.json.decode(response.content, type=answer)
+            return json_decoder(answer).decode(response.content)
         except msgspec.DecodeError:
             raise _Wrong("is no Quire server of this version", is_unfit=True) from None
 

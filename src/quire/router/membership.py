@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from quire.decoders import json_decoder
 from quire.errors import ConfigError
 from quire.router.config import parse_urls
 from quire.router.fleet import Fleet, MemberSide
@@ -46,7 +47,7 @@ class Membership:
 
     def _read(self, content: bytes, shown: str | None, host: str) -> Enrolment:
         try:
-            found = msgspec.json.decode(content, type=Enrolment)
+            found = json_decoder(Enrolment).decode(content)
             (url,) = parse_urls([found.url])
         except (msgspec.DecodeError, ConfigError, ValueError) as error:
             raise ApiError(400, f"this names no server: {error}") from None

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import httpx
 import msgspec
 
+from quire.decoders import json_decoder
 from quire.router.choose import KEYED_REQUESTS, By, Candidate, favoured, rank
 from quire.router.fleet import Fleet, Member, MemberSide, one_line
 from quire.router.homes import Homes
@@ -409,7 +410,7 @@ def read_question(
 def pick_model(reply: Reply, model: str) -> Reply:
     """Of a server's list of models, one. Raises ApiError."""
     try:
-        listed = msgspec.json.decode(reply.content, type=_Models).data
+        listed = json_decoder(_Models).decode(reply.content).data
     except msgspec.DecodeError:
         raise ApiError(
             502, "the server's list of models cannot be read", code="bad_server"

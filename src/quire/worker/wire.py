@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
+from quire.decoders import msgpack_decoder
 from quire.messages import Command, Completion
 from quire.worker.config import WorkerConfig
 
@@ -64,8 +65,8 @@ class Report(_Message, frozen=True, tag="report"):
 ToWorker = StepCommands | Parcel | Shutdown
 ToLeader = Ready | StartFailed | Report | Parcel
 
-to_worker = msgspec.msgpack.Decoder(ToWorker)
-to_leader = msgspec.msgpack.Decoder(ToLeader)
+to_worker = msgpack_decoder(ToWorker)
+to_leader = msgpack_decoder(ToLeader)
 _encoder = msgspec.msgpack.Encoder()
 
 Kind = TypeVar("Kind")

@@ -8,8 +8,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-import msgspec
-
+from quire.decoders import msgpack_decoder
 from quire.engine.batch import decode_batch, encode
 from quire.engine.executor.rank import RankConfig, build_rank
 from quire.engine.selfcheck import check_resume
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def start(startup: Startup) -> tuple[CacheWorker, Handler]:
-    config = msgspec.msgpack.decode(startup.extra, type=RankConfig)
+    config = msgpack_decoder(RankConfig).decode(startup.extra)
     rank = build_rank(config, startup.config)
     if problem := check_resume(rank):
         rank.close()

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import msgspec
-
+from quire.decoders import msgpack_decoder
 from quire.messages import Command, Completion, encode
 from quire.types import OperationId
 
-_commands = msgspec.msgpack.Decoder(list[Command])
-_completions = msgspec.msgpack.Decoder(list[Completion])
+_commands = msgpack_decoder(list[Command])
+_completions = msgpack_decoder(list[Completion])
 
 
 @dataclass(frozen=True, slots=True)

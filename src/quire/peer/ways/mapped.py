@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from quire.decoders import msgpack_decoder
 from quire.memory.shared import map_shared
 from quire.peer import protocol
 from quire.peer.errors import PeerError
@@ -83,7 +84,7 @@ def receive_memory(connection: SocketConnection) -> PeerMemory:
     """Hands have been shaken. Raises what connections raise, PeerError, NotShareable."""
     frame = connection.recv_frame(protocol.MAX_FRAME_BYTES)
     try:
-        lending = msgspec.msgpack.decode(frame, type=_Lending)
+        lending = msgpack_decoder(_Lending).decode(frame)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise PeerError("the other side does not keep to the protocol") from error
     if not 0 < len(lending.regions) <= MAX_REGIONS:

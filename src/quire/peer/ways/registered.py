@@ -17,6 +17,7 @@ from collections.abc import Iterable
 import msgspec
 import numpy as np
 
+from quire.decoders import msgpack_decoder
 from quire.peer import protocol
 from quire.peer.errors import PeerError
 from quire.peer.nixl import NixlAgent
@@ -96,7 +97,7 @@ def receive_remote(connection: Connection, agent: NixlAgent) -> RemoteMemory:
     """Hands have been shaken. Raises what connections raise, PeerError."""
     frame = connection.recv_frame(protocol.MAX_FRAME_BYTES)
     try:
-        lending = msgspec.msgpack.decode(frame, type=_Lending)
+        lending = msgpack_decoder(_Lending).decode(frame)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise PeerError("the other side does not keep to the protocol") from error
     if not 0 < len(lending.regions) <= MAX_REGIONS:
