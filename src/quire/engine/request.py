@@ -196,6 +196,12 @@ class Request:
         return self.length + self.draws - self.computed - self.flying
 
     @property
+    def is_coming(self) -> bool:
+        """Are pages that it stands on still on their way to the device, and does no batch under
+        way wait for them?"""
+        return self.lease is not None and bool(self.lease.loads) and not self.flying
+
+    @property
     def next_start(self) -> int:
         """Where the next batch goes on."""
         return self.computed + self.flying

@@ -5,7 +5,8 @@ order, is the queue's (queue.py); who of those that wait is let in, admission.py
 for peers, for_peers.py's; what a request computes next, segments.py's. One step:
 
     schedule()   running requests first: those that decode, then chunks of prompts, oldest first;
-                 what is left of the step's budget goes to waiting ones
+                 what is left of the step's budget goes to waiting ones. Nobody waits for pages that
+                 are on their way to another, as long as there is something else to compute
     complete()   take in what the model computed: share full pages, append tokens, end requests
 
 A batch may be chosen while the one before it is still under way: it goes on from there, with
@@ -215,15 +216,10 @@ class Scheduler:
         self._must_land = False
         self._admission.next_step()
         self._kept.settle()
-        for request in list(self.running):
-            assert request.lease is not None
-            if request.lease.load_state is LoadState.FAILED:  # before anything was computed on it
-                self._restart(request)
-            elif request.state is State.RESTORING:
-                self._admission.go_on(request)
-            elif request.lease.meeting is not None:
-                self._holds.meet(request)
-        decoding = [r for r in self.running if r.remaining == 1]
+        self._look_at_running()
+        # Those whose pages are on their way come last. Inline: it is asked of all in each step.
+        there = [r for r in self.running if r.flying or not (r.lease and r.lease.loads)]
+        decoding = [r for r in there if r.remaining == 1]
         self.waits_for_tokens = self._must_know_tokens(decoding)
         if self.waits_for_tokens:
             return None
@@ -235,26 +231,57 @@ class Scheduler:
         if self.drafting is not None:
             budget -= self.drafting.propose(decoding, budget - len(chosen), chosen)
         budget = max(budget, self._page_size)
-        for request in [r for r in self.running if r.remaining > 1]:
+        for request in [r for r in there if r.remaining > 1]:
             if budget > 0:
                 budget -= self._continue(request, budget, chosen)
         if budget > 0:
-            self._begin_new(budget, chosen)
+            budget = self._begin_new(budget, chosen)
+        if len(chosen) < len(self.running):
+            self._wait_for_pages(budget, chosen)
         if not chosen or self._must_land:
             return None
         if self.drafting is not None:
             self.drafting.look_ahead(self.running, chosen)
         return self._begun(Batch(self._num_batches, list(chosen.values())))
 
-    def _begin_new(self, budget: int, chosen: dict[RequestId, Segment]) -> None:
+    def _look_at_running(self) -> None:
+        """What became of the pages that they waited for?"""
+        for request in list(self.running):
+            assert request.lease is not None
+            if request.lease.load_state is LoadState.FAILED:  # before anything was computed on it
+                self._restart(request)
+            elif request.state is State.RESTORING:
+                self._admission.go_on(request)
+            elif request.lease.meeting is not None:
+                self._holds.meet(request)
+
+    def _begin_new(self, budget: int, chosen: dict[RequestId, Segment]) -> int:
+        """Returns what is left of the budget."""
         for request in self._admission.admitted():
+            if request.is_coming:
+                continue
             count = self._segments.size(request, budget)
             # Else it goes on as those that run already.
             if count and self._segments.extend(request, count):
                 chosen[request.id] = self._segments.make(request, count)
                 budget -= count
             if budget <= 0:
-                return
+                break
+        return budget
+
+    def _wait_for_pages(self, budget: int, chosen: dict[RequestId, Segment]) -> None:
+        """Have the batch wait for pages on their way, layer by layer: where it computes so much
+        else that they come meanwhile, or when there is nothing else to compute at all. Then for
+        those alone that come first, as all in a batch wait for all of its pages."""
+        coming = [r for r in self.running if r.is_coming and r.state is State.RUNNING]
+        if not chosen and coming and not self._under_way:
+            first = coming[0].lease
+            coming = [r for r in coming if r.lease and first and r.lease.loads <= first.loads]
+        elif 2 * budget > self.chunk_tokens or not chosen:
+            return
+        for request in coming:
+            if budget > 0:
+                budget -= self._continue(request, budget, chosen)
 
     def _begun(self, batch: Batch) -> Batch:
         self._under_way[batch.number] = under_way = {}

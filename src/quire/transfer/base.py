@@ -82,6 +82,8 @@ class CopyEngine(Protocol):
 
     backup_pages: int
     """A backup of fewer pages costs more to start than to move: it may wait for others."""
+    load_pages: int
+    """Loads of fewer pages, if they came together, are better one copy."""
     how: str
     """What moves the pages, and why that; for people."""
 

@@ -23,6 +23,8 @@ from quire.transfer.directed import DirectedEngine, Direction, copy_rows, copy_r
 from quire.types import PageIds, page_array
 
 _STAGING_BYTES = 1 << 20
+_LOAD_BYTES = 32 << 20
+"""Some milliseconds' worth."""
 _MIN_RUN = 4
 """Pages per run, on average, from which copying run by run is faster than gathering."""
 
@@ -40,6 +42,7 @@ class CpuCopyEngine(DirectedEngine):
             _Loads("load", device_planes, host_planes, _staging(device.layout, rows)),
             _Backups("backup", device_planes, host_planes, _staging(device.layout, rows)),
             "by torch, a thread for each direction",
+            load_pages=-(-_LOAD_BYTES // device.layout.page_bytes),
         )
 
 

@@ -24,6 +24,8 @@ from quire.transfer.directed import DirectedEngine, Direction
 from quire.transfer.movers import Ends, Mover, groups
 from quire.types import PageIds, page_array
 
+_LOAD_BYTES = 256 << 20
+"""Five milliseconds on the link, beside which it is little to start one."""
 _BACKUP_BYTES = 32 << 20
 """Of a backup at least, if it can wait: half a millisecond on the link, and some tens of
 microseconds of the step's interpreter to start, however small it is."""
@@ -123,6 +125,7 @@ class CudaCopyEngine(DirectedEngine):
             StreamDirection("load", device, chosen.loads, in_groups=True),
             StreamDirection("backup", device, chosen.backups, in_groups=False),
             chosen.reason,
+            load_pages=-(-_LOAD_BYTES // device.layout.page_bytes),
             backup_pages=-(-_BACKUP_BYTES // device.layout.page_bytes),
         )
 

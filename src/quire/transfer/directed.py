@@ -44,11 +44,18 @@ class DirectedEngine:
     """A CopyEngine of two directions."""
 
     def __init__(
-        self, loads: Direction, backups: Direction, how: str, *, backup_pages: int = 1
+        self,
+        loads: Direction,
+        backups: Direction,
+        how: str,
+        *,
+        load_pages: int,
+        backup_pages: int = 1,
     ) -> None:
         self._loads = loads
         self._backups = backups
         self.how = how
+        self.load_pages = load_pages
         self.backup_pages = backup_pages
 
     def load(self, host_pages: PageIds, device_pages: PageIds) -> Copy:

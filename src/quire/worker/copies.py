@@ -1,8 +1,9 @@
 """CopyTracker: the backups and loads of a worker that are under way, and how they ended.
 
-Knows copy engines; no I/O. Used by one thread, the step's. Loads are begun at once. A backup too
-small to be worth a copy of its own waits, a few steps at most, for others to go with: nothing
-changes the pages it is to copy before it has been reported.
+Knows copy engines; no I/O. Used by one thread, the step's. Loads are begun at once, those too small
+to be worth a copy of their own with others that came with them. A backup that is so small waits, a
+few steps at most, for others to go with: nothing changes the pages it is to copy before it has been
+reported.
 
     back_up ──▶ waiting ──enough pages, or long enough──▶ running ──▶ reported
     load ───────────────────────────────────────────────────┘
@@ -11,7 +12,7 @@ changes the pages it is to copy before it has been reported.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from quire.errors import WorkerError
@@ -95,8 +96,8 @@ class CopyTracker:
             self._begin_backups(command.component)
 
     def load(self, commands: Sequence[Load], pools: ComponentPools) -> None:
-        """Loads of one component that came together are one copy: many requests that restore at
-        once cost as much as one, and their first layers all arrive first."""
+        """Loads of one component as one copy: many small ones cost as much as one, and their first
+        layers all arrive first."""
         host = PageIds(b"".join(command.host for command in commands))
         device = PageIds(b"".join(command.device for command in commands))
         copy = pools.engine.load(host, device)
@@ -143,3 +144,16 @@ class CopyTracker:
         for failed, reason in self._failed:
             if failed == key:
                 raise WorkerError(f"load {key[0]} of '{key[1]}' failed: {reason}")
+
+
+def together(loads: Sequence[Load], enough_pages: int) -> Iterator[list[Load]]:
+    """Loads that came together, in their order, cut up where there are enough pages for a copy: who
+    comes first does not wait for all the others."""
+    some: list[Load] = []
+    for load in loads:
+        some.append(load)
+        if sum(num_pages(one.host) for one in some) >= enough_pages:
+            yield some
+            some = []
+    if some:
+        yield some

@@ -45,7 +45,7 @@ from quire.worker.attachment import Attachment
 from quire.worker.bell import Bell
 from quire.worker.checks import PageCommand, makes_sense
 from quire.worker.config import IoLimits, PeerServing
-from quire.worker.copies import ComponentPools, CopyTracker, TaskKey
+from quire.worker.copies import ComponentPools, CopyTracker, TaskKey, together
 from quire.worker.fan import Fan
 from quire.worker.lanes import Lane
 from quire.worker.peering import Peering, PeerTask, ServeTask
@@ -259,17 +259,17 @@ class CacheWorker:
                 self._start_pages(command, pools.host)
 
     def _start_loads(self) -> None:
-        """Those that were submitted together, each component's as one copy."""
+        """Those that were submitted together; small ones of a component are one copy."""
         waiting, self._loads = list(self._loads.values()), {}
         for name, pools in self.components.items():
             loads = [load for load in waiting if load.component == name]
-            try:
-                if loads:
-                    self._copies.load(loads, pools)
-            except Exception as error:  # request boundary: these loads fail
-                self._counters.error(error)
-                for load in loads:
-                    self._refuse(load, PageStatus.FAILED)
+            for some in together(loads, pools.engine.load_pages):
+                try:
+                    self._copies.load(some, pools)
+                except Exception as error:  # request boundary: these loads fail
+                    self._counters.error(error)
+                    for load in some:
+                        self._refuse(load, PageStatus.FAILED)
 
     def _start_pages(self, command: Write | Fetch, host: HostPool) -> None:
         is_fetch = isinstance(command, Fetch)

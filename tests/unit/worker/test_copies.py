@@ -2,10 +2,10 @@
 
 import pytest
 
-from quire.messages import Backup
+from quire.messages import Backup, Load
 from quire.transfer.base import Copy
 from quire.types import PageStatus, page_array, page_ids
-from quire.worker.copies import ComponentPools, CopyTracker
+from quire.worker.copies import ComponentPools, CopyTracker, together
 from quire.worker.tasks import Reporter
 
 
@@ -90,3 +90,12 @@ def test_if_they_cannot_be_begun_all_of_them_fail(rig):
     failed = int(PageStatus.FAILED)
     assert rig.ended() == [(1, [failed], True), (2, [failed], True)]
     assert rig.errors == [rig.engine.error]
+
+
+def test_loads_that_came_together_are_cut_up_where_there_is_enough_for_a_copy():
+    """Whoever came first does not wait for what all the others load."""
+    sizes = [1, 1, 4, 2, 2, 9, 1]
+    loads = [Load(op, "full", page_ids(range(n)), page_ids(range(n))) for op, n in enumerate(sizes)]
+    found = list(together(loads, 4))
+    assert [[load.op for load in some] for some in found] == [[0, 1, 2], [3, 4], [5], [6]]
+    assert list(together([], 4)) == []

@@ -132,6 +132,29 @@ def test_loads_that_come_together_are_one_copy_and_answer_for_themselves_c29(rig
     assert not rig.worker.busy
 
 
+def test_large_loads_are_copies_of_their_own_and_one_that_cannot_be_begun_fails_alone(
+    rig, monkeypatch
+):
+    pools = rig.worker.components["full"]
+    copies, load = [], pools.engine.load
+
+    def begin(host, device):
+        copies.append(len(host) // 4)
+        if len(copies) == 1:
+            raise RuntimeError("no stream")
+        return load(host, device)
+
+    monkeypatch.setattr(pools.engine, "load", begin)
+    monkeypatch.setattr(pools.engine, "load_pages", 2)
+    first = Load(1, "full", page_ids([60, 61]), page_ids([0, 1]))
+    others = [Load(op, "full", page_ids([60 + op]), page_ids([op])) for op in (2, 3)]
+    rig.worker.submit([first, *others])
+    done = collect(rig.worker, lambda done: sorted(finals(done)) == [1, 2, 3])
+    assert copies == [2, 2]
+    assert [statuses(done, op) for op in (1, 2, 3)] == [[FAILED, FAILED], [OK], [OK]]
+    assert not rig.worker.busy
+
+
 def test_a_copy_is_reported_only_when_the_last_byte_has_landed_c9(rig, monkeypatch):
     landed = threading.Event()
     real = cpu_module.copy_rows
