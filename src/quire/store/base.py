@@ -137,7 +137,7 @@ class NewObject:
             self._blob = self._blob()
         return self._blob
 
-    def with_blob(self, blob: Blob | Callable[[], Blob]) -> NewObject:
+    def with_blob(self, blob: Blob) -> NewObject:
         """The same object of other bytes."""
         return NewObject(self.name, blob, self.parent, self.used_ns, self.owner)
 
