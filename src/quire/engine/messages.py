@@ -16,6 +16,7 @@ import enum
 import msgspec
 
 from quire.keys import Namespace, UnitKind
+from quire.store.account import StoreHealth
 from quire.types import RequestId
 
 
@@ -272,7 +273,9 @@ class StoreStatus(msgspec.Struct, frozen=True):
     """"attached", "changing" or "detached"."""
     url: str = ""
     counters: dict[str, int] = {}
-    """What the store's client counted, over the ranks that can be asked."""
+    """What the clients of all ranks have counted."""
+    stores: list[StoreHealth] = []
+    """How each stands, over all ranks."""
 
 
 class CountedTime(msgspec.Struct, frozen=True):

@@ -19,10 +19,12 @@ from functools import partial
 from itertools import compress
 from typing import TypeVar
 
+from quire.store.account import StoreHealth
 from quire.store.base import (
     HEADER_BYTES,
     STEP_NS,
     Blob,
+    Budgeted,
     Counting,
     Landings,
     Making,
@@ -230,14 +232,12 @@ class PageStore:
         """What this client has counted, and the store itself. Never asks a server: safe where
         nothing may block."""
         own = self._store.counts() if isinstance(self._store, Counting) else {}
-        return (
-            self._counters.snapshot()
-            | own
-            | {
-                "breaker_opened": self._breaker.times_opened,
-                "breaker_is_open": int(self._breaker.state is not BreakerState.CLOSED),
-            }
-        )
+        return self._counters.snapshot() | own | {"breaker_opened": self._breaker.times_opened}
+
+    def health(self) -> list[StoreHealth]:
+        """Of the only one."""
+        budget = self._store.budget() if isinstance(self._store, Budgeted) else None
+        return [StoreHealth(self._breaker.state is BreakerState.CLOSED, budget)]
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Decline new calls, give running ones `timeout_s` to finish, close the store."""
