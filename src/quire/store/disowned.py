@@ -59,12 +59,14 @@ class Disowned:
         finally:
             with self._lock:
                 del self._calls[call]
-                left = self._stale and self._stale - self._written(self._stale)
+                left = self._stale - self._written(self._stale)
                 self._stale -= left
             self.take_out(left)
 
     def _written(self, names: Collection[ObjectName]) -> set[ObjectName]:
         """Those of them that are being written."""
+        if not names:
+            return set()
         return {name for own in self._calls.values() for name in own}.intersection(names)
 
     def take_out(self, names: Collection[ObjectName]) -> None:
