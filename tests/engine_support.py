@@ -31,6 +31,7 @@ from quire.engine.scheduler import Scheduler
 from quire.errors import WorkerError
 from quire.manager import CacheManager, Way
 from quire.memory.page_layout import PageLayout
+from quire.store.account import StoreAccount
 from quire.types import NO_SLOT, RequestId, page_array
 from quire.worker import ComponentConfig, LocalWorkers, WorkerConfig, build_worker
 
@@ -129,8 +130,8 @@ class SumModel:
     def self_check(self) -> str:
         return ""
 
-    def store_counters(self) -> dict[str, int]:
-        return self.worker.store_counters()
+    def store_account(self) -> StoreAccount:
+        return self.worker.store_account()
 
     def close(self) -> None:
         self.worker.close()

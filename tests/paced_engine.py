@@ -24,6 +24,7 @@ from quire.manager import CacheManager, Way
 from quire.messages import Cancel, Command, Completion, Fetch, Load, Transferred
 from quire.sim.bandwidth import SimLane, SimPassage
 from quire.sim.clock import VirtualClock
+from quire.store.account import StoreAccount
 from quire.types import OperationId, RequestId, Tier
 from quire.worker.instant import InstantWorker
 
@@ -128,8 +129,8 @@ class PacedModel:
         sampled = [Sampled(token=0) if s.row is not None else None for s in batch.segments]
         return BatchResult(batch.number, [SegmentResult(token) for token in sampled])
 
-    def store_counters(self) -> dict[str, int]:
-        return {}
+    def store_account(self) -> StoreAccount:
+        return StoreAccount()
 
     def close(self) -> None:
         pass

@@ -22,7 +22,7 @@ quire_generated_tokens_total 10
 quire_store_attached 1
 quire_store_bytes{store="0",what="used"} 1073741824
 quire_store_bytes{store="0",what="max"} 4294967296
-quire_store_events_total{event="breaker_is_open"} 1
+quire_store_answers{store="0"} 0
 quire_store_events_total{event="error:TimeoutError"} 4
 quire_engine_events_total{event="computed_prompt_tokens"} 100
 quire_engine_seconds_total{what="model"} 1.0

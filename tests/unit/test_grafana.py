@@ -30,7 +30,7 @@ def asked(expression: str) -> None:
         spec = SPECS.get(name) or SPECS[re.sub(r"_(bucket|sum|count)$", "", name)]
         assert set(re.findall(r"(\w+)\s*[=!]", selector)) <= {*spec.labels, *OURS}, expression
     counters = [n for n in names if n in SPECS and SPECS[n].kind is COUNTER]
-    if counters and "breaker_is_open" not in expression:
+    if counters:
         assert re.search(r"\b(rate|increase)\(", expression), expression
     known = {label for name in names for spec in [SPECS.get(name)] if spec for label in spec.labels}
     for grouped in re.findall(r"by \(([^)]*)\)", expression):

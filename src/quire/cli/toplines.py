@@ -161,12 +161,22 @@ def _store(now: MetricsRead) -> str:
         for name, value in sorted(events.items())
         if value and name.split(":")[0] in ("error", "mismatch", "declined")
     ]
-    health = "[red]does not answer[/red]" if events.get("breaker_is_open") else "answers"
+    health = _health(now)
     if opened := events.get("breaker_opened"):
         health += f" (the breaker has opened {opened:.0f} times)"
     read_pages, written = events.get("read:ok", 0), events.get("written:ok", 0)
     rest = ("; " + ", ".join(bad) if bad else "") + _fill(now)
     return f"Store: {health}, {read_pages:,.0f} pages read, {written:,.0f} written{rest}"
+
+
+def _health(now: MetricsRead) -> str:
+    """Of one store, or of several, by number."""
+    rows = now.rows("quire_store_answers")
+    silent = [labels["store"] for labels, answers in rows if not answers]
+    if not silent:
+        return "answers"
+    which = f"{', '.join(silent)} of {len(rows)} " if len(rows) > 1 else ""
+    return f"[red]{which}does not answer[/red]"
 
 
 def _fill(now: MetricsRead) -> str:

@@ -296,12 +296,14 @@ class Engine:
     def status(self) -> EngineStatus:
         manager, scheduler = self.manager, self.scheduler
         counters = manager.counters.snapshot() | scheduler.counters.snapshot()
+        store = self._executor.store_account()
         return EngineStatus(
             tiers=self.tiers(),
             store=StoreStatus(
                 state=manager.store.state.name.lower(),
                 url=manager.store.url,
-                counters=self._executor.store_counters(),
+                counters=store.counters,
+                stores=store.stores,
             ),
             waiting=len(scheduler.waiting),
             running=len(scheduler.running),

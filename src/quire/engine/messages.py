@@ -17,6 +17,7 @@ import msgspec
 
 from quire.decoders import msgpack_decoder
 from quire.keys import Namespace, UnitKind
+from quire.store.account import StoreHealth
 from quire.types import RequestId
 
 
@@ -273,7 +274,9 @@ class StoreStatus(msgspec.Struct, frozen=True):
     """"attached", "changing" or "detached"."""
     url: str = ""
     counters: dict[str, int] = {}
-    """What the store's client counted, over the ranks that can be asked."""
+    """What the clients of all ranks have counted."""
+    stores: list[StoreHealth] = []
+    """How each stands, over all ranks."""
 
 
 class CountedTime(msgspec.Struct, frozen=True):

@@ -7,7 +7,6 @@ moment of the scrape; those of the server are counted here as things happen.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import Counter, Histogram
@@ -105,6 +104,9 @@ ENGINE_METRICS = (
          "Those of them that the model would have said. Tokens per step of a request that had a "
          "draft: 1 + all of these ÷ quire_drafts_total.", ("position",)),
     Spec("quire_store_attached", GAUGE, "1 while a store is attached."),
+    Spec("quire_store_answers", GAUGE,
+         "Of each store, one after the other: 0 while its breaker is open, and it is not asked.",
+         ("store",)),
     Spec("quire_store_bytes", GAUGE,
          "Of stores with a budget of their own, one after the other: used, max.",
          ("store", "what")),
@@ -144,8 +146,6 @@ ENGINE_METRICS = (
 METRICS = SERVER_METRICS + ENGINE_METRICS
 _ENGINE_SPECS = {spec.name: spec for spec in ENGINE_METRICS}
 
-_STORE_BYTES = re.compile(r"(store(?P<store>\d+)\.)?(?P<what>used|max)_bytes")
-"""Among a store's counters, or of one of several."""
 _MATCHED = {"matched_device_pages": "device", "matched_host_pages": "host"}
 _EVICTED = {
     "evicted_device_pages": "device",
@@ -287,11 +287,14 @@ class _EngineCollector(Collector):
         for what, seconds in status.seconds.items():
             yield "quire_engine_seconds_total", (what,), seconds
         yield "quire_store_attached", (), status.store.state == "attached"
+        for number, health in enumerate(status.store.stores):
+            store = str(number)
+            yield "quire_store_answers", (store,), health.answers
+            if health.budget is not None:
+                yield "quire_store_bytes", (store, "used"), health.budget.used_bytes
+                yield "quire_store_bytes", (store, "max"), health.budget.max_bytes
         for event, count in status.store.counters.items():
-            if sized := _STORE_BYTES.fullmatch(event):
-                yield "quire_store_bytes", (sized["store"] or "0", sized["what"]), count
-            else:
-                yield "quire_store_events_total", (event,), count
+            yield "quire_store_events_total", (event,), count
         if status.drafts is not None:
             yield from _drafted(status.drafts)
         if status.handover is not None:

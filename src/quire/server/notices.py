@@ -49,7 +49,8 @@ class _Trouble:
 class Notices:
     _seen: dict[str, int] = field(default_factory=dict)
     _troubles: dict[str, _Trouble] = field(default_factory=dict)
-    _is_open: bool = False
+    _silent: frozenset[int] = frozenset()
+    """Which stores do not answer, by number."""
     _links: dict[str, str] = field(default_factory=dict)
 
     def look(self, status: EngineStatus, now_s: float) -> list[Notice]:
@@ -76,16 +77,20 @@ class Notices:
         return notices
 
     def _breaker(self, status: EngineStatus) -> Iterator[Notice]:
-        is_open = bool(status.store.counters.get("breaker_is_open", 0))
-        if is_open != self._is_open:
-            self._is_open = is_open
+        stores = status.store.stores
+        silent = frozenset(i for i, health in enumerate(stores) if not health.answers)
+        for number in sorted(silent ^ self._silent):
+            is_open = number in silent
+            which = f"store {number}" if len(stores) > 1 else "the store"
             text = (
-                "the store does not answer and is not asked for a while"
+                f"{which} does not answer and is not asked for a while"
                 if is_open
-                else "the store answers again"
+                else f"{which} answers again"
             )
             times = status.store.counters.get("breaker_opened", 0)
-            yield Notice(text, not is_open, {"event": "breaker", "open": is_open, "times": times})
+            said = {"event": "breaker", "store": number, "open": is_open, "times": times}
+            yield Notice(text, not is_open, said)
+        self._silent = silent
 
     def _peers(self, status: EngineStatus) -> Iterator[Notice]:
         links = status.handover.links if status.handover is not None else {}

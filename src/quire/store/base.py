@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from quire.store.account import StoreBudget, StoreHealth
 from quire.types import Owner, PageKey, PageStatus
 
 HEADER_BYTES = 4096
@@ -137,7 +138,7 @@ class NewObject:
             self._blob = self._blob()
         return self._blob
 
-    def with_blob(self, blob: Blob | Callable[[], Blob]) -> NewObject:
+    def with_blob(self, blob: Blob) -> NewObject:
         """The same object of other bytes."""
         return NewObject(self.name, blob, self.parent, self.used_ns, self.owner)
 
@@ -228,8 +229,15 @@ class Counting(Protocol):
     """A store that counts what only it can see; shown beside what its client counts."""
 
     def counts(self) -> dict[str, int]:
-        """By name; `used_bytes` and `max_bytes` of a store with a budget of its own. Never asks the
-        server."""
+        """By name. Never asks the server."""
+
+
+@runtime_checkable
+class Budgeted(Protocol):
+    """A store with a budget of its own."""
+
+    def budget(self) -> StoreBudget:
+        """As far as this process knows. Never asks a server."""
 
 
 @runtime_checkable
@@ -305,6 +313,10 @@ class Pages(Protocol):
     def clear(self) -> None:
         """Raises OSError, StoreError."""
 
-    def counters(self) -> dict[str, int]: ...
+    def counters(self) -> dict[str, int]:
+        """See counters.py. Never asks a server, nor do health()."""
+
+    def health(self) -> list[StoreHealth]:
+        """Of one store, or of several, in the order in which they were given."""
 
     def close(self, timeout_s: float = 5.0) -> None: ...

@@ -23,7 +23,7 @@ from obstore import exceptions, store
 
 from quire.errors import StoreError, StoreURLError
 from quire.store.base import Blob, NewObject, ObjectName, StoredObject, StoreStats
-from quire.store.lately import Lately
+from quire.store.lately import just_made
 from quire.store.paths import Sent, put_paths
 from quire.store.url import Options, StoreURL
 from quire.types import PAGE_KEY_BYTES, PageKey, PageStatus
@@ -39,10 +39,6 @@ is as many, side by side, and takes as long as one."""
 _RANGE_BYTES = 8 << 20
 """Of one request for an object's bytes, at most."""
 _LOOK_S = 0.05
-_MADE_S, _MAX_MADE = 10.0, 1 << 14
-"""How long, and how many of, the objects that were written here count as there, and what follows
-them as new, without a question. If somebody takes them out meanwhile, what follows is of no use,
-and found to be so by who asks next."""
 _DELETED = 500
 """Objects deleted at a time."""
 
@@ -70,7 +66,7 @@ class BucketStore:
         self._thread.start()
         self._requests: set[asyncio.Task[Any]] = set()
         """Under way, of all calls; known to the loop only."""
-        self._made = Lately(keep_s=_MADE_S, max_names=_MAX_MADE, clock=time.monotonic)
+        self._made = just_made()
         self._lock = threading.Lock()
         self._closed = False
 
@@ -151,8 +147,7 @@ class BucketStore:
         def take_back(names: Sequence[ObjectName]) -> None:
             paths = [path_of(name) for name in names]
             self._run(lambda: obstore.delete_async(self._bucket, paths), deadline)
-            for name in names:
-                self._made.discard(name)
+            self._made.discard(names)
 
         return put_paths(objects, send=send, take_back=take_back)
 
@@ -160,7 +155,7 @@ class BucketStore:
         try:
             await obstore.head_async(self._bucket, path_of(name))
         except (FileNotFoundError, exceptions.NotFoundError):
-            self._made.discard(name)
+            self._made.discard([name])
             return False
         return True
 
@@ -180,7 +175,7 @@ class BucketStore:
         path, data = path_of(new.name), new.data
         try:
             await obstore.put_async(self._bucket, path, data, mode="create", use_multipart=False)
-            self._made.add(new.name)
+            self._made.add([new.name])
         except (FileExistsError, exceptions.AlreadyExistsError):
             pass
         except (NotImplementedError, exceptions.NotSupportedError):
@@ -195,7 +190,7 @@ class BucketStore:
         """A bucket does not know what is used."""
 
     def quarantine(self, name: ObjectName) -> bool:
-        self._made.discard(name)
+        self._made.discard([name])
         aside, deadline = f"quarantine/{name.text}", time.monotonic() + _ADMIN_TIMEOUT_S
         answer = self._run(
             lambda: obstore.rename_async(self._bucket, path_of(name), aside), deadline

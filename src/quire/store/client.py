@@ -19,10 +19,12 @@ from functools import partial
 from itertools import compress
 from typing import TypeVar
 
+from quire.store.account import StoreHealth
 from quire.store.base import (
     HEADER_BYTES,
     STEP_NS,
     Blob,
+    Budgeted,
     Counting,
     Landings,
     Making,
@@ -195,8 +197,9 @@ class PageStore:
         _check_pages(part, keys, pages)
         began_ns = used_ns or self._wall_ns()
         names = [object_name(part, key) for key in keys]
+        own = dict(zip(keys, names, strict=True))
         needed = [
-            None if parent == NO_PARENT else object_name(part, parent)
+            None if parent == NO_PARENT else own.get(parent) or object_name(part, parent)
             for parent in parents or [NO_PARENT] * len(keys)
         ]
         whose = owners or [None] * len(keys)
@@ -204,8 +207,14 @@ class PageStore:
         def write(first: int, end: int) -> list[PageStatus]:
             blobs = self._headers.blobs(pages[first:end])
             objects = [
-                NewObject(names[i], blobs[i - first], needed[i], began_ns - i * STEP_NS, whose[i])
-                for i in range(first, end)
+                NewObject(
+                    names[i],
+                    partial(self._sealed, part, keys[i], blob, i - first),
+                    needed[i],
+                    began_ns - i * STEP_NS,
+                    whose[i],
+                )
+                for i, blob in enumerate(blobs, first)
             ]
             put = partial(self._put_new, part, objects, deadline)
             return self._ask(put, len(objects)) or [PageStatus.FAILED] * len(objects)
@@ -223,14 +232,12 @@ class PageStore:
         """What this client has counted, and the store itself. Never asks a server: safe where
         nothing may block."""
         own = self._store.counts() if isinstance(self._store, Counting) else {}
-        return (
-            self._counters.snapshot()
-            | own
-            | {
-                "breaker_opened": self._breaker.times_opened,
-                "breaker_is_open": int(self._breaker.state is not BreakerState.CLOSED),
-            }
-        )
+        return self._counters.snapshot() | own | {"breaker_opened": self._breaker.times_opened}
+
+    def health(self) -> list[StoreHealth]:
+        """Of the only one."""
+        budget = self._store.budget() if isinstance(self._store, Budgeted) else None
+        return [StoreHealth(self._breaker.state is BreakerState.CLOSED, budget)]
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Decline new calls, give running ones `timeout_s` to finish, close the store."""
@@ -373,31 +380,29 @@ class PageStore:
         if kept:
             independent = all(item.parent is None for item in objects)
             self._store.touch(kept, used_ns=objects[0].used_ns, each=independent)
-        new = [i for i, state in enumerate(known) if state is None]
-        sealed = [
-            own.with_blob(partial(self._sealed, part, own, at))
-            for at, own in enumerate(objects[i] for i in new)
-        ]
-        results = self._store.put(sealed, deadline=deadline) if new else []
+        places = [i for i, state in enumerate(known) if state is None]
+        new = [objects[i] for i in places]
+        results = self._store.put(new, deadline=deadline) if new else []
         num_bytes = results.count(_OK) * part.page_bytes
         self._counters.add({"written_bytes": num_bytes, "skipped_pages": len(kept)})
         if self._packer is not None:
-            taken = compress(sealed, [result is _OK for result in results])
+            taken = compress(new, [result is _OK for result in results])
             self._counters.add({"packed_bytes": sum(item.blob.payload.nbytes for item in taken)})
-        for i, status in zip(new, results, strict=True):
+        for i, status in zip(places, results, strict=True):
             known[i] = status
         return [status for status in known if status is not None]
 
-    def _sealed(self, part: Part, new: NewObject, at: int) -> Blob:
-        """As it goes to the store: packed, if that makes it a block smaller at least."""
-        header, page = new.blob
+    def _sealed(self, part: Part, key: PageKey, blob: Blob, at: int) -> Blob:
+        """As it goes to the store, the `at`-th of a call: packed, if that makes it a block smaller
+        at least."""
+        header, page = blob
         packing = None
         if self._packer is not None and page.nbytes > HEADER_BYTES:
             room = self._room.of(at, page.nbytes)
             packing = self._packer.pack(page, room[: page.nbytes - HEADER_BYTES])
-        seal(part, new.name.key, page, header, packing)
+        seal(part, key, page, header, packing)
         if packing is None:
-            return new.blob
+            return blob
         end = -(-packing.packed_bytes // HEADER_BYTES) * HEADER_BYTES
         room[packing.packed_bytes : end] = bytes(end - packing.packed_bytes)
         return Blob(header, room[:end])

@@ -11,8 +11,7 @@ Knows names only: how one is taken out is the store's.
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from quire.store.base import ObjectName
@@ -30,7 +29,9 @@ class Disowned:
         """Those that the store may still have."""
         self._stale: set[ObjectName] = set()
         """Of them those that are being written with the bytes that were wrong."""
-        self._writing: Counter[ObjectName] = Counter()
+        self._calls: dict[object, Sequence[ObjectName]] = {}
+        """What is being written, by who writes it: looked through when something is disowned, which
+        is rare, so that writing costs nothing."""
 
     def __bool__(self) -> bool:
         return bool(self._names)
@@ -45,26 +46,30 @@ class Disowned:
     def add(self, names: Sequence[ObjectName]) -> None:
         with self._lock:
             self._names.update(names)
-            self._stale.update(name for name in names if self._writing[name])
+            self._stale.update(self._written(names))
 
     @contextmanager
     def writing(self, names: Sequence[ObjectName]) -> Iterator[None]:
         """From when their bytes are given to be written until they are, or will not be."""
+        call = object()
         with self._lock:
-            self._writing.update(names)
+            self._calls[call] = names
         try:
             yield
         finally:
             with self._lock:
-                self._writing.subtract(names)
-                ended = [name for name in names if not self._writing[name]]
-                for name in ended:
-                    del self._writing[name]
-                left = self._stale.intersection(ended)
+                del self._calls[call]
+                left = self._stale - self._written(self._stale)
                 self._stale -= left
             self.take_out(left)
 
-    def take_out(self, names: Sequence[ObjectName] | set[ObjectName]) -> None:
+    def _written(self, names: Collection[ObjectName]) -> set[ObjectName]:
+        """Those of them that are being written."""
+        if not names:
+            return set()
+        return {name for own in self._calls.values() for name in own}.intersection(names)
+
+    def take_out(self, names: Collection[ObjectName]) -> None:
         """Of these the disowned, unless they are just being written: then later."""
         for name in names:
             with self._taking_out:

@@ -17,6 +17,7 @@ from itertools import takewhile
 
 from quire.errors import StoreURLError
 from quire.sizes import format_bytes
+from quire.store.account import StoreBudget
 from quire.store.base import (
     SPARE_SHARE,
     STEP_NS,
@@ -64,8 +65,8 @@ class MemoryStore:
     def put(self, objects: Sequence[NewObject], *, deadline: float) -> list[PageStatus]:
         return [self._put_one(new) for new in objects]
 
-    def counts(self) -> dict[str, int]:
-        return {"used_bytes": self._used_bytes, "max_bytes": self.max_bytes}
+    def budget(self) -> StoreBudget:
+        return StoreBudget(self._used_bytes, self.max_bytes, is_shared=False)
 
     def touch(self, names: Sequence[ObjectName], *, used_ns: int, each: bool = False) -> None:
         with self._lock:

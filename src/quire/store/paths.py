@@ -27,6 +27,8 @@ def look_up(
     or lies behind one that is. Of a new one the store finds out by itself whether what it needs is
     there: only beside one that is there that is asked."""
     present, absent = _present(objects, contains, making)
+    if not present:
+        return [None] * len(objects)
     known: dict[ObjectName, PageStatus | None] = {}
     for new in objects:
         name, parent = new.name, new.parent
@@ -47,6 +49,8 @@ def _present(
         heads = [new for new in heads if new.parent is None or not making.has_made(new.parent)]
     first = list(dict.fromkeys(new.name for new in heads))
     present = set(compress(first, contains(first))) if first else set()
+    if not present:
+        return set(), set()
     reached = present.copy()
     rest: list[ObjectName] = []
     for new in objects:
@@ -103,6 +107,8 @@ def put_paths(
     one is taken back."""
     lands, needed = _plan(objects)
     sent = send(list(compress(objects, lands)), needed)
+    if sent.statuses.count(_OK) == len(objects) and all(there is True for there in sent.there):
+        return list(sent.statuses)
     there = dict(zip(needed, sent.there, strict=True))
     published = iter(sent.statuses)
     statuses: list[PageStatus] = []
@@ -124,11 +130,12 @@ def put_paths(
 
 def _plan(objects: Sequence[NewObject]) -> tuple[list[bool], list[ObjectName]]:
     """Of each: may it be sent, or does it come before what it needs? And what must be there."""
-    own, earlier = {new.name for new in objects}, set()
-    lands = []
-    for new in objects:
-        lands.append(new.parent is None or new.parent not in own or new.parent in earlier)
-        if lands[-1]:
-            earlier.add(new.name)
-    outside = [new.parent for new in objects if new.parent is not None and new.parent not in own]
+    places = {objects[place].name: place for place in reversed(range(len(objects)))}
+    lands: list[bool] = []
+    outside: list[ObjectName] = []
+    for place, new in enumerate(objects):
+        before = None if new.parent is None else places.get(new.parent)
+        if before is None and new.parent is not None:
+            outside.append(new.parent)
+        lands.append(before is None or (before < place and lands[before]))
     return lands, list(dict.fromkeys(outside))

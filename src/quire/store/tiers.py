@@ -23,6 +23,7 @@ from functools import partial
 from typing import NamedTuple
 
 from quire.errors import StoreError
+from quire.store.account import StoreHealth
 from quire.store.backlog import Backlog, PutCall
 from quire.store.base import Part, WriteWhen
 from quire.store.client import PageStore
@@ -227,8 +228,10 @@ class Tiers:
             if seconds is not None:
                 counts[f"store{index}.read_us_per_page"] = round(seconds * 1e6)
         counts["breaker_opened"] = sum(of_one["breaker_opened"] for of_one in each)
-        counts["breaker_is_open"] = min(of_one["breaker_is_open"] for of_one in each)
         return counts
+
+    def health(self) -> list[StoreHealth]:
+        return [health for tier in self._tiers for health in tier.pages.health()]
 
     def close(self, timeout_s: float = 5.0) -> None:
         for backlog in self._backlogs.values():

@@ -68,11 +68,12 @@ def serve(
         # A leader that does not read fills the queue; completions then wait here, and their
         # number is bounded by the operations the leader itself started.
         unsent += worker.poll()
-        if (unsent or clock() >= next_heartbeat) and _send(
-            socket, wire.Report(unsent, worker.peer_counters())
-        ):
+        is_due = clock() >= next_heartbeat
+        store = worker.store_account() if is_due else None
+        if (unsent or is_due) and _send(socket, wire.Report(unsent, worker.peer_counters(), store)):
             unsent = []
-            next_heartbeat = clock() + heartbeat_s
+            if is_due:
+                next_heartbeat = clock() + heartbeat_s
 
 
 def _received(socket: zmq.Socket[bytes]) -> list[wire.ToWorker]:

@@ -32,6 +32,7 @@ from quire.child import send_startup
 from quire.errors import WorkerError
 from quire.memory.sizing import check_host_budget
 from quire.messages import Command, Completion, WorkerLost
+from quire.store.account import StoreAccount, over_ranks
 from quire.worker import wire
 from quire.worker.config import WorkerConfig
 from quire.worker.group import total
@@ -58,6 +59,7 @@ class _Child:
     last_seen: float
     peer_address: str = ""
     peer_counters: dict[str, int] = field(default_factory=dict)
+    store: StoreAccount = field(default_factory=StoreAccount)
     reason: str = ""
     """Why it is being given up, once it is."""
 
@@ -138,6 +140,10 @@ class RemoteWorkers:
 
     def peer_counters(self) -> dict[str, int]:
         return total(child.peer_counters for child in self._children.values())
+
+    def store_account(self) -> StoreAccount:
+        """As last heard of."""
+        return over_ranks(child.store for child in self._children.values())
 
     def submit(self, commands: list[Command]) -> None:
         if commands:
@@ -288,8 +294,10 @@ class RemoteWorkers:
                 child.peer_address = message.peer_address
             case wire.StartFailed(error=error):
                 child.reason = error
-            case wire.Report(completions=completions, peer_counters=counters):
+            case wire.Report(completions=completions, peer_counters=counters, store=store):
                 child.peer_counters = counters
+                if store is not None:
+                    child.store = store
                 own = [c for c in completions if c.rank == child.rank]
                 self.dropped_messages += len(completions) - len(own)
                 return own

@@ -12,6 +12,7 @@ import msgspec
 
 from quire.decoders import msgpack_decoder
 from quire.messages import Command, Completion
+from quire.store.account import StoreAccount
 from quire.worker.config import WorkerConfig
 
 
@@ -56,10 +57,12 @@ class StartFailed(_Message, frozen=True, tag="start_failed"):
 
 
 class Report(_Message, frozen=True, tag="report"):
-    """Also sent now and then with nothing in it: a sign of life."""
+    """Also sent now and then with nothing to complete: a sign of life."""
 
     completions: list[Completion]
     peer_counters: dict[str, int] = {}
+    store: StoreAccount | None = None
+    """With signs of life only."""
 
 
 ToWorker = StepCommands | Parcel | Shutdown

@@ -38,6 +38,7 @@ from quire.messages import (
     Transferred,
     Write,
 )
+from quire.store.account import StoreAccount
 from quire.store.base import Pages, Part
 from quire.store.counters import StoreCounters
 from quire.types import OperationId, PageStatus
@@ -145,13 +146,13 @@ class CacheWorker:
         """How often something went other than well, by reason."""
         return self._counters.snapshot()
 
-    def store_counters(self) -> dict[str, int]:
-        """What the attached store's client has counted; empty when there is none."""
+    def store_account(self) -> StoreAccount:
+        """How the attached stores stand; empty when there is none."""
         lease = self._attachment.borrow()
         if lease is None:
-            return {}
+            return StoreAccount()
         try:
-            return lease.store.counters()
+            return StoreAccount(lease.store.counters(), lease.store.health())
         finally:
             lease.release()
 

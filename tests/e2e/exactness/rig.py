@@ -86,12 +86,15 @@ class EngineRig:
 
     def settle(self) -> None:
         """Until nothing is in flight, nor waits to be written again."""
+        self.until(lambda: self.manager.idle and not self.manager.waiting_writes)
+        self.manager.check_invariants()
+
+    def until(self, is_so: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE_S
-        while not self.manager.idle or self.manager.waiting_writes:
+        while not is_so():
             assert time.monotonic() < deadline, "the cache did not come to rest"
             if not self.engine.step():
                 time.sleep(PAUSE_S)
-        self.manager.check_invariants()
 
     def flush(self, *tiers: Tier) -> None:
         self.settle()

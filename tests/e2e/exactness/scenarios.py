@@ -72,6 +72,8 @@ def two_ranks(subject: Subject, store: str) -> None:
         rig.flush(Tier.DEVICE, Tier.HOST)
         ask(subject, rig, prompts, "two ranks, store")
         assert rig.reused("store") > 0
+        rig.until(lambda: rig.engine.status().store.counters.get("read:ok", 0) > 0)
+        assert all(health.answers for health in rig.engine.status().store.stores)
 
 
 def chunks_and_mixed_batches(subject: Subject, prompts: list[Prompt], chunk_tokens: int) -> None:

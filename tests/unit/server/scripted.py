@@ -42,6 +42,7 @@ from quire.server.app import app_of
 from quire.server.config import ServerConfig
 from quire.server.metrics import Metrics
 from quire.server.service import Service
+from quire.store.account import StoreBudget, StoreHealth
 from quire.text.generation_config import SamplingDefaults
 from quire.text.prompting import Prompting
 from quire.types import RequestId
@@ -144,7 +145,8 @@ def status(**changes: Any) -> EngineStatus:
         "store": StoreStatus(
             "attached",
             "redis://:secret@host/0",
-            {"read_ok": 3, "used_bytes": 1 << 20, "max_bytes": 4 << 20},
+            {"read_ok": 3},
+            [StoreHealth(answers=False, budget=StoreBudget(1 << 20, 4 << 20, is_shared=True))],
         ),
         "waiting": 2,
         "running": 1,

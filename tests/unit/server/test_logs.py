@@ -10,13 +10,14 @@ from quire import logs
 from quire.engine.messages import EngineStatus, HandoverStatus, StoreStatus
 from quire.server.config import ServerConfig
 from quire.server.notices import Notices
+from quire.store.account import StoreHealth
 from unit.server.scripted import ADMIN_KEY, Rig
 
 
-def status(store=(), links=None, **counters) -> EngineStatus:
+def status(store=(), links=None, answer=(True,), **counters) -> EngineStatus:
     return EngineStatus(
         tiers=[],
-        store=StoreStatus("attached", "memory://", dict(store)),
+        store=StoreStatus("attached", "memory://", dict(store), [StoreHealth(a) for a in answer]),
         waiting=0,
         running=0,
         waiting_tokens=0,
@@ -65,15 +66,24 @@ def test_one_failure_that_two_count_is_one_line(told):
 
 
 def test_a_breaker_and_peers_are_said_when_they_change(told):
-    assert told(store={"breaker_is_open": 0}, links={"tcp://a:1": "dialled"}) == []
-    assert told(store={"breaker_is_open": 1}, links={"tcp://a:1": "connected"}) == [
+    assert told(answer=[True], links={"tcp://a:1": "dialled"}) == []
+    assert told(answer=[False], links={"tcp://a:1": "connected"}) == [
         "the store does not answer and is not asked for a while",
         "peer tcp://a:1 is up",
     ]
-    assert told(store={"breaker_is_open": 1}, links={"tcp://a:1": "connected"}) == []
-    assert told(store={}, links={"tcp://a:1": "refused"}) == [
+    assert told(answer=[False], links={"tcp://a:1": "connected"}) == []
+    assert told(answer=[True], links={"tcp://a:1": "refused"}) == [
         "the store answers again",
         "peer tcp://a:1 is down: refused",
+    ]
+
+
+def test_of_several_stores_it_is_said_which_does_not_answer(told):
+    assert told(answer=[True, True]) == []
+    assert told(answer=[True, False]) == ["store 1 does not answer and is not asked for a while"]
+    assert told(answer=[False, True]) == [
+        "store 0 does not answer and is not asked for a while",
+        "store 1 answers again",
     ]
 
 

@@ -56,13 +56,26 @@ class Pages:
         return store.put(self.part, self.keys(*numbers), sources, deadline=deadline or soon())
 
     def put_path(
-        self, store: PageStore, *numbers: int, after: int = 0, owner: Owner | None = None
+        self,
+        store: PageStore,
+        *numbers: int,
+        after: int = 0,
+        owner: Owner | None = None,
+        used_ns: int | None = None,
     ) -> list[PageStatus]:
         """Each page behind the one before it, the first behind `after` (0: the first of all)."""
         sources = [self.full(n) for n in numbers]
         parents = [self.key(n) if n else NO_PARENT for n in (after, *numbers[:-1])]
         keys, owners = self.keys(*numbers), [owner] * len(numbers)
-        return store.put(self.part, keys, sources, parents=parents, owners=owners, deadline=soon())
+        return store.put(
+            self.part,
+            keys,
+            sources,
+            parents=parents,
+            owners=owners,
+            used_ns=used_ns,
+            deadline=soon(),
+        )
 
     def usable(self, store: PageStore, *numbers: int) -> int:
         """How many pages of a path would be found."""

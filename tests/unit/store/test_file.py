@@ -49,13 +49,13 @@ def test_pages_survive_a_restart(client, file_store, pages):
     assert pages.get(second, *range(30), 77) == [OK] * 30 + [MISS]
 
 
-def test_what_it_holds_and_may_hold_is_counted(client, file_store, pages):
+def test_what_it_holds_and_may_hold_is_told(client, file_store, pages):
     store = client(file_store(max_bytes=1 << 30))
-    before = store.counters()["used_bytes"]
+    (before,) = store.health()
     assert pages.put(store, *range(10)) == [OK] * 10
-    counted_now = store.counters()
-    assert counted_now["used_bytes"] > before
-    assert counted_now["max_bytes"] == 1 << 30
+    (after,) = store.health()
+    assert after.budget.used_bytes > before.budget.used_bytes
+    assert after.budget.max_bytes == 1 << 30
 
 
 @pytest.mark.usefixtures("plain_calls")

@@ -13,7 +13,7 @@ from contextlib import closing
 import pytest
 
 from quire.errors import StoreError, StoreURLError
-from quire.store.base import HEADER_BYTES, Blob, NewObject
+from quire.store.base import HEADER_BYTES, MAX_BYTES, Blob, NewObject
 from quire.store.codec import object_name
 from quire.store.mooncake.pool import NO_ROOM, Bytes
 from quire.store.mooncake.registration import MAX_POOLS, POOL_BYTES, Memory
@@ -162,6 +162,64 @@ def test_what_others_keep_there_is_left_alone(cache, joined, pages):
     assert joined.clear() == 2
     assert joined._pool.exists(theirs) == [1, 1, 1]
     joined._pool.remove(theirs)
+
+
+def test_what_follows_a_page_that_was_just_made_here_is_written_unasked(
+    cache, joined, pages, monkeypatch
+):
+    asked, exists = [], joined._pool.exists
+    monkeypatch.setattr(
+        joined._pool, "exists", lambda keys: asked.append(len(keys)) or exists(keys)
+    )
+    pages.put_path(cache, 1, 2)
+    asked.clear()
+    assert pages.put_path(cache, 3, 4, after=2) == [OK] * 2
+    assert asked == []
+    joined._made.clear()
+    assert pages.put_path(cache, 5, after=4) == [OK]
+    assert asked == [1, 1]
+
+
+@pytest.mark.parametrize("how", ["dropped", "cleared", "found to be gone"])
+def test_a_page_that_is_gone_is_not_taken_for_one_that_was_just_made(cache, joined, pages, how):
+    pages.put_path(cache, 1, 2)
+    name = object_name(pages.part, pages.key(2))
+    assert joined.has_made(name)
+    if how == "dropped":
+        joined.quarantine(name)
+    elif how == "cleared":
+        joined.clear()
+    else:
+        joined._pool.remove([joined._key(name)])
+        assert pages.usable(cache, 1, 2) == 1
+    assert pages.put_path(cache, 3, after=2) == [PageStatus.ORPHAN]
+    assert pages.there(cache, 3) == []
+
+
+@pytest.mark.parametrize("how", ["huge", "late"])
+def test_for_a_header_no_more_is_read_than_a_call_moves_nor_when_it_is_late(
+    cache, joined, pages, monkeypatch, how
+):
+    key = joined._key(object_name(pages.part, pages.key(1)))
+    size = 2 * pages.object_bytes + (MAX_BYTES if how == "huge" else 0)
+    with joined._memory.stage(size) as stage:
+        _, where = stage.take(size)
+        assert joined._pool.put([Bytes(key, [where], [size])]) == [0]
+    read, get = [], joined._pool.get
+    soon = time.monotonic() + (60 if how == "huge" else 0.5)
+
+    def slowly(objects):
+        read.extend(sum(each.sizes) for each in objects)
+        codes = get(objects)
+        while how == "late" and time.monotonic() < soon:
+            time.sleep(0.01)
+        return codes
+
+    monkeypatch.setattr(joined._pool, "get", slowly)
+    expected = MISS if how == "huge" else PageStatus.TIMEOUT
+    assert pages.get(cache, 1, deadline=soon) == [expected]
+    assert read == [pages.object_bytes]
+    assert joined._pool.exists([key]) == [1], "what nobody looked at is left alone"
 
 
 # ---- faults --------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 
@@ -15,6 +16,7 @@ OK, REJECTED = PageStatus.OK, PageStatus.REJECTED
 ROOM = 64
 GREEDY, MODEST = Owner("aa", 0.25), Owner("bb", 0.25)
 QUOTA = ROOM // 4
+HOUR_NS = 3600 * 10**9
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -60,8 +62,10 @@ def test_who_has_its_share_costs_nobody_a_page(store, pages):
 def test_what_is_left_of_its_own_is_whole(store, pages):
     """Ends of paths go before what they need, and what is used last stays."""
     paths = documents(1, 3, size=5)
-    for path in paths:
-        pages.put_path(store, *path, owner=GREEDY)
+    # Long ago: a directory does not note use of what was used a moment before.
+    long_ago_ns = time.time_ns() - HOUR_NS
+    for i, path in enumerate(paths):
+        pages.put_path(store, *path, owner=GREEDY, used_ns=long_ago_ns + i * HOUR_NS // 10)
     pages.get(store, *paths[0])
     pages.put_path(store, *range(9001, 9004), owner=GREEDY)
     for path in (*paths, range(9001, 9004)):

@@ -17,6 +17,7 @@ from quire.store.client import PageStore
 from quire.store.codec import object_name
 from quire.store.maintenance import list_objects
 from quire.store.redis import RedisStore
+from quire.store.redis.nodes import Nodes
 from quire.store.url import open_store, redact
 from quire.types import PageStatus
 from store_servers import Valkey, clustered, node_id, told, wait_for
@@ -246,7 +247,7 @@ def test_a_page_whose_parent_does_not_land_does_not_stay(store, pages, monkeypat
 
     def refusing(exchanges: Any, deadline: float) -> list[Any]:
         answers = ask(exchanges, deadline)
-        if exchanges and next(iter(exchanges[0].said)).startswith(b"*3\r\n$3\r\nSET"):
+        if exchanges and next(iter(exchanges[0].said)).startswith(b"*4\r\n$3\r\nSET"):
             answers[0] = TimeoutError()
         return answers
 
@@ -254,6 +255,65 @@ def test_a_page_whose_parent_does_not_land_does_not_stay(store, pages, monkeypat
     statuses = store.put([new(1, None), new(2, named(1))], deadline=time.monotonic() + 10)
     assert statuses == [PageStatus.TIMEOUT, PageStatus.ORPHAN]
     assert store.contains([named(2)], deadline=time.monotonic() + 10) == [False]
+
+
+def test_what_follows_a_page_that_was_just_made_here_is_written_unasked(
+    store, valkey, client, pages, monkeypatch
+):
+    calls: list[int] = []
+    ask = Nodes.ask
+
+    def noted(self: Nodes, exchanges: Any, deadline: float) -> list[Any]:
+        calls.append(len(exchanges))
+        return ask(self, exchanges, deadline)
+
+    monkeypatch.setattr(Nodes, "ask", noted)
+    cache, other = client(store), client(open_store(valkey.url))
+    pages.put_path(cache, 1, 2)
+    calls.clear()
+    assert pages.put_path(cache, 3, 4, after=2) == [OK] * 2
+    assert calls == [3]  # two pages, and whether the one before them is there still
+    calls.clear()
+    assert pages.put_path(other, 3, 4, after=2) == [OK] * 2  # which knows nothing of it
+    assert calls[:2] == [1, 2]
+    calls.clear()
+    assert pages.put_path(other, 5, after=4) == [OK]  # it was there: others write here too
+    assert calls == [1, 2]
+
+
+@pytest.mark.parametrize("how", ["taken out", "cleared", "found to be gone", "gone"])
+def test_a_page_that_is_gone_is_not_taken_for_one_that_was_just_made(
+    store, valkey, client, pages, how
+):
+    cache = client(store)
+    pages.put_path(cache, 1, 2)
+    name = object_name(pages.part, pages.key(2))
+    assert store.has_made(name)
+    if how == "taken out":
+        store.quarantine(name)
+    elif how == "cleared":
+        store.clear()
+    else:
+        valkey.say(b"FLUSHALL")
+    if how == "found to be gone":
+        assert pages.usable(cache, 1, 2) == 0
+    assert store.has_made(name) is (how == "gone")
+    assert pages.put_path(cache, 3, after=2) == [PageStatus.ORPHAN]
+    assert not store.has_made(name)
+    assert pages.there(cache, 3) == []
+
+
+def test_a_page_that_another_wrote_meanwhile_stays_as_it_is(store, pages):
+    name = object_name(pages.part, pages.key(1))
+
+    def put(n: int) -> list[PageStatus]:
+        blob = Blob(memoryview(bytes(HEADER_BYTES)), pages.full(n))
+        return store.put([NewObject(name, blob, None, 1)], deadline=time.monotonic() + 10)
+
+    assert put(1) == put(2) == [OK]
+    into = Blob(memoryview(bytearray(HEADER_BYTES)), memoryview(bytearray(pages.part.page_bytes)))
+    assert store.get([name], [into], deadline=time.monotonic() + 10) == [OK]
+    assert into.payload == pages.full(1)
 
 
 # ---- who may, and where --------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import zmq
 from quire.errors import MemoryBudgetError, WorkerError
 from quire.messages import (
     AttachStore,
+    DetachStore,
     Fetch,
     Probe,
     Run,
@@ -22,10 +23,12 @@ from quire.messages import (
     WorkerLost,
     Write,
 )
+from quire.store.account import StoreAccount, StoreHealth
 from quire.types import PageStatus, page_ids
 from quire.worker import ComponentConfig, WorkerConfig, wire
 from quire.worker.process import serve
 from quire.worker.remote import Liveness, RemoteWorkers
+from store_servers import Valkey
 from unit.worker.fakes import LAYOUT, WAIT_S, collect, finals, keys, make_worker, run, statuses
 
 
@@ -90,6 +93,39 @@ def test_two_ranks_work_then_one_is_killed_and_the_other_goes_on_c24(tmp_path):
     group.close()
     assert not any(is_running(pid) for pid in running)
     assert not socket_file(group).parent.exists()
+
+
+def test_what_ranks_counted_of_a_store_is_added_up_and_a_breaker_is_seen(tmp_path):
+    """As last heard of, with a sign of life."""
+    server = Valkey(tmp_path)
+    group = RemoteWorkers(configs(2), liveness=Liveness(heartbeat_s=0.05))
+
+    def told(condition):
+        wait_until(lambda: group.poll() == [] and condition(group.store_account()))
+
+    try:
+        assert group.store_account() == StoreAccount()
+        run(group, AttachStore(1, f"file://{tmp_path}/store?max=1GiB"), num_finals=2)
+        three = b"".join(keys(3))
+        run(group, Write(2, "full", page_ids([0, 1, 2]), [Run(keys=three)], 60.0), num_finals=2)
+        told(lambda found: found.counters.get("written:ok") == 6)
+        (health,) = group.store_account().stores
+        assert health.answers
+        assert health.budget.max_bytes == 1 << 30  # one for both
+        assert health.budget.used_bytes
+
+        run(group, DetachStore(3), num_finals=2)
+        told(lambda found: found == StoreAccount())
+        run(group, AttachStore(4, server.url), num_finals=2)
+        told(lambda found: found.stores == [StoreHealth()])
+        server.stop()
+        for op in range(5, 15):
+            run(group, Fetch(op, "full", three, page_ids([5, 6, 7]), 5.0), num_finals=2)
+        told(lambda found: found.counters["breaker_opened"] >= 2)
+        told(lambda found: found.stores == [StoreHealth(answers=False)])
+    finally:
+        group.close()
+        server.stop()
 
 
 def test_a_hung_worker_is_killed_and_reported_lost():

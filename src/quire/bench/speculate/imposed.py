@@ -31,6 +31,7 @@ from quire.engine.executor import Executor
 from quire.engine.sampling import Sampled
 from quire.models import describe, read_config
 from quire.models.weights import CONFIG_NAME
+from quire.store.account import StoreAccount
 from quire.worker import WorkerGroup
 
 _STD = 0.02
@@ -115,8 +116,8 @@ class Imposed:
     def self_check(self) -> str:
         return self._ranks.self_check()
 
-    def store_counters(self) -> dict[str, int]:
-        return self._ranks.store_counters()
+    def store_account(self) -> StoreAccount:
+        return self._ranks.store_account()
 
     def close(self) -> None:
         self._ranks.close()

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from quire.engine.batch import Batch, BatchResult
 from quire.errors import EngineError
+from quire.store.account import StoreAccount
 from quire.worker import WorkerGroup
 
 
@@ -43,7 +44,7 @@ class Executor(Protocol):
         """Does the model go on from saved state as if it had not stopped? Empty, or why not. For
         use before the first batch."""
 
-    def store_counters(self) -> dict[str, int]:
-        """What the store clients of the ranks in this process have counted."""
+    def store_account(self) -> StoreAccount:
+        """How the stores stand, over all ranks; of those in other processes, as last heard of."""
 
     def close(self) -> None: ...

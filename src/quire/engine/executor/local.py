@@ -15,6 +15,7 @@ from quire.engine.runner import Flight
 from quire.engine.selfcheck import check_resume
 from quire.errors import EngineError
 from quire.memory.device import DevicePool
+from quire.store.account import StoreAccount
 from quire.worker import LocalWorkers
 
 _LONG_TOKENS = 512
@@ -59,8 +60,8 @@ class LocalExecutor:
     def self_check(self) -> str:
         return check_resume(self._rank)
 
-    def store_counters(self) -> dict[str, int]:
-        return self._rank.worker.store_counters()
+    def store_account(self) -> StoreAccount:
+        return self._rank.worker.store_account()
 
     def close(self) -> None:
         self._rank.close()

@@ -21,6 +21,7 @@ from quire.engine.executor.base import RankLost
 from quire.engine.executor.rank import RankConfig
 from quire.engine.startup import model_environment
 from quire.messages import Command, Completion, WorkerLost
+from quire.store.account import StoreAccount
 from quire.worker import WorkerConfig
 from quire.worker.remote import Liveness, Program, RemoteWorkers
 
@@ -105,8 +106,8 @@ class RankExecutor:
         """The ranks have checked themselves, together, before they said that they are ready."""
         return ""
 
-    def store_counters(self) -> dict[str, int]:
-        return {}
+    def store_account(self) -> StoreAccount:
+        return self._ranks.store_account()
 
     def close(self) -> None:
         self._ranks.close()

@@ -31,6 +31,7 @@ from quire.sim.content import Oracle, Pools
 from quire.sim.report import SimulationError
 from quire.sim.workers import SimWorkers
 from quire.sim.workload import ALPHABET
+from quire.store.account import StoreAccount
 from quire.types import NO_SLOT, PageIds, RequestId, Tier, page_array, page_ids
 
 _TOKEN_BYTES = 4
@@ -160,8 +161,8 @@ class SimModel:
     def self_check(self) -> str:
         return ""
 
-    def store_counters(self) -> dict[str, int]:
-        return {}
+    def store_account(self) -> StoreAccount:
+        return StoreAccount()
 
     def close(self) -> None:
         self.workers.close()

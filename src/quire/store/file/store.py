@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from quire.errors import StoreURLError
+from quire.store.account import StoreBudget
 from quire.store.base import HEADER_BYTES, Blob, NewObject, ObjectName, StoredObject, StoreStats
 from quire.store.file.budget import Budget, FilePlace, Ledger
 from quire.store.file.cold import ColdQueue
@@ -100,9 +101,9 @@ class FileStore:
         self._closing = threading.Lock()
         self._closed = False
 
-    def counts(self) -> dict[str, int]:
+    def budget(self) -> StoreBudget:
         """What all processes have in it, as far as this one knows."""
-        return {"used_bytes": self._ledger.known.num_bytes, "max_bytes": self._budget.max_bytes}
+        return StoreBudget(self._ledger.known.num_bytes, self._budget.max_bytes, is_shared=True)
 
     def contains(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         """Asks the directory itself: other processes add and remove."""

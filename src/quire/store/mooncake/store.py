@@ -15,11 +15,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import compress
+from operator import not_
 from typing import NamedTuple
 
 from quire.errors import StoreError, StoreURLError
-from quire.store.base import Blob, NewObject, ObjectName, StoredObject, StoreStats
+from quire.store.base import MAX_BYTES, Blob, NewObject, ObjectName, StoredObject, StoreStats
 from quire.store.counters import StoreCounters
+from quire.store.lately import just_made
 from quire.store.mooncake.master import Master
 from quire.store.mooncake.pool import (
     EXISTS,
@@ -42,8 +45,6 @@ PUT_TRIES, PUT_PAUSE_S = 4, 0.05
 LOST_S = 12.0
 """How long a master believes in a holder that is gone, and a little more."""
 MAX_LOST = 1 << 16
-_MAX_LARGER_BYTES = 256 << 20
-"""Of an object that is not the one asked for: a larger one is not looked at."""
 
 
 class MooncakeStore:
@@ -63,6 +64,7 @@ class MooncakeStore:
         self._lock = threading.Lock()
         self._lost: dict[str, float] = {}
         """Keys whose holder did not answer, and until when they count as not there."""
+        self._made = just_made()
         self._counters = StoreCounters("retried_puts", "lost_objects")
 
     # ---- pages ----------------------------------------------------------------------------------
@@ -77,7 +79,9 @@ class MooncakeStore:
         if any(answer < 0 for answer in answers):
             raise TimeoutError if NO_ANSWER in answers else StoreError("the master does not answer")
         lost = self._known_as_lost()
-        return [answer == 1 and key not in lost for key, answer in zip(keys, answers, strict=True)]
+        there = [a == 1 and key not in lost for key, a in zip(keys, answers, strict=True)]
+        self._made.discard(compress(names, map(not_, there)))
+        return there
 
     def get(
         self, names: Sequence[ObjectName], into: Sequence[Blob], *, deadline: float
@@ -95,20 +99,21 @@ class MooncakeStore:
             for placed, status in zip(landing, statuses, strict=True):
                 if status in (PageStatus.OK, PageStatus.CORRUPT):
                     placed.copy_out()
-        for item, code, blob in zip(objects, codes, into, strict=True):
-            if code == OTHER_SIZE:
-                self._read_header(item.key, blob.header)
+        for i, code in enumerate(codes):
+            if code == OTHER_SIZE and statuses[i] is PageStatus.CORRUPT:
+                statuses[i] = self._read_header(objects[i], into[i].header, deadline)
         return statuses
 
     def put(self, objects: Sequence[NewObject], *, deadline: float) -> list[PageStatus]:
         def send(news: Sequence[NewObject], needed: Sequence[ObjectName]) -> Sent:
+            asked = [name for name in needed if name not in self._made]
             try:
-                there = self.contains(needed, deadline=deadline)
+                said = dict(zip(asked, self.contains(asked, deadline=deadline), strict=True))
             except (TimeoutError, StoreError) as error:
                 late = isinstance(error, TimeoutError)
                 failed = PageStatus.TIMEOUT if late else PageStatus.FAILED
                 return Sent([failed] * len(news), [failed] * len(needed))
-            return Sent(publish(news), there)
+            return Sent(publish(news), [said.get(name, True) for name in needed])
 
         def publish(news: Sequence[NewObject]) -> list[PageStatus]:
             if not news or time.monotonic() >= deadline:
@@ -120,12 +125,19 @@ class MooncakeStore:
                     placed = _Placed(self._memory, stage, blob)
                     placed.copy_in()
                     leaving.append(Bytes(self._key(new.name), placed.addresses, placed.sizes))
-                return self._send(leaving, deadline)
+                codes = self._send(leaving, deadline)
+            self._made.add(new.name for new, code in zip(news, codes, strict=True) if code == 0)
+            return [_written(code) for code in codes]
 
         def take_back(names: Sequence[ObjectName]) -> None:
+            self._made.discard(names)
             self._pool.remove([self._key(name) for name in names])
 
         return put_paths(objects, send=send, take_back=take_back)
+
+    def has_made(self, name: ObjectName) -> bool:
+        """See Making."""
+        return name in self._made
 
     def touch(self, names: Sequence[ObjectName], *, used_ns: int, each: bool = False) -> None:
         """To be asked for is to be used. What lies behind a hole is kept fresh with the rest."""
@@ -134,6 +146,7 @@ class MooncakeStore:
 
     def quarantine(self, name: ObjectName) -> bool:
         """Memory keeps nothing for a person to look at: the object is dropped."""
+        self._made.discard([name])
         return self._pool.remove([self._key(name)]) == [0]
 
     # ---- for people -----------------------------------------------------------------------------
@@ -152,6 +165,7 @@ class MooncakeStore:
         removed = self._pool.remove_matching(f"^{re.escape(self._prefix)}{name}$")
         if removed < 0:
             raise StoreError(f"the pool could not be cleared (code {removed}): look at its master")
+        self._made.clear()
         return removed
 
     def stats(self) -> StoreStats:
@@ -168,8 +182,8 @@ class MooncakeStore:
     def _key(self, name: ObjectName) -> str:
         return self._prefix + name.text
 
-    def _send(self, leaving: Sequence[Bytes], deadline: float) -> list[PageStatus]:
-        """Room is made, and the dead are noticed, while one waits a little."""
+    def _send(self, leaving: Sequence[Bytes], deadline: float) -> list[int]:
+        """Codes. Room is made, and the dead are noticed, while one waits a little."""
         codes = self._pool.put(leaving)
         for tried in range(1, PUT_TRIES):
             again = [i for i, code in enumerate(codes) if code in (NO_ROOM, TRANSFER_FAILED)]
@@ -180,7 +194,7 @@ class MooncakeStore:
             self._counters.add({"retried_puts": len(again)})
             for i, code in zip(again, self._pool.put([leaving[i] for i in again]), strict=True):
                 codes[i] = code
-        return [_written(code) for code in codes]
+        return codes
 
     def _read(self, wanted: Bytes, code: int) -> PageStatus:
         if code == sum(wanted.sizes):
@@ -198,18 +212,28 @@ class MooncakeStore:
             return PageStatus.MISS
         return PageStatus.TIMEOUT if code == NO_ANSWER else PageStatus.FAILED
 
-    def _read_header(self, key: str, header: memoryview) -> None:
-        """Of an object that is larger than was asked for: the pool gives all of one or nothing."""
-        size = self._pool.size(key)
-        if not header.nbytes <= size <= _MAX_LARGER_BYTES:
-            return
+    def _read_header(self, wanted: Bytes, header: memoryview, deadline: float) -> PageStatus:
+        """Of an object that is larger than was asked for, and of which the pool gives all or
+        nothing. CORRUPT: its header is there to be looked at, if it has one; else it is left alone.
+        """
+        if time.monotonic() >= deadline:
+            return PageStatus.TIMEOUT
+        size = self._pool.size(wanted.key)
+        if size <= sum(wanted.sizes):
+            return PageStatus.CORRUPT
+        if size > sum(wanted.sizes) + MAX_BYTES:  # more than a call moves, for one header
+            return PageStatus.MISS
         with self._memory.stage(size) as stage:
             view, where = stage.take(size)
-            if self._pool.get([Bytes(key, [where], [size])]) == [size]:
-                header[:] = view[: header.nbytes]
+            if self._pool.get([Bytes(wanted.key, [where], [size])]) != [size]:
+                return PageStatus.MISS
+            header[:] = view[: header.nbytes]
+        return PageStatus.CORRUPT
 
     def _lose(self, key: str) -> None:
         self._counters.count("lost_objects")
+        name = ObjectName.parse(key[len(self._prefix) :])
+        self._made.discard([] if name is None else [name])
         with self._lock:
             while len(self._lost) >= MAX_LOST:
                 del self._lost[next(iter(self._lost))]

@@ -60,6 +60,9 @@ class Login:
 
 _SMALL_BYTES = 64 << 10
 """More is not put together, nor waited for."""
+_NEAR_BYTES = 512 << 10
+"""On their way to a server on this machine, which the kernel doubles: so few that they are still in
+a cache when the server reads them. Measured with pages of 2 MiB: 162 ms for a GiB, not 235."""
 
 
 class RedisConnection:
@@ -69,7 +72,8 @@ class RedisConnection:
         self._deadline = deadline
         self._socket = _connect(address, login, deadline)
         self._can_gather = login.tls is None
-        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._bytes = bytearray(_BUFFER_BYTES)
+        self._buffer = memoryview(self._bytes)
         self._at = self._end = 0
         self.is_used = False
         """Something was answered on it before: it may have died since."""
@@ -94,28 +98,24 @@ class RedisConnection:
             small.append(buffer)
             size += len(buffer)
             if size > _SMALL_BYTES:
-                self._send_now(small)
+                self._send_now(small, size)
                 small, size = [], 0
         if small:  # hundreds of small commands: one is cheaper
-            self._send_now([b"".join(small)])
+            self._send_now([b"".join(small)], size)
 
-    def _send_now(self, buffers: Sequence[Buffer]) -> None:
+    def _send_now(self, buffers: Sequence[Buffer], size: int) -> None:
         if not self._can_gather:
             for buffer in buffers:
                 self._wait()
                 self._socket.sendall(buffer)
             return
-        left = [memoryview(buffer).cast("B") for buffer in buffers if len(buffer)]
-        while left:
+        while True:
             self._wait()
-            sent = self._socket.sendmsg(left[:_IOV_MAX])
-            done = 0
-            while done < len(left) and sent >= left[done].nbytes:
-                sent -= left[done].nbytes
-                done += 1
-            del left[:done]
-            if sent:
-                left[0] = left[0][sent:]
+            sent = self._socket.sendmsg(buffers[:_IOV_MAX])
+            size -= sent
+            if not size:
+                return
+            buffers = _behind(buffers, sent)
 
     def answer(self) -> Answer:
         """Raises OSError, ProtocolError."""
@@ -135,14 +135,11 @@ class RedisConnection:
         while True:
             if self._at == self._end:
                 self._more()
-            here = bytes(self._buffer[self._at : self._end])
-            end = here.find(b"\n")
-            if end >= 0:
-                self._at += end + 1
-                found += here[: end + 1]
+            end = self._bytes.find(b"\n", self._at, self._end) + 1
+            found += self._buffer[self._at : end or self._end]
+            self._at = end or self._end
+            if end:
                 break
-            self._at = self._end
-            found += here
             if len(found) > limit:
                 raise ProtocolError("a line without an end")
         if not found.endswith(b"\r\n"):
@@ -182,6 +179,15 @@ class RedisConnection:
         self._socket.settimeout(left_s)
 
 
+def _behind(buffers: Sequence[Buffer], sent: int) -> list[Buffer]:
+    """What is left of them when so many bytes are sent."""
+    for done, buffer in enumerate(buffers):
+        if sent < len(buffer):
+            return [memoryview(buffer)[sent:], *buffers[done + 1 :]]
+        sent -= len(buffer)
+    return []
+
+
 def turned_away(address: Address, answer: ServerError) -> StoreError:
     return StoreError(
         f"{address.text} turns us away ({answer.code}): check user, password and database of the "
@@ -196,6 +202,8 @@ def _connect(address: Address, login: Login, deadline: float) -> socket.socket:
     plain = socket.create_connection((address.host, address.port), timeout=left_s)
     try:
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if plain.getpeername()[0] == plain.getsockname()[0]:
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _NEAR_BYTES)
         if login.tls is None:
             return plain
         return login.tls.wrap_socket(plain, server_hostname=address.host)

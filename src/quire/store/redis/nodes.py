@@ -20,7 +20,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from quire.errors import StoreError
@@ -34,9 +33,8 @@ _TRIES = 3
 Failure = OSError | ProtocolError | ServerError | StoreError
 
 
-@dataclass(frozen=True, slots=True)
-class RedisExchange:
-    """One command, and how its answer is read."""
+class RedisExchange(NamedTuple):
+    """One command, and how its answer is read. A tuple: one of each is made per page moved."""
 
     key: bytes
     """With its part in braces: that decides who has it."""
@@ -187,6 +185,8 @@ class Nodes:
             except BaseException:
                 connection.close()
                 raise
+            if not isinstance(answers[index], ServerError):
+                continue
             there = _elsewhere(answers[index], connection.address)
             if there is not None:
                 elsewhere[index] = there

@@ -1,6 +1,7 @@
 """RedisStore: what each call of a store says to the servers.
 
-    page             PREFIX{NAME}              SET, GET, EXISTS; a value is published as a whole
+    page             PREFIX{NAME}              SET if new, GET, EXISTS; a value is published as a
+                                               whole
     quarantined      PREFIXquarantine{NAME}    RENAME, for a week
 
 The server decides what goes when memory is short. With a policy by use (`allkeys-lru`, `-lfu`) a
@@ -15,11 +16,13 @@ import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import takewhile
+from itertools import compress, takewhile
+from operator import not_
 from typing import Any
 
 from quire.errors import StoreError, StoreURLError
 from quire.store.base import Blob, Landings, NewObject, ObjectName, StoredObject, StoreStats
+from quire.store.lately import just_made
 from quire.store.paths import Sent, put_paths
 from quire.store.redis.connection import Address, Login, RedisConnection
 from quire.store.redis.nodes import Nodes, RedisExchange
@@ -40,13 +43,16 @@ class RedisStore:
     def __init__(self, nodes: Nodes, prefix: str = "quire:") -> None:
         self._nodes = nodes
         self._prefix = prefix.encode()
+        self._made = just_made()
 
     # ---- pages ----------------------------------------------------------------------------------
 
     def contains(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         """In one round trip to each server."""
         keys = [self._key(name) for name in names]
-        return [answer == 1 for answer in self._all(b"EXISTS", keys, deadline)]
+        there = [answer == 1 for answer in self._all(b"EXISTS", keys, deadline)]
+        self._made.discard(compress(names, map(not_, there)))
+        return there
 
     def get(
         self, names: Sequence[ObjectName], into: Sequence[Blob], *, deadline: float
@@ -72,16 +78,23 @@ class RedisStore:
             ]
             answers = self._nodes.ask([*looks, *sets], deadline)
             looked, put = answers[: len(looks)], answers[len(looks) :]
+            self._made.add(new.name for new, a in zip(news, put, strict=True) if a == b"OK")
+            self._made.discard(name for name, a in zip(needed, looked, strict=True) if a == 0)
             return Sent(
                 [_status(a) if isinstance(a, Exception) else PageStatus.OK for a in put],
                 [_status(a) if isinstance(a, Exception) else a == 1 for a in looked],
             )
 
         def take_back(names: Sequence[ObjectName]) -> None:
+            self._made.discard(names)
             keys = map(self._key, names)
             self._nodes.ask([RedisExchange(key, command(b"UNLINK", key)) for key in keys], deadline)
 
         return put_paths(objects, send=send, take_back=take_back)
+
+    def has_made(self, name: ObjectName) -> bool:
+        """See Making."""
+        return name in self._made
 
     def touch(self, names: Sequence[ObjectName], *, used_ns: int, each: bool = False) -> None:
         deadline = time.monotonic() + _TOUCH_TIMEOUT_S
@@ -92,6 +105,7 @@ class RedisStore:
         self._nodes.ask([RedisExchange(key, command(b"TOUCH", key)) for key in keys], deadline)
 
     def quarantine(self, name: ObjectName) -> bool:
+        self._made.discard([name])
         deadline, key = time.monotonic() + _TOUCH_TIMEOUT_S, self._key(name)
         aside = self._prefix + b"quarantine" + key[len(self._prefix) :]
         (moved,) = self._nodes.ask([RedisExchange(key, command(b"RENAME", key, aside))], deadline)
@@ -124,6 +138,7 @@ class RedisStore:
             own = [key for key in keys if self._name(key) is not None]
             deadline = time.monotonic() + _ADMIN_TIMEOUT_S
             count += sum(self._all(b"UNLINK", own, deadline))
+        self._made.clear()
         return count
 
     def stats(self) -> StoreStats:
@@ -190,7 +205,7 @@ class _Setting:
         self._key, self._new = key, new
 
     def __iter__(self) -> Iterator[Buffer]:
-        return iter(set_command(self._key, self._new.blob))
+        return iter(set_command(self._key, self._new.blob, unless_there=True))
 
 
 def _reading(blob: Blob, landed: Callable[[], None]) -> Any:

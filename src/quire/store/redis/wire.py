@@ -46,11 +46,15 @@ def command(*words: bytes) -> list[Buffer]:
     return [b"*%d\r\n" % len(words) + b"".join([b"$%d\r\n%b\r\n" % (len(w), w) for w in words])]
 
 
-def set_command(key: bytes, parts: Sequence[memoryview]) -> list[Buffer]:
-    """SET of a value that lies in several places."""
-    size = sum(part.nbytes for part in parts)
-    head = b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(key), key, size)
-    return [head, *parts, b"\r\n"]
+def set_command(
+    key: bytes, parts: Sequence[memoryview], *, unless_there: bool = False
+) -> list[Buffer]:
+    """SET of a value that lies in several places. `unless_there`: where there is one already it
+    stays, and the answer is None."""
+    size = sum(map(len, parts))
+    words, end = (4, b"\r\n$2\r\nNX\r\n") if unless_there else (3, b"\r\n")
+    head = b"*%d\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (words, len(key), key, size)
+    return [head, *parts, end]
 
 
 def read_answer(source: ReplySource, depth: int = 0) -> Answer:

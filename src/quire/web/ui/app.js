@@ -158,14 +158,16 @@ function showStore(found) {
   const events = Object.fromEntries((found.quire_store_events_total || []).map(([labels, value]) => [labels.event, value]));
   const bad = Object.entries(events).filter(([name, value]) => value > 0 &&
     /^(error|mismatch|declined):|^(read|written):(?!ok|miss)/.test(name));
-  const opened = events.breaker_opened || 0;
+  const opened = events.breaker_opened || 0, stores = found.quire_store_answers || [];
+  const silent = stores.filter(([, answers]) => !answers).map(([labels]) => labels.store);
+  const which = stores.length > 1 ? `Store ${silent.join(", ")} does` : "Does";
   lines("store", [
-    events.breaker_is_open ? "Does NOT answer: the breaker is open, it is asked again after a while" : "Answers",
+    silent.length ? `${which} NOT answer: the breaker is open, it is asked again after a while` : "Answers",
     opened ? `Breaker: opened ${opened.toLocaleString()} times so far` : "Breaker: closed, and was never open",
     `${(events["read:ok"] || 0).toLocaleString()} pages read, ${(events["written:ok"] || 0).toLocaleString()} written`,
     bad.length ? bad.map(([name, value]) => `${name} ${value.toLocaleString()}`).join(", ") : "No failures",
   ]);
-  $("store").firstChild.className = events.breaker_is_open ? "bad" : "good";
+  $("store").firstChild.className = silent.length ? "bad" : "good";
 }
 
 function showHandovers(found) {
