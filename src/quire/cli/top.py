@@ -47,7 +47,8 @@ def top(
     import httpx
 
     key = _key(url, admin_key_file)
-    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    headers = {"cache-control": f"max-age={int(every)}"}  # one made for others will do
+    headers |= {} if key is None else {"authorization": f"Bearer {key}"}
     with httpx.Client(timeout=_TIMEOUT_S, trust_env=False, headers=headers) as client:
         history = History()
         picture = _picture(client, url, history)
@@ -98,6 +99,8 @@ def _look(client: httpx.Client, url: str) -> Look:
     """Raises EngineError."""
     import httpx
 
+    from quire.web.glances import AGE_HEADER
+
     base = url.rstrip("/")
     try:
         health = client.get(f"{base}/health")
@@ -106,7 +109,7 @@ def _look(client: httpx.Client, url: str) -> Look:
         members = health.json().get("members")
         answer = client.get(f"{base}/metrics")
         answer.raise_for_status()
-        metrics = read(answer.text, time.monotonic())
+        metrics = read(answer.text, time.monotonic() - float(answer.headers.get(AGE_HEADER, 0)))
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise EngineError(
             f"{url} does not answer ({type(error).__name__}): give the address of a server, such "

@@ -2,6 +2,7 @@
 // Looks at the server twice in three seconds and shows what it says. Knows its paths, no pictures.
 
 const EVERY_MS = 1500, KEPT = 60;
+const SHARED = { "cache-control": "max-age=1" }; // one made for another page will do
 const $ = (id) => document.getElementById(id);
 const past = { hits: [], ttft: [], last: null, speed: 0 };
 
@@ -19,7 +20,7 @@ async function ask(path, options = {}) {
 
 function admin(path) {
   return $("admin-key").value.trim()
-    ? ask(path, { headers: keyed("admin-key") }).then((answer) => answer.json()).catch(() => null)
+    ? ask(path, { headers: { ...SHARED, ...keyed("admin-key") } }).then((answer) => answer.json()).catch(() => null)
     : Promise.resolve(null);
 }
 
@@ -223,17 +224,19 @@ function showRouted(found) {
 }
 
 async function look() {
-  const health = await fetch("/health", { cache: "no-store" }).then((answer) => answer.json());
+  const health = await fetch("/health", { cache: "no-store", headers: SHARED }).then((answer) => answer.json());
   const isRouter = "members" in health;
   for (const part of document.querySelectorAll("[data-for]")) part.hidden = (part.dataset.for === "router") !== isRouter;
   const isWell = health.status === "ok";
   text("state", health.draining ? "draining" : isWell ? "serving" : "not serving");
   $("state").className = `pill ${isWell && !health.draining ? "good" : "bad"}`;
   text("model", isRouter ? "router" : `${health.model || ""} ${health.role || ""}`);
-  const found = metrics(await (await ask("/metrics")).text());
+  const answer = await ask("/metrics", { headers: SHARED });
+  const at = performance.now() - 1000 * Number(answer.headers.get("x-quire-age"));
+  const found = metrics(await answer.text());
   if (isRouter) { showMembers(health); showRouted(found); return; }
   const [requests, tree] = await Promise.all([admin("/admin/requests"), admin("/admin/tree")]);
-  remember(found, performance.now());
+  remember(found, at);
   showTiers(found);
   showStore(found);
   showHandovers(found);
