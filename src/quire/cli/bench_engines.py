@@ -274,4 +274,4 @@ def peers(
     if as_json:
         show_json(result)
     else:
-        show(*report.table(result))
+        show(*report.tables(result))
