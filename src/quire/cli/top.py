@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quire.cli.extras import SERVE, needs
-from quire.cli.output import show
+from quire.cli.output import show, unset
 from quire.cli.route import KEY_VARIABLE
 from quire.cli.toplines import shown
 from quire.cli.toplooks import History, Look, read
@@ -34,11 +34,10 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Look once, print, and end.")] = False,
     admin_key_file: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help=f"Holds the server's admin key, for requests and the tree; else {KEY_VARIABLE} "
+        unset(
+            f"Holds the server's admin key, for requests and the tree; else {KEY_VARIABLE} "
             "does, or else a server on this machine has written its own.",
-            show_default=False,
+            metavar="FILE",
         ),
     ] = None,
 ) -> None:

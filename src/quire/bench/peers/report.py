@@ -8,6 +8,7 @@ from rich.console import RenderableType
 
 from quire.bench.peers.run import ALONE, LMCACHE, QUIRE
 from quire.bench.report import Result, Show, interval, table
+from quire.bench.serve.plots import new_canvas, save
 from quire.sizes import format_bytes
 
 _NAMES = {
@@ -64,25 +65,16 @@ def _same(case: Result) -> str:
 
 
 def plot(result: Result, folder: Path) -> Path:
-    """Bars by case. Raises OSError."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
+    """Bars by case. Raises ConfigError: matplotlib is missing, or the folder cannot be written."""
     sides, cases = list(result["max_rss_bytes"]), result["cases"]
-    figure, axes = pyplot.subplots(figsize=(1.6 + 1.2 * len(cases), 4))
+    figure, axes = new_canvas()
+    figure.set_size_inches(1.6 + 1.2 * len(cases), 4)
     width = 0.8 / len(sides)
     for number, side in enumerate(sides):
         places = [at + number * width for at in range(len(cases))]
         axes.bar(places, [c["seconds"][side]["p50"] for c in cases], width, label=_SHORT[side])
-    axes.set_xticks([at + 0.4 - width / 2 for at in range(len(cases))])
-    axes.set_xticklabels([f"{_NAMES[c['what']]}\n{_tokens(c)}" for c in cases], fontsize=8)
+    names = [f"{_NAMES[c['what']]}\n{_tokens(c)}" for c in cases]
+    axes.set_xticks([at + 0.4 - width / 2 for at in range(len(cases))], names, fontsize=8)
     axes.set_ylabel("seconds to the first token")
-    axes.legend()
-    figure.tight_layout()
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "peers.png"
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-    return path
+    axes.legend(frameon=False)
+    return save(figure, folder / "peers.png")
