@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -40,8 +41,7 @@ def shown(url: str, look: Look, history: History) -> RenderableType:
         )
     now = look.metrics
     return Group(
-        f"[bold]{url}[/bold]   {now.sum('quire_running_requests'):.0f} running, "
-        f"{now.sum('quire_waiting_requests'):.0f} waiting"
+        f"[bold]{url}[/bold]   {_in_flight(look)}"
         + ("" if now.sum("quire_engine_up") else "   [red]THE ENGINE IS GONE[/red]"),
         "",
         _tiers(now),
@@ -54,6 +54,15 @@ def shown(url: str, look: Look, history: History) -> RenderableType:
         *_requests(look.requests),
         *_tree(look.tree),
     )
+
+
+def _in_flight(look: Look) -> str:
+    """As the table of requests says, if there is one: figures are of another moment."""
+    if look.requests is not None:
+        states = sorted(Counter(each["state"] for each in look.requests).items())
+        return ", ".join(f"{count} {state}" for state, count in states) or "no requests"
+    counts = (look.metrics.sum(f"quire_{what}_requests") for what in ("running", "waiting"))
+    return "{:.0f} running, {:.0f} waiting".format(*counts)
 
 
 def _members(members: Sequence[Mapping[str, Any]]) -> RenderableType:

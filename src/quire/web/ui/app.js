@@ -158,7 +158,7 @@ function showStore(found) {
   if (!sum(found.quire_store_attached)) { lines("store", ["none: what is cached ends with the server"]); return; }
   const events = Object.fromEntries((found.quire_store_events_total || []).map(([labels, value]) => [labels.event, value]));
   const bad = Object.entries(events).filter(([name, value]) => value > 0 &&
-    /^(error|mismatch|declined):|^(read|written):(?!ok|miss)/.test(name));
+    /^(error|mismatch|declined):|^(read|written):(?!ok|miss|cancelled)/.test(name));
   const opened = events.breaker_opened || 0;
   lines("store", [
     events.breaker_is_open ? "Does NOT answer: the breaker is open, it is asked again after a while" : "Answers",
@@ -184,9 +184,16 @@ function showHandovers(found) {
   ]);
 }
 
+// ["running", "running", "waiting"] → "2 running, 1 waiting": of the same moment as the table below.
+function inWords(states) {
+  const counts = [...new Set(states)].sort().map((state) => `${states.filter((each) => each === state).length} ${state}`);
+  return counts.join(", ") || "none";
+}
+
 function showRequests(found, answer) {
-  text("flight", `${sum(found.quire_running_requests)} running, ${sum(found.quire_waiting_requests)} waiting` +
-    (answer ? "" : `. ${withKey("the requests one by one")}`));
+  text("flight", answer ? inWords(answer.requests.map((each) => each.state)) :
+    `${sum(found.quire_running_requests)} running, ${sum(found.quire_waiting_requests)} waiting. ` +
+    withKey("the requests one by one"));
   const rows = answer ? answer.requests.slice(0, 40).map((each) => row([each.id, each.state,
     `${each.prompt_tokens} in`, `${each.output_tokens} out`, `${each.age_s.toFixed(1)} s`])) : [];
   $("requests").replaceChildren(...(rows.length ? [row(["request", "state", "prompt", "answer", "age"], "th"), ...rows] : []));

@@ -97,7 +97,8 @@ function drawTree(chart, runs, widthOf, told) {
     for (const kind of ["click", "mouseenter"]) box.addEventListener(kind, () => told(words));
     chart.append(box);
     if (run.hits && width > 30) {
-      chart.append(svg("text", { class: "on", x: x + 4, y: run.row * tall + 13.5 }, `${short(run.hits)}×`));
+      const kind = warmth < 0.75 ? "on pale" : "on";
+      chart.append(svg("text", { class: kind, x: x + 4, y: run.row * tall + 13.5 }, `${short(run.hits)}×`));
     }
     if (isShared && !named.has(run.tenant)) {
       named.add(run.tenant);
