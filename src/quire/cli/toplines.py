@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.toplooks import TIERS, History, Look, MetricsRead
 from quire.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.table import Table
     from rich.text import Text
 
@@ -20,6 +21,7 @@ _TALL = 6
 _MOST_REQUESTS = 8
 _MOST_BRANCHES = 8
 _TREE_WIDTH = 72
+_TREE_WORDS = 36
 _COMPUTED = "computed"
 # Marks as well as colours: a terminal without them, or a file, shows the same.
 _MARKS = {
@@ -224,15 +226,27 @@ def _tree(tree: Mapping[str, Any] | None) -> list[RenderableType]:
         return []
     runs = [dict(zip(tree["fields"], run, strict=True)) for run in tree["runs"]]
     branches = _branches(runs)
-    scale = _TREE_WIDTH / max(run["last"] for run in runs)
-    rows: list[RenderableType] = [
-        "",
+    about = (
         f"The prefix tree: {len(runs):,} runs of pages on {len(branches):,} branches, "
-        f"{tree['page_size']} tokens per page",
-        *(_branch(branch, scale) for branch in branches[:_MOST_BRANCHES]),
-    ]
+        f"{tree['page_size']} tokens per page"
+    )
+    picture = _TreePicture(branches[:_MOST_BRANCHES], max(run["last"] for run in runs))
     more = len(branches) - _MOST_BRANCHES
-    return [*rows, *([f"and {more} more"] if more > 0 else [])]
+    return ["", about, picture, *([f"and {more} more"] if more > 0 else [])]
+
+
+@dataclass(frozen=True, slots=True)
+class _TreePicture:
+    """As wide as there is room for beside its words."""
+
+    branches: Sequence[Sequence[Mapping[str, Any]]]
+    longest: int
+    """Pages of the longest prompt."""
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        width = min(_TREE_WIDTH, max(_WIDTH, options.max_width - _TREE_WORDS))
+        for branch in self.branches:
+            yield _branch(branch, width / self.longest)
 
 
 def _branches(runs: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -255,7 +269,8 @@ def _branches(runs: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 def _branch(branch: Sequence[Mapping[str, Any]], scale: float) -> Text:
     from rich.text import Text
 
-    row = Text(" " * round(branch[0]["first"] * scale))
+    indent = " " * round(branch[0]["first"] * scale)
+    row = Text(indent, no_wrap=True, overflow="ellipsis")
     for run in branch:
         tier = next((each for each in ("device", "host", "store") if run[each]), _COMPUTED)
         mark, colour = _MARKS[tier]

@@ -254,7 +254,7 @@ async function look() {
   drawLines($("ttft"), past.ttft, KEPT, (KEPT * EVERY_MS) / 1000);
   const last = past.ttft.findLast((each) => each !== null);
   text("ttft-text", last ? `With the cache ${last.with.toFixed(3)} s; without it about ${last.without.toFixed(3)} s ` +
-    `(estimated: ${Math.round(past.speed).toLocaleString()} prompt tokens per second computed here)` : "nobody has asked yet");
+    `(estimated: ${Math.round(past.speed).toLocaleString()} prompt tokens per second computed here)` : "no answer has begun since this page was opened");
 }
 
 async function forever() {
