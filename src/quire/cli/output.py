@@ -57,7 +57,7 @@ def conclude(
     as_json: bool,
 ) -> None:
     """Show what a benchmark found; its "ok" decides the exit code."""
-    tell(result, *tables(result), as_json=as_json)
+    tell(result, *(() if as_json else tables(result)), as_json=as_json)
     if not result["ok"]:
         raise typer.Exit(EXIT_FOUND)
 
