@@ -17,7 +17,7 @@ figures:
 - `share`: what looking adds to the engine's processor time: a tenth of what the eager looks add,
   and so is the noise.
 - `idle_share`: the processor time that the engine takes in a second of being watched, less that in
-  a second of not, with all that was cached and nothing to compute.
+  a second of not, with all that was cached and nothing to compute; so also with ten pages open.
 """
 
 import contextlib
@@ -43,6 +43,9 @@ SETTLE_S = 0.3
 IDLE_S, IDLE_ROUNDS = 10.0, 3
 FEWEST_ROUNDS = 2
 KINDS = ("alone", "watched", "eager")
+IDLE_KINDS = ("watched", "ten", "alone")
+TEN = 10
+"""Pages that are open at once."""
 EAGER = 10
 """Times as many looks."""
 PAGE_EVERY_S = 1.5
@@ -99,8 +102,9 @@ class Watching:
         with (folder / "top").open("w") as terminal:
             top = subprocess.Popen([sys.executable, "-m", "quire", "top", url], stdout=terminal)
         self._by_kind = {
-            "watched": [subprocess.Popen([*page, str(PAGE_EVERY_S), "0"]), top],
-            "eager": [subprocess.Popen([*page, str(PAGE_EVERY_S / EAGER), "1"])],
+            "watched": [subprocess.Popen([*page, str(PAGE_EVERY_S), "1", "0"]), top],
+            "ten": [subprocess.Popen([*page, str(PAGE_EVERY_S), str(TEN), "0"])],
+            "eager": [subprocess.Popen([*page, str(PAGE_EVERY_S / EAGER), "1", "1"])],
             "alone": [],
         }
         time.sleep(5.0)  # their start is nobody's cost
@@ -119,17 +123,22 @@ class Watching:
 
 
 PAGE = """
-import sys, time, httpx
-url, key, every_s, as_top = sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4] == "1"
+import sys, threading, time, httpx
+url, key, every_s, pages, as_top = sys.argv[1:]
+every_s, pages, as_top = float(every_s), int(pages), as_top == "1"
 keyed = {"authorization": f"Bearer {key}", "cache-control": "max-age=1"}
 if as_top:  # each of them is to be answered anew: that is what is counted
     del keyed["cache-control"]
 paths = ["/health", "/metrics", "/admin/requests", "/admin/tree"] + ["/metrics"] * as_top
-with httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
-    while True:
-        for path in paths:
-            client.get(path, headers=keyed).raise_for_status()
-        time.sleep(every_s)
+def look():
+    with httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
+        while True:
+            for path in paths:
+                client.get(path, headers=keyed).raise_for_status()
+            time.sleep(every_s)
+for _ in range(pages):
+    threading.Thread(target=look).start()
+    time.sleep(every_s / pages)
 """
 
 
@@ -178,7 +187,7 @@ def idle_share(engine: psutil.Process) -> float:
 def main() -> None:
     until_s = time.monotonic() + float(sys.argv[1] if len(sys.argv) > 1 else "330")
     rounds: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
-    idle: dict[str, list[float]] = {"watched": [], "alone": []}
+    idle: dict[str, list[float]] = {kind: [] for kind in IDLE_KINDS}
     load = [os.getloadavg()[0]]
     with (
         server() as (url, engine),
@@ -187,7 +196,7 @@ def main() -> None:
     ):
         work(url, 0)
         number = 0
-        last_s = until_s - IDLE_ROUNDS * 2 * IDLE_S
+        last_s = until_s - IDLE_ROUNDS * len(IDLE_KINDS) * IDLE_S
         while number < FEWEST_ROUNDS * len(KINDS) or time.monotonic() < last_s:
             for kind in KINDS if number % 2 else reversed(KINDS):
                 watching.look(kind)
@@ -203,13 +212,17 @@ def main() -> None:
         return ratio(*([each[name] for each in rounds[of]] for of in (kind, "alone")))["of_pairs"]
 
     eager = by_alone("eager", "engine_cpu_s")
-    added = [ours - theirs for ours, theirs in zip(*idle.values(), strict=True)]
+    added = {
+        kind: [ours - theirs for ours, theirs in zip(idle[kind], idle["alone"], strict=True)]
+        for kind in ("watched", "ten")
+    }
     result = {
         "rounds_of_each": len(rounds["alone"]),
         "load": load,
         "watched": {name: by_alone("watched", name) for name in rounds["alone"][0]},
         "share": {name: (value - 1) / EAGER for name, value in eager.items()},
-        "idle_share": {"median": statistics.median(added), "all": added},
+        "idle_share": {kind: statistics.median(shares) for kind, shares in added.items()},
+        "idle": idle,
         "rounds": rounds,
     }
     print(json.dumps(result, indent=1))
