@@ -63,9 +63,9 @@ def pd(
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Later turns of long conversations: a decode engine with its cache and without, over each
-    transport, and a unified engine; all on one device.
+    """Later turns of long conversations: prefill and decode apart beside a unified engine.
 
+    The decode engine with its cache and without, over each transport, all on one device.
     Exit code 1 when bytes came another way than they should, or a side without a cache had some.
     """
     needs("serve", SERVE)

@@ -70,8 +70,10 @@ def store(
     ] = 8,
     as_json: AsJson = False,
 ) -> None:
-    """The file store beside raw direct I/O on the same disk, in the same run; or, by its URL, any
-    store beside its own client, as quire store bench does."""
+    """The file store beside raw direct I/O; or, by its URL, any store beside its own client.
+
+    Files on the same disk and in the same run; a URL as quire store bench takes it.
+    """
     if "://" in path:
         for size in page or ["2MiB"]:
             store_measure.bench(path, total, size, rounds, as_json)

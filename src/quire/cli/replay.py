@@ -120,8 +120,10 @@ def replay(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Replay a trace of requests through the real cache, in virtual time: what each size of memory
-    finds, beside an ideal LRU and Belady's bound, and what the next GiB would bring."""
+    """Replay a trace of requests through the real cache: what each size of memory finds.
+
+    In virtual time, beside an ideal LRU and Belady's bound, with what the next GiB would bring.
+    """
     if plot is not None:  # what is wrong with it is said before the time is spent
         needs("bench", PLOTS)
         if plot.suffix != ".png" or not plot.parent.is_dir():
