@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from evidence.hybrid.driver import Driver
+from quire.bench.gpu.driving import Drive
 from quire.bench.gpu.random_model import write_model
 from quire.engine.build import build_engine
 from quire.engine.config import EngineConfig
@@ -52,7 +52,7 @@ def main() -> None:
         prompts = {n: np.random.default_rng(n).integers(0, 150_000, n, "i4") for n in LENGTHS}
         answers = {}
         engine = build_engine(config(directory, folder, 16 * GIB))
-        asker = Driver(engine)
+        asker = Drive(engine)
         for length, prompt in prompts.items():
             answers[length] = asker.ask(prompt, NUM_TOKENS).tokens
             asker.settle()
@@ -63,21 +63,17 @@ def main() -> None:
         for length, prompt in prompts.items():
             engine = build_engine(config(directory, folder, length * TOKEN_BYTES // 4))
             try:
-                asker = Driver(engine)
+                asker = Drive(engine)
                 for _ in range(2):  # the first batches of a shape are not counted
                     other = np.random.default_rng(length + 7).permutation(prompt)
-                    computed = asker.ask(other, NUM_TOKENS).ttft_s
-                    asker.settle()
-                    engine.manager.flush(Tier.DEVICE)
-                    engine.manager.flush(Tier.HOST)
+                    computed = asker.ask(other, NUM_TOKENS).first_token_s
+                    asker.forget(Tier.DEVICE, Tier.HOST)
                 rounds = []
                 for _ in range(3):
-                    engine.manager.flush(Tier.DEVICE)
-                    engine.manager.flush(Tier.HOST)
-                    asker.settle()
+                    asker.forget(Tier.DEVICE, Tier.HOST)
                     found = asker.ask(prompt, NUM_TOKENS)
-                    cached = found.cached
-                    rounds.append((found.ttft_s, cached.device, cached.host, cached.store))
+                    cached = found.reused
+                    rounds.append((found.first_token_s, cached.device, cached.host, cached.store))
                     same = found.tokens == answers[length]
                 results.append(
                     {"tokens": length, "computed_s": computed, "rounds": rounds, "same": same}

@@ -3,18 +3,21 @@ without, in turn.
 
     python benchmarks/ui_cost.py [SECONDS] > ui_cost.json
 
-A real server of the embedded model on this machine, its engine on one thread, so that those who
-look have a core of their own, as they have on a server. A round is four new prompts answered at
-once; what it moves to host and store is waited for. In turn nobody looks (`alone`); what the page
-asks every 1.5 seconds, with the admin key, and a `quire top` do (`watched`); and as many looks in a
-tenth of the time (`eager`). Those who do not look are stopped (SIGSTOP). Three figures:
+A real server of the embedded model on this machine, its engine on one thread and on a core of its
+own: its server, those who ask and those who look are on the others, so that what they do to a
+core's caches is not counted as the engine's. A round is four new prompts answered at once; what it
+moves to host and store is waited for. In turn nobody looks (`alone`); what the page asks every 1.5
+seconds, with the admin key, and a `quire top` do (`watched`); and as many looks in a tenth of the
+time, each of which is answered anew (`eager`). Those who do not look are stopped (SIGSTOP). Three
+figures:
 
-- `watched`: the engine's processor time, and the time it took, by `alone`: the median over
-  neighbouring rounds, with an interval. The noise of a shared machine is a few per cent.
+- `watched`: the processor time of the engine, that of its server, and the time it took, by `alone`:
+  the median over neighbouring rounds, with an interval. The noise of a shared machine is a few per
+  cent in each.
 - `share`: what looking adds to the engine's processor time: a tenth of what the eager looks add,
   and so is the noise.
 - `idle_share`: the processor time that the engine takes in a second of being watched, less that in
-  a second of not, with all that was cached and nothing to compute.
+  a second of not, with all that was cached and nothing to compute; so also with ten pages open.
 """
 
 import contextlib
@@ -38,7 +41,11 @@ from quire.bench.stats import ratio
 PROMPTS, PROMPT_TOKENS, ANSWER_TOKENS = 4, 80, 12
 SETTLE_S = 0.3
 IDLE_S, IDLE_ROUNDS = 10.0, 3
+FEWEST_ROUNDS = 2
 KINDS = ("alone", "watched", "eager")
+IDLE_KINDS = ("watched", "ten", "alone")
+TEN = 10
+"""Pages that are open at once."""
 EAGER = 10
 """Times as many looks."""
 PAGE_EVERY_S = 1.5
@@ -48,7 +55,7 @@ MODEL = "SmolLM2-135M-Instruct"
 
 @contextlib.contextmanager
 def server() -> Iterator[tuple[str, psutil.Process]]:
-    """Its address, and its engine's process."""
+    """Its address, and its engine's process, which has a core of its own."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "quire", "serve", "--port", "0"]
         command += ["--store", f"file://{folder}/store?max=2GiB"]
@@ -63,11 +70,26 @@ def server() -> Iterator[tuple[str, psutil.Process]]:
         try:
             url = next(line for line in started.stdout if "is ready at" in line).split()[-1]
             (engine,) = psutil.Process(started.pid).children()
+            engines, others = cores()
+            pin(engine.pid, engines)
+            pin(started.pid, others)
+            pin(os.getpid(), others)  # and so whoever is started from here
             yield url, engine
         finally:
             started.terminate()
             started.wait()
             started.stdout.close()
+
+
+def cores() -> tuple[set[int], set[int]]:
+    """The engine's, and everybody else's: of one core, the same."""
+    first, *others = sorted(os.sched_getaffinity(0))
+    return {first}, set(others) or {first}
+
+
+def pin(process: int, to: set[int]) -> None:
+    for task in Path(f"/proc/{process}/task").iterdir():
+        os.sched_setaffinity(int(task.name), to)
 
 
 class Watching:
@@ -80,8 +102,9 @@ class Watching:
         with (folder / "top").open("w") as terminal:
             top = subprocess.Popen([sys.executable, "-m", "quire", "top", url], stdout=terminal)
         self._by_kind = {
-            "watched": [subprocess.Popen([*page, str(PAGE_EVERY_S), "0"]), top],
-            "eager": [subprocess.Popen([*page, str(PAGE_EVERY_S / EAGER), "1"])],
+            "watched": [subprocess.Popen([*page, str(PAGE_EVERY_S), "1", "0"]), top],
+            "ten": [subprocess.Popen([*page, str(PAGE_EVERY_S), str(TEN), "0"])],
+            "eager": [subprocess.Popen([*page, str(PAGE_EVERY_S / EAGER), "1", "1"])],
             "alone": [],
         }
         time.sleep(5.0)  # their start is nobody's cost
@@ -100,15 +123,22 @@ class Watching:
 
 
 PAGE = """
-import sys, time, httpx
-url, key, every_s, as_top = sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4] == "1"
-keyed = {"authorization": f"Bearer {key}"}
+import sys, threading, time, httpx
+url, key, every_s, pages, as_top = sys.argv[1:]
+every_s, pages, as_top = float(every_s), int(pages), as_top == "1"
+keyed = {"authorization": f"Bearer {key}", "cache-control": "max-age=1"}
+if as_top:  # each of them is to be answered anew: that is what is counted
+    del keyed["cache-control"]
 paths = ["/health", "/metrics", "/admin/requests", "/admin/tree"] + ["/metrics"] * as_top
-with httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
-    while True:
-        for path in paths:
-            client.get(path, headers=keyed).raise_for_status()
-        time.sleep(every_s)
+def look():
+    with httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
+        while True:
+            for path in paths:
+                client.get(path, headers=keyed).raise_for_status()
+            time.sleep(every_s)
+for _ in range(pages):
+    threading.Thread(target=look).start()
+    time.sleep(every_s / pages)
 """
 
 
@@ -129,31 +159,35 @@ def work(url: str, number: int) -> None:
         list(pool.map(ask, range(PROMPTS)))
 
 
-def used_s(engine: psutil.Process) -> float:
+def used_s(process: int) -> float:
     """Processor time of all its threads, to the nanosecond."""
-    tasks = Path(f"/proc/{engine.pid}/task").iterdir()
+    tasks = Path(f"/proc/{process}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 def timed(url: str, engine: psutil.Process, number: int) -> dict[str, float]:
-    began, used = time.perf_counter(), used_s(engine)
+    processes = {"engine_cpu_s": engine.pid, "server_cpu_s": engine.ppid()}
+    used = {name: used_s(process) for name, process in processes.items()}
+    began = time.perf_counter()
     work(url, number)
     took = time.perf_counter() - began
     time.sleep(SETTLE_S)
-    return {"engine_cpu_s": used_s(engine) - used, "wall_s": took}
+    return {name: used_s(process) - used[name] for name, process in processes.items()} | {
+        "wall_s": took
+    }
 
 
 def idle_share(engine: psutil.Process) -> float:
     """Of a second, the engine's processor time."""
-    began, used = time.perf_counter(), used_s(engine)
+    began, used = time.perf_counter(), used_s(engine.pid)
     time.sleep(IDLE_S)
-    return (used_s(engine) - used) / (time.perf_counter() - began)
+    return (used_s(engine.pid) - used) / (time.perf_counter() - began)
 
 
 def main() -> None:
     until_s = time.monotonic() + float(sys.argv[1] if len(sys.argv) > 1 else "330")
     rounds: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
-    idle: dict[str, list[float]] = {"watched": [], "alone": []}
+    idle: dict[str, list[float]] = {kind: [] for kind in IDLE_KINDS}
     load = [os.getloadavg()[0]]
     with (
         server() as (url, engine),
@@ -162,7 +196,8 @@ def main() -> None:
     ):
         work(url, 0)
         number = 0
-        while time.monotonic() < until_s - IDLE_ROUNDS * 2 * IDLE_S:
+        last_s = until_s - IDLE_ROUNDS * len(IDLE_KINDS) * IDLE_S
+        while number < FEWEST_ROUNDS * len(KINDS) or time.monotonic() < last_s:
             for kind in KINDS if number % 2 else reversed(KINDS):
                 watching.look(kind)
                 number += 1
@@ -177,13 +212,17 @@ def main() -> None:
         return ratio(*([each[name] for each in rounds[of]] for of in (kind, "alone")))["of_pairs"]
 
     eager = by_alone("eager", "engine_cpu_s")
-    added = [ours - theirs for ours, theirs in zip(*idle.values(), strict=True)]
+    added = {
+        kind: [ours - theirs for ours, theirs in zip(idle[kind], idle["alone"], strict=True)]
+        for kind in ("watched", "ten")
+    }
     result = {
         "rounds_of_each": len(rounds["alone"]),
         "load": load,
-        "watched": {name: by_alone("watched", name) for name in ("engine_cpu_s", "wall_s")},
+        "watched": {name: by_alone("watched", name) for name in rounds["alone"][0]},
         "share": {name: (value - 1) / EAGER for name, value in eager.items()},
-        "idle_share": {"median": statistics.median(added), "all": added},
+        "idle_share": {kind: statistics.median(shares) for kind, shares in added.items()},
+        "idle": idle,
         "rounds": rounds,
     }
     print(json.dumps(result, indent=1))

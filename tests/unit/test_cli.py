@@ -13,11 +13,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+import typer
 
 from quire import __version__
 from quire.bench import core as bench_core
 from quire.bench import report
 from quire.cli import sim as cli_sim
+from quire.cli.app import app
 from quire.sim import SimOptions, SimulationError, simulate
 from quire.store import HEADER_BYTES, Blob, NewObject, ObjectName, Part, open_store
 from quire.store.codec import seal
@@ -61,6 +63,19 @@ def test_every_command_explains_itself(command, quire):
     assert f"Usage: {' '.join(['quire', *command])}" in ran.out
     if len(command) == 2 or command in (["demo"], ["serve"], ["config"], ["train-eagle"]):
         assert f"Example: quire {' '.join(command)}" in ran.out
+
+
+def test_a_list_of_commands_says_each_in_one_line():
+    """What is broken in the source is broken in the middle of a sentence there."""
+
+    def named(command, name):
+        yield name, (command.help or "").split("\n\n")[0]
+        for short, each in getattr(command, "commands", {}).items():
+            yield from named(each, f"{name} {short}")
+
+    found = dict(named(typer.main.get_command(app), "quire"))
+    assert len(found) > len(COMMANDS)
+    assert [name for name, sentence in found.items() if "\n" in sentence] == []
 
 
 def test_the_version(quire):

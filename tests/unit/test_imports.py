@@ -50,10 +50,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": LIBRARY | {"models", "disagg"},
     "web": BOTTOM | {"", "models.cache", "peer.address", "tracing"},
     "text": BOTTOM | {"models", "engine.messages"},
-    "server": BOTTOM | {"", "engine", "store.url", "text", "web"},
+    "server": BOTTOM | {"", "engine", "peer.address", "store.url", "text", "web"},
     "settings": LIBRARY | {"models", "engine", "web"},
-    "disagg.router": {"", "decoders", "errors", "engine", "web"},
-    "sim": LIBRARY | {"sim", "engine", "disagg", "disagg.router"},
+    "router": {"", "decoders", "errors", "engine", "peer.address", "web"},
+    "sim": LIBRARY | {"sim", "engine", "disagg", "router"},
     "replay": LIBRARY | {"engine"},
     "bench": LIBRARY | {"models", "engine", "settings"},
     "demo": LIBRARY,
@@ -71,7 +71,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "server",
         "settings",
         "web",
-        "disagg.router",
+        "router",
     },
 }
 
@@ -80,10 +80,7 @@ TYPING_ONLY = {("eviction", "tree")}
 
 
 def part_of(module: str) -> str:
-    """quire.manager.core → manager; quire itself → "". The router is on top of what disagg is
-    below."""
-    if module.startswith("quire.router"):
-        return "disagg.router"
+    """quire.manager.core → manager; quire itself → ""."""
     return module.removeprefix("quire").lstrip(".").partition(".")[0]
 
 

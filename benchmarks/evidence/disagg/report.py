@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from evidence.disagg.stall import PLAIN, STALLED
 from evidence.disagg.turns import OFF, ON, UNIFIED
-from quire.bench.report import count_of, new_table
+from quire.bench.report import count_of, load, number, reached, size, table, text
 from quire.sizes import format_bytes
 
 Result = dict[str, Any]
@@ -27,34 +27,30 @@ def tables(result: Result) -> list[RenderableType]:
         items += _stall(result["stall"])
     if "restore" in result:
         items += _restore(result["restore"])
-    before, after = result["load"]["before"][0], result["load"]["after"][0]
-    items.append(f"Load of the machine before and after: {before:.1f}, {after:.1f}.")
+    items.append(load(result["load"]["before"][0], result["load"]["after"][0]))
     return items
 
 
 def _turns(part: Result) -> list[RenderableType]:
-    plan, sides = part["plan"], part["sides"]
-    table = new_table(
+    plan, sides, received = part["plan"], part["sides"], size("received_bytes")
+    shown = table(
         f"{plan['sessions']} sessions of {plan['turns']} turns, "
-        f"{plan['shortest']}–{plan['longest']} tokens at first, {plan['added']} more each turn"
+        f"{plan['shortest']}–{plan['longest']} tokens at first, {plan['added']} more each turn",
+        [figures | {"side": side} for side, figures in sides.items()],
+        [
+            ("", lambda row: _NAMES[row["side"]]),
+            ("TTFT mean, s", lambda row: f"{row['ttft_s']['mean']:.3f}"),
+            ("median", lambda row: f"{row['ttft_s']['p50']:.3f}"),
+            ("TPOT, ms", lambda row: f"{row['tpot_s']['mean'] * 1000:.0f}"),
+            ("received", lambda row: "–" if row["side"] == UNIFIED else received(row)),
+            ("own pages", number("own_pages")),
+            ("of", number("pages")),
+        ],
     )
-    table.add_column("")
-    for name in ("TTFT mean, s", "median", "TPOT, ms", "received", "own pages", "of"):
-        table.add_column(name, justify="right")
-    for side, figures in sides.items():
-        table.add_row(
-            _NAMES[side],
-            f"{figures['ttft_s']['mean']:.3f}",
-            f"{figures['ttft_s']['p50']:.3f}",
-            f"{figures['tpot_s']['mean'] * 1000:.0f}",
-            format_bytes(figures["received_bytes"]) if side != UNIFIED else "–",
-            f"{figures['own_pages']:,}",
-            f"{figures['pages']:,}",
-        )
     sizes = part["bytes"]
     verdict = "exactly" if sizes["exact"] else "[bold red]NOT exactly[/]"
     return [
-        table,
+        shown,
         f"The cache saved {sizes['saved_share']:.2%} of the bytes, {verdict} the share of pages "
         f"that decode had itself ({sizes['reused_share']:.2%}).",
         f"Same answer with the cache and without: "
@@ -63,30 +59,26 @@ def _turns(part: Result) -> list[RenderableType]:
 
 
 def _stall(part: Result) -> list[RenderableType]:
-    table = new_table(
-        f"Steps of a decode engine, {part['decoding']} requests decoding and {part['looking']} "
-        "looking in the store"
-    )
-    table.add_column("store")
-    for name in ("steps", "median, ms", "99 %", "longest", "of all", "store waited for, s"):
-        table.add_column(name, justify="right")
     names = {PLAIN: "answers", STALLED: f"stalls {part['stall_s']:g} s"}
-    for side, name in names.items():
-        row = part["sides"][side]
-        table.add_row(
-            name,
-            f"{row['steps']:,}",
-            *(
-                f"{row[key] * 1000:,.0f}"
-                for key in ("median_s", "p99_s", "longest_s", "longest_of_all_s")
-            ),
-            f"{row['waited_s']:.2f}",
-        )
+    shown = table(
+        f"Steps of a decode engine, {part['decoding']} requests decoding and {part['looking']} "
+        "looking in the store",
+        [part["sides"][side] | {"name": name} for side, name in names.items()],
+        [
+            ("store", text("name")),
+            ("steps", number("steps")),
+            ("median, ms", number("median_s", 0, 1e-3)),
+            ("99 %", number("p99_s", 0, 1e-3)),
+            ("longest", number("longest_s", 0, 1e-3)),
+            ("of all", number("longest_of_all_s", 0, 1e-3)),
+            ("store waited for, s", number("waited_s", 2)),
+        ],
+    )
     ratios = ", ".join(f"{ratio:.2f}" for ratio in part["ratios"])
     return [
-        table,
+        shown,
         f"Longest step, stalled by plain: {part['ratio']:.2f} in the median of {part['rounds']} "
-        f"rounds ({ratios}); below {part['target']:g} is {_verdict(part['ok'])}.",
+        f"rounds ({ratios}); below {part['target']:g} is {reached(part['ok'])}.",
     ]
 
 
@@ -100,10 +92,6 @@ def _restore(part: Result) -> list[RenderableType]:
         f"{part['plain_s'] * 1000:,.0f} ms ({part['plain_gb_per_s']:.1f} GB/s).",
         f"Ratio {part['ratio']:.2f} of the fastest, {part['ratio_of_pairs']:.2f} in the median of "
         f"rounds ({part['ratio_min']:.2f}–{part['ratio_max']:.2f}); below {part['target']:g} is "
-        f"{_verdict(part['ratio'] < part['target'])}. "
+        f"{reached(part['ratio'] < part['target'])}. "
         + ("Every page is right." if part["right"] else "[bold red]Pages arrived wrong.[/]"),
     ]
-
-
-def _verdict(reached: bool) -> str:
-    return "reached" if reached else "[bold red]missed[/]"

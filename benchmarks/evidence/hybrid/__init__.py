@@ -3,7 +3,6 @@
 run.py       the benchmark: engines in this process, both parts, one result
 hits.py      one prompt computed, then found in each tier
 overhead.py  unique prompts, with and without snapshots, in turns
-driver.py    an engine, asked one thing at a time
 model.py     a model of random weights
 report.py    tables
 """

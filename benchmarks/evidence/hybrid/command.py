@@ -8,16 +8,14 @@ import typer
 
 from quire.cli.bench_options import PageSize, Seed, TierRepeats
 from quire.cli.extras import SERVE, needs
-from quire.cli.output import AsJson, conclude, progress_bar
+from quire.cli.output import AsJson, conclude, progress_bar, unset
 
 
 def hybrid(
     model: Annotated[
         str | None,
-        typer.Option(
-            metavar="DIR|FILE",
-            help="By default one with recurrent layers, of random weights, is made.",
-            show_default=False,
+        unset(
+            "By default one with recurrent layers, of random weights, is made.", metavar="DIR|FILE"
         ),
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Of each prompt.")] = 4000,

@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from evidence.hybrid.driver import Answer, Driver, Tokens
+from quire.bench.gpu.driving import Drive, Heard, Tokens
 from quire.engine.messages import CachedTokens
 from quire.types import Tier
 
@@ -31,7 +31,7 @@ CASES: dict[str, tuple[str | None, tuple[Tier, ...]]] = {
 
 
 def measure(
-    driver: Driver,
+    drive: Drive,
     prompts: Sequence[Tokens],
     output_tokens: int,
     page_size: int,
@@ -41,27 +41,26 @@ def measure(
     samples: list[Result] = []
     for number, prompt in enumerate(prompts):
         reusable = (len(prompt) - 1) // page_size * page_size
-        cold: Answer | None = None
+        cold: Heard | None = None
         for name, (tier, flushed) in CASES.items():
-            driver.settle()
-            driver.flush(*flushed)
-            answer = driver.ask(prompt, output_tokens)
+            drive.forget(*flushed)
+            answer = drive.ask(prompt, output_tokens)
             cold = cold or answer
             expected = CachedTokens() if tier is None else CachedTokens(**{tier: reusable})
             samples.append(
                 {
                     "prompt": number,
                     "case": name,
-                    "ttft_s": answer.ttft_s,
-                    "ttft_cpu_s": answer.ttft_cpu_s,
+                    "ttft_s": answer.first_token_s,
+                    "ttft_cpu_s": answer.first_token_cpu_s,
                     "total_s": answer.total_s,
-                    "cached": {t: getattr(answer.cached, t) for t in ("device", "host", "store")},
-                    "is_as_meant": answer.cached == expected,
+                    "cached": {t: getattr(answer.reused, t) for t in ("device", "host", "store")},
+                    "is_as_meant": answer.reused == expected,
                     "is_same_answer": answer.tokens == cold.tokens,
                 }
             )
             progress(len(samples))
-    driver.settle()
+    drive.settle()
     return summed_up(samples)
 
 

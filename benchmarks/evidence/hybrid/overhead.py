@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from evidence.hybrid.driver import Driver, Tokens
+from quire.bench.gpu.driving import Drive, Tokens, greedy
 from quire.bench.stats import compared
 
 Result = dict[str, Any]
@@ -28,22 +28,20 @@ _PAUSE_S = 0.03
 
 
 def measure(
-    drivers: dict[str, Driver],
+    drives: dict[str, Drive],
     prompts: Sequence[Tokens],
     output_tokens: int,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Result:
-    """`drivers`: WITH and WITHOUT. One round per prompt, the first not counted.
+    """`drives`: WITH and WITHOUT. One round per prompt, the first not counted.
 
     Raises EngineError.
     """
     rounds: list[Result] = []
     for number, prompt in enumerate(prompts):
         order = (WITH, WITHOUT) if number % 2 == 0 else (WITHOUT, WITH)
-        meters = {name: _Meter(drivers[name]) for name in order}
-        for meter in meters.values():
-            meter.begin(prompt, output_tokens)
-        while not all(meter.driver.is_done for meter in meters.values()):
+        meters = {name: _Meter(drives[name], prompt, output_tokens) for name in order}
+        while not all(meter.heard.is_over for meter in meters.values()):
             for meter in meters.values():
                 meter.step()
         rounds.append({"first": order[0]} | {name: m.finish() for name, m in meters.items()})
@@ -54,34 +52,31 @@ def measure(
 class _Meter:
     """Time that one engine takes for one request."""
 
-    def __init__(self, driver: Driver) -> None:
-        self.driver = driver
+    def __init__(self, drive: Drive, prompt: Tokens, output_tokens: int) -> None:
+        self._drive = drive
         self._total_s = self._cpu_s = self._ttft_s = 0.0
-
-    def begin(self, prompt: Tokens, output_tokens: int) -> None:
         with self._counted():
-            self.driver.begin(prompt, output_tokens)
+            self.heard = drive.begin(prompt, greedy(output_tokens))
 
     def step(self) -> None:
-        if self.driver.is_done:
+        if self.heard.is_over:
             return
-        is_first = not self.driver.has_begun
+        is_first = not self.heard.tokens
         with self._counted():
-            self.driver.step()
+            self._drive.step()
         if is_first:
             self._ttft_s = self._total_s
 
     def finish(self) -> Result:
         before = time.process_time()
-        self.driver.settle()
+        self._drive.settle()
         self._cpu_s += time.process_time() - before
-        tokens, cached = self.driver.result()
         return {
             "total_s": self._total_s,
             "ttft_s": self._ttft_s,
             "cpu_s": self._cpu_s,
-            "cached_tokens": cached.total,
-            "answer": tokens,
+            "cached_tokens": self.heard.reused.total,
+            "answer": self.heard.tokens,
         }
 
     @contextlib.contextmanager

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from evidence.hybrid import hits, overhead
-from evidence.hybrid.driver import Driver, Tokens
 from evidence.hybrid.model import NAME, write_model
 from evidence.hybrid.overhead import WITH, WITHOUT
+from quire.bench.gpu.driving import Drive, Tokens
 from quire.config import PrefetchPolicy
 from quire.engine.build import build_engine
 from quire.engine.config import EngineConfig
@@ -115,31 +115,31 @@ class _Run:
         result["ok"] = all(result[part]["ok"] for part in ("hits", "overhead") if part in result)
         return result
 
-    def _hits(self, driver: Driver) -> Result:
+    def _hits(self, drive: Drive) -> Result:
         prompts = self._prompts(self._plan.repeats)
         total = len(prompts) * len(hits.CASES)
         return hits.measure(
-            driver,
+            drive,
             prompts,
             OUTPUT_TOKENS,
             self._plan.page_size,
             lambda done: self._progress("hits", done, total),
         )
 
-    def _overhead(self, drivers: dict[str, Driver]) -> Result:
+    def _overhead(self, drives: dict[str, Drive]) -> Result:
         prompts = self._prompts(self._plan.rounds + 1)  # the first is not counted
         return overhead.measure(
-            drivers,
+            drives,
             prompts,
             OUTPUT_TOKENS,
             lambda done: self._progress("cost when nothing is reused", done, 2 * len(prompts)),
         )
 
-    def _warm_up(self, driver: Driver) -> None:
+    def _warm_up(self, drive: Drive) -> None:
         """The first requests of a process are slower: buffers, thread pools, lazy imports."""
         plan = self._plan
         length = max(2 * plan.page_size, plan.tokens // _WARM_UP_SHARE)
-        hits.measure(driver, [self._prompt(length)], 2, plan.page_size)
+        hits.measure(drive, [self._prompt(length)], 2, plan.page_size)
 
     def _prompts(self, count: int) -> list[Tokens]:
         return [self._prompt(self._plan.tokens) for _ in range(count)]
@@ -148,13 +148,13 @@ class _Run:
         return self._chance.integers(0, self._shape.vocab_size, length, dtype=np.int32)
 
     @contextlib.contextmanager
-    def _engine(self, side: str) -> Iterator[Driver]:
+    def _engine(self, side: str) -> Iterator[Drive]:
         what = f"starting an engine, {side.replace('_', ' ')}"
         self._progress(what, 0, 1)
         engine = build_engine(self._config(side))
         self._progress(what, 1, 1)
         try:
-            yield Driver(engine)
+            yield Drive(engine)
         finally:
             engine.close()
 

@@ -11,7 +11,7 @@ import typer
 from quire.cli.bench_options import PageSize, Seed
 from quire.cli.devices import check_device
 from quire.cli.extras import SERVE, needs
-from quire.cli.output import AsJson, conclude, progress_bar, start_bar
+from quire.cli.output import AsJson, conclude, progress_bar, start_bar, unset
 from quire.errors import ConfigError
 
 EMBEDDED = "embedded"
@@ -27,15 +27,11 @@ def pd(
     ] = "qwen3-8b",
     layers: Annotated[
         int | None,
-        typer.Option(min=1, help="Of the random model, if not all.", show_default=False),
+        unset("Of the random model, if not all.", min=1),
     ] = None,
     keep: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Keep the random weights there, or use those that are there.",
-            show_default=False,
-        ),
+        unset("Keep the random weights there, or use those that are there.", metavar="DIR"),
     ] = None,
     device: Annotated[str, typer.Option(help="Where all engines run: cuda or cpu.")] = "cuda",
     transport: Annotated[
@@ -58,18 +54,18 @@ def pd(
     threads: Annotated[int, typer.Option(min=0, help="Of each engine, on a CPU.")] = 0,
     limit: Annotated[
         float | None,
-        typer.Option(help="Seconds of asking; then no other round begins.", show_default=False),
+        unset("Seconds of asking; then no other round begins."),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write what there is, as it comes.", show_default=False),
+        unset("Write what there is, as it comes.", metavar="FILE"),
     ] = None,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Later turns of long conversations: a decode engine with its cache and without, over each
-    transport, and a unified engine; all on one device.
+    """Later turns of long conversations: prefill and decode apart beside a unified engine.
 
+    The decode engine with its cache and without, over each transport, all on one device.
     Exit code 1 when bytes came another way than they should, or a side without a cache had some.
     """
     needs("serve", SERVE)

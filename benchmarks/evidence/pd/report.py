@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.markup import escape
 
-from quire.bench.report import new_table
+from quire.bench.report import Show, interval, number, share, size, table, text
 from quire.sizes import format_bytes
 
 Result = dict[str, Any]
@@ -35,79 +35,96 @@ def tables(result: Result) -> list[RenderableType]:
 
 
 def _sides(added: str, sides: Result) -> RenderableType:
-    table = new_table(f"{added} new tokens a turn")
-    table.add_column("")
-    columns = ("turns", "later", "TTFT later, ms", "P99", "TPOT", "TTFT all", "P99")
-    for name in columns:
-        table.add_column(name, justify="right")
-    for name, side in sides.items():
-        later, tpot, whole = side["ttft_later_s"], side["tpot_later_s"], side["ttft_s"]
-        table.add_row(
-            name,
-            str(side["turns"]),
-            str(side["later_turns"]),
-            *(_ms(part, key) for part, key in ((later, "mean"), (later, "p99"), (tpot, "mean"))),
-            *(_ms(whole, key) for key in ("mean", "p99")),
-        )
-    return table
+    return table(
+        f"{added} new tokens a turn",
+        _named(sides),
+        [
+            ("", text("name")),
+            ("turns", text("turns")),
+            ("later", text("later_turns")),
+            ("TTFT later, ms", _ms("ttft_later_s", "mean")),
+            ("P99", _ms("ttft_later_s", "p99")),
+            ("TPOT", _ms("tpot_later_s", "mean")),
+            ("TTFT all", _ms("ttft_s", "mean")),
+            ("P99", _ms("ttft_s", "p99")),
+        ],
+    )
 
 
-def _ms(part: Result | None, key: str) -> str:
-    return "–" if part is None else f"{part[key] * 1000:,.1f}"
+def _named(rows: Result) -> list[Result]:
+    return [row | {"name": name} for name, row in rows.items()]
+
+
+def _ms(part: str, key: str) -> Show:
+    return lambda row: "–" if row[part] is None else f"{row[part][key] * 1000:,.1f}"
 
 
 def _compared(added: str, pairs: Result) -> RenderableType:
-    table = new_table(f"{added} new tokens a turn: ratios, 95 % intervals")
-    table.add_column("")
-    for name in ("TTFT mean", "TTFT P99", "TPOT", "all turns: mean", "P99"):
-        table.add_column(name, justify="right")
-    for name, pair in pairs.items():
-        later, whole = pair["later_turns"], pair["all_turns"]
-        cells = [(later, key) for key in ("ttft_mean", "ttft_p99", "tpot_mean")]
-        cells += [(whole, key) for key in ("ttft_mean", "ttft_p99")]
-        table.add_row(name, *(_ratio(part and part[key]) for part, key in cells))
-    return table
+    def ratio(turns: str, key: str) -> Show:
+        return lambda pair: interval(pair[turns] and pair[turns][key])
 
-
-def _ratio(found: Result | None) -> str:
-    return "–" if not found else f"{found['ratio']:.2f} ({found['low']:.2f}–{found['high']:.2f})"
+    return table(
+        f"{added} new tokens a turn: ratios, 95 % intervals",
+        _named(pairs),
+        [
+            ("", text("name")),
+            ("TTFT mean", ratio("later_turns", "ttft_mean")),
+            ("TTFT P99", ratio("later_turns", "ttft_p99")),
+            ("TPOT", ratio("later_turns", "tpot_mean")),
+            ("all turns: mean", ratio("all_turns", "ttft_mean")),
+            ("P99", ratio("all_turns", "ttft_p99")),
+        ],
+    )
 
 
 def _handovers(sides: Result) -> RenderableType:
-    table = new_table("Hand-overs, from the first word to the last page")
-    table.add_column("")
-    for name in ("count", "mean, ms", "received"):
-        table.add_column(name, justify="right")
-    for name, part in sides.items():
-        mean = "–" if part["mean_s"] is None else f"{part['mean_s'] * 1000:,.1f}"
-        table.add_row(name, str(part["handovers"]), mean, format_bytes(part["received_bytes"]))
-    return table
+    def mean(part: Result) -> str:
+        return "–" if part["mean_s"] is None else f"{part['mean_s'] * 1000:,.1f}"
+
+    return table(
+        "Hand-overs, from the first word to the last page",
+        _named(sides),
+        [
+            ("", text("name")),
+            ("count", text("handovers")),
+            ("mean, ms", mean),
+            ("received", size("received_bytes")),
+        ],
+    )
 
 
 def _rates(result: Result) -> RenderableType:
-    copy = result["copy_bytes_s"] / 1e9
-    table = new_table(f"Bytes; a plain copy from host to device: {copy:.1f} GB/s")
-    for name in ("", "bytes", "fastest, ms", "GB/s", "of the copy"):
-        table.add_column(name, justify="right" if name else "left")
-    parts = {"{}, workers alone": result["bytes"], "{}, to the first token": result["rates"]}
-    for name, rows in parts.items():
-        for transport, row in rows.items():
-            table.add_row(
-                name.format(transport),
-                format_bytes(int(row["bytes"])),
-                f"{min(row['seconds']) * 1000:,.1f}",
-                f"{row['bytes_s'] / 1e9:.1f}",
-                f"{row['of_copy']:.0%}",
-            )
-    return table
+    parts = {"workers alone": result["bytes"], "to the first token": result["rates"]}
+    return table(
+        f"Bytes; a plain copy from host to device: {result['copy_bytes_s'] / 1e9:.1f} GB/s",
+        [
+            row | {"name": f"{transport}, {what}"}
+            for what, rows in parts.items()
+            for transport, row in rows.items()
+        ],
+        [
+            ("", text("name")),
+            ("bytes", size("bytes")),
+            ("fastest, ms", lambda row: f"{min(row['seconds']) * 1000:,.1f}"),
+            ("GB/s", number("bytes_s", 1, 1e9)),
+            ("of the copy", share("of_copy")),
+        ],
+    )
 
 
 def _asked(rows: list[Result]) -> RenderableType:
-    table = new_table("Asked")
-    for name in ("what", "found", "asked", ""):
-        table.add_column(name)
-    for row in rows:
-        found = row["found"]
-        text = f"{found:.2f}" if isinstance(found, float) else _ratio(found)
-        table.add_row(escape(row["what"]), text, row["asked"], _VERDICTS[row["met"]])
-    return table
+    def found(row: Result) -> str:
+        value = row["found"]
+        return f"{value:.2f}" if isinstance(value, float) else interval(value)
+
+    return table(
+        "Asked",
+        rows,
+        [
+            ("what", lambda row: escape(row["what"])),
+            ("found", found),
+            ("asked", text("asked")),
+            ("", lambda row: _VERDICTS[row["met"]]),
+        ],
+        names=4,
+    )

@@ -24,9 +24,9 @@ def schemas(
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
-    """Answers held to random schemas at temperature 1: all valid? What a token costs beside plain
-    decoding, and how long a step beside schemas made to be hard.
+    """Answers held to random schemas: are all valid, and what does a token cost?
 
+    At temperature 1; beside plain decoding, and a step beside schemas made to be hard.
     Exit code 1 when an answer is not valid.
     """
     needs("serve", SERVE)

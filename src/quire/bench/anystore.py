@@ -17,12 +17,13 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
 from quire.bench.raw import RawBucket, RawClient, RawPool, RawRedis, join_pool
-from quire.bench.store import LIMITS, parallel, summary
+from quire.bench.stats import paired, quartiles
 from quire.errors import StoreError
 from quire.progress import Count
 from quire.store.base import Part, Store, pages_per_call
@@ -33,7 +34,10 @@ from quire.store.opening import choice_in, without_page_options
 from quire.store.packing import Packer, PackKind
 from quire.store.url import StoreURL, opener_of, parse_url, redact
 from quire.types import NO_PARENT, PageKey, PageStatus
+from quire.worker.config import IoLimits
 
+LIMITS = IoLimits()
+"""As a worker has them: threads that call the store, and pages per call."""
 DEADLINE_S = 120.0
 PROBE_KEYS = 256
 _PROBES = 9
@@ -82,23 +86,25 @@ class _Call(NamedTuple):
 class Measured:
     """A store in a place of its own, opened, with pages to move."""
 
-    def __init__(self, url: StoreURL, store: Store, page_bytes: int, kind: PackKind) -> None:
+    def __init__(
+        self, url: StoreURL, store: Store, page_bytes: int, kind: PackKind, *, seed: int = 0
+    ) -> None:
         self.url = url
         self.page_bytes = page_bytes
         self._backend = store
         packer = None if kind is PackKind.NONE else Packer(kind)
         self._store = PageStore(store, clock=time.monotonic, packer=packer)
         self._part = Part("full", 0, 1, bytes(32), page_bytes)
-        self._random = random.Random(0)
+        self._random = random.Random(seed)
         callers = max(LIMITS.fetch_threads, LIMITS.write_threads)
         # One mapping, as a host pool is: those who register memory register it once.
         self._per_call = min(LIMITS.batch_pages, pages_per_call(page_bytes))
         self.memory = memoryview(mmap.mmap(-1, callers * self._per_call * page_bytes))
-        self._pages = [
+        self.pages = [
             self.memory[at : at + page_bytes] for at in range(0, self.memory.nbytes, page_bytes)
         ]
         noise = self._random.randbytes(page_bytes)
-        for page in self._pages:
+        for page in self.pages:
             page[:] = noise
 
     def keys(self, count: int) -> list[PageKey]:
@@ -171,7 +177,7 @@ class Measured:
 
     def _pages_of(self, caller: int) -> list[memoryview]:
         size = self._per_call
-        return self._pages[caller * size : (caller + 1) * size]
+        return self.pages[caller * size : (caller + 1) * size]
 
     def _expect_ok(self, statuses: Sequence[PageStatus]) -> None:
         if all(status is PageStatus.OK for status in statuses):
@@ -183,6 +189,31 @@ class Measured:
             f"the store did not move every page ({why}): give it room or a quieter machine, or "
             "measure with a smaller --total"
         )
+
+
+def parallel(work: Callable[[int], None], num_threads: int) -> None:
+    """Run `work(i)` on threads of its own; raises what the first of them raised."""
+    with ThreadPoolExecutor(num_threads) as threads:
+        list(threads.map(work, range(num_threads)))
+
+
+def summary(
+    page_bytes: int, samples: list[dict[str, float]], *, raw: bool = True
+) -> dict[str, Any]:
+    """Rates in GB/s; without `raw` there is nothing to compare with."""
+    entry: dict[str, Any] = {"page_bytes": page_bytes}
+    for way in ("write", "read"):
+        entry[way] = {"store_gb_s": statistics.median(sample[f"store_{way}"] for sample in samples)}
+        if raw:
+            ratios = paired([sample[f"store_{way}"] / sample[f"raw_{way}"] for sample in samples])
+            entry[way] |= {
+                "raw_gb_s": statistics.median(sample[f"raw_{way}"] for sample in samples),
+                "ratio": statistics.median(ratios),
+                "ratio_quartiles": quartiles(ratios),
+                "ratio_min": min(ratios),
+                "ratio_max": max(ratios),
+            }
+    return entry
 
 
 def _batches(keys: Sequence[PageKey], size: int) -> list[Sequence[PageKey]]:

@@ -11,8 +11,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from quire.bench.anystore import PROBE_KEYS, Measured, ProbeTimes, measured
-from quire.bench.store import LIMITS
+from quire.bench.anystore import LIMITS, PROBE_KEYS, Measured, ProbeTimes, measured
 from quire.progress import Progress
 from quire.store.url import parse_url
 from quire.types import PageKey

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -18,6 +19,64 @@ def new_table(title: str | None = None) -> Table:
     return Table(title=title, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
 
 
+Show = Callable[[Any], str]
+Columns = Sequence[tuple[str, Show]]
+"""Each with its name, and what it shows of a row."""
+
+
+def table(
+    title: str | None,
+    rows: Sequence[Any],
+    columns: Columns,
+    *,
+    names: int = 1,
+    wraps: bool = False,
+    total_below: bool = False,
+) -> RenderableType:
+    """The first `names` columns say which row it is, in one line if not `wraps`. `total_below`: the
+    last row is of all."""
+    shown = new_table(title)
+    for number, (name, _) in enumerate(columns):
+        is_name = number < names
+        shown.add_column(
+            name, justify="left" if is_name else "right", no_wrap=is_name and not wraps
+        )
+    for at, row in enumerate(rows, 1):
+        is_last = total_below and at == len(rows) - 1
+        shown.add_row(*(show(row) for _, show in columns), end_section=is_last)
+    return shown
+
+
+def number(name: str, digits: int = 0, scale: float = 1.0) -> Show:
+    """Of that name, in so many of its units; nothing if it was not measured."""
+    return lambda row: f"{row[name] / scale:,.{digits}f}" if name in row else "–"
+
+
+def share(name: str, digits: int = 0) -> Show:
+    return lambda row: f"{row[name]:.{digits}%}"
+
+
+def text(name: str) -> Show:
+    return lambda row: str(row[name])
+
+
+def size(name: str) -> Show:
+    return lambda row: format_bytes(int(row[name]))
+
+
+def span(low: float, high: float) -> str:
+    return f"{low:.2f}–{high:.2f}"
+
+
+def interval(ratio: Result | None) -> str:
+    """A ratio between what it is at least and at most."""
+    return f"{ratio['ratio']:.2f} ({span(ratio['low'], ratio['high'])})" if ratio else "–"
+
+
+def load(before: float, after: float) -> str:
+    return f"Load of the machine before and after: {before:.1f}, {after:.1f}."
+
+
 def count_of(found: int, of: int) -> str:
     text = f"{found} of {of}"
     return text if found == of else f"[bold red]{text}[/]"
@@ -25,6 +84,10 @@ def count_of(found: int, of: int) -> str:
 
 def percent(ratio: float) -> str:
     return f"{(ratio - 1) * 100:+.1f} %"
+
+
+def reached(is_so: bool) -> str:
+    return "reached" if is_so else "[bold red]missed[/]"
 
 
 def verdict(ratio: Result, target: float) -> str:
@@ -38,25 +101,22 @@ def verdict(ratio: Result, target: float) -> str:
 
 def core(result: Result) -> list[RenderableType]:
     """See bench.core.run: workloads by name, and "flatness"."""
-    table = new_table("Metadata path, CPU time of the step thread")
-    table.add_column("workload", no_wrap=True)
-    for name in ("requests", "pages reused"):
-        table.add_column(name, justify="right")
-    for name in ("µs per request", "no store", "bytes per token", "no store"):
-        table.add_column(name, justify="right")
-    for name, row in result.items():
-        if name == "flatness":
-            continue
-        table.add_row(
-            name,
-            f"{row['requests']:,}",
-            f"{row['hit_rate']:.1%}",
-            f"{row['us_per_request']:.1f}",
-            f"{row['us_per_request_no_store']:.1f}",
-            f"{row['bytes_per_token']:.2f}",
-            f"{row['bytes_per_token_no_store']:.2f}",
+    rows = [row | {"name": name} for name, row in result.items() if name != "flatness"]
+    items = [
+        table(
+            "Metadata path, CPU time of the step thread",
+            rows,
+            [
+                ("workload", text("name")),
+                ("requests", number("requests")),
+                ("pages reused", share("hit_rate", 1)),
+                ("µs per request", number("us_per_request", 1)),
+                ("no store", number("us_per_request_no_store", 1)),
+                ("bytes per token", number("bytes_per_token", 2)),
+                ("no store", number("bytes_per_token_no_store", 2)),
+            ],
         )
-    items: list[RenderableType] = [table]
+    ]
     for what, flat in result.get("flatness", {}).items():
         (few, many), (before, after) = flat["numbers"], flat["us_per_request"]
         items.append(
@@ -68,44 +128,44 @@ def core(result: Result) -> list[RenderableType]:
 
 def store(result: Result) -> list[RenderableType]:
     """See bench.store.run."""
-    table = new_table("File store beside raw direct I/O, checksums on")
-    table.add_column("page")
-    table.add_column("way")
-    for name in ("store GB/s", "raw GB/s", "ratio", "ratios seen"):
-        table.add_column(name, justify="right")
-    for entry in result["pages"]:
-        for way in ("write", "read"):
-            row = entry[way]
-            table.add_row(
-                format_bytes(entry["page_bytes"]),
-                way,
-                f"{row['store_gb_s']:.2f}",
-                f"{row['raw_gb_s']:.2f}",
-                f"{row['ratio']:.2f}",
-                f"{row['ratio_min']:.2f}–{row['ratio_max']:.2f}",
-            )
+    shown = table(
+        "File store beside raw direct I/O, checksums on",
+        [
+            entry[way] | {"page_bytes": entry["page_bytes"], "way": way}
+            for entry in result["pages"]
+            for way in ("write", "read")
+        ],
+        [
+            ("page", size("page_bytes")),
+            ("way", text("way")),
+            ("store GB/s", number("store_gb_s", 2)),
+            ("raw GB/s", number("raw_gb_s", 2)),
+            ("ratio", number("ratio", 2)),
+            ("ratios seen", _seen),
+        ],
+        names=2,
+    )
     note = (
         f"{result['rounds']} rounds of {format_bytes(result['bytes_per_round'])}, "
         f"raw I/O with {result['raw_threads']} threads; medians"
     )
-    return [table, note]
+    return [shown, note]
 
 
 def any_store(result: Result) -> list[RenderableType]:
     """See bench.anystore.run."""
-    table = new_table(f"{result['url']}, checksums on")
-    table.add_column("way")
-    for name in ("store GB/s", "own client", "ratio", "quartiles", "ratios seen"):
-        table.add_column(name, justify="right")
-    for way in ("write", "read"):
-        row = result[way]
-        compared = [""] * 4
-        if "ratio" in row:
-            first, third = row["ratio_quartiles"]
-            span = f"{row['ratio_min']:.2f}–{row['ratio_max']:.2f}"
-            compared = [f"{row['raw_gb_s']:.2f}", f"{row['ratio']:.2f}"]
-            compared += [f"{first:.2f}–{third:.2f}", span]
-        table.add_row(way, f"{row['store_gb_s']:.2f}", *compared)
+    shown = table(
+        f"{result['url']}, checksums on",
+        [result[way] | {"way": way} for way in ("write", "read")],
+        [
+            ("way", text("way")),
+            ("store GB/s", number("store_gb_s", 2)),
+            ("own client", number("raw_gb_s", 2)),
+            ("ratio", number("ratio", 2)),
+            ("quartiles", lambda row: span(*row["ratio_quartiles"]) if "ratio" in row else "–"),
+            ("ratios seen", _seen),
+        ],
+    )
     notes = [
         f"{result['rounds']} rounds of {format_bytes(result['bytes_per_round'])} in pages of "
         f"{format_bytes(result['page_bytes'])}; medians"
@@ -117,31 +177,37 @@ def any_store(result: Result) -> list[RenderableType]:
             f"A question about one page takes {probe['one_ms']:.2f} ms, about {probe['keys']} "
             f"pages {probe['all_ms']:.2f} ms"
         )
-    return [table, *notes]
+    return [shown, *notes]
+
+
+def _seen(row: Result) -> str:
+    return span(row["ratio_min"], row["ratio_max"]) if "ratio" in row else "–"
 
 
 def transfer(result: Result) -> list[RenderableType]:
     """See bench.transfer.run."""
-    table = new_table(f"Copies between device and host on {result['device']}")
-    for name in ("shape", "dtype", "page", "layout", "way"):
-        table.add_column(name, no_wrap=True)
-    for name in ("GB/s", "plain", "ratio", "right"):
-        table.add_column(name, justify="right")
-    for case in result["cases"]:
-        right = case["correct"] and case["layers_in_order"]
-        table.add_row(
-            case["shape"],
-            case["dtype"],
-            str(case["page_size"]),
-            case["inner"],
-            case["direction"],
-            f"{case['gb_per_s']:.2f}",
-            f"{case['plain_gb_per_s']:.2f}",
-            f"{case['ratio']:.2f}",
-            "yes" if right else "[bold red]NO[/bold red]",
-        )
+    shown = table(
+        f"Copies between device and host on {result['device']}",
+        result["cases"],
+        [
+            ("shape", text("shape")),
+            ("dtype", text("dtype")),
+            ("page", text("page_size")),
+            ("layout", text("inner")),
+            ("way", text("direction")),
+            ("GB/s", number("gb_per_s", 2)),
+            ("plain", number("plain_gb_per_s", 2)),
+            ("ratio", number("ratio", 2)),
+            ("right", lambda case: "yes" if _is_right(case) else "[bold red]NO[/bold red]"),
+        ],
+        names=5,
+    )
     if result["ok"]:
         verdict = "Every page was right to the bit, and every layer when it was waited for."
     else:
         verdict = "[bold red]Pages arrived wrong or too late: see the last column.[/bold red]"
-    return [table, verdict]
+    return [shown, verdict]
+
+
+def _is_right(case: Result) -> bool:
+    return bool(case["correct"] and case["layers_in_order"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -51,6 +52,19 @@ def ratio(ours: Sequence[float], theirs: Sequence[float], *, seed: int = 0) -> d
         "of_pairs": _with_interval(pairs, _of_pairs, seed),
         "confidence": CONFIDENCE,
     }
+
+
+def paired(ratios: Sequence[float]) -> list[float]:
+    """One for each two rounds, in which the other side went first: their geometric mean, in which
+    what being first is worth falls out. Of an odd number the last is left out; one is all there
+    is."""
+    pairs = zip(ratios[::2], ratios[1::2], strict=False)
+    return [math.sqrt(first * second) for first, second in pairs] or list(ratios)
+
+
+def quartiles(values: Sequence[float]) -> list[float]:
+    """The first and the third."""
+    return [percentile(values, 0.25), percentile(values, 0.75)]
 
 
 def compared(rounds: Sequence[Mapping[str, Any]], name: str, ours: str, theirs: str) -> Any:

@@ -8,27 +8,24 @@ it in the same run; medians of both.
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
-from quire.memory.device import DevicePool
-from quire.memory.host import HostPool
+from quire.bench.link import BOTH, CopyWay, Link, PageOrder
 from quire.memory.page_layout import InnerLayout, PageLayout, llama_3_1_8b, smollm2_135m
 from quire.progress import Count
-from quire.transfer import open_copy_engine
-from quire.transfer.base import Copy, CopyEngine
-from quire.types import PageIds, page_ids
+from quire.types import page_array
 
 SHAPES: dict[str, Callable[[int, str], PageLayout]] = {
     "llama-3.1-8b": llama_3_1_8b,
     "smollm2-135m": smollm2_135m,
 }
 _POISON = 0xA5
+ORDER = PageOrder.SCATTERED
 _DEFAULT_COPY_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
 
 
@@ -68,9 +65,10 @@ def run(
     results: list[CaseResult] = []
     for shape, layout in layouts:
         count = pages or max(2, _DEFAULT_COPY_BYTES[where.type] // layout.page_bytes)
-        with _Bench(layout, count, where) as bench:
-            for direction in ("load", "backup"):
-                results.append(bench.case(shape, direction, repeats))
+        bench = _Bench(layout, count, where)
+        with closing(bench.link):
+            for way in BOTH:
+                results.append(bench.case(shape, way, repeats))
                 if progress is not None:
                     progress(len(results), 2 * len(layouts))
     return {
@@ -87,106 +85,85 @@ def _layout(shape: str, page_size: int, device: torch.device) -> PageLayout:
 
 
 class _Bench:
-    """Pools twice as large as a copy, so that half of every destination must stay untouched."""
+    """Half of each pool must stay untouched by a copy."""
 
     def __init__(self, layout: PageLayout, count: int, device: torch.device) -> None:
-        self.layout = layout
-        self.count = count
-        self.device = DevicePool.allocate(layout, 2 * count, device)
-        pin_for = self.device.device if device.type == "cuda" else None
-        self.host = HostPool(layout, 2 * count, pin_for=pin_for)
-        self.engine: CopyEngine = open_copy_engine(self.device, self.host)
+        self.layout, self.count = layout, count
+        self.link = Link(layout, count * layout.page_bytes, device)
         generator = torch.Generator().manual_seed(layout.page_size)
-        permutations = [torch.randperm(2 * count, generator=generator) for _ in range(2)]
-        self.host_pages, self.device_pages = (order[:count] for order in permutations)
         self.expected = torch.randint(
             0, 256, (count, layout.page_bytes), dtype=torch.uint8, generator=generator
         )
-        self._flat = torch.empty(count * layout.page_stride_bytes, dtype=torch.uint8, device=device)
 
-    def __enter__(self) -> _Bench:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.engine.close()
-        self.host.close()
-
-    def case(self, shape: str, direction: str, repeats: int) -> CaseResult:
-        correct, in_order = self.check_load() if direction == "load" else self.check_backup()
-        rates: list[float] = []
-        plain_rates: list[float] = []
-        for _ in range(repeats):
-            plain_rates.append(self._rate(lambda: self._plain(direction)))
-            rates.append(self._rate(lambda: self._start(direction).wait()))
-        rate, plain = statistics.median(rates), statistics.median(plain_rates)
+    def case(self, shape: str, way: CopyWay, repeats: int) -> CaseResult:
+        correct, in_order = self.check_load() if way is CopyWay.LOAD else self.check_backup()
+        rate, plain = self.link.shares((way,), ORDER, repeats)
         return CaseResult(
             shape=shape,
             dtype=self.layout.dtype,
             page_size=self.layout.page_size,
             inner=self.layout.inner.value,
-            direction=direction,
+            direction=way.value,
             num_pages=self.count,
             size_bytes=self.count * self.layout.page_bytes,
             correct=correct,
             layers_in_order=in_order,
-            gb_per_s=round(rate, 3),
-            plain_gb_per_s=round(plain, 3),
+            gb_per_s=round(rate / 1e9, 3),
+            plain_gb_per_s=round(plain / 1e9, 3),
             ratio=round(rate / plain, 3),
         )
 
     def check_load(self) -> tuple[bool, bool]:
         """(content right, each layer right as soon as it was waited for)."""
+        link, (device, host) = self.link, self._pages(CopyWay.LOAD)
         self._poison()
-        self.host.raw()[self.host_pages, : self.layout.page_bytes] = self.expected
-        copy = self._start("load")
-        to = self.device_pages.to(self.device.device)
+        link.host.raw()[host, : self.layout.page_bytes] = self.expected
+        copy = link.start(CopyWay.LOAD, ORDER)
         # Taken by work launched right after the wait, and looked at only at the end.
-        early = [
-            self._after_wait(copy, layer, lambda plane: plane.index_select(0, to))
-            for layer in range(self.layout.num_layers)
-        ]
+        to, early = device.to(link.device.device), []
+        for layer in range(self.layout.num_layers):
+            copy.wait_layer(layer)
+            early.append([plane.index_select(0, to) for plane in link.device.words(layer)])
         copy.wait()
-        correct = self._device_right()
+        correct = self._device_right(device)
         in_order = all(self._chunks_equal(layer, planes) for layer, planes in enumerate(early))
         return correct, in_order and copy.layer_done(self.layout.num_layers - 1)
 
     def check_backup(self) -> tuple[bool, bool]:
+        link, (device, host) = self.link, self._pages(CopyWay.BACKUP)
         self._poison()
         for layer in range(self.layout.num_layers):
-            for plane, words in enumerate(self.device.words(layer)):
+            for plane, words in enumerate(link.device.words(layer)):
                 rows = self._expected_chunk(layer, plane).to(words.device)
-                words[self.device_pages.to(words.device)] = rows
-        copy = self._start("backup")
+                words[device.to(words.device)] = rows
+        copy = link.start(CopyWay.BACKUP, ORDER)
         in_order = True
         for layer in range(self.layout.num_layers):
             copy.wait_layer(layer)
-            self._synchronize()
+            link.wait()
             in_order &= all(copy.layer_done(earlier) for earlier in range(layer + 1))
         copy.wait()
-        return self._host_right(), in_order
+        pages = link.host.raw()[:, : self.layout.page_bytes]
+        same = torch.equal(pages[host], self.expected)
+        return same and _is_poison(pages[self._others(host)]), in_order
 
-    def _after_wait(
-        self, copy: Copy, layer: int, use: Callable[[torch.Tensor], torch.Tensor]
-    ) -> list[torch.Tensor]:
-        copy.wait_layer(layer)
-        return [use(plane) for plane in self.device.words(layer)]
+    def _pages(self, way: CopyWay) -> tuple[torch.Tensor, torch.Tensor]:
+        """On the device, on the host."""
+        device, host = self.link.pages[way, ORDER]
+        return torch.tensor(page_array(device)).long(), torch.tensor(page_array(host)).long()
 
-    def _device_right(self) -> bool:
-        untouched = torch.ones(2 * self.count, dtype=torch.bool)
-        untouched[self.device_pages] = False
+    def _others(self, pages: torch.Tensor) -> torch.Tensor:
+        others = torch.ones(2 * self.count, dtype=torch.bool)
+        others[pages] = False
+        return others
+
+    def _device_right(self, pages: torch.Tensor) -> bool:
         right = True
         for layer in range(self.layout.num_layers):
-            planes = [plane.cpu() for plane in self.device.words(layer)]
-            right &= self._chunks_equal(layer, [plane[self.device_pages] for plane in planes])
-            right &= all(_is_poison(plane[untouched]) for plane in planes)
+            planes = [plane.cpu() for plane in self.link.device.words(layer)]
+            right &= self._chunks_equal(layer, [plane[pages] for plane in planes])
+            right &= all(_is_poison(plane[self._others(pages)]) for plane in planes)
         return right
-
-    def _host_right(self) -> bool:
-        pages = self.host.raw()[:, : self.layout.page_bytes]
-        untouched = torch.ones(2 * self.count, dtype=torch.bool)
-        untouched[self.host_pages] = False
-        same = torch.equal(pages[self.host_pages], self.expected)
-        return same and _is_poison(pages[untouched])
 
     def _chunks_equal(self, layer: int, planes: Sequence[torch.Tensor]) -> bool:
         return all(
@@ -199,43 +176,14 @@ class _Bench:
         size = self.layout.chunk_bytes
         first = (layer * self.layout.num_planes + plane) * size
         chunk = self.expected[:, first : first + size].contiguous()
-        return chunk.view(self.device.words(0)[0].dtype)
+        return chunk.view(self.link.device.words(0)[0].dtype)
 
     def _poison(self) -> None:
-        self.host.raw().fill_(_POISON)
+        self.link.host.raw().fill_(_POISON)
         for layer in range(self.layout.num_layers):
-            for plane in self.device.words(layer):
+            for plane in self.link.device.words(layer):
                 plane.view(torch.uint8).fill_(_POISON)
-        self._synchronize()
-
-    def _start(self, direction: str) -> Copy:
-        host, device = _ids(self.host_pages), _ids(self.device_pages)
-        if direction == "load":
-            return self.engine.load(host, device)
-        return self.engine.backup(device, host)
-
-    def _plain(self, direction: str) -> None:
-        contiguous = self.host.raw()[: self.count].view(-1)
-        if direction == "load":
-            self._flat.copy_(contiguous, non_blocking=True)
-        else:
-            contiguous.copy_(self._flat, non_blocking=True)
-
-    def _rate(self, work: Callable[[], None]) -> float:
-        self._synchronize()
-        started = time.perf_counter()
-        work()
-        self._synchronize()
-        seconds = time.perf_counter() - started
-        return self.count * self.layout.page_bytes / 1e9 / seconds
-
-    def _synchronize(self) -> None:
-        if self.device.device.type == "cuda":
-            torch.cuda.synchronize(self.device.device)
-
-
-def _ids(pages: torch.Tensor) -> PageIds:
-    return page_ids(pages.numpy())
+        self.link.wait()
 
 
 def _is_poison(words: torch.Tensor) -> bool:

@@ -14,7 +14,7 @@ import typer
 
 from quire import __version__
 from quire.cli import bench, config, flags, pd, replay, route, serve, sim, store, top, train
-from quire.cli.output import EXIT_ERROR, AsJson, complain, progress_bar, show, show_json
+from quire.cli.output import EXIT_ERROR, AsJson, complain, progress_bar, tell
 from quire.errors import QuireError
 from quire.sizes import parse_size
 
@@ -103,7 +103,4 @@ def demo(
     size_bytes = parse_size(host_memory)
     with progress_bar() as progress:
         report = run(host_bytes=size_bytes, directory=directory, progress=progress)
-    if as_json:
-        show_json(report.as_dict())
-    else:
-        show(*report.renderables())
+    tell(report.as_dict(), *report.renderables(), as_json=as_json)

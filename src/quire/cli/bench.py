@@ -8,7 +8,7 @@ import typer
 
 from quire.cli import bench_engines, bench_serve, evidence, store_measure
 from quire.cli.devices import check_device
-from quire.cli.output import AsJson, conclude, progress_bar, show, show_json
+from quire.cli.output import AsJson, conclude, progress_bar, tell
 from quire.errors import ConfigError
 from quire.sizes import parse_size
 
@@ -45,10 +45,7 @@ def core(
 
     with progress_bar() as progress:
         result = bench.run(rounds=rounds, progress=progress)
-    if as_json:
-        show_json(result)
-    else:
-        show(*report.core(result))
+    tell(result, *report.core(result), as_json=as_json)
 
 
 @app.command(epilog="Example: [bold]quire bench store /mnt/nvme --total 1GiB[/bold]")
@@ -73,8 +70,10 @@ def store(
     ] = 8,
     as_json: AsJson = False,
 ) -> None:
-    """The file store beside raw direct I/O on the same disk, in the same run; or, by its URL, any
-    store beside its own client, as quire store bench does."""
+    """The file store beside raw direct I/O; or, by its URL, any store beside its own client.
+
+    Files on the same disk and in the same run; a URL as quire store bench takes it.
+    """
     if "://" in path:
         for size in page or ["2MiB"]:
             store_measure.bench(path, total, size, rounds, as_json)
@@ -94,10 +93,7 @@ def store(
             rounds=rounds,
             progress=lambda done, of: progress("file store", done, of),
         )
-    if as_json:
-        show_json(result)
-    else:
-        show(*report.store(result))
+    tell(result, *report.store(result), as_json=as_json)
 
 
 @app.command(epilog="Example: [bold]quire bench transfer --device cuda --page-size 64[/bold]")

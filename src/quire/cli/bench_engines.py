@@ -14,7 +14,7 @@ import typer
 from quire.cli.bench_options import Device, EmbeddedModel, PageSize, Plots, Seed
 from quire.cli.devices import check_device
 from quire.cli.extras import PLOTS, SERVE, needs
-from quire.cli.output import AsJson, conclude, progress_bar, show, show_json, start_bar
+from quire.cli.output import AsJson, conclude, progress_bar, start_bar, tell, unset
 from quire.errors import ConfigError
 from quire.sizes import parse_size
 
@@ -36,18 +36,16 @@ def gpu(
     device: Annotated[str, typer.Option(help="Where it runs: cuda or cpu.")] = "cuda",
     keep: Annotated[
         Path | None,
-        typer.Option(
+        unset(
+            "Keep the random weights there, a folder per shape, or use those that are there.",
             metavar="DIR",
-            help="Keep the random weights there, a folder per shape, or use those that are there.",
-            show_default=False,
         ),
     ] = None,
     store: Annotated[
         Path | None,
-        typer.Option(
+        unset(
+            "Put files of the store there: on a disk, or in memory. They are removed.",
             metavar="DIR",
-            help="Put files of the store there: on a disk, or in memory. They are removed.",
-            show_default=False,
         ),
     ] = None,
     device_memory: Annotated[str, typer.Option(metavar="SIZE", help="For pages.")] = "60GiB",
@@ -56,21 +54,16 @@ def gpu(
     seed: Seed = 0,
     budget_s: Annotated[
         float | None,
-        typer.Option(
+        unset(
+            "For all shapes: parts that would begin later are left out, and named.",
             "--budget-s",
             min=1,
             metavar="SECONDS",
-            help="For all shapes: parts that would begin later are left out, and named.",
-            show_default=False,
         ),
     ] = None,
     save: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write what there is so far there, as JSON, after each part.",
-            show_default=False,
-        ),
+        unset("Write what there is so far there, as JSON, after each part.", metavar="FILE"),
     ] = None,
     plots: Plots = None,
     as_json: AsJson = False,
@@ -143,15 +136,15 @@ def speculate(
     model: EmbeddedModel = None,
     agent: Annotated[
         list[Path] | None,
-        typer.Option(help="Lines of JSON with `input`; repeat for several.", show_default=False),
+        unset("Lines of JSON with `input`; repeat for several."),
     ] = None,
     chat: Annotated[
         list[Path] | None,
-        typer.Option(help="Lines of JSON with `turns`; repeat for several.", show_default=False),
+        unset("Lines of JSON with `turns`; repeat for several."),
     ] = None,
     way: Annotated[
         list[str] | None,
-        typer.Option(help="Beside off; repeat for several. [ngram, eagle]", show_default=False),
+        unset("Beside off; repeat for several. [ngram, eagle]"),
     ] = None,
     draft_tokens: Annotated[int, typer.Option(min=1, help="Proposed together, at most.")] = 4,
     prompts: Annotated[int, typer.Option(min=1, help="Of each workload.")] = 8,
@@ -163,11 +156,10 @@ def speculate(
     device: Device = "cpu",
     impose: Annotated[
         float | None,
-        typer.Option(
+        unset(
+            "On a random model: the share of proposals to let through, whatever it says.",
             min=0.0,
             max=1.0,
-            help="On a random model: the share of proposals to let through, whatever it says.",
-            show_default=False,
         ),
     ] = None,
     shape: Annotated[str, typer.Option(help="Of the random model.")] = "qwen3-8b",
@@ -219,10 +211,9 @@ def speculate(
 def peers(
     python: Annotated[
         Path | None,
-        typer.Option(
-            help="Of an environment with vLLM, Quire and LMCache. Without it one is made, once, "
-            "under the cache directory: 0.6 GB to download.",
-            show_default=False,
+        unset(
+            "Of an environment with vLLM, Quire and LMCache. Without it one is made, once, "
+            "under the cache directory: 0.6 GB to download."
         ),
     ] = None,
     lmcache: Annotated[
@@ -231,11 +222,10 @@ def peers(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; the sides take turns.")] = 8,
     sessions: Annotated[
         list[Path] | None,
-        typer.Option(
-            exists=True,
-            help="Recorded sessions, whose turns are asked: JSON lines with `input` or `turns`, or "
+        unset(
+            "Recorded sessions, whose turns are asked: JSON lines with `input` or `turns`, or "
             "a directory of such files; repeat for several.",
-            show_default=False,
+            exists=True,
         ),
     ] = None,
     num_sessions: Annotated[int, typer.Option(min=1, help="Of them, so many at most.")] = 4,
@@ -271,7 +261,4 @@ def peers(
         result = run.run(plan, progress)
     if plots is not None:
         report.plot(result, plots)
-    if as_json:
-        show_json(result)
-    else:
-        show(*report.table(result))
+    tell(result, *report.tables(result), as_json=as_json)

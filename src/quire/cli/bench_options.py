@@ -7,13 +7,11 @@ from typing import Annotated
 
 import typer
 
+from quire.cli.output import unset
+
 EmbeddedModel = Annotated[
     str | None,
-    typer.Option(
-        metavar="DIR|FILE",
-        help="By default SmolLM2-135M-Instruct, which comes with Quire.",
-        show_default=False,
-    ),
+    unset("By default SmolLM2-135M-Instruct, which comes with Quire.", metavar="DIR|FILE"),
 ]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 PageSize = Annotated[int, typer.Option(min=1, help="Tokens per page.")]
@@ -23,5 +21,5 @@ TierRepeats = Annotated[
 ]
 Plots = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Draw the result there, as PNG.", show_default=False),
+    unset("Draw the result there, as PNG.", metavar="DIR"),
 ]

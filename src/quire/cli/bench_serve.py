@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from quire.cli.bench_options import EmbeddedModel, Plots, Seed, TierRepeats
 from quire.cli.extras import CLIENT, PLOTS, SERVE, needs
-from quire.cli.output import EXIT_FOUND, AsJson, conclude, progress_bar, show, show_json, start_bar
+from quire.cli.output import (
+    EXIT_FOUND,
+    AsJson,
+    conclude,
+    progress_bar,
+    start_bar,
+    tell,
+    unset,
+)
 from quire.errors import ConfigError
 from quire.sizes import parse_size
+
+if TYPE_CHECKING:
+    from quire.bench.serve.conversations import ChatWorkload
 
 SYNTHETIC = "How large (counted in tokens of the served model)"
 TARGET = "Whom to ask"
@@ -29,11 +40,7 @@ def serve(
     ] = "synthetic",
     sessions: Annotated[
         Path | None,
-        typer.Option(
-            help="Recorded sessions: a directory of *.jsonl or a file for agent, a file for "
-            "mtbench.",
-            show_default=False,
-        ),
+        unset("Recorded sessions: a directory of *.jsonl or a file for agent, a file for mtbench."),
     ] = None,
     count: Annotated[int, typer.Option(min=1, help="Sessions.")] = 8,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each, at most.")] = 5,
@@ -51,26 +58,22 @@ def serve(
     ] = 64,
     text: Annotated[
         Path | None,
-        typer.Option(
+        unset(
+            "Text to take prompts from; by default sentences are made up.",
             metavar="FILE",
-            help="Text to take prompts from; by default sentences are made up.",
-            show_default=False,
             rich_help_panel=SYNTHETIC,
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Decides every prompt.", rich_help_panel=SYNTHETIC)] = 0,
     model: Annotated[
         str | None,
-        typer.Option(
-            help="By default the first one served.", show_default=False, rich_help_panel=TARGET
-        ),
+        unset("By default the first one served.", rich_help_panel=TARGET),
     ] = None,
     context: Annotated[
         int | None,
-        typer.Option(
+        unset(
+            "Of the model, in tokens; by default what the server says.",
             min=1,
-            help="Of the model, in tokens; by default what the server says.",
-            show_default=False,
             rich_help_panel=TARGET,
         ),
     ] = None,
@@ -92,26 +95,36 @@ def serve(
     Exit code 1 when an answer was wrong in form.
     """
     needs("bench", CLIENT if plots is None else CLIENT + PLOTS)
-    from quire.bench.serve import plots as pictures
-    from quire.bench.serve import report as serve_report
     from quire.bench.serve import run as bench
-    from quire.bench.serve.conversations import ChatWorkload, Shape
+    from quire.bench.serve.conversations import Shape
 
-    kinds = {kind.value: kind for kind in ChatWorkload}
-    if workload not in kinds:
-        raise ConfigError(f"--workload {workload!r} is not known: use {' or '.join(kinds)}")
     if "://" not in url:
         raise ConfigError(f"{url!r} is not a URL: write it as http://127.0.0.1:8000")
     target = bench.ServerTarget(url, model, _key(), context, timeout, ignore_eos)
     shape = Shape(count, rounds, system_tokens, prompt_tokens, output_tokens)
-    load = bench.OfferedLoad(kinds[workload], shape, concurrency, seed, sessions, text)
+    load = bench.OfferedLoad(_kind(workload), shape, concurrency, seed, sessions, text)
     with progress_bar() as progress:
         result = bench.run(target, load, lambda done, of: progress("requests", done, of))
+    _show(result, plots, as_json=as_json)
+
+
+def _kind(name: str) -> ChatWorkload:
+    from quire.bench.serve.conversations import ChatWorkload
+
+    kinds = {kind.value: kind for kind in ChatWorkload}
+    if name not in kinds:
+        raise ConfigError(f"--workload {name!r} is not known: use {' or '.join(kinds)}")
+    return kinds[name]
+
+
+def _show(result: dict[str, Any], plots: Path | None, *, as_json: bool) -> None:
+    from quire.bench.serve import plots as pictures
+    from quire.bench.serve import report
+
     paths = [] if plots is None else pictures.write(result, plots)
-    if as_json:
-        show_json({**result, "plots": [str(path) for path in paths]})
-    else:
-        show(*serve_report.tables(result), *(f"Drawn: {path}" for path in paths))
+    drawn = [f"Drawn: {path}" for path in paths]
+    said = {**result, "plots": [str(path) for path in paths]}
+    tell(said, *report.tables(result), *drawn, as_json=as_json)
     if result["malformed"]:
         raise typer.Exit(EXIT_FOUND)
 
@@ -130,25 +143,14 @@ def ttft(
     output_tokens: Annotated[int, typer.Option(min=2, help="Generated after those.")] = 32,
     text: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Text to take prompts from; by default sentences are made up.",
-            show_default=False,
-        ),
+        unset("Text to take prompts from; by default sentences are made up.", metavar="FILE"),
     ] = None,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="For the model.")] = "auto",
-    device_memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Of L1 of each server.", show_default=False)
-    ] = None,
-    host_memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Of L2.", show_default=False)
-    ] = None,
+    device_memory: Annotated[str | None, unset("Of L1 of each server.", metavar="SIZE")] = None,
+    host_memory: Annotated[str | None, unset("Of L2.", metavar="SIZE")] = None,
     directory: Annotated[
         Path | None,
-        typer.Option(
-            help="Where to put the store for the time; by default the temporary directory.",
-            show_default=False,
-        ),
+        unset("Where to put the store for the time; by default the temporary directory."),
     ] = None,
     seed: Seed = 0,
     as_json: AsJson = False,

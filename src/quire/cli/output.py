@@ -27,6 +27,11 @@ AsJson = Annotated[
 ]
 
 
+def unset(text: str, *flags: str, **more: Any) -> Any:
+    """An option that has no value unless it is given, and what it is for."""
+    return typer.Option(*flags, help=text, show_default=False, **more)
+
+
 def show(*items: RenderableType) -> None:
     console = Console(highlight=False)
     for item in items:
@@ -37,6 +42,14 @@ def show_json(result: Mapping[str, Any]) -> None:
     sys.stdout.write(json.dumps(result, indent=2) + "\n")
 
 
+def tell(result: Mapping[str, Any], *items: RenderableType, as_json: bool) -> None:
+    """A command's answer, in one of its two forms."""
+    if as_json:
+        show_json(result)
+    else:
+        show(*items)
+
+
 def conclude(
     result: Mapping[str, Any],
     tables: Callable[[Any], Iterable[RenderableType]],
@@ -44,10 +57,7 @@ def conclude(
     as_json: bool,
 ) -> None:
     """Show what a benchmark found; its "ok" decides the exit code."""
-    if as_json:
-        show_json(result)
-    else:
-        show(*tables(result))
+    tell(result, *(() if as_json else tables(result)), as_json=as_json)
     if not result["ok"]:
         raise typer.Exit(EXIT_FOUND)
 

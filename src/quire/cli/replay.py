@@ -12,7 +12,7 @@ import typer
 
 from quire.cli import flags
 from quire.cli.extras import PLOTS, SERVE, needs
-from quire.cli.output import AsJson, complain, progress_bar, show, show_json
+from quire.cli.output import AsJson, complain, progress_bar, show, show_json, unset
 from quire.config import WritePolicy
 from quire.errors import ConfigError
 from quire.models import cache_dir
@@ -48,31 +48,28 @@ _Trace = Annotated[
 ]
 _Sizes = Annotated[
     str | None,
-    typer.Option(
+    unset(
+        "Sizes of the varied tier. [dim]\\[a quarter of its size to four times of it][/dim]",
         metavar="SIZE,…",
-        help="Sizes of the varied tier. [dim]\\[a quarter of its size to four times of it][/dim]",
-        show_default=False,
         rich_help_panel=CACHE,
     ),
 ]
 _BytesPerToken = Annotated[
     str | None,
-    typer.Option(
-        metavar="SIZE",
-        help="KV cache of one token. [dim]\\[the profile's, else the trace's, else 128 KiB as for "
+    unset(
+        "KV cache of one token. [dim]\\[the profile's, else the trace's, else 128 KiB as for "
         "Llama 3.1 8B][/dim]",
-        show_default=False,
+        metavar="SIZE",
         rich_help_panel=MACHINE,
     ),
 ]
 _ProfileFile = Annotated[
     Path | None,
-    typer.Option(
+    unset(
+        "Of the machine, for times to the first token. [dim]\\[what quire profile wrote "
+        "last][/dim]",
         "--profile",
         metavar="FILE",
-        help="Of the machine, for times to the first token. [dim]\\[what quire profile wrote "
-        "last][/dim]",
-        show_default=False,
         rich_help_panel=MACHINE,
     ),
 ]
@@ -123,8 +120,10 @@ def replay(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Replay a trace of requests through the real cache, in virtual time: what each size of memory
-    finds, beside an ideal LRU and Belady's bound, and what the next GiB would bring."""
+    """Replay a trace of requests through the real cache: what each size of memory finds.
+
+    In virtual time, beside an ideal LRU and Belady's bound, with what the next GiB would bring.
+    """
     if plot is not None:  # what is wrong with it is said before the time is spent
         needs("bench", PLOTS)
         if plot.suffix != ".png" or not plot.parent.is_dir():

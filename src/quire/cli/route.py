@@ -12,7 +12,7 @@ import typer
 
 from quire import logs
 from quire.cli.extras import ROUTE, needs
-from quire.cli.output import show
+from quire.cli.output import show, unset
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,9 +26,7 @@ SERVERS = "The servers (each option may be given several times, or with commas)"
 
 
 def _servers(help: str, *names: str) -> typer.models.OptionInfo:
-    option: typer.models.OptionInfo = typer.Option(
-        *names, metavar="URL", help=help, show_default=False, rich_help_panel=SERVERS
-    )
+    option: typer.models.OptionInfo = unset(help, *names, metavar="URL", rich_help_panel=SERVERS)
     return option
 
 
@@ -48,20 +46,15 @@ def route(
     ] = 4096,
     admin_key_file: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help=f"Holds the servers' admin key; else {KEY_VARIABLE} does, or else each server on "
+        unset(
+            f"Holds the servers' admin key; else {KEY_VARIABLE} does, or else each server on "
             "this machine has written its own.",
-            show_default=False,
+            metavar="FILE",
         ),
     ] = None,
     otlp: Annotated[
         str | None,
-        typer.Option(
-            metavar="URL",
-            help="Send a span for every request to this OpenTelemetry collector.",
-            show_default=False,
-        ),
+        unset("Send a span for every request to this OpenTelemetry collector.", metavar="URL"),
     ] = None,
 ) -> None:
     """Route requests to prefill and decode servers: by cached prefix and load, around failures."""

@@ -12,7 +12,15 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from quire.cli.output import EXIT_FOUND, AsJson, complain, conclude, progress_bar, show, show_json
+from quire.cli.output import (
+    EXIT_FOUND,
+    AsJson,
+    complain,
+    conclude,
+    progress_bar,
+    show_json,
+    tell,
+)
 from quire.cli.swarm import swarm
 from quire.sim import SimOptions, SimulationError, simulate
 from quire.sim.options import CommonOptions
@@ -142,10 +150,11 @@ def _run(
         else:
             complain(str(error))
         raise typer.Exit(EXIT_FOUND) from error
-    if as_json:
-        show_json(_plain({"ok": True, **asdict(report)}))
-    else:
-        show(_table(f"seed {report.seed}: no rule was broken", report.rows()))
+    tell(
+        _plain({"ok": True, **asdict(report)}),
+        _table(f"seed {report.seed}: no rule was broken", report.rows()),
+        as_json=as_json,
+    )
 
 
 def _table(title: str, rows: list[tuple[str, str]]) -> Any:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from quire.cli import store_measure
-from quire.cli.output import EXIT_FOUND, AsJson, complain, progress_bar, show, show_json
+from quire.cli.output import EXIT_FOUND, AsJson, complain, progress_bar, show, show_json, tell
 from quire.errors import StoreError
 from quire.sizes import format_bytes
 from quire.store import Mismatch, StoredObject, maintenance
@@ -209,7 +209,6 @@ def clear(
             raise StoreError("clear asks before it removes anything: give --yes with --json")
         typer.confirm(f"Remove {_pages(count)} from {redact(url)}?", abort=True, err=True)
     removed = maintenance.clear(url)
-    if as_json:
-        show_json({"url": redact(url), "num_removed": removed})
-    else:
-        show(f"{_pages(removed)} removed.")
+    tell(
+        {"url": redact(url), "num_removed": removed}, f"{_pages(removed)} removed.", as_json=as_json
+    )

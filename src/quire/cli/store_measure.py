@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quire.cli.output import AsJson, progress_bar, show, show_json
+from quire.cli.output import AsJson, progress_bar, tell, unset
 from quire.errors import ConfigError
 from quire.sizes import format_bytes, parse_size
 
@@ -46,10 +46,7 @@ def bench(
             rounds=rounds,
             progress=lambda done, of: progress("rounds", done, of),
         )
-    if as_json:
-        show_json(result)
-    else:
-        show(*report.any_store(result))
+    tell(result, *report.any_store(result), as_json=as_json)
 
 
 def measure(url: str, *, page_bytes: int, total_bytes: int, rounds: int, **more: Any) -> Any:
@@ -73,11 +70,7 @@ def doctor(
     page: Page = "1MiB",
     profile: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Of this machine. [dim]\\[what quire profile wrote last][/dim]",
-            show_default=False,
-        ),
+        unset("Of this machine. [dim]\\[what quire profile wrote last][/dim]", metavar="FILE"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -95,10 +88,7 @@ def doctor(
             machine=None if known is None else machine_of(known),
             progress=progress,
         )
-    if as_json:
-        show_json(found.as_json())
-    else:
-        show(*found.sentences)
+    tell(found.as_json(), *found.sentences, as_json=as_json)
 
 
 def machine_of(profile: Profile) -> ProfiledMachine:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from quire.cli.output import EXIT_FOUND, AsJson, complain, show, show_json
+from quire.cli.output import EXIT_FOUND, AsJson, complain, tell
 from quire.sim.findings import Findings
 from quire.sim.swarm import Failure, Simulator, SwarmPlan, SwarmReport
 from quire.sim.swarm import swarm as run_swarm
@@ -63,10 +63,7 @@ def swarm(
         report = run_swarm(plan, look=look, found=_tell)
     for command in report.stopped:
         complain(f"was under way: {command}")
-    if as_json:
-        show_json(_as_dict(report))
-    else:
-        show(_table(report))
+    tell(_as_dict(report), _table(report), as_json=as_json)
     if report.failures:
         raise typer.Exit(EXIT_FOUND)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quire.cli.extras import SERVE, needs
-from quire.cli.output import show
+from quire.cli.output import show, unset
 from quire.cli.route import KEY_VARIABLE
 from quire.cli.toplines import shown
 from quire.cli.toplooks import History, Look, read
@@ -34,11 +34,10 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Look once, print, and end.")] = False,
     admin_key_file: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help=f"Holds the server's admin key, for requests and the tree; else {KEY_VARIABLE} "
+        unset(
+            f"Holds the server's admin key, for requests and the tree; else {KEY_VARIABLE} "
             "does, or else a server on this machine has written its own.",
-            show_default=False,
+            metavar="FILE",
         ),
     ] = None,
 ) -> None:
@@ -47,7 +46,8 @@ def top(
     import httpx
 
     key = _key(url, admin_key_file)
-    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    headers = {"cache-control": f"max-age={int(every)}"}  # one made for others will do
+    headers |= {} if key is None else {"authorization": f"Bearer {key}"}
     with httpx.Client(timeout=_TIMEOUT_S, trust_env=False, headers=headers) as client:
         history = History()
         picture = _picture(client, url, history)
@@ -98,6 +98,8 @@ def _look(client: httpx.Client, url: str) -> Look:
     """Raises EngineError."""
     import httpx
 
+    from quire.web.glances import AGE_HEADER
+
     base = url.rstrip("/")
     try:
         health = client.get(f"{base}/health")
@@ -106,7 +108,7 @@ def _look(client: httpx.Client, url: str) -> Look:
         members = health.json().get("members")
         answer = client.get(f"{base}/metrics")
         answer.raise_for_status()
-        metrics = read(answer.text, time.monotonic())
+        metrics = read(answer.text, time.monotonic() - float(answer.headers.get(AGE_HEADER, 0)))
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise EngineError(
             f"{url} does not answer ({type(error).__name__}): give the address of a server, such "

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.toplooks import TIERS, History, Look, MetricsRead
 from quire.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.table import Table
     from rich.text import Text
 
@@ -19,6 +21,7 @@ _TALL = 6
 _MOST_REQUESTS = 8
 _MOST_BRANCHES = 8
 _TREE_WIDTH = 72
+_TREE_WORDS = 36
 _COMPUTED = "computed"
 # Marks as well as colours: a terminal without them, or a file, shows the same.
 _MARKS = {
@@ -40,8 +43,7 @@ def shown(url: str, look: Look, history: History) -> RenderableType:
         )
     now = look.metrics
     return Group(
-        f"[bold]{url}[/bold]   {now.sum('quire_running_requests'):.0f} running, "
-        f"{now.sum('quire_waiting_requests'):.0f} waiting"
+        f"[bold]{url}[/bold]   {_in_flight(look)}"
         + ("" if now.sum("quire_engine_up") else "   [red]THE ENGINE IS GONE[/red]"),
         "",
         _tiers(now),
@@ -54,6 +56,15 @@ def shown(url: str, look: Look, history: History) -> RenderableType:
         *_requests(look.requests),
         *_tree(look.tree),
     )
+
+
+def _in_flight(look: Look) -> str:
+    """As the table of requests says, if there is one: figures are of another moment."""
+    if look.requests is not None:
+        states = sorted(Counter(each["state"] for each in look.requests).items())
+        return ", ".join(f"{count} {state}" for state, count in states) or "no requests"
+    counts = (look.metrics.sum(f"quire_{what}_requests") for what in ("running", "waiting"))
+    return "{:.0f} running, {:.0f} waiting".format(*counts)
 
 
 def _members(members: Sequence[Mapping[str, Any]]) -> RenderableType:
@@ -225,15 +236,27 @@ def _tree(tree: Mapping[str, Any] | None) -> list[RenderableType]:
         return []
     runs = [dict(zip(tree["fields"], run, strict=True)) for run in tree["runs"]]
     branches = _branches(runs)
-    scale = _TREE_WIDTH / max(run["last"] for run in runs)
-    rows: list[RenderableType] = [
-        "",
+    about = (
         f"The prefix tree: {len(runs):,} runs of pages on {len(branches):,} branches, "
-        f"{tree['page_size']} tokens per page",
-        *(_branch(branch, scale) for branch in branches[:_MOST_BRANCHES]),
-    ]
+        f"{tree['page_size']} tokens per page"
+    )
+    picture = _TreePicture(branches[:_MOST_BRANCHES], max(run["last"] for run in runs))
     more = len(branches) - _MOST_BRANCHES
-    return [*rows, *([f"and {more} more"] if more > 0 else [])]
+    return ["", about, picture, *([f"and {more} more"] if more > 0 else [])]
+
+
+@dataclass(frozen=True, slots=True)
+class _TreePicture:
+    """As wide as there is room for beside its words."""
+
+    branches: Sequence[Sequence[Mapping[str, Any]]]
+    longest: int
+    """Pages of the longest prompt."""
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        width = min(_TREE_WIDTH, max(_WIDTH, options.max_width - _TREE_WORDS))
+        for branch in self.branches:
+            yield _branch(branch, width / self.longest)
 
 
 def _branches(runs: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -256,7 +279,8 @@ def _branches(runs: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 def _branch(branch: Sequence[Mapping[str, Any]], scale: float) -> Text:
     from rich.text import Text
 
-    row = Text(" " * round(branch[0]["first"] * scale))
+    indent = " " * round(branch[0]["first"] * scale)
+    row = Text(indent, no_wrap=True, overflow="ellipsis")
     for run in branch:
         tier = next((each for each in ("device", "host", "store") if run[each]), _COMPUTED)
         mark, colour = _MARKS[tier]

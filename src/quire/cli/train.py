@@ -9,7 +9,7 @@ from rich.table import Table
 
 from quire.cli import train_options as options
 from quire.cli.extras import PLOTS, needs
-from quire.cli.output import AsJson, complain, progress_bar, show, show_json, start_bar
+from quire.cli.output import AsJson, complain, progress_bar, start_bar, tell
 from quire.errors import ConfigError
 
 EXAMPLE = (
@@ -87,10 +87,12 @@ def train_eagle(
             "as it is another training), or use --device cpu"
         ) from error
     paths = [] if plots is None else pictures.write(report, plots)
-    if as_json:
-        show_json({**report, "plots": [str(path) for path in paths]})
-    else:
-        show(_table(report), *(f"Drawn: {path}" for path in paths))
+    tell(
+        {**report, "plots": [str(path) for path in paths]},
+        _table(report),
+        *(f"Drawn: {path}" for path in paths),
+        as_json=as_json,
+    )
 
 
 def _device(name: str) -> str:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from quire.cli.output import unset
+
 EMBEDDED = "embedded"
 _DATA = "What it learns from"
 _HEAD = "The head"
@@ -30,10 +32,9 @@ TextFiles = Annotated[
 OutFolder = Annotated[Path, typer.Option(metavar="DIR", help="For the head and its report.")]
 HeldOutFiles = Annotated[
     list[Path] | None,
-    typer.Option(
+    unset(
+        "More to measure on, never learned from. May be repeated.",
         metavar="FILE",
-        help="More to measure on, never learned from. May be repeated.",
-        show_default=False,
         rich_help_panel=_DATA,
     ),
 ]
@@ -66,19 +67,13 @@ DraftVocab = Annotated[
 ]
 MlpSize = Annotated[
     int | None,
-    typer.Option(
-        min=8,
-        help="Of its MLP; by default the model's.",
-        show_default=False,
-        rich_help_panel=_HEAD,
-    ),
+    unset("Of its MLP; by default the model's.", min=8, rich_help_panel=_HEAD),
 ]
 SeenLayers = Annotated[
     str | None,
-    typer.Option(
+    unset(
+        "Of the model, from 0: whose outputs it sees; by default as published heads do.",
         metavar="L,M,H",
-        help="Of the model, from 0: whose outputs it sees; by default as published heads do.",
-        show_default=False,
         rich_help_panel=_HEAD,
     ),
 ]
@@ -104,11 +99,10 @@ UnrolledTokens = Annotated[
 ]
 TimeLimit = Annotated[
     float | None,
-    typer.Option(
+    unset(
+        "Training ends then, with its learning rate fallen in time.",
         metavar="SECONDS",
         min=1,
-        help="Training ends then, with its learning rate fallen in time.",
-        show_default=False,
         rich_help_panel=_COURSE,
     ),
 ]
@@ -122,5 +116,5 @@ TrainingDtype = Annotated[
 ]
 TrainingPlots = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Draw losses and acceptance there.", show_default=False),
+    unset("Draw losses and acceptance there.", metavar="DIR"),
 ]

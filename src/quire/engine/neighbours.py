@@ -27,6 +27,7 @@ from quire.manager import CacheManager
 from quire.memory.page_layout import PageLayout
 from quire.messages import PeerPart
 from quire.models import ModelShape
+from quire.peer.address import join_address
 from quire.peer.hub import Hello, PeerHub
 from quire.peer.identity import Identity, make_identity
 from quire.peer.tickets import Tickets
@@ -87,8 +88,7 @@ class EnginePeering:
         ]
         listen = None
         if config.peer_port is not None:
-            host = f"[{config.peer_host}]" if ":" in config.peer_host else config.peer_host
-            listen = f"tcp://{host}:{config.peer_port}"
+            listen = join_address("tcp", config.peer_host, config.peer_port)
         hello = Hello(self._identity, self._epoch, config.role.value, parts)
         hub = PeerHub(hello, config.peer_secret, listen=listen, transport=config.peer_transport)
         receiver = Receiver(

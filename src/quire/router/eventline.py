@@ -56,11 +56,12 @@ class EventLine(asyncio.Protocol):
         headers: Mapping[str, str],
         body: bytes,
         *,
+        trust: ssl.SSLContext,
         timeout_s: float,
     ) -> EventLine:
-        """Connect and ask. Raises OSError."""
+        """Connect and ask. `trust`: for an `https://` server. Raises OSError."""
         address = urlsplit(url)
-        secure = ssl.create_default_context() if address.scheme == "https" else None
+        secure = trust if address.scheme == "https" else None
         port = address.port or (443 if secure else 80)
         loop = asyncio.get_running_loop()
         _, line = await loop.create_connection(

@@ -27,6 +27,7 @@ import msgspec
 from quire.decoders import json_decoder
 from quire.engine.config import Role
 from quire.errors import ConfigError
+from quire.peer.address import split_address, with_host
 from quire.router.affinity import AffinityIndex
 from quire.router.config import RouterConfig, is_name
 from quire.router.eventline import EventLine
@@ -471,16 +472,13 @@ def _reachable(peer: str, url: str) -> str:
         peer = parse_peer(peer)
     except ConfigError:
         raise _Wrong("has no page server: start it with --peer-port", is_unfit=True) from None
-    there, here = urlsplit(peer), urlsplit(url)
-    assert there.hostname is not None
-    assert here.hostname is not None
-    if there.hostname in ("0.0.0.0", "::"):
-        host = f"[{here.hostname}]" if ":" in here.hostname else here.hostname
-        return f"tcp://{host}:{there.port}"
-    is_local = here.hostname == "localhost" or is_loopback(here.hostname)
-    if is_loopback(there.hostname) and not is_local:
+    here = urlsplit(url).hostname
+    assert here is not None
+    peer = with_host(peer, here)
+    _, there, _ = split_address(peer)
+    if is_loopback(there) and not (here == "localhost" or is_loopback(here)):
         raise _Wrong(
-            f"has its page server on {there.hostname}, where only itself finds it: start it with "
+            f"has its page server on {there}, where only itself finds it: start it with "
             "--peer-host and its address",
             is_unfit=True,
         )

@@ -75,7 +75,7 @@ class Proxy:
     def __init__(
         self,
         fleet: Fleet,
-        client: httpx.AsyncClient,
+        upstream: Upstream,
         metrics: RouterMetrics,
         *,
         tracer: Tracer | None = None,
@@ -93,7 +93,7 @@ class Proxy:
         """What is lost now is not tried again."""
         self._num_open = 0
         self._homes = Homes()
-        self._upstream = Upstream(client, fleet.config.idle_timeout_s)
+        self._upstream = upstream
         self._turns = {side: itertools.count() for side in MemberSide}
 
     async def whole(self, inquiry: Inquiry) -> Reply:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Callable
 
 import httpx
@@ -21,6 +22,7 @@ from quire.router.fleet import Fleet
 from quire.router.metrics import RouterMetrics
 from quire.router.names import Lookup, Names, lookup
 from quire.router.proxy import Proxy
+from quire.router.upstream import Upstream
 from quire.web.config import WebConfig
 from quire.web.connections import GuardedConfig
 from quire.web.listening import (
@@ -61,8 +63,10 @@ async def run(
     metrics = RouterMetrics()
     allow_open_files(_OTHER_FILES + 2 * listen.max_connections)  # a client's, and its server's
     with traced(listen.otlp, metrics.spans, "router") as tracer:
-        async with http_client(config) as client:
-            proxy = Proxy(Fleet(config, client), client, metrics, tracer=tracer)
+        trust = httpx.create_ssl_context()  # takes milliseconds: once, and the same for all
+        async with http_client(config, trust) as client:
+            upstream = Upstream(client, trust, config.idle_timeout_s)
+            proxy = Proxy(Fleet(config, client), upstream, metrics, tracer=tracer)
             names = Names(proxy.fleet, look)
             await proxy.fleet.start()
             await names.start()
@@ -94,13 +98,14 @@ async def _run(
         await asyncio.gather(serving, return_exceptions=True)
 
 
-def http_client(config: RouterConfig) -> httpx.AsyncClient:
+def http_client(config: RouterConfig, trust: ssl.SSLContext) -> httpx.AsyncClient:
     """How long an answer may take is for upstream.py and fleet.py to say; and no proxy of the
     environment stands between the servers of a fleet."""
     return httpx.AsyncClient(
         timeout=httpx.Timeout(None, connect=config.connect_timeout_s),
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
         trust_env=False,
+        verify=trust,
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -105,8 +106,12 @@ class Reply(NamedTuple):
 
 
 class Upstream:
-    def __init__(self, client: httpx.AsyncClient, idle_timeout_s: float) -> None:
+    def __init__(
+        self, client: httpx.AsyncClient, trust: ssl.SSLContext, idle_timeout_s: float
+    ) -> None:
+        """`trust`: as the client's, for streams, which go past it."""
         self._client = client
+        self._trust = trust
         self._timeout_s = idle_timeout_s
 
     async def whole(self, member: Member, inquiry: Inquiry, headers: Mapping[str, str]) -> Reply:
@@ -152,7 +157,13 @@ class Upstream:
         try:
             async with member.reading(self._client.timeout.connect or self._timeout_s):
                 return await EventLine.open(
-                    member.url, method, path, asked, inquiry.body, timeout_s=self._timeout_s
+                    member.url,
+                    method,
+                    path,
+                    asked,
+                    inquiry.body,
+                    trust=self._trust,
+                    timeout_s=self._timeout_s,
                 )
         except OSError:
             raise Lost(Why.REFUSED) from None

@@ -65,6 +65,8 @@ MAX_EVENT_KEYS = 16384
 
 _FOR_ROUTERS = ("/info", "/events", "/keys")
 
+JSON = "application/json"
+
 Result = TypeVar("Result")
 
 
@@ -102,10 +104,14 @@ def admin_router(service: Service) -> APIRouter:
         return await _drain(service)
 
     @router.get("/requests")
-    async def get_requests() -> Response:
+    async def get_requests(request: Request) -> Response:
         """Every request in flight, and where it stands."""
-        found = await _ask(service, GetRequests(), Requests, STATUS_TIMEOUT_S)
-        return _json({"requests": msgspec.to_builtins(found.requests)})
+
+        async def found() -> bytes:
+            found = await _ask(service, GetRequests(), Requests, STATUS_TIMEOUT_S)
+            return msgspec.json.encode({"requests": found.requests})
+
+        return await service.shared.get(request, found, JSON)
 
     @router.get("/tenants")
     async def get_tenants() -> Response:
@@ -190,17 +196,18 @@ def _add_store(router: APIRouter, service: Service) -> None:
 
 def _add_tree(router: APIRouter, service: Service) -> None:
     @router.get("/tree")
-    async def get_tree(limit: Annotated[int, Query(ge=1, le=MAX_RUNS)] = 2000) -> Response:
+    async def get_tree(
+        request: Request, limit: Annotated[int, Query(ge=1, le=MAX_RUNS)] = 2000
+    ) -> Response:
         """The prefix tree: runs of pages, where they are and how warm."""
-        try:
-            found = await service.engine.ask(GetOutline(limit), Outline, timeout_s=STATUS_TIMEOUT_S)
-        except EngineError as error:
-            raise engine_gone(str(error)) from None
-        runs = msgspec.to_builtins(found.runs)
-        page_size = service.info.page_size
-        return _json(
-            {"fields": list(OutlineRun.__struct_fields__), "page_size": page_size, "runs": runs}
-        )
+
+        async def drawn() -> bytes:
+            found = await _ask(service, GetOutline(limit), Outline, STATUS_TIMEOUT_S)
+            fields = list(OutlineRun.__struct_fields__)
+            about = {"fields": fields, "page_size": service.info.page_size}
+            return msgspec.json.encode(about | {"runs": found.runs})
+
+        return await service.shared.get(request, drawn, JSON)
 
 
 async def _drain(service: Service) -> Response:
@@ -318,4 +325,4 @@ def _shown(status: EngineStatus | StoreStatus) -> dict[str, Any]:
 
 
 def _json(content: dict[str, Any]) -> Response:
-    return Response(msgspec.json.encode(content), media_type="application/json")
+    return Response(msgspec.json.encode(content), media_type=JSON)

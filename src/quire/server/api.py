@@ -25,6 +25,7 @@ from quire.server.responses.answering import ResponseAnswer
 from quire.server.responses.fields import ResponsesRequest
 from quire.server.service import Service
 from quire.web.errors import ApiError, engine_gone, shutting_down
+from quire.web.glances import accepted_age_s
 from quire.web.guards import request_id_of
 from quire.web.metrics import CONTENT_TYPE
 from quire.web.routes import RouterNote, read_note
@@ -130,7 +131,7 @@ def open_router(service: Service) -> APIRouter:
     router = APIRouter(tags=["operation"])
 
     @router.get("/health")
-    async def health() -> Response:
+    async def health(request: Request) -> Response:
         """Whether server and engine live; what it is, and how busy."""
         if service.ailment is not None:
             raise engine_gone(service.ailment)
@@ -142,7 +143,7 @@ def open_router(service: Service) -> APIRouter:
                 "instance": service.instance,
                 "draining": service.draining,
             }
-            | await service.load()
+            | await service.load(is_exact=not accepted_age_s(request.headers))
         )
 
     @router.get("/ready")
@@ -155,13 +156,14 @@ def open_router(service: Service) -> APIRouter:
         return _json({"status": "ok"})
 
     @router.get("/metrics", response_class=PlainTextResponse)
-    async def metrics() -> Response:
+    async def metrics(request: Request) -> Response:
         """For Prometheus."""
-        status = await service.fresh_status()
-        is_up = service.engine.failure is None
-        return Response(
-            service.metrics.exposition(status, is_up=is_up), headers={"content-type": CONTENT_TYPE}
-        )
+
+        async def exposition() -> bytes:
+            status = await service.fresh_status()
+            return service.metrics.exposition(status, is_up=service.engine.failure is None)
+
+        return await service.shared.get(request, exposition, CONTENT_TYPE)
 
     return router
 

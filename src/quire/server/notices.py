@@ -21,7 +21,8 @@ from quire.server.service import Service
 
 _QUIET_S = 30.0
 """Trouble of one kind is over when nothing of it came for so long."""
-_WELL = ("ok", "miss")
+_WELL = ("ok", "miss", "cancelled")
+"""What was given up here, since it was not needed any more, is nobody's failure."""
 _BY_STORE = {"read": "fetch", "written": "write"}
 """What the store's client counts, and what the engine calls the same."""
 _TAKES = {"read": "give", "written": "take"}

@@ -26,6 +26,7 @@ from quire.engine.client import EngineClient
 from quire.engine.config import EngineConfig
 from quire.engine.messages import EngineInfo
 from quire.errors import ConfigError
+from quire.peer.address import join_address
 from quire.progress import Share
 from quire.server.app import app_of
 from quire.server.config import ServerConfig
@@ -177,8 +178,7 @@ async def _serve(
 
 def _named(config: ServerConfig, listener: socket.socket) -> str:
     """Where a router finds the server."""
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    return f"http://{host}:{listener.getsockname()[1]}"
+    return join_address("http", config.host, listener.getsockname()[1])
 
 
 async def _drain(

@@ -43,6 +43,7 @@ from quire.web.errors import (
     unexpected,
     wrong_role,
 )
+from quire.web.glances import SharedAnswers
 
 if TYPE_CHECKING:
     from quire.web.traced import Tracer
@@ -110,6 +111,8 @@ class Service:
         """Another one each time a server starts: whoever remembers things of it begins anew."""
         self.unknown: UnknownFields | None = None if config.strict else Warned()
         """Takes fields that nobody knows; None: they are wrong."""
+        self.shared = SharedAnswers(clock)
+        """What several look at: those of /ui, those of `quire top`."""
         self.responses = ResponseMemory()
         """What /v1/responses may go on from."""
         self.draining = False
@@ -190,11 +193,12 @@ class Service:
             raise invalid("timeout", f"timeout is {asked:g} s: at most {limit:g} s are possible")
         return limit if asked is None else asked
 
-    async def load(self) -> dict[str, int]:
+    async def load(self, *, is_exact: bool = True) -> dict[str, int]:
         """Requests in the engine. Its reports are at most half a second old while it works, and the
-        last one may be from before its work was done: so it is asked, but not for long."""
+        last one may be from before its work was done: so it is asked, but not for long. Not
+        `is_exact`: as it reported."""
         status = self.engine.status
-        if status is not None and status.running + status.waiting:
+        if is_exact and status is not None and status.running + status.waiting:
             with contextlib.suppress(EngineError):
                 status = await self.engine.ask(GetStatus(), EngineStatus, timeout_s=LOAD_TIMEOUT_S)
         running, waiting = (0, 0) if status is None else (status.running, status.waiting)

@@ -7,6 +7,7 @@ guards.py       body size and time; the boundary where every failure becomes an 
 sending.py      answers that watch whether anybody is still there
 errors.py       every error answer                  metrics.py      what a metric is
 security.py     keys, the admin's door              keyfile.py      an admin key in a file
+glances.py      answers made once for all who look
 routes.py       what routers and servers say to each other
 addresses.py    page servers' addresses, as written
 traced.py       spans of requests                   ui/             a page for a person

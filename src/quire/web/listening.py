@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from quire.errors import ConfigError
+from quire.peer.address import join_address
 from quire.web.config import WebConfig
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def allow_open_files(count: int) -> None:
 def url_of(config: WebConfig, listener: socket.socket) -> str:
     """Where a client on this machine finds the server."""
     host = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}.get(config.host, config.host)
-    return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+    return join_address("http", host, listener.getsockname()[1])
 
 
 class Server(uvicorn.Server):

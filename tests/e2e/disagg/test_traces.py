@@ -1,5 +1,8 @@
-"""One request through router, decode and prefill servers is one trace (`quire pd --otlp`)."""
+"""One request through router, decode and prefill servers is one trace (`quire pd --otlp`), and its
+hand-over one line of the log."""
 
+import json
+import re
 from pathlib import Path
 
 import httpx
@@ -44,3 +47,10 @@ def test_a_request_its_hand_over_and_who_gave_the_pages_are_one_trace(tmp_path: 
     assert received.about["quire.handover.received"] == len(mine) // PAGE
     everything = [router, decode, generated, received, gave]
     assert {span.trace for span in everything} == {TRACE}
+    (line,) = [json.loads(line) for line in pd.log.splitlines() if '"event": "handover"' in line]
+    num_pages = received.about["quire.handover.received"]
+    assert re.fullmatch(
+        rf"hand-over of {line['request']} from tcp://[\d.:]+: {line['stage']}; "
+        rf"0 pages brought back here, {num_pages} received, in {line['seconds']} s",
+        line["message"],
+    )

@@ -11,10 +11,10 @@ from evidence.hybrid import model as hybrid_model
 from evidence.hybrid import overhead as hybrid_overhead
 from evidence.hybrid import report as hybrid_report
 from evidence.hybrid import run as bench
-from evidence.hybrid.driver import Answer, Driver
 from evidence.hybrid.overhead import WITH, WITHOUT
 from evidence.hybrid.run import Plan
 from hybrid_models import TINY
+from quire.bench.gpu.driving import Drive, Heard
 from quire.engine.messages import CachedTokens, Finish, Output, Outputs
 from quire.errors import EngineError
 from quire.manager.costs import CostModel, Way
@@ -135,30 +135,30 @@ def test_what_cannot_be_measured_is_one_sentence(quire, options, sentence):
 
 
 class Scripted:
-    """In place of a Driver: answers as told, at once."""
-
-    is_done = has_begun = False
+    """In place of a Drive: answers as told, at once."""
 
     def __init__(self, *answers):
         self.answers = list(answers)
 
     def ask(self, _prompt, _num_tokens):
         tokens, cached, seconds = self.answers.pop(0)
-        return Answer(tokens, cached, seconds, 2 * seconds, seconds)
+        heard = Heard("told", 0.0, 0.0, tokens, [seconds], 2 * seconds, cached)
+        heard.is_over = True
+        return heard
 
-    def begin(self, _prompt, _num_tokens):
-        self.is_done = self.has_begun = False
+    def begin(self, prompt, params):
+        told, self.heard = self.ask(prompt, params), Heard("told", 0.0, 0.0)
+        self.heard.cached = told.cached
+        self.told = told.tokens
+        return self.heard
 
     def step(self):
-        self.is_done = self.has_begun = True
-
-    def result(self):
-        return self.answers.pop(0)[:2]
+        self.heard.tokens, self.heard.is_over = self.told, True
 
     def settle(self):
         pass
 
-    def flush(self, *_tiers):
+    def forget(self, *_tiers):
         pass
 
 
@@ -209,4 +209,4 @@ def test_a_request_that_fails_ends_the_run():
     failed = Outputs([Output("bench-1", [], finish=Finish.ERROR, error="no room")])
     engine = SimpleNamespace(handle=print, step=lambda: True, take_messages=lambda: [failed])
     with pytest.raises(EngineError, match="went wrong: no room"):
-        Driver(engine).ask(bench.np.arange(4), 2)
+        Drive(engine).ask(bench.np.arange(4), 2)

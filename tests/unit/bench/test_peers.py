@@ -59,7 +59,7 @@ def test_hits_are_paired_with_what_the_other_side_needed(tmp_path: Path) -> None
     assert result["max_rss_bytes"][LMCACHE] > result["max_rss_bytes"][QUIRE], "its server counts"
     assert result["same_tokens"]
     assert done[-1] == 3
-    assert report.table(result)
+    assert report.tables(result)
     assert report.plot(result, tmp_path / "plots").stat().st_size > 0
 
 
@@ -73,7 +73,7 @@ def test_turns_of_sessions_are_grouped_by_what_was_there_before(tmp_path: Path) 
         if case["what"] == "turn"
     }
     assert counts == {0: 1, 1024: 2, 2048: 1}
-    assert report.table(result)
+    assert report.tables(result)
 
 
 class Words:

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from quire.bench.serve import recordings, reuse
+from quire.bench.serve.chatting import ChatAnswer, Verdict
 from quire.bench.serve.reuse import Reuse
 from quire.errors import ConfigError
 
@@ -15,11 +16,14 @@ TOOLS = [{"type": "function", "function": {"name": name}} for name in "ab"]
 PROMPT = list(range(100))
 
 
-def turn(found, session, messages, tools, prompt, *, reached=0):
-    possible = found.possible(prompt, found.num_computed)
-    found.add(session, messages, tools, prompt, possible=possible, reached=reached)
-    found.computed(prompt, [7, 7])
-    return possible
+def turn(found, session, messages, tools, prompt, *, reached=0, at=None):
+    """How much of it was possible."""
+    before = found.possible_tokens
+    answer = ChatAnswer(
+        Verdict.GOOD, cached={"device": reached}, prompt_ids=prompt, output_ids=[7, 7]
+    )
+    found.add(session, messages, tools, answer, found.num_computed if at is None else at)
+    return found.possible_tokens - before
 
 
 def test_a_turn_that_goes_on_shares_the_prompt_and_the_answer():
@@ -42,7 +46,7 @@ def test_what_was_not_computed_when_it_was_asked_is_not_possible():
     found = Reuse()
     before = found.num_computed
     turn(found, "s", [HELLO], [], PROMPT)
-    assert found.possible(PROMPT, before) == 0
+    assert turn(found, "t", [HELLO], [], PROMPT, at=before) == 0
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import asyncio
 import httpx
 import pytest
 
-from quire.bench.serve.chatting import Verdict, _Received, _take, stream
+from quire.bench.serve.chatting import ChatAnswer, Verdict, _take, stream
 from unit.bench.fake_server import chunk, event, usage
 
 BODY = {"model": "fake", "messages": [{"role": "user", "content": "x" * 400}], "max_tokens": 4}
@@ -57,10 +57,10 @@ def test_an_answer_of_no_text_is_good(fake, url):
 
 
 def test_reasoning_is_the_first_that_comes_and_no_text():
-    received = _Received(started_s=1.0)
-    for now, delta in ((3.0, {"reasoning_content": "Hm."}), (4.0, {"content": "Yes."})):
-        _take({"choices": [{"delta": delta, "finish_reason": None}]}, received, now)
-    assert (received.ttft_s, received.last_s, received.text) == (2.0, 4.0, ["", "Yes."])
+    answer = ChatAnswer(Verdict.GOOD)
+    for passed_s, delta in ((2.0, {"reasoning_content": "Hm."}), (3.0, {"content": "Yes."})):
+        _take({"choices": [{"delta": delta, "finish_reason": None}]}, answer, passed_s)
+    assert (answer.ttft_s, answer.total_s, answer.text) == (2.0, 3.0, "Yes.")
 
 
 MALFORMED = {

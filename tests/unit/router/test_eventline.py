@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -36,7 +37,10 @@ async def serving(says: Says) -> AsyncIterator[str]:
 
 
 async def opened(url: str, *, timeout_s: float = LONG_S, **headers: str) -> EventLine:
-    return await EventLine.open(url, "POST", "/v1/x", headers, b"asked", timeout_s=timeout_s)
+    trust = ssl.create_default_context()
+    return await EventLine.open(
+        url, "POST", "/v1/x", headers, b"asked", trust=trust, timeout_s=timeout_s
+    )
 
 
 async def rest(line: EventLine) -> bytes:

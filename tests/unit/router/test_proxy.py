@@ -1,12 +1,17 @@
 """The router in front of fake servers: passing on, retries, failover, disconnects."""
 
 import asyncio
+import contextlib
 import json
+import ssl
 import time
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
+from certificates import certificate
 from collector import collecting
 from quire.web.routes import read_note
 from unit.router.fakes import FakeServer, chunks, eventually, rig, said, texts, words
@@ -39,6 +44,46 @@ def test_an_answer_and_a_stream_are_those_of_the_decode_server():
             assert texts(stream) == {0: said({"prompt": "p", "seed": 5})}
             assert (await router.client.get("/v1/models")).json()["data"][0]["id"] == "tiny"
             assert not router.prefill[0].seen
+
+    run(main)
+
+
+@contextlib.asynccontextmanager
+async def behind_tls(server: FakeServer, identity: Path):
+    """Its address for those who speak TLS."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(identity)
+
+    async def carry(reader, writer):
+        with contextlib.suppress(OSError), contextlib.closing(writer):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+
+    async def pass_on(near, answer):
+        far, ask = await asyncio.open_connection("127.0.0.1", urlsplit(server.url).port)
+        await asyncio.gather(carry(near, ask), carry(far, answer))
+
+    async with await asyncio.start_server(pass_on, "127.0.0.1", 0, ssl=context) as door:
+        yield f"https://localhost:{door.sockets[0].getsockname()[1]}"
+
+
+def test_whom_to_trust_is_read_once_and_is_the_same_for_answers_and_streams(tmp_path, monkeypatch):
+    identity = certificate(tmp_path, "localhost")
+    monkeypatch.setenv("SSL_CERT_FILE", str(identity))
+
+    async def main():
+        server = await FakeServer("unified").start()
+        async with (
+            behind_tls(server, identity) as url,
+            rig(prefill=0, decode=0, names=[url]) as router,
+        ):
+            identity.unlink()
+            assert (await router.complete(seed=5)).status_code == 200
+            assert texts(await router.chat(seed=5, stream=True)) == {
+                0: said({"prompt": "p", "seed": 5})
+            }
+        await server.stop()
 
     run(main)
 

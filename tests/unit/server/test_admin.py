@@ -13,10 +13,12 @@ from quire.engine.messages import (
     Flushed,
     GetEvents,
     GetKeys,
+    GetOutline,
     GetRequests,
     GetStatus,
     GetTenants,
     Keys,
+    Outline,
     Requests,
     RequestStatus,
     StoreStatus,
@@ -228,6 +230,18 @@ def test_requests_in_flight(rig):
     assert (found["id"], found["state"], found["side"]) == ("r1", "transferring", "decode")
     assert found["cached"]["device"] == 16
     assert found["handover"] == {"peer": "tcp://a:1", "received": 3}
+
+
+def test_those_who_look_at_a_server_share_what_the_engine_is_asked(rig, engine):
+    paths = ["/health", "/metrics", "/admin/requests", "/admin/tree"]
+    engine.status = status()
+    engine.answers[GetOutline] = Outline([])
+    for path in paths * 3:
+        assert rig.request("GET", path, headers={"cache-control": "max-age=999"}).is_success
+    assert [type(each) for each in engine.questions] == [GetStatus, GetRequests, GetOutline]
+    for path in paths * 2:
+        assert rig.request("GET", path).is_success
+    assert len(engine.questions) == 3 + 2 * len(paths)
 
 
 def test_events_are_in_hex_and_go_on_from_where_one_was(rig, engine):

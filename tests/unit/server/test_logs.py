@@ -65,6 +65,10 @@ def test_one_failure_that_two_count_is_one_line(told):
     assert "write failed (timeout): 2" in late
 
 
+def test_what_was_given_up_here_is_no_failure(told):
+    assert told(store={"read:cancelled": 7}, **{"fetch:cancelled": 7, "load:cancelled": 1}) == []
+
+
 def test_a_breaker_and_peers_are_said_when_they_change(told):
     assert told(answer=[True], links={"tcp://a:1": "dialled"}) == []
     assert told(answer=[False], links={"tcp://a:1": "connected"}) == [

@@ -77,6 +77,8 @@ def test_it_renders_follows_and_survives_a_restart():
             assert page.run("document.querySelectorAll('#tiers .bar').length") == 3
             page.run(f"document.getElementById('admin-key').value = {ADMIN_KEY!r}")
             page.until("document.querySelectorAll('#tree rect').length === 2")
+            # As the list of requests says, not the figures, which are of another moment.
+            assert page.run("document.getElementById('flight').textContent") == "none"
             named = (
                 "[...document.querySelectorAll('#tree .tenant')].map((each) => each.textContent)"
             )

@@ -10,9 +10,9 @@ from contextlib import closing
 import msgspec
 
 from quire.bench.gpu.driving import Drive
-from quire.bench.gpu.link import BOTH, CopyWay, Link, PageOrder
 from quire.bench.gpu.rig import Result, Rig
 from quire.bench.gpu.times import GREEDY, longest
+from quire.bench.link import BOTH, CopyWay, Link, PageOrder
 from quire.memory.page_layout import PageLayout
 from quire.types import Tier
 

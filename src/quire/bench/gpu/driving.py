@@ -33,16 +33,34 @@ class Heard:
 
     id: RequestId
     asked_s: float
+    asked_cpu_s: float
+    """Processor time of this process, as of then."""
     tokens: list[int] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
     """When each of its tokens came."""
+    first_token_cpu_s: float = 0.0
     cached: CachedTokens | None = None
     is_over: bool = False
+
+    @property
+    def reused(self) -> CachedTokens:
+        """Of its prompt."""
+        assert self.cached is not None, "a token, and nothing said of the cache"
+        return self.cached
+
+    @property
+    def total_s(self) -> float:
+        """From asking until the last token."""
+        return self.times_s[-1] - self.asked_s
 
     @property
     def first_token_s(self) -> float:
         """From asking until it came."""
         return self.times_s[0] - self.asked_s
+
+
+def greedy(num_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=num_tokens, temperature=0)
 
 
 class Drive:
@@ -76,10 +94,14 @@ class Drive:
 
     def first_token_s(self, prompt: Tokens) -> tuple[float, CachedTokens]:
         """From asking until it came, and what of the prompt was reused."""
-        (heard,) = self.answer_all([prompt], SamplingParams(max_tokens=1, temperature=0))
+        heard = self.ask(prompt, 1)
         self.settle()
-        assert heard.cached is not None, "a token, and nothing said of the cache"
-        return heard.first_token_s, heard.cached
+        return heard.first_token_s, heard.reused
+
+    def ask(self, prompt: Tokens, num_tokens: int) -> Heard:
+        """Greedy, to its end."""
+        (heard,) = self.answer_all([prompt], greedy(num_tokens))
+        return heard
 
     def answer_all(
         self, prompts: Sequence[Tokens], params: SamplingParams, at_once: int | None = None
@@ -111,7 +133,8 @@ class Drive:
     def begin(self, prompt: Tokens, params: SamplingParams) -> Heard:
         """Hand over a request; `step` until it is over."""
         self._num_asked += 1
-        heard = Heard(RequestId(f"bench-{self._num_asked}"), time.perf_counter())
+        name = RequestId(f"bench-{self._num_asked}")
+        heard = Heard(name, time.perf_counter(), time.process_time())
         self._heard[heard.id] = heard
         self.engine.handle(Generate(heard.id, prompt.astype("<i4").tobytes(), params))
         return heard
@@ -126,6 +149,8 @@ class Drive:
                 if output.error:
                     raise EngineError(f"a request went wrong: {output.error}")
                 heard = self._heard[output.id]
+                if output.tokens and not heard.tokens:
+                    heard.first_token_cpu_s = time.process_time() - heard.asked_cpu_s
                 heard.tokens += output.tokens
                 heard.times_s += [now] * len(output.tokens)
                 heard.cached = heard.cached or output.cached
@@ -152,7 +177,7 @@ class Decoding:
         that has its first token. Raises EngineError, as `gap_ms`."""
         times_s = self._heard[0].times_s
         start = len(times_s) - 1
-        other = self._drive.begin(prompt, SamplingParams(max_tokens=1, temperature=0))
+        other = self._drive.begin(prompt, greedy(1))
         while not other.times_s or times_s[-1] < other.times_s[0]:
             self._step()
         while not other.is_over:

@@ -7,7 +7,8 @@ from pathlib import Path
 from rich.console import RenderableType
 
 from quire.bench.peers.run import ALONE, LMCACHE, QUIRE
-from quire.bench.report import Result, new_table
+from quire.bench.report import Result, Show, interval, table
+from quire.bench.serve.plots import new_canvas, save
 from quire.sizes import format_bytes
 
 _NAMES = {
@@ -21,25 +22,22 @@ _NAMES = {
 _SHORT = {ALONE: "alone", QUIRE: "Quire", LMCACHE: "LMCache"}
 
 
-def table(result: Result) -> list[RenderableType]:
+def tables(result: Result) -> list[RenderableType]:
     sides = list(result["max_rss_bytes"])
     others = [side for side in sides if side != QUIRE]
-    shown = new_table("vLLM alone and with a cache behind it, seconds to an answer of one token")
-    columns = ["prompt", "tokens", *(_SHORT[side] for side in sides)]
-    columns += [f"Quire / {_SHORT[side]}" for side in others] + ["reused", "same"]
-    for name in columns:
-        shown.add_column(name, justify="left" if name == "prompt" else "right")
-    for case in result["cases"]:
-        reused = [str(case["reused"][side]) for side in sides if side != ALONE]
-        wrong = [_SHORT[side] for side, same in case["same_tokens"].items() if not same]
-        shown.add_row(
-            _NAMES[case["what"]],
-            _tokens(case),
-            *(f"{case['seconds'][side]['p50']:.3f}" for side in sides),
-            *(_ratio(case["ratio"][side]) for side in others),
-            " ".join(reused),
-            f"[bold red]not {', '.join(wrong)}[/bold red]" if wrong else "yes",
-        )
+    shown = table(
+        "vLLM alone and with a cache behind it, seconds to an answer of one token",
+        result["cases"],
+        [
+            ("prompt", lambda case: _NAMES[case["what"]]),
+            ("tokens", _tokens),
+            *((_SHORT[side], _seconds(side)) for side in sides),
+            *((f"Quire / {_SHORT[side]}", _ratio(side)) for side in others),
+            ("reused", lambda case: " ".join(str(case["reused"][s]) for s in sides if s != ALONE)),
+            ("same", _same),
+        ],
+        wraps=True,
+    )
     memory = ", ".join(f"{_SHORT[s]} {format_bytes(n)}" for s, n in result["max_rss_bytes"].items())
     note = (
         f"{result['rounds']} rounds, {result['sessions']} sessions; medians; ratios: median of "
@@ -53,30 +51,30 @@ def _tokens(case: Result) -> str:
     return f"{case['tokens']}+" if "turn" in case["what"] else str(case["tokens"])
 
 
-def _ratio(found: Result) -> str:
-    return f"{found['ratio']:.2f} ({found['low']:.2f}–{found['high']:.2f})"
+def _seconds(side: str) -> Show:
+    return lambda case: f"{case['seconds'][side]['p50']:.3f}"
+
+
+def _ratio(side: str) -> Show:
+    return lambda case: interval(case["ratio"][side])
+
+
+def _same(case: Result) -> str:
+    wrong = [_SHORT[side] for side, same in case["same_tokens"].items() if not same]
+    return f"[bold red]not {', '.join(wrong)}[/bold red]" if wrong else "yes"
 
 
 def plot(result: Result, folder: Path) -> Path:
-    """Bars by case. Raises OSError."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
+    """Bars by case. Raises ConfigError: matplotlib is missing, or the folder cannot be written."""
     sides, cases = list(result["max_rss_bytes"]), result["cases"]
-    figure, axes = pyplot.subplots(figsize=(1.6 + 1.2 * len(cases), 4))
+    figure, axes = new_canvas()
+    figure.set_size_inches(1.6 + 1.2 * len(cases), 4)
     width = 0.8 / len(sides)
     for number, side in enumerate(sides):
         places = [at + number * width for at in range(len(cases))]
         axes.bar(places, [c["seconds"][side]["p50"] for c in cases], width, label=_SHORT[side])
-    axes.set_xticks([at + 0.4 - width / 2 for at in range(len(cases))])
-    axes.set_xticklabels([f"{_NAMES[c['what']]}\n{_tokens(c)}" for c in cases], fontsize=8)
+    names = [f"{_NAMES[c['what']]}\n{_tokens(c)}" for c in cases]
+    axes.set_xticks([at + 0.4 - width / 2 for at in range(len(cases))], names, fontsize=8)
     axes.set_ylabel("seconds to the first token")
-    axes.legend()
-    figure.tight_layout()
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "peers.png"
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-    return path
+    axes.legend(frameon=False)
+    return save(figure, folder / "peers.png")

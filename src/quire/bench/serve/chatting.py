@@ -30,7 +30,7 @@ class Verdict(enum.Enum):
     MALFORMED = "malformed"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ChatAnswer:
     """Times are from the moment the request was sent."""
 
@@ -58,20 +58,8 @@ class ChatAnswer:
         return (self.total_s - self.ttft_s) / (self.output_tokens - 1)
 
 
-@dataclass
-class _Received:
-    """What the chunks so far add up to."""
-
-    started_s: float
-    ttft_s: float | None = None
-    last_s: float | None = None
-    text: list[str] = field(default_factory=list)
-    finish_reason: str = ""
-    usage: Json | None = None
-    prompt_ids: list[int] = field(default_factory=list)
-    output_ids: list[int] = field(default_factory=list)
-    is_done: bool = False
-    error: str = ""
+class _FailedError(Exception):
+    pass
 
 
 class _MalformedError(Exception):
@@ -83,70 +71,70 @@ async def stream(
 ) -> ChatAnswer:
     """POST `body` with streaming and usage switched on, read the answer to its end."""
     request = {**body, "stream": True, "stream_options": {"include_usage": True}}
-    received = _Received(time.perf_counter())
-
-    def ended(verdict: Verdict, problem: str) -> ChatAnswer:
-        total = time.perf_counter() - received.started_s
-        return ChatAnswer(verdict, problem, received.ttft_s, total, "".join(received.text))
-
+    answer, began_s = ChatAnswer(Verdict.GOOD), time.perf_counter()
     try:
         async with client.stream("POST", path, json=request, timeout=timeout_s) as response:
             if response.status_code != httpx.codes.OK:
                 await response.aread()
-                return ended(Verdict.FAILED, _refusal(response))
+                raise _FailedError(_refusal(response))
             kind = response.headers.get("content-type", "")
             if not kind.startswith("text/event-stream"):
                 raise _MalformedError(f"the answer is {kind or 'of no type'}, not an event stream")
-            await _read(response, received)
-        if received.error:
-            return ended(Verdict.FAILED, received.error)
-        return _answer(received, body)
+            usage = await _read(response, answer, began_s)
+        _count_up(answer, usage, body)
+        return answer
     except _MalformedError as error:
-        return ended(Verdict.MALFORMED, str(error))
+        verdict, problem = Verdict.MALFORMED, str(error)
+    except _FailedError as error:
+        verdict, problem = Verdict.FAILED, str(error)
     except httpx.TimeoutException:
-        return ended(Verdict.FAILED, f"no answer within {timeout_s:g} s")
+        verdict, problem = Verdict.FAILED, f"no answer within {timeout_s:g} s"
     except httpx.HTTPError as error:
-        return ended(Verdict.FAILED, f"{type(error).__name__}: {error}".rstrip(": "))
+        verdict, problem = Verdict.FAILED, f"{type(error).__name__}: {error}".rstrip(": ")
+    total_s = time.perf_counter() - began_s
+    return ChatAnswer(verdict, problem, answer.ttft_s, total_s, answer.text)
 
 
-async def _read(response: httpx.Response, received: _Received) -> None:
-    parser = EventParser()
+async def _read(response: httpx.Response, answer: ChatAnswer, began_s: float) -> Json:
+    """What the chunks add up to, in `answer`; the usage."""
+    parser, is_done = EventParser(), False
+    usage: Json = {}
     async for piece in response.aiter_raw():
-        now = time.perf_counter()
+        passed_s = time.perf_counter() - began_s
         for event in parser.feed(piece):
-            if received.is_done:
+            if is_done:
                 raise _MalformedError("something follows [DONE]")
-            if event == "[DONE]":
-                received.is_done = True
-            else:
-                _take(_object(event), received, now)
-    if not received.is_done and not received.error:
+            is_done = event == "[DONE]"
+            if not is_done:
+                chunk = _object(event)
+                if isinstance(chunk.get("usage"), dict):
+                    usage = chunk["usage"]
+                _take(chunk, answer, passed_s)
+    if not is_done:
         raise _MalformedError("the stream ended without [DONE]")
     if not parser.is_between_events:
         raise _MalformedError("the stream ended in the middle of an event")
+    return usage
 
 
-def _take(chunk: Json, received: _Received, now: float) -> None:
+def _take(chunk: Json, answer: ChatAnswer, passed_s: float) -> None:
     if "error" in chunk:
-        received.error = _error_text(chunk["error"])
-        return
-    if isinstance(chunk.get("usage"), dict):
-        received.usage = chunk["usage"]
-    received.prompt_ids = received.prompt_ids or chunk.get("prompt_token_ids") or []
+        raise _FailedError(_error_text(chunk["error"]))
+    answer.prompt_ids = answer.prompt_ids or chunk.get("prompt_token_ids") or []
     choices = chunk.get("choices")
     if not isinstance(choices, list) or len(choices) > 1:
         raise _MalformedError("a chunk has no list of at most one choice")
     for choice in choices:
-        if received.finish_reason:
+        if answer.finish_reason:
             raise _MalformedError("a choice follows the one with finish_reason")
         text = _text_of(choice)
         reason = choice.get("finish_reason")
         if text or _thinks(choice) or reason:
-            received.ttft_s = received.ttft_s or now - received.started_s
-            received.last_s = now
-        received.text.append(text)
-        received.output_ids += choice.get("token_ids") or []
-        received.finish_reason = reason or ""
+            answer.ttft_s = answer.ttft_s or passed_s
+            answer.total_s = passed_s
+        answer.text += text
+        answer.output_ids += choice.get("token_ids") or []
+        answer.finish_reason = reason or ""
 
 
 def _thinks(choice: Json) -> bool:
@@ -170,30 +158,17 @@ def _text_of(choice: Json) -> str:
     return text
 
 
-def _answer(received: _Received, body: Json) -> ChatAnswer:
-    if not received.finish_reason:
+def _count_up(answer: ChatAnswer, usage: Json, body: Json) -> None:
+    if not answer.finish_reason:
         raise _MalformedError("the stream ended without finish_reason")
-    assert received.last_s is not None
-    usage = received.usage or {}
-    prompt_tokens = _count(usage, "prompt_tokens")
+    prompt_tokens, cached = _count(usage, "prompt_tokens"), _cached(usage)
     output_tokens = _count(usage, "completion_tokens")
-    cached = _cached(usage)
     if output_tokens is not None and output_tokens > body.get("max_tokens", output_tokens):
         raise _MalformedError(f"{output_tokens} tokens came, {body['max_tokens']} were asked for")
     if cached is not None and prompt_tokens is not None and sum(cached.values()) > prompt_tokens:
         raise _MalformedError("more tokens are said to be cached than the prompt has")
-    return ChatAnswer(
-        Verdict.GOOD,
-        ttft_s=received.ttft_s,
-        total_s=received.last_s - received.started_s,
-        text="".join(received.text),
-        finish_reason=received.finish_reason,
-        prompt_tokens=prompt_tokens,
-        output_tokens=output_tokens,
-        cached=cached,
-        prompt_ids=received.prompt_ids,
-        output_ids=received.output_ids,
-    )
+    answer.prompt_tokens, answer.output_tokens = prompt_tokens, output_tokens
+    answer.cached = cached
 
 
 def _cached(usage: Json) -> dict[str, int] | None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any
 
 from rich.console import RenderableType
 from rich.markup import escape
-from rich.table import Table
 
-from quire.bench.report import new_table
+from quire.bench.report import Show, table, text
 
 Result = dict[str, Any]
 
 _NAMES = {"device": "L1", "host": "L2", "store": "L3", "peer": "peer", "cached": "cached"}
 _ALWAYS_SHOWN = ("device", "host", "store")
-_PERCENTILES = ("mean", "p50", "p90", "p99")
+_FIGURES = ("mean", "p50", "p90", "p99")
 
 
 def tables(result: Result) -> list[RenderableType]:
@@ -36,38 +36,40 @@ def describe(result: Result) -> str:
     )
 
 
-def _latency(result: Result) -> Table:
-    table = new_table()
-    table.add_column("")
-    for name in _PERCENTILES:
-        table.add_column(name, justify="right")
-    for name, key in (("TTFT, ms", "ttft_s"), ("TPOT, ms", "tpot_s")):
-        table.add_row(name, *_milliseconds(result[key]))
-    return table
+def _latency(result: Result) -> RenderableType:
+    rows = [("TTFT, ms", result["ttft_s"]), ("TPOT, ms", result["tpot_s"])]
+    return table(None, rows, [("", itemgetter(0)), *((name, _ms(1, name)) for name in _FIGURES)])
 
 
-def _rounds(result: Result) -> Table:
+def _rounds(result: Result) -> RenderableType:
     tiers = hit_names(result["hit"]) if result["hit"] else []
-    table = new_table()
-    table.add_column("round")
-    for name in ("answers", "tokens", "TTFT p50, ms", "p90, ms"):
-        table.add_column(name, justify="right")
-    for _, name in tiers:
-        table.add_column(f"in {name}", justify="right")
-    table.add_column("hits", justify="right")
-    for row in [*result["rounds"], {"round": "all", **result}]:
-        hit, ttft = row["hit"], row["ttft_s"]
-        prompt = row["prompt_tokens"]
-        table.add_row(
-            str(row["round"]),
-            str(row["answers"]),
-            "unknown" if prompt is None else f"{prompt['mean']:,.0f}",
-            *(_milliseconds(ttft)[i] for i in (1, 2)),
-            *("unknown" if hit is None else f"{hit.get(tier, 0):.1%}" for tier, _ in tiers),
-            "unknown" if hit is None else f"{hit['all']:.1%}",
-            end_section=row is result["rounds"][-1] if result["rounds"] else False,
-        )
-    return table
+    return table(
+        None,
+        [*result["rounds"], {"round": "all", **result}],
+        [
+            ("round", text("round")),
+            ("answers", text("answers")),
+            ("tokens", _tokens),
+            ("TTFT p50, ms", _ms("ttft_s", "p50")),
+            ("p90, ms", _ms("ttft_s", "p90")),
+            *((f"in {name}", _hit(tier)) for tier, name in tiers),
+            ("hits", _hit("all")),
+        ],
+        total_below=bool(result["rounds"]),
+    )
+
+
+def _ms(of: str | int, name: str) -> Show:
+    return lambda row: "–" if row[of] is None else f"{row[of][name] * 1000:,.0f}"
+
+
+def _tokens(row: Result) -> str:
+    prompt = row["prompt_tokens"]
+    return "unknown" if prompt is None else f"{prompt['mean']:,.0f}"
+
+
+def _hit(tier: str) -> Show:
+    return lambda row: "unknown" if row["hit"] is None else f"{row['hit'].get(tier, 0):.1%}"
 
 
 def _notes(result: Result) -> list[RenderableType]:
@@ -118,12 +120,6 @@ def _cut(result: Result) -> list[str]:
             "tokens asked for."
         )
     return notes
-
-
-def _milliseconds(figures: dict[str, float] | None) -> list[str]:
-    if figures is None:
-        return ["–"] * len(_PERCENTILES)
-    return [f"{figures[name] * 1000:,.0f}" for name in _PERCENTILES]
 
 
 def _rate(value: float | None) -> str:

@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from quire.bench.serve.chatting import ChatAnswer
+
 Json = dict[str, Any]
 Tokens = npt.NDArray[np.int64]
 
@@ -49,42 +51,35 @@ class Reuse:
     def num_computed(self) -> int:
         return len(self._computed)
 
-    def possible(self, prompt: Sequence[int], num_before: int) -> int:
-        """Of a prompt that was asked when so many were computed: one token at least is left to
-        compute."""
-        tokens, before = np.asarray(prompt, np.int64), self._computed[:num_before]
-        longest = max((_shared(tokens, other) for other in before), default=0)
-        return min(longest, max(0, len(tokens) - 1))
-
     def add(
         self,
         session: str,
         messages: Sequence[Json],
         tools: Sequence[Json],
-        prompt: Sequence[int],
-        *,
-        possible: int,
-        reached: int,
+        answer: ChatAnswer,
+        num_before: int,
     ) -> None:
-        """A turn that was answered. `possible`: when it was asked."""
-        asked = _Asked(list(messages), list(tools), np.asarray(prompt, np.int64))
+        """A turn that was answered; so many were computed when it was asked."""
+        asked = _Asked(list(messages), list(tools), np.asarray(answer.prompt_ids, np.int64))
         before = self._last.get(session)
         if before is not None:
-            shared = _shared(asked.prompt, before.prompt)
-            lost = len(before.prompt) - shared
+            lost = len(before.prompt) - _shared(asked.prompt, before.prompt)
             # A prompt's end may be written otherwise once something follows it.
             if lost > _END_TOKENS:
                 reason = _reason(before, asked)
                 self._broken[reason] += lost
                 self._num_broken[reason] += 1
         self._last[session] = asked
+        possible = self._possible(asked.prompt, num_before)
         self.num_turns += 1
         self.possible_tokens += possible
-        self.reached_tokens += min(reached, possible)
+        self.reached_tokens += min(sum((answer.cached or {}).values()), possible)
+        self._computed.append(np.asarray([*answer.prompt_ids, *answer.output_ids], np.int64))
 
-    def computed(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
-        """This was computed, and may be found from now on."""
-        self._computed.append(np.asarray([*prompt, *answer], np.int64))
+    def _possible(self, prompt: Tokens, num_before: int) -> int:
+        """One token at least is left to compute."""
+        found = (_shared(prompt, other) for other in self._computed[:num_before])
+        return min(max(found, default=0), max(0, len(prompt) - 1))
 
     def result(self) -> Json:
         return {

@@ -26,7 +26,6 @@ from quire.bench.serve.conversations import (
     TEMPLATE_TOKENS,
     ChatPlan,
     ChatSession,
-    ChatTurn,
     ChatWorkload,
     Shape,
     agent,
@@ -262,24 +261,11 @@ class _Run:
         num_before = 0 if self._reuse is None else self._reuse.num_computed
         answer = await self._ask(talk.messages, turn.max_tokens, turn.tools)
         if self._reuse is not None and answer.prompt_ids:
-            self._note_reuse(self._reuse, talk, turn, answer, num_before)
+            self._reuse.add(talk.session.name, talk.messages, turn.tools, answer, num_before)
         talk.next_turn += 1
         self.samples.append(Sample(talk.session.name, talk.next_turn, started_s, answer))
         talk.messages.append({"role": "assistant", "content": answer.text})
         talk.known_tokens = (answer.prompt_tokens or 0) + (answer.output_tokens or 0)
-
-    def _note_reuse(
-        self, reuse: Reuse, talk: _Talk, turn: ChatTurn, answer: ChatAnswer, num_before: int
-    ) -> None:
-        reuse.add(
-            talk.session.name,
-            talk.messages,
-            turn.tools,
-            answer.prompt_ids,
-            possible=reuse.possible(answer.prompt_ids, num_before),
-            reached=sum((answer.cached or {}).values()),
-        )
-        reuse.computed(answer.prompt_ids, answer.output_ids)
 
     async def _ask(
         self,

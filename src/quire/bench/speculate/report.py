@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.markup import escape
 
-from quire.bench.report import new_table
+from quire.bench.report import load, number, table, text
 
 Result = dict[str, Any]
 
@@ -15,26 +15,30 @@ Result = dict[str, Any]
 def tables(result: Result) -> list[RenderableType]:
     items: list[RenderableType] = [escape(_describe(result))]
     for workload in result["workloads"]:
-        table = new_table(f"{workload['name']}: {workload['prompts']} prompts")
-        for name in ("way", "tokens/s", "ratio", "tokens a step", "accepted, by position", "same"):
-            table.add_column(name, justify="left" if name == "way" else "right")
-        for way, row in workload["ways"].items():
-            shares = [
-                f"{accepted / proposed:.0%}" if proposed else "–"
-                for proposed, accepted in zip(row["proposed"], row["accepted"], strict=True)
-            ]
-            table.add_row(
-                way,
-                f"{row['tokens_per_s']:.1f}",
-                f"{row['ratio']:.2f}",
-                f"{row['tokens_per_step']:.2f}",
-                " ".join(shares) or "–",
-                "yes" if row["same_answers"] else "no",
+        items.append(
+            table(
+                f"{workload['name']}: {workload['prompts']} prompts",
+                [row | {"way": way} for way, row in workload["ways"].items()],
+                [
+                    ("way", text("way")),
+                    ("tokens/s", number("tokens_per_s", 1)),
+                    ("ratio", number("ratio", 2)),
+                    ("tokens a step", number("tokens_per_step", 2)),
+                    ("accepted, by position", _accepted),
+                    ("same", lambda row: "yes" if row["same_answers"] else "no"),
+                ],
             )
-        items.append(table)
-    before, after = result["load"]["before"][0], result["load"]["after"][0]
-    items.append(f"Load of the machine before and after: {before:.1f}, {after:.1f}.")
+        )
+    items.append(load(result["load"]["before"][0], result["load"]["after"][0]))
     return items
+
+
+def _accepted(row: Result) -> str:
+    shares = [
+        f"{accepted / proposed:.0%}" if proposed else "–"
+        for proposed, accepted in zip(row["proposed"], row["accepted"], strict=True)
+    ]
+    return " ".join(shares) or "–"
 
 
 def _describe(result: Result) -> str:

@@ -1,81 +1,117 @@
-"""The result of `quire bench ttft` as tables for people. Knows its JSON shape, measures nothing."""
+"""The result of `quire bench ttft` as tables for people. Knows its JSON shape, measures nothing.
+
+What a hit in each tier saves, and what something costs when nothing is reused, are also tables of
+other benchmarks: `hits_table`, `cost_table`, `differences`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import RenderableType
 from rich.markup import escape
 
-from quire.bench.report import count_of, new_table, percent, verdict
+from quire.bench.report import Show, count_of, number, percent, reached, table, text, verdict
 from quire.bench.ttft.overhead import WITH, WITHOUT
 from quire.bench.ttft.run import describe
 
 Result = dict[str, Any]
 
-_WRONG = "[bold red]"
 _ROWS = (
     ("request, s", "total_s"),
     ("first token, s", "ttft_s"),
     ("CPU time, s", "cpu_s"),
 )
+_KINDS = {"medians": "of_medians", "means": "of_means", "pairs": "of_pairs"}
 
 
 def tables(result: Result) -> list[RenderableType]:
     items: list[RenderableType] = [escape(describe(result))]
     if "hits" in result:
-        items += _hits(result["hits"], result["targets"]["speedup"])
+        hits, target = result["hits"], result["targets"]["speedup"]
+        slowest = hits["slowest_hit_speedup"]
+        items += hits_table(hits, hits["prompt_tokens"])
+        items.append(
+            f"The slowest hit is {slowest:.1f} times faster than computing; {target:g} is "
+            f"{reached(slowest >= target)}."
+        )
     if "overhead" in result:
         items += _overhead(result["overhead"], result["targets"]["overhead"])
     return items
 
 
-def _hits(hits: Result, target: float) -> list[RenderableType]:
-    title = f"Time to first token of a prompt of {hits['prompt_tokens']:,.0f} tokens"
-    table = new_table(title)
-    table.add_column("found in")
-    for name in ("median, ms", "times faster", "seen", "right tier", "same answer"):
-        table.add_column(name, justify="right")
-    for name, case in hits["cases"].items():
-        is_cold = name == "cold"
-        table.add_row(
-            "computed" if is_cold else name,
-            f"{case['ttft_s'] * 1000:,.0f}",
-            "" if is_cold else f"{case['speedup']:.1f}",
-            "" if is_cold else f"{case['speedup_min']:.1f}–{case['speedup_max']:.1f}",
-            count_of(case["as_meant"], case["of"]),
-            count_of(case["same_answer"], case["of"]),
-        )
-    slowest = hits["slowest_hit_speedup"]
-    reached = "reached" if slowest >= target else "[bold red]missed[/]"
+def hits_table(hits: Result, num_tokens: float, *more: tuple[str, Show]) -> list[RenderableType]:
+    """With every sample below. `more`: columns about hits."""
+
+    def of_hit(show: Show) -> Show:
+        return lambda row: "" if row["name"] == "cold" else show(row)
+
+    shown = table(
+        f"Time to first token of a prompt of {num_tokens:,.0f} tokens",
+        [case | {"name": name} for name, case in hits["cases"].items()],
+        [
+            ("found in", lambda row: "computed" if row["name"] == "cold" else row["name"]),
+            ("median, ms", number("ttft_s", 0, 1e-3)),
+            ("times faster", of_hit(number("speedup", 1))),
+            ("seen", of_hit(lambda row: f"{row['speedup_min']:.1f}–{row['speedup_max']:.1f}")),
+            *((name, of_hit(show)) for name, show in more),
+            ("right tier", lambda row: count_of(row["as_meant"], row["of"])),
+            ("same answer", lambda row: count_of(row["same_answer"], row["of"])),
+        ],
+    )
     samples = [
-        f"  {name:4} {'  '.join(f'{value * 1000:,.0f}' for value in case['all_ttft_s'])}"
-        for name, case in hits["cases"].items()
+        f"  {name:4} "
+        + "  ".join(f"{s['ttft_s'] * 1000:,.0f}" for s in hits["samples"] if s["case"] == name)
+        for name in hits["cases"]
     ]
-    note = f"The slowest hit is {slowest:.1f} times faster than computing; {target:g} is {reached}."
-    return [table, "All samples, ms", *samples, note]
+    return [shown, "All samples, ms", *samples]
+
+
+def cost_table(
+    cost: Result,
+    num_tokens: int,
+    output_tokens: int,
+    sides: Mapping[str, str],
+    kinds: Mapping[str, str] = _KINDS,
+) -> RenderableType:
+    """`sides`: with and without, and how they are called; `kinds`: of ratios, likewise."""
+
+    def middle(side: str) -> Show:
+        return lambda row: f"{row[side]['p50']:.3f}"
+
+    def ratio(kind: str) -> Show:
+        return lambda row: percent(row["ratio"][kind]["ratio"])
+
+    def interval(row: Result) -> str:
+        pairs = row["ratio"]["of_pairs"]
+        return f"{percent(pairs['low'])[:-2]} … {percent(pairs['high'])}"
+
+    return table(
+        f"Nothing reused: {cost['rounds']} unique prompts of {num_tokens:,} tokens, "
+        f"{output_tokens} generated",
+        [cost[key] | {"name": name} for name, key in _ROWS],
+        [
+            ("", text("name")),
+            *((name, middle(side)) for side, name in sides.items()),
+            *((name, ratio(kind)) for name, kind in kinds.items()),
+            ("95 % interval", interval),
+        ],
+    )
+
+
+def differences(cost: Result) -> list[RenderableType]:
+    """What makes the figures worthless."""
+    items: list[RenderableType] = []
+    if cost["same_answer"] != cost["rounds"]:
+        items.append(f"[bold red]{cost['rounds'] - cost['same_answer']} answers differ.[/]")
+    if cost["reused_tokens"]:
+        items.append(f"[bold red]{cost['reused_tokens']} tokens were reused after all.[/]")
+    return items
 
 
 def _overhead(cost: Result, target: float) -> list[RenderableType]:
-    title = (
-        f"Nothing reused: {cost['rounds']} unique prompts of {cost['prompt_tokens']:,} tokens, "
-        f"{cost['output_tokens']} generated"
-    )
-    table = new_table(title)
-    table.add_column("")
-    for name in ("L2+L3 on", "off", "medians", "means", "pairs", "95 % interval"):
-        table.add_column(name, justify="right")
-    for name, key in _ROWS:
-        row = cost[key]
-        pairs = row["ratio"]["of_pairs"]
-        table.add_row(
-            name,
-            f"{row[WITH]['p50']:.3f}",
-            f"{row[WITHOUT]['p50']:.3f}",
-            *(percent(row["ratio"][kind]["ratio"]) for kind in ("of_medians", "of_means")),
-            percent(pairs["ratio"]),
-            f"{percent(pairs['low'])[:-2]} … {percent(pairs['high'])}",
-        )
+    sides = {WITH: "L2+L3 on", WITHOUT: "off"}
     pairs = cost["total_s"]["ratio"]["of_pairs"]
     note = (
         f"Pair by pair, the lower tiers cost {percent(pairs['ratio'])} of a request's time "
@@ -83,9 +119,5 @@ def _overhead(cost: Result, target: float) -> list[RenderableType]:
         f"At most {target * 100:g} % is {verdict(pairs, target)}. Copies and writes end "
         f"{cost['settled_s']['p50'] * 1000:.0f} ms after the answer."
     )
-    items: list[RenderableType] = [table, note]
-    if cost["same_answer"] != cost["rounds"]:
-        items.append(f"{_WRONG}{cost['rounds'] - cost['same_answer']} answers differ.[/]")
-    if cost["reused_tokens"]:
-        items.append(f"{_WRONG}{cost['reused_tokens']} tokens were reused after all.[/]")
-    return items
+    shown = cost_table(cost, cost["prompt_tokens"], cost["output_tokens"], sides)
+    return [shown, note, *differences(cost)]

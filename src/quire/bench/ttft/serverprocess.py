@@ -18,7 +18,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
 import httpx
 
@@ -32,7 +31,7 @@ _POLL_S = 0.1
 _LAST_LINES = 12
 
 
-class ServerProcess:
+class ServerProcess(contextlib.AbstractContextManager["ServerProcess"]):
     """Build it with `start`."""
 
     def __init__(
@@ -95,15 +94,7 @@ class ServerProcess:
             self._process.kill()
         return self._process.wait()
 
-    def __enter__(self) -> ServerProcess:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _wait_ready(self, timeout_s: float, waiting: Callable[[], None]) -> None:

@@ -2,6 +2,7 @@
 // Looks at the server twice in three seconds and shows what it says. Knows its paths, no pictures.
 
 const EVERY_MS = 1500, KEPT = 60;
+const SHARED = { "cache-control": "max-age=1" }; // one made for another page will do
 const $ = (id) => document.getElementById(id);
 const past = { hits: [], ttft: [], last: null, speed: 0 };
 
@@ -19,7 +20,7 @@ async function ask(path, options = {}) {
 
 function admin(path) {
   return $("admin-key").value.trim()
-    ? ask(path, { headers: keyed("admin-key") }).then((answer) => answer.json()).catch(() => null)
+    ? ask(path, { headers: { ...SHARED, ...keyed("admin-key") } }).then((answer) => answer.json()).catch(() => null)
     : Promise.resolve(null);
 }
 
@@ -157,7 +158,7 @@ function showStore(found) {
   if (!sum(found.quire_store_attached)) { lines("store", ["none: what is cached ends with the server"]); return; }
   const events = Object.fromEntries((found.quire_store_events_total || []).map(([labels, value]) => [labels.event, value]));
   const bad = Object.entries(events).filter(([name, value]) => value > 0 &&
-    /^(error|mismatch|declined):|^(read|written):(?!ok|miss)/.test(name));
+    /^(error|mismatch|declined):|^(read|written):(?!ok|miss|cancelled)/.test(name));
   const opened = events.breaker_opened || 0, stores = found.quire_store_answers || [];
   const silent = stores.filter(([, answers]) => !answers).map(([labels]) => labels.store);
   const which = stores.length > 1 ? `Store ${silent.join(", ")} does` : "Does";
@@ -185,9 +186,16 @@ function showHandovers(found) {
   ]);
 }
 
+// ["running", "running", "waiting"] → "2 running, 1 waiting": of the same moment as the table below.
+function inWords(states) {
+  const counts = [...new Set(states)].sort().map((state) => `${states.filter((each) => each === state).length} ${state}`);
+  return counts.join(", ") || "none";
+}
+
 function showRequests(found, answer) {
-  text("flight", `${sum(found.quire_running_requests)} running, ${sum(found.quire_waiting_requests)} waiting` +
-    (answer ? "" : `. ${withKey("the requests one by one")}`));
+  text("flight", answer ? inWords(answer.requests.map((each) => each.state)) :
+    `${sum(found.quire_running_requests)} running, ${sum(found.quire_waiting_requests)} waiting. ` +
+    withKey("the requests one by one"));
   const rows = answer ? answer.requests.slice(0, 40).map((each) => row([each.id, each.state,
     `${each.prompt_tokens} in`, `${each.output_tokens} out`, `${each.age_s.toFixed(1)} s`])) : [];
   $("requests").replaceChildren(...(rows.length ? [row(["request", "state", "prompt", "answer", "age"], "th"), ...rows] : []));
@@ -225,17 +233,19 @@ function showRouted(found) {
 }
 
 async function look() {
-  const health = await fetch("/health", { cache: "no-store" }).then((answer) => answer.json());
+  const health = await fetch("/health", { cache: "no-store", headers: SHARED }).then((answer) => answer.json());
   const isRouter = "members" in health;
   for (const part of document.querySelectorAll("[data-for]")) part.hidden = (part.dataset.for === "router") !== isRouter;
   const isWell = health.status === "ok";
   text("state", health.draining ? "draining" : isWell ? "serving" : "not serving");
   $("state").className = `pill ${isWell && !health.draining ? "good" : "bad"}`;
   text("model", isRouter ? "router" : `${health.model || ""} ${health.role || ""}`);
-  const found = metrics(await (await ask("/metrics")).text());
+  const answer = await ask("/metrics", { headers: SHARED });
+  const at = performance.now() - 1000 * Number(answer.headers.get("x-quire-age"));
+  const found = metrics(await answer.text());
   if (isRouter) { showMembers(health); showRouted(found); return; }
   const [requests, tree] = await Promise.all([admin("/admin/requests"), admin("/admin/tree")]);
-  remember(found, performance.now());
+  remember(found, at);
   showTiers(found);
   showStore(found);
   showHandovers(found);
@@ -246,7 +256,7 @@ async function look() {
   drawLines($("ttft"), past.ttft, KEPT, (KEPT * EVERY_MS) / 1000);
   const last = past.ttft.findLast((each) => each !== null);
   text("ttft-text", last ? `With the cache ${last.with.toFixed(3)} s; without it about ${last.without.toFixed(3)} s ` +
-    `(estimated: ${Math.round(past.speed).toLocaleString()} prompt tokens per second computed here)` : "nobody has asked yet");
+    `(estimated: ${Math.round(past.speed).toLocaleString()} prompt tokens per second computed here)` : "no answer has begun since this page was opened");
 }
 
 async function forever() {

@@ -15,7 +15,7 @@ function stage(chart, top, unit, seconds) {
   chart.setAttribute("viewBox", `0 0 ${width} ${height}`);
   chart.replaceChildren(
     svg("line", { class: "axis", x1: 0, x2: width, y1: height - 1, y2: height - 1 }),
-    svg("text", { x: 2, y: 11 }, `${short(top)}${unit}`),
+    svg("text", { x: 2, y: 11 }, top ? `${short(top)}${unit}` : ""),
     svg("text", { x: width - 2, y: 11, class: "end" }, `the last ${seconds} s`));
   return { width, height };
 }
@@ -29,13 +29,13 @@ function short(number) {
 // Columns of what was found where, one per look; the latest on the right.
 function drawHits(chart, samples, count, seconds) {
   const total = (each) => TIERS.reduce((sum, tier) => sum + (each[tier] || 0), 0);
-  const top = Math.max(1, ...samples.map(total));
+  const top = Math.max(0, ...samples.map(total));
   const { width, height } = stage(chart, top, " tokens/s", seconds);
   const step = width / count, room = height - 16;
   samples.forEach((each, index) => {
     let y = height;
     for (const tier of TIERS) {
-      const size = ((each[tier] || 0) / top) * room;
+      const size = ((each[tier] || 0) / (top || 1)) * room;
       if (size <= 0) continue;
       y -= size;
       chart.append(svg("rect", { class: tier, y, height: size, width: Math.max(1, step - 1),
@@ -47,14 +47,14 @@ function drawHits(chart, samples, count, seconds) {
 // Two lines: as it was, and as it would have been.
 function drawLines(chart, samples, count, seconds) {
   const known = samples.filter((each) => each !== null);
-  const top = Math.max(1e-3, ...known.map((each) => Math.max(each.with, each.without)));
+  const top = Math.max(0, ...known.map((each) => Math.max(each.with, each.without)));
   const { width, height } = stage(chart, top, " s", seconds);
   for (const line of ["with", "without"]) {
     const points = [];
     samples.forEach((each, index) => {
       if (each === null) return;
       const x = width - (samples.length - 1 - index) * (width / count);
-      points.push(`${x.toFixed(1)},${(height - 1 - (each[line] / top) * (height - 16)).toFixed(1)}`);
+      points.push(`${x.toFixed(1)},${(height - 1 - (each[line] / (top || 1)) * (height - 16)).toFixed(1)}`);
     });
     chart.append(svg("polyline", { class: line, points: points.join(" ") }));
   }
@@ -97,7 +97,8 @@ function drawTree(chart, runs, widthOf, told) {
     for (const kind of ["click", "mouseenter"]) box.addEventListener(kind, () => told(words));
     chart.append(box);
     if (run.hits && width > 30) {
-      chart.append(svg("text", { class: "on", x: x + 4, y: run.row * tall + 13.5 }, `${short(run.hits)}×`));
+      const kind = warmth < 0.75 ? "on pale" : "on";
+      chart.append(svg("text", { class: kind, x: x + 4, y: run.row * tall + 13.5 }, `${short(run.hits)}×`));
     }
     if (isShared && !named.has(run.tenant)) {
       named.add(run.tenant);

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import torch
 
-from quire.bench.gpu.floors import wait
 from quire.memory.device import DevicePool
 from quire.memory.host import HostPool
 from quire.memory.page_layout import PageLayout
@@ -48,17 +47,17 @@ class Link:
         self._count = count = max(2, size_bytes // layout.page_bytes)
         self.size_bytes = count * layout.page_bytes
         self._where = device
-        self._device = DevicePool.allocate(layout, 2 * count, device)
-        self._host = HostPool(
-            layout, 2 * count, pin_for=self._device.device if device.type == "cuda" else None
+        self.device = DevicePool.allocate(layout, 2 * count, device)
+        self.host = HostPool(
+            layout, 2 * count, pin_for=self.device.device if device.type == "cuda" else None
         )
         page = torch.randint(0, 256, (layout.page_stride_bytes,), dtype=torch.uint8)
-        self._host.raw().copy_(page.expand_as(self._host.raw()))
-        self._engine = open_copy_engine(self._device, self._host)
+        self.host.raw().copy_(page.expand_as(self.host.raw()))
+        self._engine = open_copy_engine(self.device, self.host)
         self._flat = [torch.empty(self.size_bytes, dtype=torch.uint8, device=device) for _ in BOTH]
         self._streams = _streams(device)
         chance = np.random.default_rng(0)
-        self._pages = {
+        self.pages = {
             (way, order): tuple(self._some(order, half, chance) for _ in range(2))
             for half, way in enumerate(BOTH)
             for order in PageOrder
@@ -71,12 +70,14 @@ class Link:
 
     def close(self) -> None:
         self._engine.close()
-        self._host.close()
+        self.host.close()
 
-    def shares(self, ways: Sequence[CopyWay], order: PageOrder) -> tuple[float, float]:
+    def shares(
+        self, ways: Sequence[CopyWay], order: PageOrder, repeats: int = _REPEATS
+    ) -> tuple[float, float]:
         """Bytes a second of ours and of plain copies, all `ways` at once; taken in turn."""
         ours, plain = [], []
-        for _ in range(_REPEATS + 1):
+        for _ in range(repeats + 1):
             plain.append(self._rate(ways, lambda: self._plain(ways)))
             ours.append(self._rate(ways, lambda: self._ours(ways, order)))
         return statistics.median(ours[1:]), statistics.median(plain[1:])  # warm
@@ -91,7 +92,7 @@ class Link:
         def keep(way: CopyWay) -> None:
             copies: deque[Copy] = deque()
             while not over.is_set():
-                copies.append(self._start(way, PageOrder.SCATTERED))
+                copies.append(self.start(way, PageOrder.SCATTERED))
                 if len(copies) > _IN_FLIGHT:
                     copies.popleft().wait()
                     moved[way] += self.size_bytes
@@ -109,37 +110,42 @@ class Link:
             for thread in threads:
                 thread.join()
 
+    def wait(self) -> None:
+        """Until the device has done what it was told."""
+        if self._where.type == "cuda":
+            torch.cuda.synchronize(self._where)
+
     def _some(self, order: PageOrder, half: int, chance: np.random.Generator) -> PageIds:
         pages = np.arange(self._count)
         if order is PageOrder.SCATTERED:
             pages = chance.permutation(self._count)
         return page_ids((pages + half * self._count).astype(np.int32))
 
-    def _start(self, way: CopyWay, order: PageOrder) -> Copy:
-        device, host = self._pages[way, order]
+    def start(self, way: CopyWay, order: PageOrder) -> Copy:
+        device, host = self.pages[way, order]
         if way is CopyWay.LOAD:
             return self._engine.load(host, device)
         return self._engine.backup(device, host)
 
     def _ours(self, ways: Sequence[CopyWay], order: PageOrder) -> None:
-        for copy in [self._start(way, order) for way in ways]:
+        for copy in [self.start(way, order) for way in ways]:
             copy.wait()
 
     def _plain(self, ways: Sequence[CopyWay]) -> None:
-        raw = self._host.raw().view(-1)
+        raw = self.host.raw().view(-1)
         for way, stream in zip(ways, self._streams, strict=False):
             with stream:
                 if way is CopyWay.LOAD:
                     self._flat[0].copy_(raw[: self.size_bytes], non_blocking=True)
                 else:
-                    half = self._count * self._host.layout.page_stride_bytes
+                    half = self._count * self.host.layout.page_stride_bytes
                     raw[half : half + self.size_bytes].copy_(self._flat[1], non_blocking=True)
 
     def _rate(self, ways: Sequence[CopyWay], work: Callable[[], None]) -> float:
-        wait(self._where)
+        self.wait()
         began = time.perf_counter()
         work()
-        wait(self._where)
+        self.wait()
         return len(ways) * self.size_bytes / (time.perf_counter() - began)
 
 
