@@ -187,7 +187,8 @@ class ForeignDevice:
             )
         if last <= start or not core.healthy or core.config.host_pages == 0:
             return []
-        for point in self._points(lease, start, last):
+        ends = (point for point in self._points(lease) if start < point < last)
+        for point in (*ends, last):
             if point < last and self._cut(has, start, point) is None:
                 continue
             copy = self._save(lease, key, has, start, point)
@@ -232,6 +233,10 @@ class ForeignDevice:
         saves = self._saves.get(lease)
         return saves[-1].copy.last if saves else lease.tail.end
 
+    def point_before(self, lease: Lease, page: int) -> int:
+        """The deepest point, page `page` at most, at which a save should end; 0: there is none."""
+        return max((point for point in self._points(lease) if point <= page), default=0)
+
     def is_saving(self, lease: Lease) -> bool:
         return bool(self._saves.get(lease))
 
@@ -254,12 +259,10 @@ class ForeignDevice:
 
     # ---- inside ---------------------------------------------------------------------------------
 
-    def _points(self, lease: Lease, first: int, last: int) -> list[int]:
-        """Where saves of pages [first, last) should end."""
-        if lease.state is None:
-            return [last]
-        points = lease.state.branches | {lease.state.num_prompt}
-        return [*sorted(point for point in points if first < point < last), last]
+    def _points(self, lease: Lease) -> list[int]:
+        """Pages at which others will want to go on."""
+        state = lease.state
+        return [] if state is None else sorted({*state.branches, state.num_prompt})
 
     def _cut(self, has: Sequence[EnginePages], first: int, last: int) -> list[EnginePages] | None:
         """What of it pages [first, last) and going on behind them need; None: not all is there."""
@@ -357,12 +360,11 @@ class ForeignDevice:
     def _settle(self, lease: Lease, last: int) -> None:
         """What it has saved up to page `last` is in the tree: the store should have it, of models
         with windows when it has come to a point that is there to stay."""
-        state = lease.state
-        if state is None:
+        if lease.state is None:
             self._keep(lease.tail)
         elif lease.tail.end < last:
             return
-        elif last == state.num_prompt or last in state.branches:
+        elif last in self._points(lease):
             point = self._core.tree.node_at(lease.tail, last)
             point.is_mark = True
             self._under_way.discard(lease)
