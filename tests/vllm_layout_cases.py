@@ -86,7 +86,7 @@ def fill(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def there_and_back(hands: Hands, pages: dict[str, tuple[list[int], list[int], list[int]]]) -> None:
-    """By component: blocks that are saved, to host pages, and blocks into which these are loaded."""
+    """By component: blocks that are saved, to host pages, and blocks into which they are loaded."""
     one, two = OperationId(1), OperationId(2)
     setup = Setup("weights", [p.host.num_pages for p in hands.pools.values()], 16)
     saves: list[Command] = [

@@ -43,11 +43,13 @@ class StallingConnector(QuireConnector):
 
 
 class DamagingConnector(QuireConnector):
-    """What is loaded was overwritten on the host: behind every check there is."""
+    """What is loaded was overwritten on the host: behind every check there is. Of one component, if
+    a variable says which."""
 
     def wait_for_save(self) -> None:
         for command in unpack_orders(self._step.commands):
-            if isinstance(command, Load):
+            name = os.environ.get("QUIRE_TEST_COMPONENT")
+            if isinstance(command, Load) and name in (None, command.component):
                 rows = page_array(command.host).tolist()
                 self.hands.pools[command.component].host.pages()[rows] = 0.5
         super().wait_for_save()

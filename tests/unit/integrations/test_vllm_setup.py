@@ -103,8 +103,11 @@ def test_host_memory_for_less_than_a_window_is_refused() -> None:
         ([Group(), Group(kv_cache_spec=MambaSpec())], {}, "MambaSpec.*recurrent layers"),
         ([Group(kv_cache_spec=SimpleNamespace(block_size=16))], {}, "full attention and"),
         ([Group(), Group(kv_cache_spec=SlidingWindowSpec(32))], {}, "blocks of .16, 32."),
-        ([Group(), WINDOWED, Group(kv_cache_spec=SlidingWindowSpec(sliding_window=64))], {},
-         "windows: .64, 128."),
+        (
+            [Group(), WINDOWED, Group(kv_cache_spec=SlidingWindowSpec(sliding_window=64))],
+            {},
+            "windows: .64, 128.",
+        ),
         ([Group(), Group(kv_cache_spec=FullAttentionSpec(head_size=32))], {}, "full differ"),
         (None, {"pipeline_parallel_size": 2}, "pipeline"),
         (None, {"decode_context_parallel_size": 2}, "context"),

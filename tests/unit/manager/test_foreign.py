@@ -167,7 +167,9 @@ def test_two_requests_that_save_the_same_keep_one_copy() -> None:
     rig.run()
     assert rig.free(HOST) == 60
     third = rig.acquire(rig.doc(0, seed=1))
-    assert rig.manager.foreign.save_from(third, key, [EnginePages(0, ids(30, 4))]) == [], "it is there"
+    assert rig.manager.foreign.save_from(third, key, [EnginePages(0, ids(30, 4))]) == [], (
+        "it is there"
+    )
     for lease in [*leases, third]:
         rig.manager.release(lease)
     rig.run()

@@ -32,8 +32,8 @@ _COMPUTED_BY = (
 
 _KINDS = {"FullAttentionSpec": "full", "MLAAttentionSpec": "full", "SlidingWindowSpec": "window"}
 _WHY_NOT = {
-    "MambaSpec": "vLLM overwrites the state of recurrent layers in each step, and what a prefix can "
-    "be gone on from is that at the end of a page",
+    "MambaSpec": "states of recurrent layers lie in blocks that vLLM overwrites, and moves where "
+    "it chooses: after which token a block's state is cannot be told from its place",
     "ChunkedLocalAttentionSpec": "what chunked attention needs of a prefix is no window behind its "
     "end",
 }

@@ -9,9 +9,11 @@ vLLM gives one tensor per layer, and its shape depends on the attention backend:
 
 and its strides on the layout: with HND the heads of a block lie before its tokens, whatever the
 shape says. With several groups of layers all tensors lie in one memory, and which layer's state a
-block holds is known by its number alone: only the layers of its group are read or written. A page is what a block's number selects; where that is not contiguous, it is cut into
-*planes* that are. Order inside a plane is part of the layout's name, so that pages which mean
-something else are never taken for these.
+block holds is known by its number alone: only the layers of its group are read or written.
+
+A page is what a block's number selects, or several, one of each group; where that is not
+contiguous, it is cut into *planes* that are. Order inside a plane is part of the layout's name, so
+that pages which mean something else are never taken for these.
 """
 
 from __future__ import annotations
@@ -62,8 +64,8 @@ def describe(
     kinds = {(one.kind, one.layout) for one in layers}
     if len(kinds) != 1:
         raise ConfigError(
-            f"the layers' KV caches differ ({len(kinds)} kinds): Quire takes models whose layers of "
-            f"kind {component} are alike"
+            f"the layers' KV caches differ ({len(kinds)} kinds): Quire takes models whose "
+            f"layers of kind {component} are alike"
         )
     kind, one = kinds.pop()
     layout = replace(one, num_layers=len(layers), component=component)
