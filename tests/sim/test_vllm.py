@@ -15,6 +15,7 @@ from quire.integrations.vllm.accounts import Accounts
 from quire.integrations.vllm.leader import Leader
 from quire.integrations.vllm.orders import Orders, pack_reports, unpack_reports
 from quire.keys import Namespace
+from quire.manager.operations import OperationKind
 from quire.messages import Completion
 from quire.sim.content import Oracle, Pools
 from quire.sim.faults import RandomFaults
@@ -77,10 +78,14 @@ class SimHands:
         self._workers.submit(commands)
 
     def look(self, *, idle: bool) -> None:
-        for report in self._workers.poll():
-            self._ranks[report.rank].take([report])
+        self._poll()
         if idle and not any(rank.has_news for rank in self._ranks):
             self._wait()
+            self._poll()
+
+    def _poll(self) -> None:
+        for report in self._workers.poll():
+            self._ranks[report.rank].take([report])
 
     def finish_copies(self, orders: Orders) -> None:
         ops = None if orders.preempted else orders.taken
@@ -185,6 +190,45 @@ def play(seed: int) -> MiniVllm:
     assert len(engine.free) == len(set(engine.free)) == num_blocks - 1
     assert engine.num_recoveries <= NUM_REQUESTS, "each request is offered a load that fails once"
     return engine
+
+
+@pytest.mark.parametrize(("store", "asked"), [("", 0), ("sim://one", 1)])
+@pytest.mark.parametrize("window", [0, 12])
+def test_a_new_prompt_costs_one_question_to_the_store_and_as_few_copies_as_can_be(
+    store: str, asked: int, window: int
+) -> None:
+    """And no step more that computes than without a cache, whatever its length."""
+    groups = ((0,), (1,)) if window else ((0,),)
+    now, names = [0.0], NAMES[: len(groups)]
+    pools = Pools(1, dict.fromkeys(names, (256, 200)))
+    workers = SimWorkers(
+        pools,
+        SimStores(1000),
+        clock=lambda: now[0],  # type: ignore[arg-type]
+        faults=RandomFaults(Random(0), 0.0, [1.0]),
+        latency=Latency(Random(0), [1.0], slow_share=0.0, stuck_share=0.0),
+        rng=Random(0),
+    )
+    engine = MiniVllm(
+        SimMemory(pools, names), SimHands(workers, now, 1), num_blocks=256, host_pages=200,
+        store=store, chunk=64, save_tokens=256, now=now, window=window, groups=groups,
+    )  # fmt: skip
+    engine.add(MiniRequest("first", [1, 2, 3], 1))
+    engine.run()
+    for name, length in (("short", 40), ("long", 180)):
+        request = MiniRequest(name, [(7 * at + length) % 1000 for at in range(length)], 8)
+        before = {kind: done.count for kind, done in engine.manager.operations.ended.items()}
+        engine.add(request)
+        steps = 0
+        while len(request.all_token_ids) < request.end:
+            engine.step()
+            steps += request not in engine.waiting
+        engine.run()
+        assert steps == -(-length // 64) + 7
+        ended = engine.manager.operations.ended
+        assert ended[OperationKind.PROBE].count - before[OperationKind.PROBE] == asked
+        copies = ended[OperationKind.BACKUP].count - before[OperationKind.BACKUP]
+        assert copies == (2 if window else 1), "with windows one more, at the end of the prompt"
 
 
 @pytest.mark.parametrize("seed", range(24))
