@@ -193,8 +193,8 @@ class Leader:
             self._failed.discard(name)
             return False
         self._see_taken(tracked, blocks)
-        if tracked.stage is RequestStage.RUNNING and not self._has_failed(tracked):
-            self._save(tracked, blocks, request.num_computed_tokens, least=1)
+        if tracked.stage is RequestStage.RUNNING:
+            self._save(tracked, blocks, self._due(tracked, request.num_computed_tokens, least=1))
         self._failed.discard(name)
         under_way = [c.op for c in tracked.saves if c.state is ForeignState.COPYING]
         if not under_way:
@@ -234,13 +234,14 @@ class Leader:
             if tracked is None:
                 continue
             tracked.stage = RequestStage.RUNNING
+            end = tracked.request.num_computed_tokens + num_tokens
+            due = self._due(tracked, end, least=self._save_pages)
+            if not due and not (self._has_windows and tracked.saves):
+                continue  # vLLM makes a list of all blocks whenever it is asked for them
             blocks = blocks_of(name)
-            if blocks is None:
-                continue
-            self._see_taken(tracked, blocks)
-            if not self._has_failed(tracked):
-                end = tracked.request.num_computed_tokens + num_tokens
-                self._save(tracked, blocks, end, least=self._save_pages)
+            if blocks is not None:
+                self._see_taken(tracked, blocks)
+                self._save(tracked, blocks, due)
         self._attach()
         self._take_in(())
         orders, self._orders = self._orders, Orders(self._setup, b"")
@@ -305,26 +306,30 @@ class Leader:
             return True
         return any(copy.state is ForeignState.FAILED for copy in tracked.saves)
 
-    def _save(self, tracked: Tracked, blocks: Blocks, num_computed: int, *, least: int) -> None:
-        """Save its full pages that the host lacks, if there are so many, or they reach a point. Of
-        the newest token nothing is sure: what was computed for it may be a guess that was wrong."""
-        if tracked.naming is not self._naming:
-            return  # computed before all was to be forgotten
-        request, foreign = tracked.request, self.manager.foreign
-        num_known = len(request.all_token_ids) - 1
-        last = min(num_computed, num_known) // self._page_size
-        last = min(last, *map(len, blocks))
+    def _due(self, tracked: Tracked, num_computed: int, *, least: int) -> range:
+        """Its full pages that the host lacks and should have, if there are so many, or they reach a
+        point. Of the newest token nothing is sure: what was computed for it may be a guess that was
+        wrong."""
         tracked.saves = [c for c in tracked.saves if c.state is not ForeignState.DONE]
-        first = foreign.saved_pages(tracked.lease)
-        point = foreign.point_before(tracked.lease, last)
+        if tracked.naming is not self._naming or self._has_failed(tracked):
+            return range(0)  # or it was computed before all was to be forgotten
+        num_known = len(tracked.request.all_token_ids) - 1
+        last = min(num_computed, num_known) // self._page_size
+        first = self.manager.foreign.saved_pages(tracked.lease)
+        point = self.manager.foreign.point_before(tracked.lease, last)
         if self._has_windows and last < tracked.num_prompt:
             last = point
-        if last - first < (1 if first < point else least):
+        return range(first, last) if last - first >= (1 if first < point else least) else range(0)
+
+    def _save(self, tracked: Tracked, blocks: Blocks, due: range) -> None:
+        first, last, request = due.start, min(due.stop, *map(len, blocks)), tracked.request
+        if last <= first:
             return
         if tracked.key.num_pages < last:
+            num_known = len(request.all_token_ids) - 1
             tracked.key = self._naming.longer(tracked.key, request, tracked.num_named, num_known)
             tracked.num_named = num_known
-        pages = self._pages_of(blocks, first, last)
+        pages, foreign = self._pages_of(blocks, first, last), self.manager.foreign
         tracked.saves += foreign.save_from(tracked.lease, tracked.key[:last], pages)
 
     def _pages_of(self, blocks: Blocks, first: int, last: int) -> list[EnginePages]:
