@@ -1,18 +1,22 @@
-"""A scheduler and a model as vLLM has them, small: blocks, steps, chunks, preemption. No vLLM.
+"""A scheduler and a model as vLLM has them, small: blocks, steps, chunks, preemption, groups of
+layers with windows. No vLLM.
 
 What the model computes for a token is a number that depends on all tokens before it, so that a
-block which holds anything else than it should is seen.
+block which holds anything else than it should is seen. Blocks of all groups come from one pool and
+lie in one memory, in which each group's layers have their own number for the same token.
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
+from quire.components import Component, FullAttention, PoolSize, SlidingWindow
 from quire.config import CacheConfig, PrefetchConfig
 from quire.integrations.vllm.hands import Hands
 from quire.integrations.vllm.leader import Leader
@@ -24,6 +28,8 @@ from quire.keys import Namespace
 from quire.manager import CacheManager
 
 BLOCK, HEADS, DIM, LAYERS = 4, 2, 4, 2
+"""Layers of each group."""
+NULL_BLOCK = 0
 
 
 @dataclass(eq=False)
@@ -37,7 +43,8 @@ class MiniRequest:
     mm_features: list[object] = field(default_factory=list)
     prompt_embeds: object | None = None
     skip_reading_prefix_cache: bool = False
-    blocks: list[int] = field(default_factory=list)
+    blocks: list[list[int]] = field(default_factory=list)
+    """By group."""
     is_loading: bool = False
     num_loaded: int = 0
     aborted: bool = False
@@ -59,47 +66,54 @@ class MiniRequest:
 class Memory(Protocol):
     """What the engine's blocks hold."""
 
-    def compute(self, request: MiniRequest, first: int, last: int) -> None:
-        """The model writes what these tokens are to it."""
+    def compute(self, request: MiniRequest, group: int, first: int, last: int) -> None:
+        """The model writes what these tokens are to the layers of a group."""
 
-    def check(self, request: MiniRequest, num_tokens: int) -> None:
-        """Do its blocks hold what the model computes for its first tokens?"""
+    def check(self, request: MiniRequest, group: int, first: int, last: int) -> None:
+        """Do its blocks hold what the model computes for these tokens?"""
 
     def overwrite(self, blocks: list[int]) -> None:
         """Whoever reads them from here on is seen."""
 
 
 class Tensors:
-    """Real ones, of one rank."""
+    """Real ones, of one rank: all groups' layers in the same memory."""
 
-    def __init__(self, num_blocks: int) -> None:
-        self.by_layer = {
-            f"layers.{layer}": torch.zeros(num_blocks, HEADS, BLOCK, 2 * DIM)
-            for layer in range(LAYERS)
-        }
-        self.described = describe(self.by_layer, BlockShape(num_blocks, BLOCK, HEADS, DIM))
+    def __init__(self, num_blocks: int, groups: Sequence[Sequence[int]] = ((0,),)) -> None:
+        """`groups`: by component."""
+        self.layers = [torch.zeros(num_blocks, HEADS, BLOCK, 2 * DIM) for _ in range(LAYERS)]
+        shape, names = BlockShape(num_blocks, BLOCK, HEADS, DIM), ("full", "window")
+        self.kinds = [
+            describe([self._by_name(group) for group in mine], shape, name)
+            for name, mine in zip(names, groups, strict=False)
+        ]
+        self.overwrite([NULL_BLOCK])
 
-    def compute(self, request: MiniRequest, first: int, last: int) -> None:
-        numbers = request.computed(first, last)
-        blocks, at = _places(request, first, last)
-        for layer, tensor in enumerate(self.by_layer.values()):
+    def _by_name(self, group: int) -> dict[str, torch.Tensor]:
+        return {f"layers.{group + at}": layer for at, layer in enumerate(self.layers)}
+
+    def compute(self, request: MiniRequest, group: int, first: int, last: int) -> None:
+        numbers = request.computed(first, last) + 100_000 * group
+        blocks, at = _places(request.blocks[group], first, last)
+        for layer, tensor in enumerate(self.layers):
             tensor[blocks, :, at] = (numbers + layer)[:, None, None].expand(-1, HEADS, 2 * DIM)
 
-    def check(self, request: MiniRequest, num_tokens: int) -> None:
-        numbers = request.computed(0, num_tokens)
-        blocks, at = _places(request, 0, num_tokens)
-        for layer, tensor in enumerate(self.by_layer.values()):
+    def check(self, request: MiniRequest, group: int, first: int, last: int) -> None:
+        numbers = request.computed(0, last)[first:] + 100_000 * group
+        blocks, at = _places(request.blocks[group], first, last)
+        for layer, tensor in enumerate(self.layers):
             held = tensor[blocks, :, at] - layer
             assert torch.equal(held, numbers[:, None, None].expand_as(held)), request.request_id
+            assert (tensor[NULL_BLOCK] == -1).all(), "the null block was written"
 
     def overwrite(self, blocks: list[int]) -> None:
-        for tensor in self.by_layer.values():
+        for tensor in self.layers:
             tensor[blocks] = -1.0
 
 
-def _places(request: MiniRequest, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _places(blocks: list[int], first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
     at = torch.arange(first, last)
-    return torch.tensor(request.blocks, dtype=torch.int64)[at // BLOCK], at % BLOCK
+    return torch.tensor(blocks, dtype=torch.int64)[at // BLOCK], at % BLOCK
 
 
 class MiniVllm:
@@ -115,21 +129,32 @@ class MiniVllm:
         chunk: int = 8,
         save_tokens: int = 8,
         now: list[float] | None = None,
+        window: int = 0,
+        groups: Sequence[Sequence[int]] = ((0,),),
     ) -> None:
-        """`hands`: Hands, or what does as they do."""
+        """`hands`: Hands, or what does as they do. `window`: tokens, of all groups that are not
+        those of the first component."""
         self.now = now if now is not None else [0.0]
         self.memory, self.hands = memory, hands
+        self.window, self.num_groups = window, sum(map(len, groups))
+        self.window_groups = {group for mine in groups[1:] for group in mine}
         prefetch = PrefetchConfig(threshold_tokens=1)
+        components: list[Component] = [FullAttention()]
+        if window:
+            pool = PoolSize(num_blocks, host_pages)
+            components.append(SlidingWindow(1, window, BLOCK, pool))
         self.manager = CacheManager(
             CacheConfig(BLOCK, num_blocks, host_pages, prefetch=prefetch, num_ranks=num_ranks),
             clock=lambda: self.now[0],
+            components=components,
         )
         names = iter(f"generation {n}" for n in range(10_000))
         self.leader = Leader(
             VllmOptions(host_bytes=1, store=store),
             self.manager,
             Naming(Namespace("weights", "float32", BLOCK), lambda adapter: adapter.lora_path),
-            Setup("weights", host_pages, BLOCK),
+            Setup("weights", [host_pages] * len(groups), BLOCK),
+            groups,
             clock=lambda: self.now[0],
             new_name=lambda: next(names),
             save_tokens=save_tokens,
@@ -137,6 +162,7 @@ class MiniVllm:
         self.chunk = chunk
         self.rng = random.Random(0)
         self.free = list(range(1, num_blocks))
+        self.num_blocks = num_blocks
         self.waiting: list[MiniRequest] = []
         self.running: list[MiniRequest] = []
         self.finishing: dict[str, MiniRequest] = {}
@@ -145,8 +171,6 @@ class MiniVllm:
         self.num_recoveries = 0
         self.preempted = False
         self.taken_away: list[int] = []
-        self.bad_blocks: set[int] = set()
-        """Told by one rank, maybe while others still load."""
 
     # ---- steps ----------------------------------------------------------------------------------
 
@@ -157,6 +181,8 @@ class MiniVllm:
     def step(self) -> None:
         """Schedule, compute, tell the connector, hear from it."""
         self.now[0] += 0.001
+        for request in self.running:
+            self._slide(request)
         self._admit()
         work: dict[str, int] = {}
         for request in self.running:
@@ -168,19 +194,18 @@ class MiniVllm:
             preempted=self.preempted,
             idle=not work,
         )
-        if self.preempted:
-            self.hands.finish_copies()
-            self.memory.overwrite(self.taken_away)
-            self.preempted, self.taken_away = False, []
+        self.hands.finish_copies(orders)
+        self.memory.overwrite(self.taken_away)
+        self.preempted, self.taken_away = False, []
         for name, count in work.items():
             self._compute(self.by_name[name], count)
         self.hands.obey(orders)
         self.hands.look(idle=not work)
         accounts = self.hands.accounts
-        sent, received = accounts.take_sent(), accounts.take_received()
-        bad, reports = accounts.take_bad_blocks(), accounts.take_reports()
+        sent, (received, failed) = accounts.take_sent(), accounts.take_received()
+        reports = accounts.take_reports()
         self.leader.hear(unpack_reports(reports) if reports else [])
-        self._received(received, bad)
+        self._received(received, failed)
         for name in sent:
             self._free(self.finishing.pop(name))
         for name in work:
@@ -207,8 +232,7 @@ class MiniVllm:
     def preempt(self, request: MiniRequest) -> None:
         """Its blocks are others' now; the model overwrites them in the next step."""
         self.running.remove(request)
-        self.taken_away += request.blocks
-        self.free += request.blocks
+        self._take_away(request.blocks)
         request.blocks = []
         request.num_computed_tokens = 0
         self.waiting.insert(0, request)
@@ -225,7 +249,7 @@ class MiniVllm:
                 found = self.leader.matched(request, 0)
             if found is None:
                 continue
-            if not self._give_blocks(request):
+            if not self._give_blocks(request, found):
                 continue
             self.leader.allocated(request, request.blocks, found)
             if found:
@@ -234,20 +258,46 @@ class MiniVllm:
             self.waiting.remove(request)
             self.running.append(request)
 
-    def _give_blocks(self, request: MiniRequest) -> bool:
-        """For all that it will ever hold, so that nobody waits for somebody who waits."""
-        missing = -(-request.end // BLOCK) - len(request.blocks)
-        if missing > len(self.free):
+    def _give_blocks(self, request: MiniRequest, num_found: int) -> bool:
+        """For all that it will ever hold, so that nobody waits for somebody who waits; of windows,
+        not for what lies before them when `num_found` tokens are loaded."""
+        if request.blocks:
+            return True
+        count, seen = -(-request.end // BLOCK), self._num_unseen(num_found) // BLOCK
+        unseen = [seen if group in self.window_groups else 0 for group in range(self.num_groups)]
+        if self.num_groups * count - sum(unseen) > len(self.free):
             return False
-        for _ in range(missing):
-            request.blocks.append(self.free.pop(self.rng.randrange(len(self.free))))
+        request.blocks = [
+            [NULL_BLOCK] * skipped
+            + [self.free.pop(self.rng.randrange(len(self.free))) for _ in range(count - skipped)]
+            for skipped in unseen
+        ]
         return True
 
+    def _num_unseen(self, num_computed: int) -> int:
+        """By the next token: those before its window."""
+        return max(0, num_computed - self.window + 1) if self.window else 0
+
+    def _slide(self, request: MiniRequest) -> None:
+        """What lies before the window is somebody else's from now on."""
+        last = self._num_unseen(request.num_computed_tokens) // BLOCK
+        for group in self.window_groups:
+            self._take_away([request.blocks[group][:last]])
+            request.blocks[group][:last] = [NULL_BLOCK] * last
+
+    def _take_away(self, blocks: list[list[int]]) -> None:
+        """The model overwrites them in the next step."""
+        taken = _real(blocks)
+        self.taken_away += taken
+        self.free += taken
+
     def _compute(self, request: MiniRequest, count: int) -> None:
-        """Reads all that lies before, and writes."""
+        """Reads all that it sees, and writes."""
         first = request.num_computed_tokens
-        self.memory.check(request, first)
-        self.memory.compute(request, first, first + count)
+        for group in range(self.num_groups):
+            seen = self._num_unseen(first) if group in self.window_groups else 0
+            self.memory.check(request, group, seen, first)
+            self.memory.compute(request, group, first, first + count)
 
     def _advance(self, request: MiniRequest) -> None:
         left = len(request.all_token_ids) - request.num_computed_tokens
@@ -259,43 +309,51 @@ class MiniVllm:
             self._finish(request)
 
     def _finish(self, request: MiniRequest) -> None:
-        full = request.blocks[: -(-request.num_computed_tokens // BLOCK)]
+        if request.blocks:
+            self._slide(request)
+        full = [mine[: -(-request.num_computed_tokens // BLOCK)] for mine in request.blocks]
+        full = full or [[]] * self.num_groups
         if self.leader.finished(request, full):
             self.finishing[request.request_id] = request
         else:
             self._free(request)
 
-    def _received(self, names: set[str], bad: set[int]) -> None:
-        self.bad_blocks |= bad
+    def _received(self, names: set[str], failed: set[str]) -> None:
         for name in names:
             request = self.by_name[name]
             request.is_loading = False
             if request.aborted:
-                self.bad_blocks.difference_update(request.blocks)
                 self._free(self.finishing.pop(name))
                 continue
-            blocks = request.blocks[: request.num_loaded // BLOCK]
-            found = (i for i, block in enumerate(blocks) if block in self.bad_blocks)
-            good = next(found, len(blocks))
-            self.bad_blocks.difference_update(blocks)
-            self.num_recoveries += good < len(blocks)
-            self.num_loaded += good
-            # One token at least is computed, as the next one is drawn from it.
-            request.num_computed_tokens = min(good * BLOCK, len(request.all_token_ids) - 1)
-            if not good:
+            if name in failed:
+                self.num_recoveries += 1
                 self._free(request)
+                continue
+            self.num_loaded += request.num_loaded // BLOCK
+            # One token at least is computed, as the next one is drawn from it.
+            request.num_computed_tokens = min(request.num_loaded, len(request.all_token_ids) - 1)
 
     def _free(self, request: MiniRequest) -> None:
-        self.memory.overwrite(request.blocks)
-        self.free += request.blocks
+        mine = _real(request.blocks)
+        self.memory.overwrite(mine)
+        self.free += mine
         request.blocks = []
 
     def close(self) -> None:
         self.hands.close()
 
 
+def _real(blocks: list[list[int]]) -> list[int]:
+    return [block for mine in blocks for block in mine if block != NULL_BLOCK]
+
+
+WINDOWS: dict[str, Any] = {"window": 12, "groups": ((0,), (1, 2)), "num_blocks": 96}
+"""One group of full attention, and two with windows of three pages."""
+
+
 def over_tensors(*, num_blocks: int = 32, host_pages: int = 64, **how: Any) -> MiniVllm:
     """With the real hands of one rank."""
-    tensors = Tensors(num_blocks)
-    hands = Hands(0, 1, tensors.described, host_pages)
+    groups = how.get("groups", ((0,),))
+    tensors = Tensors(num_blocks, groups)
+    hands = Hands(0, 1, tensors.kinds, [host_pages] * len(groups))
     return MiniVllm(tensors, hands, num_blocks=num_blocks, host_pages=host_pages, **how)

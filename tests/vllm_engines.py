@@ -66,6 +66,8 @@ class Subject:
     model: str
     long: list[list[int]]
     many: list[list[int]]
+    num_groups: int
+    """Of layers, each with blocks of its own."""
 
 
 def vllm_environment(**more: str) -> dict[str, str]:

@@ -28,11 +28,11 @@ def main() -> None:
     up, down = plain()
     for layout in LAYOUTS:
         tensors = tensors_of(layout, SHAPE, LAYERS, torch.bfloat16, "cuda")
-        hands = Hands(0, 1, describe(tensors, SHAPE), HOST_PAGES)
+        hands = Hands(0, 1, [describe([tensors], SHAPE)], [HOST_PAGES])
         rng = random.Random(1)
         there = page_ids(rng.sample(range(1, SHAPE.num_blocks), MOVED))
         here = page_ids(rng.sample(range(HOST_PAGES), MOVED))
-        load, save = both(hands.pools.engine, here, there)
+        load, save = both(hands.pools["full"].engine, here, there)
         print(f"{layout:15} load {up / load:.3f}, save {down / save:.3f} of the plain copy")
         hands.close()
         del tensors

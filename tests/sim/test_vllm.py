@@ -6,6 +6,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from quire.integrations.vllm.accounts import Accounts
 from quire.integrations.vllm.leader import Leader
 from quire.integrations.vllm.orders import Orders, pack_reports, unpack_reports
 from quire.keys import Namespace
+from quire.manager.operations import OperationKind
 from quire.messages import Completion
 from quire.sim.content import Oracle, Pools
 from quire.sim.faults import RandomFaults
@@ -25,27 +27,33 @@ from quire.types import Tier, page_ids
 NUM_REQUESTS = 60
 
 
+NAMES = ("full", "window")
+"""Of the groups, each a component."""
+
+
 class SimMemory:
-    """The engine's blocks on all ranks, as the simulator's device pages. A block counts when it is
-    full: what is not is never saved."""
+    """The engine's blocks on all ranks, as the simulator's device pages: of each group's layers its
+    own. A block counts when it is full: what is not is never saved."""
 
-    def __init__(self, pools: Pools) -> None:
-        self.pools, self.oracle = pools, Oracle()
+    def __init__(self, pools: Pools, names: Iterable[str]) -> None:
+        self.pools, self.oracle, self.names = pools, Oracle(), list(names)
 
-    def compute(self, request: MiniRequest, first: int, last: int) -> None:
+    def compute(self, request: MiniRequest, group: int, first: int, last: int) -> None:
         full = range(first // BLOCK, last // BLOCK)
-        contents = self._contents(request, last)
-        self.pools.compute([request.blocks[at] for at in full], [contents[at] for at in full])
+        contents, blocks = self._contents(request, last), request.blocks[group]
+        mine = [blocks[at] for at in full], [contents[at] for at in full]
+        self.pools.compute(*mine, NAMES[group])
 
-    def check(self, request: MiniRequest, num_tokens: int) -> None:
-        contents = self._contents(request, num_tokens)
-        blocks = page_ids(request.blocks[: len(contents)])
+    def check(self, request: MiniRequest, group: int, first: int, last: int) -> None:
+        contents = self._contents(request, last)[first // BLOCK :]
+        blocks = page_ids(request.blocks[group][first // BLOCK :][: len(contents)])
         ranks = range(self.pools.num_ranks)
-        wrong = self.pools.first_wrong(Tier.DEVICE, blocks, contents, ranks)
+        wrong = self.pools.first_wrong(Tier.DEVICE, blocks, contents, ranks, NAMES[group])
         assert wrong is None, f"{request.request_id} computes on a wrong block: {wrong}"
 
     def overwrite(self, blocks: list[int]) -> None:
-        self.pools.scribble_everywhere(blocks)
+        for name in self.names:
+            self.pools.scribble_everywhere(blocks, name)
 
     def _contents(self, request: MiniRequest, num_tokens: int) -> list[int]:
         tokens = b"".join(t.to_bytes(4, "little") for t in request.all_token_ids[:num_tokens])
@@ -61,6 +69,7 @@ class SimHands:
         self._ranks = [Accounts() for _ in range(num_ranks)]
         self._sent: list[set[str]] = [set() for _ in range(num_ranks)]
         self._received: list[set[str]] = [set() for _ in range(num_ranks)]
+        self._failed: set[str] = set()
         self.accounts = self
 
     def obey(self, orders: Orders) -> None:
@@ -69,24 +78,32 @@ class SimHands:
         self._workers.submit(commands)
 
     def look(self, *, idle: bool) -> None:
-        for report in self._workers.poll():
-            self._ranks[report.rank].take([report])
+        self._poll()
         if idle and not any(rank.has_news for rank in self._ranks):
             self._wait()
+            self._poll()
 
-    def finish_copies(self) -> None:
-        while any(rank.is_copying for rank in self._ranks):
+    def _poll(self) -> None:
+        for report in self._workers.poll():
+            self._ranks[report.rank].take([report])
+
+    def finish_copies(self, orders: Orders) -> None:
+        ops = None if orders.preempted else orders.taken
+        while any(rank.is_copying(ops) for rank in self._ranks):
             self._wait()
             self.look(idle=False)
 
     def take_sent(self) -> set[str]:
         return _of_all(self._sent, [rank.take_sent() for rank in self._ranks])
 
-    def take_received(self) -> set[str]:
-        return _of_all(self._received, [rank.take_received() for rank in self._ranks])
-
-    def take_bad_blocks(self) -> set[int]:
-        return set().union(*(rank.take_bad_blocks() for rank in self._ranks))
+    def take_received(self) -> tuple[set[str], set[str]]:
+        """Failed is what one rank has failed to get."""
+        news = [rank.take_received() for rank in self._ranks]
+        self._failed.update(*(failed for _, failed in news))
+        received = _of_all(self._received, [received for received, _ in news])
+        failed = self._failed & received
+        self._failed -= failed
+        return received, failed
 
     def take_reports(self) -> bytes:
         found: list[Completion] = []
@@ -112,12 +129,18 @@ def _of_all(before: list[set[str]], news: list[set[str]]) -> set[str]:
 
 
 def play(seed: int) -> MiniVllm:
-    """Requests come, end, are aborted and preempted; the host is flushed, everything reset."""
+    """Requests come, end, are aborted and preempted; the host is flushed, everything reset. Every
+    other seed has windows."""
     rng = Random(seed)
     num_ranks, num_blocks = 1 + seed % 3, rng.choice((32, 64))
     host_pages = rng.choice((12, 40))
     now = [0.0]
-    pools = Pools(num_ranks, {"full": (num_blocks, host_pages)})
+    how: dict[str, Any] = {}
+    if seed % 2:
+        how = {"groups": ((0,), (1,)), "window": rng.choice((5, 8, 12))}
+        num_blocks *= 2
+    names = NAMES[: len(how.get("groups", "1"))]
+    pools = Pools(num_ranks, dict.fromkeys(names, (num_blocks, host_pages)))
     workers = SimWorkers(
         pools,
         SimStores(rng.choice((0, 60))),
@@ -132,7 +155,7 @@ def play(seed: int) -> MiniVllm:
         rng=Random(seed + 3),
     )
     engine = MiniVllm(
-        SimMemory(pools),
+        SimMemory(pools, names),
         SimHands(workers, now, num_ranks),
         num_blocks=num_blocks,
         host_pages=host_pages,
@@ -141,6 +164,7 @@ def play(seed: int) -> MiniVllm:
         chunk=rng.choice((3, 8, 64)),
         save_tokens=rng.choice((4, 12)),
         now=now,
+        **how,
     )
     for number in range(NUM_REQUESTS):
         words = Random(rng.randrange(6))
@@ -168,6 +192,45 @@ def play(seed: int) -> MiniVllm:
     return engine
 
 
+@pytest.mark.parametrize(("store", "asked"), [("", 0), ("sim://one", 1)])
+@pytest.mark.parametrize("window", [0, 12])
+def test_a_new_prompt_costs_one_question_to_the_store_and_as_few_copies_as_can_be(
+    store: str, asked: int, window: int
+) -> None:
+    """And no step more that computes than without a cache, whatever its length."""
+    groups = ((0,), (1,)) if window else ((0,),)
+    now, names = [0.0], NAMES[: len(groups)]
+    pools = Pools(1, dict.fromkeys(names, (256, 200)))
+    workers = SimWorkers(
+        pools,
+        SimStores(1000),
+        clock=lambda: now[0],  # type: ignore[arg-type]
+        faults=RandomFaults(Random(0), 0.0, [1.0]),
+        latency=Latency(Random(0), [1.0], slow_share=0.0, stuck_share=0.0),
+        rng=Random(0),
+    )
+    engine = MiniVllm(
+        SimMemory(pools, names), SimHands(workers, now, 1), num_blocks=256, host_pages=200,
+        store=store, chunk=64, save_tokens=256, now=now, window=window, groups=groups,
+    )  # fmt: skip
+    engine.add(MiniRequest("first", [1, 2, 3], 1))
+    engine.run()
+    for name, length in (("short", 40), ("long", 180)):
+        request = MiniRequest(name, [(7 * at + length) % 1000 for at in range(length)], 8)
+        before = {kind: done.count for kind, done in engine.manager.operations.ended.items()}
+        engine.add(request)
+        steps = 0
+        while len(request.all_token_ids) < request.end:
+            engine.step()
+            steps += request not in engine.waiting
+        engine.run()
+        assert steps == -(-length // 64) + 7
+        ended = engine.manager.operations.ended
+        assert ended[OperationKind.PROBE].count - before[OperationKind.PROBE] == asked
+        copies = ended[OperationKind.BACKUP].count - before[OperationKind.BACKUP]
+        assert copies == (2 if window else 1), "with windows one more, at the end of the prompt"
+
+
 @pytest.mark.parametrize("seed", range(24))
 def test_whatever_the_workers_do_blocks_hold_what_they_should(seed: int) -> None:
     play(seed)
@@ -179,8 +242,9 @@ def play_all(seeds: Iterable[int]) -> list[MiniVllm]:
 
 def test_loads_and_recoveries_are_among_what_is_played() -> None:
     engines = play_all(range(6))
-    assert sum(engine.num_loaded for engine in engines) > 100
-    assert sum(engine.num_recoveries for engine in engines) > 0
+    for some in (engines[::2], engines[1::2]):
+        assert sum(engine.num_loaded for engine in some) > 50
+        assert sum(engine.num_recoveries for engine in some) > 0
 
 
 @pytest.mark.long
@@ -196,7 +260,7 @@ def test_fresh_seeds() -> None:
 def test_a_block_that_is_given_away_too_soon_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     finished = Leader.finished
 
-    def too_soon(self: Leader, request: MiniRequest, blocks: list[int]) -> bool:
+    def too_soon(self: Leader, request: MiniRequest, blocks: list[list[int]]) -> bool:
         finished(self, request, blocks)
         self._orders.sending.clear()
         return False
@@ -204,3 +268,11 @@ def test_a_block_that_is_given_away_too_soon_is_seen(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Leader, "finished", too_soon)
     with pytest.raises(AssertionError, match="wrong block"):
         play_all(range(24))
+
+
+def test_a_window_that_does_not_wait_for_what_is_copied_out_of_it_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Leader, "_see_taken", lambda *_: None)
+    with pytest.raises(AssertionError, match="wrong block"):
+        play_all(range(1, 60, 2))

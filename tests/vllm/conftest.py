@@ -10,7 +10,7 @@ import pytest
 
 from gemma import gemma_model
 from quire.models import embedded_model
-from vllm_engines import LONG, MANY, Engines, Subject, ask
+from vllm_engines import LONG, MANY, SETTLE, Engines, Subject, ask
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -47,5 +47,5 @@ def subject(request: pytest.FixtureRequest) -> Subject:
 
 
 def _subject(engines: Engines, model: str) -> Subject:
-    long, many = engines.vllm(model, [ask(LONG), ask(*MANY)])
-    return Subject(model, long["tokens"], many["tokens"])
+    long, many, end = engines.vllm(model, [ask(LONG), ask(*MANY), SETTLE])
+    return Subject(model, long["tokens"], many["tokens"], end["groups"])

@@ -18,14 +18,14 @@ class FailingConnector(QuireConnector):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         super().register_kv_caches(kv_caches)
-        engine = self.hands.pools.engine
 
         def load(host: Any, device: Any) -> Any:
             for tensor in kv_caches.values():
                 tensor[page_array(device).tolist()] = 7.0
             raise OSError("this link is cut")
 
-        object.__setattr__(engine, "load", load)
+        for pools in self.hands.pools.values():
+            object.__setattr__(pools.engine, "load", load)
 
 
 class StallingConnector(QuireConnector):
@@ -38,15 +38,18 @@ class StallingConnector(QuireConnector):
             Path(os.environ["QUIRE_TEST_MARK"]).touch()
             return Copy(len(kv_caches))
 
-        object.__setattr__(self.hands.pools.engine, "load", load)
+        for pools in self.hands.pools.values():
+            object.__setattr__(pools.engine, "load", load)
 
 
 class DamagingConnector(QuireConnector):
-    """What is loaded was overwritten on the host: behind every check there is."""
+    """What is loaded was overwritten on the host: behind every check there is. Of one component, if
+    a variable says which."""
 
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+    def wait_for_save(self) -> None:
         for command in unpack_orders(self._step.commands):
-            if isinstance(command, Load):
+            name = os.environ.get("QUIRE_TEST_COMPONENT")
+            if isinstance(command, Load) and name in (None, command.component):
                 rows = page_array(command.host).tolist()
-                self.hands.pools.host.pages()[rows] = 0.5
-        super().start_load_kv(forward_context, **kwargs)
+                self.hands.pools[command.component].host.pages()[rows] = 0.5
+        super().wait_for_save()

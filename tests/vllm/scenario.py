@@ -226,11 +226,16 @@ def settle(llm: Any) -> dict[str, Any]:
         "preemptions": counts["vllm:num_preemptions"],
         "metrics": {name: count for name, count in counts.items() if count and "cache" in name},
     }
+    found["groups"] = len(scheduler.kv_cache_manager.kv_cache_config.kv_cache_groups)
     if scheduler.connector is not None:
         leader = scheduler.connector.leader
         leader.manager.check_invariants()
         found["leases"] = len(leader.manager.leases)
         found["counters"] = leader.manager.counters.snapshot()
+        found["pools"] = {
+            f"{use.component} {use.tier.name.lower()}": use.used_pages
+            for use in leader.manager.pools()
+        }
     return found
 
 

@@ -6,7 +6,7 @@ from quire.manager.counters import Counters, Decline, Fit
 from quire.manager.events import CacheEvent, EventBatch, EventKind
 from quire.manager.exports import Export, ReadablePages
 from quire.manager.fetches import Intake, Meetings, Prefetch, PrefetchState
-from quire.manager.foreign import ForeignCopy, ForeignState
+from quire.manager.foreign import EnginePages, ForeignCopy, ForeignState
 from quire.manager.lease import Lease, LoadState, PrefixMatch, Wish
 from quire.manager.manager import CacheManager
 from quire.manager.states import LeaseState
@@ -19,6 +19,7 @@ __all__ = [
     "CacheManager",
     "Counters",
     "Decline",
+    "EnginePages",
     "EventBatch",
     "EventKind",
     "Export",

@@ -31,9 +31,17 @@ def word_dtype(layout: PageLayout) -> torch.dtype:
 class DevicePool:
     """Per layer and plane one tensor [num_pages, *inner]; any engine's own tensors will do."""
 
-    def __init__(self, layout: PageLayout, planes: Sequence[Sequence[torch.Tensor]]) -> None:
-        """`planes[layer][plane]`; each page of each must be contiguous."""
+    def __init__(
+        self,
+        layout: PageLayout,
+        planes: Sequence[Sequence[torch.Tensor]],
+        parts: Sequence[range] | None = None,
+    ) -> None:
+        """`planes[layer][plane]`; each page of each must be contiguous. `parts`: layers whose page
+        has a number of its own, where an engine numbers them so: all layers, in order. A page is
+        then named by as many numbers, one after the other."""
         self.layout = layout
+        self.parts = tuple(parts or [range(layout.num_layers)])
         self._planes = tuple(tuple(tensors) for tensors in planes)
         first = self._planes[0][0]
         self.num_pages = first.shape[0]
@@ -79,6 +87,9 @@ class DevicePool:
 
     def _check(self) -> None:
         layout = self.layout
+        in_parts = [layer for part in self.parts for layer in part]
+        if in_parts != list(range(layout.num_layers)):
+            raise ConfigError(f"parts have layers {in_parts}: all are needed, in order")
         expected = (self.num_pages, *layout.inner_shape)
         if len(self._planes) != layout.num_layers:
             raise ConfigError(

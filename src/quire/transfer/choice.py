@@ -159,7 +159,8 @@ def _work(
 
     def work() -> None:
         move = mover.plan(*pages)
-        for layers in groups(ends.device.layout.num_layers, move.group if in_groups else None):
+        every = range(ends.device.layout.num_layers)
+        for layers in groups(every, move.group if in_groups else None):
             move.launch(layers)
 
     return work

@@ -9,7 +9,9 @@ two torch calls for many pages, where a direct copy would cost one call per page
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,19 +30,20 @@ _LOAD_BYTES = 32 << 20
 _MIN_RUN = 4
 """Pages per run, on average, from which copying run by run is faster than gathering."""
 
-Planes = Sequence[tuple[torch.Tensor, ...]]
-"""Per layer, per plane: [num_pages, chunk words]."""
+Planes = tuple[torch.Tensor, ...]
+"""Of one layer, each [num_pages, chunk words]."""
+Ids = npt.NDArray[np.int32]
+_End = TypeVar("_End")
 
 
 class CpuCopyEngine(DirectedEngine):
     def __init__(self, device: DevicePool, host: HostPool) -> None:
         layers = range(device.layout.num_layers)
-        device_planes = [device.words(layer) for layer in layers]
-        host_planes = [host.words(layer) for layer in layers]
+        planes = [(device.words(layer), host.words(layer)) for layer in layers]
         rows = max(1, min(device.num_pages, _STAGING_BYTES // device.layout.chunk_bytes))
         super().__init__(
-            _Loads("load", device_planes, host_planes, _staging(device.layout, rows)),
-            _Backups("backup", device_planes, host_planes, _staging(device.layout, rows)),
+            _Loads("load", planes, device.parts, _staging(device.layout, rows)),
+            _Backups("backup", planes, device.parts, _staging(device.layout, rows)),
             "by torch, a thread for each direction",
             load_pages=-(-_LOAD_BYTES // device.layout.page_bytes),
         )
@@ -49,32 +52,41 @@ class CpuCopyEngine(DirectedEngine):
 class _CpuDirection(Direction):
     """Its buffer is kept, since touching fresh memory costs as much as the copy itself."""
 
-    def __init__(self, name: str, device: Planes, host: Planes, staging: torch.Tensor) -> None:
-        """`staging`: [rows, chunk words], used by this direction's thread only."""
+    def __init__(
+        self,
+        name: str,
+        planes: Sequence[tuple[Planes, Planes]],
+        parts: Sequence[range],
+        staging: torch.Tensor,
+    ) -> None:
+        """`planes`: by layer, of the device and of the host. `staging`: [rows, chunk words], used
+        by this direction's thread only."""
         super().__init__(name)
-        self._device = device
-        self._host = host
+        self._planes = planes
+        self._parts = parts
         self._staging = staging
 
-    def _start(self, source: Planes, target: Planes, pages: tuple[PageIds, PageIds]) -> Copy:
-        copy = Copy(len(source))
-        self._submit(copy, lambda: self._move(copy, source, target, pages))
+    def start(self, device_pages: PageIds, host_pages: PageIds) -> Copy:
+        copy = Copy(len(self._planes))
+        ids = page_array(device_pages), page_array(host_pages)
+        self._submit(copy, lambda: self._move(copy, *ids))
         return copy
 
-    def _move(
-        self, copy: Copy, source: Planes, target: Planes, pages: tuple[PageIds, PageIds]
-    ) -> None:
-        started = time.monotonic()
-        move = self._mover(page_array(pages[0]), page_array(pages[1]))
-        for planes_from, planes_to in zip(source, target, strict=True):
-            for plane_from, plane_to in zip(planes_from, planes_to, strict=True):
-                move(plane_from, plane_to)
-            copy.seconds = time.monotonic() - started
-            copy.layers_moved(1)
+    @abstractmethod
+    def _ends(self, device: _End, host: _End) -> tuple[_End, _End]:
+        """Where from, and where to."""
 
-    def _mover(
-        self, source: npt.NDArray[np.int32], target: npt.NDArray[np.int32]
-    ) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    def _move(self, copy: Copy, device: Ids, host: Ids) -> None:
+        started = time.monotonic()
+        for part, layers in enumerate(self._parts):
+            move = self._mover(*self._ends(device[part :: len(self._parts)], host))
+            for layer in layers:
+                for plane_from, plane_to in zip(*self._ends(*self._planes[layer]), strict=True):
+                    move(plane_from, plane_to)
+                copy.seconds = time.monotonic() - started
+                copy.layers_moved(1)
+
+    def _mover(self, source: Ids, target: Ids) -> Callable[[torch.Tensor, torch.Tensor], None]:
         """How to copy one plane to another: in runs if they are long, else gathered."""
         pieces = runs(source, target)
         if len(pieces) * _MIN_RUN <= len(source):
@@ -87,13 +99,13 @@ class _CpuDirection(Direction):
 
 
 class _Loads(_CpuDirection):
-    def start(self, device_pages: PageIds, host_pages: PageIds) -> Copy:
-        return self._start(self._host, self._device, (host_pages, device_pages))
+    def _ends(self, device: _End, host: _End) -> tuple[_End, _End]:
+        return host, device
 
 
 class _Backups(_CpuDirection):
-    def start(self, device_pages: PageIds, host_pages: PageIds) -> Copy:
-        return self._start(self._device, self._host, (device_pages, host_pages))
+    def _ends(self, device: _End, host: _End) -> tuple[_End, _End]:
+        return device, host
 
 
 def _staging(layout: PageLayout, rows: int) -> torch.Tensor:

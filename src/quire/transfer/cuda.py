@@ -91,6 +91,7 @@ class StreamDirection(Direction):
         super().__init__(name)
         self._where = device.device
         self._num_layers = device.layout.num_layers
+        self._parts = device.parts
         self._mover = mover
         self._in_groups = in_groups
         self._stream = torch.cuda.Stream(self._where)  # type: ignore[no-untyped-call]
@@ -109,11 +110,13 @@ class StreamDirection(Direction):
     def _launch(self, copy: CudaCopy, device_pages: PageIds, host_pages: PageIds) -> None:
         with torch.cuda.stream(self._stream):
             copy.begin(self._stream)
-            move = self._mover.plan(page_array(device_pages), page_array(host_pages))
+            device, host = page_array(device_pages), page_array(host_pages)
             try:
-                for layers in groups(self._num_layers, move.group if self._in_groups else None):
-                    move.launch(layers)
-                    copy.layers_launched(layers, self._stream)
+                for part, of_part in enumerate(self._parts):
+                    move = self._mover.plan(device[part :: len(self._parts)], host)
+                    for layers in groups(of_part, move.group if self._in_groups else None):
+                        move.launch(layers)
+                        copy.layers_launched(layers, self._stream)
             except Exception:
                 self._stream.synchronize()  # once it has failed, nothing of it moves any more
                 raise

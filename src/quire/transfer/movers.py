@@ -93,11 +93,11 @@ class IndexMover:
         return Move(launch, group=1)
 
 
-def groups(num_layers: int, size: int | None) -> Iterator[range]:
-    """All layers, so many at a time; None: at once."""
-    size = num_layers if size is None else size
-    for first in range(0, num_layers, size):
-        yield range(first, min(first + size, num_layers))
+def groups(layers: range, size: int | None) -> Iterator[range]:
+    """All of these, so many at a time; None: at once."""
+    size = len(layers) if size is None else size
+    for first in range(0, len(layers), size):
+        yield layers[first : first + size]
 
 
 def portions(count: int, most: int) -> Iterator[slice]:

@@ -23,7 +23,7 @@ def _is_whole(command: Backup | Load | Write | Fetch | Serve, pools: ComponentPo
     count = num_pages(command.host)
     match command:
         case Backup() | Load():
-            same = len(command.host) == len(command.device)
+            same = len(command.host) * len(pools.device.parts) == len(command.device)
             return same and _within(command.device, pools.device.num_pages)
         case Write():
             sound = all(run.makes_sense for run in command.runs)

@@ -14,14 +14,16 @@ from mini_vllm import MiniRequest
 from quire.errors import ConfigError, QuireError
 from quire.integrations.vllm.naming import Naming
 from quire.integrations.vllm.options import read_options
-from quire.integrations.vllm.setup import cache_config, namespace, plan
+from quire.integrations.vllm.setup import cache_config, components, namespace, plan
 from quire.keys import Namespace, PrefixKey
 
 OPTIONS = read_options({"host_memory": "1GiB", "model_fingerprint": "w"})
 
 
 @dataclass
-class Spec:
+class FullAttentionSpec:
+    """As vLLM calls its own."""
+
     block_size: int = 16
     num_kv_heads: int = 2
     head_size: int = 64
@@ -30,11 +32,20 @@ class Spec:
 
 
 @dataclass
+class SlidingWindowSpec(FullAttentionSpec):
+    sliding_window: int = 128
+
+
+class MambaSpec(FullAttentionSpec):
+    """A state at a time."""
+
+
+@dataclass
 class Group:
     layer_names: list[str] = field(
         default_factory=lambda: [f"m.layers.{i}.attn" for i in range(12)]
     )
-    kv_cache_spec: Any = field(default_factory=Spec)
+    kv_cache_spec: Any = field(default_factory=FullAttentionSpec)
 
 
 def configs(groups: list[Any] | None = None, **parallel: int) -> tuple[Any, Any]:
@@ -44,7 +55,7 @@ def configs(groups: list[Any] | None = None, **parallel: int) -> tuple[Any, Any]
         model_config=SimpleNamespace(
             model="none", revision=None, dtype="bf16", seed=0, quantization=None,
             quantization_config=None, hf_config_path=None, hf_overrides={},
-            model_class_overrides={},
+            model_class_overrides={}, max_model_len=4096,
         ),
         load_config=SimpleNamespace(load_format="auto", download_dir=None),
         cache_config=SimpleNamespace(cache_dtype="auto"),
@@ -54,17 +65,50 @@ def configs(groups: list[Any] | None = None, **parallel: int) -> tuple[Any, Any]
 
 def test_host_memory_is_shared_by_the_ranks_and_layers_come_in_order() -> None:
     one = plan(*configs([Group([f"m.layers.{i}.attn" for i in (10, 2, 0)])]), OPTIONS)
-    assert one.layers == [f"m.layers.{i}.attn" for i in (0, 2, 10)]
+    assert one.kinds[0].layers == [[f"m.layers.{i}.attn" for i in (0, 2, 10)]]
     two = plan(*configs(tensor_parallel_size=2), OPTIONS)
-    assert two.host_pages == plan(*configs(), OPTIONS).host_pages // 2
+    assert two.host_pages[0] == plan(*configs(), OPTIONS).host_pages[0] // 2
     assert cache_config(two, OPTIONS).num_ranks == 2
+
+
+WINDOWED = Group([f"m.layers.{i}.attn" for i in (7, 1)], SlidingWindowSpec())
+
+
+def test_groups_of_layers_are_a_component_for_each_kind_of_attention() -> None:
+    groups = [WINDOWED, Group(["m.layers.0.attn"]), WINDOWED]
+    found = plan(*configs(groups), OPTIONS)
+    full, windows = found.kinds
+    assert (full.groups, windows.groups) == ((1,), (0, 2))
+    assert windows.layers == [["m.layers.1.attn", "m.layers.7.attn"]] * 2
+    assert windows.window == 128
+    kinds = components(found)
+    assert [kind.name for kind in kinds] == ["full", "window"]
+    assert kinds[1].pool == (100, found.host_pages[1])
+    # A prompt of 4,096 tokens has 256 pages, and two windows of eight.
+    assert found.host_pages[0] / found.host_pages[1] == pytest.approx(16, rel=0.01)
+    used = found.host_pages[0] * full.stride + found.host_pages[1] * windows.stride
+    assert OPTIONS.host_bytes * 0.99 < used <= OPTIONS.host_bytes
+
+
+def test_host_memory_for_less_than_a_window_is_refused() -> None:
+    little = read_options({"host_memory": "256KiB", "model_fingerprint": "w"})
+    with pytest.raises(ConfigError, match="beside the windows"):
+        plan(*configs([Group(), WINDOWED]), little)
 
 
 @pytest.mark.parametrize(
     ("groups", "parallel", "reason"),
     [
-        ([Group(), Group()], {}, "2 groups"),
-        ([Group(kv_cache_spec=SimpleNamespace(block_size=16))], {}, "attention is"),
+        ([WINDOWED], {}, "one of full attention"),
+        ([Group(), Group(kv_cache_spec=MambaSpec())], {}, "MambaSpec.*recurrent layers"),
+        ([Group(kv_cache_spec=SimpleNamespace(block_size=16))], {}, "full attention and"),
+        ([Group(), Group(kv_cache_spec=SlidingWindowSpec(32))], {}, "blocks of .16, 32."),
+        (
+            [Group(), WINDOWED, Group(kv_cache_spec=SlidingWindowSpec(sliding_window=64))],
+            {},
+            "windows: .64, 128.",
+        ),
+        ([Group(), Group(kv_cache_spec=FullAttentionSpec(head_size=32))], {}, "full differ"),
         (None, {"pipeline_parallel_size": 2}, "pipeline"),
         (None, {"decode_context_parallel_size": 2}, "context"),
     ],

@@ -156,3 +156,11 @@ def test_the_leaders_side_of_memory_needs_no_torch():
     modules = "quire.memory.allocator, quire.memory.page_layout, quire.memory.sizing, quire.worker"
     program = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_parts_of_a_pool_have_all_its_layers_in_order():
+    planes = [[torch.zeros(2, 4, 2, 8)] * 2] * 3
+    assert DevicePool(LAYOUT, planes).parts == (range(3),)
+    assert DevicePool(LAYOUT, planes, [range(2), range(2, 3)]).parts == (range(2), range(2, 3))
+    with pytest.raises(ConfigError, match="all are needed"):
+        DevicePool(LAYOUT, planes, [range(2)])

@@ -17,7 +17,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
+    SupportsHMA,
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
@@ -28,7 +30,7 @@ from quire.integrations.vllm.metrics import QuirePromMetrics, QuireStats
 from quire.integrations.vllm.naming import Naming, VllmRequest
 from quire.integrations.vllm.options import VllmOptions, read_options
 from quire.integrations.vllm.orders import Orders, Setup, unpack_reports
-from quire.integrations.vllm.setup import cache_config, namespace, plan
+from quire.integrations.vllm.setup import cache_config, components, namespace, plan
 from quire.integrations.vllm.tensors import describe
 from quire.integrations.vllm.vllm_events import told
 from quire.manager import CacheManager
@@ -60,7 +62,7 @@ class StepReports(KVConnectorWorkerMetadata):
         return StepReports(self.reports + other.reports)
 
 
-class QuireConnector(KVConnectorBase_V1):
+class QuireConnector(KVConnectorBase_V1, SupportsHMA):
     """One option of vLLM: host memory and a store behind its own KV cache."""
 
     _cache_hit_source = CacheHitSource.HOST
@@ -87,13 +89,14 @@ class QuireConnector(KVConnectorBase_V1):
         config = cache_config(
             self._plan, options, events=events is not None and events.enable_kv_cache_events
         )
-        manager = CacheManager(config, clock=time.monotonic)
+        manager = CacheManager(config, clock=time.monotonic, components=components(self._plan))
         setup = Setup(names.model_fingerprint, self._plan.host_pages, names.page_size)
         return Leader(
             options,
             manager,
             Naming(names, AdapterFiles().identify),
             setup,
+            [kind.groups for kind in self._plan.kinds],
             clock=time.monotonic,
             new_name=lambda: secrets.token_hex(16),
         )
@@ -124,7 +127,7 @@ class QuireConnector(KVConnectorBase_V1):
     def update_state_after_alloc(
         self, request: VllmRequest, blocks: Any, num_external_tokens: int
     ) -> None:
-        block_ids = blocks.get_block_ids()[0] if num_external_tokens else []
+        block_ids = blocks.get_block_ids() if num_external_tokens else ()
         self.leader.allocated(request, block_ids, num_external_tokens)
 
     def get_external_cache_hit_sources(
@@ -135,15 +138,9 @@ class QuireConnector(KVConnectorBase_V1):
         return {source: count for source, count in counts.items() if count}
 
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
-        state = scheduler_output.kv_connector_block_state
-
-        def blocks_of(request: str) -> list[int] | None:
-            blocks = state.get_block_ids(request)
-            return None if blocks is None else blocks[0]
-
         orders = self.leader.orders(
             scheduler_output.num_scheduled_tokens,
-            blocks_of,
+            scheduler_output.kv_connector_block_state.get_block_ids,
             preempted=bool(scheduler_output.preempted_req_ids),
             idle=scheduler_output.total_num_scheduled_tokens == 0,
         )
@@ -154,8 +151,8 @@ class QuireConnector(KVConnectorBase_V1):
         if isinstance(meta, StepReports):
             self.leader.hear(one for data in meta.reports for one in unpack_reports(data))
 
-    def request_finished(
-        self, request: VllmRequest, block_ids: list[int]
+    def request_finished_all_groups(
+        self, request: VllmRequest, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         return self.leader.finished(request, block_ids), None
 
@@ -169,7 +166,7 @@ class QuireConnector(KVConnectorBase_V1):
         return self.leader.reset()
 
     def take_events(self) -> Iterable[KVCacheEvent]:
-        return told(self.leader.take_events(), self._plan.shape.tokens)
+        return told(self.leader.take_events(), self._plan.page_size)
 
     def get_kv_connector_stats(self) -> QuireStats | None:
         counts = self._leader.take_counts() if self._leader is not None else {}
@@ -194,12 +191,14 @@ class QuireConnector(KVConnectorBase_V1):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         from vllm.distributed import get_tensor_model_parallel_rank
 
-        tensors = describe(by_name(kv_caches, self._plan.layers), self._plan.shape)
+        kinds = [
+            describe(
+                [by_name(kv_caches, names) for names in kind.layers], kind.shape, kind.component
+            )
+            for kind in self._plan.kinds
+        ]
         self._hands = Hands(
-            get_tensor_model_parallel_rank(),
-            self._plan.num_ranks,
-            tensors,
-            self._plan.host_pages,
+            get_tensor_model_parallel_rank(), self._plan.num_ranks, kinds, self._plan.host_pages
         )
 
     @property
@@ -210,11 +209,10 @@ class QuireConnector(KVConnectorBase_V1):
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         assert isinstance(kv_connector_metadata, StepMetadata)
-        if kv_connector_metadata.orders.preempted:
-            self.hands.finish_copies()
+        self.hands.finish_copies(kv_connector_metadata.orders)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        self.hands.obey(self._step)
+        """Loads of a step begin with its saves, in `wait_for_save`."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Loads end before their request is scheduled."""
@@ -225,14 +223,13 @@ class QuireConnector(KVConnectorBase_V1):
         """Pages are saved when they are full, all layers at once."""
 
     def wait_for_save(self) -> None:
-        """Blocks stay until what is copied out of them has been reported."""
+        """Begin copies, now that the step has computed; blocks stay until these are reported."""
+        self.hands.obey(self._step)
 
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         self.hands.look(idle=self._step.idle)
-        return self.hands.accounts.take_sent(), self.hands.accounts.take_received()
-
-    def get_block_ids_with_load_errors(self) -> set[int]:
-        return self.hands.accounts.take_bad_blocks()
+        received, failed = self.hands.accounts.take_received()
+        return KVConnectorTransferResults(self.hands.accounts.take_sent(), received, failed)
 
     def build_connector_worker_meta(self) -> StepReports | None:
         data = self.hands.accounts.take_reports()

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from quire.errors import ConfigError
 from quire.integrations.vllm.accounts import Accounts
 from quire.integrations.vllm.orders import Orders, Setup
-from quire.integrations.vllm.tensors import KvTensors
+from quire.integrations.vllm.tensors import KvTensors, fingerprint
 from quire.memory.device import DevicePool
 from quire.memory.host import HostPool
 from quire.store import open_pages
@@ -35,23 +35,22 @@ class Hands:
         self,
         rank: int,
         num_ranks: int,
-        tensors: KvTensors,
-        host_pages: int,
+        kinds: Sequence[KvTensors],
+        host_pages: Sequence[int],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Takes the host's memory now."""
+        """Takes the host's memory now, of each kind of attention so many pages."""
         self._rank, self._num_ranks, self._clock = rank, num_ranks, clock
-        self._tensors = tensors
-        device = DevicePool(tensors.layout, tensors.planes)
-        on_cuda = device.device.type == "cuda"
-        host = HostPool(tensors.layout, host_pages, pin_for=device.device if on_cuda else None)
+        self._kinds = kinds
+        self.pools: dict[str, ComponentPools] = {}
+        """By component."""
         try:
-            engine = open_copy_engine(device, host)
+            for tensors, num_pages in zip(kinds, host_pages, strict=True):
+                self.pools[tensors.layout.component] = _open_pools(tensors, num_pages)
         except BaseException:
-            host.close()
+            self._close_pools()
             raise
-        self.pools = ComponentPools(device, host, engine)
         self._worker: CacheWorker | None = None
         self.accounts = Accounts()
 
@@ -76,12 +75,13 @@ class Hands:
             select.select([worker], [], [], NAP_S if worker.is_copying else IDLE_WAIT_S)
             accounts.take(worker.poll())
 
-    def finish_copies(self) -> None:
-        """Wait until no block is read or written any more: somebody else is to have them."""
+    def finish_copies(self, orders: Orders) -> None:
+        """Before this step: wait until no block is read or written that somebody else has now."""
         worker, accounts = self._worker, self.accounts
-        while worker is not None and accounts.is_copying:
+        ops = None if orders.preempted else orders.taken
+        while worker is not None and accounts.is_copying(ops):
             accounts.take(worker.poll())
-            if accounts.is_copying:
+            if accounts.is_copying(ops):
                 time.sleep(NAP_S)
 
     def close(self) -> None:
@@ -89,11 +89,17 @@ class Hands:
             self._worker.close()
             self._worker = None
         else:
-            self.pools.close()
+            self._close_pools()
+
+    def _close_pools(self) -> None:
+        for pools in self.pools.values():
+            pools.close()
 
     def _start(self, setup: Setup) -> CacheWorker:
         mine = Setup(
-            setup.model_fingerprint, self.pools.host.num_pages, self._tensors.layout.page_size
+            setup.model_fingerprint,
+            [pools.host.num_pages for pools in self.pools.values()],
+            self._kinds[0].layout.page_size,
         )
         if mine != setup:
             raise ConfigError(
@@ -103,12 +109,23 @@ class Hands:
         self._worker = CacheWorker(
             self._rank,
             self._num_ranks,
-            {"full": self.pools},
-            model_fingerprint=self._tensors.fingerprint(setup.model_fingerprint),
+            self.pools,
+            model_fingerprint=fingerprint(setup.model_fingerprint, self._kinds),
             open_store=lambda url: open_pages(url, clock=self._clock),
             clock=self._clock,
         )
         return self._worker
+
+
+def _open_pools(tensors: KvTensors, num_pages: int) -> ComponentPools:
+    device = DevicePool(tensors.layout, tensors.planes, tensors.parts)
+    on_cuda = device.device.type == "cuda"
+    host = HostPool(tensors.layout, num_pages, pin_for=device.device if on_cuda else None)
+    try:
+        return ComponentPools(device, host, open_copy_engine(device, host))
+    except BaseException:
+        host.close()
+        raise
 
 
 def by_name(tensors: Mapping[str, torch.Tensor], names: list[str]) -> dict[str, torch.Tensor]:

@@ -9,16 +9,23 @@
     RUNNING     full pages are saved as they are computed, some at a time
     FINISHING   vLLM keeps the blocks until what is copied out of them has ended
 
+What a step computes is saved in it, after it: later a window may have moved on, and its first block
+be somebody else's. For the same reason a prompt with windows is saved up to a point when the step
+that passes it has computed it (foreign.py), and not in between.
+
 A load that failed is never offered to its request again: it computes. Knows requests by the fields
-in naming.py, and blocks by number; neither vLLM nor bytes. One page is one block.
+in naming.py, and blocks by number; neither vLLM nor bytes. One page is one block, and with several
+groups of layers one of each.
 """
 
 from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from quire.errors import QuireError
 from quire.integrations.vllm.naming import Naming, VllmRequest
@@ -28,19 +35,25 @@ from quire.keys import PrefixKey
 from quire.manager import (
     CacheEvent,
     CacheManager,
+    EnginePages,
     ForeignCopy,
     ForeignState,
     Lease,
     StoreChange,
 )
 from quire.messages import Command, Completion
-from quire.types import RequestId, Tier, page_array, page_ids
+from quire.types import RequestId, Tier, page_ids
 
 SAVED_TOKENS = 256
 """A running request's pages are saved when there are so many tokens of them."""
 ATTACH_AGAIN_S = 30.0
 """After a store could not be attached."""
 TELL_EVERY_S = 1.0
+NULL_BLOCK = 0
+"""What vLLM puts where a window has moved on: everybody's, and never read or written."""
+
+Blocks = Sequence[Sequence[int]]
+"""A request's, by vLLM's group."""
 
 _logger = logging.getLogger(__name__)
 
@@ -62,6 +75,8 @@ class Tracked:
     key: PrefixKey
     num_named: int
     """Tokens in `key`."""
+    num_prompt: int
+    """Pages of what it has come with."""
     naming: Naming
     stage: RequestStage = RequestStage.LOOKING
     num_local: int = 0
@@ -77,16 +92,19 @@ class Leader:
         manager: CacheManager,
         naming: Naming,
         setup: Setup,
+        groups: Sequence[Sequence[int]],
         *,
         clock: Callable[[], float],
         new_name: Callable[[], str],
         save_tokens: int = SAVED_TOKENS,
     ) -> None:
-        """`new_name`: one that nobody has used, in any process."""
+        """`groups`: vLLM's, by component. `new_name`: one that nobody has used, in any process."""
         self.manager = manager
         self._options = options
         self._naming = naming
         self._setup = setup
+        self._groups = groups
+        self._has_windows = len(groups) > 1
         self._clock = clock
         self._new_name = new_name
         self._page_size = naming.base.page_size
@@ -141,7 +159,7 @@ class Leader:
         self._forget(request.request_id)
         return False
 
-    def allocated(self, request: VllmRequest, blocks: Sequence[int], num_external: int) -> None:
+    def allocated(self, request: VllmRequest, blocks: Blocks, num_external: int) -> None:
         """The request has these blocks; so many tokens after its own hits are to be loaded."""
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
@@ -150,11 +168,11 @@ class Leader:
             tracked.stage = RequestStage.RUNNING
             return
         first = tracked.num_local
-        device = page_ids(blocks[first : first + num_external // self._page_size])
-        load = self.manager.foreign.load_into(tracked.lease, first, device)
+        to = self._pages_of(blocks, first, first + num_external // self._page_size)
+        load = self.manager.foreign.load_into(tracked.lease, to)
         tracked.load, tracked.stage = load, RequestStage.LOADING
         if load.state is ForeignState.FAILED:
-            self._orders.refused[request.request_id] = page_array(device).tolist()
+            self._orders.refused.append(request.request_id)
         else:
             self._orders.loads[load.op] = request.request_id
 
@@ -167,15 +185,16 @@ class Leader:
 
     # ---- what is kept ---------------------------------------------------------------------------
 
-    def finished(self, request: VllmRequest, blocks: Sequence[int]) -> bool:
+    def finished(self, request: VllmRequest, blocks: Blocks) -> bool:
         """It has ended. True: its blocks must stay until the workers say that they sent them."""
         name = request.request_id
         tracked = self._tracked.get(name)
         if tracked is None:
             self._failed.discard(name)
             return False
-        if tracked.stage is RequestStage.RUNNING and not self._has_failed(tracked):
-            self._save(tracked, blocks, least=1)
+        self._see_taken(tracked, blocks)
+        if tracked.stage is RequestStage.RUNNING:
+            self._save(tracked, blocks, self._due(tracked, request.num_computed_tokens, least=1))
         self._failed.discard(name)
         under_way = [c.op for c in tracked.saves if c.state is ForeignState.COPYING]
         if not under_way:
@@ -202,23 +221,27 @@ class Leader:
 
     def orders(
         self,
-        scheduled: Iterable[str],
-        blocks_of: Callable[[str], Sequence[int] | None],
+        scheduled: Mapping[str, int],
+        blocks_of: Callable[[str], Blocks | None],
         *,
         preempted: bool,
         idle: bool,
     ) -> Orders:
-        """What the workers should do in this step. `scheduled`: who computes in it; all that was
-        computed before is there when the workers come to this."""
-        for name in scheduled:
+        """What the workers should do in this step. `scheduled`: who computes so many tokens in it,
+        which are there when the workers come to copies."""
+        for name, num_tokens in scheduled.items():
             tracked = self._tracked.get(name)
             if tracked is None:
                 continue
             tracked.stage = RequestStage.RUNNING
-            if not self._has_failed(tracked):
-                blocks = blocks_of(name)
-                if blocks is not None:
-                    self._save(tracked, blocks, least=self._save_pages)
+            end = tracked.request.num_computed_tokens + num_tokens
+            due = self._due(tracked, end, least=self._save_pages)
+            if not due and not (self._has_windows and tracked.saves):
+                continue  # vLLM makes a list of all blocks whenever it is asked for them
+            blocks = blocks_of(name)
+            if blocks is not None:
+                self._see_taken(tracked, blocks)
+                self._save(tracked, blocks, due)
         self._attach()
         self._take_in(())
         orders, self._orders = self._orders, Orders(self._setup, b"")
@@ -262,12 +285,14 @@ class Leader:
     def _track(self, request: VllmRequest) -> Tracked | None:
         """None: the request has no name."""
         manager, naming = self.manager, self._naming
-        num_tokens = len(request.all_token_ids)  # vLLM computes the last one in any case
+        # vLLM computes the last one in any case. What it sees begins, with windows, before what is
+        # seen by the next, and that is all that is loaded.
+        num_tokens = len(request.all_token_ids) - self._has_windows
         key = naming.key(request, num_tokens)
         if key is None:
             return None
         lease = manager.acquire(manager.match(key), RequestId(request.request_id))
-        tracked = Tracked(request, lease, key, num_tokens, naming)
+        tracked = Tracked(request, lease, key, num_tokens, key.num_pages, naming)
         self._tracked[request.request_id] = tracked
         return tracked
 
@@ -281,26 +306,53 @@ class Leader:
             return True
         return any(copy.state is ForeignState.FAILED for copy in tracked.saves)
 
-    def _save(self, tracked: Tracked, blocks: Sequence[int], *, least: int) -> None:
-        """Save its full pages that the host lacks, if there are so many. Of the newest token
-        nothing is sure: what was computed for it may be a guess that was wrong."""
-        if tracked.naming is not self._naming:
-            return  # computed before all was to be forgotten
-        request, foreign = tracked.request, self.manager.foreign
-        num_tokens = min(request.num_computed_tokens, len(request.all_token_ids) - 1)
-        last = min(num_tokens // self._page_size, len(blocks))
+    def _due(self, tracked: Tracked, num_computed: int, *, least: int) -> range:
+        """Its full pages that the host lacks and should have, if there are so many, or they reach a
+        point. Of the newest token nothing is sure: what was computed for it may be a guess that was
+        wrong."""
         tracked.saves = [c for c in tracked.saves if c.state is not ForeignState.DONE]
-        first = foreign.saved_pages(tracked.lease)
-        if last - first < least:
+        if tracked.naming is not self._naming or self._has_failed(tracked):
+            return range(0)  # or it was computed before all was to be forgotten
+        num_known = len(tracked.request.all_token_ids) - 1
+        last = min(num_computed, num_known) // self._page_size
+        first = self.manager.foreign.saved_pages(tracked.lease)
+        point = self.manager.foreign.point_before(tracked.lease, last)
+        if self._has_windows and last < tracked.num_prompt:
+            last = point
+        return range(first, last) if last - first >= (1 if first < point else least) else range(0)
+
+    def _save(self, tracked: Tracked, blocks: Blocks, due: range) -> None:
+        first, last, request = due.start, min(due.stop, *map(len, blocks)), tracked.request
+        if last <= first:
             return
         if tracked.key.num_pages < last:
             num_known = len(request.all_token_ids) - 1
             tracked.key = self._naming.longer(tracked.key, request, tracked.num_named, num_known)
             tracked.num_named = num_known
-        device = page_ids(blocks[first:last])
-        copy = foreign.save_from(tracked.lease, tracked.key[:last], first, device)
-        if copy is not None:
-            tracked.saves.append(copy)
+        pages, foreign = self._pages_of(blocks, first, last), self.manager.foreign
+        tracked.saves += foreign.save_from(tracked.lease, tracked.key[:last], pages)
+
+    def _pages_of(self, blocks: Blocks, first: int, last: int) -> list[EnginePages]:
+        """Where it has pages [first, last), by component; of windows, those at the end that it has
+        at all."""
+        found = []
+        for groups in self._groups:
+            mine = np.array([blocks[group][first:last] for group in groups], dtype="<i4")
+            gone = np.flatnonzero((mine == NULL_BLOCK).any(axis=0))
+            begin = int(gone[-1]) + 1 if len(gone) else 0
+            pages = page_ids(mine[:, begin:].T)
+            found.append(EnginePages(first + begin, pages, len(groups)))
+        return found
+
+    def _see_taken(self, tracked: Tracked, blocks: Blocks) -> None:
+        """Where a window has moved on past what is being copied out of it, that comes first."""
+        for copy in tracked.saves:
+            if copy.state is not ForeignState.COPYING:
+                continue
+            for groups, pages in zip(self._groups[1:], copy.device[1:], strict=True):
+                at = pages.first
+                if any(NULL_BLOCK in blocks[group][at : at + 1] for group in groups):
+                    self._orders.taken.append(copy.op)
 
     def _take_in(self, reports: Iterable[Completion]) -> None:
         self._commands += self.manager.step(reports)

@@ -21,7 +21,8 @@ class Setup:
     """What a worker must know of its leader, and agree with."""
 
     model_fingerprint: str
-    host_pages: int
+    host_pages: list[int]
+    """By kind of attention."""
     page_size: int
 
 
@@ -31,12 +32,14 @@ class Orders:
     commands: bytes
     loads: dict[OperationId, str] = field(default_factory=dict)
     """By operation, the request whose blocks it fills."""
-    refused: dict[str, list[int]] = field(default_factory=dict)
-    """By request: blocks that will not be filled, and nothing tries to."""
+    refused: list[str] = field(default_factory=list)
+    """Requests whose blocks will not be filled, and nothing tries to."""
     sending: dict[str, list[OperationId]] = field(default_factory=dict)
     """By finished request: what must have ended before its blocks may be freed."""
     preempted: bool = False
-    """Blocks were taken away from somebody: what is being copied out of them comes first."""
+    """Blocks were taken away from somebody: what is being copied comes first."""
+    taken: list[OperationId] = field(default_factory=list)
+    """The same of a window that has moved on: what these copy comes first."""
     idle: bool = False
     """The model computes nothing in this step."""
 

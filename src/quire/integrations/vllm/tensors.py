@@ -8,13 +8,17 @@ vLLM gives one tensor per layer, and its shape depends on the attention backend:
     latent (MLA)    [blocks, tokens, dim]                one vector for both
 
 and its strides on the layout: with HND the heads of a block lie before its tokens, whatever the
-shape says. A page is what a block's number selects; where that is not contiguous, it is cut into
-*planes* that are. Order inside a plane is part of the layout's name, so that pages which mean
-something else are never taken for these.
+shape says. With several groups of layers all tensors lie in one memory, and which layer's state a
+block holds is known by its number alone: only the layers of its group are read or written.
+
+A page is what a block's number selects, or several, one of each group; where that is not
+contiguous, it is cut into *planes* that are. Order inside a plane is part of the layout's name, so
+that pages which mean something else are never taken for these.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -38,28 +42,42 @@ class BlockShape:
 @dataclass(frozen=True, slots=True)
 class KvTensors:
     kind: str
-    """How K and V lie to each other, which the layout's numbers alone do not say."""
+    """How K and V lie to each other, and layers, which the layout's numbers alone do not say."""
     layout: PageLayout
     planes: list[list[torch.Tensor]]
     """By layer, for DevicePool."""
-
-    def fingerprint(self, weights: str) -> str:
-        """Of the weights, as these pages hold what is computed with them."""
-        return f"{weights} {self.kind}"
+    parts: list[range]
+    """Layers of each of vLLM's groups, whose blocks have numbers of their own."""
 
 
-def describe(tensors: Mapping[str, torch.Tensor], shape: BlockShape) -> KvTensors:
-    """Of all layers of a rank, in the model's order. Raises ConfigError for what is not known."""
-    layers = [_planes(name, tensor, shape) for name, tensor in tensors.items()]
+def fingerprint(weights: str, kinds: Sequence[KvTensors]) -> str:
+    """Of the weights, as these pages hold what is computed with them."""
+    return " ".join([weights, *(tensors.kind for tensors in kinds)])
+
+
+def describe(
+    groups: Sequence[Mapping[str, torch.Tensor]], shape: BlockShape, component: str = "full"
+) -> KvTensors:
+    """Of a rank's layers of one kind of attention: those of each of vLLM's groups, in the model's
+    order. Raises ConfigError for what is not known."""
+    layers = [_planes(name, tensor, shape) for group in groups for name, tensor in group.items()]
     kinds = {(one.kind, one.layout) for one in layers}
     if len(kinds) != 1:
         raise ConfigError(
-            f"the layers' KV caches differ ({len(kinds)} kinds): Quire takes models whose layers "
-            "are alike, run without a hybrid KV cache manager"
+            f"the layers' KV caches differ ({len(kinds)} kinds): Quire takes models whose "
+            f"layers of kind {component} are alike"
         )
     kind, one = kinds.pop()
-    layout = replace(one, num_layers=len(layers))
-    return KvTensors(kind, layout, [planes for layer in layers for planes in layer.planes])
+    layout = replace(one, num_layers=len(layers), component=component)
+    parts, first = list[range](), 0
+    for group in groups:
+        parts.append(range(first, first + len(group)))
+        first += len(group)
+    if len(groups) > 1:  # a page's layers lie in this order
+        names = "\0".join(name for group in groups for name in group)
+        kind = f"{kind} {hashlib.sha256(names.encode()).hexdigest()}"
+    planes = [planes for layer in layers for planes in layer.planes]
+    return KvTensors(kind, layout, planes, parts)
 
 
 def _planes(name: str, tensor: torch.Tensor, shape: BlockShape) -> KvTensors:
@@ -95,7 +113,7 @@ def _together(name: str, tensor: torch.Tensor, shape: BlockShape) -> KvTensors:
     else:
         raise _scattered(name, tensor)
     layout = PageLayout("full", 1, *sizes, dtype, shape.tokens, InnerLayout.HND, num_planes=1)
-    return KvTensors("together", layout, [[plane]])
+    return KvTensors("together", layout, [[plane]], [range(1)])
 
 
 def _of(
@@ -113,7 +131,7 @@ def _of(
     layout = PageLayout(
         "full", 1, shape.heads, width, dtype, shape.tokens, inner, num_planes=len(planes)
     )
-    return KvTensors(kind, layout, [views])
+    return KvTensors(kind, layout, [views], [range(1)])
 
 
 def _is_whole(plane: torch.Tensor) -> bool:

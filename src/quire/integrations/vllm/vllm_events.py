@@ -1,7 +1,8 @@
 """What Quire's tiers hold, as vLLM's own events. Knows vLLM.
 
 vLLM publishes them with those of its own blocks, to the same subscribers. A page is a block, its
-key the block's hash: a chain of its own beside vLLM's, which tokens and parents make whole.
+key the block's hash: a chain of its own beside vLLM's, which tokens and parents make whole. Of
+models with windows full pages are told of, without which nothing can be gone on from.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ _MEDIA = {"host": MEDIUM_CPU, "store": MEDIUM_STORAGE}
 
 def told(events: Iterable[CacheEvent], block_size: int) -> Iterator[KVCacheEvent]:
     for event in events:
+        if event.component != "full":
+            continue  # a window has the keys of the full pages beside it
         hashes, medium = list(split_keys(event.keys)), _MEDIA[event.tier]
         if event.kind is EventKind.REMOVED:
             yield BlockRemoved(block_hashes=hashes, medium=medium)
