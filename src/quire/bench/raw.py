@@ -7,6 +7,7 @@ moves them. Knows how each kind of store is spoken to; measures nothing.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -36,6 +37,50 @@ class RawClient(Protocol):
 
 
 class RawRedis:
+    """redis-py, as its users call it: a pipeline for each call. One connection."""
+
+    def __init__(self, url: StoreURL) -> None:
+        import redis
+
+        from quire.store.redis.store import address_of, login_of
+
+        address, login = address_of(url), login_of(url, "")
+        parser = "with hiredis" if redis.utils.HIREDIS_AVAILABLE else "without hiredis"
+        self.does = f"redis-py {redis.__version__} {parser}; SET and GET, a pipeline for each call"
+        self._client = redis.Redis(
+            address.host,
+            address.port,
+            db=login.database,
+            username=login.user or None,
+            password=login.password or None,
+            socket_timeout=_TIMEOUT_S,
+        )
+        self._prefix = url.options.get("prefix", "quire:")
+
+    @staticmethod
+    def serves(url: StoreURL) -> bool:
+        """Is the library there, and the way to the server plain?"""
+        return url.scheme == "redis" and importlib.util.find_spec("redis") is not None
+
+    def put(self, names: Sequence[ObjectName], pages: Sequence[memoryview]) -> None:
+        together = self._client.pipeline(transaction=False)
+        for name, page in zip(names, pages, strict=True):
+            together.set(f"{self._prefix}{{{name.text}}}", page)
+        _expect(all(together.execute()))
+
+    def get(self, names: Sequence[ObjectName], pages: Sequence[memoryview]) -> None:
+        together = self._client.pipeline(transaction=False)
+        for name in names:
+            together.get(f"{self._prefix}{{{name.text}}}")
+        for page, content in zip(pages, together.execute(), strict=True):
+            _expect(content is not None and len(content) == page.nbytes)
+            page[:] = content
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class BareRedis:
     """One connection; all commands of a call are sent before the first answer is read."""
 
     does = "our own connection, which copies less than common clients; SET and GET, pipelined"
