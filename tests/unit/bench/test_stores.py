@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 
 from quire.bench import anystore, doctor
@@ -56,9 +58,10 @@ def names_in(url: str) -> list[ObjectName]:
     return found
 
 
-def check_run(url: str) -> None:
+def check_run(url: str, client: str = "", **how: bool) -> None:
     put_one(url)
-    result = anystore.run(url, rounds=2, **SMALL)
+    result = anystore.run(url, rounds=2, **SMALL, **how)
+    assert client in result["client"]
     for way in ("write", "read"):
         assert result[way]["store_gb_s"] > 0
         assert result[way]["ratio"] > 0
@@ -69,8 +72,19 @@ def check_run(url: str) -> None:
 def test_redis_is_measured_beside_its_client_and_left_as_it_was(tmp_path):
     server = Valkey(tmp_path)
     try:
-        check_run(server.url)
+        check_run(server.url, "redis-py")
+        check_run(server.url, "our own connection", at_best=True)
         assert server.say(b"DBSIZE") == 1
+    finally:
+        server.stop()
+
+
+def test_without_its_library_redis_is_measured_beside_our_own_connection(tmp_path, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == "redis" else find(n))
+    server = Valkey(tmp_path)
+    try:
+        check_run(server.url, "our own connection")
     finally:
         server.stop()
 
