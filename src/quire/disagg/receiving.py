@@ -215,7 +215,7 @@ class Receiver:
             manager.admit(lease)
             store = lease.tail.end - before
         elif prefetch is not None:
-            store = prefetch.num_fetching
+            store = max(0, prefetch.first + prefetch.num_fetching - lease.tail.end)
         host = lease.tail.end - device - (store if settled else 0)
         handover.match = DecodePrefixMatch(device, host, store, handover.wanted)
         self._move(handover, now)

@@ -10,7 +10,7 @@ from quire.disagg.config import ReceiverConfig
 from quire.disagg.handover import AskedPrompt, Handover, Stage
 from quire.disagg.receiving import Receiver
 from quire.manager.operations import COPY_TIMEOUT_S
-from quire.messages import Backup, Fetch
+from quire.messages import Backup, Fetch, Probe
 from quire.peer.hub import Hello
 from quire.peer.identity import Identity
 from quire.peer.messages import Abort, Ask, Complete, Found, Offer, PeerMessage, Repair, Wait
@@ -65,6 +65,29 @@ def test_who_waits_for_room_holds_nothing_and_finds_it_again() -> None:
     receiver.advance()
     assert leases[1].tail.end == 4
     rig.manager.check_invariants()
+
+
+def test_what_somebody_else_computed_meanwhile_is_not_promised_twice_c26() -> None:
+    """The store is asked for all of it, and by the time of its answer the first pages are here:
+    counted twice they hid that the rest never came, and the request computed it here."""
+    rig = Rig()
+    doc = rig.doc(6, seed=1)
+    rig.cache_in_store(doc)
+    receiver = Receiver(rig.manager, NoLinks(), name="a", clock=lambda: rig.now)
+    lease = rig.acquire(doc)
+    handover = receiver.begin("r", lease, AskedPrompt(doc.tokens.tobytes()), ["tcp://p:1"])
+    receiver.advance()
+    rig.step()
+    asked = rig.take(Probe)
+    rig.cache(doc[:2])
+    rig.answer(asked)
+    rig.answer_all(Probe)
+    receiver.advance()
+    assert handover.match is not None
+    assert (handover.match.store, handover.promised, handover.wanted) == (4, 6, 6)
+    rig.answer(rig.take(Fetch), statuses=PageStatus.MISS)
+    receiver.advance()
+    assert handover.stage is Stage.MOVING  # a peer is to send what the store did not
 
 
 class Reading:
