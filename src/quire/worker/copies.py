@@ -150,10 +150,12 @@ def together(loads: Sequence[Load], enough_pages: int) -> Iterator[list[Load]]:
     """Loads that came together, in their order, cut up where there are enough pages for a copy: who
     comes first does not wait for all the others."""
     some: list[Load] = []
+    room = enough_pages
     for load in loads:
         some.append(load)
-        if sum(num_pages(one.host) for one in some) >= enough_pages:
+        room -= num_pages(load.host)
+        if room <= 0:
             yield some
-            some = []
+            some, room = [], enough_pages
     if some:
         yield some
