@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
 from quire.eviction import EvictionQueue, Retention
 from quire.keys import PrefixKey
 from quire.types import PageIds, Residency, Tier
@@ -169,14 +171,14 @@ class Root(Node):
         self.tenant = tenant
 
 
-class Walk(NamedTuple):
+class Walk(msgspec.Struct, frozen=True):
     """Nodes along a key, and how many of its pages they cover; the last may be covered partly."""
 
     nodes: list[Node]
     num_pages: int
 
 
-class Inserted(NamedTuple):
+class Inserted(msgspec.Struct, frozen=True):
     tail: Node
     """Last node on the path that carries the pages; `tail.end` says how far that is."""
     pages: PageIds
