@@ -182,7 +182,8 @@ class Writes:
     def _runs(self, nodes: Iterable[Node]) -> list[Run]:
         """The names of these nodes' pages; full pages whose keys nobody has needed yet are named by
         their tokens."""
-        core, tree, runs = self._core, self._core.tree, list[Run]()
+        core, tree = self._core, self._core.tree
+        runs: list[Run] = []
         if self._index:
             keys_of = partial(core.keys_of, component=self._component)
             return [Run(keys=keys_of(node), owner=core.owner(node)) for node in nodes]
