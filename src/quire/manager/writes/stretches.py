@@ -34,9 +34,9 @@ class PathStretch:
 
     def nodes(self, component: Component) -> list[Node]:
         """The node, or what it was split into, parents first; of a point, its end."""
-        node = self.tail
+        node, first = self.tail, self.first
         nodes = [node]
-        while node.start > self.first and node.parent is not None and not component.is_point:
+        while node.start > first and node.parent is not None and not component.is_point:
             node = node.parent
             nodes.insert(0, node)
         return nodes
@@ -62,9 +62,10 @@ class UnderWay:
         """Every node of an operation that has ended, as it is cut now."""
         statuses, at = b"" if op.all_ok() else op.page_statuses(), 0
         outcomes: list[Outcome] = []
+        is_point = self._component.is_point
         for stretch in self._stretches.pop(op.id):
             for node in stretch.nodes(self._component):
-                size = size_of(self._component, node)
+                size = 1 if is_point else node.end - node.start
                 mine = b""
                 if statuses:
                     mine = statuses[at : at + size]
