@@ -6,8 +6,6 @@ it may have a `Holding`: the pool pages, their residency state and how many user
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import msgspec
 
 from quire.eviction import EvictionQueue, Retention
@@ -189,7 +187,7 @@ class Inserted(msgspec.Struct, frozen=True):
     """Nodes that took the caller's pages."""
 
 
-class Freed(NamedTuple):
+class Freed(msgspec.Struct, frozen=True):
     """Pages that left the tree and belong to the caller now."""
 
     slot: int

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from quire.components import Component
 from quire.manager.core import Core
 from quire.manager.operations import Operation
@@ -9,28 +11,23 @@ from quire.tree import Node
 from quire.types import OperationId
 
 
-class PathStretch:
+class PathStretch(msgspec.Struct, eq=False):
     """Remembered as (its end, its first page): survives splits."""
 
-    __slots__ = ("attempt", "cold", "first", "tail", "urgent")
-
-    def __init__(self, node: Node, *, attempt: int = 0) -> None:
-        self.tail = node
-        self.first = node.start
-        self.cold = False
-        """Backups: due because the device will soon let go of it."""
-        self.urgent = False
-        """Backups: somebody waits for it, or the host cannot do without it."""
-        self.attempt = attempt
-        """Tries made before this one."""
+    tail: Node
+    first: int
+    attempt: int = 0
+    """Tries made before this one."""
+    cold: bool = False
+    """Backups: due because the device will soon let go of it."""
+    urgent: bool = False
+    """Backups: somebody waits for it, or the host cannot do without it."""
 
     def of(self, node: Node) -> PathStretch:
         """The same for one of its nodes, or one above it."""
         if node is self.tail and node.start == self.first:
             return self
-        stretch = PathStretch(node, attempt=self.attempt)
-        stretch.cold, stretch.urgent = self.cold, self.urgent
-        return stretch
+        return PathStretch(node, node.start, self.attempt, self.cold, self.urgent)
 
     def nodes(self, component: Component) -> list[Node]:
         """The node, or what it was split into, parents first; of a point, its end."""

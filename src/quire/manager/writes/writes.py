@@ -79,7 +79,7 @@ class Writes:
         if node.retention is not None and not node.retention.stored:
             return
         if core.store_epoch and core.config.write.enabled and node not in self.due:
-            self._queue(PathStretch(node))
+            self._queue(PathStretch(node, node.start))
 
     def _queue(self, stretch: PathStretch) -> None:
         if stretch.tail not in self.due:
@@ -230,7 +230,7 @@ class Writes:
             elif epoch == core.store_epoch:
                 if PageStatus.ORPHAN in statuses:
                     self._write_prefix(node)
-                again = PathStretch(node, attempt=stretch.attempt + 1)
+                again = PathStretch(node, node.start, stretch.attempt + 1)
                 self._retry(again, size, hopeless=PageStatus.REJECTED in statuses)
             self._let_follow(node)
         core.finish(op)
