@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import enum
 import heapq
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -134,7 +133,7 @@ class Operations:
         self.deadlines: list[tuple[float, OperationId]] = []
         """A heap. They only ever move away: none is earlier than its first."""
         self.running: dict[OperationId, Operation] = {}
-        self.num_running: Counter[OperationKind] = Counter()
+        self.num_running = dict.fromkeys(OperationKind, 0)
         self.lost_ranks: dict[int, str] = {}
 
     def start(
@@ -180,7 +179,8 @@ class Operations:
             if op.kind in _IN_PIECES and _OK in report.statuses:
                 op.deadline_s = now + op.timeout_s
             op.keys = op.keys or report.keys
-            op.seconds = max(op.seconds, report.seconds)
+            if report.seconds:
+                op.seconds = max(op.seconds, report.seconds)
         self._advance(op, leg if report.final else None, now)
         return sensible
 

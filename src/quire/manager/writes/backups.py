@@ -80,10 +80,11 @@ class Backups:
     def want(self, node: Node, *, urgent: bool = False, cold: bool = False) -> PathStretch:
         stretch = self.due.get(node)
         if stretch is None:
-            stretch = self.due[node] = PathStretch(node)
+            stretch = self.due[node] = PathStretch(node, node.start, cold=cold, urgent=urgent)
             node.named += 1
-        stretch.urgent |= urgent
-        stretch.cold |= cold
+        else:
+            stretch.urgent |= urgent
+            stretch.cold |= cold
         return stretch
 
     def owed(self, node: Node) -> None:
@@ -117,7 +118,8 @@ class Backups:
         core.taken[self._device] = self.expected = 0
         self._need = need
         free, evicted = core.allocators[self._device].num_free, core.counters.evicted_device_pages
-        if free + self._clean_until - evicted >= max(self._low_pages, need):
+        clean = free + self._clean_until - evicted
+        if clean >= need and clean >= self._low_pages:
             return
         core.tree.stays.catch_up()
         covered, wanted = free, max(self._high_pages, need)
