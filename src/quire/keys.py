@@ -115,7 +115,7 @@ class TokenPath:
     @property
     def num_pages(self) -> int:
         usable = len(self.data) - (self.page_width - self.page_bytes)
-        return max(0, usable) // self.page_bytes
+        return usable // self.page_bytes if usable > 0 else 0
 
     def keys(self, first: int, last: int) -> bytes:
         if first < self.chain_first:  # anchored past what is asked for: start again from the root

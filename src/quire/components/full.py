@@ -28,7 +28,7 @@ class FullAttention:
                 if holding is None or holding.state is not READY:
                     break
             reached = node.end
-        return min(reached, limit)
+        return reached if reached < limit else limit
 
     def protection(self, tail: Node) -> list[Guard]:
         """The lowest device copy on the path, and the host copies from the lowest that is READY to

@@ -284,11 +284,11 @@ class Core:
 
     def _give_back(self, freed: Sequence[Freed]) -> None:
         dropped = 0
-        for slot, pages, node, was_ready, was_last in freed:
-            self.allocators[slot].free(pages)
-            if was_ready:
-                dropped += num_pages(pages) if was_last else 0
-                self.announce_removed(node, slot)
+        for item in freed:
+            self.allocators[item.slot].free(item.pages)
+            if item.was_ready:
+                dropped += num_pages(item.pages) if item.was_last else 0
+                self.announce_removed(item.node, item.slot)
         if dropped:
             self.counters.dropped_pages += dropped
 

@@ -180,7 +180,8 @@ class ForeignDevice:
         lease.key = key
         if not self._saves.get(lease):
             self._advance(lease)  # others may have saved it since
-        start, copies = self.saved_pages(lease), list[ForeignCopy]()
+        start = self.saved_pages(lease)
+        copies: list[ForeignCopy] = []
         if has[0].first > start:
             raise LeaseError(
                 f"{lease.owner!r} saves page {has[0].first}, but page {start} comes first"

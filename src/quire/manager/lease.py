@@ -16,9 +16,10 @@ they are until release; private pages belong to the lease alone.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from quire.components import Guard
 from quire.errors import LeaseError
@@ -100,8 +101,7 @@ class LoadState(enum.Enum):
     """Pages will not arrive: release the lease and start over from a new match."""
 
 
-@dataclass(slots=True, eq=False)
-class Lease:
+class Lease(msgspec.Struct, eq=False):
     manager: CacheManager
     owner: RequestId
     key: PrefixKey
@@ -114,7 +114,7 @@ class Lease:
     tree_pages: PageIds
     """Device pages of the tree it uses, from page 0 on."""
     private_pages: PageIds = NO_PAGES
-    loads: set[OperationId] = field(default_factory=set)
+    loads: set[OperationId] = msgspec.field(default_factory=set)
     """Loads in flight that fill some of `tree_pages`."""
     load_state: LoadState = LoadState.IDLE
     prefetch: Prefetch | None = None

@@ -147,11 +147,11 @@ class CacheManager:
             match = self.match(match.key)
         tail, device_tail, table = self._ends(match)
         node = tail
-        while not again and node.parent is not None:
+        while not again and (above := node.parent) is not None:
             node.hits += 1
             if priority:
                 node.priority = max(node.priority, priority)
-            node = node.parent
+            node = above
         self._writer.expect(match.key.last - match.num_device)
         public = None if wish is None else wish.num_stored
         self._writer.used(tail if public is None else _within(tail, public))
@@ -179,10 +179,13 @@ class CacheManager:
             device_tail = tail
         else:
             device_tail = tree.node_at(tail, num_device) if num_device else tree.root(match.key)
-        pages, node = list[PageIds](), device_tail
-        while node.parent is not None:
-            pages.append(held_pages(node, DEVICE))
-            node = node.parent
+        pages: list[PageIds] = []
+        node = device_tail
+        while (above := node.parent) is not None:
+            holding = node.held[DEVICE]
+            assert holding is not None
+            pages.append(holding.pages)
+            node = above
         pages.reverse()
         return tail, device_tail, PageIds(b"".join(pages))
 
@@ -408,9 +411,8 @@ class CacheManager:
             if not known:
                 self.counters.late_reports += 1
         now = core.clock()
-        overdue = operations.expire(now)
-        if overdue:
-            self.counters.overdue_operations += overdue
+        if operations.deadlines and operations.deadlines[0][0] <= now:
+            self.counters.overdue_operations += operations.expire(now)
         self._fetches.flush()
         self._writer.flush(now)
         commands, core.outbox = core.outbox, []

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import enum
 import heapq
-from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
 
 from quire.components import Guard
 from quire.messages import Probed, Transferred
@@ -58,8 +59,7 @@ BACKUP, WRITE, PROBE = OperationKind.BACKUP, OperationKind.WRITE, OperationKind.
 RUNNING, OVERDUE, ENDED = OpState.RUNNING, OpState.OVERDUE, OpState.ENDED
 
 
-@dataclass(slots=True, eq=False)
-class Operation:
+class Operation(msgspec.Struct, eq=False):
     id: OperationId
     kind: OperationKind
     num_pages: int
@@ -73,12 +73,12 @@ class Operation:
     open_legs: set[Leg]
     on_report: Callable[[Operation], None]
     """Called with every report, the ending one included, and once when it becomes overdue."""
-    guards: list[Guard] = field(default_factory=list)
+    guards: list[Guard] = []
     """Locks held until it ends."""
     state: OpState = OpState.RUNNING
     hits: list[int] | None = None
     """Probe only: leading pages present per query, minimum over the legs that count."""
-    paces: list[float] = field(default_factory=list)
+    paces: list[float] = []
     """Probe only: see Probed; of the slowest rank."""
     present: dict[str, list[bytes]] | None = None
     """Probe only: per component asked page by page, and per query, which pages are there (1)."""
@@ -130,9 +130,10 @@ class Operations:
         self._legs = {name: [(rank, name) for rank in range(num_ranks)] for name in names}
         """By component."""
         self.num_started = 0
-        self._deadlines: list[tuple[float, OperationId]] = []
+        self.deadlines: list[tuple[float, OperationId]] = []
+        """A heap. They only ever move away: none is earlier than its first."""
         self.running: dict[OperationId, Operation] = {}
-        self.num_running: Counter[OperationKind] = Counter()
+        self.num_running = dict.fromkeys(OperationKind, 0)
         self.lost_ranks: dict[int, str] = {}
 
     def start(
@@ -146,13 +147,11 @@ class Operations:
     ) -> Operation:
         """`sizes`: pages per component, the first one's first."""
         legs: dict[Leg, bytes] = {}
-        first = None
         for name, size in sizes.items():
-            first = size if first is None else first
             blank = _BLANK * size
             for leg in self._legs[name]:
                 legs[leg] = blank
-        assert first is not None
+        first = next(iter(sizes.values()))
         self.num_started += 1
         now, op_id = self._clock(), OperationId(self.num_started)
         deadline_s = now + timeout_s
@@ -160,7 +159,7 @@ class Operations:
             op_id, kind, first, now, timeout_s, deadline_s, legs, set(legs), on_report, guards or []
         )
         self.num_running[kind] += 1
-        heapq.heappush(self._deadlines, (deadline_s, op_id))
+        heapq.heappush(self.deadlines, (deadline_s, op_id))
         return op
 
     def transferred(self, report: Transferred) -> bool:
@@ -180,7 +179,8 @@ class Operations:
             if op.kind in _IN_PIECES and _OK in report.statuses:
                 op.deadline_s = now + op.timeout_s
             op.keys = op.keys or report.keys
-            op.seconds = max(op.seconds, report.seconds)
+            if report.seconds:
+                op.seconds = max(op.seconds, report.seconds)
         self._advance(op, leg if report.final else None, now)
         return sensible
 
@@ -221,11 +221,9 @@ class Operations:
 
     def expire(self, now: float) -> int:
         """Mark overdue operations and tell their owners. Returns how many."""
-        count, heap = 0, self._deadlines
-        if not heap or heap[0][0] > now:  # deadlines only ever move away
-            return 0
+        count = 0
         while (due := self.next_deadline()) is not None and due <= now:
-            op = self.running[heapq.heappop(self._deadlines)[1]]
+            op = self.running[heapq.heappop(self.deadlines)[1]]
             op.state = OpState.OVERDUE
             count += 1
             op.on_report(op)
@@ -238,7 +236,7 @@ class Operations:
         return bool(self.num_running[OperationKind.BACKUP] or self.num_running[OperationKind.LOAD])
 
     def next_deadline(self) -> float | None:
-        heap = self._deadlines
+        heap = self.deadlines
         if not self.running:
             heap.clear()
         while heap:

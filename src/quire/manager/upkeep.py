@@ -44,10 +44,11 @@ class Upkeep:
     def after(self, lost: Sequence[Freed]) -> list[Freed]:
         """Remove what became useless with what was lost."""
         freed: list[Freed] = []
-        for slot, _, node, _, was_last in lost:
-            if not was_last:
+        for item in lost:
+            if not item.was_last:
                 continue
-            if self._window is not None and slot // len(Tier) == self._window.index:
+            node = item.node
+            if self._window is not None and item.slot // len(Tier) == self._window.index:
                 for leaf in self._leaves_within(node, node.end + self._window.num_pages):
                     freed += self.tidy(leaf)
             else:  # a leaf, or a point, less

@@ -6,7 +6,7 @@ it waits until there are some.
 
 from __future__ import annotations
 
-from quire.tree.node import NUM_TIERS, Node
+from quire.tree.node import NUM_TIERS, Holding, Node
 from quire.tree.stays import is_leaf
 from quire.tree.tree import PrefixTree
 from quire.types import DEVICE, HOST, READY, PageIds
@@ -54,14 +54,17 @@ def _join(tree: PrefixTree, tail: Node, least: int) -> None:
     assert parent is not None
     assert parent.children is not None
     overlap = len(tail.tokens) - tail.num_pages * tree.root_of(tail).page_bytes
-    tail.tokens = b"".join([*(_cut(n.tokens, overlap) for n in run[:-1]), tail.tokens])
-    if all(node.page_keys is not None for node in run):
-        tail.page_keys = b"".join(node.page_keys or b"" for node in run)
-    else:
-        tail.page_keys = None
+    tokens: list[bytes | bytearray] = []
+    keys: list[bytes] = []
+    for node in run:
+        tokens.append(node.tokens[:-overlap] if overlap and node is not tail else node.tokens)
+        if node.page_keys is not None:
+            keys.append(node.page_keys)
+        tail.hits = max(tail.hits, node.hits)
+    tail.tokens = b"".join(tokens)
+    tail.page_keys = b"".join(keys) if len(keys) == len(run) else None
     for slot in (DEVICE, HOST):
         _join_holdings(tree, run, slot)
-    tail.hits = max(node.hits for node in run)
     tail.given_up, tail.last_use = top.given_up, top.last_use
     parent.children[top.name] = tail
     tail.parent, tail.start, tail.name = parent, top.start, top.name
@@ -106,7 +109,7 @@ def _are_alike(tree: PrefixTree, upper: Node, lower: Node) -> bool:
             return False
         if lower.held[slot] is not None and slot not in tree.points:
             return False
-    return _where(upper) == _where(lower)
+    return _are_held_alike(upper.held, lower.held)
 
 
 def _has_row(tail: Node, least: int) -> bool:
@@ -128,11 +131,12 @@ def _is_quiet(node: Node) -> bool:
     return host is None or (host.locks == 0 and host.state is READY)
 
 
-def _where(node: Node) -> tuple[bool | None, bool]:
-    """Which tiers have its full pages, and whether the device may let go of them uncopied."""
-    device = node.held[DEVICE]
-    return None if device is None else device.forgiven, node.held[HOST] is None
-
-
-def _cut(tokens: bytes | bytearray, overlap: int) -> bytes | bytearray:
-    return tokens[:-overlap] if overlap else tokens
+def _are_held_alike(upper: list[Holding | None], lower: list[Holding | None]) -> bool:
+    """Do the same tiers have the full pages of both, and may the device let go of both uncopied, or
+    of neither?"""
+    above, below = upper[DEVICE], lower[DEVICE]
+    if (upper[HOST] is None) != (lower[HOST] is None):
+        return False
+    if above is None or below is None:
+        return above is below
+    return above.forgiven == below.forgiven

@@ -6,7 +6,7 @@ it may have a `Holding`: the pool pages, their residency state and how many user
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import msgspec
 
 from quire.eviction import EvictionQueue, Retention
 from quire.keys import PrefixKey
@@ -169,14 +169,14 @@ class Root(Node):
         self.tenant = tenant
 
 
-class Walk(NamedTuple):
+class Walk(msgspec.Struct, frozen=True):
     """Nodes along a key, and how many of its pages they cover; the last may be covered partly."""
 
     nodes: list[Node]
     num_pages: int
 
 
-class Inserted(NamedTuple):
+class Inserted(msgspec.Struct, frozen=True):
     tail: Node
     """Last node on the path that carries the pages; `tail.end` says how far that is."""
     pages: PageIds
@@ -187,7 +187,7 @@ class Inserted(NamedTuple):
     """Nodes that took the caller's pages."""
 
 
-class Freed(NamedTuple):
+class Freed(msgspec.Struct, frozen=True):
     """Pages that left the tree and belong to the caller now."""
 
     slot: int

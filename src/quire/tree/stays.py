@@ -43,15 +43,19 @@ class Stays:
         """One more reason for a holding to stay."""
         if slot > HOST:
             self._count(holding, slot, 1)
-        elif change := self._put_off[slot].pop(holding, 0) + 1:
-            self._put_off[slot][holding] = change
+            return
+        put_off = self._put_off[slot]
+        if change := put_off.pop(holding, 0) + 1:
+            put_off[holding] = change
 
     def let_go(self, holding: Holding, slot: int) -> None:
         """One reason less. What may go is found again by eviction."""
         if slot > HOST:
             self._count(holding, slot, -1)
-        elif change := self._put_off[slot].pop(holding, 0) - 1:
-            self._put_off[slot][holding] = change
+            return
+        put_off = self._put_off[slot]
+        if change := put_off.pop(holding, 0) - 1:
+            put_off[holding] = change
 
     def catch_up(self) -> None:
         """From here on `reasons` and `movable` are as they should be."""

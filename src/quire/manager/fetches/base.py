@@ -19,6 +19,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from quire.components import Component
 from quire.keys import PrefixKey
 from quire.manager.costs import Way
@@ -52,8 +54,7 @@ PROBING, PROBED, DONE = PrefetchState.PROBING, PrefetchState.PROBED, PrefetchSta
 _BOTH = Way.BOTH
 
 
-@dataclass(slots=True, eq=False)
-class Prefetch:
+class Prefetch(msgspec.Struct, eq=False):
     """One request's prefetch. `key` is the whole prefix wanted; pages before `first` are there."""
 
     lease: Lease
@@ -64,7 +65,7 @@ class Prefetch:
     """False: only the hit length is wanted, for now."""
     can_meet: bool = False
     """The request can compute while pages come."""
-    known: list[bytearray] = field(default_factory=list)
+    known: list[bytearray] = []
     """Per component, by page, as far as the store was asked: 1 where it has it. Of full pages it
     is `num_asked` that says so."""
     state: PrefetchState = PrefetchState.PROBING

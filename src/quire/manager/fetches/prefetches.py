@@ -36,6 +36,7 @@ from quire.manager.lease import Lease
 from quire.tree import slot_of
 from quire.types import HOST
 
+_NO_STORE = Decline.NO_STORE  # by a plain name: what every request without a store asks for
 _UNSERVED = {PrefetchState.PROBING: Decline.ABORTED, PrefetchState.WAITING: Decline.BUDGET}
 """Why nothing comes of a prefetch that is settled in these states."""
 
@@ -138,14 +139,15 @@ class Prefetches:
         config = self._core.config
         if config.host_pages == 0:
             return Decline.NO_HOST
-        if num_wanted < config.threshold_pages:
-            return Decline.BELOW_THRESHOLD if self._core.store_epoch else Decline.NO_STORE
-        return self._reason_not_to_fetch()
+        reason = self._reason_not_to_fetch()
+        if num_wanted < config.threshold_pages and reason is not _NO_STORE:
+            return Decline.BELOW_THRESHOLD
+        return reason
 
     def _reason_not_to_fetch(self) -> Decline | None:
         if self._core.store_epoch == 0:
-            return Decline.NO_STORE
-        return None if self._core.healthy else Decline.WORKER_LOST
+            return _NO_STORE
+        return Decline.WORKER_LOST if self._core.operations.lost_ranks else None
 
     def _remember_timeout(self, prefetch: Prefetch) -> None:
         """By how much is wanted now."""

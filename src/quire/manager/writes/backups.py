@@ -50,15 +50,12 @@ class Backups:
         self._need = 0.0
         """Device pages that a step takes, by the largest of the last ones; or that a request will
         take which has arrived."""
-        self._expected = 0
+        self.expected = 0
         """By the largest request that has arrived since the last look at the cold end."""
         self._clean_until = 0
         """So many pages will have been evicted when those are gone that were seen to at the last
         look."""
-        self._seen = 0
-        """Pages committed and evicted up to the last look at the cold end."""
         config, device = core.config.write, core.allocators[self._device]
-        self._keeps = config.enabled
         self._at_once = config.enabled and config.policy is WritePolicy.WRITE_THROUGH
         self._selective = config.policy is WritePolicy.WRITE_THROUGH_SELECTIVE
         self._low_pages = int(config.low_watermark * device.num_pages)
@@ -78,15 +75,16 @@ class Backups:
 
     def expect(self, num_pages: int) -> None:
         """A request has arrived that will take so many device pages once it is its turn."""
-        self._expected = max(self._expected, num_pages)
+        self.expected = max(self.expected, num_pages)
 
     def want(self, node: Node, *, urgent: bool = False, cold: bool = False) -> PathStretch:
         stretch = self.due.get(node)
         if stretch is None:
-            stretch = self.due[node] = PathStretch(node)
+            stretch = self.due[node] = PathStretch(node, node.start, cold=cold, urgent=urgent)
             node.named += 1
-        stretch.urgent |= urgent
-        stretch.cold |= cold
+        else:
+            stretch.urgent |= urgent
+            stretch.cold |= cold
         return stretch
 
     def owed(self, node: Node) -> None:
@@ -105,32 +103,23 @@ class Backups:
     def _is_proven(self, node: Node) -> bool:
         return node.hits >= self._core.config.write.selective_hits
 
-    def flush(self) -> None:
-        counters = self._core.counters
-        moved = counters.evicted_device_pages + counters.committed_pages
-        if moved != self._seen or self._expected:  # else the cold end is as it was
-            self._seen = moved
-            if self._keeps:
-                self._clean_ahead()
-        if self.due:
-            self._start()
-
     def take_due(self) -> list[PathStretch]:
         due, self.due = self.due, {}
         for node in due:
             node.named -= 1
         return list(due.values())
 
-    def _clean_ahead(self) -> None:
+    def clean_ahead(self) -> None:
         """Short of device pages, by the watermarks and by what steps take: copy out the coldest
         that the host lacks, before they must go. Every copy made too early is room on the host
         that holds nothing new."""
         core = self._core
-        need = max(core.taken[self._device], self._expected, self._need * NEED_DECAY)
-        core.taken[self._device] = self._expected = 0
+        need = max(core.taken[self._device], self.expected, self._need * NEED_DECAY)
+        core.taken[self._device] = self.expected = 0
         self._need = need
         free, evicted = core.allocators[self._device].num_free, core.counters.evicted_device_pages
-        if free + self._clean_until - evicted >= max(self._low_pages, need):
+        clean = free + self._clean_until - evicted
+        if clean >= need and clean >= self._low_pages:
             return
         core.tree.stays.catch_up()
         covered, wanted = free, max(self._high_pages, need)
@@ -148,11 +137,13 @@ class Backups:
 
     # ---- copying --------------------------------------------------------------------------------
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Copy what is due."""
         core = self._core
         stretches: list[PathStretch] = []
         guards: list[Guard] = []
-        device, host = list[bytes](), list[bytes]()
+        device: list[PageIds] = []
+        host: list[PageIds] = []
         for due in self.take_due():
             missing = self._missing(due)
             for at, node in enumerate(missing):
@@ -234,7 +225,7 @@ class Backups:
 
     def _is_worth_room(self, due: PathStretch) -> bool:
         """May others be evicted from the host for it? A hot page needs its host copy when it grows
-        cold, and `_clean_ahead` sees to that; before, the copy is worth a free page of the host, or
+        cold, and `clean_ahead` sees to that; before, the copy is worth a free page of the host, or
         the way to the store, but no eviction."""
         return due.urgent or due.cold or self._core.store_epoch > 0
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from quire.components import Component
 from quire.manager.core import Core
 from quire.manager.operations import Operation
@@ -9,34 +11,29 @@ from quire.tree import Node
 from quire.types import OperationId
 
 
-class PathStretch:
+class PathStretch(msgspec.Struct, eq=False):
     """Remembered as (its end, its first page): survives splits."""
 
-    __slots__ = ("attempt", "cold", "first", "tail", "urgent")
-
-    def __init__(self, node: Node, *, attempt: int = 0) -> None:
-        self.tail = node
-        self.first = node.start
-        self.cold = False
-        """Backups: due because the device will soon let go of it."""
-        self.urgent = False
-        """Backups: somebody waits for it, or the host cannot do without it."""
-        self.attempt = attempt
-        """Tries made before this one."""
+    tail: Node
+    first: int
+    attempt: int = 0
+    """Tries made before this one."""
+    cold: bool = False
+    """Backups: due because the device will soon let go of it."""
+    urgent: bool = False
+    """Backups: somebody waits for it, or the host cannot do without it."""
 
     def of(self, node: Node) -> PathStretch:
         """The same for one of its nodes, or one above it."""
         if node is self.tail and node.start == self.first:
             return self
-        stretch = PathStretch(node, attempt=self.attempt)
-        stretch.cold, stretch.urgent = self.cold, self.urgent
-        return stretch
+        return PathStretch(node, node.start, self.attempt, self.cold, self.urgent)
 
     def nodes(self, component: Component) -> list[Node]:
         """The node, or what it was split into, parents first; of a point, its end."""
-        node = self.tail
+        node, first = self.tail, self.first
         nodes = [node]
-        while node.start > self.first and node.parent is not None and not component.is_point:
+        while node.start > first and node.parent is not None and not component.is_point:
             node = node.parent
             nodes.insert(0, node)
         return nodes
@@ -62,9 +59,10 @@ class UnderWay:
         """Every node of an operation that has ended, as it is cut now."""
         statuses, at = b"" if op.all_ok() else op.page_statuses(), 0
         outcomes: list[Outcome] = []
+        is_point = self._component.is_point
         for stretch in self._stretches.pop(op.id):
             for node in stretch.nodes(self._component):
-                size = size_of(self._component, node)
+                size = 1 if is_point else node.end - node.start
                 mine = b""
                 if statuses:
                     mine = statuses[at : at + size]

@@ -32,7 +32,10 @@ class Writer:
         self._owing = core.tree.stays.owing
         self._has_host = core.config.host_pages > 0
         config = core.config.write
+        self._copies = config.enabled
         self._selective = config.enabled and config.policy is WritePolicy.WRITE_THROUGH_SELECTIVE
+        self._moved = 0
+        """Pages committed and evicted up to the last look at the cold ends."""
         self._backups: list[Backups] = []
         """By component, as the writes."""
         self._writes: list[Writes] = []
@@ -96,12 +99,18 @@ class Writer:
             self._settle_debts()
         if core.refused:
             core.refused.clear()
+        counters = core.counters
+        moved = counters.evicted_device_pages + counters.committed_pages
+        has_moved, self._moved = moved != self._moved, moved
         for backups in self._backups:
-            backups.flush()
+            if self._copies and (has_moved or backups.expected):  # else its cold end is as it was
+                backups.clean_ahead()
+            if backups.due:
+                backups.start()
         for writes in self._writes:
             if writes.due or writes.retries:
                 writes.flush(now)
-        if (self._touched or self._kept) and now >= self._next_touch_s:
+        if now >= self._next_touch_s and (self._touched or self._kept.until):
             self._touch(now)
 
     def _clear(self) -> None:
@@ -140,7 +149,7 @@ class Writer:
         return sum(writes.num_waiting for writes in self._writes)
 
     def next_due(self) -> float | None:
-        first = self._next_touch_s if self._kept else None
+        first = self._next_touch_s if self._kept.until else None
         for writes in self._writes:
             if writes.retries and (first is None or writes.retries[0][0] < first):
                 first = writes.retries[0][0]

@@ -79,7 +79,7 @@ class Writes:
         if node.retention is not None and not node.retention.stored:
             return
         if core.store_epoch and core.config.write.enabled and node not in self.due:
-            self._queue(PathStretch(node))
+            self._queue(PathStretch(node, node.start))
 
     def _queue(self, stretch: PathStretch) -> None:
         if stretch.tail not in self.due:
@@ -182,7 +182,8 @@ class Writes:
     def _runs(self, nodes: Iterable[Node]) -> list[Run]:
         """The names of these nodes' pages; full pages whose keys nobody has needed yet are named by
         their tokens."""
-        core, tree, runs = self._core, self._core.tree, list[Run]()
+        core, tree = self._core, self._core.tree
+        runs: list[Run] = []
         if self._index:
             keys_of = partial(core.keys_of, component=self._component)
             return [Run(keys=keys_of(node), owner=core.owner(node)) for node in nodes]
@@ -229,7 +230,7 @@ class Writes:
             elif epoch == core.store_epoch:
                 if PageStatus.ORPHAN in statuses:
                     self._write_prefix(node)
-                again = PathStretch(node, attempt=stretch.attempt + 1)
+                again = PathStretch(node, node.start, stretch.attempt + 1)
                 self._retry(again, size, hopeless=PageStatus.REJECTED in statuses)
             self._let_follow(node)
         core.finish(op)
