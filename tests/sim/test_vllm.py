@@ -172,6 +172,7 @@ def play(seed: int) -> MiniVllm:
         salt = rng.choice((None, None, "x"))
         engine.add(MiniRequest(f"r{number}", tokens, rng.randint(1, 30), salt))
         for _ in range(rng.randrange(8)):
+            engine.stalled.update(r.request_id for r in engine.running if rng.random() < 0.1)
             engine.step()
             now[0] += rng.expovariate(100.0)
             if engine.running and rng.random() < 0.1:
