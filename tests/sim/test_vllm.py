@@ -277,3 +277,11 @@ def test_a_window_that_does_not_wait_for_what_is_copied_out_of_it_is_seen(
     monkeypatch.setattr(Leader, "_see_taken", lambda *_: None)
     with pytest.raises(AssertionError, match="wrong block"):
         play_all(range(1, 60, 2))
+
+
+def test_a_window_of_a_request_that_has_to_wait_for_blocks_is_seen_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Leader, "_see_stalled", lambda *_: None)
+    with pytest.raises(AssertionError, match="wrong block"):
+        play_all(range(39, 100, 2))
