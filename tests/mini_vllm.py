@@ -171,6 +171,9 @@ class MiniVllm:
         self.num_recoveries = 0
         self.preempted = False
         self.taken_away: list[int] = []
+        self.stalled: set[str] = set()
+        """Running requests that there are no blocks for in the next step: what lies before their
+        windows has gone, and they compute nothing."""
 
     # ---- steps ----------------------------------------------------------------------------------
 
@@ -187,10 +190,12 @@ class MiniVllm:
         work: dict[str, int] = {}
         for request in self.running:
             left = len(request.all_token_ids) - request.num_computed_tokens
-            work[request.request_id] = min(self.chunk, left)
+            if request.request_id not in self.stalled:
+                work[request.request_id] = min(self.chunk, left)
+        self.stalled.clear()
         orders = self.leader.orders(
             work,
-            lambda name: self.by_name[name].blocks,
+            lambda name: self.by_name[name].blocks or [[]] * self.num_groups,
             preempted=self.preempted,
             idle=not work,
         )

@@ -172,6 +172,7 @@ def play(seed: int) -> MiniVllm:
         salt = rng.choice((None, None, "x"))
         engine.add(MiniRequest(f"r{number}", tokens, rng.randint(1, 30), salt))
         for _ in range(rng.randrange(8)):
+            engine.stalled.update(r.request_id for r in engine.running if rng.random() < 0.1)
             engine.step()
             now[0] += rng.expovariate(100.0)
             if engine.running and rng.random() < 0.1:
@@ -276,3 +277,11 @@ def test_a_window_that_does_not_wait_for_what_is_copied_out_of_it_is_seen(
     monkeypatch.setattr(Leader, "_see_taken", lambda *_: None)
     with pytest.raises(AssertionError, match="wrong block"):
         play_all(range(1, 60, 2))
+
+
+def test_a_window_of_a_request_that_has_to_wait_for_blocks_is_seen_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Leader, "_see_stalled", lambda *_: None)
+    with pytest.raises(AssertionError, match="wrong block"):
+        play_all(range(39, 100, 2))

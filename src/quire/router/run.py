@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import ssl
 from collections.abc import Callable
 
 import httpx
 
+from quire.errors import ConfigError
 from quire.router.app import app_of
 from quire.router.config import RouterConfig
 from quire.router.fleet import Fleet
@@ -63,7 +65,7 @@ async def run(
     metrics = RouterMetrics()
     allow_open_files(_OTHER_FILES + 2 * listen.max_connections)  # a client's, and its server's
     with traced(listen.otlp, metrics.spans, "router") as tracer:
-        trust = httpx.create_ssl_context()  # takes milliseconds: once, and the same for all
+        trust = whom_to_trust()  # takes milliseconds: once, and the same for all
         async with http_client(config, trust) as client:
             upstream = Upstream(client, trust, config.idle_timeout_s)
             proxy = Proxy(Fleet(config, client), upstream, metrics, tracer=tracer)
@@ -96,6 +98,18 @@ async def _run(
     finally:
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
+
+
+def whom_to_trust() -> ssl.SSLContext:
+    """Of `https://` servers. Raises ConfigError."""
+    try:
+        return httpx.create_ssl_context()
+    except OSError as error:
+        named = os.environ.get("SSL_CERT_FILE", "")
+        raise ConfigError(
+            f"SSL_CERT_FILE is {named!r}, from which no authority can be read "
+            f"({error.strerror or error}): name a file of certificates, or leave it unset"
+        ) from None
 
 
 def http_client(config: RouterConfig, trust: ssl.SSLContext) -> httpx.AsyncClient:

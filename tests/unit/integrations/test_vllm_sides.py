@@ -247,6 +247,26 @@ def test_a_window_that_moves_on_waits_for_what_is_copied_out_of_it(
     assert at_rest(engine)
 
 
+def test_a_window_of_a_request_that_has_to_wait_for_blocks_is_copied_before_others_get_it(
+    engines: list[MiniVllm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM lets go of what lies before a window although its request cannot be scheduled."""
+    engine = over_tensors(**WINDOWS)
+    engines.append(engine)
+    slow_backups(engine, monkeypatch)
+    one = request("a", seed=1, length=42, max_tokens=20)
+    engine.add(one)
+    for _ in range(30):
+        engine.stalled.add("a")
+        engine.step()
+        engine.step()
+    engine.run()
+    engine.add(request("b", seed=1, length=42))
+    engine.run()
+    assert engine.num_loaded == 41 // BLOCK, "and they hold what was computed"
+    assert at_rest(engine)
+
+
 @pytest.mark.parametrize("length", range(40, 48))
 def test_with_windows_a_prompt_of_any_length_is_found_again(
     engines: list[MiniVllm], length: int

@@ -138,9 +138,10 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):
         return {source: count for source, count in counts.items() if count}
 
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
+        # Not its get_block_ids, which knows only who is in this step.
         orders = self.leader.orders(
             scheduler_output.num_scheduled_tokens,
-            scheduler_output.kv_connector_block_state.get_block_ids,
+            scheduler_output.kv_connector_block_state.resolve_block_ids,
             preempted=bool(scheduler_output.preempted_req_ids),
             idle=scheduler_output.total_num_scheduled_tokens == 0,
         )

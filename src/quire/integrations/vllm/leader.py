@@ -222,13 +222,14 @@ class Leader:
     def orders(
         self,
         scheduled: Mapping[str, int],
-        blocks_of: Callable[[str], Blocks | None],
+        blocks_of: Callable[[str], Blocks],
         *,
         preempted: bool,
         idle: bool,
     ) -> Orders:
         """What the workers should do in this step. `scheduled`: who computes so many tokens in it,
-        which are there when the workers come to copies."""
+        which are there when the workers come to copies. `blocks_of`: of anybody, as they are now.
+        """
         for name, num_tokens in scheduled.items():
             tracked = self._tracked.get(name)
             if tracked is None:
@@ -239,9 +240,10 @@ class Leader:
             if not due and not (self._has_windows and tracked.saves):
                 continue  # vLLM makes a list of all blocks whenever it is asked for them
             blocks = blocks_of(name)
-            if blocks is not None:
-                self._see_taken(tracked, blocks)
-                self._save(tracked, blocks, due)
+            self._see_taken(tracked, blocks)
+            self._save(tracked, blocks, due)
+        if self._has_windows:
+            self._see_stalled(scheduled, blocks_of)
         self._attach()
         self._take_in(())
         orders, self._orders = self._orders, Orders(self._setup, b"")
@@ -353,6 +355,15 @@ class Leader:
                 at = pages.first
                 if any(NULL_BLOCK in blocks[group][at : at + 1] for group in groups):
                     self._orders.taken.append(copy.op)
+
+    def _see_stalled(
+        self, scheduled: Mapping[str, int], blocks_of: Callable[[str], Blocks]
+    ) -> None:
+        """The same of those that are not in this step: vLLM lets go of what lies before a window,
+        and only then may find no blocks for its request to compute on."""
+        for name, tracked in self._tracked.items():
+            if name not in scheduled and self._is_saving(tracked):
+                self._see_taken(tracked, blocks_of(name))
 
     def _take_in(self, reports: Iterable[Completion]) -> None:
         self._commands += self.manager.step(reports)

@@ -98,6 +98,12 @@ def plan(vllm_config: Any, kv_cache_config: Any, options: VllmOptions) -> Plan:
             f"groups of layers have blocks of {sorted(blocks)} tokens: a page of Quire's is one "
             "block of each"
         )
+    types = {_type(group.kv_cache_spec) for _, group in groups}
+    if len(types) > 1:
+        raise ConfigError(
+            f"groups of layers keep their state as {', '.join(sorted(types))}: vLLM then clears "
+            "blocks as it hands them out, while they may still be copied. Give all layers one type"
+        )
     kinds = []
     for component in ("full", "window"):
         mine = [one for one in groups if _KINDS[type(one[1].kv_cache_spec).__name__] == component]
@@ -125,6 +131,11 @@ def _check_group(group: Any) -> None:
         raise ConfigError("the model's attention looks ahead: a prefix's state depends on its end")
     if getattr(group, "host_resident", False) or not getattr(group, "enable_kv_transfer", True):
         raise ConfigError("vLLM keeps some of the model's blocks in a pool of their own")
+
+
+def _type(spec: Any) -> str:
+    quantised = getattr(spec, "kv_quant_mode", None)
+    return str(spec.dtype) if not quantised else f"{spec.dtype} ({quantised})"
 
 
 def _kind(component: str, groups: list[tuple[int, Any]], num_blocks: int) -> KvKind:
