@@ -100,9 +100,9 @@ def verdict(ratio: Result, target: float) -> str:
 
 
 def core(result: Result) -> list[RenderableType]:
-    """See bench.core.run: workloads by name, and "flatness"."""
-    rows = [row | {"name": name} for name, row in result.items() if name != "flatness"]
-    items = [
+    """See bench.core.run: workloads by name."""
+    rows = [row | {"name": name} for name, row in result.items()]
+    return [
         table(
             "Metadata path, CPU time of the step thread",
             rows,
@@ -117,13 +117,6 @@ def core(result: Result) -> list[RenderableType]:
             ],
         )
     ]
-    for what, flat in result.get("flatness", {}).items():
-        (few, many), (before, after) = flat["numbers"], flat["us_per_request"]
-        items.append(
-            f"{few:,} {what}: {before:.1f} µs per request; {many:,} {what}: {after:.1f} µs "
-            f"({flat['ratio']:.2f} times)"
-        )
-    return items
 
 
 def store(result: Result) -> list[RenderableType]:
