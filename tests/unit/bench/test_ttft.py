@@ -16,7 +16,7 @@ from quire.bench.ttft import report as ttft_report
 from quire.bench.ttft.adminclient import AdminClient
 from quire.bench.ttft.overhead import WITH, WITHOUT, ServerSide
 from quire.bench.ttft.prompts import Prompts
-from quire.bench.ttft.serverprocess import ServerProcess
+from quire.bench.ttft.run import started
 from quire.errors import EngineError, ModelError
 from unit.bench.fake_server import Fake, serving
 from unit.bench.shown import shown
@@ -226,11 +226,15 @@ def test_waiting_for_writes_ends(fake, url):
         asyncio.run(wait(0.01))
 
 
-def test_a_server_that_does_not_start_says_why(tmp_path, monkeypatch):
+def test_a_server_that_does_not_start_says_why(monkeypatch):
     monkeypatch.setenv("QUIRE_PORT", "not a port: must not reach the server")
+
+    async def start():
+        arguments = ["--host-memory", "0", "--store", "file:///x"]
+        async with started("tiers on", arguments, admin_key="k"):
+            raise AssertionError("it started")
+
     with pytest.raises(EngineError) as caught:
-        ServerProcess.start(
-            ["--host-memory", "0", "--store", "file:///x"], folder=tmp_path, timeout_s=60
-        )
-    assert "ended with code 2 before it was ready" in str(caught.value)
+        asyncio.run(start())
+    assert "the tiers on server ended with code 2" in str(caught.value)
     assert "give host_memory a size, or set store to none" in str(caught.value)
