@@ -50,7 +50,6 @@ class TtftPlan:
     host_bytes: int = 2 * GIB
     directory: Path | None = None
     """For the store; None: the temporary directory."""
-    text: Path | None = None
     seed: int = 0
     prompt_tokens: int = 4000
     repeats: int = 5
@@ -64,8 +63,8 @@ class TtftPlan:
 
 
 def run(plan: TtftPlan, progress: Progress = lambda what, done, total: None) -> Result:
-    """Raises EngineError, ModelError, ConfigError."""
-    prompts = Prompts(plan.model, plan.seed, plan.text)
+    """Raises EngineError, ModelError."""
+    prompts = Prompts(plan.model, plan.seed)
     with tempfile.TemporaryDirectory(prefix="quire-bench-", dir=plan.directory) as folder:
         return asyncio.run(_run(plan, prompts, Path(folder), progress))
 
