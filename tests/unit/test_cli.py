@@ -211,8 +211,8 @@ def test_contradictory_options_are_one_sentence(quire):
     assert ran.code == 2
     assert "write_back needs a host tier: give host_pages or drop write.policy" in ran.sentence
     ran = quire("bench", "store", "--page", "1000", "--total", "4MiB")
-    assert "a multiple of 4096 bytes" in ran.sentence
-    assert "raise --total" in quire("bench", "store", "--total", "1MiB").sentence
+    assert "a multiple of 4 KiB" in ran.sentence
+    assert "less than one page" in quire("bench", "store", "--total", "1MiB").sentence
 
 
 def test_an_unknown_device_or_shape_is_one_sentence(quire):
@@ -345,10 +345,13 @@ def test_a_wrong_copy_is_shown_as_wrong(quire, monkeypatch):
 
 def test_bench_store_on_a_small_case_leaves_nothing_behind(quire, tmp_path, monkeypatch):
     monkeypatch.setattr("quire.bench.store.GIB", 0)  # the free space it insists on
-    options = ["--total", "4MiB", "--page", "1MiB", "--rounds", "1", "--threads", "2"]
+    options = ["--total", "4MiB", "--page", "1MiB", "--page", "2MiB", "--rounds", "1"]
     ran = quire("bench", "store", tmp_path, *options)
     assert ran.code == 0
     assert "1 MiB" in ran.out
+    pages = quire("bench", "store", tmp_path, *options, "--json").json["pages"]
+    assert [each["page_bytes"] for each in pages] == [1 << 20, 2 << 20]
+    assert all(each["read"]["ratio"] > 0 for each in pages)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -119,38 +119,18 @@ def core(result: Result) -> list[RenderableType]:
     ]
 
 
-def store(result: Result) -> list[RenderableType]:
-    """See bench.store.run."""
+def store(results: Sequence[Result]) -> list[RenderableType]:
+    """See bench.anystore.run: one for each size of a page."""
+    first = results[0]
     shown = table(
-        "File store beside raw direct I/O, checksums on",
+        f"{first['url']}, checksums on",
         [
-            entry[way] | {"page_bytes": entry["page_bytes"], "way": way}
-            for entry in result["pages"]
+            result[way] | {"page_bytes": result["page_bytes"], "way": way}
+            for result in results
             for way in ("write", "read")
         ],
         [
             ("page", size("page_bytes")),
-            ("way", text("way")),
-            ("store GB/s", number("store_gb_s", 2)),
-            ("raw GB/s", number("raw_gb_s", 2)),
-            ("ratio", number("ratio", 2)),
-            ("ratios seen", _seen),
-        ],
-        names=2,
-    )
-    note = (
-        f"{result['rounds']} rounds of {format_bytes(result['bytes_per_round'])}, "
-        f"raw I/O with {result['raw_threads']} threads; medians"
-    )
-    return [shown, note]
-
-
-def any_store(result: Result) -> list[RenderableType]:
-    """See bench.anystore.run."""
-    shown = table(
-        f"{result['url']}, checksums on",
-        [result[way] | {"way": way} for way in ("write", "read")],
-        [
             ("way", text("way")),
             ("store GB/s", number("store_gb_s", 2)),
             ("own client", number("raw_gb_s", 2)),
@@ -158,18 +138,17 @@ def any_store(result: Result) -> list[RenderableType]:
             ("quartiles", lambda row: span(*row["ratio_quartiles"]) if "ratio" in row else "–"),
             ("ratios seen", _seen),
         ],
+        names=2,
     )
-    notes = [
-        f"{result['rounds']} rounds of {format_bytes(result['bytes_per_round'])} in pages of "
-        f"{format_bytes(result['page_bytes'])}; medians"
-    ]
-    if client := result.get("client"):
-        notes.append(f"Its own client, with as many threads and pages per call: {client}")
-    if probe := result.get("probe"):
-        notes.append(
-            f"A question about one page takes {probe['one_ms']:.2f} ms, about {probe['keys']} "
-            f"pages {probe['all_ms']:.2f} ms"
-        )
+    notes = [f"{first['rounds']} rounds of {format_bytes(first['bytes_per_round'])}; medians"]
+    if first["client"]:
+        notes.append(f"Its own client, moving the same bytes: {first['client']}")
+    for result in results:
+        if probe := result.get("probe"):
+            notes.append(
+                f"A question about one page takes {probe['one_ms']:.2f} ms, about {probe['keys']} "
+                f"pages {probe['all_ms']:.2f} ms"
+            )
     return [shown, *notes]
 
 

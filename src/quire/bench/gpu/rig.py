@@ -143,13 +143,13 @@ class Rig:
         try:
             found = files.run(
                 str(self._stores),
-                page_sizes=[min(page_bytes, self.plan.disk_bytes)],
+                page_bytes=min(page_bytes, self.plan.disk_bytes),
                 total_bytes=self.plan.disk_bytes,
                 rounds=2,
             )
         except (StoreError, OSError):
             return None
-        return float(found["pages"][0]["read"]["raw_gb_s"] * 1e9)
+        return float(found["read"]["raw_gb_s"] * 1e9)
 
     def new_folder(self) -> Path:
         """For files of a store."""
