@@ -86,19 +86,6 @@ def percent(ratio: float) -> str:
     return f"{(ratio - 1) * 100:+.1f} %"
 
 
-def reached(is_so: bool) -> str:
-    return "reached" if is_so else "[bold red]missed[/]"
-
-
-def verdict(ratio: Result, target: float) -> str:
-    """Only what the whole interval says is said."""
-    if ratio["high"] - 1 <= target:
-        return "reached"
-    if ratio["low"] - 1 > target:
-        return "[bold red]missed[/]"
-    return "[yellow]undecided[/], as the noise is larger: give more --rounds on a quiet machine"
-
-
 def core(result: Result) -> list[RenderableType]:
     """See bench.core.run: workloads by name."""
     rows = [row | {"name": name} for name, row in result.items()]

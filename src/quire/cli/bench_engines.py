@@ -71,8 +71,7 @@ def gpu(
     """The engine beside what the hardware could do: decoding, prompts, copies, hits, sessions.
 
     In this process, on models of real shapes with random weights. Every figure stands beside its
-    floor: bytes over the measured bandwidth, operations over the measured rate; the last table says
-    what is asked of them, and which were met.
+    floor: bytes over the measured bandwidth, operations over the measured rate.
     """
     needs("serve", SERVE)
     check_device(device)

@@ -71,12 +71,10 @@ def test_it_measures_tokens_beside_their_floors(model, capsys, monkeypatch) -> N
     assert hits["more_ms"] > 0
     assert [row["chunk"] for row in result["mixed"]] == [512, 128]
     assert all(row["slowest_ms"] > 0 for row in result["mixed"])
-    asked = {figure["part"] for figure in result["asked"]}
-    assert asked == {"decode", "prefill", "mixed", "hits", "crossover"}
     assert "sets" not in result
     show(*report.tables(result))
     shown = capsys.readouterr().out
-    titles = ("Decoding", "Prompts", "beside others", "Hits", "in the store", "Asked of one H200")
+    titles = ("Decoding", "Prompts", "beside others", "Hits", "in the store")
     assert all(title in shown for title in titles)
 
 

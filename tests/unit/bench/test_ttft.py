@@ -9,7 +9,6 @@ import time
 import httpx
 import pytest
 
-from quire.bench import report
 from quire.bench.ttft import hits as ttft_hits
 from quire.bench.ttft import overhead as ttft_overhead
 from quire.bench.ttft import report as ttft_report
@@ -30,7 +29,7 @@ def text_of(result) -> str:
 
 def whole(**parts):
     about = {"model": "m", "device": "cpu", "device_bytes": 1 << 30, "host_bytes": 1 << 31}
-    return {**about, "targets": {"speedup": 20.0, "overhead": 0.02}, **parts}
+    return {**about, **parts}
 
 
 def hits(url: str):
@@ -95,7 +94,7 @@ def test_speedups_are_those_of_the_medians():
     assert result["cases"]["L1"]["speedup_min"] == pytest.approx(60)
     assert result["slowest_hit_speedup"] == pytest.approx(11)
     shown = text_of(whole(hits=result))
-    assert "20 is missed" in shown
+    assert "The slowest hit is 11.0 times faster" in shown
     assert "110.0" in shown
 
 
@@ -129,7 +128,7 @@ def test_both_servers_get_the_same_prompts_and_take_turns_at_going_first():
     assert "text" not in result["samples"][0][WITH]
     shown = text_of(whole(overhead={"prompt_tokens": 9, "output_tokens": 4, **result}))
     assert "Nothing reused: 2 unique prompts" in shown
-    assert "At most 2 % is" in shown
+    assert "the lower tiers cost" in shown
 
 
 def test_prompts_that_are_reused_after_all_are_found():
@@ -148,24 +147,6 @@ def test_the_ratio_is_of_the_measured_times():
     assert result["total_s"]["ratio"]["of_medians"]["ratio"] == pytest.approx(1.05)
     shown = text_of(whole(overhead={"prompt_tokens": 9, "output_tokens": 4, **result}))
     assert "+5.0 %" in shown
-    assert "At most 2 % is missed. " in shown
-
-
-UNDECIDED = "[yellow]undecided[/], as the noise is larger: give more --rounds on a quiet machine"
-
-
-@pytest.mark.parametrize(
-    ("low", "ratio", "high", "verdict"),
-    [
-        (0.99, 1.0, 1.01, "reached"),
-        (1.03, 1.04, 1.05, "[bold red]missed[/]"),
-        (0.9, 1.0, 1.1, UNDECIDED),
-        (0.9, 1.05, 1.1, UNDECIDED),
-    ],
-)
-def test_the_verdict_says_when_the_noise_is_larger_than_the_question(low, ratio, high, verdict):
-    figures = {"low": low, "ratio": ratio, "high": high}
-    assert report.verdict(figures, 0.02) == verdict
 
 
 def test_cpu_time_of_a_session_counts_its_children():

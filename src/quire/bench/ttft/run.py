@@ -33,8 +33,6 @@ GIB = 1 << 30
 CUDA_DEVICE_BYTES = 8 * GIB
 """Of each of two servers that share a GPU, unless told otherwise."""
 
-TARGET_SPEEDUP = 20.0
-TARGET_OVERHEAD = 0.02
 _WARM_UP_TOKENS = 600
 
 Result = dict[str, Any]
@@ -75,7 +73,6 @@ async def _run(plan: TtftPlan, prompts: Prompts, folder: Path, progress: Progres
         "device": plan.device,
         "device_bytes": plan.device_bytes,
         "host_bytes": plan.host_bytes,
-        "targets": {"speedup": TARGET_SPEEDUP, "overhead": TARGET_OVERHEAD},
     }
     async with contextlib.AsyncExitStack() as servers:
         on = await servers.enter_async_context(_server(WITH, plan, folder, progress))
