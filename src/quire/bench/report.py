@@ -128,6 +128,8 @@ def store(results: Sequence[Result]) -> list[RenderableType]:
         names=2,
     )
     notes = [f"{first['rounds']} rounds of {format_bytes(first['bytes_per_round'])}; medians"]
+    if not first["client"] and first["url"].startswith("redis://"):
+        notes.append(r"To compare it with redis-py: pip install 'quire\[bench]'")
     if first["client"]:
         notes.append(f"Its own client, moving the same bytes: {first['client']}")
     for result in results:
