@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -219,3 +220,40 @@ def test_a_server_that_does_not_start_says_why(monkeypatch):
         asyncio.run(start())
     assert "the tiers on server ended with code 2" in str(caught.value)
     assert "give host_memory a size, or set store to none" in str(caught.value)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def until(condition) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_its_servers_do_not_outlive_it_however_it_ends(tmp_path):
+    child = (
+        "import os, pathlib, time\n"
+        "from quire.own_server import end_with_standard_input\n"
+        f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))\n"
+        "end_with_standard_input()\n"
+        "time.sleep(60)\n"
+    )
+    bench = (
+        "import asyncio, sys\n"
+        "from quire.bench.ttft import run\n"
+        f"run.COMMAND = (sys.executable, '-c', {child!r})\n"
+        "asyncio.run(run.started('tiers on', [], admin_key='k').__aenter__())\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", bench])
+    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    pid = int((tmp_path / "pid").read_text())
+    assert is_alive(pid)
+    process.kill()
+    process.wait()
+    until(lambda: not is_alive(pid))
