@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from quire.cli.children import Child
 from quire.cli.pd import plan
 from quire.errors import EngineError, MemoryBudgetError
+from quire.own_server import Child
 from quire.settings import OPTIONS, Machine, Settings, effective
 from unit.cli_support import command
 
@@ -29,8 +29,9 @@ GIB = 1 << 30
 LAPTOP = Machine(16 * GIB, Path("/home/ada/.cache/quire"), 100 * GIB)
 PROGRAM = """
 import sys
+from quire import own_server
 from quire.cli import main, pd
-pd.COMMAND = (sys.executable, *sys.argv[1:3])
+own_server.COMMAND = (sys.executable, *sys.argv[1:3])
 pd._PAUSE_S, pd._MOST_FAILURES = 0.01, 1
 sys.exit(main(["pd", *sys.argv[3:]]))
 """

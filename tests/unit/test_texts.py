@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from engine_support import TinyEngine
-from quire.cli.children import Child
 from quire.engine import process
 from quire.engine.messages import EngineStartFailed, Finish
 from quire.errors import StoreError
 from quire.models.gguf import converted_dir, file_digest
+from quire.own_server import Child
 from quire.router.fleet import Health, Member, MemberSide, MemberState
 from quire.server.config import ServerConfig
 from quire.settings import OPTIONS

@@ -9,7 +9,8 @@ from rich.markup import escape
 
 from evidence.disagg.stall import PLAIN, STALLED
 from evidence.disagg.turns import OFF, ON, UNIFIED
-from quire.bench.report import count_of, load, number, reached, size, table, text
+from evidence.targets import reached
+from quire.bench.report import count_of, load, number, size, table, text
 from quire.sizes import format_bytes
 
 Result = dict[str, Any]

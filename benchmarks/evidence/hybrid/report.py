@@ -8,7 +8,8 @@ from rich.console import RenderableType
 from rich.markup import escape
 
 from evidence.hybrid.overhead import WITH, WITHOUT
-from quire.bench.report import load, number, percent, reached, verdict
+from evidence.targets import reached, verdict
+from quire.bench.report import load, number, percent
 from quire.bench.ttft.report import cost_table, differences, hits_table
 from quire.sizes import format_bytes
 
@@ -55,8 +56,7 @@ def _hits(hits: Result, num_tokens: int, target: float) -> list[RenderableType]:
 
 def _overhead(cost: Result, result: Result) -> list[RenderableType]:
     target, sides = result["targets"]["overhead"], {WITH: "snapshots on", WITHOUT: "off"}
-    kinds = {"medians": "of_medians", "pairs": "of_pairs"}
-    items = [cost_table(cost, result["tokens"], result["output_tokens"], sides, kinds)]
+    items = [cost_table(cost, result["tokens"], result["output_tokens"], sides)]
     for what, key in (("a request's time", "total_s"), ("its CPU time", "cpu_s")):
         pairs = cost[key]["ratio"]["of_pairs"]
         items.append(

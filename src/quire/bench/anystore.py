@@ -18,11 +18,11 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
-from quire.bench.raw import BareRedis, RawBucket, RawClient, RawPool, RawRedis, join_pool
+from quire.bench.raw import RawBucket, RawClient, RawPool, RawRedis, join_pool
 from quire.bench.stats import paired, quartiles
 from quire.errors import StoreError
 from quire.progress import Count
@@ -38,12 +38,14 @@ from quire.worker.config import IoLimits
 
 LIMITS = IoLimits()
 """As a worker has them: threads that call the store, and pages per call."""
+CALLERS = max(LIMITS.fetch_threads, LIMITS.write_threads)
 DEADLINE_S = 120.0
 PROBE_KEYS = 256
 _PROBES = 9
 _AMOUNTS = {"read_bytes", "written_bytes", "skipped_pages", "probed_pages", "probe_hits"}
 """Counters that say how much, not what went wrong."""
 
+RawClients = AbstractContextManager[list[RawClient]]
 Move = Callable[[Sequence[PageKey]], float]
 """Moves the pages; how long it took, in seconds."""
 
@@ -96,10 +98,9 @@ class Measured:
         self._store = PageStore(store, clock=time.monotonic, packer=packer)
         self._part = Part("full", 0, 1, bytes(32), page_bytes)
         self._random = random.Random(seed)
-        callers = max(LIMITS.fetch_threads, LIMITS.write_threads)
         # One mapping, as a host pool is: those who register memory register it once.
         self._per_call = min(LIMITS.batch_pages, pages_per_call(page_bytes))
-        self.memory = memoryview(mmap.mmap(-1, callers * self._per_call * page_bytes))
+        self.memory = memoryview(mmap.mmap(-1, CALLERS * self._per_call * page_bytes))
         self.pages = [
             self.memory[at : at + page_bytes] for at in range(0, self.memory.nbytes, page_bytes)
         ]
@@ -238,27 +239,22 @@ def measured(text: str, page_bytes: int) -> Iterator[Measured]:
 
 
 @contextmanager
-def raw_clients(bench: Measured, count: int, *, at_best: bool = False) -> Iterator[list[RawClient]]:
-    """One for each thread; none, for a store that has no client of its own. `at_best`: see
-    run()."""
+def raw_clients(bench: Measured) -> Iterator[list[RawClient]]:
+    """One for each thread; none, for a store that has no client of its own here."""
     url, clients = bench.url, []
     with ExitStack() as stack:
-        shared = turns = None
+        shared = None
         if url.scheme == "mooncake":
-            from quire.store.mooncake.pool import at_once
-            from quire.store.mooncake.turns import Turns
-
             shared = join_pool(url, bench.memory)
-            turns = Turns(at_once()) if at_best else None
             stack.callback(shared[0].close)
-        for _ in range(count):
+        for _ in range(CALLERS):
             client: RawClient | None = None
-            if url.scheme in ("redis", "rediss"):
-                client = BareRedis(url) if at_best or not RawRedis.serves(url) else RawRedis(url)
+            if RawRedis.serves(url):
+                client = RawRedis(url)
             elif url.scheme in ("s3", "gs", "az"):
                 client = RawBucket(url)
             elif shared is not None:
-                client = RawPool(url, shared, turns)
+                client = RawPool(url, shared)
             if client is not None:
                 stack.callback(client.close)
                 clients.append(client)
@@ -271,19 +267,16 @@ def run(
     page_bytes: int,
     total_bytes: int,
     rounds: int,
-    at_best: bool = False,
+    beside: Callable[[Measured], RawClients] = raw_clients,
     progress: Count = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Raises StoreError. `rounds` should be even, since who goes first alternates. `at_best`: not
-    the client as its users call it, but what we know to be faster: Mooncake's called by as few
-    threads at a time as the store does, and our own connection in the place of redis-py."""
+    """Raises StoreError. `rounds` should be even, since who goes first alternates. `beside`: gives
+    CALLERS clients to compare with, or none."""
     num_pages = max(1, total_bytes // page_bytes)
     samples: list[dict[str, float]] = []
     with (
         measured(text, page_bytes) as bench,
-        raw_clients(
-            bench, max(LIMITS.write_threads, LIMITS.fetch_threads), at_best=at_best
-        ) as clients,
+        beside(bench) as clients,
     ):
         known = bench.keys(min(num_pages, PROBE_KEYS))
         bench.write(known)

@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,7 @@ from quire.keys import Namespace, PrefixKey
 from quire.manager import CacheManager
 from quire.manager.inspection import inspect
 from quire.progress import Progress
-from quire.types import RequestId, Tier
+from quire.types import RequestId
 from quire.worker.instant import InstantWorker
 
 PAGE_SIZE = 64
@@ -62,7 +62,7 @@ def chat(
 ) -> CoreWorkload:
     def prompts() -> Iterator[npt.NDArray[np.int32]]:
         rng, pick = np.random.default_rng(7), random.Random(7)
-        systems = [_tokens(rng, 2048) for _ in range(20)]
+        systems = [random_tokens(rng, 2048) for _ in range(20)]
         history = [systems[i % 20] for i in range(sessions)]
         turns_left = [turns] * sessions
         waiting = iter(range(active, sessions))
@@ -70,7 +70,7 @@ def chat(
         while running:
             at = pick.randrange(len(running))
             session = running[at]
-            turn = _tokens(rng, int(rng.integers(500, 701)))
+            turn = random_tokens(rng, int(rng.integers(500, 701)))
             history[session] = np.concatenate([history[session], turn])
             yield history[session]
             turns_left[session] -= 1
@@ -87,27 +87,13 @@ def longdoc(
 ) -> CoreWorkload:
     def prompts() -> Iterator[npt.NDArray[np.int32]]:
         rng = np.random.default_rng(11)
-        texts = [_tokens(rng, 65536) for _ in range(documents)]
+        texts = [random_tokens(rng, 65536) for _ in range(documents)]
         order = [i for i in range(documents) for _ in range(questions)]
         random.Random(11).shuffle(order)
         for document in order:
-            yield np.concatenate([texts[document], _tokens(rng, 160)])
+            yield np.concatenate([texts[document], random_tokens(rng, 160)])
 
     return CoreWorkload("longdoc", prompts, documents * questions, device_tokens)
-
-
-def leaves(count: int, *, fork: bool = False) -> CoreWorkload:
-    """Prompts of 4 pages, five times as many as the device holds: all leaves, of nothing in common
-    or of one `fork`."""
-
-    def prompts() -> Iterator[npt.NDArray[np.int32]]:
-        rng = np.random.default_rng(13)
-        common = _tokens(rng, 4 * PAGE_SIZE if fork else 0)
-        for _ in range(count * 5):
-            yield np.concatenate([common, _tokens(rng, 4 * PAGE_SIZE)])
-
-    name = f"{count} leaves{' of a fork' if fork else ''}"
-    return CoreWorkload(name, prompts, count * 5, (count + 1) * 4 * PAGE_SIZE, host_factor=2)
 
 
 def run(*, rounds: int = 5, progress: Progress | None = None) -> dict[str, Any]:
@@ -127,7 +113,6 @@ def run(*, rounds: int = 5, progress: Progress | None = None) -> dict[str, Any]:
             with_store = [measure(workload, store=True, piece=piece, progress=progress)]
             without = [measure(workload, store=False, piece=piece, progress=progress)]
             result[f"{workload.name}, {name}"] = _row(workload, with_store, without)
-    result["flatness"] = flatness(rounds=rounds, progress=progress)
     return result
 
 
@@ -144,74 +129,16 @@ def _row(
     }
 
 
-FLAT = {
-    "leaves": (2_000, 20_000),
-    "leaves of a fork": (2_000, 20_000),
-    "leases": (200, 2_000),
-    "loads": (200, 2_000),
-}
-"""What there is so many of, and ten times as many, while other requests are served."""
-
-
-def flatness(*, rounds: int = 3, progress: Progress | None = None) -> dict[str, Any]:
-    """Cost per request with a number of leaves, open leases or loads under way, and with ten times
-    as many, interleaved."""
-    result: dict[str, Any] = {}
-    for what, numbers in FLAT.items():
-        samples: list[list[float]] = [[], []]
-        for _ in range(rounds):
-            for found, number in zip(samples, numbers, strict=True):
-                crowd, load = None, leaves(number, fork="fork" in what)
-                if "leaves" not in what:
-                    crowd, load = Crowd(number, loading=what == "loads"), leaves(numbers[1])
-                sample = measure(load, store=False, crowd=crowd, progress=progress)
-                found.append(sample["us_per_request"])
-        result[what] = {
-            "numbers": list(numbers),
-            "us_per_request": [round(statistics.median(found), 1) for found in samples],
-            "ratio": round(statistics.median(b / a for a, b in zip(*samples, strict=True)), 3),
-        }
-    return result
-
-
-class Crowd(NamedTuple):
-    """Requests that are there all the time, and do nothing."""
-
-    size: int
-    loading: bool
-    """Their pages are on their way from the host, and do not come."""
-
-    @property
-    def num_pages(self) -> int:
-        return self.size * 2
-
-    def gather(self, manager: CacheManager, worker: InstantWorker, namespace: Namespace) -> None:
-        keys = [
-            PrefixKey(namespace, _tokens(np.random.default_rng([17, number]), 2 * PAGE_SIZE))
-            for number in range(self.size)
-        ]
-        timer = _Timer(manager, worker)
-        for key in keys:
-            _serve(timer, namespace, key.tokens, None)
-        if self.loading:
-            manager.flush(Tier.DEVICE)
-        for number, key in enumerate(keys):
-            lease = manager.acquire(manager.match(key), RequestId(f"crowd-{number}"))
-            manager.load(lease)
-            manager.step()
-
-
 def measure(
     workload: CoreWorkload,
     *,
     store: bool,
     piece: int | None = None,
-    crowd: Crowd | None = None,
+    before: Callable[[StepTimer, Namespace], None] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, float]:
-    """`piece`: pages per commit; None: all at once. `crowd`: who is there beside."""
-    crowded_pages = 0 if crowd is None else crowd.num_pages
-    device_pages = workload.device_tokens // PAGE_SIZE + crowded_pages
+    """`piece`: pages per commit; None: all at once. `before`: what is done before, uncounted."""
+    device_pages = workload.device_tokens // PAGE_SIZE
     config = CacheConfig(
         page_size=PAGE_SIZE,
         device_pages=device_pages,
@@ -225,12 +152,12 @@ def measure(
     namespace = Namespace("bench", "bfloat16", PAGE_SIZE)
     reused = asked = 0
     label = f"{workload.name}{'' if store else ', no store'}"
-    if crowd is not None:
-        crowd.gather(manager, worker, namespace)
-    timer = _Timer(manager, worker)
+    if before is not None:
+        before(StepTimer(manager, worker), namespace)
+    timer = StepTimer(manager, worker)
     gc.collect()
     for done, tokens in enumerate(workload.prompts(), start=1):
-        reused += _serve(timer, namespace, tokens, piece)
+        reused += serve(timer, namespace, tokens, piece)
         asked += len(tokens) // PAGE_SIZE
         if progress is not None:
             progress(label, done, workload.num_requests)
@@ -241,8 +168,8 @@ def measure(
     }
 
 
-def _serve(
-    timer: _Timer, namespace: Namespace, tokens: npt.NDArray[np.int32], piece: int | None
+def serve(
+    timer: StepTimer, namespace: Namespace, tokens: npt.NDArray[np.int32], piece: int | None
 ) -> int:
     """A request through its whole life; pages reused."""
     manager = timer.manager
@@ -267,7 +194,7 @@ def _serve(
     return reused
 
 
-class _Timer:
+class StepTimer:
     """Counts the time between start and stop, less what the workers take to answer, and less what
     a start and a stop with nothing between them would count."""
 
@@ -320,5 +247,5 @@ def metadata_bytes_per_token(manager: CacheManager) -> float:
     return total / max(1, tokens)
 
 
-def _tokens(rng: np.random.Generator, count: int) -> npt.NDArray[np.int32]:
+def random_tokens(rng: np.random.Generator, count: int) -> npt.NDArray[np.int32]:
     return rng.integers(0, _VOCABULARY, count, dtype=np.int32)

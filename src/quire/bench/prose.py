@@ -1,4 +1,4 @@
-"""Text for prompts: passages of a file if there is one, otherwise seeded sentences of plain words.
+"""Text for prompts: seeded sentences of plain words.
 
 Knows characters, not tokens. No two passages of one Prose begin alike, so that none is a prefix
 of another by accident.
@@ -7,9 +7,6 @@ of another by accident.
 from __future__ import annotations
 
 import random
-from pathlib import Path
-
-from quire.errors import ConfigError
 
 _WORDS = """
 the of and to in a is that for it as was with be by on not he his but at are this have from or had
@@ -27,9 +24,8 @@ _SENTENCE_WORDS = (6, 18)
 class Prose:
     """Seeded: the same seed gives the same passages in the same order."""
 
-    def __init__(self, seed: int, file: Path | None = None) -> None:
+    def __init__(self, seed: int) -> None:
         self._chance = random.Random(seed)
-        self._text = None if file is None else _read(file)
         self._count = 0
         self._label = f"{seed:x}-{self._chance.randrange(1 << 32):08x}"
 
@@ -38,36 +34,10 @@ class Prose:
         self._count += 1
         heading = f"{self._count}/{self._label}. "
         rest = max(num_chars - len(heading), 1)
-        body = self._made(rest) if self._text is None else self._cut(rest)
-        return heading + body
-
-    def _cut(self, num_chars: int) -> str:
-        assert self._text is not None
-        pieces, missing = [], num_chars
-        while missing > 0:
-            start = self._chance.randrange(max(1, len(self._text) - missing))
-            piece = self._text[start : start + missing]
-            pieces.append(piece)
-            missing -= len(piece)
-        return "".join(pieces)
-
-    def _made(self, num_chars: int) -> str:
         sentences, length = [], 0
-        while length <= num_chars:
+        while length <= rest:
             words = self._chance.choices(_WORDS, k=self._chance.randint(*_SENTENCE_WORDS))
             sentence = " ".join(words).capitalize() + "."
             sentences.append(sentence)
             length += len(sentence) + 1
-        return " ".join(sentences)[:num_chars]
-
-
-def _read(file: Path) -> str:
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"cannot read text from {str(file)!r} ({error}): give a file of plain UTF-8 text"
-        ) from error
-    if not text.strip():
-        raise ConfigError(f"{str(file)!r} holds no text: give a file of plain UTF-8 text")
-    return text
+        return heading + " ".join(sentences)[:rest]

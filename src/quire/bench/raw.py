@@ -8,19 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import time
 from collections.abc import Sequence
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from quire.errors import StoreError
 from quire.store.base import ObjectName
 from quire.store.url import StoreURL
 
-if TYPE_CHECKING:
-    from quire.store.mooncake.turns import Turns
-
-_TIMEOUT_S = 120.0
+TIMEOUT_S = 120.0
 
 
 class RawClient(Protocol):
@@ -53,7 +48,7 @@ class RawRedis:
             db=login.database,
             username=login.user or None,
             password=login.password or None,
-            socket_timeout=_TIMEOUT_S,
+            socket_timeout=TIMEOUT_S,
         )
         self._prefix = url.options.get("prefix", "quire:")
 
@@ -66,54 +61,18 @@ class RawRedis:
         together = self._client.pipeline(transaction=False)
         for name, page in zip(names, pages, strict=True):
             together.set(f"{self._prefix}{{{name.text}}}", page)
-        _expect(all(together.execute()))
+        expect(all(together.execute()))
 
     def get(self, names: Sequence[ObjectName], pages: Sequence[memoryview]) -> None:
         together = self._client.pipeline(transaction=False)
         for name in names:
             together.get(f"{self._prefix}{{{name.text}}}")
         for page, content in zip(pages, together.execute(), strict=True):
-            _expect(content is not None and len(content) == page.nbytes)
+            expect(content is not None and len(content) == page.nbytes)
             page[:] = content
 
     def close(self) -> None:
         self._client.close()
-
-
-class BareRedis:
-    """One connection; all commands of a call are sent before the first answer is read."""
-
-    does = "our own connection, which copies less than common clients; SET and GET, pipelined"
-
-    def __init__(self, url: StoreURL) -> None:
-        from quire.store.redis.connection import RedisConnection
-        from quire.store.redis.store import address_of, login_of
-
-        login = login_of(url, url.options.get("ca", ""))
-        self._connection = RedisConnection(address_of(url), login, time.monotonic() + _TIMEOUT_S)
-        self._prefix = url.options.get("prefix", "quire:")
-
-    def put(self, names: Sequence[ObjectName], pages: Sequence[memoryview]) -> None:
-        from quire.store.redis.wire import set_command
-
-        sets = [set_command(self._key(n), [p]) for n, p in zip(names, pages, strict=True)]
-        self._connection.send([b for each in sets for b in each], time.monotonic() + _TIMEOUT_S)
-        for _ in names:
-            _expect(self._connection.answer() in (b"OK", "OK"))
-
-    def get(self, names: Sequence[ObjectName], pages: Sequence[memoryview]) -> None:
-        from quire.store.redis.wire import command
-
-        gets = [command(b"GET", self._key(name)) for name in names]
-        self._connection.send([b for each in gets for b in each], time.monotonic() + _TIMEOUT_S)
-        for page in pages:
-            _expect(self._connection.answer_into([page]) == page.nbytes)
-
-    def close(self) -> None:
-        self._connection.close()
-
-    def _key(self, name: ObjectName) -> bytes:
-        return f"{self._prefix}{{{name.text}}}".encode()
 
 
 class RawBucket:
@@ -160,28 +119,23 @@ class RawBucket:
 
 
 class RawPool:
-    """Mooncake's client, from and to memory that it knows. `shared`: what join_pool() gave.
-    `turns`: which of all threads may call it."""
+    """Mooncake's client, from and to memory that it knows. `shared`: what join_pool() gave."""
 
-    def __init__(self, url: StoreURL, shared: Any, turns: Turns | None) -> None:
-        self.does = "batch_put_from and batch_get_into by every thread" + (
-            "" if turns is None else ", as few calls at a time as the store makes"
-        )
+    does = "batch_put_from and batch_get_into by every thread"
+
+    def __init__(self, url: StoreURL, shared: Any) -> None:
         self._client, self._config = shared
-        self._turn = nullcontext if turns is None else turns.turn
         self._prefix = url.options.get("prefix", "quire:")
 
     def put(self, names: Sequence[ObjectName], pages: Sequence[memoryview]) -> None:
         keys, places, sizes = self._words(names, pages)
-        with self._turn():
-            codes = self._client.batch_put_from(keys, places, sizes, self._config)
-        _expect(set(codes) == {0})
+        codes = self._client.batch_put_from(keys, places, sizes, self._config)
+        expect(set(codes) == {0})
 
     def get(self, names: Sequence[ObjectName], pages: Sequence[memoryview]) -> None:
         keys, places, sizes = self._words(names, pages)
-        with self._turn():
-            came = list(self._client.batch_get_into(keys, places, sizes))
-        _expect(came == sizes)
+        came = list(self._client.batch_get_into(keys, places, sizes))
+        expect(came == sizes)
 
     def close(self) -> None:
         """It is not this thread's alone."""
@@ -202,10 +156,10 @@ def join_pool(url: StoreURL, memory: memoryview) -> Any:
     from quire.store.mooncake.store import read_url
 
     client, config = join(read_url(url).settings)
-    _expect(client.register_buffer(address(memory), memory.nbytes) == 0)
+    expect(client.register_buffer(address(memory), memory.nbytes) == 0)
     return client, config
 
 
-def _expect(is_right: bool) -> None:
+def expect(is_right: bool) -> None:
     if not is_right:
         raise StoreError("the raw client did not move every page: is the store full?")

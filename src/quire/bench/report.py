@@ -86,23 +86,10 @@ def percent(ratio: float) -> str:
     return f"{(ratio - 1) * 100:+.1f} %"
 
 
-def reached(is_so: bool) -> str:
-    return "reached" if is_so else "[bold red]missed[/]"
-
-
-def verdict(ratio: Result, target: float) -> str:
-    """Only what the whole interval says is said."""
-    if ratio["high"] - 1 <= target:
-        return "reached"
-    if ratio["low"] - 1 > target:
-        return "[bold red]missed[/]"
-    return "[yellow]undecided[/], as the noise is larger: give more --rounds on a quiet machine"
-
-
 def core(result: Result) -> list[RenderableType]:
-    """See bench.core.run: workloads by name, and "flatness"."""
-    rows = [row | {"name": name} for name, row in result.items() if name != "flatness"]
-    items = [
+    """See bench.core.run: workloads by name."""
+    rows = [row | {"name": name} for name, row in result.items()]
+    return [
         table(
             "Metadata path, CPU time of the step thread",
             rows,
@@ -117,47 +104,20 @@ def core(result: Result) -> list[RenderableType]:
             ],
         )
     ]
-    for what, flat in result.get("flatness", {}).items():
-        (few, many), (before, after) = flat["numbers"], flat["us_per_request"]
-        items.append(
-            f"{few:,} {what}: {before:.1f} µs per request; {many:,} {what}: {after:.1f} µs "
-            f"({flat['ratio']:.2f} times)"
-        )
-    return items
 
 
-def store(result: Result) -> list[RenderableType]:
-    """See bench.store.run."""
+def store(results: Sequence[Result]) -> list[RenderableType]:
+    """See bench.anystore.run: one for each size of a page."""
+    first = results[0]
     shown = table(
-        "File store beside raw direct I/O, checksums on",
+        f"{first['url']}, checksums on",
         [
-            entry[way] | {"page_bytes": entry["page_bytes"], "way": way}
-            for entry in result["pages"]
+            result[way] | {"page_bytes": result["page_bytes"], "way": way}
+            for result in results
             for way in ("write", "read")
         ],
         [
             ("page", size("page_bytes")),
-            ("way", text("way")),
-            ("store GB/s", number("store_gb_s", 2)),
-            ("raw GB/s", number("raw_gb_s", 2)),
-            ("ratio", number("ratio", 2)),
-            ("ratios seen", _seen),
-        ],
-        names=2,
-    )
-    note = (
-        f"{result['rounds']} rounds of {format_bytes(result['bytes_per_round'])}, "
-        f"raw I/O with {result['raw_threads']} threads; medians"
-    )
-    return [shown, note]
-
-
-def any_store(result: Result) -> list[RenderableType]:
-    """See bench.anystore.run."""
-    shown = table(
-        f"{result['url']}, checksums on",
-        [result[way] | {"way": way} for way in ("write", "read")],
-        [
             ("way", text("way")),
             ("store GB/s", number("store_gb_s", 2)),
             ("own client", number("raw_gb_s", 2)),
@@ -165,18 +125,19 @@ def any_store(result: Result) -> list[RenderableType]:
             ("quartiles", lambda row: span(*row["ratio_quartiles"]) if "ratio" in row else "–"),
             ("ratios seen", _seen),
         ],
+        names=2,
     )
-    notes = [
-        f"{result['rounds']} rounds of {format_bytes(result['bytes_per_round'])} in pages of "
-        f"{format_bytes(result['page_bytes'])}; medians"
-    ]
-    if client := result.get("client"):
-        notes.append(f"Its own client, with as many threads and pages per call: {client}")
-    if probe := result.get("probe"):
-        notes.append(
-            f"A question about one page takes {probe['one_ms']:.2f} ms, about {probe['keys']} "
-            f"pages {probe['all_ms']:.2f} ms"
-        )
+    notes = [f"{first['rounds']} rounds of {format_bytes(first['bytes_per_round'])}; medians"]
+    if not first["client"] and first["url"].startswith("redis://"):
+        notes.append(r"To compare it with redis-py: pip install 'quire\[bench]'")
+    if first["client"]:
+        notes.append(f"Its own client, moving the same bytes: {first['client']}")
+    for result in results:
+        if probe := result.get("probe"):
+            notes.append(
+                f"A question about one page takes {probe['one_ms']:.2f} ms, about {probe['keys']} "
+                f"pages {probe['all_ms']:.2f} ms"
+            )
     return [shown, *notes]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,7 +11,6 @@ from quire.cli import bench_engines, bench_serve, evidence, store_measure
 from quire.cli.devices import check_device
 from quire.cli.output import AsJson, conclude, progress_bar, tell
 from quire.errors import ConfigError
-from quire.sizes import parse_size
 
 app = typer.Typer(
     help="Measure servers, the metadata path, the file store and the copies between tiers.",
@@ -64,36 +64,18 @@ def store(
         list[str] | None,
         typer.Option(metavar="SIZE", help="Page size; repeat for several. [360KiB, 2MiB]"),
     ] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of the raw side.")] = 8,
-    rounds: Annotated[
-        int, typer.Option(min=1, help="Rounds, better an even number; medians are shown.")
-    ] = 8,
+    rounds: store_measure.Rounds = 8,
     as_json: AsJson = False,
 ) -> None:
     """The file store beside raw direct I/O; or, by its URL, any store beside its own client.
 
     Files on the same disk and in the same run; a URL as quire store bench takes it.
     """
-    if "://" in path:
-        for size in page or ["2MiB"]:
-            store_measure.bench(path, total, size, rounds, as_json)
-        return
     from quire.bench import report
-    from quire.bench import store as bench
 
-    sizes = [parse_size(text) for text in page] if page else bench.PAGE_SIZES
-    total_bytes = parse_size(total)
-    _check_page_sizes(sizes, total_bytes)
-    with progress_bar() as progress:
-        result = bench.run(
-            path,
-            page_sizes=sizes,
-            total_bytes=total_bytes,
-            threads=threads,
-            rounds=rounds,
-            progress=lambda done, of: progress("file store", done, of),
-        )
-    tell(result, *report.store(result), as_json=as_json)
+    url = path if "://" in path else Path(path).absolute().as_uri()
+    found = store_measure.compare(url, total, page or ("360KiB", "2MiB"), rounds)
+    tell({"pages": found}, *report.store(found), as_json=as_json)
 
 
 @app.command(epilog="Example: [bold]quire bench transfer --device cuda --page-size 64[/bold]")
@@ -131,17 +113,3 @@ def transfer(
             progress=lambda done, of: progress("copies", done, of),
         )
     conclude(result, report.transfer, as_json=as_json)
-
-
-def _check_page_sizes(sizes: list[int] | tuple[int, ...], total_bytes: int) -> None:
-    from quire.memory.page_layout import BLOCK_BYTES
-
-    for size in sizes:
-        if size < BLOCK_BYTES or size % BLOCK_BYTES:
-            raise ConfigError(
-                f"--page {size}: a page is a multiple of {BLOCK_BYTES} bytes, such as 360KiB"
-            )
-        if size > total_bytes:
-            raise ConfigError(
-                f"--total {total_bytes} is less than one page of {size} bytes: raise --total"
-            )

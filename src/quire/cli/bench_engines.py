@@ -34,13 +34,6 @@ def gpu(
         ),
     ] = "decode,prefill,mixed,copies,hits,crossover,sets",
     device: Annotated[str, typer.Option(help="Where it runs: cuda or cpu.")] = "cuda",
-    keep: Annotated[
-        Path | None,
-        unset(
-            "Keep the random weights there, a folder per shape, or use those that are there.",
-            metavar="DIR",
-        ),
-    ] = None,
     store: Annotated[
         Path | None,
         unset(
@@ -71,8 +64,7 @@ def gpu(
     """The engine beside what the hardware could do: decoding, prompts, copies, hits, sessions.
 
     In this process, on models of real shapes with random weights. Every figure stands beside its
-    floor: bytes over the measured bandwidth, operations over the measured rate; the last table says
-    what is asked of them, and which were met.
+    floor: bytes over the measured bandwidth, operations over the measured rate.
     """
     needs("serve", SERVE)
     check_device(device)
@@ -94,9 +86,7 @@ def gpu(
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"{folder} cannot be used: {error.strerror or error}") from error
-    wanted = [
-        replace(common, shape=name, model=None if keep is None else keep / name) for name in shapes
-    ]
+    wanted = [replace(common, shape=name) for name in shapes]
     results = _measure_shapes(wanted, budget_s, save, plots)
     result = {"ok": not any(one["failed"] for one in results), "shapes": results}
     conclude(result, gpu_report.all_tables, as_json=as_json)

@@ -56,14 +56,6 @@ def serve(
     output_tokens: Annotated[
         int, typer.Option(min=1, help="Of an answer, at most.", rich_help_panel=SYNTHETIC)
     ] = 64,
-    text: Annotated[
-        Path | None,
-        unset(
-            "Text to take prompts from; by default sentences are made up.",
-            metavar="FILE",
-            rich_help_panel=SYNTHETIC,
-        ),
-    ] = None,
     seed: Annotated[int, typer.Option(help="Decides every prompt.", rich_help_panel=SYNTHETIC)] = 0,
     model: Annotated[
         str | None,
@@ -102,7 +94,7 @@ def serve(
         raise ConfigError(f"{url!r} is not a URL: write it as http://127.0.0.1:8000")
     target = bench.ServerTarget(url, model, _key(), context, timeout, ignore_eos)
     shape = Shape(count, rounds, system_tokens, prompt_tokens, output_tokens)
-    load = bench.OfferedLoad(_kind(workload), shape, concurrency, seed, sessions, text)
+    load = bench.OfferedLoad(_kind(workload), shape, concurrency, seed, sessions)
     with progress_bar() as progress:
         result = bench.run(target, load, lambda done, of: progress("requests", done, of))
     _show(result, plots, as_json=as_json)
@@ -141,10 +133,6 @@ def ttft(
         int, typer.Option(min=64, help="Of a prompt that is never seen again.")
     ] = 1000,
     output_tokens: Annotated[int, typer.Option(min=2, help="Generated after those.")] = 32,
-    text: Annotated[
-        Path | None,
-        unset("Text to take prompts from; by default sentences are made up.", metavar="FILE"),
-    ] = None,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="For the model.")] = "auto",
     device_memory: Annotated[str | None, unset("Of L1 of each server.", metavar="SIZE")] = None,
     host_memory: Annotated[str | None, unset("Of L2.", metavar="SIZE")] = None,
@@ -178,7 +166,6 @@ def ttft(
         device_bytes=_size(device_memory, settings.device_memory or bench.CUDA_DEVICE_BYTES),
         host_bytes=_size(host_memory, settings.host_memory or bench.GIB),
         directory=directory,
-        text=text,
         seed=seed,
         prompt_tokens=prompt_tokens,
         repeats=repeats,

@@ -12,7 +12,6 @@ import contextlib
 import logging
 import os
 import secrets
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,14 +44,12 @@ from quire.sizes import format_bytes
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from quire.cli.children import Child, ChildReady, Say
+    from quire.own_server import Child, ChildReady, Say
     from quire.web.config import WebConfig
     from quire.web.listening import Stop
 
 NAMES = ("prefill", "decode")
 logger = logging.getLogger("quire.pd")
-
-COMMAND = (sys.executable, "-m", "quire.cli", "serve", "--child")
 
 _MOST_FAILURES = 3
 """Starts in a row that come to nothing."""
@@ -170,7 +167,7 @@ async def _run(
     starts: Sequence[Start], settings: Settings, listen: WebConfig, admin_key: str
 ) -> None:
     """Until it is stopped. Raises EngineError when a server ends before."""
-    from quire.cli.children import Child
+    from quire.own_server import COMMAND, Child
     from quire.web.listening import stop_signals
 
     with stop_signals() as stop:
@@ -240,7 +237,7 @@ class _Server:
 
 async def _keep(server: _Server, say: Say, running: contextlib.AsyncExitStack) -> str:
     """Start it again whenever it dies. Returns when that is of no use: why."""
-    from quire.cli.children import Child
+    from quire.own_server import COMMAND, Child
 
     failures = 0
     while True:

@@ -42,7 +42,7 @@ def serve(
     loaded = given.loaded()
     needs("serve", SERVE)
     if child:
-        from quire.cli.children import end_with_standard_input
+        from quire.own_server import end_with_standard_input
 
         end_with_standard_input()
     machine = probe()
@@ -89,8 +89,8 @@ def server_config(settings: Settings) -> ServerConfig:
 
 
 def _serve(settings: Settings, machine: Machine, *, is_child: bool) -> int:
-    from quire.cli.children import announce
     from quire.models import resolve
+    from quire.own_server import announce
     from quire.server.run import serve as run_server
     from quire.web.listening import bind
 

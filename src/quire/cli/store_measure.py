@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +24,9 @@ Total = Annotated[str, typer.Option(metavar="SIZE", help="Bytes written and read
 Page = Annotated[
     str, typer.Option(metavar="SIZE", help="Size of a page; 16 tokens of an 8B model: 2MiB.")
 ]
+Rounds = Annotated[
+    int, typer.Option(min=1, help="Rounds, better an even number; medians are shown.")
+]
 BLOCK = 4096
 
 
@@ -29,39 +34,41 @@ def bench(
     url: Url,
     total: Total = "128MiB",
     page: Page = "2MiB",
-    rounds: Annotated[
-        int, typer.Option(min=1, help="Rounds, better an even number; medians are shown.")
-    ] = 12,
+    rounds: Rounds = 12,
     as_json: AsJson = False,
 ) -> None:
     """A store beside its own client on the same bytes, in the same run. Leaves it as it was."""
     from quire.bench import report
 
-    page_bytes, total_bytes = _sizes(page, total)
+    (result,) = compare(url, total, [page], rounds)
+    tell(result, *report.store([result]), as_json=as_json)
+
+
+def compare(url: str, total: str, pages: Sequence[str], rounds: int) -> list[dict[str, Any]]:
+    """For each size of a page. Raises ConfigError, StoreError."""
+    sizes = [_sizes(page, total) for page in pages]
+    found = []
     with progress_bar() as progress:
-        result = measure(
-            url,
-            page_bytes=page_bytes,
-            total_bytes=total_bytes,
-            rounds=rounds,
-            progress=lambda done, of: progress("rounds", done, of),
-        )
-    tell(result, *report.any_store(result), as_json=as_json)
+        for page, (page_bytes, total_bytes) in zip(pages, sizes, strict=True):
+            found.append(
+                measure(
+                    url,
+                    page_bytes=page_bytes,
+                    total_bytes=total_bytes,
+                    rounds=rounds,
+                    progress=partial(progress, f"pages of {page}"),
+                )
+            )
+    return found
 
 
-def measure(url: str, *, page_bytes: int, total_bytes: int, rounds: int, **more: Any) -> Any:
+def measure(url: str, **how: Any) -> dict[str, Any]:
     """Of files beside the disk itself, of other stores beside their own client."""
     from quire.bench import anystore, store
     from quire.store.url import parse_url
 
     parsed = parse_url(url)
-    how = {"total_bytes": total_bytes, "rounds": rounds, **more}
-    if parsed.scheme != "file":
-        return anystore.run(url, page_bytes=page_bytes, **how)
-    result = store.run(parsed.path, page_sizes=[page_bytes], **how)
-    (entry,) = result.pop("pages")
-    client = f"direct I/O, {result['raw_threads']} threads, into one file"
-    return {"url": f"file://{parsed.path}", "client": client, **result, **entry}
+    return store.run(parsed.path, **how) if parsed.scheme == "file" else anystore.run(url, **how)
 
 
 def doctor(

@@ -1,12 +1,11 @@
 """The OpenAI-compatible server: HTTP and text on one side, one engine's token ids on the other.
 
 run.py          serve(): a socket, an engine, a server, their start and their end
-app.py          create_app(): routes and guards put together
 service.py      what every endpoint shares: engine, prompting, admission, metrics
 
 A request, in the order in which it comes by:
 
-api.py          /v1, /health, /ready, /metrics: what each path does
+api.py          /v1, /health, /ready, /metrics: what each path does; all paths as one app
 incoming.py     who calls, and the JSON body
 requests.py     what it may hold                    forms.py        fields of several forms
 caching.py      what it may say of its pages

@@ -1,20 +1,24 @@
-"""/v1, tokens and the open endpoints: what each path does."""
+"""All paths, and what each of /v1, of tokens and of the open endpoints does (see also admin.py)."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi.openapi.utils import get_openapi
 from fastapi.responses import PlainTextResponse
 
+import quire
 from quire.engine.config import Role
+from quire.server.admin import admin_router
 from quire.server.answers import Answering, ChoicesAnswer
 from quire.server.formats import ChatFormat, CompletionFormat
 from quire.server.generation import Starting, run_chat, run_completion
 from quire.server.incoming import Caller, prefill_of, read_body
-from quire.server.openapi import STREAMED, describe_body
+from quire.server.openapi import STREAMED, describe_body, described
 from quire.server.requests import (
     ChatRequest,
     CompletionRequest,
@@ -26,11 +30,40 @@ from quire.server.responses.fields import ResponsesRequest
 from quire.server.service import Service
 from quire.web.errors import ApiError, engine_gone, shutting_down
 from quire.web.glances import accepted_age_s
-from quire.web.guards import request_id_of
+from quire.web.guards import guard, request_id_of
 from quire.web.metrics import CONTENT_TYPE
 from quire.web.routes import RouterNote, read_note
 from quire.web.security import tenant_by_key
 from quire.web.sending import EventStream, unless_disconnected
+from quire.web.ui import ui_router
+
+
+def app_of(service: Service, *, now: Callable[[], float] = time.time) -> FastAPI:
+    """With guards and error answers around them."""
+    app = FastAPI(
+        title="Quire",
+        version=quire.__version__,
+        docs_url=None,  # the pages would load their scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.include_router(v1_router(service, now))
+    app.include_router(tokens_router(service))
+    app.include_router(open_router(service))
+    app.include_router(admin_router(service))
+    app.include_router(ui_router())
+    guard(app, service, service.config)
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            app.openapi_schema = described(
+                schema, service.names, service.config, service.info.vocab_size
+            )
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]  # the way FastAPI documents
+    return app
 
 
 def v1_router(service: Service, now: Callable[[], float]) -> APIRouter:

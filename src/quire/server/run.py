@@ -28,7 +28,7 @@ from quire.engine.messages import EngineInfo
 from quire.errors import ConfigError
 from quire.peer.address import join_address
 from quire.progress import Share
-from quire.server.app import app_of
+from quire.server.api import app_of
 from quire.server.config import ServerConfig
 from quire.server.metrics import Metrics
 from quire.server.notices import watched

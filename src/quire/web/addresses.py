@@ -1,5 +1,5 @@
-"""Addresses of page servers, as people and routers write them: tcp://host:port, with commas; and
-which addresses are this machine's.
+"""Addresses as people and routers write them: page servers', tcp://host:port with commas, and
+servers', http://host:port; and which addresses are this machine's.
 
 Knows how they are written, nothing of who listens there.
 """
@@ -7,6 +7,7 @@ Knows how they are written, nothing of who listens there.
 from __future__ import annotations
 
 import ipaddress
+from urllib.parse import urlsplit
 
 from quire.errors import ConfigError
 from quire.peer.address import join_address, split_address
@@ -42,6 +43,18 @@ def parse_peer(text: str) -> str:
     if scheme != "tcp" or not port or text.lower() != address:
         raise wrong
     return address
+
+
+def is_http_address(text: str) -> bool:
+    """Of a server, and of nothing below it."""
+    try:
+        url = urlsplit(text)
+        _ = url.port
+    except ValueError:
+        return False
+    rest = (url.path, url.query, url.fragment, "@" in url.netloc)
+    is_plain = text.isascii() and text.isprintable() and " " not in text
+    return url.scheme in ("http", "https") and bool(url.hostname) and is_plain and not any(rest)
 
 
 def is_loopback(host: str | None) -> bool:

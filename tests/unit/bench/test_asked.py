@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.bench.gpu.asked import judge
+from gpu_asked import asked_table, judge
+from unit.bench.shown import shown
 
 
 def met(result: dict[str, Any]) -> dict[str, bool]:
@@ -69,3 +70,11 @@ def test_sets_that_do_not_fit_are_asked_for_throughput_or_for_time() -> None:
 
 def test_what_was_not_measured_is_not_judged() -> None:
     assert judge({"shape": "tiny", "failed": {"hits": "no tokens today"}}) == []
+
+
+def test_the_table_says_how_many_are_met() -> None:
+    row = {"batch": 1, "context": 9, "share_of_floor": 0.72, "greedy_ms": 1, "drawn_ms": 1.09}
+    said = shown([asked_table({"shape": "tiny", "decode": [row]})])
+    assert "1 of 2 met" in said
+    assert "≥ 70.0%" in said
+    assert "1.09 ×" in said

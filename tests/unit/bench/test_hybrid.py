@@ -13,6 +13,7 @@ from evidence.hybrid import report as hybrid_report
 from evidence.hybrid import run as bench
 from evidence.hybrid.overhead import WITH, WITHOUT
 from evidence.hybrid.run import Plan
+from evidence.targets import verdict as verdict_of
 from hybrid_models import TINY
 from quire.bench.gpu.driving import Drive, Heard
 from quire.engine.messages import CachedTokens, Finish, Output, Outputs
@@ -210,3 +211,20 @@ def test_a_request_that_fails_ends_the_run():
     engine = SimpleNamespace(handle=print, step=lambda: True, take_messages=lambda: [failed])
     with pytest.raises(EngineError, match="went wrong: no room"):
         Drive(engine).ask(bench.np.arange(4), 2)
+
+
+UNDECIDED = "[yellow]undecided[/], as the noise is larger: give more --rounds on a quiet machine"
+
+
+@pytest.mark.parametrize(
+    ("low", "ratio", "high", "verdict"),
+    [
+        (0.99, 1.0, 1.01, "reached"),
+        (1.03, 1.04, 1.05, "[bold red]missed[/]"),
+        (0.9, 1.0, 1.1, UNDECIDED),
+        (0.9, 1.05, 1.1, UNDECIDED),
+    ],
+)
+def test_the_verdict_says_when_the_noise_is_larger_than_the_question(low, ratio, high, verdict):
+    figures = {"low": low, "ratio": ratio, "high": high}
+    assert verdict_of(figures, 0.02) == verdict

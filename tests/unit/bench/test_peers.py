@@ -60,7 +60,8 @@ def test_hits_are_paired_with_what_the_other_side_needed(tmp_path: Path) -> None
     assert result["same_tokens"]
     assert done[-1] == 3
     assert report.tables(result)
-    assert report.plot(result, tmp_path / "plots").stat().st_size > 0
+    report.plot(result, tmp_path / "plots")
+    assert (tmp_path / "plots/peers.png").stat().st_size > 0
 
 
 def test_turns_of_sessions_are_grouped_by_what_was_there_before(tmp_path: Path) -> None:

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from quire.bench.serve import recordings, reuse
+from quire.bench.serve import reuse
 from quire.bench.serve.chatting import ChatAnswer, Verdict
+from quire.bench.serve.conversations import read_sessions
 from quire.bench.serve.reuse import Reuse
 from quire.errors import ConfigError
 
@@ -85,27 +86,10 @@ def test_a_users_own_file(tmp_path):
         {"messages": [SYSTEM, HELLO], "session_id": "b"},
         {"messages": [HELLO, ANSWER, HELLO], "tools": TOOLS, "session_id": "a"},
     ]
-    one, other = recordings.read(write(tmp_path / "own.jsonl", rows))
-    assert (one.name, [len(each.messages) for each in one.requests]) == ("a", [1, 3])
-    assert one.requests[0].tools == TOOLS
-    assert (other.name, other.requests[0].tools) == ("b", [])
-
-
-def test_recorded_text_with_commands_becomes_calls_and_results(tmp_path):
-    rows = [
-        {"timestamp": 1, "input": "fix it", "output": "I look.\n```bash\nls\n```"},
-        {"timestamp": 2, "input": "fix it<out>a.py</out>", "output": "```bash\ncat a.py\n```"},
-        {"timestamp": 3, "input": "fix it<out>a.py</out><out>x</out>", "output": "done"},
-    ]
-    (found,) = recordings.read(write(tmp_path / "s.jsonl", rows))
-    last = found.requests[-1].messages
-    assert [message["role"] for message in last] == [
-        "user", "assistant", "tool", "assistant", "tool",
-    ]  # fmt: skip
-    assert last[1]["content"] == "I look."
-    assert json.loads(last[1]["tool_calls"][0]["function"]["arguments"]) == {"command": "ls"}
-    assert last[2] == {"role": "tool", "content": "<out>a.py</out>", "tool_call_id": "call00000"}
-    assert last[: len(found.requests[1].messages)] == found.requests[1].messages
+    one, other = read_sessions(write(tmp_path / "own.jsonl", rows), 8)
+    assert (one.name, [len(each.messages) for each in one.turns]) == ("a", [1, 3])
+    assert one.turns[0].tools == TOOLS
+    assert (other.name, other.turns[0].tools) == ("b", [])
 
 
 @pytest.mark.parametrize(
@@ -113,10 +97,10 @@ def test_recorded_text_with_commands_becomes_calls_and_results(tmp_path):
     [
         ("nonsense", "is not JSON"),
         ("[1]", "is no object"),
-        ('{"messages": []}', "are no chat"),
-        ('{"messages": [1]}', "are no chat"),
-        ('{"messages": [{"role": "user"}], "tools": 5}', "are no chat"),
-        ('{"input": "x"}', "lacks messages"),
+        ('{"messages": []}', "no messages that are a chat"),
+        ('{"messages": [1]}', "no messages that are a chat"),
+        ('{"messages": [{"role": "user"}], "tools": 5}', "no messages that are a chat"),
+        ('{"input": "x"}', "no messages that are a chat"),
         ("", "holds no requests"),
     ],
 )
@@ -124,6 +108,6 @@ def test_a_file_that_is_none(tmp_path, text, problem):
     path = tmp_path / "s.jsonl"
     path.write_text(text)
     with pytest.raises(ConfigError, match=problem):
-        recordings.read(path)
+        read_sessions(path, 8)
     with pytest.raises(ConfigError, match="there are no sessions"):
-        recordings.read(tmp_path / "nothing")
+        read_sessions(tmp_path / "nothing", 8)

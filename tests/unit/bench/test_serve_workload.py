@@ -10,13 +10,18 @@ from quire.errors import ConfigError
 SHAPE = Shape(num_sessions=3, num_rounds=4, system_tokens=50, prompt_tokens=20, output_tokens=10)
 
 
+def said(turn) -> str:
+    (message,) = turn.messages
+    return message["content"]
+
+
 def test_synthetic_sessions_share_their_system_prompt_and_nothing_else():
     sessions = synthetic(SHAPE, 4.0, seed=1).sessions
     assert len(sessions) == 3
     assert {len(session.turns) for session in sessions} == {4}
     (system,) = {session.system for session in sessions}
     assert len(system) == 200
-    texts = [turn.content for session in sessions for turn in session.turns]
+    texts = [said(turn) for session in sessions for turn in session.turns]
     assert len({text[:16] for text in texts}) == 12
     assert {len(text) for text in texts} == {80}
     assert {turn.max_tokens for session in sessions for turn in session.turns} == {10}
@@ -32,9 +37,13 @@ def test_a_system_prompt_of_nothing_is_none():
     assert plan.sessions[0].system is None
 
 
-def record(folder, name, lengths, output=""):
+def record(folder, name, lengths):
     rows = [
-        {"timestamp": -i, "input": "x" * length, "output": output, "session_id": name}
+        {
+            "timestamp": -i,
+            "messages": [{"role": "user", "content": "x" * length}],
+            "session_id": name,
+        }
         for i, length in enumerate(lengths)
     ]
     (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -43,19 +52,19 @@ def record(folder, name, lengths, output=""):
 def test_recorded_sessions_are_replayed_in_order_of_time(tmp_path):
     record(tmp_path, "a", [400, 300, 200, 100])
     plan = agent(tmp_path, Shape(num_rounds=3, output_tokens=10), 4.0, None)
-    assert [len(turn.content) for turn in plan.sessions[0].turns] == [100, 200, 300]
+    assert [len(said(turn)) for turn in plan.sessions[0].turns] == [100, 200, 300]
     assert all(turn.is_whole_history for turn in plan.sessions[0].turns)
     assert plan.cut.turns == 0
 
 
 def test_what_does_not_fit_into_the_context_is_left_out_and_counted(tmp_path):
-    record(tmp_path, "a", [8000, 3900, 800], output="y" * 100)
-    record(tmp_path, "b", [800], output="y")
+    record(tmp_path, "a", [8000, 3900, 800])
+    record(tmp_path, "b", [800])
     record(tmp_path, "c", [9000])
     plan = agent(tmp_path, Shape(output_tokens=10), 4.0, context=1024)
     assert [session.name for session in plan.sessions] == ["a", "b"]
-    assert [len(turn.content) for turn in plan.sessions[0].turns] == [800]
-    assert (plan.cut.turns, plan.cut.sessions, plan.cut.answers) == (3, 2, 1)
+    assert [len(said(turn)) for turn in plan.sessions[0].turns] == [800]
+    assert (plan.cut.turns, plan.cut.sessions) == (3, 2)
     with pytest.raises(ConfigError, match="no recorded turn fits into 100 tokens"):
         agent(tmp_path, Shape(output_tokens=10), 4.0, context=100)
 
@@ -66,7 +75,7 @@ def test_questions_of_two_turns(tmp_path):
         '{"question_id": 81, "turns": ["a\u2028b", "b"]}\n\n{"question_id": 82, "turns": ["c"]}\n'
     )
     sessions = mtbench(path, Shape(num_sessions=5, num_rounds=2)).sessions
-    assert [[turn.content for turn in session.turns] for session in sessions] == [
+    assert [[said(turn) for turn in session.turns] for session in sessions] == [
         ["a\u2028b", "b"],
         ["c"],
     ]
@@ -79,7 +88,7 @@ def test_recordings_that_are_none_are_one_sentence(tmp_path):
     (tmp_path / "empty.jsonl").touch()
     with pytest.raises(ConfigError, match="holds no requests"):
         agent(tmp_path, SHAPE, 4.0, None)
-    with pytest.raises(ConfigError, match="check --sessions"):
+    with pytest.raises(ConfigError, match="JSON object on each line"):
         mtbench(tmp_path / "none", SHAPE)
     for text in ("{", "[]", '{"question_id": 1}'):
         (tmp_path / "q").write_text(text)

@@ -97,7 +97,7 @@ def test_prompts_come_evenly_from_files_and_long_ones_lose_their_beginning(tmp_p
     found = read_workload("both", files, _Letters(), count=4, max_tokens=6)
     texts = ["".join(map(chr, prompt[1:-1])) for prompt in found.prompts]
     assert texts == ["q0", "q4", "ghij"]
-    with pytest.raises(ConfigError, match="give lines of JSON"):
+    with pytest.raises(ConfigError, match="a JSON object on each line"):
         read_workload("bad", [tmp_path / "none"], _Letters(), count=1, max_tokens=6)
 
 

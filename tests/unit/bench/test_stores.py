@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import Any
 
 import pytest
 
+import stores
 from quire.bench import anystore, doctor
 from quire.cli.store_measure import machine_of
 from quire.errors import StoreError
@@ -58,7 +60,7 @@ def names_in(url: str) -> list[ObjectName]:
     return found
 
 
-def check_run(url: str, client: str = "", **how: bool) -> None:
+def check_run(url: str, client: str = "", **how: Any) -> None:
     put_one(url)
     result = anystore.run(url, rounds=2, **SMALL, **how)
     assert client in result["client"]
@@ -73,18 +75,19 @@ def test_redis_is_measured_beside_its_client_and_left_as_it_was(tmp_path):
     server = Valkey(tmp_path)
     try:
         check_run(server.url, "redis-py")
-        check_run(server.url, "our own connection", at_best=True)
+        check_run(server.url, "our own connection", beside=stores.own_connections)
         assert server.say(b"DBSIZE") == 1
     finally:
         server.stop()
 
 
-def test_without_its_library_redis_is_measured_beside_our_own_connection(tmp_path, monkeypatch):
+def test_without_its_library_redis_is_measured_alone_and_that_is_said(quire, tmp_path, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == "redis" else find(n))
     server = Valkey(tmp_path)
     try:
-        check_run(server.url, "our own connection")
+        sizes = ("--total", "64KiB", "--page", "8KiB", "--rounds", "1")
+        assert "pip install 'quire[bench]'" in quire("store", "bench", server.url, *sizes).out
     finally:
         server.stop()
 
@@ -107,6 +110,7 @@ def test_a_pool_is_measured_beside_its_client_and_left_as_it_was(tmp_path):
     server = Mooncake(tmp_path)
     try:
         check_run(server.url)
+        check_run(server.url, "as few calls", beside=stores.in_turns)
     finally:
         server.stop()
 

@@ -12,8 +12,8 @@ from pathlib import Path
 signal.signal(signal.SIGINT, lambda *_: sys.exit(0))  # while the rest is being imported, too
 
 # ruff: noqa: E402
-from quire.cli.children import announce, end_with_standard_input
 from quire.engine.messages import EngineInfo, TierStatus
+from quire.own_server import announce, end_with_standard_input
 from unit.router.fakes import FakeServer
 
 

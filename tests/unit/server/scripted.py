@@ -38,7 +38,7 @@ from quire.engine.messages import (
     TokenLogprobs,
 )
 from quire.errors import EngineError
-from quire.server.app import app_of
+from quire.server.api import app_of
 from quire.server.config import ServerConfig
 from quire.server.metrics import Metrics
 from quire.server.service import Service

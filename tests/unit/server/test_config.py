@@ -28,6 +28,19 @@ def test_a_wrong_option_is_named(options):
 
 
 @pytest.mark.parametrize(
+    "router",
+    ["h:1", "http://", "http://a b", "http://u@h", "http://h:99999", "http://h/x", "http://h?x"],
+)
+def test_what_is_no_router_is_said(router):
+    with pytest.raises(ConfigError, match="write it as http://host:port"):
+        ServerConfig(routers=(router,))
+
+
+def test_routers_have_names_or_numbers():
+    ServerConfig(routers=("http://router:8000", "https://10.0.0.5", "http://[::1]:8000"))
+
+
+@pytest.mark.parametrize(
     ("host", "is_local"),
     [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("box", False)],
 )

@@ -108,8 +108,6 @@ class GpuPlan:
     budget_s: float | None = None
     """A part that would begin later is left out; None: none is."""
     seed: int = 0
-    model: Path | None = None
-    """Where the random weights are, or shall be, kept; None: not at all."""
     store: Path | None = None
     """Where the files of stores are put; None: where temporary files are."""
 

@@ -1,23 +1,22 @@
 """Pictures of `quire bench gpu`, PNG files, of the parts that were measured.
 
-    decoding.png      ms from token to token beside the floor
-    hits.png          first token over the prompt's length, by where the prompt was
-    crossover.png     first token over the store's speed: computing, fetching, both, the choice
-    sets_ttft.png     first token, round by round, by tiers; the set that does not fit
-    sets_hits.png     what of the prompts was reused, the same way
-
-matplotlib is loaded only here, and without a display.
+decoding.png      ms from token to token beside the floor
+hits.png          first token over the prompt's length, by where the prompt was
+crossover.png     first token over the store's speed: computing, fetching, both, the choice
+sets_ttft.png     first token, round by round, by tiers; the set that does not fit
+sets_hits.png     what of the prompts was reused, the same way
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.bench.gpu.plan import GpuPart
-from quire.bench.serve.plots import new_canvas, save
+from quire.bench.plots import draw
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,23 +33,21 @@ _OF_TIERS = {
 
 
 def write(result: Result, folder: Path) -> list[Path]:
-    """Raises ConfigError: matplotlib is missing, or the folder cannot be written."""
-    pictures: list[tuple[str, GpuPart, Callable[[Any, Axes], None]]] = [
-        ("decoding.png", GpuPart.DECODE, _decoding),
-        ("hits.png", GpuPart.HITS, _hits),
-        ("crossover.png", GpuPart.CROSSOVER, _crossover),
-        ("sets_ttft.png", GpuPart.SETS, _sets_ttft),
-        ("sets_hits.png", GpuPart.SETS, _sets_hits),
-    ]
-    paths = []
-    for name, part, draw in pictures:
-        if part.value in result:
-            figure, axes = new_canvas()
-            draw(result[part.value], axes)
-            caption = f"{result['shape']}, random weights, on {result['machine']['name']}"
-            figure.supxlabel(caption, fontsize=8, color="#6b7278")
-            paths.append(save(figure, folder / name))
-    return paths
+    """Raises ConfigError."""
+    pictures: dict[str, tuple[GpuPart, Callable[[Any, Axes], None]]] = {
+        "decoding.png": (GpuPart.DECODE, _decoding),
+        "hits.png": (GpuPart.HITS, _hits),
+        "crossover.png": (GpuPart.CROSSOVER, _crossover),
+        "sets_ttft.png": (GpuPart.SETS, _sets_ttft),
+        "sets_hits.png": (GpuPart.SETS, _sets_hits),
+    }
+    measured = {
+        name: partial(picture, result[part.value])
+        for name, (part, picture) in pictures.items()
+        if part.value in result
+    }
+    caption = f"{result['shape']}, random weights, on {result['machine']['name']}"
+    return draw(measured, folder, caption)
 
 
 def _decoding(rows: list[Result], axes: Axes) -> None:

@@ -36,7 +36,7 @@ def tables(result: Result) -> list[RenderableType]:
     failed = [f"{part} could not be measured: {why}" for part, why in result["failed"].items()]
     shown = (one for show, rows in found for one in show(rows))
     took = ", ".join(f"{part} {seconds:.0f}" for part, seconds in result["took_s"].items())
-    return [head, *shown, *_asked(result["asked"]), f"Seconds of each part: {took}", *failed]
+    return [head, *shown, f"Seconds of each part: {took}", *failed]
 
 
 def all_tables(result: Result) -> list[RenderableType]:
@@ -218,27 +218,3 @@ def _round(number: int) -> Show:
         return f"{one['hit']:.0%}  {one['ttft_s'] * 1e3:,.0f}  {one['requests_s']:.2f}"
 
     return show
-
-
-def _asked(figures: list[Result]) -> Iterable[RenderableType]:
-    """Of an H200 and 8 billion parameters; elsewhere a yardstick."""
-    if not figures:
-        return
-    met = sum(figure["met"] for figure in figures)
-    yield _table(
-        f"Asked of one H200: {met} of {len(figures)} met",
-        figures,
-        [
-            ("part", text("part")),
-            ("figure", text("name")),
-            ("asked", lambda row: f"{'≥' if row['at_least'] else '≤'} {_in_unit(row, 'asked')}"),
-            ("got", lambda row: _in_unit(row, "got")),
-            ("met", lambda row: "yes" if row["met"] else "[bold red]no[/]"),
-        ],
-    )
-
-
-def _in_unit(row: Result, name: str) -> str:
-    if row["unit"] == "%":
-        return f"{row[name]:.1%}"
-    return f"{row[name]:.2f} {row['unit']}"

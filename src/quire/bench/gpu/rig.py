@@ -18,13 +18,9 @@ from quire.bench.gpu.driving import Drive, Tokens
 from quire.bench.gpu.floors import MachineSpeed, Needs, measure
 from quire.bench.gpu.memory_model import RandomModel, write_outline
 from quire.bench.gpu.plan import GpuPlan
-from quire.bench.gpu.random_model import write_model
 from quire.engine.build import build_engine
 from quire.engine.config import EngineConfig
-from quire.engine.forward.dense import DenseModel
-from quire.engine.forward.spec import DenseSpec, dense_spec
 from quire.errors import StoreError
-from quire.models import describe, read_config
 from quire.progress import Progress
 from quire.types import Tier
 
@@ -35,7 +31,7 @@ _STORE_SIZE = "24GiB"
 
 class Rig:
     def __init__(self, plan: GpuPlan, folder: Path, stores: Path, progress: Progress) -> None:
-        """`folder`, `stores`: for a model that is not kept, and for files of stores. Raises
+        """`folder`, `stores`: for what describes the model, and for files of stores. Raises
         ConfigError."""
         self.plan = plan
         self.progress = progress
@@ -43,31 +39,17 @@ class Rig:
         progress("what the machine does", 0, 1)
         self.machine: MachineSpeed = measure(self.device)
         self._stores = stores
-        self._model = plan.model or folder / "model"
-        self._made: DenseModel | None = None
-        """One model for all engines; None: each reads it."""
+        self._model = folder / "model"
         progress("random weights", 0, 1)
-        if plan.model is None:
-            self.spec = write_outline(self._model, plan.shape)
-            self._made = RandomModel(self.spec, torch.bfloat16, self.device).make()
-        else:
-            self.spec = self._kept_model(plan.model)
+        self.spec = write_outline(self._model, plan.shape)
+        self._made = RandomModel(self.spec, torch.bfloat16, self.device).make()
+        """One for all engines."""
         self.needs = Needs.of(self.spec)
         self._chance = np.random.default_rng(plan.seed)
         self._store: Path | None = None
         self._others: dict[int, Drive] = {}
         """By the size of their chunks; what closes them:"""
         self._opened = contextlib.ExitStack()
-
-    def _kept_model(self, directory: Path) -> DenseSpec:
-        if not directory.exists():
-            write_model(
-                directory,
-                self.plan.shape,
-                device=self.device,
-                progress=lambda done, of: self.progress("random weights", done, of),
-            )
-        return dense_spec(read_config(directory).get_text_config(), describe(directory))
 
     def prompt(self, length: int) -> Tokens:
         """One that nobody has seen."""
@@ -143,13 +125,13 @@ class Rig:
         try:
             found = files.run(
                 str(self._stores),
-                page_sizes=[min(page_bytes, self.plan.disk_bytes)],
+                page_bytes=min(page_bytes, self.plan.disk_bytes),
                 total_bytes=self.plan.disk_bytes,
                 rounds=2,
             )
         except (StoreError, OSError):
             return None
-        return float(found["pages"][0]["read"]["raw_gb_s"] * 1e9)
+        return float(found["read"]["raw_gb_s"] * 1e9)
 
     def new_folder(self) -> Path:
         """For files of a store."""

@@ -15,7 +15,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from quire.bench.gpu import copying, mixed, sets, times
-from quire.bench.gpu.asked import judge
 from quire.bench.gpu.driving import Drive
 from quire.bench.gpu.plan import GpuPart, GpuPlan
 from quire.bench.gpu.rig import Result, Rig
@@ -66,7 +65,7 @@ def run(
                             rows.append(row)
         except KeyboardInterrupt:
             found.result["failed"][INTERRUPTED] = "interrupted"
-        return found.judged()
+        return found.so_far()
 
 
 class _Found:
@@ -79,9 +78,9 @@ class _Found:
         self._tell = tell
         self._has_time = has_time
 
-    def judged(self) -> Result:
+    def so_far(self) -> Result:
         took_s = dict(self.result["took_s"])
-        return self.result | {"took_s": took_s, "asked": judge(self.result)}
+        return self.result | {"took_s": took_s}
 
     @contextlib.contextmanager
     def measuring(self, part: GpuPart) -> Iterator[bool]:
@@ -95,7 +94,7 @@ class _Found:
         except (QuireError, RuntimeError) as error:
             self.result["failed"][part.value] = f"{type(error).__name__}: {error}"
         self.result["took_s"][part.value] = time.monotonic() - began
-        self._tell(self.judged())
+        self._tell(self.so_far())
 
 
 def _on_one_engine(rig: Rig, found: _Found) -> None:

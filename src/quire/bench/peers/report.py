@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 
 from quire.bench.peers.run import ALONE, LMCACHE, QUIRE
+from quire.bench.plots import draw
 from quire.bench.report import Result, Show, interval, table
-from quire.bench.serve.plots import new_canvas, save
 from quire.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _NAMES = {
     "new": "never seen",
@@ -64,11 +69,15 @@ def _same(case: Result) -> str:
     return f"[bold red]not {', '.join(wrong)}[/bold red]" if wrong else "yes"
 
 
-def plot(result: Result, folder: Path) -> Path:
-    """Bars by case. Raises ConfigError: matplotlib is missing, or the folder cannot be written."""
+def plot(result: Result, folder: Path) -> None:
+    """Raises ConfigError: matplotlib is missing, or the folder cannot be written."""
+    width = 1.6 + 1.2 * len(result["cases"])
+    draw({"peers.png": partial(_bars, result)}, folder, inches=(width, 4))
+
+
+def _bars(result: Result, axes: Axes) -> None:
+    """By case."""
     sides, cases = list(result["max_rss_bytes"]), result["cases"]
-    figure, axes = new_canvas()
-    figure.set_size_inches(1.6 + 1.2 * len(cases), 4)
     width = 0.8 / len(sides)
     for number, side in enumerate(sides):
         places = [at + number * width for at in range(len(cases))]
@@ -77,4 +86,3 @@ def plot(result: Result, folder: Path) -> Path:
     axes.set_xticks([at + 0.4 - width / 2 for at in range(len(cases))], names, fontsize=8)
     axes.set_ylabel("seconds to the first token")
     axes.legend(frameon=False)
-    return save(figure, folder / "peers.png")

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from quire.bench.serve.recordings import rows
+from quire.bench.jsonlines import read_rows, wrong_line
 from quire.errors import ConfigError
 
 Prompt = list[int]
@@ -42,14 +42,14 @@ def read_sessions(
 def _texts(path: Path) -> Iterator[list[str]]:
     """By session, what is said up to each turn."""
     growing: list[str] = []
-    for number, row in rows(path):
+    for number, row in read_rows(path):
         if isinstance(row.get("turns"), list):
             said = [str(turn) for turn in row["turns"]]
             yield ["\n\n".join(said[: at + 1]) for at in range(len(said))]
         elif isinstance(row.get("input"), str):
             growing.append(row["input"])
         else:
-            raise ConfigError(f"{path}, line {number} has no input and no turns: check --sessions")
+            raise wrong_line(path, number, "has no input and no turns")
     growing.sort(key=len)
     if all(after.startswith(before) for before, after in pairwise(growing)):
         yield growing

@@ -7,23 +7,21 @@
 The first and the last also show what it would be without the cache: each request as it was, and
 the time to compute what it found, at the best speed of those requests of the same run that computed
 most of their prompt. That is rather too little: they would have waited longer for each other, too.
-
-matplotlib is loaded only here, and without a display.
 """
 
 from __future__ import annotations
 
 import random
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire.bench.plots import draw
 from quire.bench.serve.report import describe, hit_names
 from quire.bench.stats import percentile
-from quire.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Result = dict[str, Any]
 
@@ -52,56 +50,13 @@ _MOSTLY = 0.5
 
 
 def write(result: Result, folder: Path) -> list[Path]:
-    """Raises ConfigError: matplotlib is missing, or the folder cannot be written."""
-    pictures = {
-        "ttft_by_round.png": _ttft_by_round,
-        "hits_by_round.png": _hits_by_round,
-        "ttft_by_length.png": _ttft_by_length,
-    }
-    paths = []
-    for name, draw in pictures.items():
-        figure, axes = new_canvas()
-        draw(result, figure, axes)
-        _caption(result, figure)
-        paths.append(save(figure, folder / name))
-    return paths
-
-
-def save(figure: Figure, path: Path) -> Path:
     """Raises ConfigError."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write {str(path)!r} ({error.strerror}): give --plots another directory"
-        ) from error
-    return path
-
-
-def new_canvas() -> tuple[Figure, Axes]:
-    """A figure of its own, apart from pyplot's global state: Agg draws it when it is saved. Raises
-    ConfigError: matplotlib is missing."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError(
-            "--plots draws with matplotlib, which is not installed: pip install 'quire[bench]'"
-        ) from error
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    axes.grid(axis="y", alpha=0.25)
-    axes.set_axisbelow(True)
-    return figure, axes
-
-
-def _caption(result: Result, figure: Figure) -> None:
-    text = f"{result['model']}  ·  {describe(result)}"
-    figure.supxlabel(text, fontsize=8, color="#6b7278")
+    pictures = {
+        "ttft_by_round.png": partial(_ttft_by_round, result),
+        "hits_by_round.png": partial(_hits_by_round, result),
+        "ttft_by_length.png": partial(_ttft_by_length, result),
+    }
+    return draw(pictures, folder, f"{result['model']}  ·  {describe(result)}")
 
 
 def _good(result: Result) -> list[Result]:
@@ -124,7 +79,7 @@ def uncached_s(sample: Result, rate: float) -> float:
     return float(sample["ttft_s"] + rate * sum((sample["cached"] or {}).values()))
 
 
-def _ttft_by_round(result: Result, figure: Figure, axes: Axes) -> None:
+def _ttft_by_round(result: Result, axes: Axes) -> None:
     chance = random.Random(0)
     samples = _good(result)
     rounds = sorted({sample["round"] for sample in samples})
@@ -154,7 +109,7 @@ def _ttft_by_round(result: Result, figure: Figure, axes: Axes) -> None:
     axes.legend(frameon=False)
 
 
-def _hits_by_round(result: Result, figure: Figure, axes: Axes) -> None:
+def _hits_by_round(result: Result, axes: Axes) -> None:
     axes.set_title("Where the prompt's tokens came from", loc="left", fontweight="bold")
     known = [row for row in result["rounds"] if row["hit"] is not None]
     if not known:
@@ -182,10 +137,10 @@ def _hits_by_round(result: Result, figure: Figure, axes: Axes) -> None:
     axes.set_ylabel("share of prompt tokens, %")
     axes.set_ylim(0, 100)
     _whole_numbers(axes, rounds)
-    figure.legend(loc="outside upper right", ncols=len(layers), frameon=False, fontsize=9)
+    axes.figure.legend(loc="outside upper right", ncols=len(layers), frameon=False, fontsize=9)
 
 
-def _ttft_by_length(result: Result, figure: Figure, axes: Axes) -> None:
+def _ttft_by_length(result: Result, axes: Axes) -> None:
     axes.set_title("Time to first token by length of prompt", loc="left", fontweight="bold")
     samples = [sample for sample in _good(result) if sample["prompt_tokens"]]
     if not samples:
@@ -201,7 +156,7 @@ def _ttft_by_length(result: Result, figure: Figure, axes: Axes) -> None:
         points = axes.scatter(
             lengths, times, c=shares, cmap="viridis", vmin=0, vmax=100, s=26, edgecolors="none"
         )
-        figure.colorbar(points, ax=axes, label="of the prompt found in the cache, %")
+        axes.figure.colorbar(points, ax=axes, label="of the prompt found in the cache, %")
     rate = seconds_per_token(samples)
     if rate is not None:
         uncached = [uncached_s(sample, rate) for sample in samples]

@@ -107,19 +107,13 @@ def _reuse(reuse: Result | None) -> list[str]:
 
 def _cut(result: Result) -> list[str]:
     cut = result["cut"]
-    notes = []
-    if cut["turns"]:
-        notes.append(
-            f"Left out: {cut['turns']} turns of {cut['sessions']} sessions that might not fit into "
-            f"the model's context of {result['context']:,} tokens, at "
-            f"{result['chars_per_token']:.1f} characters per token."
-        )
-    if cut["answers"]:
-        notes.append(
-            f"{cut['answers']} recorded answers are longer than the {result['output_tokens']} "
-            "tokens asked for."
-        )
-    return notes
+    if not cut["turns"]:
+        return []
+    return [
+        f"Left out: {cut['turns']} turns of {cut['sessions']} sessions that might not fit into "
+        f"the model's context of {result['context']:,} tokens, at "
+        f"{result['chars_per_token']:.1f} characters per token."
+    ]
 
 
 def _rate(value: float | None) -> str:

@@ -70,8 +70,6 @@ class OfferedLoad:
     seed: int = 0
     sessions: Path | None = None
     """Recorded sessions: a directory or file for `agent`, a file for `mtbench`."""
-    text: Path | None = None
-    """Text for `synthetic`; None: made-up sentences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +131,7 @@ async def _run(target: ServerTarget, load: OfferedLoad, progress: Count) -> Resu
 def _plan(load: OfferedLoad, chars_per_token: float, context: int | None) -> ChatPlan:
     match load.workload:
         case ChatWorkload.SYNTHETIC:
-            return synthetic(load.shape, chars_per_token, load.seed, load.text)
+            return synthetic(load.shape, chars_per_token, load.seed)
         case ChatWorkload.AGENT:
             folder = _recorded(load, _AGENT_SESSIONS)
             return agent(folder, load.shape, chars_per_token, context)
@@ -146,7 +144,7 @@ def _typical_text(load: OfferedLoad) -> str:
     if load.workload is ChatWorkload.AGENT:
         folder = _recorded(load, _AGENT_SESSIONS)
         return f"{load.seed}: {typical_agent_text(folder, _CALIBRATION_CHARS)}"
-    return Prose(~load.seed & 0xFFFF, load.text).passage(_CALIBRATION_CHARS)
+    return Prose(~load.seed & 0xFFFF).passage(_CALIBRATION_CHARS)
 
 
 def _recorded(load: OfferedLoad, what: str) -> Path:
@@ -246,9 +244,8 @@ class _Run:
         turn = talk.session.turns[talk.next_turn]
         if self._context is None or turn.is_whole_history:  # that was looked after when planned
             return True
-        new_chars = len(turn.content)
-        if not talk.known_tokens:
-            new_chars += sum(len(message["content"]) for message in talk.messages)
+        new = turn.messages if talk.known_tokens else [*talk.messages, *turn.messages]
+        new_chars = sum(len(message["content"]) for message in new)
         new_tokens = new_chars / self._chars_per_token + TEMPLATE_TOKENS
         return talk.known_tokens + new_tokens + turn.max_tokens <= self._context
 
@@ -256,7 +253,7 @@ class _Run:
         turn = talk.session.turns[talk.next_turn]
         if turn.is_whole_history:
             talk.messages = []
-        talk.messages += turn.messages or [{"role": "user", "content": turn.content}]
+        talk.messages += turn.messages
         started_s = perf_counter() - start
         num_before = 0 if self._reuse is None else self._reuse.num_computed
         answer = await self._ask(talk.messages, turn.max_tokens, turn.tools)

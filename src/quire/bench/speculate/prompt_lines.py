@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from quire.bench.jsonlines import read_rows, wrong_line
 from quire.errors import ConfigError
 
 Tokens = npt.NDArray[np.int32]
@@ -43,16 +43,14 @@ def random_workload(vocab_size: int, *, count: int, max_tokens: int, seed: int =
 
 def _read(file: Path) -> list[str]:
     texts = []
-    try:
-        for line in file.read_text().splitlines():
-            row = json.loads(line)
-            texts.append(str(row["turns"][0] if "turns" in row else row["input"]))
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-        raise ConfigError(
-            f"{file} cannot be read ({error}): give lines of JSON with `turns` or `input`"
-        ) from error
+    for number, row in read_rows(file):
+        turns = row.get("turns")
+        text = turns[0] if isinstance(turns, list) and turns else row.get("input")
+        if not isinstance(text, str):
+            raise wrong_line(file, number, "has no text as `turns` or `input`")
+        texts.append(text)
     if not texts:
-        raise ConfigError(f"{file} is empty")
+        raise ConfigError(f"{file} is empty: give a file with questions")
     return texts
 
 

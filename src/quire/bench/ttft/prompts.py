@@ -16,10 +16,10 @@ _CHARS_PER_TOKEN = 8
 
 
 class Prompts:
-    def __init__(self, model: Path, seed: int, text: Path | None = None) -> None:
-        """`model` is a directory with tokenizer.json. Raises ModelError, ConfigError."""
+    def __init__(self, model: Path, seed: int) -> None:
+        """`model` is a directory with tokenizer.json. Raises ModelError."""
         self._tokenizer = _tokenizer(model)
-        self._prose = Prose(seed, text)
+        self._prose = Prose(seed)
 
     def next(self, num_tokens: int) -> str:
         """Cut at a token's end; the last word can come out as a token more or less."""

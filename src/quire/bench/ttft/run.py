@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import secrets
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,17 +22,17 @@ from quire.bench.ttft import hits, overhead
 from quire.bench.ttft.adminclient import AdminClient
 from quire.bench.ttft.overhead import WITH, WITHOUT, ServerSide
 from quire.bench.ttft.prompts import Prompts
-from quire.bench.ttft.serverprocess import ServerProcess
 from quire.errors import EngineError
+from quire.own_server import COMMAND, Child
 from quire.progress import Progress
+from quire.settings import OPTIONS
+from quire.settings.sources import CONFIG_VARIABLE
 from quire.sizes import format_bytes
 
 GIB = 1 << 30
 CUDA_DEVICE_BYTES = 8 * GIB
 """Of each of two servers that share a GPU, unless told otherwise."""
 
-TARGET_SPEEDUP = 20.0
-TARGET_OVERHEAD = 0.02
 _WARM_UP_TOKENS = 600
 
 Result = dict[str, Any]
@@ -46,7 +48,6 @@ class TtftPlan:
     host_bytes: int = 2 * GIB
     directory: Path | None = None
     """For the store; None: the temporary directory."""
-    text: Path | None = None
     seed: int = 0
     prompt_tokens: int = 4000
     repeats: int = 5
@@ -60,8 +61,8 @@ class TtftPlan:
 
 
 def run(plan: TtftPlan, progress: Progress = lambda what, done, total: None) -> Result:
-    """Raises EngineError, ModelError, ConfigError."""
-    prompts = Prompts(plan.model, plan.seed, plan.text)
+    """Raises EngineError, ModelError."""
+    prompts = Prompts(plan.model, plan.seed)
     with tempfile.TemporaryDirectory(prefix="quire-bench-", dir=plan.directory) as folder:
         return asyncio.run(_run(plan, prompts, Path(folder), progress))
 
@@ -72,7 +73,6 @@ async def _run(plan: TtftPlan, prompts: Prompts, folder: Path, progress: Progres
         "device": plan.device,
         "device_bytes": plan.device_bytes,
         "host_bytes": plan.host_bytes,
-        "targets": {"speedup": TARGET_SPEEDUP, "overhead": TARGET_OVERHEAD},
     }
     async with contextlib.AsyncExitStack() as servers:
         on = await servers.enter_async_context(_server(WITH, plan, folder, progress))
@@ -106,20 +106,36 @@ async def _run(plan: TtftPlan, prompts: Prompts, folder: Path, progress: Progres
 async def _server(
     name: str, plan: TtftPlan, folder: Path, progress: Progress
 ) -> AsyncIterator[ServerSide]:
-    arguments = ["--model", str(plan.model), "--device", plan.device]
+    arguments = ["--port", "0", "--model", str(plan.model), "--device", plan.device]
     arguments += ["--device-memory", str(plan.device_bytes)]
     if name == WITH:
         store = f"{(folder / 'store').as_uri()}?max={_store_bytes(plan)}"
         arguments += ["--host-memory", str(plan.host_bytes), "--store", store]
     else:
         arguments += ["--host-memory", "0", "--store", "none"]
-    progress(f"starting a server, {name.replace('_', ' ')}", 0, 1)
-    server = await asyncio.to_thread(ServerProcess.start, arguments, folder=folder)
-    progress(f"starting a server, {name.replace('_', ' ')}", 1, 1)
-    with server:
-        async with httpx.AsyncClient(base_url=server.url, timeout=None) as client:
+    called, key = name.replace("_", " "), secrets.token_hex(16)
+    progress(f"starting a server, {called}", 0, 1)
+    async with started(called, arguments, admin_key=key) as (url, pid):
+        progress(f"starting a server, {called}", 1, 1)
+        async with httpx.AsyncClient(base_url=url, timeout=None) as client:
             model = (await client.get("/v1/models")).json()["data"][0]["id"]
-            yield ServerSide(name, client, AdminClient(client, server.admin_key), model, server.pid)
+            yield ServerSide(name, client, AdminClient(client, key), model, pid)
+
+
+@contextlib.asynccontextmanager
+async def started(
+    name: str, arguments: Sequence[str], *, admin_key: str
+) -> AsyncIterator[tuple[str, int]]:
+    """A server's URL and its process. The caller's own QUIRE_ options do not reach it: what is
+    measured is what the arguments say. Raises EngineError, with what it said last."""
+    ours = {option.variable for option in OPTIONS.values()} | {CONFIG_VARIABLE}
+    environ = {key: value for key, value in os.environ.items() if key not in ours}
+    server = Child(name, lambda name, line: None)
+    await server.start([*COMMAND, *arguments], environ | {OPTIONS["admin_key"].variable: admin_key})
+    try:
+        yield (await server.ready()).url, server.pid
+    finally:
+        await server.stop()
 
 
 def _store_bytes(plan: TtftPlan) -> int:

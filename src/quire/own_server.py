@@ -1,4 +1,5 @@
-"""A `quire serve` process of our own: started, awaited, listened to, ended. For `quire pd`.
+"""A `quire serve` process of our own: started, awaited, listened to, ended. For `quire pd`, and for
+benchmarks that need servers.
 
     child  ──standard output──▶  one line of JSON when it is ready: Ready
            ──standard error───▶  its messages, line by line
@@ -27,6 +28,8 @@ from quire.logs import message_of
 
 Say = Callable[[str, str], None]
 """Called with (name, line) for each line of a child's standard error."""
+
+COMMAND = (sys.executable, "-m", "quire.cli", "serve", "--child")
 
 _STOP_S = 20.0
 _ORPHAN_GRACE_S = 10.0

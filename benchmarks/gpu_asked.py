@@ -1,19 +1,27 @@
-"""Asked: what a server's engine should reach, beside what was measured.
+"""What is asked of an engine on one H200, beside what `quire bench gpu` has measured there.
+
+    quire bench gpu --save FILE
+    python benchmarks/gpu_asked.py FILE
 
 Each figure is a ratio to a floor, to a plain copy or to another measurement of the same run, except
-times that people wait. Limits are those for one H200 and models of 8 billion parameters: elsewhere
-they are a yardstick, and nothing fails by them. Knows the results' shapes; measures nothing.
+times that people wait. Limits are those for models of 8 billion parameters: for others, and
+elsewhere, they are a yardstick, and nothing fails by them.
 """
 
-from __future__ import annotations
-
+import json
 import operator
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
+
+from rich import print as show
+from rich.console import RenderableType
 
 from quire.bench.gpu.plan import GpuPart
 from quire.bench.gpu.sets import later
+from quire.bench.report import table, text
 
 Result = dict[str, Any]
 
@@ -134,3 +142,35 @@ def _sets(rows: list[Result]) -> Iterator[Figure]:
 def _holds_all(row: Result) -> bool:
     """Of the set: the host does, or there is a store."""
     return "half" not in row["tiers"] or "L3" in row["tiers"]
+
+
+def asked_table(result: Result) -> RenderableType:
+    figures = judge(result)
+    met = sum(figure["met"] for figure in figures)
+    return table(
+        f"Asked of {result['shape']} on one H200: {met} of {len(figures)} met",
+        figures,
+        [
+            ("part", text("part")),
+            ("figure", text("name")),
+            ("asked", lambda row: f"{'≥' if row['at_least'] else '≤'} {_in_unit(row, 'asked')}"),
+            ("got", lambda row: _in_unit(row, "got")),
+            ("met", lambda row: "yes" if row["met"] else "[bold red]no[/]"),
+        ],
+        names=0,
+    )
+
+
+def _in_unit(row: Result, name: str) -> str:
+    if row["unit"] == "%":
+        return f"{row[name]:.1%}"
+    return f"{row[name]:.2f} {row['unit']}"
+
+
+def main() -> None:
+    for result in json.loads(Path(sys.argv[1]).read_text())["shapes"]:
+        show(asked_table(result))
+
+
+if __name__ == "__main__":
+    main()
