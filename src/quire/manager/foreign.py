@@ -395,7 +395,8 @@ class ForeignDevice:
             self._core.allocators[slot_of(component.index, HOST)].free(pages)
 
     def _end(self, copy: ForeignCopy, op: Operation) -> None:
-        statuses, bad = iter(op.page_statuses()), list[int]()
+        statuses = iter(op.page_statuses())
+        bad: list[int] = []
         for each in copy.device:
             for pages in page_array(each.pages).reshape(-1, each.width).tolist():
                 if next(statuses):

@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from quire.errors import ConfigError
+from quire.web.addresses import HTTP, server_address
 
 _DNS = "dns"
 
@@ -77,20 +78,10 @@ def parse_urls(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def _parse_url(text: str) -> str:
-    wrong = ConfigError(
-        f"{text[:80]!r} is not the address of a server: write it as http://host:port, or as "
-        "dns://name:port for all that DNS has under a name"
-    )
-    try:
-        url = urlsplit(text)
-        port = url.port
-    except ValueError:
-        raise wrong from None
-    if url.scheme not in ("http", "https", _DNS) or not url.hostname or not text.isprintable():
-        raise wrong
-    if url.scheme == _DNS and not port:
-        raise wrong
-    if url.path not in ("", "/") or url.query or url.fragment or url.username is not None:
-        raise wrong
-    host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
-    return f"{url.scheme}://{host}" + (f":{port}" if port else "")
+    address = server_address(text, (*HTTP, _DNS))
+    if address is None or (urlsplit(address).scheme == _DNS and not urlsplit(address).port):
+        raise ConfigError(
+            f"{text[:80]!r} is not the address of a server: write it as http://host:port, or as "
+            "dns://name:port for all that DNS has under a name"
+        )
+    return address

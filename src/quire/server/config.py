@@ -11,7 +11,7 @@ from pathlib import Path
 
 from quire.errors import ConfigError
 from quire.text.tools import AUTO, NONE, formats
-from quire.web.addresses import is_http_address
+from quire.web.addresses import server_address
 from quire.web.config import WebConfig, must_be_positive, must_not_be_negative
 
 _MIB = 1 << 20
@@ -54,7 +54,7 @@ class ServerConfig(WebConfig):
         )
         must_not_be_negative(self, "tenant_requests")
         for router in self.routers:
-            if not is_http_address(router):
+            if server_address(router) is None:
                 raise ConfigError(
                     f"router {router!r} is not the address of one: write it as http://host:port"
                 )

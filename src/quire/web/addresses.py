@@ -7,10 +7,13 @@ Knows how they are written, nothing of who listens there.
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from quire.errors import ConfigError
 from quire.peer.address import join_address, split_address
+
+HTTP = ("http", "https")
 
 MAX_PEERS = 64
 
@@ -45,16 +48,20 @@ def parse_peer(text: str) -> str:
     return address
 
 
-def is_http_address(text: str) -> bool:
-    """Of a server, and of nothing below it."""
+def server_address(text: str, schemes: Collection[str] = HTTP) -> str | None:
+    """`scheme://host:port`, or without the port, of a server and of nothing below it, as it is
+    written to be compared; None: `text` is something else."""
     try:
         url = urlsplit(text)
-        _ = url.port
+        port = url.port
     except ValueError:
-        return False
-    rest = (url.path, url.query, url.fragment, "@" in url.netloc)
+        return None
+    below = (url.path.strip("/"), url.query, url.fragment, "@" in url.netloc)
     is_plain = text.isascii() and text.isprintable() and " " not in text
-    return url.scheme in ("http", "https") and bool(url.hostname) and is_plain and not any(rest)
+    if url.scheme not in schemes or not url.hostname or not is_plain or any(below):
+        return None
+    host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
+    return f"{url.scheme}://{host}" + (f":{port}" if port else "")
 
 
 def is_loopback(host: str | None) -> bool:

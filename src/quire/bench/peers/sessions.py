@@ -58,7 +58,8 @@ def _texts(path: Path) -> Iterator[list[str]]:
 def _prompts(texts: list[str], tokenizer: Any, max_tokens: int) -> list[Prompt]:
     """Each goes on from the one before it, token by token too."""
     prompts: list[Prompt] = []
-    before, tokens = "", list[int]()
+    before = ""
+    tokens: list[int] = []
     for text in texts:
         tokens = tokens + tokenizer(text[len(before) :], add_special_tokens=False)["input_ids"]
         if len(tokens) > max_tokens:

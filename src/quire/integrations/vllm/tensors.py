@@ -69,7 +69,8 @@ def describe(
         )
     kind, one = kinds.pop()
     layout = replace(one, num_layers=len(layers), component=component)
-    parts, first = list[range](), 0
+    parts: list[range] = []
+    first = 0
     for group in groups:
         parts.append(range(first, first + len(group)))
         first += len(group)
