@@ -27,6 +27,7 @@ from quire.cli.output import complain, show, start_bar
 from quire.cli.serve import check_store, keep_admin_key
 from quire.cli.welcome import directions
 from quire.errors import EngineError, MemoryBudgetError
+from quire.garbage import spare_what_stands
 from quire.settings import (
     OPTIONS,
     Machine,
@@ -275,6 +276,7 @@ async def _route(
     config = RouterConfig(prefill=(prefill.url,), decode=(decode.url,), admin_key=admin_key)
 
     def on_ready(url: str, _: Fleet) -> None:
+        spare_what_stands()
         key_file = keep_admin_key(url, admin_key, settings, living)
         show(table(url, servers))
         print(directions(url, decode.info, settings, key_file), flush=True)

@@ -13,6 +13,7 @@ import typer
 from quire import logs
 from quire.cli.extras import ROUTE, needs
 from quire.cli.output import show, unset
+from quire.garbage import spare_what_stands
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -77,6 +78,7 @@ def route(
     logs.configure(logging.WARNING)
 
     def ready(url: str, fleet: Fleet) -> None:
+        spare_what_stands()
         if fleet.members:
             show(members(fleet))
         else:

@@ -16,6 +16,7 @@ from quire.cli.extras import SERVE, needs
 from quire.cli.output import complain, show, start_bar
 from quire.cli.welcome import directions, tiers
 from quire.errors import StoreError
+from quire.garbage import spare_what_stands
 from quire.settings import (
     Machine,
     Settings,
@@ -106,6 +107,7 @@ def _serve(settings: Settings, machine: Machine, *, is_child: bool) -> int:
 
         def ready(url: str, info: EngineInfo) -> None:
             starting.close()
+            spare_what_stands()
             assert server.admin_key is not None
             key_file = keep_admin_key(url, server.admin_key, settings, living)
             if is_child:

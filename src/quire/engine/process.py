@@ -33,6 +33,7 @@ from quire.engine.messages import (
 )
 from quire.engine.startup import EngineStartup
 from quire.errors import QuireError
+from quire.garbage import spare_what_stands
 from quire.peer.hub import PeerHub
 
 _EXIT_START_FAILED = 2
@@ -135,6 +136,7 @@ def _build_and_serve(startup: EngineStartup, line: ServerLine, stop: threading.E
         return _EXIT_START_FAILED
     try:
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
+        spare_what_stands()
         line.send(Started(engine.info))
         serve(engine, line, stop)
     except Exception:  # process boundary: the exit code tells the server

@@ -19,6 +19,7 @@ import zmq
 
 from quire.child import read_startup, stop_when_orphaned
 from quire.errors import QuireError
+from quire.garbage import spare_what_stands
 from quire.messages import Completion
 from quire.worker import wire
 from quire.worker.config import build_worker
@@ -136,6 +137,7 @@ def _build_and_serve(
         socket.send(wire.encode(wire.StartFailed(sentence)))
         return _EXIT_START_FAILED
     try:
+        spare_what_stands()
         socket.send(wire.encode(wire.Ready(startup.config.rank, worker.peer_address)))
         serve(worker, socket, stop, heartbeat_s=startup.heartbeat_s, handle=handle)
     finally:
