@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 import quire.keys
@@ -149,7 +150,7 @@ def test_pages_that_are_never_freed_c6(monkeypatch: Patch) -> None:
     insert = PrefixTree.insert
 
     def forgetful(self: PrefixTree, *args: Any, **options: Any) -> Any:
-        return insert(self, *args, **options)._replace(duplicate=b"")
+        return msgspec.structs.replace(insert(self, *args, **options), duplicate=b"")
 
     monkeypatch.setattr(PrefixTree, "insert", forgetful)
     assert_caught("pages accounted")
@@ -443,7 +444,7 @@ def test_a_fetch_published_although_a_leg_of_it_failed_c21(
         if self.kind is not OperationKind.FETCH:
             return page_statuses(self)
         legs = {leg: bytes(len(s)) if component in leg else s for leg, s in self.legs.items()}
-        return page_statuses(replace(self, legs=legs))
+        return page_statuses(msgspec.structs.replace(self, legs=legs))
 
     monkeypatch.setattr(Operation, "page_statuses", lenient)
     assert_caught(WRONG_BYTES, HYBRID)
