@@ -7,13 +7,15 @@ A real server of the embedded model on this machine, its engine on one thread an
 own: its server, those who ask and those who look are on the others, so that what they do to a
 core's caches is not counted as the engine's. A round is four new prompts answered at once; what it
 moves to host and store is waited for. In turn nobody looks (`alone`); what the page asks every 1.5
-seconds, with the admin key, and a `quire top` do (`watched`); and as many looks in a tenth of the
-time, each of which is answered anew (`eager`). Those who do not look are stopped (SIGSTOP). Three
-figures:
+seconds, with the admin key, and a `quire top` do (`watched`); the same two look at another server,
+which has nothing else to do (`elsewhere`); and as many looks in a tenth of the time, each of which
+is answered anew (`eager`). Those who do not look are stopped (SIGSTOP). Four figures:
 
-- `watched`: the processor time of the engine, that of its server, and the time it took, by `alone`:
-  the median over neighbouring rounds, with an interval. The noise of a shared machine is a few per
-  cent in each.
+- `watched`: the processor time of the engine, that of its server, and the time it took, by
+  `elsewhere`: the median over neighbouring rounds, with an interval. On the cores beside the
+  engine's as much happens in both, so what is left is what this engine does for those who look.
+- `beside`: the same of `elsewhere` by `alone`: what two busy processes on the other cores cost an
+  engine that nobody asks anything. The noise of a shared machine is a few per cent in each.
 - `share`: what looking adds to the engine's processor time: a tenth of what the eager looks add,
   and so is the noise.
 - `idle_share`: the processor time that the engine takes in a second of being watched, less that in
@@ -42,7 +44,7 @@ PROMPTS, PROMPT_TOKENS, ANSWER_TOKENS = 4, 80, 12
 SETTLE_S = 0.3
 IDLE_S, IDLE_ROUNDS = 10.0, 3
 FEWEST_ROUNDS = 2
-KINDS = ("alone", "watched", "eager")
+KINDS = ("alone", "watched", "elsewhere", "eager")
 IDLE_KINDS = ("watched", "ten", "alone")
 TEN = 10
 """Pages that are open at once."""
@@ -55,7 +57,7 @@ MODEL = "SmolLM2-135M-Instruct"
 
 @contextlib.contextmanager
 def server() -> Iterator[tuple[str, psutil.Process]]:
-    """Its address, and its engine's process, which has a core of its own."""
+    """Its address, and its engine's process."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "quire", "serve", "--port", "0"]
         command += ["--store", f"file://{folder}/store?max=2GiB"]
@@ -70,10 +72,6 @@ def server() -> Iterator[tuple[str, psutil.Process]]:
         try:
             url = next(line for line in started.stdout if "is ready at" in line).split()[-1]
             (engine,) = psutil.Process(started.pid).children()
-            engines, others = cores()
-            pin(engine.pid, engines)
-            pin(started.pid, others)
-            pin(os.getpid(), others)  # and so whoever is started from here
             yield url, engine
         finally:
             started.terminate()
@@ -93,21 +91,30 @@ def pin(process: int, to: set[int]) -> None:
 
 
 class Watching:
-    """A page that is open, and a terminal; and somebody who looks as often as ten of both."""
+    """A page that is open, and a terminal, of this server or of another; and somebody who looks as
+    often as ten of both."""
 
-    def __init__(self, url: str, folder: Path) -> None:
-        script = folder / "page.py"
-        script.write_text(PAGE)
-        page = [sys.executable, str(script), url, KEY]
-        with (folder / "top").open("w") as terminal:
-            top = subprocess.Popen([sys.executable, "-m", "quire", "top", url], stdout=terminal)
+    def __init__(self, url: str, another: str, folder: Path) -> None:
+        self._folder = folder
+        (folder / "page.py").write_text(PAGE)
         self._by_kind = {
-            "watched": [subprocess.Popen([*page, str(PAGE_EVERY_S), "1", "0"]), top],
-            "ten": [subprocess.Popen([*page, str(PAGE_EVERY_S), str(TEN), "0"])],
-            "eager": [subprocess.Popen([*page, str(PAGE_EVERY_S / EAGER), "1", "1"])],
+            "watched": [self._page(url, PAGE_EVERY_S), self._top(url)],
+            "elsewhere": [self._page(another, PAGE_EVERY_S), self._top(another)],
+            "ten": [self._page(url, PAGE_EVERY_S, pages=TEN)],
+            "eager": [self._page(url, PAGE_EVERY_S / EAGER, as_top=True)],
             "alone": [],
         }
         time.sleep(5.0)  # their start is nobody's cost
+
+    def _page(
+        self, url: str, every_s: float, *, pages: int = 1, as_top: bool = False
+    ) -> subprocess.Popen[bytes]:
+        said = [url, KEY, str(every_s), str(pages), str(int(as_top))]
+        return subprocess.Popen([sys.executable, str(self._folder / "page.py"), *said])
+
+    def _top(self, url: str) -> subprocess.Popen[bytes]:
+        with (self._folder / "top").open("a") as terminal:
+            return subprocess.Popen([sys.executable, "-m", "quire", "top", url], stdout=terminal)
 
     def look(self, kind: str) -> None:
         """Only those of this kind."""
@@ -189,11 +196,15 @@ def main() -> None:
     rounds: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
     idle: dict[str, list[float]] = {kind: [] for kind in IDLE_KINDS}
     load = [os.getloadavg()[0]]
-    with (
-        server() as (url, engine),
-        tempfile.TemporaryDirectory() as folder,
-        contextlib.closing(Watching(url, Path(folder))) as watching,
-    ):
+    with contextlib.ExitStack() as stack:
+        url, engine = stack.enter_context(server())
+        another, _ = stack.enter_context(server())
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        engines, others = cores()
+        for process in psutil.Process().children(recursive=True):
+            pin(process.pid, engines if process == engine else others)
+        pin(os.getpid(), others)  # and so whoever is started from here
+        watching = stack.enter_context(contextlib.closing(Watching(url, another, Path(folder))))
         work(url, 0)
         number = 0
         last_s = until_s - IDLE_ROUNDS * len(IDLE_KINDS) * IDLE_S
@@ -208,10 +219,11 @@ def main() -> None:
                 shares.append(idle_share(engine))
     load.append(os.getloadavg()[0])
 
-    def by_alone(kind: str, name: str) -> dict[str, float]:
-        return ratio(*([each[name] for each in rounds[of]] for of in (kind, "alone")))["of_pairs"]
+    def compared(kind: str, by: str, name: str) -> dict[str, float]:
+        return ratio(*([each[name] for each in rounds[of]] for of in (kind, by)))["of_pairs"]
 
-    eager = by_alone("eager", "engine_cpu_s")
+    names = list(rounds["alone"][0])
+    eager = compared("eager", "alone", "engine_cpu_s")
     added = {
         kind: [ours - theirs for ours, theirs in zip(idle[kind], idle["alone"], strict=True)]
         for kind in ("watched", "ten")
@@ -219,7 +231,8 @@ def main() -> None:
     result = {
         "rounds_of_each": len(rounds["alone"]),
         "load": load,
-        "watched": {name: by_alone("watched", name) for name in rounds["alone"][0]},
+        "watched": {name: compared("watched", "elsewhere", name) for name in names},
+        "beside": {name: compared("elsewhere", "alone", name) for name in names},
         "share": {name: (value - 1) / EAGER for name, value in eager.items()},
         "idle_share": {kind: statistics.median(shares) for kind, shares in added.items()},
         "idle": idle,
