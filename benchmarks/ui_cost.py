@@ -209,7 +209,7 @@ def main() -> None:
         number = 0
         last_s = until_s - IDLE_ROUNDS * len(IDLE_KINDS) * IDLE_S
         while number < FEWEST_ROUNDS * len(KINDS) or time.monotonic() < last_s:
-            for kind in KINDS if number % 2 else reversed(KINDS):
+            for kind in KINDS if len(rounds["alone"]) % 2 else reversed(KINDS):
                 watching.look(kind)
                 number += 1
                 rounds[kind].append(timed(url, engine, number))
