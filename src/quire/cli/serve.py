@@ -73,9 +73,7 @@ def server_config(settings: Settings) -> ServerConfig:
         request_timeout_s=settings.request_timeout,
         engine_silence_s=settings.engine_silence,
         drain_timeout_s=settings.drain_timeout,
-        routers=tuple(
-            each.strip().rstrip("/") for each in (settings.router or "").split(",") if each
-        ),
+        routers=tuple(each.strip() for each in (settings.router or "").split(",") if each),
         strict=settings.strict,
         tenant_requests=settings.tenant_requests,
         served_names=settings.served_model_name or (),

@@ -1,8 +1,8 @@
 """/admin: looking into server and cache, flushing it, changing its store, warming it up; and what a
 router asks: what this server is, what has come and gone, and the page keys of a prompt.
 
-Its door is security.check_admin, and check_router for what a router asks. What the engine refuses
-is an answer with the engine's sentence, less any credentials.
+Each path is behind one of two doors: security.check_admin, or check_router for what a router asks.
+What the engine refuses is an answer with the engine's sentence, less any credentials.
 """
 
 from __future__ import annotations
@@ -63,21 +63,23 @@ MAX_RUNS = 10_000
 MAX_EVENT_KEYS = 16384
 """In one answer, which is a megabyte of hex; an event longer than that comes alone."""
 
-_FOR_ROUTERS = ("/info", "/events", "/keys")
-
 JSON = "application/json"
 
 Result = TypeVar("Result")
 
 
 def admin_router(service: Service) -> APIRouter:
-    async def door(request: Request) -> None:
-        path = request.url.path.removeprefix("/admin")
-        (check_router if path in _FOR_ROUTERS else check_admin)(
-            request.headers, service.config.admin_key
-        )
+    router = APIRouter(prefix="/admin", tags=["admin"])
+    router.include_router(_for_routers(service))
+    router.include_router(_for_admins(service))
+    return router
 
-    router = APIRouter(prefix="/admin", dependencies=[Depends(door)], tags=["admin"])
+
+def _for_routers(service: Service) -> APIRouter:
+    async def door(request: Request) -> None:
+        check_router(request.headers, service.config.admin_key)
+
+    router = APIRouter(dependencies=[Depends(door)])
 
     @router.get("/info")
     async def get_info() -> Response:
@@ -96,6 +98,36 @@ def admin_router(service: Service) -> APIRouter:
             }
             | await service.load()
         )
+
+    @router.get("/events")
+    async def get_events(since: Annotated[int, Query(ge=0, lt=1 << 63)] = 0) -> Response:
+        """What has come into the tiers and gone from them after event number `since`."""
+        found = await _ask(service, GetEvents(since), Events, STATUS_TIMEOUT_S)
+        return _json({"instance": service.instance} | _events(found))
+
+    @router.post("/keys", openapi_extra=describe_body(KeysRequest))
+    async def keys(request: Request) -> Response:
+        """The page keys of a request's prompt. Computes hashes, nothing else."""
+        body = await read_body(request, KeysRequest, Unnamed())
+        prompt = await _prompt(service, body, body.first_prompt)
+        question = GetKeys(prompt.tokens, _client(service, request).salt(body.cache_salt))
+        found = await _ask(service, question, Keys, STATUS_TIMEOUT_S)
+        return _json(
+            {
+                "page_size": found.page_size,
+                "num_tokens": found.num_tokens,
+                "keys": _hex(found.keys),
+            }
+        )
+
+    return router
+
+
+def _for_admins(service: Service) -> APIRouter:
+    async def door(request: Request) -> None:
+        check_admin(request.headers, service.config.admin_key)
+
+    router = APIRouter(dependencies=[Depends(door)])
 
     @router.post("/drain")
     async def drain() -> Response:
@@ -119,27 +151,6 @@ def admin_router(service: Service) -> APIRouter:
         cache."""
         found = await _ask(service, GetTenants(), Tenants, STATUS_TIMEOUT_S)
         return _json(_tenants(service, found))
-
-    @router.get("/events")
-    async def get_events(since: Annotated[int, Query(ge=0, lt=1 << 63)] = 0) -> Response:
-        """What has come into the tiers and gone from them after event number `since`."""
-        found = await _ask(service, GetEvents(since), Events, STATUS_TIMEOUT_S)
-        return _json({"instance": service.instance} | _events(found))
-
-    @router.post("/keys", openapi_extra=describe_body(KeysRequest))
-    async def keys(request: Request) -> Response:
-        """The page keys of a request's prompt. Computes hashes, nothing else."""
-        body = await read_body(request, KeysRequest, Unnamed())
-        prompt = await _prompt(service, body, body.first_prompt)
-        question = GetKeys(prompt.tokens, _client(service, request).salt(body.cache_salt))
-        found = await _ask(service, question, Keys, STATUS_TIMEOUT_S)
-        return _json(
-            {
-                "page_size": found.page_size,
-                "num_tokens": found.num_tokens,
-                "keys": _hex(found.keys),
-            }
-        )
 
     @router.get("/cache")
     async def get_cache(check: bool = False) -> Response:

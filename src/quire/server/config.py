@@ -53,11 +53,7 @@ class ServerConfig(WebConfig):
             self, "request_timeout_s", "engine_silence_s", "waiting_s", "record_max_bytes"
         )
         must_not_be_negative(self, "tenant_requests")
-        for router in self.routers:
-            if server_address(router) is None:
-                raise ConfigError(
-                    f"router {router!r} is not the address of one: write it as http://host:port"
-                )
+        object.__setattr__(self, "routers", tuple(map(_router, self.routers)))
         if self.tool_parser not in (AUTO, NONE) and self.tool_parser not in formats():
             known = ", ".join(sorted(formats()))
             raise ConfigError(
@@ -65,3 +61,12 @@ class ServerConfig(WebConfig):
             )
         if {self.admin_key, self.api_key} & {*self.tenant_keys.values()}:
             raise ConfigError("a key of tenant_keys is also api_key or admin_key: give another")
+
+
+def _router(text: str) -> str:
+    address = server_address(text)
+    if address is None:
+        raise ConfigError(
+            f"router {text!r} is not the address of one: write it as http://host:port"
+        )
+    return address

@@ -13,7 +13,13 @@ from prometheus_client import Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from quire.engine.messages import CachedTokens, DraftStatus, EngineStatus, HandoverStatus
+from quire.engine.messages import (
+    CachedTokens,
+    DraftStatus,
+    EngineStatus,
+    HandoverStatus,
+    StoreStatus,
+)
 from quire.text.tools.base import Reason
 from quire.web.metrics import COUNTER, GAUGE, HISTOGRAM, Instruments, Spec
 
@@ -106,6 +112,9 @@ ENGINE_METRICS = (
     Spec("quire_store_attached", GAUGE, "1 while a store is attached."),
     Spec("quire_store_answers", GAUGE,
          "Of each store, one after the other: 0 while its breaker is open, and it is not asked.",
+         ("store",)),
+    Spec("quire_store_read_seconds_per_page", GAUGE,
+         "Of several stores, one after the other: what a page took that was read lately.",
          ("store",)),
     Spec("quire_store_bytes", GAUGE,
          "Of stores with a budget of their own, one after the other: used, max.",
@@ -287,18 +296,24 @@ class _EngineCollector(Collector):
         for what, seconds in status.seconds.items():
             yield "quire_engine_seconds_total", (what,), seconds
         yield "quire_store_attached", (), status.store.state == "attached"
-        for number, health in enumerate(status.store.stores):
-            store = str(number)
-            yield "quire_store_answers", (store,), health.answers
-            if health.budget is not None:
-                yield "quire_store_bytes", (store, "used"), health.budget.used_bytes
-                yield "quire_store_bytes", (store, "max"), health.budget.max_bytes
+        yield from _stood(status.store)
         for event, count in status.store.counters.items():
             yield "quire_store_events_total", (event,), count
         if status.drafts is not None:
             yield from _drafted(status.drafts)
         if status.handover is not None:
             yield from _handed_over(status.handover)
+
+
+def _stood(status: StoreStatus) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    for number, health in enumerate(status.stores):
+        store = str(number)
+        yield "quire_store_answers", (store,), health.answers
+        if health.read_us_per_page is not None:
+            yield "quire_store_read_seconds_per_page", (store,), health.read_us_per_page / 1e6
+        if health.budget is not None:
+            yield "quire_store_bytes", (store, "used"), health.budget.used_bytes
+            yield "quire_store_bytes", (store, "max"), health.budget.max_bytes
 
 
 def _drafted(found: DraftStatus) -> Iterator[tuple[str, tuple[str, ...], float]]:

@@ -58,8 +58,9 @@ class Notices:
         counted = dict(_failures(status))
         notices = [*self._breaker(status), *self._peers(status)]
         for what, count in counted.items():
-            new = count - self._seen.get(what, 0)
-            if new <= 0:
+            before = self._seen.get(what, 0)
+            new = count - (before if before <= count else 0)  # another store counts from nothing
+            if not new:
                 continue
             trouble = self._troubles.get(what)
             if trouble is None:
@@ -81,6 +82,8 @@ class Notices:
         stores = status.store.stores
         silent = frozenset(i for i, health in enumerate(stores) if not health.answers)
         for number in sorted(silent ^ self._silent):
+            if number >= len(stores):
+                continue  # it was taken away
             is_open = number in silent
             which = f"store {number}" if len(stores) > 1 else "the store"
             text = (

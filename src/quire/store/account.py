@@ -26,6 +26,8 @@ class StoreHealth(msgspec.Struct, frozen=True):
     answers: bool = True
     """Else its breaker is open: it is not asked for a while."""
     budget: StoreBudget | None = None
+    read_us_per_page: int | None = None
+    """Of several stores, what a page took that was read lately; None: none was."""
 
 
 class StoreAccount(msgspec.Struct, frozen=True):
@@ -60,4 +62,6 @@ def _merged(each: Sequence[StoreHealth]) -> StoreHealth:
             together([budget.max_bytes for budget in budgets]),
             budgets[0].is_shared,
         )
-    return StoreHealth(all(health.answers for health in each), budget)
+    took = [health.read_us_per_page for health in each if health.read_us_per_page is not None]
+    answers = all(health.answers for health in each)
+    return StoreHealth(answers, budget, max(took, default=None))

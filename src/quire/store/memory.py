@@ -42,8 +42,10 @@ class _Object:
 
 
 class MemoryStore:
-    def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+    def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES, *, is_private: bool = False) -> None:
+        """`is_private`: nobody can open it again."""
         self.max_bytes = max_bytes
+        self._is_private = is_private
         self._lock = threading.Lock()
         self._objects: dict[ObjectName, _Object] = {}
         self._order: list[tuple[int, ObjectName]] = []
@@ -112,7 +114,10 @@ class MemoryStore:
             )
 
     def close(self) -> None:
-        """Nothing to release: a shared store stays for the others who know its name."""
+        """A shared store stays for the others who know its name. The memory of a private one is
+        given back now, not when somebody next looks for garbage (see quire.garbage)."""
+        if self._is_private:
+            self.clear()
 
     def _get_one(self, name: ObjectName, blob: Blob) -> PageStatus:
         with self._lock:
@@ -230,4 +235,4 @@ def open_url(url: StoreURL) -> MemoryStore:
         raise StoreURLError(f"option 'max' in {url.text!r} must be above 0")
     if url.host:
         return _open_named(url.host, asked, url.text)
-    return MemoryStore(asked or DEFAULT_MAX_BYTES)
+    return MemoryStore(asked or DEFAULT_MAX_BYTES, is_private=True)

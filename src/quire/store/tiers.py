@@ -22,6 +22,8 @@ from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
+
 from quire.errors import StoreError
 from quire.store.account import StoreHealth
 from quire.store.backlog import Backlog, PutCall
@@ -224,14 +226,16 @@ class Tiers:
         for index, backlog in self._backlogs.items():
             waiting = backlog.counters.snapshot().items()
             counts |= {f"store{index}.{name}": count for name, count in waiting}
-        for index, seconds in enumerate(self._where.seconds_per_page()):
-            if seconds is not None:
-                counts[f"store{index}.read_us_per_page"] = round(seconds * 1e6)
         counts["breaker_opened"] = sum(of_one["breaker_opened"] for of_one in each)
         return counts
 
     def health(self) -> list[StoreHealth]:
-        return [health for tier in self._tiers for health in tier.pages.health()]
+        found = []
+        for tier, seconds in zip(self._tiers, self._where.seconds_per_page(), strict=True):
+            took_us = None if seconds is None else round(seconds * 1e6)
+            for health in tier.pages.health():
+                found.append(msgspec.structs.replace(health, read_us_per_page=took_us))
+        return found
 
     def close(self, timeout_s: float = 5.0) -> None:
         for backlog in self._backlogs.values():

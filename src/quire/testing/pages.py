@@ -164,8 +164,14 @@ class PagesSuite:
             assert counts["read:ok"] == counts["written:ok"] == 2
             assert counts["read_bytes"] == counts["written_bytes"] == 2 * self.part.page_bytes
             assert counts["read:miss"] == 1
-            assert all(health.answers for health in pages.health())
             assert pages.pace(self.part, keys(1, 2)) > 0
+
+    def test_how_each_store_stands_is_said(self) -> None:
+        with self._opened() as pages:
+            self._put(pages, 1)
+            health = pages.health()
+            assert health
+            assert all(each.answers for each in health)
 
     # ---- inside ---------------------------------------------------------------------------------
 

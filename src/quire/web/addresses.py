@@ -56,9 +56,9 @@ def server_address(text: str, schemes: Collection[str] = HTTP) -> str | None:
         port = url.port
     except ValueError:
         return None
-    below = (url.path.strip("/"), url.query, url.fragment, "@" in url.netloc)
+    is_below = bool(url.path.strip("/")) or any(mark in text for mark in "?#@")
     is_plain = text.isascii() and text.isprintable() and " " not in text
-    if url.scheme not in schemes or not url.hostname or not is_plain or any(below):
+    if url.scheme not in schemes or not url.hostname or port == 0 or not is_plain or is_below:
         return None
     host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
     return f"{url.scheme}://{host}" + (f":{port}" if port else "")

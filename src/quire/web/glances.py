@@ -31,7 +31,7 @@ def accepted_age_s(headers: Mapping[str, str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    query: str
+    query: bytes
     began_s: float
     body: asyncio.Future[bytes]
 
@@ -48,7 +48,8 @@ class SharedAnswers:
 
     async def get(self, request: Request, make: Make, media_type: str) -> Response:
         """What `make` says of this path and query. Raises what it raises."""
-        path, query, now = request.url.path, request.url.query, self._clock()
+        # As its route was found by: of request.url clients choose a part, the host.
+        path, query, now = request.scope["path"], request.scope["query_string"], self._clock()
         made = self._last.get(path)
         is_new = made is not None and now - made.began_s < accepted_age_s(request.headers)
         if made is None or not is_new or made.query != query or made.has_failed:

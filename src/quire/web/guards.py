@@ -279,7 +279,7 @@ async def _input_error(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     """What the router says by itself: no such path, no such method."""
     assert isinstance(error, HTTPException)
-    what = f"{request.method} {request.url.path[:200]}"
+    what = f"{request.method} {request.scope['path'][:200]}"
     headers = error.headers
     match error.status_code:
         case 404:
@@ -298,7 +298,7 @@ def _methods(request: Request) -> list[str]:
     """All that its path can be asked with: the router tells only of the first route that it has."""
     found: set[str] = set()
     for path, operations in request.app.openapi()["paths"].items():
-        if re.fullmatch(re.sub(r"\{\w+\}", ".+", path), request.url.path):
+        if re.fullmatch(re.sub(r"\{\w+\}", ".+", path), request.scope["path"]):
             found |= {method.upper() for method in operations}
     return sorted(found)
 

@@ -153,6 +153,9 @@ class CacheWorker:
             return StoreAccount()
         try:
             return StoreAccount(lease.store.counters(), lease.store.health())
+        except Exception as error:  # the boundary to a store: it says nothing of itself
+            self._counters.error(error)
+            return StoreAccount()
         finally:
             lease.release()
 

@@ -146,7 +146,7 @@ def status(**changes: Any) -> EngineStatus:
             "attached",
             "redis://:secret@host/0",
             {"read_ok": 3},
-            [StoreHealth(answers=False, budget=StoreBudget(1 << 20, 4 << 20, is_shared=True))],
+            [StoreHealth(False, StoreBudget(1 << 20, 4 << 20, is_shared=True), 250)],
         ),
         "waiting": 2,
         "running": 1,

@@ -91,6 +91,21 @@ def test_of_several_stores_it_is_said_which_does_not_answer(told):
     ]
 
 
+def test_of_a_store_that_is_taken_away_it_is_not_said_that_it_answers_again(told):
+    assert told(answer=[True, False]) == ["store 1 does not answer and is not asked for a while"]
+    assert told(answer=[]) == []
+    assert told(answer=[False]) == ["the store does not answer and is not asked for a while"]
+    assert told(answer=[True]) == ["the store answers again"]
+
+
+def test_another_store_counts_from_nothing(told):
+    told(store={"written:failed": 393})
+    assert len(told(31, store={"written:failed": 393})) == 1  # over
+    assert told(answer=[]) == []
+    (said,) = told(store={"written:failed": 5})
+    assert "did not take (failed): 5" in said
+
+
 def test_preemption_is_said_once(told):
     assert len(told(requests_preempted=2)) == 1
     assert told(requests_preempted=200) == []

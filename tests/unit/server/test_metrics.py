@@ -114,6 +114,7 @@ def test_the_engines_figures_have_their_own_metrics(exposed):
     assert found["quire_engine_seconds_total", "model"] == 1.5
     assert found[("quire_store_attached",)] == 1
     assert found[("quire_store_answers", "0")] == 0
+    assert found[("quire_store_read_seconds_per_page", "0")] == 0.00025
     assert found[("quire_store_bytes", "0", "used")] == 1 << 20
     assert found[("quire_store_bytes", "0", "max")] == 4 << 20
 

@@ -24,6 +24,11 @@ def test_a_budget_that_all_share_is_one(is_shared, used, most):
     assert found.stores == [StoreHealth(budget=StoreBudget(used, most, is_shared))]
 
 
+def test_what_a_page_takes_is_that_of_the_slowest_rank_not_of_all_together():
+    ranks = [StoreHealth(read_us_per_page=us) for us in (None, 40, 70)]
+    assert over_ranks(StoreAccount({}, [each]) for each in ranks).stores == ranks[2:]
+
+
 def test_who_has_none_attached_yet_says_nothing():
     one = StoreAccount({"read:ok": 1}, [StoreHealth()])
     assert over_ranks([one, StoreAccount()]) == one

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from quire.store.memory import MemoryStore
+from quire.store.url import open_store
 from quire.types import PageStatus
 
 OK, MISS, REJECTED = PageStatus.OK, PageStatus.MISS, PageStatus.REJECTED
@@ -44,3 +45,17 @@ def test_clear_empties(client, pages, deadline, room_for_three):
     store.clear()
     assert list(room_for_three.scan()) == []
     assert room_for_three.stats().used_bytes == 0
+
+
+@pytest.mark.parametrize(("url", "kept"), [("memory://?max=1GiB", 0), ("memory://kept", 3)])
+def test_what_only_its_opener_could_find_is_given_back_when_it_is_closed(
+    client, pages, deadline, url, kept
+):
+    """At once: what an engine has made by its start is not looked through for garbage, its store
+    neither, so that one that was attached at the start and replaced had kept its pages for ever."""
+    opened = open_store(url)
+    store = client(opened)
+    pages.put(store, 1, 2, 3, deadline=deadline)
+    store.close()
+    assert opened.stats().num_objects == kept
+    opened.clear()

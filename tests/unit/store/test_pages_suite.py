@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from quire.store.account import StoreHealth
 from quire.store.base import Pages, WriteWhen
 from quire.store.client import PageStore
 from quire.store.codec import object_name
@@ -174,6 +175,11 @@ class CountsNothing(Wrong):
         return {"read:ok": 0, "written:ok": 0}
 
 
+class SaysNothingOfItself(Wrong):
+    def health(self) -> list[StoreHealth]:
+        return []
+
+
 BREAKS: dict[type[Wrong], str] = {
     TakesOthersBytes: "byte_for_byte",
     AlwaysThere: "never_put_is_a_miss",
@@ -188,6 +194,7 @@ BREAKS: dict[type[Wrong], str] = {
     GoesOn: "after_the_end",
     SharesABuffer: "threads_do_not_get",
     CountsNothing: "is_counted",
+    SaysNothingOfItself: "how_each_store_stands",
 }
 
 

@@ -100,6 +100,8 @@ def test_what_any_of_them_has_is_found_and_comes(tiers, pages):
     assert counted["store0.read:ok"] == 2
     assert counted["store1.read:ok"] == 2
     assert counted["read:ok"] == 4
+    assert all(health.read_us_per_page is not None for health in both.health())
+    assert not any("us_per_page" in name for name in counted), "it is not counted, nor added up"
 
 
 def test_a_hole_in_one_is_filled_by_the_other(tiers, pages):

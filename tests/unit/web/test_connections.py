@@ -10,11 +10,15 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from starlette.datastructures import URL
+from starlette.requests import HTTPConnection
 
+from quire.engine.messages import GetRequests, Requests
 from quire.server.config import ServerConfig
 from quire.web.connections import GuardedConfig
 from quire.web.listening import Server, bind, url_of
-from unit.server.scripted import MODEL, Rig, ScriptedEngine
+from quire.web.routes import router_key
+from unit.server.scripted import ADMIN_KEY, MODEL, Rig, ScriptedEngine
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 BODY = json.dumps({"model": MODEL, "prompt": "x"}).encode()
@@ -302,4 +306,42 @@ async def expecting_to_continue() -> None:
     ],
 )
 def test_on_the_wire(scene):
+    asyncio.run(scene())
+
+
+async def asked(server: Live, path: str, host: str, key: str = "") -> tuple[int, bytes]:
+    """Status and body; an older answer will do."""
+    reader, writer = await server.open()
+    about = f"Host: {host}\r\nAuthorization: Bearer {key}\r\nCache-Control: max-age=999\r\n"
+    writer.write(f"GET {path} HTTP/1.1\r\n{about}Connection: close\r\n\r\n".encode())
+    head, _, body = (await asyncio.wait_for(reader.read(), WAIT_S)).partition(b"\r\n\r\n")
+    return int(head.split()[1]), body
+
+
+def url_with_any_host(connection: HTTPConnection) -> URL:
+    """As older versions of Starlette put it together: of whatever the client calls the host."""
+    return URL(f"http://{connection.headers['host']}{connection.scope['path']}")
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_which_path_was_asked_for_is_not_for_the_host_to_say(monkeypatch, is_old):
+    """An admin's answer had been given to others, and a router's key had opened all of /admin."""
+    if is_old:
+        monkeypatch.setattr(HTTPConnection, "url", property(url_with_any_host))
+
+    async def scene():
+        async with live(admin_key=ADMIN_KEY) as server:
+            server.rig.engine.answers[GetRequests] = Requests([])
+            requests = (200, b'{"requests":[]}')
+            assert await asked(server, "/admin/requests", "x", ADMIN_KEY) == requests
+            status, body = await asked(server, "/metrics", "x/admin/requests#")
+            assert status in (200, 400)
+            assert (b"quire_engine_up" in body) is (status == 200)
+            assert await asked(server, "/admin/requests", "x/metrics#", ADMIN_KEY) == requests
+            status, _ = await asked(
+                server, "/admin/requests", "x/admin/info#", router_key(ADMIN_KEY)
+            )
+            assert status in (400, 401)
+            assert (await asked(server, "/nowhere", "x/somewhere#"))[1].count(b"/nowhere") == 1
+
     asyncio.run(scene())

@@ -23,12 +23,14 @@ from quire.messages import (
     Transferred,
     Write,
 )
+from quire.store.account import StoreAccount
 from quire.transfer import CopyState
 from quire.transfer import cpu as cpu_module
 from quire.types import NO_PAGES, NO_PARENT, PageIds, PageStatus, page_ids
 from quire.worker.config import IoLimits
 from unit.worker.fakes import (
     LAYOUT,
+    WAIT_S,
     FakeStore,
     HandClock,
     collect,
@@ -153,6 +155,20 @@ def test_large_loads_are_copies_of_their_own_and_one_that_cannot_be_begun_fails_
     assert copies == [2, 2]
     assert [statuses(done, op) for op in (1, 2, 3)] == [[FAILED, FAILED], [OK], [OK]]
     assert not rig.worker.busy
+
+
+def test_a_store_that_cannot_say_how_it_stands_ends_nothing_but_the_saying(rig, monkeypatch):
+    """The loop that asks it is the engine's, or that of a rank's process, which had ended."""
+    store = rig.attach()
+
+    def counters():
+        raise KeyError("puts")
+
+    monkeypatch.setattr(store, "counters", counters)
+    assert rig.worker.store_account() == StoreAccount()
+    assert rig.worker.counters() == {"error:KeyError": 1}
+    assert run(rig.worker, DetachStore(2)) == [StoreChanged(2, 0)]
+    assert store.closed.wait(WAIT_S)
 
 
 def test_a_copy_is_reported_only_when_the_last_byte_has_landed_c9(rig, monkeypatch):
