@@ -82,10 +82,6 @@ def count_of(found: int, of: int) -> str:
     return text if found == of else f"[bold red]{text}[/]"
 
 
-def percent(ratio: float) -> str:
-    return f"{(ratio - 1) * 100:+.1f} %"
-
-
 def core(result: Result) -> list[RenderableType]:
     """See bench.core.run: workloads by name."""
     rows = [row | {"name": name} for name, row in result.items()]
