@@ -95,8 +95,6 @@ def core(result: Result) -> list[RenderableType]:
                 ("pages reused", share("hit_rate", 1)),
                 ("µs per request", number("us_per_request", 1)),
                 ("no store", number("us_per_request_no_store", 1)),
-                ("bytes per token", number("bytes_per_token", 2)),
-                ("no store", number("bytes_per_token_no_store", 2)),
             ],
         )
     ]
