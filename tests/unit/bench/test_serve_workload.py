@@ -4,10 +4,20 @@ import json
 
 import pytest
 
-from quire.bench.serve.conversations import Shape, agent, mtbench, synthetic
+from quire.bench.serve.conversations import ChatWorkload, Shape, fitting, recorded, synthetic
 from quire.errors import ConfigError
 
 SHAPE = Shape(num_sessions=3, num_rounds=4, system_tokens=50, prompt_tokens=20, output_tokens=10)
+
+
+def agent(place, shape, chars_per_token, context):
+    sessions = recorded(ChatWorkload.AGENT, place, shape.output_tokens)
+    return fitting(sessions, shape, chars_per_token, context)
+
+
+def mtbench(place, shape):
+    sessions = recorded(ChatWorkload.MTBENCH, place, shape.output_tokens)
+    return fitting(sessions, shape, 4.0, context=100)
 
 
 def said(turn) -> str:
@@ -83,11 +93,10 @@ def test_questions_of_two_turns(tmp_path):
 
 
 def test_recordings_that_are_none_are_one_sentence(tmp_path):
-    with pytest.raises(ConfigError, match=r"there are no sessions .* check --sessions"):
-        agent(tmp_path, SHAPE, 4.0, None)
-    (tmp_path / "empty.jsonl").touch()
-    with pytest.raises(ConfigError, match="holds no requests"):
-        agent(tmp_path, SHAPE, 4.0, None)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"there are no sessions .* check --sessions"):
+            agent(tmp_path, SHAPE, 4.0, None)
+        (tmp_path / "empty.jsonl").touch()
     with pytest.raises(ConfigError, match="JSON object on each line"):
         mtbench(tmp_path / "none", SHAPE)
     for text in ("{", "[]", '{"question_id": 1}'):

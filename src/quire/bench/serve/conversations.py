@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ def synthetic(shape: Shape, chars_per_token: float, seed: int) -> ChatPlan:
     sessions = [
         ChatSession(
             f"session {i}",
-            [_said(prose.passage(num_chars), shape) for _ in range(shape.num_rounds)],
+            [_said(prose.passage(num_chars), shape.output_tokens) for _ in range(shape.num_rounds)],
             system if shape.system_tokens else None,
         )
         for i in range(shape.num_sessions)
@@ -100,18 +100,36 @@ def synthetic(shape: Shape, chars_per_token: float, seed: int) -> ChatPlan:
     return ChatPlan(sessions)
 
 
-def agent(place: Path, shape: Shape, chars_per_token: float, context: int | None) -> ChatPlan:
-    """Recorded sessions, as far as they fit."""
+def recorded(workload: ChatWorkload, place: Path | None, max_tokens: int) -> list[ChatSession]:
+    """All of a file, or of the *.jsonl of a directory. Raises ConfigError."""
+    if place is None:
+        raise ConfigError(
+            f"--workload {workload.value} replays recordings: give --sessions, a directory of "
+            "*.jsonl files, or one file"
+        )
+    read = _sessions_of if workload is ChatWorkload.AGENT else _questions_of
+    paths = sorted(place.glob("*.jsonl")) if place.is_dir() else [place]
+    sessions = [session for path in paths for session in read(path, max_tokens)]
+    if not sessions:
+        raise ConfigError(f"there are no sessions in {str(place)!r}: check --sessions")
+    return sessions
+
+
+def fitting(
+    sessions: Sequence[ChatSession], shape: Shape, chars_per_token: float, context: int | None
+) -> ChatPlan:
+    """As many of them as are wanted, less requests that are too long as they were recorded."""
+
+    def fits(turn: ChatTurn) -> bool:
+        if context is None or not turn.is_whole_history:
+            return True
+        num_tokens = _MARGIN * len(text_of(turn)) / chars_per_token + TEMPLATE_TOKENS
+        return num_tokens + turn.max_tokens <= context
+
     plan = ChatPlan([])
-    for session in read_sessions(place, shape.output_tokens)[: shape.num_sessions]:
+    for session in sessions[: shape.num_sessions]:
         wanted = session.turns[: shape.num_rounds]
-        turns = [
-            turn
-            for turn in wanted
-            if context is None
-            or _MARGIN * len(text_of(turn)) / chars_per_token + TEMPLATE_TOKENS + turn.max_tokens
-            <= context
-        ]
+        turns = list(filter(fits, wanted))
         plan.cut.turns += len(wanted) - len(turns)
         plan.cut.sessions += len(turns) < len(wanted)
         if turns:
@@ -123,32 +141,17 @@ def agent(place: Path, shape: Shape, chars_per_token: float, context: int | None
     return plan
 
 
-def typical_agent_text(place: Path, num_chars: int) -> str:
-    """From the end of a session, where code and what commands printed is."""
-    return text_of(read_sessions(place, 0)[0].turns[-1])[-num_chars:]
-
-
-def mtbench(file: Path, shape: Shape) -> ChatPlan:
-    sessions = []
-    for number, row in read_rows(file):
-        if "question_id" not in row or "turns" not in row:
-            raise wrong_line(file, number, "lacks one of question_id, turns")
-        turns = [_said(text, shape) for text in row["turns"][: shape.num_rounds]]
-        sessions.append(ChatSession(f"question {row['question_id']}", turns))
-    return ChatPlan(sessions[: shape.num_sessions])
-
-
 def text_of(turn: ChatTurn) -> str:
     """All that it says, in about the form that it has in a request."""
     return json.dumps([turn.messages, turn.tools], ensure_ascii=False)
 
 
-def read_sessions(place: Path, max_tokens: int) -> list[ChatSession]:
-    """Of a file, or of all *.jsonl of a directory. Raises ConfigError."""
-    paths = [place] if place.is_file() else sorted(place.glob("*.jsonl"))
-    if not paths:
-        raise ConfigError(f"there are no sessions (*.jsonl) in {str(place)!r}: check --sessions")
-    return [session for path in paths for session in _sessions_of(path, max_tokens)]
+def _questions_of(path: Path, max_tokens: int) -> Iterator[ChatSession]:
+    for number, row in read_rows(path):
+        if "question_id" not in row or "turns" not in row:
+            raise wrong_line(path, number, "lacks one of question_id, turns")
+        turns = [_said(text, max_tokens) for text in row["turns"]]
+        yield ChatSession(f"question {row['question_id']}", turns)
 
 
 def _sessions_of(path: Path, max_tokens: int) -> Iterator[ChatSession]:
@@ -158,22 +161,15 @@ def _sessions_of(path: Path, max_tokens: int) -> Iterator[ChatSession]:
         if not _is_chat(row.get("messages")) or not isinstance(row.get("tools") or [], list):
             raise wrong_line(path, number, "has no messages that are a chat")
         sessions.setdefault(str(row.get("session_id", path.stem)), []).append(row)
-    if not sessions:
-        raise ConfigError(f"{path} holds no requests: check --sessions")
     for name, found in sessions.items():
-        ordered = sorted(found, key=lambda row: row.get("timestamp", 0))
-        yield ChatSession(
-            name,
-            [
-                ChatTurn(
-                    row["messages"],
-                    max_tokens,
-                    is_whole_history=True,
-                    tools=row.get("tools") or [],
-                )
-                for row in ordered
-            ],
-        )
+        found.sort(key=lambda row: row.get("timestamp", 0))
+        turns = [
+            ChatTurn(
+                row["messages"], max_tokens, is_whole_history=True, tools=row.get("tools") or []
+            )
+            for row in found
+        ]
+        yield ChatSession(name, turns)
 
 
 def _is_chat(messages: object) -> bool:
@@ -184,5 +180,5 @@ def _is_chat(messages: object) -> bool:
     )
 
 
-def _said(content: str, shape: Shape) -> ChatTurn:
-    return ChatTurn([{"role": "user", "content": content}], shape.output_tokens)
+def _said(content: str, max_tokens: int) -> ChatTurn:
+    return ChatTurn([{"role": "user", "content": content}], max_tokens)

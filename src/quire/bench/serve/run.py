@@ -28,10 +28,10 @@ from quire.bench.serve.conversations import (
     ChatSession,
     ChatWorkload,
     Shape,
-    agent,
-    mtbench,
+    fitting,
+    recorded,
     synthetic,
-    typical_agent_text,
+    text_of,
 )
 from quire.bench.serve.reuse import Reuse
 from quire.errors import ConfigError, EngineError
@@ -39,7 +39,6 @@ from quire.progress import Count
 
 CHAT = "/v1/chat/completions"
 _CALIBRATION_CHARS = 4000
-_AGENT_SESSIONS = "a directory of *.jsonl files, or one file"
 
 Result = dict[str, Any]
 
@@ -69,7 +68,7 @@ class OfferedLoad:
     concurrency: int = 4
     seed: int = 0
     sessions: Path | None = None
-    """Recorded sessions: a directory or file for `agent`, a file for `mtbench`."""
+    """Recorded ones, unless they are made up: a file, or a directory of such."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +100,8 @@ def run(
 
 
 async def _run(target: ServerTarget, load: OfferedLoad, progress: Count) -> Result:
+    shape, is_made_up = load.shape, load.workload is ChatWorkload.SYNTHETIC
+    said = [] if is_made_up else recorded(load.workload, load.sessions, shape.output_tokens)
     headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=load.concurrency)
     base = target.url.rstrip("/").removesuffix("/v1")
@@ -109,8 +110,11 @@ async def _run(target: ServerTarget, load: OfferedLoad, progress: Count) -> Resu
         context = target.context or context
         reuse = Reuse() if load.workload is ChatWorkload.AGENT else None
         client_run = _Run(client, target, model, context, reuse)
-        ratio = await client_run.calibrate(_typical_text(load))
-        plan = _plan(load, ratio, context)
+        ratio = await client_run.calibrate(_typical_text(load, said))
+        if is_made_up:
+            plan = synthetic(shape, ratio, load.seed)
+        else:
+            plan = fitting(said, shape, ratio, context)
         duration_s = await client_run.talk(plan, load.concurrency, progress)
     about = {
         "url": target.url,
@@ -120,7 +124,7 @@ async def _run(target: ServerTarget, load: OfferedLoad, progress: Count) -> Resu
         "concurrency": load.concurrency,
         "seed": load.seed,
         "chars_per_token": round(ratio, 3),
-        **asdict(load.shape),
+        **asdict(shape),
         "num_sessions": len(plan.sessions),
         "cut": asdict(plan.cut),
     }
@@ -128,30 +132,11 @@ async def _run(target: ServerTarget, load: OfferedLoad, progress: Count) -> Resu
     return found | ({} if reuse is None else {"reuse": reuse.result()})
 
 
-def _plan(load: OfferedLoad, chars_per_token: float, context: int | None) -> ChatPlan:
-    match load.workload:
-        case ChatWorkload.SYNTHETIC:
-            return synthetic(load.shape, chars_per_token, load.seed)
-        case ChatWorkload.AGENT:
-            folder = _recorded(load, _AGENT_SESSIONS)
-            return agent(folder, load.shape, chars_per_token, context)
-        case ChatWorkload.MTBENCH:
-            return mtbench(_recorded(load, "the file of questions"), load.shape)
-
-
-def _typical_text(load: OfferedLoad) -> str:
+def _typical_text(load: OfferedLoad, sessions: Sequence[ChatSession]) -> str:
     """Such as the workload says, and the beginning of nothing that it says."""
-    if load.workload is ChatWorkload.AGENT:
-        folder = _recorded(load, _AGENT_SESSIONS)
-        return f"{load.seed}: {typical_agent_text(folder, _CALIBRATION_CHARS)}"
+    if load.workload is ChatWorkload.AGENT:  # the end of a session: code, what commands printed
+        return f"{load.seed}: {text_of(sessions[0].turns[-1])[-_CALIBRATION_CHARS:]}"
     return Prose(~load.seed & 0xFFFF).passage(_CALIBRATION_CHARS)
-
-
-def _recorded(load: OfferedLoad, what: str) -> Path:
-    if load.sessions is None:
-        kind = load.workload.value
-        raise ConfigError(f"--workload {kind} replays recordings: give --sessions, {what}")
-    return load.sessions
 
 
 async def _look_up(client: httpx.AsyncClient, target: ServerTarget) -> tuple[str, int | None]:
