@@ -146,11 +146,10 @@ async def _look_up(client: httpx.AsyncClient, target: ServerTarget) -> tuple[str
         response.raise_for_status()
         models = {item["id"]: item.get("max_model_len") for item in response.json()["data"]}
     except httpx.HTTPStatusError as error:
-        hint = ": set QUIRE_API_KEY" if error.response.status_code in (401, 403) else ""
-        raise EngineError(
-            f"{target.url} answers {error.response.status_code} to GET /v1/models{hint or ': '}"
-            f"{'' if hint else 'is it an OpenAI-compatible server?'}"
-        ) from error
+        status = error.response.status_code
+        is_shut = status in (401, 403)
+        hint = "set QUIRE_API_KEY" if is_shut else "is it an OpenAI-compatible server?"
+        raise EngineError(f"{target.url} answers {status} to GET /v1/models: {hint}") from error
     except httpx.HTTPError as error:
         raise EngineError(
             f"{target.url} cannot be reached ({error}): start a server, such as `quire serve`, or "
