@@ -7,15 +7,14 @@
                 the messages may be missing
     mtbench     questions in two turns; a line is {"question_id": …, "turns": […]}
 
-Knows characters; how many make a token on the served model is given. What does not fit into the
-model's context is left out here or, where that depends on answers, by the runner; both say so.
+Knows characters; how many make a token on the served model is given.
 """
 
 from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,45 +62,22 @@ class Shape:
     """At most."""
 
 
-@dataclass(slots=True)
-class Cut:
-    """What was left out, for the record."""
-
-    turns: int = 0
-    """Did not fit into the context."""
-    sessions: int = 0
-    """Lost at least one turn to the context."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChatPlan:
-    sessions: list[ChatSession]
-    cut: Cut = field(default_factory=Cut)
-
-
-TEMPLATE_TOKENS = 64
-"""Room for what a chat template puts around the messages."""
-_MARGIN = 1.1
-"""Recorded text differs from place to place in how many characters make a token."""
-
-
-def synthetic(shape: Shape, chars_per_token: float, seed: int) -> ChatPlan:
+def synthetic(shape: Shape, chars_per_token: float, seed: int) -> list[ChatSession]:
     prose = Prose(seed)
     system = prose.passage(round(shape.system_tokens * chars_per_token))
     num_chars = round(shape.prompt_tokens * chars_per_token)
-    sessions = [
+    return [
         ChatSession(
             f"session {i}",
-            [_said(prose.passage(num_chars), shape.output_tokens) for _ in range(shape.num_rounds)],
+            [_said(prose.passage(num_chars), shape) for _ in range(shape.num_rounds)],
             system if shape.system_tokens else None,
         )
         for i in range(shape.num_sessions)
     ]
-    return ChatPlan(sessions)
 
 
-def recorded(workload: ChatWorkload, place: Path | None, max_tokens: int) -> list[ChatSession]:
-    """All of a file, or of the *.jsonl of a directory. Raises ConfigError."""
+def recorded(workload: ChatWorkload, place: Path | None, shape: Shape) -> list[ChatSession]:
+    """Of a file, or of the *.jsonl of a directory, as many as are wanted. Raises ConfigError."""
     if place is None:
         raise ConfigError(
             f"--workload {workload.value} replays recordings: give --sessions, a directory of "
@@ -109,36 +85,10 @@ def recorded(workload: ChatWorkload, place: Path | None, max_tokens: int) -> lis
         )
     read = _sessions_of if workload is ChatWorkload.AGENT else _questions_of
     paths = sorted(place.glob("*.jsonl")) if place.is_dir() else [place]
-    sessions = [session for path in paths for session in read(path, max_tokens)]
+    sessions = [session for path in paths for session in read(path, shape)]
     if not sessions:
         raise ConfigError(f"there are no sessions in {str(place)!r}: check --sessions")
-    return sessions
-
-
-def fitting(
-    sessions: Sequence[ChatSession], shape: Shape, chars_per_token: float, context: int | None
-) -> ChatPlan:
-    """As many of them as are wanted, less requests that are too long as they were recorded."""
-
-    def fits(turn: ChatTurn) -> bool:
-        if context is None or not turn.is_whole_history:
-            return True
-        num_tokens = _MARGIN * len(text_of(turn)) / chars_per_token + TEMPLATE_TOKENS
-        return num_tokens + turn.max_tokens <= context
-
-    plan = ChatPlan([])
-    for session in sessions[: shape.num_sessions]:
-        wanted = session.turns[: shape.num_rounds]
-        turns = list(filter(fits, wanted))
-        plan.cut.turns += len(wanted) - len(turns)
-        plan.cut.sessions += len(turns) < len(wanted)
-        if turns:
-            plan.sessions.append(ChatSession(session.name, turns))
-    if not plan.sessions:
-        raise ConfigError(
-            f"no recorded turn fits into {context} tokens: use a model with a longer context"
-        )
-    return plan
+    return sessions[: shape.num_sessions]
 
 
 def text_of(turn: ChatTurn) -> str:
@@ -146,28 +96,31 @@ def text_of(turn: ChatTurn) -> str:
     return json.dumps([turn.messages, turn.tools], ensure_ascii=False)
 
 
-def _questions_of(path: Path, max_tokens: int) -> Iterator[ChatSession]:
+def _questions_of(path: Path, shape: Shape) -> Iterator[ChatSession]:
     for number, row in read_rows(path):
-        if "question_id" not in row or "turns" not in row:
+        if "question_id" not in row or not row.get("turns"):
             raise wrong_line(path, number, "lacks one of question_id, turns")
-        turns = [_said(text, max_tokens) for text in row["turns"]]
+        turns = [_said(text, shape) for text in row["turns"][: shape.num_rounds]]
         yield ChatSession(f"question {row['question_id']}", turns)
 
 
-def _sessions_of(path: Path, max_tokens: int) -> Iterator[ChatSession]:
+def _sessions_of(path: Path, shape: Shape) -> Iterator[ChatSession]:
     """By `session_id`; a file without any is one session."""
     sessions: dict[str, list[Json]] = {}
     for number, row in read_rows(path):
         if not _is_chat(row.get("messages")) or not isinstance(row.get("tools") or [], list):
             raise wrong_line(path, number, "has no messages that are a chat")
         sessions.setdefault(str(row.get("session_id", path.stem)), []).append(row)
-    for name, found in sessions.items():
-        found.sort(key=lambda row: row.get("timestamp", 0))
+    for name, rows in sessions.items():
+        rows.sort(key=lambda row: row.get("timestamp", 0))
         turns = [
             ChatTurn(
-                row["messages"], max_tokens, is_whole_history=True, tools=row.get("tools") or []
+                row["messages"],
+                shape.output_tokens,
+                is_whole_history=True,
+                tools=row.get("tools") or [],
             )
-            for row in found
+            for row in rows[: shape.num_rounds]
         ]
         yield ChatSession(name, turns)
 
@@ -180,5 +133,5 @@ def _is_chat(messages: object) -> bool:
     )
 
 
-def _said(content: str, max_tokens: int) -> ChatTurn:
-    return ChatTurn([{"role": "user", "content": content}], max_tokens)
+def _said(content: str, shape: Shape) -> ChatTurn:
+    return ChatTurn([{"role": "user", "content": content}], shape.output_tokens)
