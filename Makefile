@@ -126,6 +126,7 @@ bench: $(STAMP)
 
 bench-ttft: $(STAMP)
 	$(BIN)/quire bench ttft
+	$(BIN)/quire bench overhead
 
 bench-disagg: $(STAMP)
 	$(BIN)/quire bench disagg

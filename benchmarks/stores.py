@@ -28,7 +28,6 @@ sys.path.insert(0, str(ROOT / "tests"))
 from quire.bench import anystore  # noqa: E402
 from quire.bench.anystore import CALLERS, Measured  # noqa: E402
 from quire.bench.raw import TIMEOUT_S, RawClient, RawPool, expect, join_pool  # noqa: E402
-from quire.cli import store_measure  # noqa: E402
 from quire.sizes import parse_size  # noqa: E402
 from quire.store.base import ObjectName  # noqa: E402
 from quire.store.mooncake.pool import at_once  # noqa: E402
@@ -86,13 +85,13 @@ class PoolInTurns(RawPool):
 
 
 @contextmanager
-def own_connections(bench: Measured) -> Iterator[list[RawClient]]:
+def own_connections(bench: Measured, _size: int) -> Iterator[list[RawClient]]:
     with ExitStack() as stack:
         yield [stack.enter_context(closing(BareRedis(bench.url))) for _ in range(CALLERS)]
 
 
 @contextmanager
-def in_turns(bench: Measured) -> Iterator[list[RawClient]]:
+def in_turns(bench: Measured, _size: int) -> Iterator[list[RawClient]]:
     shared, turns = join_pool(bench.url, bench.memory), Turns(at_once())
     try:
         yield [PoolInTurns(bench.url, shared, turns) for _ in range(CALLERS)]
@@ -142,7 +141,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             server = SERVERS[name](Path(folder))
             try:
-                show(name, store_measure.measure(server.url, **how))
+                show(name, anystore.run(server.url, **how))
                 if name in AT_BEST:
                     show(name, anystore.run(server.url, beside=AT_BEST[name], **how))
             finally:

@@ -5,6 +5,7 @@ users measure their own machines with is in `quire.bench`.
 
 disagg/   prefill and decode apart: what a decode-side cache saves; a store that stalls; restores
 pd/       long conversations over each transport, on one device
+overhead/ what host and store cost when nothing is reused
 hybrid/   models with recurrent layers or windows: what a hit saves, what snapshots cost
 schemas/  answers held to schemas: valid? At what cost?
 """

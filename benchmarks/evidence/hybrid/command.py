@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from quire.cli.bench_options import PageSize, Seed, TierRepeats
+from quire.cli.bench_options import PageSize, Seed
 from quire.cli.extras import SERVE, needs
 from quire.cli.output import AsJson, conclude, progress_bar, unset
 
@@ -19,7 +19,9 @@ def hybrid(
         ),
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Of each prompt.")] = 4000,
-    repeats: TierRepeats = 5,
+    repeats: Annotated[
+        int, typer.Option(min=0, help="Prompts tried in every tier; 0 leaves that part out.")
+    ] = 5,
     rounds: Annotated[
         int,
         typer.Option(

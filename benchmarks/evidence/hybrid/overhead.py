@@ -17,13 +17,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from evidence.cost import summed_up
 from quire.bench.gpu.driving import Drive, Tokens, greedy
-from quire.bench.stats import compared
 
 Result = dict[str, Any]
 
 WITH, WITHOUT = "snapshots_on", "snapshots_off"
-TIMES = ("total_s", "ttft_s", "cpu_s")
 _PAUSE_S = 0.03
 
 
@@ -46,7 +45,7 @@ def measure(
                 meter.step()
         rounds.append({"first": order[0]} | {name: m.finish() for name, m in meters.items()})
         progress(2 * len(rounds))
-    return summed_up(rounds[1:])
+    return summed_up(rounds[1:], WITH, WITHOUT)
 
 
 class _Meter:
@@ -86,27 +85,3 @@ class _Meter:
         self._total_s += time.perf_counter() - before
         time.sleep(_PAUSE_S)
         self._cpu_s += time.process_time() - cpu_before
-
-
-def summed_up(rounds: Sequence[Result]) -> Result:
-    def column(side: str, name: str) -> list[Any]:
-        return [one[side][name] for one in rounds]
-
-    reused = sum(column(WITH, "cached_tokens") + column(WITHOUT, "cached_tokens"))
-    pairs = zip(column(WITH, "answer"), column(WITHOUT, "answer"), strict=True)
-    same = sum(ours == theirs for ours, theirs in pairs)
-    return {
-        "rounds": len(rounds),
-        "ok": same == len(rounds) and reused == 0,
-        "same_answer": same,
-        "reused_tokens": reused,
-        **{name: compared(rounds, name, WITH, WITHOUT) for name in TIMES},
-        "samples": [
-            {"first": one["first"]} | {side: _figures(one[side]) for side in (WITH, WITHOUT)}
-            for one in rounds
-        ],
-    }
-
-
-def _figures(sample: Result) -> Result:
-    return {name: value for name, value in sample.items() if name != "answer"}

@@ -7,10 +7,11 @@ from typing import Any
 from rich.console import RenderableType
 from rich.markup import escape
 
+from evidence.cost import cost_table, differences, percent
 from evidence.hybrid.overhead import WITH, WITHOUT
 from evidence.targets import reached, verdict
-from quire.bench.report import load, number, percent
-from quire.bench.ttft.report import cost_table, differences, hits_table
+from quire.bench.report import load, number
+from quire.bench.ttft.report import hits_table
 from quire.sizes import format_bytes
 
 Result = dict[str, Any]

@@ -3,29 +3,36 @@
 Works in a place of its own inside the store (another prefix or folder), which is cleared
 afterwards; nothing else is touched. The store is driven as a worker drives it: as many calling
 threads and pages per call, each thread writing one path, which it goes on with from call to call.
-Its client moves as many objects of the same bytes, by as many threads and calls. Every round times
-store and client next to each other, each in an empty place: who writes beside what is there already
-may find no memory left that the server has at hand, and is half as fast. Who goes first alternates,
-and of two rounds one ratio is made: what being first is worth falls out of it.
+Its client moves as many objects of the same bytes, by as many threads and calls, from and to the
+same host pages: fewer, which stay in the processor's cache, would flatter it. What was written is
+read in random order. Every round times store and client next to each other, each in an empty place:
+who writes beside what is there already may find no memory left that the server has at hand, and is
+half as fast. Only files stay until the end: deleting them costs the disk work that would fall into
+somebody's measurement. Who goes first alternates, and of two rounds one ratio is made: what being
+first is worth falls out of it.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
 import random
 import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
-from quire.bench.raw import RawBucket, RawClient, RawPool, RawRedis, join_pool
+from quire.bench.raw import RawBucket, RawClient, RawDisk, RawPool, RawRedis, join_pool
 from quire.bench.stats import paired, quartiles
 from quire.errors import StoreError
 from quire.progress import Count
+from quire.sizes import format_bytes
 from quire.store.base import Part, Store, pages_per_call
 from quire.store.client import PageStore
 from quire.store.codec import object_name
@@ -42,6 +49,8 @@ CALLERS = max(LIMITS.fetch_threads, LIMITS.write_threads)
 DEADLINE_S = 120.0
 PROBE_KEYS = 256
 _PROBES = 9
+SPARE_BYTES = 1 << 30
+"""Of a disk, that measuring leaves free."""
 _AMOUNTS = {"read_bytes", "written_bytes", "skipped_pages", "probed_pages", "probe_hits"}
 """Counters that say how much, not what went wrong."""
 
@@ -67,9 +76,12 @@ def own_place(text: str) -> StoreURL:
         scheme = url.without_options(url.scheme, {"prefix"})
         sign = "&" if "?" in scheme else "?"
         return parse_url(f"{scheme}{sign}prefix={label}:")
-    if url.scheme in ("s3", "gs", "az", "file"):
-        base, question, options = url.text.partition("?")
+    base, question, options = url.text.partition("?")
+    if url.scheme in ("s3", "gs", "az"):
         return parse_url(f"{base.rstrip('/')}/{label}{question}{options}")
+    if url.scheme == "file":  # with a budget for which nothing that was written must go
+        ample = urlencode({**url.options, "max": 1 << 50, "reserve": 0})
+        return parse_url(f"{base.rstrip('/')}/{label}?{ample}")
     if url.scheme == "memory":
         return parse_url("memory://?max=4GiB")
     opener_of(url)  # if nobody knows it, that is what is to be said
@@ -110,6 +122,9 @@ class Measured:
 
     def keys(self, count: int) -> list[PageKey]:
         return [PageKey(self._random.randbytes(32)) for _ in range(count)]
+
+    def shuffled(self, keys: Sequence[PageKey]) -> list[PageKey]:
+        return self._random.sample(keys, len(keys))
 
     def write(self, keys: Sequence[PageKey], threads: int = LIMITS.write_threads) -> float:
         """Seconds. Raises StoreError."""
@@ -152,6 +167,20 @@ class Measured:
 
     def clear(self) -> None:
         self._backend.clear(wait=True)
+
+    @property
+    def is_on_disk(self) -> bool:
+        return self.url.scheme == "file"
+
+    def settle(self) -> None:
+        """Or writing back metadata of files falls into what comes next."""
+        if self.is_on_disk:
+            os.sync()
+
+    def empty(self) -> None:
+        """For who comes next."""
+        if not self.is_on_disk:
+            self.clear()
 
     def _asked(self, keys: Sequence[PageKey]) -> float:
         names = [object_name(self._part, key) for key in keys]
@@ -239,10 +268,15 @@ def measured(text: str, page_bytes: int) -> Iterator[Measured]:
 
 
 @contextmanager
-def raw_clients(bench: Measured) -> Iterator[list[RawClient]]:
-    """One for each thread; none, for a store that has no client of its own here."""
+def raw_clients(bench: Measured, size_bytes: int) -> Iterator[list[RawClient]]:
+    """One for each thread; none, for a store that has no client of its own here. `size_bytes`: of
+    all that they will write."""
     url, clients = bench.url, []
     with ExitStack() as stack:
+        if bench.is_on_disk:
+            _check_room(url.path, 2 * size_bytes + SPARE_BYTES)
+            yield [stack.enter_context(closing(RawDisk(Path(url.path), size_bytes)))] * CALLERS
+            return
         shared = None
         if url.scheme == "mooncake":
             shared = join_pool(url, bench.memory)
@@ -261,27 +295,36 @@ def raw_clients(bench: Measured) -> Iterator[list[RawClient]]:
         yield clients
 
 
+def _check_room(path: str, size_bytes: int) -> None:
+    disk = os.statvfs(path)
+    if disk.f_bavail * disk.f_frsize < size_bytes:
+        raise StoreError(
+            f"the benchmark needs {format_bytes(size_bytes)} free at {path!r}: "
+            "give another path or a smaller --total"
+        )
+
+
 def run(
     text: str,
     *,
     page_bytes: int,
     total_bytes: int,
     rounds: int,
-    beside: Callable[[Measured], RawClients] = raw_clients,
+    beside: Callable[[Measured, int], RawClients] = raw_clients,
     progress: Count = lambda done, total: None,
 ) -> dict[str, Any]:
     """Raises StoreError. `rounds` should be even, since who goes first alternates. `beside`: gives
-    CALLERS clients to compare with, or none."""
+    CALLERS clients to compare with, or none; they write so many bytes in all."""
     num_pages = max(1, total_bytes // page_bytes)
     samples: list[dict[str, float]] = []
     with (
         measured(text, page_bytes) as bench,
-        beside(bench) as clients,
+        beside(bench, rounds * num_pages * page_bytes) as clients,
     ):
         known = bench.keys(min(num_pages, PROBE_KEYS))
         bench.write(known)
         probe = bench.probe(known)
-        bench.clear()
+        bench.empty()
         for number in range(rounds):
             samples.append(_round(bench, clients, num_pages, number))
             progress(number + 1, rounds)
@@ -309,6 +352,7 @@ def _round(
         write, read = sides[side]
         keys = bench.keys(num_pages)
         rates[f"{side}_write"] = size / write(keys) / 1e9
-        rates[f"{side}_read"] = size / read(keys) / 1e9
-        bench.clear()
+        bench.settle()
+        rates[f"{side}_read"] = size / read(bench.shuffled(keys)) / 1e9
+        bench.empty()
     return rates

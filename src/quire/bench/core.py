@@ -23,7 +23,6 @@ from __future__ import annotations
 import gc
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -36,7 +35,6 @@ import numpy.typing as npt
 from quire.config import CacheConfig
 from quire.keys import Namespace, PrefixKey
 from quire.manager import CacheManager
-from quire.manager.inspection import inspect
 from quire.progress import Progress
 from quire.types import RequestId
 from quire.worker.instant import InstantWorker
@@ -102,31 +100,27 @@ def run(*, rounds: int = 5, progress: Progress | None = None) -> dict[str, Any]:
     The figure is the fastest round: what else happens on the machine only ever adds.
     """
     result: dict[str, Any] = {}
-    for workload in (chat(), longdoc(), chat(active=2000)):
+    for name, workload, piece in _cases():
         with_store, without = [], []
-        for _ in range(rounds):
-            with_store.append(measure(workload, store=True, progress=progress))
-            without.append(measure(workload, store=False, progress=progress))
-        result[workload.name] = _row(workload, with_store, without)
-    for workload in (chat(), longdoc()):
-        for name, piece in PIECES.items():
-            with_store = [measure(workload, store=True, piece=piece, progress=progress)]
-            without = [measure(workload, store=False, piece=piece, progress=progress)]
-            result[f"{workload.name}, {name}"] = _row(workload, with_store, without)
+        for _ in range(rounds if piece is None else 1):
+            with_store.append(measure(workload, store=True, piece=piece, progress=progress))
+            without.append(measure(workload, store=False, piece=piece, progress=progress))
+        result[name] = {
+            "us_per_request": min(sample["us_per_request"] for sample in with_store),
+            "us_per_request_no_store": min(sample["us_per_request"] for sample in without),
+            "requests": workload.num_requests,
+            "hit_rate": with_store[0]["hit_rate"],
+        }
     return result
 
 
-def _row(
-    workload: CoreWorkload, with_store: list[dict[str, float]], without: list[dict[str, float]]
-) -> dict[str, Any]:
-    return {
-        "us_per_request": min(sample["us_per_request"] for sample in with_store),
-        "us_per_request_no_store": min(sample["us_per_request"] for sample in without),
-        "bytes_per_token": with_store[0]["bytes_per_token"],
-        "bytes_per_token_no_store": without[0]["bytes_per_token"],
-        "requests": workload.num_requests,
-        "hit_rate": with_store[0]["hit_rate"],
-    }
+def _cases() -> Iterator[tuple[str, CoreWorkload, int | None]]:
+    """Each with its name, and the pages of a commit."""
+    for workload in (chat(), longdoc(), chat(active=2000)):
+        yield workload.name, workload, None
+    for workload in (chat(), longdoc()):
+        for name, piece in PIECES.items():
+            yield f"{workload.name}, {name}", workload, piece
 
 
 def measure(
@@ -163,7 +157,6 @@ def measure(
             progress(label, done, workload.num_requests)
     return {
         "us_per_request": round(timer.spent_s / workload.num_requests * 1e6, 1),
-        "bytes_per_token": round(metadata_bytes_per_token(manager), 2),
         "hit_rate": round(reused / max(1, asked), 3),
     }
 
@@ -226,25 +219,6 @@ class StepTimer:
             reports = self._worker.answer(commands)
             self.start()
             commands = self.manager.step(reports)
-
-
-def metadata_bytes_per_token(manager: CacheManager) -> float:
-    """Everything the tree and the allocators keep, per token that is cached somewhere."""
-    inside = inspect(manager)
-    total = sum(allocator.num_pages * 4 for allocator in inside.allocators)
-    tokens = 0
-    for node in inside.nodes():
-        tokens += node.num_pages * manager.config.page_size
-        total += sys.getsizeof(node) + sys.getsizeof(node.tokens) + sys.getsizeof(node.held)
-        total += sys.getsizeof(node.page_keys) if node.page_keys else 0
-        total += sys.getsizeof(node.end)
-        for holding in node.held:
-            if holding is not None:
-                total += sys.getsizeof(holding) + sys.getsizeof(holding.pages)
-        if node.children is not None:
-            total += sys.getsizeof(node.children)
-            total += sum(map(sys.getsizeof, node.children))
-    return total / max(1, tokens)
 
 
 def random_tokens(rng: np.random.Generator, count: int) -> npt.NDArray[np.int32]:

@@ -82,10 +82,6 @@ def count_of(found: int, of: int) -> str:
     return text if found == of else f"[bold red]{text}[/]"
 
 
-def percent(ratio: float) -> str:
-    return f"{(ratio - 1) * 100:+.1f} %"
-
-
 def core(result: Result) -> list[RenderableType]:
     """See bench.core.run: workloads by name."""
     rows = [row | {"name": name} for name, row in result.items()]
@@ -99,8 +95,6 @@ def core(result: Result) -> list[RenderableType]:
                 ("pages reused", share("hit_rate", 1)),
                 ("µs per request", number("us_per_request", 1)),
                 ("no store", number("us_per_request_no_store", 1)),
-                ("bytes per token", number("bytes_per_token", 2)),
-                ("no store", number("bytes_per_token_no_store", 2)),
             ],
         )
     ]

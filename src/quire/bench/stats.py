@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 BOOTSTRAP_SAMPLES = 4000
@@ -65,13 +65,6 @@ def paired(ratios: Sequence[float]) -> list[float]:
 def quartiles(values: Sequence[float]) -> list[float]:
     """The first and the third."""
     return [percentile(values, 0.25), percentile(values, 0.75)]
-
-
-def compared(rounds: Sequence[Mapping[str, Any]], name: str, ours: str, theirs: str) -> Any:
-    """One figure of two sides over all rounds: each by itself, and their ratio."""
-    figures = {side: [one[side][name] for one in rounds] for side in (ours, theirs)}
-    summaries = {side: summary(values) for side, values in figures.items()}
-    return {**summaries, "ratio": ratio(figures[ours], figures[theirs])}
 
 
 def _of_middles(middle: Callable[[list[float]], float]) -> Estimate:

@@ -8,9 +8,9 @@ it in the same run; medians of both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,25 +24,11 @@ SHAPES: dict[str, Callable[[int, str], PageLayout]] = {
     "llama-3.1-8b": llama_3_1_8b,
     "smollm2-135m": smollm2_135m,
 }
+Result = dict[str, Any]
+
 _POISON = 0xA5
 ORDER = PageOrder.SCATTERED
 _DEFAULT_COPY_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
-
-
-@dataclass(frozen=True, slots=True)
-class CaseResult:
-    shape: str
-    dtype: str
-    page_size: int
-    inner: str
-    direction: str
-    num_pages: int
-    size_bytes: int
-    correct: bool
-    layers_in_order: bool
-    gb_per_s: float
-    plain_gb_per_s: float
-    ratio: float
 
 
 def run(
@@ -62,7 +48,7 @@ def run(
         for page_size in page_sizes
         for inner in InnerLayout
     ]
-    results: list[CaseResult] = []
+    results: list[Result] = []
     for shape, layout in layouts:
         count = pages or max(2, _DEFAULT_COPY_BYTES[where.type] // layout.page_bytes)
         bench = _Bench(layout, count, where)
@@ -74,8 +60,8 @@ def run(
     return {
         "device": torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu",
         "torch": torch.__version__,
-        "ok": all(result.correct and result.layers_in_order for result in results),
-        "cases": [asdict(result) for result in results],
+        "ok": all(result["correct"] and result["layers_in_order"] for result in results),
+        "cases": results,
     }
 
 
@@ -95,23 +81,23 @@ class _Bench:
             0, 256, (count, layout.page_bytes), dtype=torch.uint8, generator=generator
         )
 
-    def case(self, shape: str, way: CopyWay, repeats: int) -> CaseResult:
+    def case(self, shape: str, way: CopyWay, repeats: int) -> Result:
         correct, in_order = self.check_load() if way is CopyWay.LOAD else self.check_backup()
         rate, plain = self.link.shares((way,), ORDER, repeats)
-        return CaseResult(
-            shape=shape,
-            dtype=self.layout.dtype,
-            page_size=self.layout.page_size,
-            inner=self.layout.inner.value,
-            direction=way.value,
-            num_pages=self.count,
-            size_bytes=self.count * self.layout.page_bytes,
-            correct=correct,
-            layers_in_order=in_order,
-            gb_per_s=round(rate / 1e9, 3),
-            plain_gb_per_s=round(plain / 1e9, 3),
-            ratio=round(rate / plain, 3),
-        )
+        return {
+            "shape": shape,
+            "dtype": self.layout.dtype,
+            "page_size": self.layout.page_size,
+            "inner": self.layout.inner.value,
+            "direction": way.value,
+            "num_pages": self.count,
+            "size_bytes": self.count * self.layout.page_bytes,
+            "correct": correct,
+            "layers_in_order": in_order,
+            "gb_per_s": round(rate / 1e9, 3),
+            "plain_gb_per_s": round(plain / 1e9, 3),
+            "ratio": round(rate / plain, 3),
+        }
 
     def check_load(self) -> tuple[bool, bool]:
         """(content right, each layer right as soon as it was waited for)."""
@@ -123,19 +109,18 @@ class _Bench:
         to, early = device.to(link.device.device), []
         for layer in range(self.layout.num_layers):
             copy.wait_layer(layer)
-            early.append([plane.index_select(0, to) for plane in link.device.words(layer)])
+            early += [plane.index_select(0, to) for plane in link.device.words(layer)]
         copy.wait()
-        correct = self._device_right(device)
-        in_order = all(self._chunks_equal(layer, planes) for layer, planes in enumerate(early))
-        return correct, in_order and copy.layer_done(self.layout.num_layers - 1)
+        in_order = torch.equal(_as_pages(early), self.expected)
+        in_order &= copy.layer_done(self.layout.num_layers - 1)
+        return self._is_right(_as_pages(self._planes()), device), in_order
 
     def check_backup(self) -> tuple[bool, bool]:
         link, (device, host) = self.link, self._pages(CopyWay.BACKUP)
         self._poison()
-        for layer in range(self.layout.num_layers):
-            for plane, words in enumerate(link.device.words(layer)):
-                rows = self._expected_chunk(layer, plane).to(words.device)
-                words[device.to(words.device)] = rows
+        chunks = self.expected.view(self.count, -1, self.layout.chunk_bytes).unbind(1)
+        for plane, chunk in zip(self._planes(), chunks, strict=True):
+            plane[device.to(plane.device)] = chunk.contiguous().view(plane.dtype).to(plane.device)
         copy = link.start(CopyWay.BACKUP, ORDER)
         in_order = True
         for layer in range(self.layout.num_layers):
@@ -143,48 +128,31 @@ class _Bench:
             link.wait()
             in_order &= all(copy.layer_done(earlier) for earlier in range(layer + 1))
         copy.wait()
-        pages = link.host.raw()[:, : self.layout.page_bytes]
-        same = torch.equal(pages[host], self.expected)
-        return same and _is_poison(pages[self._others(host)]), in_order
+        return self._is_right(link.host.raw()[:, : self.layout.page_bytes], host), in_order
 
     def _pages(self, way: CopyWay) -> tuple[torch.Tensor, torch.Tensor]:
         """On the device, on the host."""
         device, host = self.link.pages[way, ORDER]
         return torch.tensor(page_array(device)).long(), torch.tensor(page_array(host)).long()
 
-    def _others(self, pages: torch.Tensor) -> torch.Tensor:
+    def _planes(self) -> list[torch.Tensor]:
+        """Of the device, in the order in which a page of the host has its chunks."""
+        layers = range(self.layout.num_layers)
+        return [plane for layer in layers for plane in self.link.device.words(layer)]
+
+    def _is_right(self, pool: torch.Tensor, pages: torch.Tensor) -> bool:
+        """`pool`: all of it, as bytes of pages. What was not copied is as it was."""
         others = torch.ones(2 * self.count, dtype=torch.bool)
         others[pages] = False
-        return others
-
-    def _device_right(self, pages: torch.Tensor) -> bool:
-        right = True
-        for layer in range(self.layout.num_layers):
-            planes = [plane.cpu() for plane in self.link.device.words(layer)]
-            right &= self._chunks_equal(layer, [plane[pages] for plane in planes])
-            right &= all(_is_poison(plane[self._others(pages)]) for plane in planes)
-        return right
-
-    def _chunks_equal(self, layer: int, planes: Sequence[torch.Tensor]) -> bool:
-        return all(
-            torch.equal(rows.cpu(), self._expected_chunk(layer, plane))
-            for plane, rows in enumerate(planes)
-        )
-
-    def _expected_chunk(self, layer: int, plane: int) -> torch.Tensor:
-        """[count, chunk words]"""
-        size = self.layout.chunk_bytes
-        first = (layer * self.layout.num_planes + plane) * size
-        chunk = self.expected[:, first : first + size].contiguous()
-        return chunk.view(self.link.device.words(0)[0].dtype)
+        return torch.equal(pool[pages], self.expected) and bool((pool[others] == _POISON).all())
 
     def _poison(self) -> None:
         self.link.host.raw().fill_(_POISON)
-        for layer in range(self.layout.num_layers):
-            for plane in self.link.device.words(layer):
-                plane.view(torch.uint8).fill_(_POISON)
+        for plane in self._planes():
+            plane.view(torch.uint8).fill_(_POISON)
         self.link.wait()
 
 
-def _is_poison(words: torch.Tensor) -> bool:
-    return bool((words.contiguous().view(torch.uint8) == _POISON).all())
+def _as_pages(planes: Iterable[torch.Tensor]) -> torch.Tensor:
+    """On the host, as bytes: [pages, page_bytes]."""
+    return torch.cat([plane.contiguous().view(torch.uint8).cpu() for plane in planes], dim=1)

@@ -19,9 +19,7 @@ app = typer.Typer(
 app.command(
     epilog="Example: [bold]quire bench serve http://127.0.0.1:8000 --plots plots[/bold]",
 )(bench_serve.serve)
-app.command(epilog="Example: [bold]quire bench ttft --repeats 3 --rounds 10[/bold]")(
-    bench_serve.ttft
-)
+app.command(epilog="Example: [bold]quire bench ttft --repeats 3[/bold]")(bench_serve.ttft)
 app.command(epilog="Example: [bold]quire bench gpu --shape llama-3.1-8b --json[/bold]")(
     bench_engines.gpu
 )

@@ -16,10 +16,14 @@ EmbeddedModel = Annotated[
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 PageSize = Annotated[int, typer.Option(min=1, help="Tokens per page.")]
 Seed = Annotated[int, typer.Option(help="Decides every prompt.")]
-TierRepeats = Annotated[
-    int, typer.Option(min=0, help="Prompts tried in every tier; 0 leaves that part out.")
-]
 Plots = Annotated[
     Path | None,
     unset("Draw the result there, as PNG.", metavar="DIR"),
+]
+ModelDevice = Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="For the model.")]
+DeviceMemory = Annotated[str | None, unset("Of L1 of each server.", metavar="SIZE")]
+HostMemory = Annotated[str | None, unset("Of L2.", metavar="SIZE")]
+StoreFolder = Annotated[
+    Path | None,
+    unset("Where to put the store for the time; by default the temporary directory."),
 ]

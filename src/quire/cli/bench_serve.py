@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quire.cli.bench_options import EmbeddedModel, Plots, Seed, TierRepeats
+from quire.cli.bench_options import (
+    DeviceMemory,
+    EmbeddedModel,
+    HostMemory,
+    ModelDevice,
+    Plots,
+    Seed,
+    StoreFolder,
+)
 from quire.cli.extras import CLIENT, PLOTS, SERVE, needs
 from quire.cli.output import (
     EXIT_FOUND,
@@ -24,6 +32,7 @@ from quire.sizes import parse_size
 
 if TYPE_CHECKING:
     from quire.bench.serve.conversations import ChatWorkload
+    from quire.bench.ttft.run import ServedTiers
 
 SYNTHETIC = "How large (counted in tokens of the served model)"
 TARGET = "Whom to ask"
@@ -123,59 +132,55 @@ def _show(result: dict[str, Any], plots: Path | None, *, as_json: bool) -> None:
 
 def ttft(
     model: EmbeddedModel = None,
-    repeats: TierRepeats = 5,
-    rounds: Annotated[
-        int,
-        typer.Option(min=0, help="Pairs of requests with and without tiers; 0 leaves them out."),
-    ] = 20,
-    prompt_tokens: Annotated[int, typer.Option(min=64, help="Of a prompt to be found.")] = 4000,
-    unique_tokens: Annotated[
-        int, typer.Option(min=64, help="Of a prompt that is never seen again.")
-    ] = 1000,
-    output_tokens: Annotated[int, typer.Option(min=2, help="Generated after those.")] = 32,
-    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="For the model.")] = "auto",
-    device_memory: Annotated[str | None, unset("Of L1 of each server.", metavar="SIZE")] = None,
-    host_memory: Annotated[str | None, unset("Of L2.", metavar="SIZE")] = None,
-    directory: Annotated[
-        Path | None,
-        unset("Where to put the store for the time; by default the temporary directory."),
-    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Prompts tried in every tier.")] = 5,
+    prompt_tokens: Annotated[int, typer.Option(min=64, help="About so many in each.")] = 4000,
+    device: ModelDevice = "auto",
+    device_memory: DeviceMemory = None,
+    host_memory: HostMemory = None,
+    directory: StoreFolder = None,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """What a hit in each tier saves, and what the tiers cost when nothing is reused.
+    """What a hit in each tier saves: time to first token, computed and found.
 
-    Starts servers of its own and stops them. Exit code 1 when an answer differs from the computed
+    Starts a server of its own and stops it. Exit code 1 when an answer differs from the computed
     one, or was not found in the tier that it should have been.
     """
     needs("serve,bench", SERVE + CLIENT)
     from quire.bench.ttft import report as ttft_report
     from quire.bench.ttft import run as bench
+
+    tiers = served_tiers(model, device, device_memory, host_memory, directory)
+    with progress_bar() as progress:
+        result = bench.run(
+            tiers, prompt_tokens=prompt_tokens, repeats=repeats, seed=seed, progress=progress
+        )
+    conclude(result, ttft_report.tables, as_json=as_json)
+
+
+def served_tiers(
+    model: str | None,
+    device: str,
+    device_memory: str | None,
+    host_memory: str | None,
+    directory: Path | None,
+) -> ServedTiers:
+    """What is not given is as `quire serve` would have it."""
+    from quire.bench.ttft.run import CUDA_DEVICE_BYTES, GIB, ServedTiers
     from quire.models import resolve
     from quire.settings import effective, load, probe
 
-    if not repeats and not rounds:
-        raise ConfigError("--repeats and --rounds are both 0, so nothing is measured: raise one")
     settings = effective(load({"device": device}, {}).settings, probe())
     assert settings.device is not None
     with start_bar() as starting:
         folder = resolve(model, starting)
-    plan = bench.TtftPlan(
-        model=folder,
-        device=settings.device,
-        device_bytes=_size(device_memory, settings.device_memory or bench.CUDA_DEVICE_BYTES),
-        host_bytes=_size(host_memory, settings.host_memory or bench.GIB),
-        directory=directory,
-        seed=seed,
-        prompt_tokens=prompt_tokens,
-        repeats=repeats,
-        rounds=rounds,
-        unique_tokens=unique_tokens,
-        output_tokens=output_tokens,
+    return ServedTiers(
+        folder,
+        settings.device,
+        _size(device_memory, settings.device_memory or CUDA_DEVICE_BYTES),
+        _size(host_memory, settings.host_memory or GIB),
+        directory,
     )
-    with progress_bar() as progress:
-        result = bench.run(plan, progress)
-    conclude(result, ttft_report.tables, as_json=as_json)
 
 
 def _key() -> str | None:

@@ -12,7 +12,7 @@ import quire
 from quire.errors import ConfigError
 
 FOLDER = Path(quire.__file__).parents[2] / "benchmarks"
-NAMES = ("disagg", "hybrid", "pd", "schemas")
+NAMES = ("disagg", "hybrid", "overhead", "pd", "schemas")
 
 
 def add_to(app: typer.Typer, folder: Path = FOLDER) -> None:

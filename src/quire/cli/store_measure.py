@@ -46,12 +46,14 @@ def bench(
 
 def compare(url: str, total: str, pages: Sequence[str], rounds: int) -> list[dict[str, Any]]:
     """For each size of a page. Raises ConfigError, StoreError."""
+    from quire.bench import anystore
+
     sizes = [_sizes(page, total) for page in pages]
     found = []
     with progress_bar() as progress:
         for page, (page_bytes, total_bytes) in zip(pages, sizes, strict=True):
             found.append(
-                measure(
+                anystore.run(
                     url,
                     page_bytes=page_bytes,
                     total_bytes=total_bytes,
@@ -60,15 +62,6 @@ def compare(url: str, total: str, pages: Sequence[str], rounds: int) -> list[dic
                 )
             )
     return found
-
-
-def measure(url: str, **how: Any) -> dict[str, Any]:
-    """Of files beside the disk itself, of other stores beside their own client."""
-    from quire.bench import anystore, store
-    from quire.store.url import parse_url
-
-    parsed = parse_url(url)
-    return store.run(parsed.path, **how) if parsed.scheme == "file" else anystore.run(url, **how)
 
 
 def doctor(

@@ -20,7 +20,7 @@ def test_a_checkout_has_them_all():
 
 
 def test_a_package_without_them_says_where_they_are(tmp_path):
-    for arguments in (["pd", "--layers", "12"], ["schemas", "--help"], ["hybrid"]):
+    for arguments in (["pd", "--layers", "12"], ["schemas", "--help"], ["overhead"]):
         ran = CliRunner().invoke(app_of(tmp_path), arguments)
         assert isinstance(ran.exception, ConfigError)
         assert f"`quire bench {arguments[0]}` checks a claim" in str(ran.exception)

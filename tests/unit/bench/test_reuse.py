@@ -6,7 +6,7 @@ import pytest
 
 from quire.bench.serve import reuse
 from quire.bench.serve.chatting import ChatAnswer, Verdict
-from quire.bench.serve.conversations import read_sessions
+from quire.bench.serve.conversations import ChatWorkload, Shape, recorded
 from quire.bench.serve.reuse import Reuse
 from quire.errors import ConfigError
 
@@ -86,7 +86,7 @@ def test_a_users_own_file(tmp_path):
         {"messages": [SYSTEM, HELLO], "session_id": "b"},
         {"messages": [HELLO, ANSWER, HELLO], "tools": TOOLS, "session_id": "a"},
     ]
-    one, other = read_sessions(write(tmp_path / "own.jsonl", rows), 8)
+    one, other = recorded(ChatWorkload.AGENT, write(tmp_path / "own.jsonl", rows), Shape())
     assert (one.name, [len(each.messages) for each in one.turns]) == ("a", [1, 3])
     assert one.turns[0].tools == TOOLS
     assert (other.name, other.turns[0].tools) == ("b", [])
@@ -101,13 +101,13 @@ def test_a_users_own_file(tmp_path):
         ('{"messages": [1]}', "no messages that are a chat"),
         ('{"messages": [{"role": "user"}], "tools": 5}', "no messages that are a chat"),
         ('{"input": "x"}', "no messages that are a chat"),
-        ("", "holds no requests"),
+        ("", "there are no sessions"),
     ],
 )
 def test_a_file_that_is_none(tmp_path, text, problem):
     path = tmp_path / "s.jsonl"
     path.write_text(text)
     with pytest.raises(ConfigError, match=problem):
-        read_sessions(path, 8)
-    with pytest.raises(ConfigError, match="there are no sessions"):
-        read_sessions(tmp_path / "nothing", 8)
+        recorded(ChatWorkload.AGENT, path, Shape())
+    with pytest.raises(ConfigError, match=r"cannot read .*nothing"):
+        recorded(ChatWorkload.AGENT, tmp_path / "nothing", Shape())

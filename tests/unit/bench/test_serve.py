@@ -151,6 +151,25 @@ def test_recorded_sessions(url, tmp_path):
     assert result["rounds"][-1]["hit"]["all"] > 0.5
 
 
+def test_recorded_requests_that_do_not_fit_are_left_out_and_counted(fake, url, tmp_path):
+    for name, lengths in {"a": [800, 8000, 3900, 1200], "b": [800], "c": [9000]}.items():
+        rows = [
+            {"messages": [{"role": "user", "content": str(at) * length}], "session_id": name}
+            for at, length in enumerate(lengths)
+        ]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    load = OfferedLoad(ChatWorkload.AGENT, Shape(output_tokens=8), sessions=tmp_path)
+    seen = []
+    target = ServerTarget(url, context=1024)
+    result = run(target, load, lambda done, of: seen.append((done, of)))
+    asked = sorted(len(request["messages"][0]["content"]) for request in fake.requests[1:])
+    assert asked == [800, 800, 1200]
+    assert (result["num_sessions"], result["cut"]) == (2, {"turns": 3, "sessions": 2})
+    assert seen[-1] == (6, 6)
+    with pytest.raises(ConfigError, match="nothing of it fits into 100 tokens"):
+        run(ServerTarget(url, context=100), load)
+
+
 def test_agents_own_requests_and_what_of_them_was_reused(fake, url, tmp_path):
     """Two sessions of three turns: one goes on, one has its tools in another order at the end."""
     tools = [{"type": "function", "function": {"name": name * 40}} for name in "ab"]

@@ -3,9 +3,10 @@
 import asyncio
 
 import httpx
+import msgspec
 import pytest
 
-from quire.bench.serve.chatting import ChatAnswer, Verdict, _take, stream
+from quire.bench.serve.chatting import ChatAnswer, Chunk, Verdict, _take, stream
 from unit.bench.fake_server import chunk, event, usage
 
 BODY = {"model": "fake", "messages": [{"role": "user", "content": "x" * 400}], "max_tokens": 4}
@@ -59,7 +60,8 @@ def test_an_answer_of_no_text_is_good(fake, url):
 def test_reasoning_is_the_first_that_comes_and_no_text():
     answer = ChatAnswer(Verdict.GOOD)
     for passed_s, delta in ((2.0, {"reasoning_content": "Hm."}), (3.0, {"content": "Yes."})):
-        _take({"choices": [{"delta": delta, "finish_reason": None}]}, answer, passed_s)
+        choice = {"delta": delta, "finish_reason": None}
+        _take(msgspec.convert({"choices": [choice]}, Chunk), answer, passed_s)
     assert (answer.ttft_s, answer.total_s, answer.text) == (2.0, 3.0, "Yes.")
 
 
@@ -69,13 +71,15 @@ MALFORMED = {
     "in the middle of an event": [event(chunk("a", "stop")), DONE, b"data: x"],
     "without finish_reason": [event(chunk("a")), DONE],
     "follows the one with finish_reason": [event(chunk("a", "stop")), event(chunk("b")), DONE],
-    "not JSON": [event("{"), DONE],
-    "not an object": [event("[1]"), DONE],
-    "no list of at most one choice": [event({"id": 1}), DONE],
+    "truncated": [event("{"), DONE],
+    "Expected `object`, got `array`": [event("[1]"), DONE],
+    "no choices": [event({"id": 1}), DONE],
+    "length <= 1 - at `$.choices`": [event({"choices": [{"text": "a"}, {"text": "b"}]}), DONE],
     "neither delta nor text": [event({"choices": [{"index": 0}]}), DONE],
-    "not text": [event({"choices": [{"text": 7}]}), DONE],
+    "got `int` - at `$.choices[0].text`": [event({"choices": [{"text": 7}]}), DONE],
+    "can't decode byte 0xff": [b"data: \xff\n\n", DONE],
     "5 tokens came, 4 were asked for": [event(chunk("a", "stop")), event(usage(9, 5)), DONE],
-    "not a number of tokens": [event(chunk("a", "stop")), event(usage(-1, 1)), DONE],
+    ">= 0 - at `$.usage.prompt_tokens`": [event(chunk("a", "stop")), event(usage(-1, 1)), DONE],
     "more tokens are said to be cached": [
         event(chunk("a", "stop")),
         event(usage(9, 1, {"cached_tokens_by_tier": {"host": 10}})),

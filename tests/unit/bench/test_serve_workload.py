@@ -4,10 +4,18 @@ import json
 
 import pytest
 
-from quire.bench.serve.conversations import Shape, agent, mtbench, synthetic
+from quire.bench.serve.conversations import ChatWorkload, Shape, recorded, synthetic
 from quire.errors import ConfigError
 
 SHAPE = Shape(num_sessions=3, num_rounds=4, system_tokens=50, prompt_tokens=20, output_tokens=10)
+
+
+def agent(place, shape):
+    return recorded(ChatWorkload.AGENT, place, shape)
+
+
+def mtbench(place, shape):
+    return recorded(ChatWorkload.MTBENCH, place, shape)
 
 
 def said(turn) -> str:
@@ -16,7 +24,7 @@ def said(turn) -> str:
 
 
 def test_synthetic_sessions_share_their_system_prompt_and_nothing_else():
-    sessions = synthetic(SHAPE, 4.0, seed=1).sessions
+    sessions = synthetic(SHAPE, 4.0, seed=1)
     assert len(sessions) == 3
     assert {len(session.turns) for session in sessions} == {4}
     (system,) = {session.system for session in sessions}
@@ -33,8 +41,8 @@ def test_synthetic_sessions_follow_from_the_seed():
 
 
 def test_a_system_prompt_of_nothing_is_none():
-    plan = synthetic(Shape(1, 1, system_tokens=0), 4.0, seed=1)
-    assert plan.sessions[0].system is None
+    (session,) = synthetic(Shape(1, 1, system_tokens=0), 4.0, seed=1)
+    assert session.system is None
 
 
 def record(folder, name, lengths):
@@ -51,22 +59,9 @@ def record(folder, name, lengths):
 
 def test_recorded_sessions_are_replayed_in_order_of_time(tmp_path):
     record(tmp_path, "a", [400, 300, 200, 100])
-    plan = agent(tmp_path, Shape(num_rounds=3, output_tokens=10), 4.0, None)
-    assert [len(said(turn)) for turn in plan.sessions[0].turns] == [100, 200, 300]
-    assert all(turn.is_whole_history for turn in plan.sessions[0].turns)
-    assert plan.cut.turns == 0
-
-
-def test_what_does_not_fit_into_the_context_is_left_out_and_counted(tmp_path):
-    record(tmp_path, "a", [8000, 3900, 800])
-    record(tmp_path, "b", [800])
-    record(tmp_path, "c", [9000])
-    plan = agent(tmp_path, Shape(output_tokens=10), 4.0, context=1024)
-    assert [session.name for session in plan.sessions] == ["a", "b"]
-    assert [len(said(turn)) for turn in plan.sessions[0].turns] == [800]
-    assert (plan.cut.turns, plan.cut.sessions) == (3, 2)
-    with pytest.raises(ConfigError, match="no recorded turn fits into 100 tokens"):
-        agent(tmp_path, Shape(output_tokens=10), 4.0, context=100)
+    (session,) = agent(tmp_path, Shape(num_rounds=3, output_tokens=10))
+    assert [len(said(turn)) for turn in session.turns] == [100, 200, 300]
+    assert all(turn.is_whole_history for turn in session.turns)
 
 
 def test_questions_of_two_turns(tmp_path):
@@ -74,23 +69,22 @@ def test_questions_of_two_turns(tmp_path):
     path.write_text(
         '{"question_id": 81, "turns": ["a\u2028b", "b"]}\n\n{"question_id": 82, "turns": ["c"]}\n'
     )
-    sessions = mtbench(path, Shape(num_sessions=5, num_rounds=2)).sessions
+    sessions = mtbench(path, Shape(num_sessions=5, num_rounds=2))
     assert [[said(turn) for turn in session.turns] for session in sessions] == [
         ["a\u2028b", "b"],
         ["c"],
     ]
-    assert len(mtbench(path, Shape(num_sessions=1)).sessions) == 1
+    assert len(mtbench(path, Shape(num_sessions=1))) == 1
 
 
 def test_recordings_that_are_none_are_one_sentence(tmp_path):
-    with pytest.raises(ConfigError, match=r"there are no sessions .* check --sessions"):
-        agent(tmp_path, SHAPE, 4.0, None)
-    (tmp_path / "empty.jsonl").touch()
-    with pytest.raises(ConfigError, match="holds no requests"):
-        agent(tmp_path, SHAPE, 4.0, None)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"there are no sessions .* check --sessions"):
+            agent(tmp_path, SHAPE)
+        (tmp_path / "empty.jsonl").touch()
     with pytest.raises(ConfigError, match="JSON object on each line"):
         mtbench(tmp_path / "none", SHAPE)
-    for text in ("{", "[]", '{"question_id": 1}'):
+    for text in ("{", "[]", '{"question_id": 1}', '{"question_id": 1, "turns": []}'):
         (tmp_path / "q").write_text(text)
         with pytest.raises(ConfigError, match="line 1"):
             mtbench(tmp_path / "q", SHAPE)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import mmap
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 import stores
 from quire.bench import anystore, doctor
+from quire.bench.raw import RawDisk
 from quire.cli.store_measure import machine_of
 from quire.errors import StoreError
 from quire.replay.profile import Profile
@@ -81,6 +84,31 @@ def test_redis_is_measured_beside_its_client_and_left_as_it_was(tmp_path):
         server.stop()
 
 
+def test_files_are_measured_beside_the_disk_and_left_as_they_were(tmp_path):
+    check_run(tmp_path.as_uri(), "direct I/O")
+    assert not list(tmp_path.glob("quire-bench-*"))
+
+
+def test_a_disk_with_too_little_room_is_not_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(anystore, "SPARE_BYTES", 1 << 60)
+    with pytest.raises(StoreError, match="give another path or a smaller --total"):
+        anystore.run(tmp_path.as_uri(), rounds=2, **SMALL)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_disk_beside_the_store_keeps_every_page(tmp_path):
+    memory = memoryview(mmap.mmap(-1, 8 * 4096))  # direct I/O wants whole blocks
+    pages = [memory[at : at + 4096] for at in range(0, 8 * 4096, 4096)]
+    for number, page in enumerate(pages[:4]):
+        page[:] = bytes([number]) * 4096
+    names = [name(number) for number in range(4)]
+    with closing(RawDisk(tmp_path, 4 * 4096)) as disk:
+        disk.put(names[2:], pages[2:4])
+        disk.put(names[:2], pages[:2])
+        disk.get(names, pages[4:])
+    assert pages[4:] == pages[:4]
+
+
 def test_without_its_library_redis_is_measured_alone_and_that_is_said(quire, tmp_path, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == "redis" else find(n))
@@ -125,7 +153,7 @@ def test_a_store_without_a_client_of_its_own_is_measured_alone():
     [
         ("redis://u:p@h:1/2?prefix=mine:", "redis://u:p@h:1/2?prefix=quire-bench-"),
         ("s3://bucket/a?region=x", "s3://bucket/a/quire-bench-"),
-        ("file:///var/cache?max=1GiB", "file:///var/cache/quire-bench-"),
+        ("file:///var/cache/?max=1GiB", "file:///var/cache/quire-bench-"),
         ("mooncake://h:1?replicas=2&codec=zstd", "mooncake://h:1?replicas=2&prefix=quire-bench-"),
     ],
 )
@@ -205,8 +233,9 @@ def test_the_commands_print_tables_words_or_json(quire, tmp_path):
         (("doctor", "nothing"), "not a store URL"),
         (("doctor", "redis://user:s3cret@127.0.0.1:1"), "cannot be reached"),
         (("bench", "redis://u:s3cret@h s3://b?region=x"), "several stores"),
-        (("bench", "file:///nowhere/at/all"), "that this user can write to"),
+        (("bench", "file:///nowhere/at/all"), "create it or correct the path"),
         (("doctor", "file:///nowhere/at/all"), "create it or correct the path"),
+        (("bench", "file:///tmp?mx=1GiB"), "unknown option 'mx'"),
         (("bench", "nobodys://host?token=s3cret"), "known schemes are"),
         (("doctor", "nobodys://host?token=s3cret"), "known schemes are"),
     ],

@@ -1,7 +1,6 @@
 """The parts of `quire bench ttft`: the order of things, and what it finds wrong."""
 
 import asyncio
-import os
 import subprocess
 import sys
 import time
@@ -10,15 +9,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from quire.bench.prose import Prose
 from quire.bench.ttft import hits as ttft_hits
-from quire.bench.ttft import overhead as ttft_overhead
 from quire.bench.ttft import report as ttft_report
-from quire.bench.ttft.adminclient import AdminClient
-from quire.bench.ttft.overhead import WITH, WITHOUT, ServerSide
-from quire.bench.ttft.prompts import Prompts
-from quire.bench.ttft.run import started
-from quire.errors import EngineError, ModelError
-from unit.bench.fake_server import Fake, serving
+from quire.bench.ttft.warm_server import WarmServer, started, warmed_up
+from quire.errors import EngineError
 from unit.bench.shown import shown
 
 PROMPTS = [f"{i} {'to be or not to be ' * 60}" for i in range(3)]
@@ -28,16 +23,16 @@ def text_of(result) -> str:
     return shown(ttft_report.tables(result))
 
 
-def whole(**parts):
+def whole(hits):
     about = {"model": "m", "device": "cpu", "device_bytes": 1 << 30, "host_bytes": 1 << 31}
-    return {**about, **parts}
+    return {**about, "hits": hits}
 
 
 def hits(url: str):
     async def measure():
         async with httpx.AsyncClient(base_url=url, verify=False) as client:
-            admin = AdminClient(client, "key")
-            return await ttft_hits.measure(client, admin, "fake", PROMPTS, lambda done: None)
+            server = WarmServer(client, "key", "fake", 0)
+            return await ttft_hits.measure(server, PROMPTS, lambda done: None)
 
     return asyncio.run(measure())
 
@@ -52,7 +47,7 @@ def test_each_prompt_is_computed_then_found_in_every_tier(fake, url):
     ]
     assert fake.busy_polls == 0
     assert "Bearer key" in fake.keys
-    shown = text_of(whole(hits=result))
+    shown = text_of(whole(result))
     assert "computed" in shown
     assert "3 of 3" in shown
 
@@ -62,7 +57,7 @@ def test_a_hit_in_the_wrong_tier_is_found(fake, url):
     result = hits(url)
     assert not result["ok"]
     assert [case["as_meant"] for case in result["cases"].values()] == [3, 3, 0, 0]
-    assert "0 of 3" in text_of(whole(hits=result))
+    assert "0 of 3" in text_of(whole(result))
 
 
 def test_another_answer_is_found(fake, url):
@@ -94,111 +89,45 @@ def test_speedups_are_those_of_the_medians():
     assert [case["speedup"] for case in result["cases"].values()] == pytest.approx([1, 110, 22, 11])
     assert result["cases"]["L1"]["speedup_min"] == pytest.approx(60)
     assert result["slowest_hit_speedup"] == pytest.approx(11)
-    shown = text_of(whole(hits=result))
+    shown = text_of(whole(result))
     assert "The slowest hit is 11.0 times faster" in shown
     assert "110.0" in shown
 
 
-# ---- cost when nothing is reused -----------------------------------------------------------------
+# ---- its server ----------------------------------------------------------------------------------
 
 
-def overhead(on: Fake, off: Fake, prompts=PROMPTS):
-    async def measure(urls):
-        async with (
-            httpx.AsyncClient(base_url=urls[0], verify=False) as first,
-            httpx.AsyncClient(base_url=urls[1], verify=False) as second,
-        ):
-            sides = (
-                ServerSide(WITH, first, AdminClient(first, "k"), "fake", os.getpid()),
-                ServerSide(WITHOUT, second, AdminClient(second, "k"), "fake", os.getpid()),
-            )
-            return await ttft_overhead.measure(sides, prompts, 4, lambda done: None)
+def test_prompts_have_about_the_length_asked_for(url):
+    prose = Prose(seed=1)
 
-    with serving(on) as one, serving(off) as other:
-        return asyncio.run(measure((one, other)))
+    async def asked(num_tokens):
+        async with httpx.AsyncClient(base_url=url, verify=False) as client:
+            cold = WarmServer(client, "k", "fake", 0, chars_per_token=9.0)
+            server = await warmed_up(cold, prose)
+            prompts = server.prompts(prose, 3, num_tokens)
+            return prompts, [await server.ask(prompt, 2) for prompt in prompts]
 
-
-def test_both_servers_get_the_same_prompts_and_take_turns_at_going_first():
-    on, off = Fake(), Fake()
-    result = overhead(on, off)
-    assert result["ok"]
-    assert [request["prompt"] for request in on.requests] == PROMPTS
-    assert [request["prompt"] for request in off.requests] == PROMPTS
-    assert [one["first"] for one in result["samples"]] == [WITHOUT, WITH]  # the first is dropped
-    assert (result["rounds"], result["same_answer"], result["reused_tokens"]) == (2, 2, 0)
-    assert "text" not in result["samples"][0][WITH]
-    shown = text_of(whole(overhead={"prompt_tokens": 9, "output_tokens": 4, **result}))
-    assert "Nothing reused: 2 unique prompts" in shown
-    assert "the lower tiers cost" in shown
+    for num_tokens in (100, 400):
+        prompts, answers = asyncio.run(asked(num_tokens))
+        assert [abs(each.prompt_tokens - num_tokens) <= 2 for each in answers] == [True] * 3
+        assert len({prompt[:8] for prompt in prompts}) == 3
 
 
-def test_prompts_that_are_reused_after_all_are_found():
-    result = overhead(Fake(), Fake(), [PROMPTS[0], PROMPTS[0]])
-    assert not result["ok"]
-    assert result["reused_tokens"] > 0
+def test_a_server_that_is_not_ours_is_one_sentence(fake, url):
+    fake.tells_tiers = False
 
+    async def warm_up():
+        async with httpx.AsyncClient(base_url=url, verify=False) as client:
+            await warmed_up(WarmServer(client, "k", "fake", 0), Prose(seed=1))
 
-def test_the_ratio_is_of_the_measured_times():
-    def one(seconds):
-        common = {"ttft_s": seconds / 2, "cpu_s": seconds, "settled_s": 0.01, "cached_tokens": 0}
-        return {"total_s": seconds, "text": "t", **common}
-
-    rounds = [{WITH: one(1.05 * s), WITHOUT: one(s)} for s in (1.0, 1.1, 1.3, 0.9)]
-    result = ttft_overhead.summed_up(rounds)
-    assert result["total_s"]["ratio"]["of_medians"]["ratio"] == pytest.approx(1.05)
-    shown = text_of(whole(overhead={"prompt_tokens": 9, "output_tokens": 4, **result}))
-    assert "+5.0 %" in shown
-
-
-def test_cpu_time_of_a_session_counts_its_children():
-    busy = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
-    process = subprocess.Popen([sys.executable, "-c", busy], start_new_session=True)
-    try:
-        while ttft_overhead.cpu_seconds(process.pid) < 0.2:
-            assert process.poll() is None
-            time.sleep(0.02)
-    finally:
-        os.killpg(process.pid, 9)
-        process.wait()
-
-
-# ---- prompts, admin, processes -------------------------------------------------------------------
-
-
-@pytest.fixture
-def model(tmp_path):
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
-    tokenizer.train_from_iterator(["to be or not to be that is the question"], trainer)
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    return tmp_path
-
-
-def test_prompts_have_the_length_asked_for(model):
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    prompts = Prompts(model, seed=1)
-    for length in (100, 400):
-        found = len(tokenizer.encode(prompts.next(length)).ids)
-        assert abs(found - length) <= 2
-    assert prompts.next(100)[:8] != prompts.next(100)[:8]
-
-
-def test_a_model_without_a_tokenizer_is_one_sentence(tmp_path):
-    with pytest.raises(ModelError, match="save the model with a fast tokenizer"):
-        Prompts(tmp_path, seed=1)
+    with pytest.raises(EngineError, match="is it a Quire server"):
+        asyncio.run(warm_up())
 
 
 def test_waiting_for_writes_ends(fake, url):
     async def wait(timeout_s):
         async with httpx.AsyncClient(base_url=url, verify=False) as client:
-            await AdminClient(client, "k").wait_idle(timeout_s)
+            await WarmServer(client, "k", "fake", 0).wait_idle(timeout_s)
 
     fake.busy_polls = 4
     asyncio.run(wait(10.0))
@@ -213,7 +142,7 @@ def test_a_server_that_does_not_start_says_why(monkeypatch):
 
     async def start():
         arguments = ["--host-memory", "0", "--store", "file:///x"]
-        async with started("tiers on", arguments, admin_key="k"):
+        async with started("tiers on", arguments, Prose(1)):
             raise AssertionError("it started")
 
     with pytest.raises(EngineError) as caught:
@@ -246,9 +175,10 @@ def test_its_servers_do_not_outlive_it_however_it_ends(tmp_path):
     )
     bench = (
         "import asyncio, sys\n"
-        "from quire.bench.ttft import run\n"
-        f"run.COMMAND = (sys.executable, '-c', {child!r})\n"
-        "asyncio.run(run.started('tiers on', [], admin_key='k').__aenter__())\n"
+        "from quire.bench.prose import Prose\n"
+        "from quire.bench.ttft import warm_server\n"
+        f"warm_server.COMMAND = (sys.executable, '-c', {child!r})\n"
+        "asyncio.run(warm_server.started('tiers on', [], Prose(1)).__aenter__())\n"
     )
     process = subprocess.Popen([sys.executable, "-c", bench])
     until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())

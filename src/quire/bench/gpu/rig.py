@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from quire.bench import store as files
+from quire.bench import anystore
 from quire.bench.gpu.driving import Drive, Tokens
 from quire.bench.gpu.floors import MachineSpeed, Needs, measure
 from quire.bench.gpu.memory_model import RandomModel, write_outline
@@ -123,8 +123,8 @@ class Rig:
         """Of files where stores are put, read directly; None: they cannot be."""
         page_bytes = self.plan.page_size * self.needs.kv_bytes
         try:
-            found = files.run(
-                str(self._stores),
+            found = anystore.run(
+                self._stores.absolute().as_uri(),
                 page_bytes=min(page_bytes, self.plan.disk_bytes),
                 total_bytes=self.plan.disk_bytes,
                 rounds=2,

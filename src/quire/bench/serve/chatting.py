@@ -7,15 +7,16 @@ the network said no) or malformed (it said something that the protocol does not 
 from __future__ import annotations
 
 import enum
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
+import msgspec
 
 from quire.bench.sse import EventParser
+from quire.decoders import json_decoder
 
 TIERS = ("device", "host", "store", "peer")
 ANYWHERE = "cached"
@@ -58,6 +59,44 @@ class ChatAnswer:
         return (self.total_s - self.ttft_s) / (self.output_tokens - 1)
 
 
+_Tokens = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[Any] | None = None
+
+
+class _Choice(msgspec.Struct):
+    """Of a chat chunk, with a delta, or of a completion chunk, with text."""
+
+    delta: _Delta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+    token_ids: list[int] | None = None
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: _Tokens | None = None
+    cached_tokens_by_tier: dict[str, _Tokens | None] | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: _Tokens | None = None
+    completion_tokens: _Tokens | None = None
+    prompt_tokens_details: _Details | None = None
+
+
+class Chunk(msgspec.Struct):
+    """One event of a stream, as far as it is looked at."""
+
+    choices: Annotated[list[_Choice], msgspec.Meta(max_length=1)] | None = None
+    usage: _Usage | None = None
+    prompt_token_ids: list[int] | None = None
+    error: Any = None
+
+
 class _FailedError(Exception):
     pass
 
@@ -81,9 +120,9 @@ async def stream(
             if not kind.startswith("text/event-stream"):
                 raise _MalformedError(f"the answer is {kind or 'of no type'}, not an event stream")
             usage = await _read(response, answer, began_s)
-        _count_up(answer, usage, body)
+        _count_up(answer, usage, body.get("max_tokens"))
         return answer
-    except _MalformedError as error:
+    except (_MalformedError, msgspec.DecodeError, UnicodeDecodeError) as error:
         verdict, problem = Verdict.MALFORMED, str(error)
     except _FailedError as error:
         verdict, problem = Verdict.FAILED, str(error)
@@ -95,10 +134,10 @@ async def stream(
     return ChatAnswer(verdict, problem, answer.ttft_s, total_s, answer.text)
 
 
-async def _read(response: httpx.Response, answer: ChatAnswer, began_s: float) -> Json:
+async def _read(response: httpx.Response, answer: ChatAnswer, began_s: float) -> _Usage:
     """What the chunks add up to, in `answer`; the usage."""
     parser, is_done = EventParser(), False
-    usage: Json = {}
+    usage, decoder = _Usage(), json_decoder(Chunk)
     async for piece in response.aiter_raw():
         passed_s = time.perf_counter() - began_s
         for event in parser.feed(piece):
@@ -106,9 +145,8 @@ async def _read(response: httpx.Response, answer: ChatAnswer, began_s: float) ->
                 raise _MalformedError("something follows [DONE]")
             is_done = event == "[DONE]"
             if not is_done:
-                chunk = _object(event)
-                if isinstance(chunk.get("usage"), dict):
-                    usage = chunk["usage"]
+                chunk = decoder.decode(event)
+                usage = chunk.usage or usage
                 _take(chunk, answer, passed_s)
     if not is_done:
         raise _MalformedError("the stream ended without [DONE]")
@@ -117,88 +155,46 @@ async def _read(response: httpx.Response, answer: ChatAnswer, began_s: float) ->
     return usage
 
 
-def _take(chunk: Json, answer: ChatAnswer, passed_s: float) -> None:
-    if "error" in chunk:
-        raise _FailedError(_error_text(chunk["error"]))
-    answer.prompt_ids = answer.prompt_ids or chunk.get("prompt_token_ids") or []
-    choices = chunk.get("choices")
-    if not isinstance(choices, list) or len(choices) > 1:
-        raise _MalformedError("a chunk has no list of at most one choice")
-    for choice in choices:
+def _take(chunk: Chunk, answer: ChatAnswer, passed_s: float) -> None:
+    if chunk.error is not None:
+        raise _FailedError(_error_text(chunk.error))
+    if chunk.choices is None:
+        raise _MalformedError("a chunk has no choices")
+    answer.prompt_ids = answer.prompt_ids or chunk.prompt_token_ids or []
+    for choice in chunk.choices:
         if answer.finish_reason:
             raise _MalformedError("a choice follows the one with finish_reason")
-        text = _text_of(choice)
-        reason = choice.get("finish_reason")
-        if text or _thinks(choice) or reason:
+        if choice.text is None and choice.delta is None:
+            raise _MalformedError("a choice has neither delta nor text")
+        delta = choice.delta or _Delta()
+        text = choice.text or delta.content or ""
+        # Reasoning and calls are generated too, and are not part of the text.
+        if text or delta.reasoning_content or delta.tool_calls or choice.finish_reason:
             answer.ttft_s = answer.ttft_s or passed_s
             answer.total_s = passed_s
         answer.text += text
-        answer.output_ids += choice.get("token_ids") or []
-        answer.finish_reason = reason or ""
+        answer.output_ids += choice.token_ids or []
+        answer.finish_reason = choice.finish_reason or ""
 
 
-def _thinks(choice: Json) -> bool:
-    """Reasoning and calls are generated too, and are not part of the text."""
-    delta = choice.get("delta")
-    return isinstance(delta, dict) and bool(
-        delta.get("reasoning_content") or delta.get("tool_calls")
-    )
-
-
-def _text_of(choice: Json) -> str:
-    """Of a chat chunk (delta.content) or of a completion chunk (text)."""
-    text = choice.get("text")
-    if text is None:
-        delta = choice.get("delta")
-        if not isinstance(delta, dict):
-            raise _MalformedError("a choice has neither delta nor text")
-        text = delta.get("content") or ""
-    if not isinstance(text, str):
-        raise _MalformedError("the text of a chunk is not text")
-    return text
-
-
-def _count_up(answer: ChatAnswer, usage: Json, body: Json) -> None:
+def _count_up(answer: ChatAnswer, usage: _Usage, max_tokens: int | None) -> None:
     if not answer.finish_reason:
         raise _MalformedError("the stream ended without finish_reason")
-    prompt_tokens, cached = _count(usage, "prompt_tokens"), _cached(usage)
-    output_tokens = _count(usage, "completion_tokens")
-    if output_tokens is not None and output_tokens > body.get("max_tokens", output_tokens):
-        raise _MalformedError(f"{output_tokens} tokens came, {body['max_tokens']} were asked for")
+    prompt_tokens, output_tokens = usage.prompt_tokens, usage.completion_tokens
+    cached = _cached(usage.prompt_tokens_details or _Details())
+    if max_tokens is not None and (output_tokens or 0) > max_tokens:
+        raise _MalformedError(f"{output_tokens} tokens came, {max_tokens} were asked for")
     if cached is not None and prompt_tokens is not None and sum(cached.values()) > prompt_tokens:
         raise _MalformedError("more tokens are said to be cached than the prompt has")
     answer.prompt_tokens, answer.output_tokens = prompt_tokens, output_tokens
     answer.cached = cached
 
 
-def _cached(usage: Json) -> dict[str, int] | None:
-    details = usage.get("prompt_tokens_details")
-    if not isinstance(details, dict):
-        return None
-    by_tier = details.get("cached_tokens_by_tier")
-    if isinstance(by_tier, dict):
-        return {tier: _count(by_tier, tier) or 0 for tier in TIERS if tier in by_tier}
-    total = _count(details, "cached_tokens")
-    return None if total is None else {ANYWHERE: total}
-
-
-def _count(found: Json, name: str) -> int | None:
-    value = found.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise _MalformedError(f"{name} is {value!r}, not a number of tokens")
-    return value
-
-
-def _object(event: str) -> Json:
-    try:
-        chunk = json.loads(event)
-    except ValueError:
-        raise _MalformedError(f"a chunk is not JSON: {event[:80]!r}") from None
-    if not isinstance(chunk, dict):
-        raise _MalformedError(f"a chunk is not an object: {event[:80]!r}")
-    return chunk
+def _cached(details: _Details) -> dict[str, int] | None:
+    if details.cached_tokens_by_tier is not None:
+        by_tier = details.cached_tokens_by_tier
+        return {tier: by_tier[tier] or 0 for tier in TIERS if tier in by_tier}
+    return None if details.cached_tokens is None else {ANYWHERE: details.cached_tokens}
 
 
 def _refusal(response: httpx.Response) -> str:

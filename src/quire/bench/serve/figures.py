@@ -22,36 +22,27 @@ Result = dict[str, Any]
 
 def result(about: Mapping[str, Any], samples: Sequence[Sample], duration_s: float) -> Result:
     """Raises EngineError when not one answer was good."""
-    good = [sample.answer for sample in samples if sample.answer.verdict is Verdict.GOOD]
+    good = [sample for sample in samples if sample.answer.verdict is Verdict.GOOD]
     problems = Counter(s.answer.problem for s in samples if s.answer.problem)
     if not good:
         worst = problems.most_common(1)[0][0] if problems else "none was made"
         raise EngineError(f"none of {len(samples)} requests was answered: {worst}")
     verdicts = Counter(sample.answer.verdict for sample in samples)
-    rounds = sorted({sample.round for sample in samples})
+    answers = [sample.answer for sample in good]
     return {
         **about,
         "requests": len(samples),
         **{verdict.value: verdicts[verdict] for verdict in Verdict},
         "problems": dict(problems.most_common()),
         "duration_s": duration_s,
-        **_figures(good),
-        "throughput": _throughput(good, duration_s),
+        **_figures(answers),
+        "throughput": _throughput(answers, duration_s),
         "rounds": [
-            {"round": number, **_figures(_good_of(samples, number))}
-            for number in rounds
-            if _good_of(samples, number)
+            {"round": number, **_figures([s.answer for s in good if s.round == number])}
+            for number in sorted({sample.round for sample in good})
         ],
         "samples": [_sample(sample) for sample in samples],
     }
-
-
-def _good_of(samples: Sequence[Sample], number: int) -> list[ChatAnswer]:
-    return [
-        sample.answer
-        for sample in samples
-        if sample.round == number and sample.answer.verdict is Verdict.GOOD
-    ]
 
 
 def _figures(answers: Sequence[ChatAnswer]) -> Result:

@@ -25,22 +25,15 @@ if TYPE_CHECKING:
 
 Result = dict[str, Any]
 
-_COLOURS = {
-    "device": "#1b7f5c",
-    "host": "#56b4a0",
-    "store": "#b7dfc9",
-    "peer": "#7a9cc6",
-    "cached": "#56b4a0",
-    "computed": "#d9d4cc",
+_LOOKS = {
+    "device": ("device memory", "#1b7f5c"),
+    "host": ("host memory", "#56b4a0"),
+    "store": ("store", "#b7dfc9"),
+    "peer": ("another server", "#7a9cc6"),
+    "cached": ("cached", "#56b4a0"),
+    "computed": ("computed", "#d9d4cc"),
 }
-_WORDS = {
-    "device": "device memory",
-    "host": "host memory",
-    "store": "store",
-    "peer": "another server",
-    "cached": "cached",
-    "computed": "computed",
-}
+"""Where a token came from: in words, and the colour."""
 _INK = "#22282e"
 _ACCENT = "#c8553d"
 _PALE = "#8a8f94"
@@ -68,9 +61,9 @@ def seconds_per_token(samples: list[Result]) -> float | None:
     had to wait; None: there were none, or the server does not say."""
     found = []
     for sample in samples:
-        share = _cached_share(sample) if sample["prompt_tokens"] else None
-        if share is not None and share <= 100 * (1 - _MOSTLY):
-            found.append(sample["ttft_s"] / (sample["prompt_tokens"] * (1 - share / 100)))
+        share = _cached_share(sample)
+        if share is not None and share <= 1 - _MOSTLY:
+            found.append(sample["ttft_s"] / (sample["prompt_tokens"] * (1 - share)))
     return min(found, default=None)
 
 
@@ -83,23 +76,22 @@ def _ttft_by_round(result: Result, axes: Axes) -> None:
     chance = random.Random(0)
     samples = _good(result)
     rounds = sorted({sample["round"] for sample in samples})
-    rate = seconds_per_token(samples)
-    medians, lows, highs, tails, uncached = [], [], [], [], []
-    for number in rounds:
-        values = [sample["ttft_s"] for sample in samples if sample["round"] == number]
-        spread = [number + chance.uniform(-0.18, 0.18) for _ in values]
+    by_round = [[sample for sample in samples if sample["round"] == number] for number in rounds]
+
+    def line(share: float) -> list[float]:
+        return [percentile([sample["ttft_s"] for sample in own], share) for own in by_round]
+
+    for number, own in zip(rounds, by_round, strict=True):
+        spread = [number + chance.uniform(-0.18, 0.18) for _ in own]
+        values = [sample["ttft_s"] for sample in own]
         axes.scatter(spread, values, s=14, color=_INK, alpha=0.35, linewidths=0)
-        medians.append(percentile(values, 0.5))
-        lows.append(percentile(values, 0.25))
-        highs.append(percentile(values, 0.75))
-        tails.append(percentile(values, 0.9))
-        if rate is not None:
-            own = [uncached_s(each, rate) for each in samples if each["round"] == number]
-            uncached.append(percentile(own, 0.5))
-    axes.fill_between(rounds, lows, highs, color=_ACCENT, alpha=0.12, linewidth=0, label="p25–p75")
-    axes.plot(rounds, medians, color=_ACCENT, marker="o", linewidth=2, label="median")
-    axes.plot(rounds, tails, color=_ACCENT, linestyle="--", linewidth=1, label="p90")
-    if uncached:
+    low, high = line(0.25), line(0.75)
+    axes.fill_between(rounds, low, high, color=_ACCENT, alpha=0.12, linewidth=0, label="p25–p75")
+    axes.plot(rounds, line(0.5), color=_ACCENT, marker="o", linewidth=2, label="median")
+    axes.plot(rounds, line(0.9), color=_ACCENT, linestyle="--", linewidth=1, label="p90")
+    rate, uncached = seconds_per_token(samples), []
+    if rate is not None:
+        uncached = [percentile([uncached_s(each, rate) for each in own], 0.5) for own in by_round]
         axes.plot(rounds, uncached, color=_PALE, linestyle=":", linewidth=2, label=_UNCACHED)
     axes.scatter([], [], s=14, color=_INK, alpha=0.35, linewidths=0, label="one request")
     axes.set_title("Time to first token, turn by turn", loc="left", fontweight="bold")
@@ -113,8 +105,7 @@ def _hits_by_round(result: Result, axes: Axes) -> None:
     axes.set_title("Where the prompt's tokens came from", loc="left", fontweight="bold")
     known = [row for row in result["rounds"] if row["hit"] is not None]
     if not known:
-        axes.text(0.5, 0.5, "The server does not say what it found in its cache.", ha="center")
-        axes.set_axis_off()
+        _unknown(axes, "what it found in its cache")
         return
     rounds = [row["round"] for row in known]
     base = [0.0] * len(known)
@@ -124,14 +115,11 @@ def _hits_by_round(result: Result, axes: Axes) -> None:
             shares = [100 * (1 - row["hit"]["all"]) for row in known]
         else:
             shares = [100 * row["hit"].get(tier, 0.0) for row in known]
-        bars = axes.bar(
-            rounds, shares, bottom=base, color=_COLOURS[tier], width=0.7, label=_WORDS[tier]
-        )
+        words, colour = _LOOKS[tier]
+        bars = axes.bar(rounds, shares, bottom=base, color=colour, width=0.7, label=words)
         labels = [f"{share:.0f} %" if share >= 6 else "" for share in shares]
-        dark = tier == "device"
-        axes.bar_label(
-            bars, labels, label_type="center", fontsize=8, color="white" if dark else _INK
-        )
+        ink = "white" if tier == "device" else _INK
+        axes.bar_label(bars, labels, label_type="center", fontsize=8, color=ink)
         base = [low + share for low, share in zip(base, shares, strict=True)]
     axes.set_xlabel("turn of the conversation")
     axes.set_ylabel("share of prompt tokens, %")
@@ -144,12 +132,11 @@ def _ttft_by_length(result: Result, axes: Axes) -> None:
     axes.set_title("Time to first token by length of prompt", loc="left", fontweight="bold")
     samples = [sample for sample in _good(result) if sample["prompt_tokens"]]
     if not samples:
-        axes.text(0.5, 0.5, "The server does not say how long the prompts were.", ha="center")
-        axes.set_axis_off()
+        _unknown(axes, "how long the prompts were")
         return
     lengths = [sample["prompt_tokens"] for sample in samples]
     times = [sample["ttft_s"] for sample in samples]
-    shares = [share for sample in samples if (share := _cached_share(sample)) is not None]
+    shares = [100 * share for each in samples if (share := _cached_share(each)) is not None]
     if len(shares) < len(samples):
         axes.scatter(lengths, times, s=22, color=_INK, alpha=0.6, linewidths=0)
     else:
@@ -169,8 +156,13 @@ def _ttft_by_length(result: Result, axes: Axes) -> None:
 
 
 def _cached_share(sample: Result) -> float | None:
-    cached = sample["cached"]
-    return None if cached is None else 100 * sum(cached.values()) / sample["prompt_tokens"]
+    cached, num_tokens = sample["cached"], sample["prompt_tokens"]
+    return None if cached is None or not num_tokens else sum(cached.values()) / num_tokens
+
+
+def _unknown(axes: Axes, what: str) -> None:
+    axes.text(0.5, 0.5, f"The server does not say {what}.", ha="center")
+    axes.set_axis_off()
 
 
 def _seconds(axes: Axes, largest: float) -> None:

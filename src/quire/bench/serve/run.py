@@ -23,15 +23,13 @@ from quire.bench.prose import Prose
 from quire.bench.serve import figures
 from quire.bench.serve.chatting import ChatAnswer, Verdict, stream
 from quire.bench.serve.conversations import (
-    TEMPLATE_TOKENS,
-    ChatPlan,
     ChatSession,
+    ChatTurn,
     ChatWorkload,
     Shape,
-    agent,
-    mtbench,
+    recorded,
     synthetic,
-    typical_agent_text,
+    text_of,
 )
 from quire.bench.serve.reuse import Reuse
 from quire.errors import ConfigError, EngineError
@@ -39,7 +37,10 @@ from quire.progress import Count
 
 CHAT = "/v1/chat/completions"
 _CALIBRATION_CHARS = 4000
-_AGENT_SESSIONS = "a directory of *.jsonl files, or one file"
+_TEMPLATE_TOKENS = 64
+"""Room for what a chat template puts around the messages."""
+_MARGIN = 1.1
+"""Recorded text differs from place to place in how many characters make a token."""
 
 Result = dict[str, Any]
 
@@ -69,7 +70,7 @@ class OfferedLoad:
     concurrency: int = 4
     seed: int = 0
     sessions: Path | None = None
-    """Recorded sessions: a directory or file for `agent`, a file for `mtbench`."""
+    """Recorded ones, unless they are made up: a file, or a directory of such."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,14 @@ class _Talk:
     next_turn: int = 0
     known_tokens: int = 0
     """Of the history, as far as the server has told."""
+    cut_turns: int = 0
+    """Left out, as they might not fit into the context."""
+
+    def leave_out(self, turn: ChatTurn) -> None:
+        """It, and what would have to go on from it."""
+        count = 1 if turn.is_whole_history else len(self.session.turns) - self.next_turn
+        self.cut_turns += count
+        self.next_turn += count
 
 
 def run(
@@ -101,6 +110,8 @@ def run(
 
 
 async def _run(target: ServerTarget, load: OfferedLoad, progress: Count) -> Result:
+    is_made_up = load.workload is ChatWorkload.SYNTHETIC
+    sessions = [] if is_made_up else recorded(load.workload, load.sessions, load.shape)
     headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=load.concurrency)
     base = target.url.rstrip("/").removesuffix("/v1")
@@ -109,9 +120,13 @@ async def _run(target: ServerTarget, load: OfferedLoad, progress: Count) -> Resu
         context = target.context or context
         reuse = Reuse() if load.workload is ChatWorkload.AGENT else None
         client_run = _Run(client, target, model, context, reuse)
-        ratio = await client_run.calibrate(_typical_text(load))
-        plan = _plan(load, ratio, context)
-        duration_s = await client_run.talk(plan, load.concurrency, progress)
+        ratio = await client_run.calibrate(_typical_text(load, sessions))
+        talks = [_begin(each) for each in sessions or synthetic(load.shape, ratio, load.seed)]
+        duration_s = await client_run.talk(talks, load.concurrency, progress)
+    if not client_run.samples:
+        raise ConfigError(
+            f"nothing of it fits into {context} tokens: use a model with a longer context"
+        )
     about = {
         "url": target.url,
         "model": model,
@@ -121,37 +136,21 @@ async def _run(target: ServerTarget, load: OfferedLoad, progress: Count) -> Resu
         "seed": load.seed,
         "chars_per_token": round(ratio, 3),
         **asdict(load.shape),
-        "num_sessions": len(plan.sessions),
-        "cut": asdict(plan.cut),
+        "num_sessions": sum(talk.next_turn > talk.cut_turns for talk in talks),
+        "cut": {
+            "turns": sum(talk.cut_turns for talk in talks),
+            "sessions": sum(talk.cut_turns > 0 for talk in talks),
+        },
     }
     found = figures.result(about, client_run.samples, duration_s)
     return found | ({} if reuse is None else {"reuse": reuse.result()})
 
 
-def _plan(load: OfferedLoad, chars_per_token: float, context: int | None) -> ChatPlan:
-    match load.workload:
-        case ChatWorkload.SYNTHETIC:
-            return synthetic(load.shape, chars_per_token, load.seed)
-        case ChatWorkload.AGENT:
-            folder = _recorded(load, _AGENT_SESSIONS)
-            return agent(folder, load.shape, chars_per_token, context)
-        case ChatWorkload.MTBENCH:
-            return mtbench(_recorded(load, "the file of questions"), load.shape)
-
-
-def _typical_text(load: OfferedLoad) -> str:
+def _typical_text(load: OfferedLoad, sessions: Sequence[ChatSession]) -> str:
     """Such as the workload says, and the beginning of nothing that it says."""
-    if load.workload is ChatWorkload.AGENT:
-        folder = _recorded(load, _AGENT_SESSIONS)
-        return f"{load.seed}: {typical_agent_text(folder, _CALIBRATION_CHARS)}"
+    if load.workload is ChatWorkload.AGENT:  # the end of a session: code, what commands printed
+        return f"{load.seed}: {text_of(sessions[0].turns[-1])[-_CALIBRATION_CHARS:]}"
     return Prose(~load.seed & 0xFFFF).passage(_CALIBRATION_CHARS)
-
-
-def _recorded(load: OfferedLoad, what: str) -> Path:
-    if load.sessions is None:
-        kind = load.workload.value
-        raise ConfigError(f"--workload {kind} replays recordings: give --sessions, {what}")
-    return load.sessions
 
 
 async def _look_up(client: httpx.AsyncClient, target: ServerTarget) -> tuple[str, int | None]:
@@ -161,11 +160,10 @@ async def _look_up(client: httpx.AsyncClient, target: ServerTarget) -> tuple[str
         response.raise_for_status()
         models = {item["id"]: item.get("max_model_len") for item in response.json()["data"]}
     except httpx.HTTPStatusError as error:
-        hint = ": set QUIRE_API_KEY" if error.response.status_code in (401, 403) else ""
-        raise EngineError(
-            f"{target.url} answers {error.response.status_code} to GET /v1/models{hint or ': '}"
-            f"{'' if hint else 'is it an OpenAI-compatible server?'}"
-        ) from error
+        status = error.response.status_code
+        is_shut = status in (401, 403)
+        hint = "set QUIRE_API_KEY" if is_shut else "is it an OpenAI-compatible server?"
+        raise EngineError(f"{target.url} answers {status} to GET /v1/models: {hint}") from error
     except httpx.HTTPError as error:
         raise EngineError(
             f"{target.url} cannot be reached ({error}): start a server, such as `quire serve`, or "
@@ -213,11 +211,10 @@ class _Run:
             self._chars_per_token = len(content) / answer.prompt_tokens
         return self._chars_per_token
 
-    async def talk(self, plan: ChatPlan, concurrency: int, progress: Count) -> float:
-        """All sessions to their end; seconds it took."""
-        waiting = deque(_begin(session) for session in plan.sessions)
-        total = sum(len(session.turns) for session in plan.sessions)
-        cut_before = plan.cut.turns
+    async def talk(self, talks: Sequence[_Talk], concurrency: int, progress: Count) -> float:
+        """All of them to their end; seconds it took."""
+        waiting = deque(talks)
+        total = sum(len(talk.session.turns) for talk in talks)
         start = perf_counter()
 
         async def client() -> None:
@@ -225,32 +222,33 @@ class _Run:
             # waiting means nothing left to do for this one.
             while waiting:
                 talk = waiting.popleft()
-                if self._fits(talk):
-                    await self._turn(talk, start)
+                turn = talk.session.turns[talk.next_turn]
+                if self._fits(talk, turn):
+                    await self._turn(talk, turn, start)
                 else:
-                    plan.cut.turns += len(talk.session.turns) - talk.next_turn
-                    plan.cut.sessions += 1
-                    talk.next_turn = len(talk.session.turns)
+                    talk.leave_out(turn)
                 if talk.next_turn < len(talk.session.turns):
                     waiting.append(talk)
-                progress(len(self.samples) + plan.cut.turns - cut_before, total)
+                progress(sum(each.next_turn for each in talks), total)
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(concurrency, len(plan.sessions))):
+            for _ in range(min(concurrency, len(talks))):
                 group.create_task(client())
         return perf_counter() - start
 
-    def _fits(self, talk: _Talk) -> bool:
-        turn = talk.session.turns[talk.next_turn]
-        if self._context is None or turn.is_whole_history:  # that was looked after when planned
+    def _fits(self, talk: _Talk, turn: ChatTurn) -> bool:
+        if self._context is None:
             return True
-        new = turn.messages if talk.known_tokens else [*talk.messages, *turn.messages]
-        new_chars = sum(len(message["content"]) for message in new)
-        new_tokens = new_chars / self._chars_per_token + TEMPLATE_TOKENS
-        return talk.known_tokens + new_tokens + turn.max_tokens <= self._context
+        if turn.is_whole_history:
+            known_tokens, new_chars = 0, _MARGIN * len(text_of(turn))
+        else:
+            known_tokens = talk.known_tokens
+            new = turn.messages if known_tokens else [*talk.messages, *turn.messages]
+            new_chars = sum(len(message["content"]) for message in new)
+        new_tokens = new_chars / self._chars_per_token + _TEMPLATE_TOKENS
+        return known_tokens + new_tokens + turn.max_tokens <= self._context
 
-    async def _turn(self, talk: _Talk, start: float) -> None:
-        turn = talk.session.turns[talk.next_turn]
+    async def _turn(self, talk: _Talk, turn: ChatTurn, start: float) -> None:
         if turn.is_whole_history:
             talk.messages = []
         talk.messages += turn.messages

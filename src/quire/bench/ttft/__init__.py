@@ -1,9 +1,7 @@
-"""`quire bench ttft`: what a hit in each tier saves, and what the tiers cost when nothing hits.
+"""`quire bench ttft`: what a hit in each tier saves.
 
-run.py          the benchmark: its own servers, both parts, one result
+run.py          the benchmark: a server of its own, one result
 hits.py         one prompt computed, then found in each tier
-overhead.py     unique prompts, with and without the lower tiers, in turns
-prompts.py      text of so many tokens
-adminclient.py  its admin API
+warm_server.py  a server that is started for a measurement, and what is asked of it
 report.py       tables
 """

@@ -15,13 +15,9 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import httpx
+from quire.bench.serve.chatting import ChatAnswer
+from quire.bench.ttft.warm_server import WarmServer
 
-from quire.bench.serve.chatting import ChatAnswer, Verdict, stream
-from quire.bench.ttft.adminclient import AdminClient
-from quire.errors import EngineError
-
-COMPLETIONS = "/v1/completions"
 HIT_SHARE = 0.95
 """Of the prompt, at least; the last page is not full and its tokens are computed again."""
 OUTPUT_TOKENS = 16
@@ -37,37 +33,18 @@ CASES: dict[str, tuple[str | None, tuple[str, ...]]] = {
 Result = dict[str, Any]
 
 
-async def ask(client: httpx.AsyncClient, model: str, prompt: str, max_tokens: int) -> ChatAnswer:
-    """Greedy, and of full length. Raises EngineError unless the answer is good."""
-    body: dict[str, Any] = {
-        "model": model,
-        "prompt": prompt,
-        "max_tokens": max_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-    }
-    answer = await stream(client, COMPLETIONS, body)
-    if answer.verdict is not Verdict.GOOD:
-        raise EngineError(f"a request went wrong ({answer.verdict.value}): {answer.problem}")
-    return answer
-
-
 async def measure(
-    client: httpx.AsyncClient,
-    admin: AdminClient,
-    model: str,
-    prompts: Sequence[str],
-    progress: Callable[[int], None],
+    server: WarmServer, prompts: Sequence[str], progress: Callable[[int], None]
 ) -> Result:
     """`progress` gets the number of requests made. Raises EngineError."""
     samples: list[Result] = []
     for number, prompt in enumerate(prompts):
         cold: ChatAnswer | None = None
         for name, (tier, flushed) in CASES.items():
-            await admin.wait_idle()
+            await server.wait_idle()
             if flushed:
-                await admin.flush(flushed)
-            answer = await ask(client, model, prompt, OUTPUT_TOKENS)
+                await server.flush(flushed)
+            answer = await server.ask(prompt, OUTPUT_TOKENS)
             cold = cold or answer
             samples.append(_sample(number, name, tier, answer, cold))
             progress(len(samples))

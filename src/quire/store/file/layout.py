@@ -200,8 +200,9 @@ class Layout:
 def _claim(root: Path, *, must_exist: bool) -> None:
     """Make sure that `root` is a store of our format; turn a new or empty directory into one."""
     marker = root / MARKER
-    if root.exists() and not root.is_dir():
-        raise StoreError(f"{str(root)!r} is a file, not a directory: give a directory")
+    for place in (root, root.parent):
+        if place.exists() and not place.is_dir():
+            raise StoreError(f"{str(place)!r} is a file, not a directory: give a directory")
     if not marker.exists():
         if must_exist:
             raise StoreError(
