@@ -17,7 +17,6 @@ import enum
 import threading
 from collections.abc import Callable
 
-
 PATIENCE_S = 0.5
 """Who is given less, and does not answer, may be quick enough for all we know."""
 
