@@ -195,7 +195,11 @@ class BucketStore:
         answer = self._run(
             lambda: obstore.rename_async(self._bucket, path_of(name), aside), deadline
         )
-        return not isinstance(answer, BaseException)
+        if isinstance(answer, FileNotFoundError | exceptions.NotFoundError):
+            return False
+        if isinstance(answer, BaseException):
+            raise _as_error(answer)
+        return True
 
     # ---- for people -----------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from quire.store.base import HEADER_BYTES, Blob, NewObject, ObjectName
 from quire.store.codec import object_name
 from quire.store.url import open_store, parse_url
 from quire.types import PageKey, PageStatus
+from unit.store.conftest import counted
 
 MIB = 1 << 20
 OK, MISS = PageStatus.OK, PageStatus.MISS
@@ -180,6 +181,11 @@ class Asked(BaseHTTPRequestHandler):
     def do_GET(self):
         self.server.answer(self)
 
+    def do_PUT(self):
+        self.send_response(403)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
     def log_message(self, *_):
         """Quietly."""
 
@@ -275,6 +281,30 @@ class Overloaded(Gathering):
         request.send_header("Last-Modified", "Tue, 17 Nov 2026 10:00:00 GMT")
         request.send_header("Content-Length", str(20 * MIB))
         request.end_headers()
+
+
+class ReadOnly(Overloaded):
+    """It has every object, all of the same bytes, and takes nothing."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__()
+        self.data = data
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.send_header("ETag", '"1"')
+        request.send_header("Last-Modified", "Tue, 17 Nov 2026 10:00:00 GMT")
+        request.send_header("Content-Length", str(len(self.data)))
+        request.end_headers()
+        request.wfile.write(self.data)
+
+
+def test_a_damaged_page_that_we_may_not_set_aside_is_told_as_damaged_c17(client, pages):
+    """It is not called one that was deleted meanwhile."""
+    with served(ReadOnly(b"x" * pages.object_bytes)) as store:
+        cache = client(store)
+        assert pages.get(cache, 1) == [PageStatus.CORRUPT]
+        assert counted(cache, "mismatch") == {"magic": 1}
 
 
 @pytest.mark.parametrize("page_bytes", [MIB, 20 * MIB])

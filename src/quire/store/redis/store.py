@@ -2,7 +2,8 @@
 
     page             PREFIX{NAME}              SET if new, GET, EXISTS; a value is published as a
                                                whole
-    quarantined      PREFIXquarantine{NAME}    RENAME, for a week
+    quarantined      PREFIXquarantine{NAME}    RENAME, for a week; also of what is no value at all
+                                               but a list or the like
 
 The server decides what goes when memory is short. With a policy by use (`allkeys-lru`, `-lfu`) a
 path keeps its beginning longest: of a path that is used the end is touched first, and what lies
@@ -109,8 +110,12 @@ class RedisStore:
         deadline, key = time.monotonic() + _TOUCH_TIMEOUT_S, self._key(name)
         aside = self._prefix + b"quarantine" + key[len(self._prefix) :]
         (moved,) = self._nodes.ask([RedisExchange(key, command(b"RENAME", key, aside))], deadline)
-        if isinstance(moved, Exception):
+        if isinstance(moved, ServerError) and "no such key" in str(moved):
             return False
+        if isinstance(moved, ServerError):  # we may not: better gone than damaged for ever
+            return self._all(b"UNLINK", [key], deadline) == [1]
+        if isinstance(moved, Exception):
+            raise _as_error(moved)
         expire = command(b"EXPIRE", aside, b"%d" % _QUARANTINE_S)
         self._nodes.ask([RedisExchange(key, expire)], deadline)
         return True
@@ -125,11 +130,12 @@ class RedisStore:
             idle = [RedisExchange(key, command(b"OBJECT", b"IDLETIME", key)) for key in keys]
             answers = self._nodes.ask(sizes + idle, deadline)
             for key, size, idle_s in zip(keys, answers, answers[len(keys) :], strict=False):
-                name = self._name(key)
-                if name is not None and isinstance(size, int) and size:
+                name, num_bytes = self._name(key), size if isinstance(size, int) else 0
+                # What is no value is in the way of one, and is there to be seen.
+                if name is not None and (num_bytes or _is_no_value(size)):
                     # Policies by frequency do not say when.
                     used_s = now - idle_s if isinstance(idle_s, int) else now
-                    yield StoredObject(name, size, used_s)
+                    yield StoredObject(name, num_bytes, used_s)
 
     def clear(self, *, wait: bool = False) -> int:
         """When it returns, all of it is gone; the server frees the memory in the background."""
@@ -229,9 +235,16 @@ def _got(size: int, blob: Blob) -> PageStatus:
     return PageStatus.OK if is_whole else PageStatus.CORRUPT
 
 
+def _is_no_value(answer: Any) -> bool:
+    """The key holds something else."""
+    return isinstance(answer, ServerError) and answer.code == "WRONGTYPE"
+
+
 def _status(failure: Exception) -> PageStatus:
     if isinstance(failure, TimeoutError):
         return PageStatus.TIMEOUT
+    if _is_no_value(failure):
+        return PageStatus.CORRUPT
     if isinstance(failure, ServerError) and failure.code in ("OOM", "READONLY", "MISCONF"):
         return PageStatus.REJECTED
     return PageStatus.FAILED
