@@ -17,6 +17,7 @@ from quire.store.base import HEADER_BYTES, Blob, NewObject, ObjectName
 from quire.store.codec import object_name
 from quire.store.url import open_store, parse_url
 from quire.types import PageKey, PageStatus
+from store_servers import Link
 from unit.store.conftest import counted
 
 MIB = 1 << 20
@@ -396,8 +397,48 @@ def test_a_listing_that_fails_is_one_sentence_without_what_the_server_said(bucke
         bucket.start()
 
 
+@pytest.mark.parametrize(
+    ("status", "code", "sentence"),
+    [
+        ("403 Forbidden", "InvalidAccessKeyId", "does not take our credentials"),
+        ("403 Forbidden", "SignatureDoesNotMatch", "does not take our credentials"),
+        ("400 Bad Request", "ExpiredToken", "does not take our credentials"),
+        ("403 Forbidden", "AccessDenied", "check the credentials and their rights"),
+        ("403 Forbidden", "RequestTimeTooSkewed", "set this machine's clock"),
+        ("400 Bad Request", "AuthorizationHeaderMalformed", r"in region eu-west-1: .*\?region="),
+        ("301 Moved Permanently", "PermanentRedirect", r"in another region: .*\?region="),
+        ("503 Slow Down", "SlowDown", "busy or in trouble"),
+        ("418 Teapot", "Odd", r"cannot be used \(Odd\)"),
+    ],
+)
+def test_a_bucket_that_does_not_want_us_says_what_to_check(bucket, status, code, sentence):
+    """As S3 says it: the double lets everybody in."""
+    link = Link(bucket.port)
+    said = (
+        f"<Error><Code>{code}</Code><Message>of someone: s3cret</Message>"
+        "<Region>eu-west-1</Region><AWSAccessKeyId>someone</AWSAccessKeyId></Error>"
+    )
+    link.refusal = (
+        f"HTTP/1.1 {status}\r\nContent-Type: application/xml\r\nConnection: close\r\n"
+        f"Content-Length: {len(said)}\r\n\r\n{said}"
+    ).encode()
+    try:
+        with pytest.raises(StoreError, match=sentence) as caught:
+            open_store(bucket.url.replace(str(bucket.port), str(link.port)))
+    finally:
+        link.close()
+    for secret in ("someone", "s3cret", "\n"):
+        assert secret not in str(caught.value)
+
+
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:1", "ftp://127.0.0.1"])
+def test_an_endpoint_that_is_no_address_is_refused(endpoint):
+    with pytest.raises(StoreURLError, match="must begin with http:// or https://"):
+        open_store(f"s3://bucket?endpoint={endpoint}&region=us-east-1")
+
+
 def test_nobody_there_is_one_sentence_without_secrets():
-    with pytest.raises(StoreError) as caught:
+    with pytest.raises(StoreError, match="cannot be reached: check its endpoint") as caught:
         open_store("s3://bucket?endpoint=http://127.0.0.1:1&region=us-east-1")
     assert "s3cret" not in str(caught.value)
     assert "\n" not in str(caught.value)

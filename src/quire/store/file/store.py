@@ -240,14 +240,14 @@ class FileStore:
 def open_url(url: StoreURL) -> FileStore:
     if url.host not in ("", "localhost") or not url.path.startswith("/"):
         raise StoreURLError(
-            f"{url.text!r} has no absolute path: write three slashes, as in file:///var/cache/quire"
+            f"{url.shown!r} has no absolute path: write three slashes, as in file:///var/cache/quire"
         )
     options = Options(url)
     max_bytes = options.size("max", DEFAULT_MAX_BYTES)
     reserve_bytes = options.size("reserve", -1)
     options.finish()
     if max_bytes == 0:
-        raise StoreURLError(f"option 'max' in {url.text!r} must be above 0")
+        raise StoreURLError(f"option 'max' in {url.shown!r} must be above 0")
     return FileStore(
         Path(url.path),
         max_bytes=max_bytes,
